@@ -1,0 +1,326 @@
+"""Profiles as files: units in the keys, one clear line for whatever is wrong."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from .errors import ProfileError
+from .files import read_mapping, write_mapping
+from .profile import CostProfile, Offload, StageCost, transfer_ns
+from .units import BYTE_UNITS, TIME_UNITS, exact, round_half_up
+
+_STAGE_TIMES = ("t_f", "t_b", "t_w", "t_bw")
+_STAGE_BYTES = ("act", "w", "offload", "static")
+
+
+class _Reader:
+    """A mapping read key by key; what nobody asked for is refused at the end."""
+
+    def __init__(self, data: Any, where: str) -> None:
+        if not isinstance(data, Mapping):
+            raise ProfileError(f"{where or 'profile'}: expected a mapping, got {data!r}")
+        self.left, self.where = dict(data), where
+
+    def fail(self, key: str, problem: str) -> ProfileError:
+        return ProfileError(f"{self.where}.{key}: {problem}" if self.where else f"{key}: {problem}")
+
+    def take(self, key: str, default: Any = None) -> Any:
+        return self.left.pop(key, default)
+
+    def count(self, key: str, default: int | None) -> int | None:
+        value = self.take(key, default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise self.fail(key, f"expected a whole number, got {value!r}")
+        return value
+
+    def quantity(self, stem: str, units: Mapping[str, int]) -> tuple[str, Any, int] | None:
+        """The key with that stem in any unit, its raw value and the unit's factor; None without."""
+        given = [stem + unit for unit in units if stem + unit in self.left]
+        if len(given) > 1:
+            raise self.fail(given[1], f"given twice, also as {given[0]}")
+        if not given:
+            return None
+        return given[0], self.left.pop(given[0]), units[given[0][len(stem) :]]
+
+    def whole(self, key: str, value: Any, factor: int, positive: bool = False) -> int:
+        """`value` times its unit, rounded half up once."""
+        try:
+            number = exact(value)
+        except ValueError as error:
+            raise self.fail(key, str(error)) from None
+        if number < 0 or (positive and number == 0):
+            raise self.fail(key, f"must be {'above' if positive else 'at least'} 0, got {value}")
+        result = round_half_up(number * factor)
+        if positive and result == 0:
+            raise self.fail(key, f"{value} rounds to 0 ns, must be above")
+        return result
+
+    def amount(
+        self, stem: str, units: Mapping[str, int], positive: bool = False, needed: bool = False
+    ) -> int | None:
+        found = self.quantity(stem, units)
+        if found is None:
+            if needed:
+                options = ", ".join(stem + unit for unit in units)
+                raise self.fail(stem + list(units)[1], f"missing (one of {options})")
+            return None
+        key, value, factor = found
+        return self.whole(key, value, factor, positive)
+
+    def finish(self, known: str) -> None:
+        for key in self.left:
+            raise self.fail(str(key), f"unknown key; known are {known}")
+
+
+def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProfile:
+    """The profile in a YAML or JSON file, or in a mapping of the same form.
+
+    Raises:
+        OptPipeError: for a file that cannot be read.
+        ProfileError: one line with the file, the key, what is wrong and what would be right.
+    """
+    if isinstance(source, Mapping):
+        return _profile(source)
+    data = read_mapping(source)
+    data.setdefault("name", os.path.splitext(os.path.basename(source))[0])
+    try:
+        return _profile(data)
+    except ProfileError as error:
+        raise ProfileError(f"{source}: {error}") from None
+
+
+def _profile(data: Mapping[str, Any]) -> CostProfile:
+    reader = _Reader(data, "")
+    devices = reader.count("devices", None)
+    if devices is None:
+        raise reader.fail("devices", "missing: the number of devices")
+    chunks = reader.count("chunks", 1) or 0
+    if not (1 <= devices <= 4096 and 1 <= chunks <= 4096):
+        key, value = ("chunks", chunks) if 1 <= devices <= 4096 else ("devices", devices)
+        raise reader.fail(key, f"must be a whole number from 1 to 4096, got {value}")
+    name = reader.take("name", "profile")
+    if not isinstance(name, str):
+        raise reader.fail("name", f"expected a text, got {name!r}")
+    stages = _stages(reader, devices * chunks)
+    latency_ns, occupancy_ns = _comm(reader)
+    limit = _limit(reader, devices)
+    offload = None
+    if reader.left.get("offload") is not None:
+        offload, stages = _offload(_Reader(reader.take("offload"), "offload"), stages)
+    reader.take("offload")
+    meta = reader.take("meta", {})
+    if not isinstance(meta, Mapping):
+        raise reader.fail("meta", f"expected a mapping, got {meta!r}")
+    profile = CostProfile(
+        name=name,
+        devices=devices,
+        chunks=chunks,
+        placement=reader.take("placement", "loop"),
+        stages=tuple(stages),
+        latency_ns=latency_ns,
+        occupancy_ns=occupancy_ns,
+        links=reader.take("links", "latency"),
+        offload=offload,
+        memory_limit=limit,
+        meta=dict(meta),
+    )
+    reader.finish(
+        "name, devices, chunks, placement, stages, t_comm_ms, links, offload, memory_limit_gib, meta"
+        " (times end in _s, _ms, _us or _ns; bytes in _bytes, _mib or _gib)"
+    )
+    return profile
+
+
+def _stages(reader: _Reader, count: int) -> list[StageCost]:
+    data = reader.take("stages")
+    if data is None:
+        raise reader.fail("stages", "missing: one mapping for all stages, or a list with one per stage")
+    if isinstance(data, Mapping):
+        return [_stage(_Reader(data, "stages"))] * count
+    if not isinstance(data, list):
+        raise reader.fail("stages", f"expected a mapping or a list of {count}, got {data!r}")
+    if len(data) != count:
+        raise reader.fail("stages", f"lists {len(data)} stages, expected devices x chunks = {count}")
+    return [_stage(_Reader(entry, f"stages[{at}]")) for at, entry in enumerate(data)]
+
+
+def _stage(reader: _Reader) -> StageCost:
+    values: dict[str, int | None] = {}
+    for stem in _STAGE_TIMES:
+        values[f"{stem}_ns"] = reader.amount(
+            stem, TIME_UNITS, positive=stem != "t_w", needed=stem != "t_bw"
+        )
+    for stem in _STAGE_BYTES:
+        amount = reader.amount(stem, BYTE_UNITS, needed=stem == "act")
+        values[f"{stem}_bytes"] = 0 if amount is None and stem in ("w", "static") else amount
+    reader.finish("t_f_ms, t_b_ms, t_w_ms, t_bw_ms, act_mib, w_mib, offload_mib, static_mib")
+    try:
+        return StageCost(**values)  # type: ignore[arg-type]
+    except ProfileError as error:
+        raise ProfileError(f"{reader.where}.{error}") from None
+
+
+def _comm(reader: _Reader) -> tuple[int, int]:
+    """(latency, occupancy) of one hop; a plain time is all occupancy."""
+    found = reader.quantity("t_comm", {"": 1, **TIME_UNITS})
+    if found is None:
+        return 0, 0
+    key, value, factor = found
+    if not isinstance(value, Mapping):
+        if key == "t_comm":
+            raise reader.fail("t_comm", "unknown key; write t_comm_ms (or _s, _us, _ns)")
+        return 0, reader.whole(key, value, factor)
+    inner = _Reader(value, key)
+    latency = inner.amount("latency", TIME_UNITS) or 0
+    size = inner.amount("message", BYTE_UNITS) or 0
+    bandwidth = inner.take("gb_per_s")
+    inner.finish("latency_us, gb_per_s, message_mib")
+    if size and bandwidth is None:
+        raise inner.fail("gb_per_s", "missing: the bandwidth that carries message_*")
+    return latency, transfer_ns(size, _bandwidth(inner, "gb_per_s", bandwidth)) if size else 0
+
+
+def _bandwidth(reader: _Reader, key: str, value: Any) -> Any:
+    try:
+        number = exact(value)
+    except ValueError as error:
+        raise reader.fail(key, str(error)) from None
+    if number <= 0:
+        raise reader.fail(key, f"must be above 0, got {value}")
+    return number
+
+
+def _limit(reader: _Reader, devices: int) -> tuple[int, ...] | None:
+    found = reader.quantity("memory_limit", BYTE_UNITS)
+    if found is None or found[1] is None:
+        return None
+    key, value, factor = found
+    if not isinstance(value, list):
+        return (reader.whole(key, value, factor),) * devices
+    if len(value) != devices:
+        raise reader.fail(key, f"lists {len(value)} devices, but there are {devices}")
+    return tuple(
+        reader.whole(f"{key}[{at}]", entry, factor) for at, entry in enumerate(value)
+    )
+
+
+def _offload(reader: _Reader, stages: list[StageCost]) -> tuple[Offload, list[StageCost]]:
+    costs = {}
+    for stem, bandwidth in (("t_offload", "d2h_gb_per_s"), ("t_reload", "h2d_gb_per_s")):
+        times = _copy_times(reader, stem, bandwidth, stages)
+        costs[f"{stem}_ns"] = times
+    groups = reader.take("host_link_groups") or []
+    if not isinstance(groups, list) or not all(
+        isinstance(group, list)
+        and all(isinstance(item, int) and not isinstance(item, bool) for item in group)
+        for group in groups
+    ):
+        raise reader.fail("host_link_groups", f"expected lists of devices, as [[0, 1], [2, 3]], got {groups!r}")
+    offload = Offload(
+        copy_engines=reader.take("copy_engines", "separate"),
+        host_link=reader.take("host_link"),
+        host_link_groups=tuple(tuple(group) for group in groups if group),
+        host_limit_bytes=reader.amount("host_limit", BYTE_UNITS),
+        devices_per_node=reader.count("devices_per_node", None),
+    )
+    reader.finish(
+        "t_offload_ms or d2h_gb_per_s, t_reload_ms or h2d_gb_per_s, copy_engines, host_link,"
+        " host_link_groups, host_limit_gib, devices_per_node"
+    )
+    return offload, [
+        replace(cost, **{key: times[at] for key, times in costs.items()})
+        for at, cost in enumerate(stages)
+    ]
+
+
+def _copy_times(
+    reader: _Reader, stem: str, bandwidth: str, stages: list[StageCost]
+) -> list[int]:
+    found = reader.quantity(stem, TIME_UNITS)
+    rate = reader.take(bandwidth)
+    if (found is None) == (rate is None):
+        raise reader.fail(f"{stem}_ms", f"give {stem}_ms or {bandwidth}, and not both")
+    key, value = (found[0], found[1]) if found else (bandwidth, rate)
+    values = value if isinstance(value, list) else [value] * len(stages)
+    if len(values) != len(stages):
+        raise reader.fail(key, f"lists {len(values)} stages, expected {len(stages)}")
+    if found:
+        return [reader.whole(key, entry, found[2]) for entry in values]
+    return [
+        transfer_ns(cost.offloadable, _bandwidth(reader, key, entry))
+        for cost, entry in zip(stages, values, strict=True)
+    ]
+
+
+def profile_to_json(profile: CostProfile) -> dict[str, Any]:
+    """The profile as a mapping of the file format, every number exact (ns and bytes)."""
+    stages = []
+    for cost in profile.stages:
+        entry = {
+            "t_f_ns": cost.t_f_ns,
+            "t_b_ns": cost.t_b_ns,
+            "t_w_ns": cost.t_w_ns,
+            "act_bytes": cost.act_bytes,
+            "w_bytes": cost.w_bytes,
+            "offload_bytes": cost.offload_bytes,
+            "static_bytes": cost.static_bytes,
+        }
+        if cost.t_bw_ns is not None:
+            entry["t_bw_ns"] = cost.t_bw_ns
+        stages.append(entry)
+    shape = profile.shape(1)
+    data: dict[str, Any] = {
+        "name": profile.name,
+        "devices": profile.devices,
+        "chunks": profile.chunks,
+        "placement": shape.placement_name,
+        "stages": stages[0] if stages.count(stages[0]) == len(stages) else stages,
+        "links": profile.links,
+    }
+    if profile.latency_ns:
+        data["t_comm"] = {
+            "latency_ns": profile.latency_ns,
+            # at 1 GB/s a message takes as many ns as it has bytes
+            "message_bytes": profile.occupancy_ns,
+            "gb_per_s": 1,
+        }
+    else:
+        data["t_comm_ns"] = profile.occupancy_ns
+    if profile.offload is not None:
+        data["offload"] = _offload_to_json(profile, profile.offload)
+    if profile.memory_limit is not None:
+        limit = profile.memory_limit
+        data["memory_limit_bytes"] = limit[0] if len(set(limit)) == 1 else list(limit)
+    if profile.meta:
+        data["meta"] = profile.meta
+    return data
+
+
+def _offload_to_json(profile: CostProfile, offload: Offload) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for key in ("t_offload_ns", "t_reload_ns"):
+        times = [getattr(cost, key) for cost in profile.stages]
+        data[key] = times[0] if len(set(times)) == 1 else times
+    data["copy_engines"] = offload.copy_engines
+    data["host_link"] = offload.host_link
+    if offload.host_link_groups:
+        data["host_link_groups"] = [list(group) for group in offload.host_link_groups]
+    if offload.host_limit_bytes is not None:
+        data["host_limit_bytes"] = offload.host_limit_bytes
+    if offload.devices_per_node is not None:
+        data["devices_per_node"] = offload.devices_per_node
+    return data
+
+
+def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> None:
+    """Write a profile as YAML (or JSON, by the ending); reading it back gives the same profile.
+
+    Raises:
+        OptPipeError: where the file cannot be written.
+    """
+    write_mapping(path, profile_to_json(profile))
+
+
