@@ -250,6 +250,20 @@ class CostProfile:
             totals[device] += self.stages[stage].static_bytes
         return tuple(totals)
 
+    @cached_property
+    def least_limits(self) -> tuple[int, ...]:
+        """Per device, the least memory limit that any schedule can keep.
+
+        When F(s, j) runs, the device holds its act and, of the stages before s that live there, at
+        least what cannot be offloaded of microbatch j; taking one microbatch at a time through the
+        pipeline needs no more.
+        """
+        least, rest = list(self.static_bytes), list(self.static_bytes)
+        for cost, device in zip(self.stages, self.placement, strict=True):
+            least[device] = max(least[device], rest[device] + cost.act_bytes)
+            rest[device] += cost.act_bytes - (cost.offloadable if self.offload else 0)
+        return tuple(least)
+
     @property
     def host_links(self) -> tuple[tuple[int, ...], ...]:
         """The devices on each host link; see `Offload.links`."""

@@ -1,0 +1,47 @@
+"""A Gantt chart as text: for docstrings, terminals and golden tests."""
+
+from __future__ import annotations
+
+from ..ops import COMPUTE, Op
+from ..trace import Span, Trace
+
+
+def label(op: Op, chunk: int) -> str:
+    """``F0`` on chunk 0, ``f0`` on chunk 1, ``f0'`` on chunk 2, and so on; the number is the
+    microbatch."""
+    name = op.kind.name if chunk == 0 else op.kind.name.lower()
+    return f"{name}{op.microbatch}{chr(39) * max(0, chunk - 1)}"
+
+
+def text_gantt(trace: Trace, unit_ns: int | None = None) -> str:
+    """One line per device (and one below it for its transfers, if any), time from left to right.
+
+    A cell is one `unit_ns` (default: the shortest compute op) wide; ``.`` is idle.
+    """
+    shape = trace.schedule.shape
+    chunk = {s: c for d in range(shape.devices) for c, s in enumerate(shape.stages_of(d))}
+    unit = unit_ns or min(
+        span.end_ns - span.start_ns
+        for span in trace.spans
+        if span.op.kind in COMPUTE and span.end_ns > span.start_ns
+    )
+    width = 1 + max(len(label(span.op, chunk[span.op.stage])) for span in trace.spans if span.op)
+    cells = -(-trace.makespan_ns // unit)
+    lines = []
+
+    def line(head: str, spans: list[Span], blank: str) -> str:
+        row = list(blank.ljust(width) * cells)
+        for span in spans:
+            at = round(span.start_ns / unit * width)
+            room = max(round(span.end_ns / unit * width), at + 1) - at
+            row[at : at + room] = label(span.op, chunk[span.op.stage])[:room].ljust(room)
+        return f"{head} {''.join(row)}".rstrip()
+
+    for device in range(shape.devices):
+        spans = [span for span in trace.spans if span.device == device]
+        compute = [span for span in spans if span.op.kind in COMPUTE]
+        copies = [span for span in spans if span.op.kind not in COMPUTE]
+        lines.append(line(f"{device}", compute, "."))
+        if copies:
+            lines.append(line(" ", copies, " "))
+    return "\n".join(lines) + "\n"

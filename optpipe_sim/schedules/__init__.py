@@ -1,0 +1,117 @@
+"""Every published schedule by name, and `build`, which turns a name into a schedule.
+
+A schedule is a plain function of a profile and a number of microbatches in the module of its
+family; this registry says where, with which options, and on how many chunks per device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from ..errors import InvalidSchedule
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..units import parse_size
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a named schedule is built: `function` in `module`; `fixed` arguments that the name
+    stands for; `options` that users may give after a colon, with their parsers."""
+
+    module: str
+    function: str
+    options: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+_CHUNKS = {"chunks": int}
+_GROUPED = {"chunks": int, "group": int}
+_OFFLOADED = {"chunks": int, "group": int, "offloaded": int}
+
+REGISTRY: dict[str, Entry] = {
+    "gpipe": Entry("classic", "gpipe"),
+    "1f1b": Entry("classic", "one_f_one_b"),
+    "1f1b-i": Entry("classic", "interleaved_1f1b", _CHUNKS),
+    "zb-h1": Entry("zero_bubble", "zb_h1"),
+    "zb-h2": Entry("zero_bubble", "zb_h2"),
+    "zb-1p": Entry("zb_auto", "zb_auto", {"limit": parse_size}, {"slots": 1}),
+    "zb-2p": Entry("zb_auto", "zb_auto", {"limit": parse_size}, {"slots": 2}),
+    "zb-v": Entry("zb_v", "zb_v", {"limit": parse_size}),
+    "v-half": Entry("v_shape", "v_half"),
+    "v-min": Entry("v_shape", "v_min"),
+    "gis": Entry("gis", "gis", _GROUPED),
+    "gis-h": Entry("gis", "gis_h", _CHUNKS),
+    "po": Entry("pipeoffload", "pipeoffload", _OFFLOADED),
+    "po-h": Entry("pipeoffload", "po_h", _GROUPED),
+    "po-f": Entry("pipeoffload", "po_f", _GROUPED),
+    "dualpipe-v": Entry("dualpipe", "dualpipe_v"),
+    "adaoffload": Entry("adaoffload", "adaoffload", {"limit": parse_size, "chunks": int}),
+}
+
+
+def parse_name(text: str) -> tuple[str, dict[str, Any]]:
+    """The name and the options of ``gis:group=6,chunks=3``.
+
+    Raises:
+        InvalidSchedule: for an unknown name or option, or a value that is not of its kind.
+    """
+    name, _, tail = text.partition(":")
+    if name not in REGISTRY:
+        raise InvalidSchedule(f"{name!r} is no schedule; known are {', '.join(REGISTRY)}")
+    options: dict[str, Any] = {}
+    for part in filter(None, tail.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InvalidSchedule(f"{text}: {part!r} is no option; write KEY=VALUE")
+        options[key] = value
+    return name, _parsed(name, options)
+
+
+def _parsed(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    parsers = REGISTRY[name].options
+    parsed = {}
+    for key, value in options.items():
+        if key not in parsers:
+            known = ", ".join(parsers) or "none"
+            raise InvalidSchedule(f"{name}: unknown option {key!r}; known are {known}")
+        try:
+            parsed[key] = parsers[key](value) if isinstance(value, str) else value
+        except ValueError:
+            raise InvalidSchedule(f"{name}: {key}={value} is not a whole number") from None
+    return parsed
+
+
+def build(name: str, profile: CostProfile, microbatches: int, **options: Any) -> Schedule:
+    """The schedule `name` (``zb-h1``, ``gis:group=6``) for a profile and m microbatches.
+
+    Options may follow the name or be given as keywords. Chunks default to the profile's own where
+    it has more than one, else to 2, for the schedules that interleave.
+
+    Raises:
+        InvalidSchedule: for unknown names and options, and for what the schedule does not admit.
+        OutOfMemory: where the schedule plans for a limit (adaoffload) that nothing can keep.
+    """
+    if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
+        raise InvalidSchedule(
+            f"microbatches: must be a whole number of at least 1, got {microbatches!r}"
+        )
+    base, given = parse_name(name)
+    given.update(_parsed(base, options))
+    entry = REGISTRY[base]
+    function = getattr(import_module(f".{entry.module}", __name__), entry.function)
+    schedule: Schedule = function(profile, microbatches, **entry.fixed, **given)
+    schedule.meta.setdefault("name", name)
+    return schedule
+
+
+def default_chunks(profile: CostProfile, chunks: int | None) -> int:
+    """`chunks` if given, else the profile's own where it has more than one, else 2."""
+    if chunks is not None:
+        if chunks < 1:
+            raise InvalidSchedule(f"chunks: must be at least 1, got {chunks}")
+        return chunks
+    return profile.chunks if profile.chunks > 1 else 2

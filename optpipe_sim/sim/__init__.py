@@ -1,0 +1,94 @@
+"""Replay a schedule against a profile: the SimPy engine, and the fast replay that equals it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import Deadlock, InvalidSchedule, OutOfMemory
+from ..ops import TRANSFERS
+from ..profile import CostProfile
+from ..schedule import Schedule, validate
+from ..trace import Trace
+from ..units import format_size
+from .links import check_link_order
+
+
+def simulate(
+    schedule: Schedule,
+    profile: CostProfile,
+    memory_limit: int | Sequence[int] | None = None,
+    *,
+    enforce: bool = True,
+    objective: str = "flush",
+    engine: str = "simpy",
+) -> Trace:
+    """Replay `schedule` with the costs of `profile`; everything starts as early as it can.
+
+    Args:
+        schedule: any order; the profile is re-chunked to its shape.
+        memory_limit: bytes per device (one number, or one per device); None: the profile's own.
+        enforce: False reports the peak without holding anything back.
+        objective: what ``trace.cost_ns`` counts: ``flush`` or ``span``.
+        engine: ``simpy`` (the discrete-event simulator) or ``replay`` (compiled; the same times).
+
+    Raises:
+        InvalidSchedule: where ops are missing, doubled or misplaced, or do not fit the profile.
+        OutOfMemory: where the limit is below what any schedule of this shape needs.
+        Deadlock: where the program can never go on under the limit.
+    """
+    validate(schedule)
+    profile = profile.for_shape(schedule.shape)
+    if profile.offload is None and _has_transfers(schedule):
+        raise InvalidSchedule(
+            f"the schedule offloads, but the profile {profile.name} has no offload section"
+        )
+    check_link_order(schedule, profile)
+    limits = profile.limits(memory_limit) if enforce else None
+    if limits is not None:
+        require_limit(profile, limits)
+    if engine == "simpy":
+        from .engine import run_engine as run
+    elif engine == "replay":
+        from .replay import run_replay as run
+    else:
+        raise InvalidSchedule(f"engine: expected simpy or replay, got {engine!r}")
+    start, end, grant = run(schedule, profile, limits)
+    return Trace(schedule, profile, start, end, grant, limits, objective)
+
+
+def simulate_or_report(
+    schedule: Schedule,
+    profile: CostProfile,
+    memory_limit: int | Sequence[int] | None = None,
+    **options: str,
+) -> tuple[Trace, str | None]:
+    """`simulate` under the limit; where that cannot go on, the replay without it, marked
+    ``fits = False``, and the reason in one line."""
+    from dataclasses import replace
+
+    try:
+        return simulate(schedule, profile, memory_limit, **options), None  # type: ignore[arg-type]
+    except (Deadlock, OutOfMemory) as error:
+        if profile.limits(memory_limit) is None:
+            raise
+        trace = simulate(schedule, profile, enforce=False, **options)  # type: ignore[arg-type]
+        limits = profile.limits(memory_limit)
+        return replace(trace, memory_limit=limits, fits=False), str(error)
+
+
+def require_limit(profile: CostProfile, limits: Sequence[int]) -> None:
+    """Refuse limits that no schedule with these chunks and this placement can keep.
+
+    Raises:
+        OutOfMemory: names the device and the least limit.
+    """
+    for device, (least, limit) in enumerate(zip(profile.least_limits, limits, strict=True)):
+        if limit < least:
+            raise OutOfMemory(
+                f"device {device}: the limit of {format_size(limit)} is below what one microbatch"
+                f" needs; the least limit that works is {least}B ({format_size(least)})"
+            )
+
+
+def _has_transfers(schedule: Schedule) -> bool:
+    return bool((schedule.table[:, 0] >= min(TRANSFERS)).any())

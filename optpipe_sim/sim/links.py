@@ -1,0 +1,57 @@
+"""Which transfers share a host link, and how `Schedule.link_order` names the links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..errors import InvalidSchedule
+from ..ops import Op, R
+from ..profile import CostProfile, Offload
+from ..schedule import Schedule
+
+
+def link_keys(profile: CostProfile) -> tuple[str, ...]:
+    """The link of each device and direction, as ``link_order`` names it: entry ``2 d`` for the O's
+    of device d, ``2 d + 1`` for its R's. The number is the host-link group (lone devices follow the
+    groups in rank order)."""
+    single = (profile.offload or Offload()).host_link == "single"
+    keys = [""] * (2 * profile.devices)
+    for number, group in enumerate(profile.host_links):
+        for device in group:
+            keys[2 * device] = f"{number}/OR" if single else f"{number}/O"
+            keys[2 * device + 1] = f"{number}/OR" if single else f"{number}/R"
+    return tuple(keys)
+
+
+def check_link_order(schedule: Schedule, profile: CostProfile) -> None:
+    """Refuse a link order that does not list exactly the transfers of its link.
+
+    Raises:
+        InvalidSchedule: names the link and an op too much, too little, or listed twice.
+    """
+    if not schedule.link_order:
+        return
+    keys = link_keys(profile)
+    on_link: dict[str, set[Op]] = {key: set() for key in keys}
+    for device, program in enumerate(schedule.programs):
+        for op in program:
+            if op.kind.name in "OR":
+                on_link[keys[2 * device + (op.kind is R)]].add(op)
+    for key, ops in schedule.link_order.items():
+        if key not in on_link:
+            raise InvalidSchedule(
+                f"link_order {key}: the profile has no such link; it has {', '.join(sorted(on_link))}"
+            )
+        listed = set(ops)
+        for problem, odd in (
+            ("is no transfer of this link", listed - on_link[key]),
+            ("is missing", on_link[key] - listed),
+        ):
+            if odd:
+                raise InvalidSchedule(f"link_order {key}: {_first(odd)} {problem}")
+        if len(listed) < len(ops):
+            raise InvalidSchedule(f"link_order {key}: an op is listed twice")
+
+
+def _first(ops: Iterable[Op]) -> Op:
+    return min(ops)
