@@ -191,38 +191,48 @@ class Trace:
         return Messages(needed, waiting, depart, depart + self.profile.t_comm_ns)
 
     @cached_property
-    def idle_by_device_ns(self) -> tuple[dict[str, int], ...]:
-        """Per device, its idle time within the makespan by cause; the parts add up to all of it.
+    def waits_ns(self) -> dict[str, np.ndarray]:
+        """By cause, how long its device stood idle right before each op, in the order of
+        ``schedule.table``; transfers do not make a device wait and have 0.
 
-        A wait is cut at the instants its inputs came: until the neighbour's op ended, then until
-        its message was there, then until the reload ended, the rest is memory.
+        Before a device's first op all of it is ``fill``. A later wait is cut at the instants its
+        inputs came: until the neighbour's op ended, then until its message was there, then until
+        the reload ended, the rest is memory.
         """
         size = len(self.schedule)
-        sent, arrived, reloaded = (np.zeros(size, np.int64) for _ in range(3))
+        sent, arrived, reloaded, before = (np.zeros(size, np.int64) for _ in range(4))
         messages = self.messages
         np.maximum.at(sent, messages.consumer, self.end_ns[messages.producer])
         np.maximum.at(arrived, messages.consumer, messages.arrive_ns)
         waiting, needed = self.schedule.edges
         reload = self.schedule.table[needed, 0] == R
         reloaded[waiting[reload]] = self.end_ns[needed[reload]]
-        result = []
+        waits = {cause: np.zeros(size, np.int64) for cause in CAUSES if cause != "drain"}
         for rows in self.compute_rows:
-            start = self.start_ns[rows]
-            mark = np.concatenate(([0], self.end_ns[rows][:-1]))
-            idle = {"fill": int(start[0])}
-            mark[0] = start[0]
-            for cause, until in (
-                ("neighbour", sent[rows]),
-                ("communication", arrived[rows]),
-                ("reload", reloaded[rows]),
-                ("memory", start),
-            ):
-                reach = np.maximum(mark, np.minimum(until, start))
-                idle[cause] = int((reach - mark).sum())
-                mark = reach
-            idle["drain"] = self.makespan_ns - int(self.end_ns[rows[-1]])
-            result.append(idle)
-        return tuple(result)
+            before[rows[1:]] = self.end_ns[rows[:-1]]
+            waits["fill"][rows[0]] = before[rows[0]] = self.start_ns[rows[0]]
+        rows = np.concatenate(self.compute_rows)
+        mark, start = before[rows], self.start_ns[rows]
+        for cause, until in (
+            ("neighbour", sent[rows]),
+            ("communication", arrived[rows]),
+            ("reload", reloaded[rows]),
+            ("memory", start),
+        ):
+            reach = np.maximum(mark, np.minimum(until, start))
+            waits[cause][rows] = reach - mark
+            mark = reach
+        return waits
+
+    @cached_property
+    def idle_by_device_ns(self) -> tuple[dict[str, int], ...]:
+        """Per device, its idle time within the makespan by cause (see `waits_ns`; ``drain`` is
+        what follows its last op); the parts add up to all of it."""
+        return tuple(
+            {cause: int(wait[rows].sum()) for cause, wait in self.waits_ns.items()}
+            | {"drain": self.makespan_ns - int(self.end_ns[rows[-1]])}
+            for rows in self.compute_rows
+        )
 
     @property
     def idle_ns(self) -> dict[str, int]:
