@@ -163,6 +163,7 @@ class _Run:
                     self.queue_of[row], self.link_of[row] = len(self.queues), links[key]
                 self.queues.append(queue)
         self.engine_free = [True] * len(self.queues)
+        self.started = [0] * len(self.queues)  # transfers, per queue
         self.reload_grant = {row: env.event() for rows in self.anchored.values() for row in rows}
         for device, rows_of in enumerate(self.compute):
             for row in self.anchored.get(-1 - device, ()):
@@ -218,12 +219,16 @@ class _Run:
         if self.kind[row] == O:
             self.grant[row] = self.env.now
         self.engine_free[queue] = False
+        self.started[queue] += 1
 
         def over(_: simpy.Event) -> None:
             link.busy = False
             self.engine_free[queue] = True
             self.finish(row)
+            # the freed engine may have been what the head of its queue lacked on another link
             self.serve_links(link)
+            if self.started[queue] < len(self.queues[queue]):
+                self.serve_links(self.link_of[self.queues[queue][self.started[queue]]])
 
         timeout = self.env.timeout(self.lasts[row])
         assert timeout.callbacks is not None

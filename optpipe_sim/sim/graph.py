@@ -1,0 +1,150 @@
+"""A schedule as a graph whose longest paths are its times.
+
+Exact where nothing depends on who comes first: no memory limit that binds, and every link that
+several queues share with a given order. `lower` brings every other case into this form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..ops import O, R
+from ..profile import CostProfile
+from ..schedule import Schedule
+from . import kernels
+from .links import link_keys
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Nodes in topological order: the ops, the grants of R's, the messages on serial links.
+
+    Attributes:
+        first, inputs, lags: incoming edges, see `kernels.sort_graph`.
+        lasts: (nodes,) ns.
+        op_at, grant_at: (ops,) where the op of each row, and its grant, stand in that order.
+        row_of: (nodes,) the row of the op, -1 for other nodes.
+        message: (nodes,) True for messages.
+    """
+
+    first: np.ndarray
+    inputs: np.ndarray
+    lags: np.ndarray
+    lasts: np.ndarray
+    op_at: np.ndarray
+    grant_at: np.ndarray
+    row_of: np.ndarray
+    message: np.ndarray
+
+    def times(self, lasts: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Starts, ends and grants per row, for these durations of the nodes (default: the costs)."""
+        times = np.empty(2 * len(self.lasts), np.int64)
+        lasts = self.lasts if lasts is None else lasts
+        kernels.longest_path(self.first, self.inputs, self.lags, lasts, times)
+        at = 2 * self.op_at
+        return times[at], times[at + 1], times[2 * self.grant_at]
+
+
+def build_graph(
+    schedule: Schedule,
+    profile: CostProfile,
+    link_order: dict[str, Sequence[int]],
+    waits: tuple[np.ndarray, np.ndarray] | None = None,
+) -> Graph | None:
+    """The graph of a schedule; None where it has a circle (a deadlock).
+
+    Args:
+        link_order: rows of transfers per link key, for the links that several queues share.
+        waits: rows whose grant waits, and rows whose end they wait for.
+    """
+    kinds = schedule.table[:, 0]
+    size = len(kinds)
+    shared = profile.offload is not None and profile.offload.copy_engines == "shared"
+    source, at_end, target, reloads = kernels.program_edges(kinds, schedule.offsets, shared)
+    grant_node = np.arange(size)
+    grant_node[kinds == R] = size + np.arange(reloads)
+    sources, ends, targets = [source], [at_end], [target]
+
+    def add(source: np.ndarray, target: np.ndarray) -> None:
+        sources.append(source)
+        ends.append(np.ones(len(source), np.int64))
+        targets.append(target)
+
+    waiting, needed = schedule.edges
+    across = schedule.devices[waiting] != schedule.devices[needed]
+    # on one compute stream the program order implies what points forwards
+    implied = ~across & (needed < waiting) & (kinds[needed] < O) & (kinds[waiting] < O)
+    add(needed[~across & ~implied], waiting[~across & ~implied])
+    for rows in link_order.values():
+        add(np.asarray(rows[:-1], np.int64), np.asarray(rows[1:], np.int64))
+    if waits is not None:
+        add(waits[1], grant_node[waits[0]])
+    plain = sum(map(len, sources))
+    waiting, needed = waiting[across], needed[across]
+    messages = 0
+    if profile.links == "serial":
+        messages = len(needed)
+        pair = schedule.devices[needed] * profile.devices + schedule.devices[waiting]
+        order = np.lexsort((needed, pair))
+        node = size + reloads + np.arange(messages)
+        follows = pair[order][1:] == pair[order][:-1]
+        add(needed[order], node)
+        add(node[:-1][follows], node[1:][follows])
+        plain = sum(map(len, sources))
+        add(node, waiting[order])
+        lag = profile.latency_ns
+    else:
+        add(needed, waiting)
+        lag = profile.t_comm_ns
+    lasts = np.zeros(size + reloads + messages, np.int64)
+    lasts[:size] = profile.durations_ns[kinds, schedule.table[:, 1]]
+    lasts[size + reloads :] = profile.occupancy_ns
+    lags = np.zeros(sum(map(len, sources)), np.int64)
+    lags[plain:] = lag
+    order, first, inputs, lags = kernels.sort_graph(
+        len(lasts), np.concatenate(sources), np.concatenate(ends), np.concatenate(targets), lags
+    )
+    if len(order) < len(lasts):
+        return None
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    return Graph(
+        first,
+        inputs,
+        lags,
+        lasts[order],
+        position[:size],
+        position[grant_node],
+        np.where(order < size, order, -1),
+        order >= size + reloads,
+    )
+
+
+def shared_links(schedule: Schedule, profile: CostProfile) -> dict[str, list[int]]:
+    """Per link key, the rows of the transfers on it, for the links that several queues share."""
+    kinds = schedule.table[:, 0]
+    rows = np.flatnonzero((kinds == O) | (kinds == R))
+    if not len(rows):
+        return {}
+    keys = link_keys(profile)
+    shared = profile.offload is not None and profile.offload.copy_engines == "shared"
+    queues: dict[str, set[int]] = {}
+    on_link: dict[str, list[int]] = {}
+    for row, device, reload in zip(
+        rows.tolist(), schedule.devices[rows].tolist(), (kinds[rows] == R).tolist(), strict=True
+    ):
+        key = keys[2 * device + reload]
+        on_link.setdefault(key, []).append(row)
+        queues.setdefault(key, set()).add(2 * device + (0 if shared else reload))
+    return {key: on_link[key] for key, used in queues.items() if len(used) > 1}
+
+
+def given_order(schedule: Schedule, key: str) -> list[int] | None:
+    """The rows of a link in the order that the schedule carries for it, or None."""
+    ops = schedule.link_order.get(key)
+    return None if ops is None else [schedule.row(op) for op in ops]
+
+
