@@ -1,0 +1,73 @@
+# make demo: see it work.  make test: see the tests pass.  make help: everything else.
+# Needs make and a Python 3.11 to 3.13; the rest goes into .venv.
+
+ifndef PYTHON
+PYTHON := $(shell for p in python3 python3.12 python3.13 python3.11 python; do \
+  $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
+  && { echo $$p; break; }; done)
+endif
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+RUN := $(VENV)/.ready-to-run
+DEV := $(VENV)/.ready-to-test
+
+DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
+DEMO_LIMIT := 24GiB
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format bench tables readme-picture clean
+
+help:
+	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
+	@echo "make test            run the tests"
+	@echo "make lint            ruff and mypy     (make format: let ruff repair the layout)"
+	@echo "make bench           how fast the simulator is, on this machine"
+	@echo "make tables          the published bubble rates against ours, into results/"
+	@echo "make readme-picture  the picture of the README"
+	@echo "make clean           remove .venv and out/"
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "optpipe_sim needs Python 3.11, 3.12 or 3.13, and none is on the PATH; say which with: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "optpipe_sim needs Python 3.11, 3.12 or 3.13; $(PYTHON) is %d.%d" % v)'
+	@echo "Setting up .venv with $$($(PYTHON) --version) ..."
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+
+$(RUN): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing optpipe_sim into .venv (the first time: about a minute) ..."
+	@$(PIP) -e .
+	@touch $@
+
+$(DEV): pyproject.toml constraints.txt | $(BIN)/python
+	@echo "Installing optpipe_sim with what its tests need, torch among it, into .venv (the first time: some minutes) ..."
+	@$(PIP) -e '.[dev,torch]'
+	@touch $@ $(RUN)
+
+demo: $(RUN)
+	@$(BIN)/optpipe-sim compare $(DEMO_PROFILE) -m 48 --memory-limit $(DEMO_LIMIT) \
+	  --gantt out/demo-gantt.png --chart out/demo-compare.png --trace out/demo-trace.json --save out/demo-best.json
+
+test: $(DEV)
+	@$(BIN)/python -m pytest
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEV)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(DEV)
+	$(BIN)/python benchmarks/bench.py
+
+tables: $(RUN)
+	$(BIN)/python -m optpipe_sim.study.zb_tables
+
+readme-picture: $(RUN)
+	$(BIN)/optpipe-sim simulate $(DEMO_PROFILE) --schedule po-h -m 48 --gantt results/readme-gantt.png
+
+clean:
+	rm -rf $(VENV) out

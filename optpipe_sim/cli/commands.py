@@ -1,0 +1,283 @@
+"""What each command does: load, call the library, show. Returns the exit status."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InvalidSchedule, OptPipeError, OutOfMemory, ProfileError
+from ..profile import CostProfile
+from ..profile_io import load_profile
+from ..schedule import Schedule
+from ..schedules import build
+from . import show
+from .show import Out
+
+if TYPE_CHECKING:
+    from ..trace import Trace
+
+DONE, NO = 0, 1
+PICTURES = (".png", ".svg", ".pdf")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Do what the arguments ask for."""
+    for option in ("gantt", "chart"):
+        _check_picture(option, getattr(arguments, option, None))
+    for option in ("gantt", "chart", "trace", "save", "out"):
+        _check_writable(option, getattr(arguments, option, None))
+    out = Out(json=arguments.json, quiet=arguments.quiet)
+    return _COMMANDS[arguments.command](arguments, out)
+
+
+def simulate(arguments: argparse.Namespace, out: Out) -> int:
+    """Replay one schedule under the limit."""
+    from ..sim import simulate_or_report
+
+    profile = _profile(arguments)
+    try:
+        schedule = _schedule(arguments.schedule, arguments.microbatches, profile)
+    except OutOfMemory as error:  # a schedule that plans for a limit nothing can keep
+        out.result({"schedule": arguments.schedule, "fits": False, "reason": str(error)})
+        raise
+    trace, reason = simulate_or_report(schedule, profile, objective=arguments.objective)
+    files = _write_trace(arguments, trace)
+    out.result(
+        {
+            "schedule": arguments.schedule,
+            **trace.measures(),
+            "chunks": schedule.shape.chunks,
+            "reason": reason,
+            "files": files,
+        }
+    )
+    show.simulated(out, arguments, trace, reason, files)
+    return DONE if trace.fits else NO
+
+
+def compare(arguments: argparse.Namespace, out: Out) -> int:
+    """Replay many schedules, set them side by side, and draw the best."""
+    from ..study.compare import compare_all
+
+    profile = _profile(arguments)
+    wanted: list[str | Schedule] | None = None
+    if arguments.schedules is not None:
+        wanted = [
+            _named(Schedule.load(name), name) if _is_file(name) else name
+            for name in arguments.schedules
+        ]
+    with out.progress("comparing") as progress:
+        result = compare_all(
+            profile,
+            arguments.microbatches,
+            wanted,
+            objective=arguments.objective,
+            progress=progress,
+        )
+        files = _write_trace(arguments, result.rows[0].trace, progress)
+        if arguments.chart:
+            from ..plot.compare import save_compare_chart
+
+            progress("drawing the comparison", 1, 1)
+            save_compare_chart(result.rows, arguments.chart)
+            files[arguments.chart] = "time and peak memory of every schedule"
+    out.result(
+        {
+            "profile": profile.name,
+            "microbatches": arguments.microbatches,
+            "objective": arguments.objective,
+            "memory_limit_bytes": profile.memory_limit and list(profile.memory_limit),
+            "baseline": {
+                "schedule": "1f1b",
+                "cost_ns": result.baseline.cost_ns,
+                "fits": result.baseline.fits,
+            },
+            "rows": [row.to_json() for row in result.rows],
+            "refused": result.refused,
+            "files": files,
+        }
+    )
+    show.compared(out, arguments, profile, result, files)
+    return DONE
+
+
+def check(arguments: argparse.Namespace, out: Out) -> int:
+    """Check a schedule without the simulator."""
+    from ..analyse.check import check as problems_of
+
+    profile = _profile(arguments)
+    schedule = _schedule(arguments.schedule, arguments.microbatches, profile)
+    problems = problems_of(schedule, profile)
+    out.result({"valid": not problems, "problems": problems})
+    show.checked(out, arguments, profile, problems)
+    return NO if problems else DONE
+
+
+def explain(arguments: argparse.Namespace, out: Out) -> int:
+    """Say in sentences why devices wait, or why one op does."""
+    from ..analyse.explain import explain as explained
+    from ..analyse.explain import why
+    from ..ops import parse_op
+    from ..sim import simulate_or_report
+
+    op = parse_op(arguments.op) if arguments.op else None
+    profile = _profile(arguments)
+    schedule = _schedule(arguments.schedule, arguments.microbatches, profile)
+    trace, reason = simulate_or_report(schedule, profile)
+    text = why(trace, op) if op else explained(trace)
+    out.result(
+        {
+            "schedule": arguments.schedule,
+            "op": op and str(op),
+            "text": text,
+            "fits": trace.fits,
+            "reason": reason,
+        }
+    )
+    show.explained(out, text, reason)
+    return DONE if trace.fits else NO
+
+
+def export(arguments: argparse.Namespace, out: Out) -> int:
+    """Write a schedule for torch, or its trace for Perfetto."""
+    profile = _profile(arguments) if arguments.profile else None
+    if profile is None and arguments.format == "perfetto":
+        raise OptPipeError("PROFILE: perfetto needs the profile as well: export SCHEDULE PROFILE")
+    schedule = _schedule(arguments.schedule, arguments.microbatches, profile)
+    stem = Path(arguments.schedule.replace(":", "-")).stem
+    if arguments.format == "torch-csv":
+        from ..export.torch_csv import save_torch_csv
+
+        path = arguments.out or f"{stem}.csv"
+        save_torch_csv(schedule, path)
+    else:
+        from ..export.chrome_trace import save_chrome_trace
+        from ..sim import simulate as replay
+
+        assert profile is not None
+        path = arguments.out or f"{stem}.trace.json"
+        save_chrome_trace(replay(schedule, profile), path)
+    out.result({"schedule": arguments.schedule, "format": arguments.format, "path": str(path)})
+    show.exported(out, arguments.format, path)
+    return DONE
+
+
+def versions(arguments: argparse.Namespace, out: Out) -> int:
+    """The versions of the package and of what it runs on."""
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    from .. import __version__
+
+    found: dict[str, str | None] = {
+        "optpipe-sim": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+    }
+    for name in ("simpy", "numpy", "scipy", "numba", "pyyaml", "matplotlib", "rich", "torch"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    out.result(found)
+    show.versions(out, found)
+    return DONE
+
+
+_COMMANDS = {
+    "simulate": simulate,
+    "compare": compare,
+    "check": check,
+    "explain": explain,
+    "export": export,
+    "versions": versions,
+}
+
+# -- inputs and outputs ---------------------------------------------------------------------------
+
+
+def _profile(arguments: argparse.Namespace) -> CostProfile:
+    """The profile, with the limit of the command line in the place of its own."""
+    profile = load_profile(arguments.profile)
+    limit = getattr(arguments, "memory_limit", None)
+    return profile if limit is None else replace(profile, memory_limit=profile.limits(limit))
+
+
+def _is_file(text: str) -> bool:
+    return text.endswith(".json") or Path(text).is_file()
+
+
+def _named(schedule: Schedule, path: str) -> Schedule:
+    schedule.meta["name"] = path
+    return schedule
+
+
+def _schedule(text: str, microbatches: int | None, profile: CostProfile | None) -> Schedule:
+    """The schedule that a name or a file stands for."""
+    if _is_file(text):
+        schedule = Schedule.load(text)
+        m = schedule.shape.microbatches
+        if microbatches not in (None, m):
+            raise InvalidSchedule(
+                f"-m {microbatches}: {text} is for {m} microbatches; leave -m out or give {m}"
+            )
+        return schedule
+    if profile is None:
+        raise ProfileError(f"PROFILE: needed to build {text!r}; only a schedule file goes without")
+    if microbatches is None:
+        # an unknown name is the likelier mistake than a forgotten -m
+        from ..schedules import parse_name
+
+        parse_name(text)
+        raise InvalidSchedule(f"-m: give the number of microbatches to build {text!r} for")
+    return build(text, profile, microbatches)
+
+
+def _check_picture(option: str, path: str | None) -> None:
+    if path and Path(path).suffix.lower() not in PICTURES:
+        raise OptPipeError(f"--{option} {path}: the name must end in {', '.join(PICTURES)}")
+
+
+def _check_writable(option: str, path: str | None) -> None:
+    """Refuse a path that cannot be written before the work, not after it."""
+    if path is None:
+        return
+    target = Path(path)
+    parent = next((above for above in target.absolute().parents if above.exists()), None)
+    problem = None
+    if target.is_dir() or path.endswith(os.sep):
+        problem = "is a directory; name a file in it"
+    elif parent is not None and not parent.is_dir():
+        problem = f"cannot be written: {parent} is not a directory"
+    elif parent is not None and not os.access(parent, os.W_OK):
+        problem = f"cannot be written: no permission to write in {parent}"
+    if problem:
+        raise OptPipeError(f"--{option} {path}: {problem}")
+
+
+def _write_trace(
+    arguments: argparse.Namespace, trace: Trace, progress: show.Progress | None = None
+) -> dict[str, str]:
+    """The files asked for of one trace, each with what it holds."""
+    files: dict[str, str] = {}
+    if arguments.gantt:
+        from ..plot.overview import save_overview
+
+        if progress:
+            progress("drawing the Gantt chart", 1, 1)
+        save_overview(trace, arguments.gantt)
+        files[arguments.gantt] = "Gantt chart and memory curves"
+    if arguments.trace:
+        from ..export.chrome_trace import save_chrome_trace
+
+        if progress:
+            progress("writing the trace", 1, 1)
+        save_chrome_trace(trace, arguments.trace)
+        files[arguments.trace] = "trace; open it at https://ui.perfetto.dev"
+    if arguments.save:
+        trace.schedule.save(arguments.save)
+        files[arguments.save] = "the schedule"
+    return files

@@ -1,0 +1,273 @@
+"""What the command line understands; light, so that ``--help`` and mistakes answer at once."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from .. import __version__
+from ..errors import OptPipeError
+from ..units import parse_size
+
+PROFILE = "experiments/profiles/zb-1.5b-p8-m24.yaml"
+EXAMPLES = {
+    "simulate": f"optpipe-sim simulate {PROFILE} --schedule zb-h1 -m 24 --gantt gantt.png",
+    "compare": f"optpipe-sim compare {PROFILE} -m 24 --memory-limit 40GiB",
+    "check": f"optpipe-sim check best.json {PROFILE} --memory-limit 40GiB",
+    "explain": f"optpipe-sim explain best.json {PROFILE} --op F3.7",
+    "export": f"optpipe-sim export best.json {PROFILE} --format perfetto",
+    "versions": "optpipe-sim versions",
+}
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose complaints are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
+    """The arguments of a command; exits with status 2 and one line where they make no sense."""
+    parser, commands = _parsers()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words:
+        parser.error(f"give a command: {', '.join(commands)}")
+    if words[0] in commands:
+        # a misspelt option first, before what is then missing
+        chosen = commands[words[0]]
+        for word in words[1:]:
+            if (
+                word.startswith("--")
+                and word.partition("=")[0] not in chosen._option_string_actions
+            ):
+                _refuse(chosen, word)
+    arguments, unknown = parser.parse_known_args(words)
+    if unknown:
+        _refuse(commands.get(arguments.command, parser), unknown[0])
+    return arguments
+
+
+def _refuse(parser: Parser, word: str) -> NoReturn:
+    if not word.startswith("-"):
+        parser.error(f"{word!r} is one argument too many")
+    known = [name for action in parser._actions for name in action.option_strings]
+    close = difflib.get_close_matches(word.partition("=")[0], known, 1)
+    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+    parser.error(f"unknown option {word.partition('=')[0]}; {hint}")
+
+
+def _parsers() -> tuple[Parser, dict[str, Parser]]:
+    width = max(map(len, EXAMPLES))
+    parser = Parser(
+        prog="optpipe-sim",
+        description="Simulate, compare and check pipeline-parallel training schedules.",
+        epilog="examples:\n"
+        + "\n".join(f"  {name:<{width}}  {text}" for name, text in EXAMPLES.items())
+        + "\n\nexit status: 0 done; 1 the answer is no (does not fit, not valid); 2 bad input",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"optpipe-sim {__version__}")
+    group = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=Parser)
+    commands: dict[str, Parser] = {}
+
+    def command(name: str, summary: str) -> Parser:
+        made: Parser = group.add_parser(
+            name,
+            help=summary,
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=f"example:\n  {EXAMPLES[name]}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        made.add_argument(
+            "--json", action="store_true", help="print one JSON object, and nothing else"
+        )
+        made.add_argument(
+            "-q", "--quiet", action="store_true", help="only the answer: no progress, no hints"
+        )
+        commands[name] = made
+        return made
+
+    _simulate(command("simulate", "replay one schedule and print its times and memory"))
+    _compare(command("compare", "replay many schedules and set them side by side"))
+    _check(command("check", "check a schedule, independently of the simulator"))
+    _explain(command("explain", "say why devices wait, or why one op does"))
+    _export(command("export", "write a schedule for torch, or its trace for Perfetto"))
+    command("versions", "print the versions of optpipe-sim and of what it runs on")
+    return parser, commands
+
+
+def _simulate(parser: Parser) -> None:
+    _profile(parser)
+    parser.add_argument(
+        "--schedule",
+        required=True,
+        metavar="NAME_OR_FILE",
+        help="a schedule by name, options after a colon (gis:group=6), or a schedule file (.json)",
+    )
+    _microbatches(parser, "needed with a name; a file says it itself")
+    _limit(parser)
+    _objective(parser)
+    _pictures(parser, "the")
+    parser.add_argument("--save", metavar="S.json", help="write the schedule")
+
+
+def _compare(parser: Parser) -> None:
+    _profile(parser)
+    _microbatches(parser, required=True)
+    _limit(parser)
+    parser.add_argument(
+        "--schedules",
+        metavar="A,B,C",
+        type=_names,
+        help="names (with options: gis:group=6) or files, comma between them; default: every one",
+    )
+    _objective(parser)
+    parser.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        type=_seconds,
+        default=10.0,
+        help="for each schedule that is searched for; the named ones here are constructed and"
+        " need none (default: 10)",
+    )
+    _pictures(parser, "the best")
+    parser.add_argument(
+        "--chart", metavar="F.png", help="draw time and peak memory of every schedule"
+    )
+    parser.add_argument("--save", metavar="S.json", help="write the best schedule")
+
+
+def _check(parser: Parser) -> None:
+    _schedule(parser)
+    _profile(parser)
+    _microbatches(parser, "needed with a name; a file says it itself")
+    _limit(parser)
+
+
+def _explain(parser: Parser) -> None:
+    _schedule(parser)
+    _profile(parser)
+    parser.add_argument("--op", metavar="F3.7", help="why this op starts when it does")
+    _microbatches(parser, "needed with a name; a file says it itself")
+    _limit(parser)
+
+
+def _export(parser: Parser) -> None:
+    _schedule(parser)
+    _profile(parser, nargs="?", help="profile (YAML or JSON); needed for perfetto and for names")
+    parser.add_argument(
+        "--format",
+        required=True,
+        choices=("torch-csv", "perfetto"),
+        help="torch-csv: compute orders for torch.distributed.pipelining; perfetto: a trace for"
+        " https://ui.perfetto.dev",
+    )
+    parser.add_argument(
+        "-o", "--out", metavar="FILE", help="default: the schedule's name with .csv or .trace.json"
+    )
+    _microbatches(parser, "needed with a name; a file says it itself")
+    _limit(parser)
+
+
+def _schedule(parser: Parser) -> None:
+    parser.add_argument(
+        "schedule", metavar="SCHEDULE", help="a schedule file (.json), or a name, with -m"
+    )
+
+
+def _profile(
+    parser: Parser, nargs: str | None = None, help: str = "profile of costs (YAML or JSON)"
+) -> None:
+    parser.add_argument("profile", metavar="PROFILE", nargs=nargs, help=help)
+
+
+def _microbatches(parser: Parser, note: str = "", required: bool = False) -> None:
+    parser.add_argument(
+        "-m",
+        "--microbatches",
+        metavar="M",
+        type=_count,
+        required=required,
+        help="microbatches per iteration" + (f"; {note}" if note else ""),
+    )
+
+
+def _limit(parser: Parser) -> None:
+    parser.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        type=_size,
+        help="per device: 40GiB, 512MiB, 200B or plain bytes; default: the profile's own",
+    )
+
+
+def _objective(parser: Parser) -> None:
+    parser.add_argument(
+        "--objective",
+        choices=("flush", "span"),
+        default="flush",
+        help="what counts as the time: flush (until all is done; default) or span (the longest"
+        " device, for iterations chained without a flush)",
+    )
+
+
+def _pictures(parser: Parser, which: str) -> None:
+    parser.add_argument(
+        "--gantt",
+        metavar="F.png",
+        help=f"draw {which} schedule with its memory (.png, .svg or .pdf)",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="F.json",
+        help=f"write the trace of {which} schedule for https://ui.perfetto.dev",
+    )
+
+
+# -- kinds of values ------------------------------------------------------------------------------
+
+
+def _count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return value
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+    return value
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except OptPipeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _names(text: str) -> list[str]:
+    """``1f1b,gis:group=6,chunks=3,zb-v`` as three names: KEY=VALUE goes on with the one before."""
+    names: list[str] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        if names and "=" in part and ":" not in part:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    if not names:
+        raise argparse.ArgumentTypeError("must name at least one schedule, as in 1f1b,zb-h1")
+    return names

@@ -1,0 +1,158 @@
+"""Many schedules on one profile, side by side: times, memory, speed over 1F1B, gap to the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..analyse.bounds import Bound, lower_bound
+from ..errors import InvalidSchedule, OutOfMemory
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..schedules import REGISTRY, build, parse_name
+from ..sim import simulate_or_report
+from ..trace import Trace
+
+BASELINE = "1f1b"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One schedule's replay, and how it stands to 1F1B and to the lower bound.
+
+    Attributes:
+        schedule: its name, options included.
+        trace: the replay under the limit; without it, marked ``fits = False``, where it does not fit.
+        bound: a time that no schedule with these chunks can beat.
+        baseline: the replay of 1F1B under the same limit (without it where 1F1B does not fit).
+        reason: why the schedule does not fit, in one line; None where it does.
+    """
+
+    schedule: str
+    trace: Trace
+    bound: Bound
+    baseline: Trace
+    reason: str | None = None
+
+    @property
+    def speedup(self) -> float:
+        """Time of 1F1B over the time of this schedule."""
+        return self.baseline.cost_ns / self.trace.cost_ns
+
+    @property
+    def gap(self) -> float:
+        """How far the time lies above the lower bound, as a share of the bound."""
+        return (self.trace.cost_ns - self.bound.ns) / self.bound.ns
+
+    @property
+    def fullest_device(self) -> int:
+        """The device that is nearest to its limit (or over it); without limits, the fullest."""
+        peaks = self.trace.peak_bytes
+        limits = self.trace.memory_limit or (1,) * len(peaks)
+        return max(range(len(peaks)), key=lambda device: peaks[device] / max(limits[device], 1))
+
+    def to_json(self) -> dict[str, Any]:
+        """The row as plain data; the keys are those of ``compare --json``."""
+        return {
+            "schedule": self.schedule,
+            **self.trace.measures(),
+            "chunks": self.trace.schedule.shape.chunks,
+            "gap": self.gap,
+            "lower_bound_ns": self.bound.ns,
+            "lower_bound_by": self.bound.name,
+            "speedup": self.speedup,
+            "baseline_fits": self.baseline.fits,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`rows`, those that fit first, fastest first; `refused`: per schedule that is not among them,
+    what it does not admit; `baseline`: the replay of 1F1B."""
+
+    rows: list[Row]
+    refused: dict[str, str]
+    baseline: Trace
+    memory_limit: tuple[int, ...] | None = field(default=None)
+
+
+def compare(
+    profile: CostProfile,
+    microbatches: int,
+    schedules: Sequence[str | Schedule] | None = None,
+    memory_limit: int | Sequence[int] | None = None,
+    objective: str = "flush",
+) -> list[Row]:
+    """A row per schedule, those that fit first, fastest first.
+
+    Schedules that the profile or the number of microbatches does not admit are left out;
+    `compare_all` tells which and why.
+
+    Args:
+        schedules: names (``gis:group=6``) or schedules; None: every one of the registry.
+        memory_limit: bytes per device (one number, or one per device); None: the profile's own.
+        objective: ``flush`` or ``span``; see `Trace.cost_ns`.
+
+    Raises:
+        InvalidSchedule: for an unknown name or option, or where nothing is left to compare.
+    """
+    return compare_all(profile, microbatches, schedules, memory_limit, objective).rows
+
+
+def compare_all(
+    profile: CostProfile,
+    microbatches: int,
+    schedules: Sequence[str | Schedule] | None = None,
+    memory_limit: int | Sequence[int] | None = None,
+    objective: str = "flush",
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Comparison:
+    """`compare`, with what was refused and the baseline.
+
+    `progress` is called before each schedule with its name, how many are done, and of how many.
+    """
+    wanted = list(REGISTRY) if schedules is None else list(schedules)
+    for name in wanted:
+        if isinstance(name, str):
+            parse_name(name)
+    limits = profile.limits(memory_limit)
+    profile = replace(profile, memory_limit=limits)  # what schedules that plan for a limit look at
+    baseline, _ = _replay(build(BASELINE, profile, microbatches), profile, objective)
+    rows: list[Row] = []
+    refused: dict[str, str] = {}
+    bounds: dict[tuple[int, tuple[int, ...], bool], Bound] = {}
+    for done, entry in enumerate(wanted):
+        name = _name_of(entry)
+        if progress:
+            progress(name, done, len(wanted))
+        if name in refused or any(row.schedule == name for row in rows):
+            continue
+        try:
+            schedule = build(entry, profile, microbatches) if isinstance(entry, str) else entry
+            if schedule.shape.microbatches != microbatches:
+                raise InvalidSchedule(f"is for {schedule.shape.microbatches} microbatches")
+            trace, reason = _replay(schedule, profile, objective)
+        except (InvalidSchedule, OutOfMemory) as error:
+            refused[name] = str(error)
+            continue
+        # A replay without the limit is measured against what can be done without it.
+        key = (trace.profile.chunks, trace.profile.placement, trace.fits)
+        if key not in bounds:
+            free = trace.profile if trace.fits else replace(trace.profile, memory_limit=None)
+            bounds[key] = lower_bound(free, microbatches, objective=objective)
+        rows.append(Row(name, trace, bounds[key], baseline, reason))
+    if not rows:
+        name, reason = next(iter(refused.items()), ("schedules", "none were given"))
+        raise InvalidSchedule(f"{name}: {reason}")
+    rows.sort(key=lambda row: (not row.trace.fits, row.trace.cost_ns, row.schedule))
+    return Comparison(rows, refused, baseline, limits)
+
+
+def _replay(schedule: Schedule, profile: CostProfile, objective: str) -> tuple[Trace, str | None]:
+    return simulate_or_report(schedule, profile, objective=objective)
+
+
+def _name_of(entry: str | Schedule) -> str:
+    return entry if isinstance(entry, str) else str(entry.meta.get("name", "schedule"))
