@@ -1,0 +1,37 @@
+"""Where axes stand on a figure, in inches, and their units for people: ms, s; MiB, GiB."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+WIDTH, LEFT, RIGHT, BOTTOM = 12.0, 0.72, 1.75, 0.5  # legends stand in the right margin
+
+_TIMES = (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1))
+_SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+
+
+def place(figure: Figure, top: float, height: float, share: Axes | None = None) -> Axes:
+    """An axis `top` inches below the figure's top edge, with the usual margins at its sides;
+    `share`: the axis whose x it shares."""
+    width, total = figure.get_size_inches()
+    box = (LEFT / width, 1 - (top + height) / total, 1 - (LEFT + RIGHT) / width, height / total)
+    return figure.add_axes(box, sharex=share)
+
+
+def points(ax: Axes) -> tuple[float, float]:
+    """Width and height of an axis in points (1/72 inch)."""
+    figure = ax.get_figure(root=True)
+    assert figure is not None
+    box = ax.get_window_extent()
+    return box.width * 72 / figure.dpi, box.height * 72 / figure.dpi
+
+
+def time_unit(longest_ns: float) -> tuple[str, int]:
+    """The unit of a time axis that ends at `longest_ns`, and its ns: ms up to five seconds."""
+    return next((name, size) for name, size in _TIMES if longest_ns >= 5 * size or size == 1)
+
+
+def size_unit(largest_bytes: float) -> tuple[str, int]:
+    """The unit of an axis of bytes that ends at `largest_bytes`, and its bytes."""
+    return next((name, size) for name, size in _SIZES if largest_bytes >= 2 * size or size == 1)

@@ -1,0 +1,199 @@
+"""The Gantt chart: a lane per device, its transfers in thin lanes below, time to the right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PolyCollection
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from ..ops import COMPUTE, TRANSFERS, O, OpKind
+from ..trace import Trace
+from .axis import BOTTOM, WIDTH, place, points, time_unit
+from .style import IDLE, IDLE_COPY, KIND_NAMES, MUTED, new_figure, shade, styled, text_colour
+
+RASTERISE_ABOVE = 6000  # boxes; a vector file of more is large and slow to show
+LARGEST_LABEL, LEAST_LABEL = 8.0, 4.5  # points
+# widths in ems: a digit, and the name of each kind of compute op
+_DIGIT = 0.636
+_NAME = {OpKind.F: 0.575, OpKind.B: 0.686, OpKind.W: 0.989, OpKind.BW: 1.675}
+_FILL = 0.88  # how much of its box a label may take
+_EDGE_FROM = 4.0  # points; narrower boxes have no edges, which would cover them
+
+
+def gantt(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes:
+    """Draw a trace as a Gantt chart.
+
+    Boxes are coloured by kind, lighter for later chunks of a device, and carry their microbatch
+    where it can be read. The time axis is in the unit it names (ms or s, as the makespan asks).
+
+    Args:
+        ax: where to draw; None: a new figure of fitting size (``ax.figure``).
+        legend: whether to put one to the right of the axis.
+
+    Returns:
+        The axis.
+    """
+    with styled():
+        if ax is None:
+            height = gantt_height(trace)
+            ax = place(new_figure(WIDTH, height + 0.2 + BOTTOM), 0.2, height)
+        _axes(trace, ax)
+        _boxes(trace, ax)
+        if legend:
+            handles = _legend(trace)
+            ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.005, 1), borderaxespad=0)
+    return ax
+
+
+def gantt_height(trace: Trace) -> float:
+    """Inches that the lanes of a trace ask for."""
+    devices = trace.schedule.shape.devices
+    lane = float(np.interp(devices, [4, 8, 16, 32, 64], [0.42, 0.36, 0.24, 0.16, 0.11]))
+    return max(1.3, devices * lane * (1.4 if trace.offloaded else 1))
+
+
+def _lane(trace: Trace, kind: OpKind) -> tuple[float, float]:
+    """Top and bottom of an op's lane within its device's, which is 1 high."""
+    if not trace.offloaded:
+        return 0.08, 0.92
+    if kind in COMPUTE:
+        return 0.06, 0.64
+    return (0.67, 0.79) if kind is O else (0.82, 0.94)
+
+
+def _axes(trace: Trace, ax: Axes) -> None:
+    """Limits, ticks and names of the axes, and the light lanes that show where devices idle."""
+    devices = trace.schedule.shape.devices
+    unit, size = time_unit(trace.makespan_ns)
+    whole = trace.makespan_ns / size
+    lanes, left, right = np.arange(devices), np.zeros(devices), np.full(devices, whole)
+    for kind in (*TRANSFERS, OpKind.F) if trace.offloaded else (OpKind.F,):
+        top, bottom = _lane(trace, kind)
+        colour = IDLE if kind in COMPUTE else IDLE_COPY
+        ax.add_collection(_collection(left, right, lanes + top, lanes + bottom, colour, zorder=0.5))
+    ax.set_xlim(0, whole)
+    ax.set_ylim(devices, 0)
+    ax.set_xlabel(f"time ({unit})")
+    ax.set_ylabel("device")
+    ax.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]))
+    every = 1 if devices <= 16 else 4 if devices <= 64 else 8
+    ticks = np.arange(0, devices, every)
+    ax.set_yticks(ticks + (top + bottom) / 2, [str(device) for device in ticks])
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+
+
+def _boxes(trace: Trace, ax: Axes) -> None:
+    """One collection of boxes per kind and chunk, and their labels."""
+    shape = trace.schedule.shape
+    _, size = time_unit(trace.makespan_ns)
+    start, end = trace.start_ns / size, trace.end_ns / size
+    kinds, stages, _ = trace.schedule.table.T
+    chunks = _chunk_of_stage(trace)[stages]
+    many = len(trace.schedule) > RASTERISE_ABOVE
+    per_unit = points(ax)[0] / (trace.makespan_ns / size)
+    labels = _label_size(trace, ax)
+    for kind in OpKind:
+        top, bottom = _lane(trace, kind)
+        for chunk in range(shape.chunks):
+            rows = np.flatnonzero((kinds == kind) & (chunks == chunk))
+            if not len(rows):
+                continue
+            lanes = trace.schedule.devices[rows]
+            colour = shade(kind, chunk, shape.chunks)
+            edged = not many and np.median((end - start)[rows]) * per_unit >= _EDGE_FROM
+            ax.add_collection(
+                _collection(
+                    start[rows],
+                    end[rows],
+                    lanes + top,
+                    lanes + bottom,
+                    colour,
+                    edgecolors="white" if edged else "none",
+                    linewidths=0.6 if edged else 0,
+                    rasterized=many,
+                    zorder=1,
+                    gid=f"{kind.name}-{chunk}",
+                )
+            )
+            if labels and kind in COMPUTE:
+                named, font = labels
+                for row, lane in zip(rows.tolist(), lanes.tolist(), strict=True):
+                    microbatch = trace.schedule.table[row, 2]
+                    ax.text(
+                        (start[row] + end[row]) / 2,
+                        lane + (top + bottom) / 2,
+                        f"{kind.name if named else ''}{microbatch}",
+                        fontsize=font,
+                        color=text_colour(colour),
+                        ha="center",
+                        va="center_baseline",
+                        clip_on=True,
+                    )
+
+
+def _collection(
+    left: np.ndarray,
+    right: np.ndarray,
+    top: np.ndarray,
+    bottom: np.ndarray,
+    colour: str,
+    **settings: Any,
+) -> PolyCollection:
+    """Boxes of one colour."""
+    corners = ((left, top), (right, top), (right, bottom), (left, bottom))
+    vertices = np.stack([np.stack(corner, axis=1) for corner in corners], axis=1)
+    return PolyCollection(vertices, facecolors=colour, **settings)  # type: ignore[arg-type]
+
+
+def _label_size(trace: Trace, ax: Axes) -> tuple[bool, float] | None:
+    """Whether labels name the kind, and their size in points; None where none could be read.
+
+    Kind and microbatch where every compute box has room for both, else the microbatch alone.
+    """
+    shape = trace.schedule.shape
+    width, height = points(ax)
+    top, bottom = _lane(trace, OpKind.F)
+    tallest = 0.8 * height * (bottom - top) / shape.devices
+    digits = _DIGIT * len(str(shape.microbatches - 1))
+    lasting = trace.end_ns - trace.start_ns
+    room = {
+        kind: _FILL * width * float(lasting[rows].min()) / trace.makespan_ns
+        for kind in COMPUTE
+        if (rows := (trace.schedule.table[:, 0] == kind) & (lasting > 0)).any()
+    }
+    for named in (True, False):
+        widest = min(room[kind] / (digits + named * _NAME[kind]) for kind in room)
+        font = min(LARGEST_LABEL, tallest, widest)
+        if font >= (6 if named else LEAST_LABEL):
+            return named, font
+    return None
+
+
+def _chunk_of_stage(trace: Trace) -> np.ndarray:
+    shape = trace.schedule.shape
+    chunks = np.zeros(shape.stages, int)
+    for device in range(shape.devices):
+        stages = list(shape.stages_of(device))
+        chunks[stages] = np.arange(len(stages))
+    return chunks
+
+
+def _legend(trace: Trace) -> list[Patch]:
+    """Kinds that occur, shades of chunks where there are several, idle."""
+    shape = trace.schedule.shape
+    present = [kind for kind in OpKind if (trace.schedule.table[:, 0] == kind).any()]
+    handles = [
+        Patch(facecolor=shade(kind, 0, shape.chunks), label=f"{kind.name}  {KIND_NAMES[kind]}")
+        for kind in present
+    ]
+    if shape.chunks > 1:
+        handles += [
+            Patch(facecolor=shade(OpKind.F, chunk, shape.chunks), label=f"F of chunk {chunk}")
+            for chunk in range(shape.chunks)
+        ]
+    return [*handles, Patch(facecolor=IDLE, edgecolor=MUTED, linewidth=0.3, label="idle")]

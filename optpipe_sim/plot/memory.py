@@ -1,0 +1,145 @@
+"""Memory over time: what each device holds, as steps, with the limit and the static part."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
+from matplotlib.ticker import MaxNLocator
+
+from ..trace import Steps, Trace
+from ..units import format_size
+from .axis import BOTTOM, WIDTH, place, size_unit, time_unit
+from .style import INK, LIMIT, MUTED, STATIC, new_figure, styled
+
+LINES_UP_TO = 8  # devices; more are drawn as their envelope and the tightest one
+OFF_SCALE = 2.5  # a limit above so many times the peak is named, not drawn
+
+
+def memory(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes:
+    """Draw the bytes that each device holds over time.
+
+    Up to 8 devices have a line each; more are drawn as the range they span and the tightest one,
+    which comes closest to its limit (without a limit: has the highest peak). What is static is
+    shaded, the limit dashed. Time is in the unit of `gantt`, so that the two can share an axis.
+
+    Args:
+        ax: where to draw; None: a new figure (``ax.figure``).
+        legend: whether to put one to the right of the axis.
+
+    Returns:
+        The axis.
+    """
+    with styled():
+        if ax is None:
+            ax = place(new_figure(WIDTH, 2.4 + 0.2 + BOTTOM), 0.2, 2.4)
+        unit, scale = size_unit(max(1, *trace.peak_bytes))
+        _static(trace, ax, scale)
+        if trace.profile.devices <= LINES_UP_TO:
+            _lines(trace, ax, scale)
+        else:
+            _envelope(trace, ax, scale)
+        _limits(trace, ax, scale)
+        name, size = time_unit(trace.makespan_ns)
+        ax.set_xlim(0, trace.makespan_ns / size)
+        ax.set_xlabel(f"time ({name})")
+        ax.set_ylabel(f"memory ({unit})")
+        ax.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]))
+        ax.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        ax.grid(axis="y")
+        if legend:
+            ax.legend(
+                loc="upper left",
+                bbox_to_anchor=(1.005, 1),
+                borderaxespad=0,
+                labelspacing=0.35,
+                handlelength=1.6,
+            )
+    return ax
+
+
+def tightest(trace: Trace) -> int:
+    """The device that comes closest to its limit; without one, that with the highest peak."""
+    limits = trace.memory_limit or (0,) * trace.profile.devices
+    room = [limit - peak for limit, peak in zip(limits, trace.peak_bytes, strict=True)]
+    return room.index(min(room))
+
+
+def device_colours(devices: int) -> list[str]:
+    """A colour per device, from dark to light in their order."""
+    return [to_hex(colormaps["viridis"](at)) for at in np.linspace(0, 0.88, devices)]
+
+
+def _curve(trace: Trace, steps: Steps) -> tuple[np.ndarray, np.ndarray]:
+    """Times in the axis' unit and bytes, up to the makespan."""
+    _, size = time_unit(trace.makespan_ns)
+    times = np.append(steps.times_ns, trace.makespan_ns) / size
+    return times, np.append(steps.bytes, steps.bytes[-1])
+
+
+def _lines(trace: Trace, ax: Axes, scale: int) -> None:
+    for device, colour in enumerate(device_colours(trace.profile.devices)):
+        times, held = _curve(trace, trace.memory[device])
+        label = f"device {device}"
+        ax.plot(times, held / scale, color=colour, drawstyle="steps-post", label=label)
+
+
+def _envelope(trace: Trace, ax: Axes, scale: int) -> None:
+    """The range that the devices span at each instant, and the tightest device."""
+    instants = np.unique(np.concatenate([steps.times_ns for steps in trace.memory]))
+    least = np.full(len(instants), np.iinfo(np.int64).max)
+    most = np.zeros(len(instants), np.int64)
+    for steps in trace.memory:
+        held = steps.bytes[np.searchsorted(steps.times_ns, instants, side="right") - 1]
+        least, most = np.minimum(least, held), np.maximum(most, held)
+    times, low = _curve(trace, Steps(instants, least))
+    _, high = _curve(trace, Steps(instants, most))
+    count = trace.profile.devices
+    ax.fill_between(
+        times,
+        low / scale,
+        high / scale,
+        step="post",
+        color="#9DB8CF",
+        alpha=0.55,
+        linewidth=0,
+        label=f"all {count} devices",
+    )
+    worst = tightest(trace)
+    times, held = _curve(trace, trace.memory[worst])
+    what = "tightest" if trace.memory_limit is not None else "highest"
+    label = f"device {worst} ({what})"
+    ax.plot(times, held / scale, color="#1F4E79", drawstyle="steps-post", linewidth=1, label=label)
+
+
+def _static(trace: Trace, ax: Axes, scale: int) -> None:
+    """What stays for ever, shaded: up to the least over the devices, lighter up to the most."""
+    least, most = min(trace.profile.static_bytes), max(trace.profile.static_bytes)
+    if not most:
+        return
+    label = f"static {format_size(most)}"
+    if least != most:
+        label = f"static {format_size(least)}\nto {format_size(most)}"
+        ax.axhspan(least / scale, most / scale, color=STATIC, alpha=0.45, linewidth=0)
+    ax.axhspan(0, least / scale, color=STATIC, linewidth=0, label=label)
+
+
+def _limits(trace: Trace, ax: Axes, scale: int) -> None:
+    """The limit of the tightest device (all have the same, as a rule) and the axis' reach."""
+    peak = max(trace.peak_bytes)
+    reach = max(peak, 1)
+    if trace.memory_limit is not None:
+        worst = tightest(trace)
+        limit = trace.memory_limit[worst]
+        name = f"limit {format_size(limit)}"
+        if len(set(trace.memory_limit)) > 1:
+            name += f"\n(device {worst})"
+        if limit <= OFF_SCALE * peak:
+            reach = max(reach, limit)
+            ax.axhline(limit / scale, color=LIMIT, linestyle=(0, (5, 2)), label=name, zorder=3)
+        else:
+            ax.plot([], [], color=LIMIT, linestyle=(0, (5, 2)), label=f"{name}\n(off the scale)")
+    ax.set_ylim(0, 1.08 * reach / scale)
+    ax.spines["left"].set_color(MUTED)
+    ax.yaxis.label.set_color(INK)

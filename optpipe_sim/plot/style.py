@@ -1,0 +1,135 @@
+"""The one style sheet of all figures, and how they are made and written.
+
+No pyplot: figures are plain objects with a canvas of their own, so that drawing changes no global
+state and works in threads and without a display.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+
+from ..errors import OptPipeError
+from ..files import write_bytes
+from ..ops import BW, B, F, O, OpKind, R, W
+
+# Told apart with every common colour blindness (a test simulates them): at least 16 apart in Lab.
+COLOURS: dict[OpKind, str] = {
+    F: "#3F7FBF",
+    B: "#F0A830",
+    W: "#4DB38A",
+    BW: "#D9622B",
+    O: "#C77CB0",
+    R: "#5E2D79",
+}
+KIND_NAMES: dict[OpKind, str] = {
+    F: "forward",
+    B: "backward, input",
+    W: "backward, weight",
+    BW: "backward",
+    O: "offload",
+    R: "reload",
+}
+IDLE, IDLE_COPY = "#F0F0F0", "#F7F7F7"
+INK, MUTED, LIMIT = "#222222", "#6B6B6B", "#C1121F"
+STATIC = "#D5D5D5"
+LIGHTEST = 0.6  # how far the last chunk's shade goes towards white
+
+FORMATS = (".png", ".svg", ".pdf")
+STYLE: dict[Any, Any] = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: figures look alike everywhere
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.labelsize": 9,
+    "axes.edgecolor": "#9A9A9A",
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "text.color": INK,
+    "xtick.color": "#9A9A9A",
+    "ytick.color": "#9A9A9A",
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "grid.color": "#E3E3E3",
+    "grid.linewidth": 0.6,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "lines.linewidth": 1.2,
+    "hatch.linewidth": 0.6,
+    "pdf.fonttype": 42,  # whole fonts, so that texts stay texts
+    "svg.fonttype": "path",  # looks the same where the font is missing
+    "svg.hashsalt": "optpipe_sim",  # the same figure is the same file
+    "savefig.dpi": 160,
+    "figure.dpi": 100,
+}
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """matplotlib's settings while a figure of ours is drawn or written."""
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty white figure of so many inches, with a canvas of its own."""
+    figure = Figure(figsize=(width, height), facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def shade(kind: OpKind, chunk: int, chunks: int) -> str:
+    """The colour of an op: its kind's, the lighter the later its chunk on the device."""
+    towards_white = 0.0 if chunks < 2 else LIGHTEST * chunk / max(chunks - 1, 2)
+    red, green, blue = (part + (1 - part) * towards_white for part in to_rgb(COLOURS[kind]))
+    return to_hex((red, green, blue))
+
+
+def text_colour(background: str) -> str:
+    """Black or white, whichever reads better on `background`."""
+    red, green, blue = to_rgb(background)
+    return "white" if 0.299 * red + 0.587 * green + 0.114 * blue < 0.55 else INK
+
+
+def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
+    """Write a figure as PNG, SVG or PDF by the name's ending, whole or not at all.
+
+    Raises:
+        OptPipeError: for another ending, or a path that cannot be written.
+    """
+    ending = check_ending(path)
+    stream = io.BytesIO()
+    # without dates the same figure gives the same bytes
+    undated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(ending)
+    with styled():
+        figure.savefig(stream, format=ending[1:], metadata=undated)
+    return write_bytes(path, stream.getvalue())
+
+
+def check_ending(path: str | os.PathLike[str]) -> str:
+    """The ending of a figure's file name, one of `FORMATS`.
+
+    Raises:
+        OptPipeError: for any other; worth asking before drawing.
+    """
+    ending = Path(path).suffix.lower()
+    if ending not in FORMATS:
+        raise OptPipeError(
+            f"{path}: a figure's name ends in {', '.join(FORMATS)}, not in {ending or 'nothing'}"
+        )
+    return ending
