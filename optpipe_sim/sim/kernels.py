@@ -494,3 +494,49 @@ def find_waits(kinds, offsets, taken, given, static, limits, granted_as, ended_a
             if kind < O:
                 ahead += 1
     return waiting[:count], needed[:count]
+
+
+@njit(cache=True)
+def noisy_paths(
+    first, inputs, lags, lasts, spread, device, message, opens, closes, drift, hop, random, costs
+):
+    """Makespan and longest device span of many noisy copies of one graph.
+
+    Args:
+        first, inputs, lags, lasts: the graph. `message`: (nodes,) True for messages.
+        spread: (nodes,) sigma of the node's own log-normal factor. `device`: (nodes,).
+        opens, closes: (devices,) the nodes of each device's first and last compute op.
+        drift: (samples, devices) a factor for all ops of a device. `hop`: (samples,) for messages.
+        random: a numpy Generator. `costs`: (samples, 2), filled with makespan and span.
+    """
+    nodes = len(lasts)
+    times = np.empty(2 * nodes, np.int64)
+    for sample in range(len(costs)):
+        makespan = 0
+        for node in range(nodes):
+            start = 0
+            for edge in range(first[node], first[node + 1]):
+                lag = lags[edge]
+                if lag:
+                    lag = np.int64(lag * hop[sample] + 0.5)
+                time = times[inputs[edge]] + lag
+                if time > start:  # noqa: PLR1730
+                    start = time
+            length = float(lasts[node])
+            if message[node]:
+                length *= hop[sample]
+            else:
+                length *= drift[sample, device[node]]
+                sigma = spread[node]
+                if sigma > 0:
+                    length *= np.exp(sigma * random.standard_normal() - 0.5 * sigma * sigma)
+            end = start + np.int64(length + 0.5)
+            times[2 * node] = start
+            times[2 * node + 1] = end
+            if end > makespan:  # noqa: PLR1730
+                makespan = end
+        span = 0
+        for at in range(len(opens)):
+            span = max(span, times[2 * closes[at] + 1] - times[2 * opens[at]])
+        costs[sample, 0] = makespan
+        costs[sample, 1] = span
