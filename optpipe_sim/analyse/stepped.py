@@ -241,11 +241,12 @@ class _World:
         for at, queue in self.queues:
             if queue and self.comes(queue[-1]):
                 op = queue[-1]
-                entry = (self.now, at, op.kind.value, op)
+                joins = (self.now, at, op.kind.value, op)
                 if all(op != waiting[-1] for waiting in self.line[self.link[op]]):
-                    self.line[self.link[op]].append(entry)
+                    self.line[self.link[op]].append(joins)
         started = []
         for key, line in self.line.items():
+            entry: tuple[int, int, int, Op] | None
             if key in self.order:
                 entry = next((one for one in line if one[-1] == self.order[key][-1]), None)
             else:
