@@ -11,16 +11,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import OptPipeError
-from ..units import format_size, format_time
+from ..units import format_size
 from .axis import size_unit, time_unit
-from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
+from .style import INK, LIMIT, MUTED, STYLE, check_ending, new_figure, save, styled
 
 BUSY, BUBBLE, HELD = "#3F7FBF", "#C9DCEE", "#7A6FA8"
 _HATCH = "/////"
-_WIDTH, _ROW, _TOP, _BOTTOM = 11.0, 0.3, 0.62, 0.85  # inches
+_WIDTH, _ROW, _TOP, _BOTTOM = 11.0, 0.3, 0.45, 0.85  # inches
+_NUMBERS, _GAP = (1.3, 0.95), 0.3  # inches: the columns of numbers right of the two axes
 
 
 def compare_chart(
@@ -46,26 +48,28 @@ def compare_chart(
     with styled():
         height = _TOP + _ROW * len(rows) + _BOTTOM
         figure = new_figure(_WIDTH, height)
+        names = [str(row["schedule"]) for row in rows]
+        # the names have the room they need, the two axes share what they and the numbers leave
+        left = 0.3 + max(map(_text_inches, names))
+        wide = (_WIDTH - left - sum(_NUMBERS) - _GAP) / 2
         bottom, tall = _BOTTOM / height, _ROW * len(rows) / height
-        names = max(len(str(row["schedule"])) for row in rows)
-        left = min(0.25, (0.3 + 0.085 * names) / _WIDTH)
-        wide = (1 - left - 0.14) / 2
-        times = figure.add_axes((left, bottom, 1.08 * wide, tall))
-        sizes = figure.add_axes((left + 1.08 * wide + 0.04, bottom, 0.92 * wide, tall))
+        times = figure.add_axes((left / _WIDTH, bottom, wide / _WIDTH, tall))
+        second = (left + wide + _NUMBERS[0] + _GAP) / _WIDTH
+        sizes = figure.add_axes((second, bottom, wide / _WIDTH, tall))
         _times(rows, times)
-        limit = _limit(rows, memory_limit)
+        limit = min(memory_limit) if isinstance(memory_limit, Sequence) else memory_limit
         _sizes(rows, sizes, limit)
         for ax in (times, sizes):
             ax.set_ylim(len(rows) - 0.45, -0.55)
             ax.grid(axis="x")
             ax.tick_params(axis="y", length=0)
             ax.spines["left"].set_visible(False)
-        times.set_yticks(range(len(rows)), [str(row["schedule"]) for row in rows])
+        times.set_yticks(range(len(rows)), names)
         sizes.set_yticks([])
         figure.legend(
             handles=_legend(rows, limit),
             loc="lower left",
-            bbox_to_anchor=(left, 0.06 / height),
+            bbox_to_anchor=(left / _WIDTH, 0.08 / height),
             ncols=6,
             borderaxespad=0,
             columnspacing=1.6,
@@ -114,17 +118,18 @@ def _times(rows: Sequence[Mapping[str, Any]], ax: Axes) -> None:
         bound = row.get("lower_bound_ns")
         if bound:
             ax.plot([bound / size] * 2, [at - 0.42, at + 0.42], color=INK, lw=1.1)
-        text = format_time(row["cost_ns"])
+        _number(ax, at, 0.62, f"{_digits(whole, longest / size)} {unit}")
         if row.get("speedup"):
-            text += f"   {row['speedup']:.2f}×"
-        _beside(ax, whole, at, text)
+            _number(ax, at, 1.16, f"{row['speedup']:.2f}×")
     for at, row in enumerate(rows):
         if row.get("cost_ns") is None:
             reason = str(row.get("error") or "not built")
             reason = reason if len(reason) <= 60 else f"{reason[:59]}…"
-            _beside(ax, 0, at, reason, color=MUTED, style="italic")
-    ax.set_xlim(0, 1.28 * longest / size)
-    ax.xaxis.set_major_locator(MaxNLocator(6))
+            ax.text(
+                0.005 * longest / size, at, reason, color=MUTED, fontsize=8, va="center_baseline"
+            )
+    ax.set_xlim(0, 1.02 * longest / size)
+    ax.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
     ax.set_title("time per iteration, and speed-up over 1F1B", loc="left", pad=10)
     ax.set_xlabel(f"time ({unit})")
 
@@ -145,39 +150,40 @@ def _sizes(rows: Sequence[Mapping[str, Any]], ax: Axes, limit: int | None) -> No
             edgecolor="white",
             lw=0,
         )
-        _beside(ax, peak / size, at, format_size(peak), color=INK if fits else LIMIT)
+        text = f"{_digits(peak / size, largest / size)} {unit}"
+        _number(ax, at, 0.75, text, color=INK if fits else LIMIT)
     if limit is not None and limit <= reach:
         ax.axvline(limit / size, color=LIMIT, linestyle=(0, (5, 2)), zorder=3)
-    ax.set_xlim(0, 1.22 * reach / size)
-    ax.xaxis.set_major_locator(MaxNLocator(6))
+    ax.set_xlim(0, 1.02 * reach / size)
+    ax.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
     ax.set_title("peak memory of a device", loc="left", pad=10)
     ax.set_xlabel(f"memory ({unit})")
 
 
-def _beside(ax: Axes, x: float, y: float, text: str, **settings: Any) -> None:
-    """A text a little to the right of a point."""
-    settings = {"color": INK, **settings}
-    box = {"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.85}
+def _number(ax: Axes, y: float, inches: float, text: str, color: str = INK) -> None:
+    """A text that ends so many inches right of the axis, level with row `y`."""
     ax.annotate(
         text,
-        (x, y),
-        (4, 0),
+        (1, y),
+        (72 * inches, 0),
+        xycoords=ax.get_yaxis_transform(),
         textcoords="offset points",
+        ha="right",
         va="center_baseline",
         fontsize=8,
-        bbox=box,
-        zorder=4,
-        **settings,
+        color=color,
+        annotation_clip=False,
     )
 
 
-def _limit(
-    rows: Sequence[Mapping[str, Any]], memory_limit: int | Sequence[int] | None
-) -> int | None:
-    """The limit to draw: the least, where devices differ."""
-    if memory_limit is None or isinstance(memory_limit, int):
-        return memory_limit
-    return min(memory_limit)
+def _digits(value: float, largest: float) -> str:
+    """`value` with as many decimals as give the largest of its column three digits."""
+    return f"{value:.{max(0, 3 - len(str(int(largest))))}f}"
+
+
+def _text_inches(text: str) -> float:
+    """The width of a tick label."""
+    return float(TextPath((0, 0), text, size=STYLE["ytick.labelsize"]).get_extents().width) / 72
 
 
 def _legend(rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Patch | Line2D]:

@@ -116,6 +116,7 @@ def _boxes(trace: Trace, ax: Axes) -> None:
                     edgecolors="white" if edged else "none",
                     linewidths=0.6 if edged else 0,
                     rasterized=many,
+                    snap=None if edged else False,  # whole pixels would hide or widen narrow boxes
                     zorder=1,
                     gid=f"{kind.name}-{chunk}",
                 )

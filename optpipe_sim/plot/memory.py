@@ -13,15 +13,16 @@ from ..units import format_size
 from .axis import BOTTOM, WIDTH, place, size_unit, time_unit
 from .style import INK, LIMIT, MUTED, STATIC, new_figure, styled
 
-LINES_UP_TO = 8  # devices; more are drawn as their envelope and the tightest one
+LINES_UP_TO = 8  # devices; more are drawn as their envelope and three of them
 OFF_SCALE = 2.5  # a limit above so many times the peak is named, not drawn
 
 
 def memory(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes:
     """Draw the bytes that each device holds over time.
 
-    Up to 8 devices have a line each; more are drawn as the range they span and the tightest one,
-    which comes closest to its limit (without a limit: has the highest peak). What is static is
+    Up to 8 devices have a line each; more are drawn as the range they span, with the
+    tightest (which comes closest to its limit; without limits: has the highest peak), the middle
+    and the roomiest device as lines. What is static is
     shaded, the limit dashed. Time is in the unit of `gantt`, so that the two can share an axis.
 
     Args:
@@ -61,9 +62,13 @@ def memory(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes
 
 def tightest(trace: Trace) -> int:
     """The device that comes closest to its limit; without one, that with the highest peak."""
+    return int(np.argmin(_room(trace)))
+
+
+def _room(trace: Trace) -> np.ndarray:
+    """Per device, the bytes between its peak and its limit (or minus its peak, without limits)."""
     limits = trace.memory_limit or (0,) * trace.profile.devices
-    room = [limit - peak for limit, peak in zip(limits, trace.peak_bytes, strict=True)]
-    return room.index(min(room))
+    return np.subtract(limits, trace.peak_bytes)
 
 
 def device_colours(devices: int) -> list[str]:
@@ -106,11 +111,19 @@ def _envelope(trace: Trace, ax: Axes, scale: int) -> None:
         linewidth=0,
         label=f"all {count} devices",
     )
-    worst = tightest(trace)
-    times, held = _curve(trace, trace.memory[worst])
+    # from the roomiest to the tightest device: both ends and the one in the middle
+    order = np.argsort(_room(trace), kind="stable")
     what = "tightest" if trace.memory_limit is not None else "highest"
-    label = f"device {worst} ({what})"
-    ax.plot(times, held / scale, color="#1F4E79", drawstyle="steps-post", linewidth=1, label=label)
+    for device, name, colour, width in (
+        (order[-1], "roomiest" if trace.memory_limit is not None else "lowest", "#7FB0A0", 0.7),
+        (order[count // 2], "middle", "#4A86B8", 0.7),
+        (order[0], what, "#12355B", 1.2),
+    ):
+        times, held = _curve(trace, trace.memory[device])
+        label = f"device {device} ({name})"
+        ax.plot(
+            times, held / scale, color=colour, drawstyle="steps-post", linewidth=width, label=label
+        )
 
 
 def _static(trace: Trace, ax: Axes, scale: int) -> None:
