@@ -82,7 +82,8 @@ def compare(arguments: argparse.Namespace, out: Out) -> int:
             from ..plot.compare import save_compare_chart
 
             progress("drawing the comparison", 1, 1)
-            save_compare_chart(result.rows, arguments.chart)
+            rows = [row.to_json() for row in result.rows]
+            save_compare_chart(rows, arguments.chart, profile.memory_limit)
             files[arguments.chart] = "time and peak memory of every schedule"
     out.result(
         {
