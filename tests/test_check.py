@@ -434,11 +434,11 @@ def test_any_op_moved_earlier_is_caught(
     op = schedule.op(row)
     by = data.draw(st.integers(1, 3))
     change = {} if op.kind is not R else {"start_ns": -by, "end_ns": -by}
-    problems = check_trace(moved(trace, str(op), -by, **change))
-    if op.kind in (O, R) or profile.links == "latency":
-        assert any(f"{op}" in problem for problem in problems)
-    else:  # a message that leaves earlier may make another one late as well
-        assert problems
+    # a transfer may jump the line where it is free for an instant, which only `asap` minds
+    problems = check_trace(moved(trace, str(op), -by, **change), asap=op.kind in (O, R))
+    assert problems
+    if op.kind not in (O, R) and profile.links == "latency":
+        assert any(str(op) in problem for problem in problems)
 
 
 def test_the_checker_knows_nothing_of_the_simulator() -> None:
