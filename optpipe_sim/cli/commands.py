@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InvalidSchedule, OptPipeError, OutOfMemory, ProfileError
+from ..errors import InvalidSchedule, NoSolution, OptPipeError, OutOfMemory, ProfileError
 from ..profile import CostProfile
 from ..profile_io import load_profile
 from ..schedule import Schedule
@@ -40,7 +40,7 @@ def simulate(arguments: argparse.Namespace, out: Out) -> int:
     profile = _profile(arguments)
     try:
         schedule = _schedule(arguments.schedule, arguments.microbatches, profile)
-    except OutOfMemory as error:  # a schedule that plans for a limit nothing can keep
+    except (OutOfMemory, NoSolution) as error:  # a schedule that plans for a limit nothing can keep
         out.result({"schedule": arguments.schedule, "fits": False, "reason": str(error)})
         raise
     trace, reason = simulate_or_report(schedule, profile, objective=arguments.objective)

@@ -252,7 +252,7 @@ def _verdict(out: Out, result: Comparison) -> None:
     if best.trace.fits and any(not row.trace.fits for row in result.rows):
         note = "✗: does not fit; its figures are those without the limit"
         if not result.baseline.fits:
-            note += " (so is the 1F1B that the speeds are over)"
+            note += ", and so are those of the 1F1B that speeds are over"
         out.print(Text(note, "dim"))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..analyse.bounds import Bound, lower_bound
-from ..errors import InvalidSchedule, OutOfMemory
+from ..errors import InvalidSchedule, NoSolution, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedules import REGISTRY, build, parse_name
@@ -134,7 +134,7 @@ def compare_all(
             if schedule.shape.microbatches != microbatches:
                 raise InvalidSchedule(f"is for {schedule.shape.microbatches} microbatches")
             trace, reason = _replay(schedule, profile, objective)
-        except (InvalidSchedule, OutOfMemory) as error:
+        except (InvalidSchedule, OutOfMemory, NoSolution) as error:
             refused[name] = str(error)
             continue
         # A replay without the limit is measured against what can be done without it.
