@@ -386,10 +386,9 @@ class Trace:
 
 
 def _steps(times: np.ndarray, changes: np.ndarray, level: int) -> Steps:
-    """The step function that starts at `level` and changes so; one step per instant, so that
+    """The step function that starts at `level` at 0 and changes so; one step per instant, so that
     releases come before allocations of the same instant."""
-    if not len(times):
-        return Steps(np.zeros(1, np.int64), np.array([level]))
+    times, changes = times[changes != 0], changes[changes != 0]
     instants, where = np.unique(np.concatenate(([0], times)), return_inverse=True)
     total = np.zeros(len(instants), np.int64)
     np.add.at(total, where[1:], changes)
