@@ -1,0 +1,109 @@
+"""GPipe, 1F1B and interleaved 1F1B: the backward is one fused op, no option but the order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..errors import InvalidSchedule
+from ..ops import BW, F, Op
+from ..profile import CostProfile
+from ..schedule import Schedule
+from . import default_chunks
+
+
+def gpipe(profile: CostProfile, microbatches: int) -> Schedule:
+    """All forwards, then all backwards, one chunk per device, any m.
+
+    Bubble fraction (p-1)/(m+p-1) at equal stages without communication; every device holds all m
+    activations. At p = 4, m = 4::
+
+        0 F0  F1  F2  F3  .   .   .   .   .   .   .   .   .   BW0     BW1     BW2     BW3
+        1 .   F0  F1  F2  F3  .   .   .   .   .   .   BW0     BW1     BW2     BW3     .   .
+        2 .   .   F0  F1  F2  F3  .   .   .   BW0     BW1     BW2     BW3     .   .   .   .
+        3 .   .   .   F0  F1  F2  F3  BW0     BW1     BW2     BW3     .   .   .   .   .   .
+
+    Source: Huang et al., GPipe (arXiv 1811.06965), figure 2; backwards here in forward order.
+    """
+    costs = profile.rechunk(1)
+    programs = [
+        [Op(kind, rank, j) for kind in (F, BW) for j in range(microbatches)]
+        for rank in range(costs.devices)
+    ]
+    return Schedule(costs.shape(microbatches), programs)
+
+
+def one_f_one_b(profile: CostProfile, microbatches: int) -> Schedule:
+    """Forwards and backwards in turn after a short warm-up, one chunk per device, any m.
+
+    Rank r starts with min(p-r-1, m) forwards, so it never holds more than min(p-r, m) activations;
+    the bubble is GPipe's. At p = 4, m = 6::
+
+        0 F0  F1  F2  F3  .   .   .   .   .   .   BW0     F4  BW1     F5  BW2     .   BW3     .   BW4     .   BW5
+        1 .   F0  F1  F2  .   .   .   .   BW0     F3  BW1     F4  BW2     F5  BW3     .   BW4     .   BW5     .   .
+        2 .   .   F0  F1  .   .   BW0     F2  BW1     F3  BW2     F4  BW3     F5  BW4     .   BW5     .   .   .   .
+        3 .   .   .   F0  BW0     F1  BW1     F2  BW2     F3  BW3     F4  BW4     F5  BW5     .   .   .   .   .   .
+
+    Source: Narayanan et al., PipeDream-Flush (arXiv 2006.09503); Megatron-LM (arXiv 2104.04473),
+    figure 4.
+    """
+    costs = profile.rechunk(1)
+    programs = []
+    for rank in range(costs.devices):
+        warm_up = min(costs.devices - rank - 1, microbatches)
+        forwards = [Op(F, rank, j) for j in range(microbatches)]
+        backwards = [Op(BW, rank, j) for j in range(microbatches)]
+        programs.append(list(_one_by_one(forwards, backwards, warm_up)))
+    return Schedule(costs.shape(microbatches), programs)
+
+
+def interleaved_1f1b(
+    profile: CostProfile, microbatches: int, chunks: int | None = None
+) -> Schedule:
+    """1F1B on v chunks per device in loops (1F1B-I): the bubble shrinks by v, messages grow by v.
+
+    Microbatches advance in groups of p through chunk after chunk. Rank r starts with
+    min(2(p-r-1) + (v-1)p, mv) forwards. With one chunk it still warms up twice as long as 1F1B.
+    At p = 4, m = 8, v = 2 (lower case: the second chunk)::
+
+        0 F0  F1  F2  F3  f0  f1  f2  f3  .   .   .   .   .   .   bw0     .   bw1     .   bw2     .   bw3     BW0     BW1     BW2     BW3
+        1 .   F0  F1  F2  F3  f0  f1  f2  f3  .   .   .   bw0     .   bw1     .   bw2     .   bw3     BW0     BW1     BW2     BW3     .   .
+        2 .   .   F0  F1  F2  F3  f0  f1  f2  .   bw0     f3  bw1     .   bw2     .   bw3     BW0     BW1     BW2     BW3     .   .   .   .
+        3 .   .   .   F0  F1  F2  F3  f0  bw0     f1  bw1     f2  bw2     f3  bw3     BW0     BW1     BW2     BW3     .   .   .   .   .   .
+
+    Args:
+        profile: re-chunked to `chunks` per device, placement ``loop``.
+        microbatches: m, a multiple of p.
+        chunks: v; default: the profile's own where it has more than one, else 2.
+
+    Raises:
+        InvalidSchedule: where p does not divide m.
+
+    Source: Narayanan et al., Megatron-LM (arXiv 2104.04473), section 2.2 and figure 4.
+    """
+    chunks = default_chunks(profile, chunks)
+    costs = profile.rechunk(chunks)
+    p, total = costs.devices, microbatches * chunks
+    if microbatches % p:
+        fewer, more = microbatches // p * p, -(-microbatches // p) * p
+        fitting = f"{fewer} or {more}" if fewer else f"{more}"
+        raise InvalidSchedule(
+            f"1f1b-i: microbatches must be a multiple of the devices, {p};"
+            f" got {microbatches}, take {fitting}"
+        )
+    programs = []
+    for rank in range(p):
+        turns = [(k % (p * chunks) // p, k // (p * chunks) * p + k % p) for k in range(total)]
+        forwards = [Op(F, chunk * p + rank, j) for chunk, j in turns]
+        backwards = [Op(BW, (chunks - 1 - chunk) * p + rank, j) for chunk, j in turns]
+        warm_up = min(2 * (p - rank - 1) + (chunks - 1) * p, total)
+        programs.append(list(_one_by_one(forwards, backwards, warm_up)))
+    return Schedule(costs.shape(microbatches), programs)
+
+
+def _one_by_one(forwards: list[Op], backwards: list[Op], warm_up: int) -> Iterator[Op]:
+    """`warm_up` forwards, then a forward and a backward in turn, then the rest of the backwards."""
+    yield from forwards[:warm_up]
+    for at, forward in enumerate(forwards[warm_up:]):
+        yield forward
+        yield backwards[at]
+    yield from backwards[len(forwards) - warm_up :]

@@ -1,0 +1,204 @@
+"""Programs that grow op by op, with the clock and the memory of each device: what the automatic
+zero-bubble schedules build on.
+
+Ops are put in an order in which their inputs are known, so the times are those of the replay
+(with plain links). Everything that computes is in one stream, so memory depends on the order
+alone: what was kept within a limit here is within it at any durations.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from enum import IntEnum
+
+from ..errors import OutOfMemory
+from ..ops import B, F, Op, OpKind, W
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..units import format_size
+
+
+class LastW(IntEnum):
+    """What to do with a wait that is too short for another whole W: leave it; put a W all the same
+    where the device cannot afford to idle; put one in any case. Either makes the op late."""
+
+    NEVER = 0
+    PAST_SLACK = 1
+    ALWAYS = 2
+
+
+class Growing:
+    """A schedule under construction.
+
+    Args:
+        costs: with the schedule's chunks and placement.
+        microbatches: m.
+        limits: bytes per device; nothing here looks at them but `room` and `make_room`.
+        expected_idle: the idle time (ns) that some device will end up with anyway.
+
+    Attributes, per device: `free_at` (ns, end of its last op), `held` (bytes), `idle` (ns, since
+    its first op), `pending` (the (stage, microbatch) whose B is put and whose W is not). `ends` by
+    kind (F, B) and stage: the end of each microbatch put so far. `most_idle`: the largest of
+    `idle`.
+    """
+
+    def __init__(
+        self,
+        costs: CostProfile,
+        microbatches: int,
+        limits: Sequence[int],
+        expected_idle: int = 0,
+    ) -> None:
+        self.costs, self.microbatches, self.limits = costs, microbatches, limits
+        self.devices, self.stages = costs.devices, len(costs.stages)
+        self.home = costs.placement
+        self.free_at = [0] * self.devices
+        self.held = list(costs.static_bytes)
+        self.idle = [0] * self.devices
+        self.most_idle = 0
+        self.expected_idle = expected_idle
+        self.programs: list[list[Op]] = [[] for _ in range(self.devices)]
+        self.pending: list[deque[tuple[int, int]]] = [deque() for _ in range(self.devices)]
+        self.ends: list[list[list[int]]] = [[[] for _ in range(self.stages)] for _ in (F, B)]
+        self.first_start: list[int | None] = [None] * self.devices
+        self._act = [cost.act_bytes for cost in costs.stages]
+        self._w = [cost.w_bytes for cost in costs.stages]
+        self._lasts = costs.durations_ns[[F, B]].tolist()
+        self._w_lasts = [cost.t_w_ns for cost in costs.stages]
+        device, hop = self.home, costs.t_comm_ns
+        # latency of the edge from each stage to the next one
+        self._hop = [
+            hop if device[stage] != device[stage + 1] else 0 for stage in range(self.stages - 1)
+        ]
+
+    def count(self, kind: OpKind, stage: int) -> int:
+        """How many microbatches have their op of that kind on that stage."""
+        return len(self.ends[kind][stage])
+
+    def exists(self, kind: OpKind, stage: int) -> bool:
+        """Is there a next op of that kind on that stage, and are all its inputs put?"""
+        at = len(self.ends[kind][stage])
+        if kind == F:
+            if stage:
+                return at < len(self.ends[F][stage - 1])
+            return at < self.microbatches
+        if stage < self.stages - 1:
+            return at < len(self.ends[B][stage + 1])
+        return at < len(self.ends[F][stage])
+
+    def arrival(self, kind: OpKind, stage: int) -> int:
+        """When the input of the next op of that kind is there (its producers must be put)."""
+        ends = self.ends[kind]
+        at = len(ends[stage])
+        if kind == F:
+            return ends[stage - 1][at] + self._hop[stage - 1] if stage else 0
+        own = self.ends[F][stage][at]
+        if stage == self.stages - 1:
+            return own
+        return max(own, ends[stage + 1][at] + self._hop[stage])
+
+    def put(self, kind: OpKind, stage: int) -> None:
+        """Append the next op of that kind."""
+        device, ends = self.home[stage], self.ends[kind][stage]
+        start = self.arrival(kind, stage)
+        free = self.free_at[device]
+        if self.first_start[device] is None:
+            self.first_start[device] = start
+        elif start > free:
+            self.idle[device] += start - free
+            self.most_idle = max(self.most_idle, self.idle[device])
+        if start < free:
+            start = free
+        end = self.free_at[device] = start + self._lasts[kind][stage]
+        at = len(ends)
+        ends.append(end)
+        if kind == F:
+            self.programs[device].append(Op(F, stage, at))
+            self.held[device] += self._act[stage]
+        else:
+            self.programs[device].append(Op(B, stage, at))
+            self.held[device] -= self._act[stage] - self._w[stage]
+            self.pending[device].append((stage, at))
+
+    def put_w(self, device: int) -> None:
+        """Append the W that has waited longest."""
+        stage, at = self.pending[device].popleft()
+        self.programs[device].append(Op(W, stage, at))
+        self.free_at[device] += self._w_lasts[stage]
+        self.held[device] -= self._w[stage]
+
+    def fill(self, device: int, until: int, last: LastW) -> None:
+        """Put W's in the wait of a device for an op whose input comes at `until`: whole ones while
+        they fit, then as `last` says."""
+        pending = self.pending[device]
+        while pending and self.free_at[device] + self._w_lasts[pending[0][0]] <= until:
+            self.put_w(device)
+        gap = until - self.free_at[device]
+        if not pending or gap <= 0 or last == LastW.NEVER:
+            return
+        if last == LastW.ALWAYS or gap > self.slack(device):
+            self.put_w(device)
+
+    def slack(self, device: int) -> int:
+        """How much longer this device may idle without becoming the one that idles most (ns)."""
+        return max(self.most_idle, self.expected_idle) - self.idle[device]
+
+    def room(self, device: int, size: int) -> bool:
+        """Could `size` more bytes be held, once every pending W is put?"""
+        left = self.limits[device] - self.held[device]
+        return size <= left or size <= left + sum(
+            self._w[stage] for stage, _ in self.pending[device]
+        )
+
+    def make_room(self, device: int, size: int) -> bool:
+        """Put as few W's as it takes to hold `size` more bytes; False (and none put) if that is
+        not enough."""
+        if not self.room(device, size):
+            return False
+        while self.held[device] + size > self.limits[device]:
+            self.put_w(device)
+        return True
+
+    def finish(self) -> None:
+        """The rest of the W's."""
+        for device in range(self.devices):
+            while self.pending[device]:
+                self.put_w(device)
+
+    @property
+    def longest_span(self) -> int:
+        """The longest time of any device from its first start to its last end, in ns."""
+        return max(
+            free - (start or 0) for free, start in zip(self.free_at, self.first_start, strict=True)
+        )
+
+    def schedule(self) -> Schedule:
+        """What has been put, as a schedule."""
+        return Schedule(self.costs.shape(self.microbatches), self.programs)
+
+
+def device_limits(costs: CostProfile, limit: int | None, activations: int) -> list[int]:
+    """The bytes each device may hold: `limit` (static included), else `activations` of its largest
+    stage on top of its static bytes.
+
+    Raises:
+        OutOfMemory: names the device and the least limit, where one microbatch alone needs more.
+    """
+    largest, least = [0] * costs.devices, list(costs.static_bytes)
+    for device, cost in zip(costs.placement, costs.stages, strict=True):
+        largest[device] = max(largest[device], cost.act_bytes)
+        least[device] += cost.act_bytes
+    if limit is None:
+        return [
+            max(needed, static + activations * size)
+            for needed, static, size in zip(least, costs.static_bytes, largest, strict=True)
+        ]
+    worst = max(range(costs.devices), key=least.__getitem__)
+    if limit < least[worst]:
+        raise OutOfMemory(
+            f"device {worst}: a limit of {format_size(limit)} does not hold one microbatch without"
+            f" offloading; the least limit that works is {least[worst]}B"
+            f" ({format_size(least[worst])})"
+        )
+    return [limit] * costs.devices

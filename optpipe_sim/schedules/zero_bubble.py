@@ -1,0 +1,69 @@
+"""ZB-H1 and ZB-H2: the backward split in two, by hand.
+
+The input gradient (B) is what the stage before waits for; the weight gradient (W) may come at any
+time after it, and fills what would be bubbles.
+"""
+
+from __future__ import annotations
+
+from ..ops import B, F, Op, W
+from ..profile import CostProfile
+from ..schedule import Schedule
+
+
+def zb_h1(profile: CostProfile, microbatches: int) -> Schedule:
+    """A third of 1F1B's bubble at 1F1B's memory; one chunk per device, any m.
+
+    Rank r starts with p-r forwards; then B, W and F in turn, the W being r microbatches behind the
+    B. Bubble (p-1)(F+B-W) + 4(p-1)c, c being one hop; rank r holds at most (p-r) M_B + r M_W, where
+    M_B is what an activation takes before its B and M_W what is left of it until its W.
+    At p = 4, m = 6::
+
+        0 F0 F1 F2 F3 .  .  .  B0 W0 F4 B1 W1 F5 B2 W2 B3 W3 B4 W4 B5 W5
+        1 .  F0 F1 F2 .  .  B0 F3 B1 W0 F4 B2 W1 F5 B3 W2 B4 W3 B5 W4 W5
+        2 .  .  F0 F1 .  B0 F2 B1 F3 B2 W0 F4 B3 W1 F5 B4 W2 B5 W3 W4 W5
+        3 .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 W0 F4 B4 W1 F5 B5 W2 W3 W4 W5
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), figure 2, table 2.
+    """
+    p = profile.devices
+    return _handcrafted(profile, microbatches, [(p - rank, rank) for rank in range(p)])
+
+
+def zb_h2(profile: CostProfile, microbatches: int) -> Schedule:
+    """No bubble at equal costs, for about twice 1F1B's memory; one chunk per device, any m.
+
+    As ZB-H1, with 2(p-r)-1 forwards first and the W 2r microbatches behind the B. Bubble
+    (p-1)(F+B+2c-2W); rank r holds at most (2(p-r)-1) M_B + 2r M_W. The device spans are shifted
+    against one another: only chained iterations gain all of it. At p = 4, m = 8::
+
+        0 F0 F1 F2 F3 F4 F5 F6 B0 W0 F7 B1 W1 B2 W2 B3 W3 B4 W4 B5 W5 B6 W6 B7 W7 .  .  .
+        1 .  F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 W0 F7 B3 W1 B4 W2 B5 W3 B6 W4 B7 W5 W6 W7 .  .
+        2 .  .  F0 F1 F2 B0 F3 B1 F4 B2 F5 B3 F6 B4 W0 F7 B5 W1 B6 W2 B7 W3 W4 W5 W6 W7 .
+        3 .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 W0 F7 B7 W1 W2 W3 W4 W5 W6 W7
+
+    Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), figure 3, table 2.
+    """
+    p = profile.devices
+    counts = [(2 * (p - rank) - 1, 2 * rank) for rank in range(p)]
+    return _handcrafted(profile, microbatches, counts)
+
+
+def _handcrafted(
+    profile: CostProfile, microbatches: int, counts: list[tuple[int, int]]
+) -> Schedule:
+    """Per rank (forwards before the first B, how many microbatches W stays behind B)."""
+    costs = profile.rechunk(1)
+    programs = []
+    for rank, (warm_up, behind) in enumerate(counts):
+        program = [Op(F, rank, j) for j in range(min(warm_up, microbatches))]
+        for j in range(microbatches):
+            program.append(Op(B, rank, j))
+            if j >= behind:
+                program.append(Op(W, rank, j - behind))
+            if j + warm_up < microbatches:
+                program.append(Op(F, rank, j + warm_up))
+        first_left = max(0, microbatches - behind)
+        program += [Op(W, rank, j) for j in range(first_left, microbatches)]
+        programs.append(program)
+    return Schedule(costs.shape(microbatches), programs)
