@@ -1,10 +1,10 @@
 """optpipe_sim: plan, simulate and check pipeline-parallel training schedules.
 
-    from optpipe_sim import load_profile, build, simulate
+from optpipe_sim import load_profile, build, simulate
 
-    profile = load_profile("experiments/profiles/zb-1.5b-p8-m24.yaml")
-    trace = simulate(build("zb-h1", profile, microbatches=24), profile)
-    print(trace.bubble_rate, trace.peak_bytes)
+profile = load_profile("experiments/profiles/zb-1.5b-p8-m24.yaml")
+trace = simulate(build("zb-h1", profile, microbatches=24), profile)
+print(trace.bubble_rate, trace.peak_bytes)
 """
 
 from importlib import import_module

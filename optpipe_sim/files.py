@@ -64,7 +64,7 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         if str(path).endswith(".json"):
             data = json.loads(text, parse_float=Decimal)
         else:
-            data = yaml.load(text, _Loader)  # noqa: S506 (a safe loader)
+            data = yaml.load(text, _Loader)  # a safe loader
     except json.JSONDecodeError as error:
         raise OptPipeError(
             f"{path}: not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"

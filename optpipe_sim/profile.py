@@ -185,7 +185,9 @@ class CostProfile:
         if self.offload is None:
             return
         if any(cost.t_offload_ns is None or cost.t_reload_ns is None for cost in self.stages):
-            raise ProfileError("offload: give t_offload_* (or d2h_gb_per_s) and t_reload_* (or h2d_gb_per_s)")
+            raise ProfileError(
+                "offload: give t_offload_* (or d2h_gb_per_s) and t_reload_* (or h2d_gb_per_s)"
+            )
         seen: set[int] = set()
         for group in self.offload.host_link_groups:
             for device in group:
@@ -349,8 +351,8 @@ class CostProfile:
 
         return replace(
             self.map_stages(change),
-            latency_ns=times(self.latency_ns, comm),
-            occupancy_ns=times(self.occupancy_ns, comm),
+            latency_ns=round_half_up(self.latency_ns * exact(comm)),
+            occupancy_ns=round_half_up(self.occupancy_ns * exact(comm)),
         )
 
 

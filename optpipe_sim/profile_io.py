@@ -137,13 +137,17 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
 def _stages(reader: _Reader, count: int) -> list[StageCost]:
     data = reader.take("stages")
     if data is None:
-        raise reader.fail("stages", "missing: one mapping for all stages, or a list with one per stage")
+        raise reader.fail(
+            "stages", "missing: one mapping for all stages, or a list with one per stage"
+        )
     if isinstance(data, Mapping):
         return [_stage(_Reader(data, "stages"))] * count
     if not isinstance(data, list):
         raise reader.fail("stages", f"expected a mapping or a list of {count}, got {data!r}")
     if len(data) != count:
-        raise reader.fail("stages", f"lists {len(data)} stages, expected devices x chunks = {count}")
+        raise reader.fail(
+            "stages", f"lists {len(data)} stages, expected devices x chunks = {count}"
+        )
     return [_stage(_Reader(entry, f"stages[{at}]")) for at, entry in enumerate(data)]
 
 
@@ -202,9 +206,7 @@ def _limit(reader: _Reader, devices: int) -> tuple[int, ...] | None:
         return (reader.whole(key, value, factor),) * devices
     if len(value) != devices:
         raise reader.fail(key, f"lists {len(value)} devices, but there are {devices}")
-    return tuple(
-        reader.whole(f"{key}[{at}]", entry, factor) for at, entry in enumerate(value)
-    )
+    return tuple(reader.whole(f"{key}[{at}]", entry, factor) for at, entry in enumerate(value))
 
 
 def _offload(reader: _Reader, stages: list[StageCost]) -> tuple[Offload, list[StageCost]]:
@@ -218,7 +220,9 @@ def _offload(reader: _Reader, stages: list[StageCost]) -> tuple[Offload, list[St
         and all(isinstance(item, int) and not isinstance(item, bool) for item in group)
         for group in groups
     ):
-        raise reader.fail("host_link_groups", f"expected lists of devices, as [[0, 1], [2, 3]], got {groups!r}")
+        raise reader.fail(
+            "host_link_groups", f"expected lists of devices, as [[0, 1], [2, 3]], got {groups!r}"
+        )
     offload = Offload(
         copy_engines=reader.take("copy_engines", "separate"),
         host_link=reader.take("host_link"),
@@ -236,9 +240,7 @@ def _offload(reader: _Reader, stages: list[StageCost]) -> tuple[Offload, list[St
     ]
 
 
-def _copy_times(
-    reader: _Reader, stem: str, bandwidth: str, stages: list[StageCost]
-) -> list[int]:
+def _copy_times(reader: _Reader, stem: str, bandwidth: str, stages: list[StageCost]) -> list[int]:
     found = reader.quantity(stem, TIME_UNITS)
     rate = reader.take(bandwidth)
     if (found is None) == (rate is None):
@@ -322,5 +324,3 @@ def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> None:
         OptPipeError: where the file cannot be written.
     """
     write_mapping(path, profile_to_json(profile))
-
-

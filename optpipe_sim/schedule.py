@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,7 @@ FORMAT, VERSION = "optpipe-schedule", 1
 _KINDS = tuple(OpKind)
 
 
-def expand_placement(
-    placement: str | Sequence[int], devices: int, chunks: int
-) -> tuple[int, ...]:
+def expand_placement(placement: str | Sequence[int], devices: int, chunks: int) -> tuple[int, ...]:
     """The device of each stage: ``loop`` (stage s on s mod p), ``vee`` (0..p-1, p-1..0), or a list.
 
     Raises:
@@ -50,7 +49,7 @@ def expand_placement(
     missing = sorted(set(range(devices)) - set(placement))
     if missing:
         raise InvalidSchedule(f"placement: device {missing[0]} has no stage")
-    return tuple(placement)
+    return tuple(int(device) for device in placement)
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,9 @@ class Shape:
         for name in ("devices", "chunks", "microbatches"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InvalidSchedule(f"{name}: must be a whole number of at least 1, got {value!r}")
+                raise InvalidSchedule(
+                    f"{name}: must be a whole number of at least 1, got {value!r}"
+                )
         if self.devices * self.chunks * self.microbatches >= 2**28:
             raise InvalidSchedule(
                 f"{self.devices} devices x {self.chunks} chunks x {self.microbatches} microbatches"
@@ -190,14 +191,13 @@ class Schedule:
         rows = self.table.tolist()
         ops = [Op(_KINDS[kind], stage, microbatch) for kind, stage, microbatch in rows]
         bounds = self.offsets.tolist()
-        return tuple(
-            tuple(ops[first:last]) for first, last in zip(bounds, bounds[1:], strict=False)
-        )
+        return tuple(tuple(ops[first:last]) for first, last in pairwise(bounds))
 
     @cached_property
     def codes(self) -> np.ndarray:
         """One integer per op, unique to it: ``(kind * S + stage) * m + microbatch``."""
-        return encode(self.shape, *self.table.T.astype(np.int64))
+        codes: np.ndarray = encode(self.shape, *self.table.T.astype(np.int64))
+        return codes
 
     @cached_property
     def devices(self) -> np.ndarray:
@@ -300,7 +300,9 @@ class Schedule:
                 raise InvalidSchedule(f"{key}: unknown key; known are {', '.join(sorted(known))}")
         shape = data.get("shape")
         if not isinstance(shape, Mapping):
-            raise InvalidSchedule("shape: expected a mapping of devices, chunks, microbatches, placement")
+            raise InvalidSchedule(
+                "shape: expected a mapping of devices, chunks, microbatches, placement"
+            )
         fields = ("devices", "chunks", "microbatches", "placement")
         for key in shape:
             if key not in fields:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -136,8 +137,7 @@ class Trace:
         compute = np.isin(self.schedule.table[:, 0], COMPUTE)
         bounds = self.schedule.offsets
         return tuple(
-            first + np.flatnonzero(compute[first:last])
-            for first, last in zip(bounds, bounds[1:], strict=False)
+            first + np.flatnonzero(compute[first:last]) for first, last in pairwise(bounds)
         )
 
     @cached_property
@@ -237,9 +237,7 @@ class Trace:
     @property
     def idle_ns(self) -> dict[str, int]:
         """Idle time by cause, the sum over the devices."""
-        return {
-            cause: sum(idle[cause] for idle in self.idle_by_device_ns) for cause in CAUSES
-        }
+        return {cause: sum(idle[cause] for idle in self.idle_by_device_ns) for cause in CAUSES}
 
     @cached_property
     def engine_load(self) -> dict[str, tuple[float, ...]]:
@@ -266,7 +264,7 @@ class Trace:
         given = self.profile.released_bytes[kinds, stages]
         bounds = self.schedule.offsets
         steps = []
-        for device, (first, last) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for device, (first, last) in enumerate(pairwise(bounds)):
             rows = slice(first, last)
             steps.append(
                 _steps(
@@ -316,8 +314,8 @@ class Trace:
     @property
     def transferred_bytes(self) -> int:
         """Bytes moved to the host and back, over all devices."""
-        out = self.schedule.table[self.schedule.table[:, 0] == O, 1]
-        return 2 * sum(self.profile.stages[stage].offloadable for stage in out.tolist())
+        out: list[int] = self.schedule.table[self.schedule.table[:, 0] == O, 1].tolist()
+        return 2 * sum(self.profile.stages[stage].offloadable for stage in out)
 
     # -- all of it --------------------------------------------------------------------------------
 
@@ -362,14 +360,20 @@ class Trace:
             if key not in data:
                 raise OptPipeError(f"{source}: {key}: missing")
         schedule = Schedule.from_json(data["schedule"], source)
-        times = [np.array(data[key], np.int64) for key in ("start_ns", "end_ns", "grant_ns")]
-        if any(len(array) != len(schedule) for array in times):
-            raise OptPipeError(f"{source}: start_ns, end_ns, grant_ns: expected {len(schedule)} each")
+        start, end, grant = (
+            np.array(data[key], np.int64) for key in ("start_ns", "end_ns", "grant_ns")
+        )
+        if any(len(array) != len(schedule) for array in (start, end, grant)):
+            raise OptPipeError(
+                f"{source}: start_ns, end_ns, grant_ns: expected {len(schedule)} each"
+            )
         limit = data.get("memory_limit_bytes")
         return cls(
             schedule,
             load_profile(data["profile"]),
-            *times,
+            start,
+            end,
+            grant,
             memory_limit=None if limit is None else tuple(limit),
             objective=data.get("objective", "flush"),
             fits=data.get("fits", True),

@@ -59,9 +59,7 @@ def test_a_hop_takes_t_comm_and_leaves_the_devices_free(engine: str) -> None:
 
 @both
 def test_serial_links_carry_one_message_at_a_time(engine: str) -> None:
-    costs = profile(
-        2, links="serial", t_comm={"latency_ns": 1, "message_bytes": 5, "gb_per_s": 1}
-    )
+    costs = profile(2, links="serial", t_comm={"latency_ns": 1, "message_bytes": 5, "gb_per_s": 1})
     trace = run(costs, ["F0.0 F0.1 BW0.0 BW0.1", "F1.0 F1.1 BW1.0 BW1.1"], engine)
     # messages leave at 2 and, when the link is free, at 7; each arrives 5 + 1 later
     assert at(trace, "F1.0", "F1.1") == [(8, 10), (13, 15)]
@@ -81,7 +79,14 @@ def test_an_f_waits_for_memory_and_releases_come_first(engine: str) -> None:
 @both
 def test_b_keeps_w_bytes_until_w(engine: str) -> None:
     costs = profile(
-        stages={"t_f_ns": 2, "t_b_ns": 3, "t_w_ns": 1, "act_bytes": 10, "w_bytes": 4, "static_bytes": 7}
+        stages={
+            "t_f_ns": 2,
+            "t_b_ns": 3,
+            "t_w_ns": 1,
+            "act_bytes": 10,
+            "w_bytes": 4,
+            "static_bytes": 7,
+        }
     )
     trace = run(costs, ["F0.0 B0.0 F0.1 B0.1 W0.0 W0.1"], engine)
     steps = trace.memory[0]
@@ -96,7 +101,11 @@ def test_a_reload_is_granted_when_its_anchor_starts(engine: str) -> None:
     trace = run(profile(), ["F0.0 O0.0 F0.1 R0.0 BW0.1 BW0.0"], engine)
     reload = trace.span(parse_op("R0.0"))
     assert at(trace, "O0.0") == [(2, 6)]
-    assert (reload.grant_ns, reload.start_ns, reload.end_ns) == (2, 6, 10)  # anchor F0.1 starts at 2
+    assert (reload.grant_ns, reload.start_ns, reload.end_ns) == (
+        2,
+        6,
+        10,
+    )  # anchor F0.1 starts at 2
     assert at(trace, "BW0.0") == [(10, 14)]
     # F0.0, then F0.1 and the grant of R0.0 while F0.0 is still there: 30 bytes
     assert trace.peak_bytes == (30,)
@@ -142,7 +151,9 @@ def test_a_shared_link_serves_first_come_first_served(engine: str) -> None:
 @both
 def test_a_single_link_serves_both_directions(engine: str) -> None:
     trace = run(grouped(host_link="single"), TWO, engine)
-    order = sorted((span.start_ns, str(span.op)) for span in trace.spans if span.op.kind.name in "OR")
+    order = sorted(
+        (span.start_ns, str(span.op)) for span in trace.spans if span.op.kind.name in "OR"
+    )
     assert [start for start, _ in order] == list(range(2, 34, 4))
     # at 6 wait: O0.1 and O1.0 (since 4), R0.0 (since 6)
     assert [op for _, op in order][:4] == ["O0.0", "O0.1", "O1.0", "R0.0"]
@@ -194,10 +205,14 @@ def test_zero_lengths_pass_within_one_instant(engine: str) -> None:
         stages={"t_f_ns": 1, "t_b_ns": 1, "t_w_ns": 0, "act_bytes": 10, "w_bytes": 10},
         offload={"t_offload_ns": 0, "t_reload_ns": 0},
     )
-    trace = run(
-        costs, ["F0.0 O0.0 F0.1 B0.1 W0.1 R0.0 B0.0 W0.0"], engine, memory_limit=10
-    )
-    assert at(trace, "O0.0", "F0.1", "W0.1", "R0.0", "B0.0") == [(1, 1), (1, 2), (3, 3), (3, 3), (3, 4)]
+    trace = run(costs, ["F0.0 O0.0 F0.1 B0.1 W0.1 R0.0 B0.0 W0.0"], engine, memory_limit=10)
+    assert at(trace, "O0.0", "F0.1", "W0.1", "R0.0", "B0.0") == [
+        (1, 1),
+        (1, 2),
+        (3, 3),
+        (3, 3),
+        (3, 4),
+    ]
     assert trace.peak_bytes == (10,)
 
 
@@ -219,7 +234,7 @@ def test_limits_nothing_can_keep_name_the_least(engine: str) -> None:
 
 def test_no_limit_is_enforced_when_asked_not_to() -> None:
     costs = profile(memory_limit_bytes=10)
-    schedule = Schedule(costs.shape(2), ["F0.0 F0.1 BW0.0 BW0.1".split()])
+    schedule = Schedule(costs.shape(2), [["F0.0", "F0.1", "BW0.0", "BW0.1"]])
     assert simulate(schedule, costs, enforce=False).peak_bytes == (20,)
     trace, reason = simulate_or_report(schedule, costs)
     assert not trace.fits
@@ -235,13 +250,13 @@ def test_simulate_refuses_what_does_not_belong_together() -> None:
     costs = unit_profile(2)
     with pytest.raises(InvalidSchedule, match="3 devices, the profile unit has 2"):
         simulate(Schedule(Shape(3, 1, 1), [[f"F{s}.0", f"BW{s}.0"] for s in range(3)]), costs)
-    offloading = Schedule(
-        Shape(2, 1, 1), [["F0.0", "O0.0", "R0.0", "BW0.0"], ["F1.0", "BW1.0"]]
-    )
+    offloading = Schedule(Shape(2, 1, 1), [["F0.0", "O0.0", "R0.0", "BW0.0"], ["F1.0", "BW1.0"]])
     with pytest.raises(InvalidSchedule, match="no offload section"):
         simulate(offloading, costs)
     with pytest.raises(InvalidSchedule, match="engine: expected simpy or replay"):
-        simulate(Schedule(Shape(2, 1, 1), [["F0.0", "BW0.0"], ["F1.0", "BW1.0"]]), costs, engine="x")
+        simulate(
+            Schedule(Shape(2, 1, 1), [["F0.0", "BW0.0"], ["F1.0", "BW1.0"]]), costs, engine="x"
+        )
     for links, problem in (
         ({"7/O": ["O0.0"]}, "no such link"),
         ({"0/O": []}, r"O0\.0 is missing"),

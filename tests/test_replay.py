@@ -38,11 +38,17 @@ def outcome(schedule: Schedule, profile: CostProfile, engine: str, **options: ob
 def limited_cases(draw: st.DrawFn) -> tuple[CostProfile, Schedule, tuple[int, ...]]:
     """A profile, a schedule and limits between the least and what the schedule takes without."""
     profile, schedule = draw(cases())
-    return profile, schedule, draw(limits(profile, simulate(schedule, profile, enforce=False).peak_bytes))
+    return (
+        profile,
+        schedule,
+        draw(limits(profile, simulate(schedule, profile, enforce=False).peak_bytes)),
+    )
 
 
 @given(limited_cases())
-def test_engine_and_replay_are_identical(case: tuple[CostProfile, Schedule, tuple[int, ...]]) -> None:
+def test_engine_and_replay_are_identical(
+    case: tuple[CostProfile, Schedule, tuple[int, ...]],
+) -> None:
     profile, schedule, limit = case
     for options in ({"enforce": False}, {"memory_limit": limit}):
         assert outcome(schedule, profile, "simpy", **options) == outcome(
@@ -99,9 +105,7 @@ def test_a_schedule_from_a_feasible_timing_replays_no_later(
     timing = lowered.replay(costs + slack)  # starts that are feasible for the shorter costs too
     place = dict(zip(timing.schedule.codes.tolist(), lowered.graph.op_at.tolist(), strict=True))
     codes = timing.schedule.codes.tolist()
-    order = sorted(
-        range(len(codes)), key=lambda row: (timing.start_ns[row], place[codes[row]])
-    )
+    order = sorted(range(len(codes)), key=lambda row: (timing.start_ns[row], place[codes[row]]))
     programs: list[list] = [[] for _ in range(profile.devices)]
     links: dict[str, list] = {}
     for row in order:
@@ -147,7 +151,7 @@ def test_without_a_limit_nothing_waits() -> None:
 
 def test_waits_name_the_release_they_need() -> None:
     profile = unit_profile(1, offload={"t_offload_ms": 4, "t_reload_ms": 4})
-    programs = ["F0.0 O0.0 F0.1 R0.0 BW0.1 BW0.0".split()]
+    programs = [["F0.0", "O0.0", "F0.1", "R0.0", "BW0.1", "BW0.0"]]
     lowered = lower(Schedule(profile.shape(2), programs), profile, 100)
     waits = {str(op): [str(need) for need in needs] for op, needs in lowered.waits.items()}
     assert waits == {"F0.1": ["O0.0"], "R0.0": ["BW0.1"]}

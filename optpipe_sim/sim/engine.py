@@ -58,7 +58,7 @@ class _Memory:
                 return
             self.level += size
             self.head += 1
-            run.grant[row] = run.env.now
+            run.grant[row] = run.now
             self.asking.pop(row).succeed()
 
 
@@ -75,7 +75,7 @@ class _Link:
         """Stand in line; the event comes with the start of the transfer."""
         run = self.run
         event = run.env.event()
-        self.line[row] = ((run.env.now, run.device[row], run.kind[row]), event)
+        self.line[row] = ((run.now, run.device[row], run.kind[row]), event)
         run.serve_links(self)
         return event
 
@@ -122,7 +122,9 @@ class _Run:
         self.pair_free: dict[tuple[int, int], int] = {}
         self.waiters: dict[int, list[simpy.Event]] = {}
         self.served_links: dict[_Link, None] = {}
-        self._build(list(zip(schedule.offsets.tolist(), schedule.offsets[1:].tolist(), strict=False)))
+        self._build(
+            list(zip(schedule.offsets.tolist(), schedule.offsets[1:].tolist(), strict=False))
+        )
 
     def _build(self, bounds: list[tuple[int, int]]) -> None:
         """The processes: compute streams and transfer queues."""
@@ -136,7 +138,8 @@ class _Run:
         self.anchored: dict[int, list[int]] = {}
         shared = self.profile.offload is not None and self.profile.offload.copy_engines == "shared"
         order = {
-            key: [self.schedule.row(op) for op in ops] for key, ops in self.schedule.link_order.items()
+            key: [self.schedule.row(op) for op in ops]
+            for key, ops in self.schedule.link_order.items()
         }
         links = {key: _Link(self, order.get(key)) for key in sorted(set(link_keys(self.profile)))}
         for device, (first, last) in enumerate(bounds):
@@ -153,7 +156,7 @@ class _Run:
                     self,
                     [row for row in rows if self.kind[row] in (F, R)],
                     self.profile.static_bytes[device],
-                    self.limits and self.limits[device],
+                    self.limits[device] if self.limits else None,
                 )
             )
             for kinds in ((O, R),) if shared else ((O,), (R,)):
@@ -174,6 +177,10 @@ class _Run:
             if queue:
                 env.process(self.transfers(queue))
 
+    @property
+    def now(self) -> int:
+        return self.env.now  # type: ignore[return-value]
+
     # -- processes --------------------------------------------------------------------------------
 
     def stream(self, device: int, rows: list[int]) -> _Process:
@@ -183,13 +190,13 @@ class _Run:
             for needed in self.needs[row]:
                 if self.end[needed] < 0:
                     yield self.ended(needed)
-                if self.device[needed] != device and self.ready[needed] > env.now:
-                    yield env.timeout(self.ready[needed] - env.now)
+                if self.device[needed] != device and self.ready[needed] > self.now:
+                    yield env.timeout(self.ready[needed] - self.now)
             if self.kind[row] == F:
                 yield memory.ask(row, env.event())
             else:
-                self.grant[row] = env.now
-            self.start[row] = env.now
+                self.grant[row] = self.now
+            self.start[row] = self.now
             for reload in self.anchored.get(row, ()):
                 self.anchor_started(reload)
             yield env.timeout(self.lasts[row])
@@ -215,9 +222,9 @@ class _Run:
     def transfer(self, row: int, link: _Link) -> None:
         """Start a transfer on its link; its end frees link and engine."""
         queue = self.queue_of[row]
-        self.start[row] = self.env.now
+        self.start[row] = self.now
         if self.kind[row] == O:
-            self.grant[row] = self.env.now
+            self.grant[row] = self.now
         self.engine_free[queue] = False
         self.started[queue] += 1
 
@@ -242,7 +249,7 @@ class _Run:
 
     def finish(self, row: int) -> None:
         """An op has ended: send its message, release its memory, wake who waits for it."""
-        now = self.end[row] = self.env.now
+        now = self.end[row] = self.now
         target = self.sends_to[row]
         if target >= 0:
             depart = now
@@ -307,7 +314,7 @@ def _explain_deadlock(run: _Run) -> str:
     more = f"; and {len(reasons) - 4} more" if len(reasons) > 4 else ""
     done = sum(end >= 0 for end in run.end)
     return (
-        f"deadlock at {format_time(run.env.now)} with {done} of {len(run.end)} ops done: "
+        f"deadlock at {format_time(run.now)} with {done} of {len(run.end)} ops done: "
         + "; ".join(reasons[:4])
         + more
     )

@@ -6,7 +6,7 @@ several queues share with a given order. `lower` brings every other case into th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +51,7 @@ class Graph:
 def build_graph(
     schedule: Schedule,
     profile: CostProfile,
-    link_order: dict[str, Sequence[int]],
+    link_order: Mapping[str, Sequence[int]],
     waits: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Graph | None:
     """The graph of a schedule; None where it has a circle (a deadlock).
@@ -146,5 +146,3 @@ def given_order(schedule: Schedule, key: str) -> list[int] | None:
     """The rows of a link in the order that the schedule carries for it, or None."""
     ops = schedule.link_order.get(key)
     return None if ops is None else [schedule.row(op) for op in ops]
-
-

@@ -125,7 +125,7 @@ def longest_path(first, inputs, lags, lasts, times):
         start = 0
         for edge in range(first[node], first[node + 1]):
             time = times[inputs[edge]] + lags[edge]
-            if time > start:  # noqa: PLR1730
+            if time > start:
                 start = time
         times[2 * node] = start
         times[2 * node + 1] = start + lasts[node]
@@ -227,7 +227,7 @@ def run_events(
                 which = 3 if kind == R and not shared else 2
                 queue[which, fill[which]] = row
                 fill[which] += 1
-            if kind == F or kind == R:  # noqa: PLR1714
+            if kind in (F, R):
                 queue[1, fill[1]] = row
                 fill[1] += 1
                 anchor[row] = last
@@ -326,9 +326,7 @@ def run_events(
                     free = True
                     for slot in range(need_first[row], need_first[row + 1]):
                         needed = needs[slot]
-                        if end[needed] < 0 or (
-                            device_of[needed] != device and ready[needed] > now
-                        ):
+                        if end[needed] < 0 or (device_of[needed] != device and ready[needed] > now):
                             free = False
                             break
                     if free and kinds[row] == F:
@@ -452,7 +450,7 @@ def find_waits(kinds, offsets, taken, given, static, limits, granted_as, ended_a
         freed, moved = 0, 0  # bytes they gave back
         for row in range(begin, stop):
             kind = kinds[row]
-            if kind == F or kind == R:  # noqa: PLR1714
+            if kind in (F, R):
                 need += taken[row]
                 surely = ahead if kind == F else max(ahead - 1, 0)
                 while done < surely:
@@ -520,7 +518,7 @@ def noisy_paths(
                 if lag:
                     lag = np.int64(lag * hop[sample] + 0.5)
                 time = times[inputs[edge]] + lag
-                if time > start:  # noqa: PLR1730
+                if time > start:
                     start = time
             length = float(lasts[node])
             if message[node]:
@@ -533,7 +531,7 @@ def noisy_paths(
             end = start + np.int64(length + 0.5)
             times[2 * node] = start
             times[2 * node + 1] = end
-            if end > makespan:  # noqa: PLR1730
+            if end > makespan:
                 makespan = end
         span = 0
         for at in range(len(opens)):

@@ -108,12 +108,16 @@ def lower(
                 granted_as,
                 ended_as,
             )
-    schedule = schedule.replace(
-        link_order={
-            **schedule.link_order,
-            **{key: [schedule.op(row) for row in rows] for key, rows in orders.items()},
-        }
-    ) if undecided else schedule
+    schedule = (
+        schedule.replace(
+            link_order={
+                **schedule.link_order,
+                **{key: [schedule.op(row) for row in rows] for key, rows in orders.items()},
+            }
+        )
+        if undecided
+        else schedule
+    )
     moved = _issue_order(schedule, profile, waits)
     if moved is not None:
         schedule, new_row = moved
@@ -138,7 +142,9 @@ def _issue_order(
     for device in np.unique(schedule.devices[waits[0][backwards]]).tolist():
         first, last = schedule.offsets[device : device + 2].tolist()
         here = schedule.devices[waits[0]] == device
-        pairs = zip((waits[1][here] - first).tolist(), (waits[0][here] - first).tolist(), strict=True)
+        pairs = zip(
+            (waits[1][here] - first).tolist(), (waits[0][here] - first).tolist(), strict=True
+        )
         order = _reorder(schedule.programs[device], profile, list(pairs))
         old_rows[first:last] = first + np.array(order)
     new_row = np.empty_like(old_rows)
@@ -200,5 +206,3 @@ def _reorder(
             if not missing[behind]:
                 heappush(ready, (urgency[behind], behind))
     return order
-
-

@@ -16,9 +16,7 @@ from .links import link_keys
 Times = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def run_replay(
-    schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None
-) -> Times:
+def run_replay(schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None) -> Times:
     """Starts, ends and grants, as `engine.run_engine` gives them, to the nanosecond.
 
     A longest path, as long as no limit binds and no link is served first come first served; else
@@ -94,11 +92,13 @@ def _within(
     return all(peak <= limit for peak, limit in zip(trace.peak_bytes, limits, strict=True))
 
 
-def explain_deadlock(schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None) -> None:
+def explain_deadlock(
+    schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None
+) -> None:
     """Have the engine say why nothing goes on."""
     from .engine import run_engine
 
     run_engine(schedule, profile, limits)
-    raise OptPipeError("internal error: the replay deadlocks where the engine does not") from Deadlock()
-
-
+    raise OptPipeError(
+        "internal error: the replay deadlocks where the engine does not"
+    ) from Deadlock()

@@ -1,0 +1,160 @@
+"""How fast is it? Ratios and cost against size, all measured in this one run.
+
+    make bench            (or: python benchmarks/bench.py [--write results/bench.md])
+
+Each number is the best of several repetitions on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.table import Table
+
+from optpipe_sim import CostProfile, Schedule, build, load_profile, simulate
+from optpipe_sim.files import write_text
+from optpipe_sim.schedules import REGISTRY
+from optpipe_sim.sim.lower import lower
+from optpipe_sim.sim.noise import Noise, replay_noisy
+
+console = Console(width=100, record=True)
+
+
+def profile(devices: int, **changes: object) -> CostProfile:
+    stages = {"t_f_ms": 10, "t_b_ms": 11, "t_w_ms": 9, "act_mib": 100, "w_mib": 50}
+    copies = {"t_offload_ms": 12, "t_reload_ms": 12}
+    return load_profile(
+        {"devices": devices, "stages": stages, "t_comm_ms": 1, "offload": copies, **changes}
+    )
+
+
+def best(work: Callable[[], object], seconds: float = 0.5) -> float:
+    """The least time of a call, in seconds, over repetitions that take about `seconds`."""
+    work()  # compile and warm up
+    least, spent = float("inf"), 0.0
+    while spent < seconds:
+        before = time.perf_counter()
+        work()
+        least = min(least, time.perf_counter() - before)
+        spent += time.perf_counter() - before
+    return least
+
+
+def fresh(schedule: Schedule) -> Schedule:
+    """The schedule without anything cached."""
+    return Schedule.from_table(
+        schedule.shape, schedule.table, schedule.offsets, schedule.link_order
+    )
+
+
+def per_op() -> None:
+    costs = profile(8)
+    schedule = build("1f1b", costs, 64)
+    ops = len(schedule)
+    lowered = lower(schedule, costs)
+    memory = 450 * 2**20
+    offloading = build("adaoffload", costs, 64, limit=memory)
+    samples = 200
+    noisy = best(lambda: replay_noisy(lowered, Noise(op=0.05, copy=0.05), samples), 1.0)
+    times = {
+        "replay, once lowered": (best(lowered.graph.times) / ops, 500e-9),
+        "lowering and replay": (
+            best(lambda: lower(fresh(schedule), costs).graph.times()) / ops,
+            1e-6,
+        ),
+        "noisy replay, per op and sample": (noisy / ops / samples, 100e-9),
+        "replay with offload under a limit": (
+            best(lambda: simulate(fresh(offloading), costs, memory, engine="replay"))
+            / len(offloading),
+            None,
+        ),
+        "SimPy engine, 1F1B": (best(lambda: simulate(fresh(schedule), costs)) / ops, None),
+        "SimPy engine, offload under a limit": (
+            best(lambda: simulate(fresh(offloading), costs, memory)) / len(offloading),
+            15e-6,
+        ),
+    }
+    table = Table(title="Time per op at p = 8, m = 64")
+    for column in ("what", "ns per op", "goal", "times the replay"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    base = times["replay, once lowered"][0]
+    for name, (value, goal) in times.items():
+        mark = "" if goal is None else f"< {goal * 1e9:,.0f} {'ok' if value < goal else 'MISSED'}"
+        table.add_row(name, f"{value * 1e9:,.1f}", mark, f"{value / base:,.1f}")
+    console.print(table)
+
+
+def against_size() -> None:
+    table = Table(title="ZB-H1 against size (seconds; in brackets ns per op)")
+    for column in ("p", "m", "ops", "build", "lower", "replay", "lower under a limit", "peak RSS"):
+        table.add_column(column, justify="right")
+    for devices, microbatches in ((4, 16), (8, 64), (16, 128), (32, 256), (64, 1024)):
+        costs = profile(devices)
+        building = best(lambda: build("zb-h1", costs, microbatches), 0.1)  # noqa: B023
+        schedule = build("zb-h1", costs, microbatches)
+        limit = (devices + 1) * 100 * 2**20
+        lowering = best(lambda: lower(fresh(schedule), costs), 0.2)  # noqa: B023
+        graph = lower(schedule, costs).graph
+        replaying = best(graph.times, 0.2)
+        limited = best(lambda: lower(fresh(schedule), costs, limit), 0.2)  # noqa: B023
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        ops = len(schedule)
+        cells = [
+            f"{value:.4f} ({value / ops * 1e9:,.0f})"
+            for value in (building, lowering, replaying, limited)
+        ]
+        table.add_row(str(devices), str(microbatches), f"{ops:,}", *cells, f"{peak:.2f} GiB")
+    console.print(table)
+
+
+def builders() -> None:
+    costs = profile(8, memory_limit_gib=1)
+    table = Table(title="Building and replaying each schedule at p = 8, m = 32")
+    for column in ("schedule", "ops", "build ms", "SimPy ms", "replay ms", "SimPy / replay"):
+        table.add_column(column, justify="left" if column == "schedule" else "right")
+    for name in REGISTRY:
+        building = best(lambda: build(name, costs, 32), 0.05)  # noqa: B023
+        schedule = build(name, costs, 32)
+        engine, fast = (
+            best(lambda: simulate(fresh(schedule), costs, enforce=False, engine=engine), 0.05)  # noqa: B023
+            for engine in ("simpy", "replay")
+        )
+        times = [f"{value * 1e3:.2f}" for value in (building, engine, fast)]
+        table.add_row(name, str(len(schedule)), *times, f"{engine / fast:.0f}")
+    console.print(table)
+
+
+def doors() -> None:
+    def run(code: str) -> float:
+        return best(lambda: subprocess.run([sys.executable, "-c", code], check=True), 1.0)
+
+    bare = run("pass")
+    table = Table(title="Start-up, in fresh processes (an empty Python subtracted)")
+    table.add_column("what")
+    table.add_column("ms", justify="right")
+    table.add_row("import optpipe_sim", f"{(run('import optpipe_sim') - bare) * 1e3:.0f}")
+    imports = "from optpipe_sim import build, load_profile, simulate"
+    table.add_row(imports, f"{(run(imports) - bare) * 1e3:.0f}")
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", metavar="FILE", help="also write the tables to a Markdown file")
+    options = parser.parse_args()
+    console.print(f"Python {platform.python_version()} on {platform.machine()}, one core")
+    for part in (per_op, against_size, builders, doors):
+        part()
+    if options.write:
+        write_text(options.write, f"# Benchmarks\n\n```\n{console.export_text()}```\n")
+
+
+if __name__ == "__main__":
+    main()
