@@ -9,7 +9,7 @@ endif
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 RUN := $(VENV)/.ready-to-run
 DEV := $(VENV)/.ready-to-test
 
@@ -29,8 +29,8 @@ help:
 	@echo "make clean           remove .venv and out/"
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "optpipe_sim needs Python 3.11, 3.12 or 3.13, and none is on the PATH; say which with: make PYTHON=/path/to/python3.12" >&2; exit 1; }
-	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if (3, 11) <= v <= (3, 13) else "optpipe_sim needs Python 3.11, 3.12 or 3.13; $(PYTHON) is %d.%d" % v)'
+	@$(or $(PYTHON),false) -c "import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))" 2>/dev/null || { \
+	  echo "optpipe_sim needs Python 3.11, 3.12 or 3.13; $(if $(PYTHON),$(PYTHON) is not one of these,none is on the PATH); say where one is: make PYTHON=/path/to/python3.12 $(MAKECMDGOALS)" >&2; exit 1; }
 	@echo "Setting up .venv with $$($(PYTHON) --version) ..."
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "$(PYTHON) -m venv failed; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
 

@@ -139,3 +139,27 @@ def test_readme_links_lead_somewhere() -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / "README.md").read_text())
     assert links
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_readme_code_prints_what_it_says(monkeypatch, capsys) -> None:
+    monkeypatch.chdir(ROOT)
+    code, output = re.search(
+        r"```python\n(.*?)```\s+```\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL
+    ).groups()
+    exec(code, {})
+    assert capsys.readouterr().out == output
+
+
+def test_readme_refusals_are_the_real_ones(monkeypatch, capsys) -> None:
+    from optpipe_sim.cli import main
+
+    monkeypatch.chdir(ROOT)
+    shown = re.findall(
+        r"^\$ optpipe-sim (.*)\n((?:optpipe-sim.*\n)+)",
+        (ROOT / "README.md").read_text(),
+        re.MULTILINE,
+    )
+    assert len(shown) >= 2
+    for line, refusal in shown:
+        assert main(line.split()) == 2
+        assert capsys.readouterr().err == refusal

@@ -15,6 +15,7 @@ from ..sim import simulate_or_report
 from ..trace import Trace
 
 BASELINE = "1f1b"
+MANY_OPS = 100_000
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,9 @@ def compare_all(
 
 
 def _replay(schedule: Schedule, profile: CostProfile, objective: str) -> tuple[Trace, str | None]:
-    return simulate_or_report(schedule, profile, objective=objective)
+    # both give the same times; the compiled replay takes seconds to load and then far less per op
+    engine = "replay" if len(schedule) > MANY_OPS else "simpy"
+    return simulate_or_report(schedule, profile, objective=objective, engine=engine)
 
 
 def _name_of(entry: str | Schedule) -> str:
