@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
 
 WIDTH, LEFT, RIGHT, BOTTOM = 12.0, 0.72, 1.75, 0.5  # legends stand in the right margin
 
@@ -35,3 +37,24 @@ def time_unit(longest_ns: float) -> tuple[str, int]:
 def size_unit(largest_bytes: float) -> tuple[str, int]:
     """The unit of an axis of bytes that ends at `largest_bytes`, and its bytes."""
     return next((name, size) for name, size in _SIZES if largest_bytes >= 2 * size or size == 1)
+
+
+def text_inches(text: str, points: float, **font: str) -> float:
+    """The width of a text in inches."""
+    if not text:
+        return 0.0
+    prop = FontProperties(family="DejaVu Sans", **font)  # type: ignore[arg-type]
+    return float(TextPath((0, 0), text, size=points, prop=prop).get_extents().width) / 72
+
+
+def shortened(text: str, inches: float, points: float, **font: str) -> str:
+    """`text`, or as much of its beginning as fits, with an ellipsis."""
+    whole = text_inches(text, points, **font)
+    if whole <= inches:
+        return text
+    text = text[
+        : int(1.1 * len(text) * max(inches, 0) / whole)
+    ]  # nearly right; then letter by letter
+    while text and text_inches(f"{text}…", points, **font) > inches:
+        text = text[:-1]
+    return f"{text.rstrip()}…"

@@ -11,16 +11,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.textpath import TextPath
 from matplotlib.ticker import MaxNLocator
 
 from ..errors import OptPipeError
 from ..units import format_size
-from .axis import size_unit, time_unit
-from .style import INK, LIMIT, MUTED, STYLE, check_ending, new_figure, save, styled
+from .axis import points, shortened, size_unit, text_inches, time_unit
+from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
 
 BUSY, BUBBLE, HELD = "#3F7FBF", "#C9DCEE", "#7A6FA8"
 _HATCH = "/////"
+_FONT = 8  # points, of names and numbers
 _WIDTH, _ROW, _TOP, _BOTTOM = 11.0, 0.3, 0.45, 0.85  # inches
 _NUMBERS, _GAP = (1.3, 0.95), 0.3  # inches: the columns of numbers right of the two axes
 
@@ -37,7 +37,7 @@ def compare_chart(
         rows: as ``optpipe-sim compare --json`` gives them: ``schedule, cost_ns, makespan_ns,
             bubble_rate, bubble_rate_flush, peak_bytes, fits`` and, where known, ``speedup`` and
             ``lower_bound_ns``. A row without ``cost_ns`` (a schedule that could not be built) is
-            named, with its ``error`` if it has one, and has no bars.
+            named, with its ``reason`` if it has one, and has no bars.
         memory_limit: bytes, one number or one per device; None: no limit to draw.
 
     Raises:
@@ -50,7 +50,7 @@ def compare_chart(
         figure = new_figure(_WIDTH, height)
         names = [str(row["schedule"]) for row in rows]
         # the names have the room they need, the two axes share what they and the numbers leave
-        left = 0.3 + max(map(_text_inches, names))
+        left = 0.3 + max(text_inches(name, _FONT) for name in names)
         wide = (_WIDTH - left - sum(_NUMBERS) - _GAP) / 2
         bottom, tall = _BOTTOM / height, _ROW * len(rows) / height
         times = figure.add_axes((left / _WIDTH, bottom, wide / _WIDTH, tall))
@@ -123,10 +123,15 @@ def _times(rows: Sequence[Mapping[str, Any]], ax: Axes) -> None:
             _number(ax, at, 1.16, f"{row['speedup']:.2f}×")
     for at, row in enumerate(rows):
         if row.get("cost_ns") is None:
-            reason = str(row.get("error") or "not built")
-            reason = reason if len(reason) <= 60 else f"{reason[:59]}…"
+            reason = str(row.get("reason") or "not built")
+            reason = shortened(reason, points(ax)[0] / 72, _FONT)
             ax.text(
-                0.005 * longest / size, at, reason, color=MUTED, fontsize=8, va="center_baseline"
+                0.005 * longest / size,
+                at,
+                reason,
+                color=MUTED,
+                fontsize=_FONT,
+                va="center_baseline",
             )
     ax.set_xlim(0, 1.02 * longest / size)
     ax.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
@@ -170,7 +175,7 @@ def _number(ax: Axes, y: float, inches: float, text: str, color: str = INK) -> N
         textcoords="offset points",
         ha="right",
         va="center_baseline",
-        fontsize=8,
+        fontsize=_FONT,
         color=color,
         annotation_clip=False,
     )
@@ -179,11 +184,6 @@ def _number(ax: Axes, y: float, inches: float, text: str, color: str = INK) -> N
 def _digits(value: float, largest: float) -> str:
     """`value` with as many decimals as give the largest of its column three digits."""
     return f"{value:.{max(0, 3 - len(str(int(largest))))}f}"
-
-
-def _text_inches(text: str) -> float:
-    """The width of a tick label."""
-    return float(TextPath((0, 0), text, size=STYLE["ytick.labelsize"]).get_extents().width) / 72
 
 
 def _legend(rows: Sequence[Mapping[str, Any]], limit: int | None) -> list[Patch | Line2D]:

@@ -21,7 +21,7 @@ LARGEST_LABEL, LEAST_LABEL = 8.0, 4.5  # points
 _DIGIT = 0.636
 _NAME = {OpKind.F: 0.575, OpKind.B: 0.686, OpKind.W: 0.989, OpKind.BW: 1.675}
 _FILL = 0.88  # how much of its box a label may take
-_EDGE_FROM = 4.0  # points; narrower boxes have no edges, which would cover them
+_EDGE_FROM = 3.0  # points; where boxes are narrower, edges would cover them
 
 
 def gantt(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes:
@@ -95,7 +95,8 @@ def _boxes(trace: Trace, ax: Axes) -> None:
     kinds, stages, _ = trace.schedule.table.T
     chunks = _chunk_of_stage(trace)[stages]
     many = len(trace.schedule) > RASTERISE_ABOVE
-    per_unit = points(ax)[0] / (trace.makespan_ns / size)
+    narrowest = min(_narrowest(trace, ax).values())
+    edged = not many and narrowest >= _EDGE_FROM
     labels = _label_size(trace, ax)
     for kind in OpKind:
         top, bottom = _lane(trace, kind)
@@ -105,7 +106,6 @@ def _boxes(trace: Trace, ax: Axes) -> None:
                 continue
             lanes = trace.schedule.devices[rows]
             colour = shade(kind, chunk, shape.chunks)
-            edged = not many and np.median((end - start)[rows]) * per_unit >= _EDGE_FROM
             ax.add_collection(
                 _collection(
                     start[rows],
@@ -157,22 +157,26 @@ def _label_size(trace: Trace, ax: Axes) -> tuple[bool, float] | None:
     Kind and microbatch where every compute box has room for both, else the microbatch alone.
     """
     shape = trace.schedule.shape
-    width, height = points(ax)
     top, bottom = _lane(trace, OpKind.F)
-    tallest = 0.8 * height * (bottom - top) / shape.devices
+    tallest = 0.8 * points(ax)[1] * (bottom - top) / shape.devices
     digits = _DIGIT * len(str(shape.microbatches - 1))
-    lasting = trace.end_ns - trace.start_ns
-    room = {
-        kind: _FILL * width * float(lasting[rows].min()) / trace.makespan_ns
-        for kind in COMPUTE
-        if (rows := (trace.schedule.table[:, 0] == kind) & (lasting > 0)).any()
-    }
+    room = _narrowest(trace, ax)
     for named in (True, False):
-        widest = min(room[kind] / (digits + named * _NAME[kind]) for kind in room)
+        widest = _FILL * min(room[kind] / (digits + named * _NAME[kind]) for kind in room)
         font = min(LARGEST_LABEL, tallest, widest)
         if font >= (6 if named else LEAST_LABEL):
             return named, font
     return None
+
+
+def _narrowest(trace: Trace, ax: Axes) -> dict[OpKind, float]:
+    """Per kind of compute op that occurs, the width of its narrowest box in points."""
+    lasting = trace.end_ns - trace.start_ns
+    return {
+        kind: points(ax)[0] * float(lasting[rows].min()) / trace.makespan_ns
+        for kind in COMPUTE
+        if (rows := (trace.schedule.table[:, 0] == kind) & (lasting > 0)).any()
+    }
 
 
 def _chunk_of_stage(trace: Trace) -> np.ndarray:
@@ -192,9 +196,8 @@ def _legend(trace: Trace) -> list[Patch]:
         Patch(facecolor=shade(kind, 0, shape.chunks), label=f"{kind.name}  {KIND_NAMES[kind]}")
         for kind in present
     ]
-    if shape.chunks > 1:
-        handles += [
-            Patch(facecolor=shade(OpKind.F, chunk, shape.chunks), label=f"F of chunk {chunk}")
-            for chunk in range(shape.chunks)
-        ]
+    handles += [
+        Patch(facecolor=shade(OpKind.F, chunk, shape.chunks), label=f"F of chunk {chunk}")
+        for chunk in range(1, shape.chunks)
+    ]
     return [*handles, Patch(facecolor=IDLE, edgecolor=MUTED, linewidth=0.3, label="idle")]

@@ -9,12 +9,14 @@ from matplotlib.figure import Figure
 
 from ..trace import Trace
 from ..units import format_size, format_time
-from .axis import BOTTOM, LEFT, WIDTH, place
+from .axis import BOTTOM, LEFT, WIDTH, place, shortened, text_inches
 from .gantt import gantt, gantt_height
 from .memory import memory
-from .style import LIMIT, MUTED, check_ending, new_figure, save, styled
+from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
 
 _TITLE, _GAP, _MEMORY = 0.72, 0.16, 1.9  # inches: above the lanes, between the axes, the curves
+_EDGE = 0.2  # inches between the texts at the top and the edge
+_Text = tuple[str, float, str, str]  # text, points, weight, colour
 
 
 def overview(trace: Trace) -> Figure:
@@ -48,45 +50,43 @@ def save_overview(trace: Trace, path: str | os.PathLike[str]) -> Path:
 
 def _title(trace: Trace, figure: Figure) -> None:
     """The schedule's name and its measures; below, smaller, what was replayed."""
-    width, height = figure.get_size_inches()
-    shape = trace.schedule.shape
     peak = max(trace.peak_bytes)
-    worst = trace.peak_bytes.index(peak)
     bubble = trace.bubble_rate_flush if trace.objective == "flush" else trace.bubble_rate
-    measures = [
+    measures = (
         f"{'makespan' if trace.objective == 'flush' else 'longest span'} {format_time(trace.cost_ns)}",
         f"bubble {bubble:.1%}",
-        f"peak {format_size(peak)} on device {worst}",
-    ]
-    name = str(trace.schedule.meta.get("name", "schedule"))
-    x = LEFT / width
-    figure.text(x, 1 - 0.16 / height, name, fontsize=13, weight="bold", va="top")
-    figure.text(
-        1 - 0.2 / width,
-        1 - 0.18 / height,
-        "   ·   ".join(measures),
-        fontsize=11,
-        va="top",
-        ha="right",
+        f"peak {format_size(peak)} on device {trace.peak_bytes.index(peak)}",
     )
-    facts = [
-        trace.profile.name,
-        f"{shape.devices} devices",
-        f"{shape.chunks} chunks each" if shape.chunks > 1 else "",
-        f"{shape.microbatches} microbatches",
-    ]
+    name = str(trace.schedule.meta.get("name", "schedule"))
+    _line(figure, 0.16, (name, 13, "bold", INK), ("   ·   ".join(measures), 11, "normal", INK))
+    misfit = "" if trace.fits else "does not fit the limit: drawn without it"
+    _line(figure, 0.44, (_facts(trace), 9, "normal", MUTED), (misfit, 9, "bold", LIMIT))
+
+
+def _facts(trace: Trace) -> str:
+    """What was replayed: profile, shape, what is offloaded."""
+    shape = trace.schedule.shape
+    facts = [trace.profile.name, f"{shape.devices} devices"]
+    if shape.chunks > 1:
+        facts.append(f"{shape.chunks} chunks each")
+    facts.append(f"{shape.microbatches} microbatches")
     if trace.offloaded:
         total = shape.stages * shape.microbatches
         facts.append(f"{trace.offloaded} of {total} activations offloaded")
         facts.append(f"host peak {format_size(trace.host_peak_bytes)}")
-    figure.text(x, 1 - 0.44 / height, "  ·  ".join(filter(None, facts)), color=MUTED, va="top")
-    if not trace.fits:
-        figure.text(
-            1 - 0.2 / width,
-            1 - 0.44 / height,
-            "does not fit the limit: drawn without it",
-            color=LIMIT,
-            weight="bold",
-            va="top",
-            ha="right",
-        )
+    return "  ·  ".join(facts)
+
+
+def _line(figure: Figure, top: float, left: _Text, right: _Text) -> None:
+    """Two texts on one line `top` inches below the edge; the left one yields where both are long."""
+    width, height = figure.get_size_inches()
+    taken = text_inches(right[0], right[1], weight=right[2])
+    room = width - LEFT - taken - 2 * _EDGE
+    shown = shortened(left[0], room, left[1], weight=left[2])
+    for text, x, side, (_, size, weight, colour) in (
+        (shown, LEFT, "left", left),
+        (right[0], width - _EDGE, "right", right),
+    ):
+        if text:
+            place = (x / width, 1 - (top + size / 72) / height)
+            figure.text(*place, text, fontsize=size, weight=weight, color=colour, ha=side)
