@@ -188,9 +188,10 @@ class TestNoise:
         assert (slow > 1.25 * base).all()
         for noise in (Noise(op=0, device=0.1), Noise(op=0, comm=0.5)):
             assert len(set(replay_noisy(lowered, noise, 20).tolist())) > 10
-        copies = unit_profile(4, offload={"t_offload_ms": 2, "t_reload_ms": 2})
-        lowered = lower(build("po-f", copies, 8, chunks=1), copies)
-        assert len(set(replay_noisy(lowered, Noise(op=0, copy=0.5), 20).tolist())) > 10
+        copies = unit_profile(1, offload={"t_offload_ms": 4, "t_reload_ms": 4})
+        programs = [["F0.0", "O0.0", "F0.1", "R0.0", "BW0.1", "BW0.0"]]
+        reloading = lower(Schedule(copies.shape(2), programs), copies)
+        assert len(set(replay_noisy(reloading, Noise(op=0, copy=0.5), 20).tolist())) > 10
 
     def test_bad_settings(self) -> None:
         with pytest.raises(OptPipeError, match=r"noise\.op: must be from 0 to 10, got -1"):
