@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from .errors import ProfileError
-from .files import read_mapping, write_mapping
+from .files import plain, read_mapping, write_mapping
 from .profile import CostProfile, Offload, StageCost, transfer_ns
 from .units import BYTE_UNITS, TIME_UNITS, exact, round_half_up
 
@@ -125,7 +125,7 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
         links=reader.take("links", "latency"),
         offload=offload,
         memory_limit=limit,
-        meta=dict(meta),
+        meta=plain(dict(meta)),
     )
     reader.finish(
         "name, devices, chunks, placement, stages, t_comm_ms, links, offload, memory_limit_gib, meta"
