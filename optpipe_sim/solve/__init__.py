@@ -1,0 +1,1 @@
+"""The best schedule under a memory limit, and proof of how far from the best it can be."""
