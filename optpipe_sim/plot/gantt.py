@@ -191,13 +191,14 @@ def _chunk_of_stage(trace: Trace) -> np.ndarray:
 def _legend(trace: Trace) -> list[Patch]:
     """Kinds that occur, shades of chunks where there are several, idle."""
     shape = trace.schedule.shape
-    present = [kind for kind in OpKind if (trace.schedule.table[:, 0] == kind).any()]
-    handles = [
-        Patch(facecolor=shade(kind, 0, shape.chunks), label=f"{kind.name}  {KIND_NAMES[kind]}")
-        for kind in present
-    ]
-    handles += [
-        Patch(facecolor=shade(OpKind.F, chunk, shape.chunks), label=f"F of chunk {chunk}")
-        for chunk in range(1, shape.chunks)
-    ]
+    handles = []
+    for kind in OpKind:
+        if (trace.schedule.table[:, 0] == kind).any():
+            label = f"{kind.name}  {KIND_NAMES[kind]}"
+            handles.append(Patch(facecolor=shade(kind, 0, shape.chunks), label=label))
+        if kind is OpKind.F:  # one kind shows how the shades go
+            handles += [
+                Patch(facecolor=shade(kind, chunk, shape.chunks), label=f"F  of chunk {chunk}")
+                for chunk in range(1, shape.chunks)
+            ]
     return [*handles, Patch(facecolor=IDLE, edgecolor=MUTED, linewidth=0.3, label="idle")]

@@ -13,14 +13,15 @@ from ..units import format_size
 from .axis import BOTTOM, WIDTH, place, size_unit, time_unit
 from .style import INK, LIMIT, MUTED, STATIC, new_figure, styled
 
-LINES_UP_TO = 8  # devices; more are drawn as their envelope and three of them
+FEW_DEVICES = 4  # have a line each, however long
+LINES_UP_TO, STEPS_UP_TO = 8, 1200  # devices and steps of all; more are drawn as an envelope
 OFF_SCALE = 2.5  # a limit above so many times the peak is named, not drawn
 
 
 def memory(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes:
     """Draw the bytes that each device holds over time.
 
-    Up to 8 devices have a line each; more are drawn as the range they span, with the
+    Few devices have a line each; many are drawn as the range they span, with the
     tightest (which comes closest to its limit; without limits: has the highest peak), the middle
     and the roomiest device as lines. What is static is
     shaded, the limit dashed. Time is in the unit of `gantt`, so that the two can share an axis.
@@ -37,7 +38,7 @@ def memory(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes
             ax = place(new_figure(WIDTH, 2.4 + 0.2 + BOTTOM), 0.2, 2.4)
         unit, scale = size_unit(max(1, *trace.peak_bytes))
         _static(trace, ax, scale)
-        if trace.profile.devices <= LINES_UP_TO:
+        if _few(trace):
             _lines(trace, ax, scale)
         else:
             _envelope(trace, ax, scale)
@@ -74,6 +75,13 @@ def _room(trace: Trace) -> np.ndarray:
 def device_colours(devices: int) -> list[str]:
     """A colour per device, from dark to light in their order."""
     return [to_hex(colormaps["viridis"](at)) for at in np.linspace(0, 0.88, devices)]
+
+
+def _few(trace: Trace) -> bool:
+    """Whether a line per device can be followed by eye."""
+    steps = sum(len(steps.bytes) for steps in trace.memory)
+    devices = trace.profile.devices
+    return devices <= FEW_DEVICES or (devices <= LINES_UP_TO and steps <= STEPS_UP_TO)
 
 
 def _curve(trace: Trace, steps: Steps) -> tuple[np.ndarray, np.ndarray]:

@@ -83,10 +83,12 @@ def _line(figure: Figure, top: float, left: _Text, right: _Text) -> None:
     taken = text_inches(right[0], right[1], weight=right[2])
     room = width - LEFT - taken - 2 * _EDGE
     shown = shortened(left[0], room, left[1], weight=left[2])
+    baseline = 1 - (top + max(left[1], right[1]) / 72) / height
     for text, x, side, (_, size, weight, colour) in (
         (shown, LEFT, "left", left),
         (right[0], width - _EDGE, "right", right),
     ):
         if text:
-            place = (x / width, 1 - (top + size / 72) / height)
-            figure.text(*place, text, fontsize=size, weight=weight, color=colour, ha=side)
+            figure.text(
+                x / width, baseline, text, fontsize=size, weight=weight, color=colour, ha=side
+            )
