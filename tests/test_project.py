@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import csv
 import re
 import subprocess
 import sys
@@ -25,6 +26,7 @@ LAYERS = (
     {"schedule", "profile", "profile_io"},
     {"trace"},
     {"schedules", "sim", "analyse"},
+    {"solve"},
     {"plot", "export"},
     {"study"},
     {"cli", "__main__"},
@@ -163,3 +165,22 @@ def test_readme_refusals_are_the_real_ones(monkeypatch, capsys) -> None:
     for line, refusal in shown:
         assert main(line.split()) == 2
         assert capsys.readouterr().err == refusal
+
+
+def test_readme_shows_the_results_that_are_there() -> None:
+    with (ROOT / "results" / "zb_tables.csv").open() as file:
+        cells = list(csv.DictReader(file))
+    simulated = {(cell["profile"], cell["schedule"]): cell["simulated"] for cell in cells}
+    rows = re.findall(r"^\| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    table = [[cell.strip() for cell in row.split("|")] for row in rows]
+    head = next(row for row in table if row[0] == "profile")
+    shown = {
+        (row[0], name): rate
+        for row in table
+        if (ROOT / "experiments" / "profiles" / f"{row[0]}.yaml").exists()
+        for name, rate in zip(head[1:], row[1:], strict=True)
+        if rate
+    }
+    assert len(shown) > 20
+    assert {key: simulated[key] for key in shown} == shown
+    assert f"{len(cells)} cells" in (ROOT / "README.md").read_text()

@@ -96,8 +96,9 @@ def simulated(
     out.print()
     span = "" if trace.objective == "flush" else f"; longest device {format_time(trace.cost_ns)}"
     _line(out, "time per iteration", Text(f"{format_time(trace.makespan_ns)}{span}", "bold"))
-    flush = f" (of the span; {trace.bubble_rate_flush:.1%} of the iteration)"
-    _line(out, "bubble", f"{trace.bubble_rate:.1%}{flush}")
+    bubble, flush = f"{trace.bubble_rate:.1%}", f"{trace.bubble_rate_flush:.1%}"
+    more = "" if bubble == flush else f" of the longest device span, {flush} of the iteration"
+    _line(out, "bubble", f"{bubble}{more}")
     total = trace.makespan_ns * shape.devices
     shares = sorted(
         ((ns / total, cause) for cause, ns in trace.idle_ns.items() if ns), reverse=True
@@ -228,7 +229,7 @@ def _peaks(trace: Trace) -> str:
     low = min(range(len(peaks)), key=lambda device: peaks[device])
     text = f"{format_size(peaks[top])} on device {top}"
     if limits:
-        text += f" ({peaks[top] / max(limits[top], 1):.0%} of its limit)"
+        text += f" ({percent(peaks[top] / max(limits[top], 1))} of its limit)"
     if peaks[low] != peaks[top]:
         text += f", least {format_size(peaks[low])} on device {low}"
     return text
@@ -247,7 +248,8 @@ def _verdict(out: Out, result: Comparison) -> None:
         )
     else:
         text = Text("Nothing fits. ", "bold red")
-        text.append(f"{best.schedule}: {best.reason}", "default")
+        same = len({row.reason for row in result.rows}) == 1
+        text.append(f"{'' if same else f'{best.schedule}: '}{best.reason}", "default")
     out.print(text, soft_wrap=not sys.stdout.isatty())
     if best.trace.fits and any(not row.trace.fits for row in result.rows):
         note = "✗: does not fit; its figures are those without the limit"
@@ -263,6 +265,11 @@ def _files(out: Out, files: Mapping[str, str]) -> None:
 
 def _next(out: Out, text: str, code: bool = False) -> None:
     out.hint(Text("next: ", "dim").append(text, "cyan" if code else "default"), soft_wrap=True)
+
+
+def percent(share: float) -> str:
+    """A share for people: ``97%``, and no more digits than they would read."""
+    return f"{share:.0%}" if share < 10 else ">999%"
 
 
 def idle_shares(trace: Trace) -> dict[str, float]:

@@ -13,7 +13,7 @@ from rich.text import Text
 from ..study.compare import Comparison, Row
 from ..trace import CAUSES
 from ..units import BYTE_UNITS, TIME_UNITS
-from .show import CAUSE_STYLES, MEANINGS, PIPE_WIDTH, idle_shares
+from .show import CAUSE_STYLES, MEANINGS, PIPE_WIDTH, idle_shares, percent
 
 # What gives way, step by step, where the terminal is narrow: cells of the idle bar, columns left out.
 LAYOUTS: tuple[tuple[int, frozenset[str]], ...] = (
@@ -98,7 +98,7 @@ def _cells(row: Row, width: int, most: float, time: _Unit, size: _Unit) -> dict[
         "bubble": Text(f"{trace.bubble_rate:.1%}"),
         "idle": idle,
         "peak": Text(f"{peak / size.factor:.1f} {size.name}"),
-        "of limit": Text(f"{share:.0%}", "" if share <= 1 else "red"),
+        "of limit": Text(percent(share), "" if share <= 1 else "red"),
         "fits": fits,
         "×1F1B": Text(f"{row.speedup:.2f}"),
         "gap": Text(f"{row.gap:.1%}"),
