@@ -1,0 +1,163 @@
+"""Where the copies of an offloading schedule go: slots on engines and links, and the program.
+
+The compute order is replayed without copies first. The copies are then planned against those
+times, so that the plan is a timing in which nothing computes later; by its order, the schedule
+replays no later than the plan.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ..ops import B, F, O, Op, R
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..sim import simulate
+from ..sim.links import link_keys
+
+ROUND_TRIPS = 3  # an activation whose life is not longer than that stays on the device
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """An activation that might be offloaded: when it is free to go, and when it has to be back."""
+
+    forward: Op
+    device: int
+    free_ns: int
+    due_ns: int
+
+
+def with_copies(base: Schedule, costs: CostProfile, offloaded: int) -> Schedule:
+    """`base`, the activations of each device's first `offloaded` chunks offloaded.
+
+    Per host link, time is cut into slots of the longest transfer. An offload takes the earliest
+    free slot after its F, its reload the latest free slot that ends one B before its B. A slot is
+    free where neither the device's copy engine nor the link is taken, so that offloads and reloads,
+    and devices on one link, come to alternate. Short-lived activations stay; so does one that
+    finds no slots, counted in ``meta["dropped"]``. The profile has to have an offload section.
+    """
+    assert costs.offload is not None
+    trace = simulate(base, costs, enforce=False, engine="replay")
+    begin = dict(
+        zip((op for ops in base.programs for op in ops), trace.start_ns.tolist(), strict=True)
+    )
+    keys = link_keys(costs)
+    after: list[list[tuple[int, Op]]] = [[] for _ in base.programs]
+    link_order: dict[str, list[Op]] = {}
+    shared, dropped = costs.offload.copy_engines == "shared", 0
+    for group in costs.host_links:
+        pairs = [pair for d in group for pair in _pairs(base, costs, begin, d, offloaded)]
+        stages = {pair.forward.stage for pair in pairs}
+        slot_ns = max([1, *(int(costs.durations_ns[kind][s]) for s in stages for kind in (O, R))])
+        plan = _plan(pairs, keys, shared, slot_ns)
+        dropped += len(pairs) - len(plan) // 2
+        for slot, device, op in sorted(plan):
+            after[device].append((slot * slot_ns, op))
+            if len(group) > 1:
+                link_order.setdefault(keys[2 * device + (op.kind is R)], []).append(op)
+    programs = [
+        _insert(ops, [begin[op] for op in ops], copies, shared)
+        for ops, copies in zip(base.programs, after, strict=True)
+    ]
+    return Schedule(base.shape, programs, link_order, {**base.meta, "dropped": dropped})
+
+
+def _pairs(
+    base: Schedule, costs: CostProfile, begin: dict[Op, int], device: int, offloaded: int
+) -> list[_Pair]:
+    """The activations of a device's first `offloaded` chunks that live long enough to leave."""
+    pairs = []
+    lasts = costs.durations_ns
+    for stage in base.shape.stages_of(device)[:offloaded]:
+        t_f, t_b = int(lasts[F][stage]), int(lasts[B][stage])
+        shortest = ROUND_TRIPS * int(lasts[O][stage] + lasts[R][stage])
+        for microbatch in range(base.shape.microbatches):
+            forward = Op(F, stage, microbatch)
+            free, due = begin[forward] + t_f, begin[Op(B, stage, microbatch)] - t_b
+            if due - free > shortest:
+                pairs.append(_Pair(forward, device, free, due))
+    return pairs
+
+
+class _Link:
+    """The slots of a host link and of the copy engines of its devices."""
+
+    def __init__(self, keys: Sequence[str], shared: bool) -> None:
+        self.keys, self.shared = keys, shared
+        self.taken: set[tuple[str | int, int]] = set()  # (engine or link, slot)
+        self.skip: dict[tuple[int, bool, int], int] = {}  # from a taken slot on to a later one
+
+    def resources(self, device: int, reload: bool) -> tuple[int, str]:
+        return 2 * device + (reload and not self.shared), self.keys[2 * device + reload]
+
+    def free(self, device: int, reload: bool, slot: int) -> int:
+        """The first free slot of an offload from `slot` on, the last of a reload up to `slot`."""
+        engine, link = self.resources(device, reload)
+        passed = []
+        while True:
+            onward = self.skip.get((device, reload, slot))
+            if onward is None:
+                if (engine, slot) not in self.taken and (link, slot) not in self.taken:
+                    break
+                onward = slot - 1 if reload else slot + 1
+            passed.append(slot)
+            slot = onward
+        for at in passed:
+            self.skip[device, reload, at] = slot
+        return slot
+
+    def take(self, device: int, reload: bool, slot: int) -> None:
+        for resource in self.resources(device, reload):
+            self.taken.add((resource, slot))
+
+
+def _plan(
+    pairs: Sequence[_Pair], keys: Sequence[str], shared: bool, slot_ns: int
+) -> list[tuple[int, int, Op]]:
+    """(slot, device, op) of the transfers on one host link; pairs that find no slots are left out.
+
+    Pairs are served in the order of their F's; if then some are left out, those that live longest
+    first: these are the ones that memory gains most from.
+    """
+    plan: list[tuple[int, int, Op]] = []
+    orders: tuple[Callable[[_Pair], int], ...] = (
+        lambda pair: pair.free_ns,
+        lambda pair: pair.free_ns - pair.due_ns,
+    )
+    for order in orders:
+        link = _Link(keys, shared)
+        plan = []
+        for pair in sorted(pairs, key=order):
+            device = pair.device
+            out = link.free(device, False, -(-pair.free_ns // slot_ns))
+            back = link.free(device, True, pair.due_ns // slot_ns - 1)
+            if out < back:
+                link.take(device, False, out)
+                link.take(device, True, back)
+                plan.append((out, device, pair.forward._replace(kind=O)))
+                plan.append((back, device, pair.forward._replace(kind=R)))
+        if len(plan) == 2 * len(pairs):
+            break
+    return plan
+
+
+def _insert(
+    ops: Sequence[Op], begin: Sequence[int], copies: Sequence[tuple[int, Op]], shared: bool
+) -> list[Op]:
+    """A device's program: each R after the op that runs when it starts (its anchor), each O right
+    after its F; on a shared engine later, where R's have earlier slots."""
+    place = {op: at + 1 for at, op in enumerate(ops)}
+    behind: list[list[Op]] = [[] for _ in range(len(ops) + 1)]
+    earliest = {O: 0, R: 0}
+    for time, op in copies:
+        at = bisect_right(begin, time) if op.kind is R else place[op._replace(kind=F)]
+        at = max(at, *earliest.values()) if shared else max(at, earliest[op.kind])
+        earliest[op.kind] = at
+        behind[at].append(op)
+    program = list(behind[0])
+    for op, later in zip(ops, behind[1:], strict=True):
+        program += [op, *later]
+    return program

@@ -1,0 +1,117 @@
+"""GIS, GIS-H and any group size: the generalised interleaved schedule, B and W apart.
+
+Microbatches go in groups of g through one chunk after another. A smaller group comes back sooner
+to be released, so it holds fewer activations, and passes the pipeline less densely: g = p gives
+GIS, g = ceil(p/2) GIS-H, and g = 1 the uniform repeat that PipeOffload is built on.
+"""
+
+from __future__ import annotations
+
+from math import gcd
+
+import numpy as np
+
+from ..errors import InvalidSchedule
+from ..ops import B, F, W
+from ..profile import CostProfile
+from ..schedule import Schedule
+from . import default_chunks
+
+
+def gis(
+    profile: CostProfile, microbatches: int, chunks: int | None = None, group: int | None = None
+) -> Schedule:
+    """The generalised interleaved schedule with groups of `group` microbatches (default: p).
+
+    With d devices, v chunks and TF, TB, TW of one chunk, rank 0 holds g*(v-1) + d chunk
+    activations, for ceil(d/2) <= g <= d; the bubble is
+    (d-1)*(TF+TB) + (d-g)*(v-1)*(TF+TB-TW), exactly so at equal stages for g = d and for g = d/2.
+    Any g and m are admitted; a last group that is not full costs extra.
+
+    At p = 4, m = 8, v = 2, one cell per unit::
+
+        0 F0 F1 F2 F3 f0 f1 f2 f3 .  .  .  b0 w0 F4 b1 w1 F5 b2 w2 F6 b3 w3 F7 B0 W0 f4 B1 W1 f5 B2 W2 f6 B3 W3 f7 b4 w4 .  b5 w5 .  b6 w6 .  b7 w7 B4 W4 B5 W5 B6 W6 B7 W7
+    1 .  F0 F1 F2 F3 f0 f1 f2 .  .  b0 w0 f3 b1 w1 F4 b2 w2 F5 b3 w3 F6 B0 W0 F7 B1 W1 f4 B2 W2 f5 B3 W3 f6 b4 w4 f7 b5 w5 .  b6 w6 .  b7 w7 B4 W4 B5 W5 B6 W6 B7 W7 .
+    2 .  .  F0 F1 F2 F3 f0 f1 .  b0 w0 f2 b1 w1 f3 b2 w2 F4 b3 w3 F5 B0 W0 F6 B1 W1 F7 B2 W2 f4 B3 W3 f5 b4 w4 f6 b5 w5 f7 b6 w6 .  b7 w7 B4 W4 B5 W5 B6 W6 B7 W7 .  .
+    3 .  .  .  F0 F1 F2 F3 f0 b0 w0 f1 b1 w1 f2 b2 w2 f3 b3 w3 F4 B0 W0 F5 B1 W1 F6 B2 W2 F7 B3 W3 f4 b4 w4 f5 b5 w5 f6 b6 w6 f7 b7 w7 B4 W4 B5 W5 B6 W6 B7 W7 .  .  .
+
+    Source: Wan et al., PipeOffload (arXiv 2503.01328), section 4 and table 1.
+
+    Raises:
+        InvalidSchedule: for a group or a number of chunks below 1.
+    """
+    costs = profile.rechunk(default_chunks(profile, chunks))
+    return grouped(costs, microbatches, costs.devices if group is None else group)
+
+
+def gis_h(profile: CostProfile, microbatches: int, chunks: int | None = None) -> Schedule:
+    """GIS with groups of half the devices (rounded up): about half the memory for some bubble.
+
+    Rank 0 holds ceil(d/2)*(v-1) + d chunk activations, (v+1)/(2v) of the 1F1B peak; see `gis` for
+    the bubble.
+
+    At p = 4, m = 6, v = 2, one cell per unit::
+
+        0 F0 F1 .  .  f0 f1 F2 F3 .  .  .  b0 w0 .  f2 b1 w1 f3 B0 W0 F4 B1 W1 F5 b2 w2 f4 b3 w3 f5 B2 W2 B3 W3 .  b4 w4 .  b5 w5 B4 W4 B5 W5
+    1 .  F0 F1 .  .  f0 f1 F2 .  .  b0 w0 F3 b1 w1 f2 B0 W0 f3 B1 W1 F4 b2 w2 F5 b3 w3 f4 B2 W2 f5 B3 W3 .  b4 w4 .  b5 w5 B4 W4 B5 W5 .
+    2 .  .  F0 F1 .  .  f0 f1 .  b0 w0 F2 b1 w1 F3 B0 W0 f2 B1 W1 f3 b2 w2 F4 b3 w3 F5 B2 W2 f4 B3 W3 f5 b4 w4 .  b5 w5 B4 W4 B5 W5 .  .
+    3 .  .  .  F0 F1 .  .  f0 b0 w0 f1 b1 w1 F2 B0 W0 F3 B1 W1 f2 b2 w2 f3 b3 w3 F4 B2 W2 F5 B3 W3 f4 b4 w4 f5 b5 w5 B4 W4 B5 W5 .  .  .
+
+    Source: Wan et al., PipeOffload (arXiv 2503.01328), table 1.
+
+    Raises:
+        InvalidSchedule: for a number of chunks below 1.
+    """
+    costs = profile.rechunk(default_chunks(profile, chunks))
+    return grouped(costs, microbatches, -(-costs.devices // 2))
+
+
+def grouped(costs: CostProfile, microbatches: int, group: int) -> Schedule:
+    """The repeated block of `group` microbatches, for a profile already cut into its chunks.
+
+    Per device the ops are laid out on unit slots, three (F, B, W) per chunk and microbatch, and
+    taken in the order of the slots; the replay closes the gaps.
+    """
+    if group < 1:
+        raise InvalidSchedule(f"group: must be at least 1, got {group}")
+    p, v = costs.devices, costs.chunks
+    chunk = np.arange(v)[:, None]
+    index = np.arange(microbatches)[None, :]
+    # where chunk c of each microbatch stands, from the first forward of chunk 0 (backwards: from
+    # the first backward of the last chunk, c counted from the end)
+    passes = _passes(costs, group)
+    period = v // gcd(v, passes)  # after that many chunks the slots would come round again
+    within = 3 * (index % group) + 3 * group * v * (index // group)
+    offset = 3 * passes * group * chunk + 3 * group * (chunk // period) + within
+    shape = costs.shape(microbatches)
+    tables = []
+    for rank in range(p):
+        forward = offset + rank
+        backward = forward[-1, 0] + 1 + 3 * (p - 1 - rank) + offset[::-1]
+        slots = np.concatenate((forward, backward, backward + 1), axis=None)
+        table = np.empty((len(slots), 3), np.int32)
+        table[:, 0] = np.repeat((F, B, W), v * microbatches)
+        table[:, 1] = np.tile(np.repeat(shape.stages_of(rank), microbatches), 3)
+        table[:, 2] = np.tile(np.arange(microbatches), 3 * v)
+        tables.append(table[np.argsort(slots)])
+    offsets = np.arange(p + 1) * 3 * v * microbatches
+    return Schedule.from_table(shape, np.concatenate(tables), offsets)
+
+
+def _passes(costs: CostProfile, group: int) -> int:
+    """How many groups fit between a group's forwards of one chunk and the next.
+
+    In steady state a device gives one stage's F, B and W to each microbatch; as many as half the
+    devices have to be under way until a microbatch is back (fewer would leave gaps in every
+    block), more where the stages or hops are slow in one direction, but never more than p: that
+    many hide any latency of compute, and beyond it memory would outgrow the interleaved schedule.
+    """
+    p = costs.devices
+    longest = max(cost.t_f_ns + cost.t_b_ns + cost.t_w_ns for cost in costs.stages)
+    latency = 0
+    for first in range(0, len(costs.stages), p):
+        stages = costs.stages[first : first + p]
+        forward, backward = sum(c.t_f_ns for c in stages), sum(c.t_b_ns for c in stages)
+        latency = max(latency, max(forward, backward) + p * costs.t_comm_ns)
+    under_way = min(p, max(-(-p // 2), -(-latency // longest)))
+    return -(-under_way // group)

@@ -1,0 +1,128 @@
+"""PipeOffload: the uniform repeat, with the activations of the first chunks offloaded.
+
+The first chunks live longest, so offloading half of the chunks saves more than half the memory.
+"""
+
+from __future__ import annotations
+
+from ..errors import InvalidSchedule
+from ..ops import O, R
+from ..profile import CostProfile
+from ..schedule import Schedule
+from . import default_chunks
+from .copies import with_copies
+from .gis import grouped
+
+
+def pipeoffload(
+    profile: CostProfile,
+    microbatches: int,
+    chunks: int | None = None,
+    group: int = 1,
+    offloaded: int | None = None,
+) -> Schedule:
+    """The repeat of `group` microbatches with each device's first `offloaded` chunks offloaded.
+
+    By default as many chunks as the copy engines can carry beside the compute: all of them if the
+    round trip of a microbatch's activations takes no longer than its F, B and W. Copies are
+    planned as `copies.with_copies` says; ``meta["dropped"]`` counts those that found no slot.
+
+    At p = 4, m = 6, v = 2, copies as long as a cell::
+
+        0 F0 F1 .  .  f0 F2 f1 F3 .  .  .  b0 w0 f2 F4 .  b1 w1 f3 B0 W0 F5 b2 w2 f4 B1 W1 .  b3 w3 f5 B2 W2 .  b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5
+         O0 O1          O2 o1 O3                r1 O4    R0    o3 r2    O5 R1    o4 r3       R2    o5 r4       R3    r5    R4    R5
+    1 .  F0 F1 .  .  f0 F2 f1 .  .  b0 w0 F3 .  f2 b1 w1 F4 B0 W0 f3 b2 w2 F5 B1 W1 f4 b3 w3 .  B2 W2 f5 b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5 .
+            O0 O1          O2                O3       R0    O4          R1    O5          R2                R3          R4    R5
+    2 .  .  F0 F1 .  .  f0 F2 .  b0 w0 f1 .  F3 b1 w1 f2 B0 W0 F4 b2 w2 f3 B1 W1 F5 b3 w3 f4 B2 W2 .  b4 w4 f5 B3 W3 b5 w5 B4 W4 B5 W5 .  .
+               O0 O1          O2                O3 R0             O4 R1             O5 R2                R3          R4    R5
+    3 .  .  .  F0 F1 .  .  f0 b0 w0 F2 .  f1 b1 w1 F3 B0 W0 f2 b2 w2 F4 B1 W1 f3 b3 w3 F5 B2 W2 f4 b4 w4 B3 W3 f5 b5 w5 B4 W4 B5 W5 .  .  .
+                  O0 O1                O2       R0    O3          R1    O4          R2    O5       R3             R4    R5
+
+    Source: Wan et al., PipeOffload (arXiv 2503.01328), sections 3 to 5.
+
+    Raises:
+        InvalidSchedule: for a profile that does not offload; for a group or a number of chunks
+            below 1, or `offloaded` not from 0 to the number of chunks.
+    """
+    costs = profile.rechunk(default_chunks(profile, chunks))
+    if costs.offload is None:
+        raise InvalidSchedule(
+            f"the profile {profile.name} has no offload section, and PipeOffload needs one:"
+            " give t_offload_ms and t_reload_ms (or bandwidths) under offload"
+        )
+    if offloaded is None:
+        offloaded = _affordable(costs)
+    if not 0 <= offloaded <= costs.chunks:
+        raise InvalidSchedule(
+            f"offloaded: must be from 0 to {costs.chunks}, the chunks per device, got {offloaded}"
+        )
+    return with_copies(grouped(costs, microbatches, group), costs, offloaded)
+
+
+def po_h(
+    profile: CostProfile, microbatches: int, chunks: int | None = None, group: int = 1
+) -> Schedule:
+    """PO-H: half of the chunks (rounded up) offloaded; see `pipeoffload` for what it admits.
+
+    At p = 4, m = 6, v = 2, copies as long as a cell::
+
+        0 F0 F1 .  .  f0 F2 f1 F3 .  .  .  b0 w0 f2 F4 .  b1 w1 f3 B0 W0 F5 b2 w2 f4 B1 W1 .  b3 w3 f5 B2 W2 .  b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5
+         O0 O1          O2    O3                   O4    R0             O5 R1                R2                R3          R4    R5
+    1 .  F0 F1 .  .  f0 F2 f1 .  .  b0 w0 F3 .  f2 b1 w1 F4 B0 W0 f3 b2 w2 F5 B1 W1 f4 b3 w3 .  B2 W2 f5 b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5 .
+            O0 O1          O2                O3       R0    O4          R1    O5          R2                R3          R4    R5
+    2 .  .  F0 F1 .  .  f0 F2 .  b0 w0 f1 .  F3 b1 w1 f2 B0 W0 F4 b2 w2 f3 B1 W1 F5 b3 w3 f4 B2 W2 .  b4 w4 f5 B3 W3 b5 w5 B4 W4 B5 W5 .  .
+               O0 O1          O2                O3 R0             O4 R1             O5 R2                R3          R4    R5
+    3 .  .  .  F0 F1 .  .  f0 b0 w0 F2 .  f1 b1 w1 F3 B0 W0 f2 b2 w2 F4 B1 W1 f3 b3 w3 F5 B2 W2 f4 b4 w4 B3 W3 f5 b5 w5 B4 W4 B5 W5 .  .  .
+                  O0 O1                O2       R0    O3          R1    O4          R2    O5       R3             R4    R5
+
+    Source: Wan et al., PipeOffload (arXiv 2503.01328), table 1.
+    """
+    count = default_chunks(profile, chunks)
+    return pipeoffload(profile, microbatches, count, group, -(-count // 2))
+
+
+def po_f(
+    profile: CostProfile, microbatches: int, chunks: int | None = None, group: int = 1
+) -> Schedule:
+    """PO-F: all chunks offloaded; see `pipeoffload` for what it admits.
+
+    At p = 4, m = 6, v = 2, copies as long as a cell::
+
+        0 F0 F1 .  .  f0 F2 f1 F3 .  .  .  b0 w0 f2 F4 .  b1 w1 f3 B0 W0 F5 b2 w2 f4 B1 W1 .  b3 w3 f5 B2 W2 .  b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5
+         O0 O1          O2 o1 O3                r1 O4    R0    o3 r2    O5 R1    o4 r3       R2    o5 r4       R3    r5    R4    R5
+    1 .  F0 F1 .  .  f0 F2 f1 .  .  b0 w0 F3 .  f2 b1 w1 F4 B0 W0 f3 b2 w2 F5 B1 W1 f4 b3 w3 .  B2 W2 f5 b4 w4 .  B3 W3 b5 w5 B4 W4 B5 W5 .
+            O0 O1          O2                O3       R0    O4          R1    O5          R2                R3          R4    R5
+    2 .  .  F0 F1 .  .  f0 F2 .  b0 w0 f1 .  F3 b1 w1 f2 B0 W0 F4 b2 w2 f3 B1 W1 F5 b3 w3 f4 B2 W2 .  b4 w4 f5 B3 W3 b5 w5 B4 W4 B5 W5 .  .
+               O0 O1          O2                O3 R0             O4 R1             O5 R2                R3          R4    R5
+    3 .  .  .  F0 F1 .  .  f0 b0 w0 F2 .  f1 b1 w1 F3 B0 W0 f2 b2 w2 F4 B1 W1 f3 b3 w3 F5 B2 W2 f4 b4 w4 B3 W3 f5 b5 w5 B4 W4 B5 W5 .  .  .
+                  O0 O1                O2       R0    O3          R1    O4          R2    O5       R3             R4    R5
+
+    Source: Wan et al., PipeOffload (arXiv 2503.01328), table 1.
+    """
+    count = default_chunks(profile, chunks)
+    return pipeoffload(profile, microbatches, count, group, count)
+
+
+def _affordable(costs: CostProfile) -> int:
+    """How many leading chunks can be offloaded for free: the transfers of one microbatch take no
+    more time on any engine or host link than its compute on the busiest device."""
+    offload, lasts, shape = costs.offload, costs.durations_ns, costs.shape(1)
+    assert offload is not None
+    budget = max(
+        sum(costs.stages[stage].work_ns for stage in shape.stages_of(device))
+        for device in range(costs.devices)
+    )
+    # what carries both directions adds them up
+    both_engine, both_link = offload.copy_engines == "shared", offload.host_link == "single"
+
+    def fits(count: int) -> bool:
+        for group in costs.host_links:
+            out = [int(sum(lasts[O][s] for s in shape.stages_of(d)[:count])) for d in group]
+            back = [int(sum(lasts[R][s] for s in shape.stages_of(d)[:count])) for d in group]
+            engine = max(map(sum if both_engine else max, zip(out, back, strict=True)))
+            link = sum((sum(out), sum(back))) if both_link else max(sum(out), sum(back))
+            if max(engine, link) > budget:
+                return False
+        return True
+
+    return max(count for count in range(costs.chunks + 1) if fits(count))
