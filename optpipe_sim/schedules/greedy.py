@@ -12,11 +12,15 @@ from collections import deque
 from collections.abc import Sequence
 from enum import IntEnum
 
+import numpy as np
+
 from ..errors import OutOfMemory
-from ..ops import B, F, Op, OpKind, W
+from ..ops import B, F, OpKind, W
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import format_size
+
+_F, _B, _W = int(F), int(B), int(W)
 
 
 class LastW(IntEnum):
@@ -58,7 +62,8 @@ class Growing:
         self.idle = [0] * self.devices
         self.most_idle = 0
         self.expected_idle = expected_idle
-        self.programs: list[list[Op]] = [[] for _ in range(self.devices)]
+        # plain (kind, stage, microbatch): most of what grows is thrown away
+        self.programs: list[list[tuple[int, int, int]]] = [[] for _ in range(self.devices)]
         self.pending: list[deque[tuple[int, int]]] = [deque() for _ in range(self.devices)]
         self.ends: list[list[list[int]]] = [[[] for _ in range(self.stages)] for _ in (F, B)]
         self.first_start: list[int | None] = [None] * self.devices
@@ -110,21 +115,21 @@ class Growing:
             self.most_idle = max(self.most_idle, self.idle[device])
         if start < free:
             start = free
-        end = self.free_at[device] = start + self._lasts[kind][stage]
-        at = len(ends)
+        at, end = len(ends), start + self._lasts[kind][stage]
+        self.free_at[device] = end
         ends.append(end)
         if kind == F:
-            self.programs[device].append(Op(F, stage, at))
+            self.programs[device].append((_F, stage, at))
             self.held[device] += self._act[stage]
         else:
-            self.programs[device].append(Op(B, stage, at))
+            self.programs[device].append((_B, stage, at))
             self.held[device] -= self._act[stage] - self._w[stage]
             self.pending[device].append((stage, at))
 
     def put_w(self, device: int) -> None:
         """Append the W that has waited longest."""
         stage, at = self.pending[device].popleft()
-        self.programs[device].append(Op(W, stage, at))
+        self.programs[device].append((_W, stage, at))
         self.free_at[device] += self._w_lasts[stage]
         self.held[device] -= self._w[stage]
 
@@ -175,7 +180,10 @@ class Growing:
 
     def schedule(self) -> Schedule:
         """What has been put, as a schedule."""
-        return Schedule(self.costs.shape(self.microbatches), self.programs)
+        shape = self.costs.shape(self.microbatches)
+        rows = [op for program in self.programs for op in program]
+        offsets = np.cumsum([0, *map(len, self.programs)])
+        return Schedule.from_table(shape, np.array(rows), offsets)
 
 
 def device_limits(costs: CostProfile, limit: int | None, activations: int) -> list[int]:
