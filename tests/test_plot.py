@@ -217,13 +217,19 @@ def test_nothing_is_cut_off_or_overlaps(offloading: Trace) -> None:
     long_named = replace(offloading, fits=False)
     long_named.schedule.meta["name"] = "a schedule from a file with a very long name " * 3
     chart = compare_chart([row(), row(schedule="gis:group=6,chunks=3")])
-    for figure in (overview(long_named), overview(trace_of(32, 40)), chart):
+    for figure in (
+        overview(long_named),
+        overview(trace_of(32, 40)),
+        overview(trace_of(1, 1)),
+        chart,
+    ):
         figure.canvas.draw()
         drawn = figure.get_tightbbox()
         width, height = figure.get_size_inches()
         assert 0 <= drawn.x0 < drawn.x1 <= width
         assert 0 <= drawn.y0 < drawn.y1 <= height
         heads = [text.get_window_extent() for text in figure.texts]
+        heads += [ax.get_legend().get_window_extent() for ax in figure.axes if ax.get_legend()]
         assert not any(one.overlaps(other) for one, other in itertools.combinations(heads, 2))
 
 

@@ -50,10 +50,10 @@ def gantt(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes:
 
 
 def gantt_height(trace: Trace) -> float:
-    """Inches that the lanes of a trace ask for."""
+    """Inches that the lanes of a trace, or its legend, ask for."""
     devices = trace.schedule.shape.devices
     lane = float(np.interp(devices, [4, 8, 16, 32, 64], [0.42, 0.36, 0.24, 0.16, 0.11]))
-    return max(1.3, devices * lane * (1.4 if trace.offloaded else 1))
+    return max(0.2 * len(_legend(trace)), devices * lane * (1.4 if trace.offloaded else 1))
 
 
 def _lane(trace: Trace, kind: OpKind) -> tuple[float, float]:
