@@ -66,15 +66,20 @@ def _title(trace: Trace, figure: Figure) -> None:
 def _facts(trace: Trace) -> str:
     """What was replayed: profile, shape, what is offloaded."""
     shape = trace.schedule.shape
-    facts = [trace.profile.name, f"{shape.devices} devices"]
+    facts = [trace.profile.name, _counted(shape.devices, "device")]
     if shape.chunks > 1:
         facts.append(f"{shape.chunks} chunks each")
-    facts.append(f"{shape.microbatches} microbatches")
+    facts.append(_counted(shape.microbatches, "microbatch"))
     if trace.offloaded:
         total = shape.stages * shape.microbatches
         facts.append(f"{trace.offloaded} of {total} activations offloaded")
         facts.append(f"host peak {format_size(trace.host_peak_bytes)}")
     return "  ·  ".join(facts)
+
+
+def _counted(count: int, noun: str) -> str:
+    """``1 device``, ``4 microbatches``."""
+    return f"{count} {noun}{'' if count == 1 else 'es' if noun.endswith('ch') else 's'}"
 
 
 def _line(figure: Figure, top: float, left: _Text, right: _Text) -> None:
