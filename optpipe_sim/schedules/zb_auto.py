@@ -118,7 +118,7 @@ def _warm_up(grown: Growing, eager: bool) -> None:
     for rank in ranks:
         grown.put(F, rank)
         size, free = costs[rank].act_bytes, grown.limits[rank] - grown.costs.static_bytes[rank]
-        capacity.append(free // size if size else grown.microbatches)
+        capacity.append(free // size if size else grown.microbatches + grown.devices)
     first_backward = grown.free_at[-1]
     for rank in reversed(ranks):
         most = min(capacity[before] - (rank - before) for before in range(rank + 1))
