@@ -99,6 +99,7 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
         raise InvalidSchedule(
             f"microbatches: must be a whole number of at least 1, got {microbatches!r}"
         )
+    profile.shape(microbatches)  # refuses more than anyone can hold, before it is tried
     base, given = parse_name(name)
     given.update(_parsed(base, options))
     entry = REGISTRY[base]
