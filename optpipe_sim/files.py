@@ -6,7 +6,7 @@ import json
 import os
 import re
 import tempfile
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +36,14 @@ class _Loader(yaml.SafeLoader):
 
 def _decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Decimal:
     text = node.value.replace("_", "").lower()
-    return Decimal({".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}.get(text, text))
+    try:
+        return Decimal(
+            {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}.get(text, text)
+        )
+    except InvalidOperation:  # 1:30.5, which YAML 1.1 takes for minutes and seconds
+        raise yaml.constructor.ConstructorError(
+            None, None, f"{node.value} is no decimal number", node.start_mark
+        ) from None
 
 
 _Loader.add_constructor("tag:yaml.org,2002:float", _decimal)
@@ -57,12 +64,22 @@ def read_text(path: str | os.PathLike[str]) -> str:
         raise OptPipeError(f"{path}: cannot be read: {reason}") from None
 
 
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON mapping whose keys occur once."""
+    data = dict(pairs)
+    if len(data) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"key {twice!r} is given twice")
+    return data
+
+
 def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     """The mapping in a YAML or JSON file, decimals as `Decimal`."""
     text = read_text(path)
     try:
         if str(path).endswith(".json"):
-            data = json.loads(text, parse_float=Decimal)
+            data = json.loads(text, parse_float=Decimal, object_pairs_hook=_once)
         else:
             data = yaml.load(text, _Loader)  # a safe loader
     except json.JSONDecodeError as error:
@@ -75,6 +92,9 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or "cannot be parsed"
         raise OptPipeError(f"{path}: not valid YAML: {problem}{place}") from None
+    except (ValueError, RecursionError) as error:
+        # a key given twice in JSON, a day that is none, a number of 5000 digits, endless nesting
+        raise OptPipeError(f"{path}: cannot be parsed: {str(error).splitlines()[0]}") from None
     if not isinstance(data, dict):
         raise OptPipeError(f"{path}: holds {type(data).__name__}, expected a mapping of keys")
     return data

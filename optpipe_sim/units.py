@@ -37,6 +37,8 @@ def exact(value: Any) -> Fraction:
         number = Decimal(repr(value)) if isinstance(value, float) else value
         if not number.is_finite():
             raise ValueError(f"expected a finite number, got {value}")
+        if number and abs(number.adjusted()) > 400:  # no float is; 1e999999999 takes for ever
+            raise ValueError(f"expected a number of sensible size, got {value}")
         return Fraction(number)
     return Fraction(value)
 

@@ -1,0 +1,543 @@
+"""Files and doors: what is written reads back the same, and what is wrong is named in one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from conftest import unit_profile
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import cases, profiles
+
+from optpipe_sim import (
+    CostProfile,
+    Schedule,
+    Shape,
+    Trace,
+    build,
+    load_profile,
+    save_profile,
+    simulate,
+)
+from optpipe_sim.errors import Deadlock, InvalidSchedule, OptPipeError, OutOfMemory, ProfileError
+from optpipe_sim.ops import Op, OpKind, parse_op
+from optpipe_sim.profile_io import profile_to_json
+from optpipe_sim.units import exact, format_size, format_time, parse_size, round_half_up
+
+BASE: dict[str, Any] = {
+    "devices": 2,
+    "stages": {"t_f_ms": 1, "t_b_ms": 2, "t_w_ms": 1, "act_mib": 10, "w_mib": 5},
+    "t_comm_us": 10,
+    "offload": {"t_offload_ms": 1, "t_reload_ms": 1},
+}
+
+
+def with_key(path: str, value: Any, base: Mapping[str, Any] = BASE) -> dict[str, Any]:
+    """BASE with one key (dots go deeper) set, or left out where the value is `...`."""
+    data = {key: dict(item) if isinstance(item, dict) else item for key, item in base.items()}
+    *above, key = path.split(".")
+    inner: Any = data
+    for step in above:
+        inner = inner[step]
+    if value is ...:
+        del inner[key]
+    else:
+        inner[key] = value
+    return data
+
+
+# -- round trips --------------------------------------------------------------------------------------
+
+
+@given(profile=profiles(), ending=st.sampled_from(["yaml", "json"]))
+@settings(max_examples=40, deadline=None)
+def test_profiles_come_back(profile: CostProfile, ending: str) -> None:
+    profile = replace(profile, meta={"source": "drawn", "table": 5})
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / f"profile.{ending}"
+        save_profile(profile, path)
+        back = load_profile(path)
+        assert os.listdir(folder) == [path.name]
+    assert back == profile
+    assert back.meta == profile.meta
+    assert load_profile(profile_to_json(profile)) == profile
+
+
+@given(case=cases())
+@settings(max_examples=40, deadline=None)
+def test_schedules_and_traces_come_back(case: tuple[CostProfile, Schedule]) -> None:
+    profile, schedule = case
+    schedule = schedule.replace(meta={"name": "drawn"})
+    trace = simulate(schedule, profile, enforce=False, objective="span")
+    with tempfile.TemporaryDirectory() as folder:
+        schedule.save(Path(folder) / "schedule.json")
+        trace.save(Path(folder) / "trace.json")
+        back = Schedule.load(Path(folder) / "schedule.json")
+        assert Trace.load(Path(folder) / "trace.json") == trace
+    assert back == schedule
+    assert back.meta == schedule.meta
+    assert Schedule.from_text(schedule.shape, schedule.to_text()) == schedule
+    assert (
+        Schedule.from_table(schedule.shape, schedule.table, schedule.offsets, schedule.link_order)
+        == schedule
+    )
+
+
+@given(st.sampled_from(OpKind), st.integers(0, 9999), st.integers(0, 9999))
+def test_ops_come_back(kind: OpKind, stage: int, microbatch: int) -> None:
+    assert parse_op(str(Op(kind, stage, microbatch))) == (kind, stage, microbatch)
+
+
+def test_a_trace_under_a_limit_comes_back(tmp_path: Path) -> None:
+    profile = unit_profile(2)
+    schedule = Schedule(profile.shape(1), [["F0.0", "BW0.0"], ["F1.0", "BW1.0"]])
+    trace = replace(simulate(schedule, profile, (100, 120)), fits=False)
+    trace.save(tmp_path / "t.json")
+    back = Trace.load(tmp_path / "t.json")
+    assert back == trace
+    assert back.memory_limit == (100, 120)
+    assert back != replace(trace, fits=True)
+
+
+# -- numbers and units --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        ("t_f_ms: 0.601", 601_000),
+        ("t_f_ms: 18.522", 18_522_000),
+        ("t_f_us: 0.0005", 1),  # half a nanosecond goes up
+        ("t_f_ns: 2.5", 3),
+        ("t_f_ns: 2.4999999999999999999999", 2),
+        ("t_f_s: 1", 10**9),
+        ("t_f_ms: 1e-3", 1_000),
+        ("t_f_ms: 1e3", 10**9),
+        ("t_f_us: 4.35", 4_350),  # 4.35 * 1000 is 4349.999... in binary
+    ],
+)
+@pytest.mark.parametrize("ending", ["yaml", "json"])
+def test_decimals_are_exact_and_rounded_half_up(
+    tmp_path: Path, text: str, ns: int, ending: str
+) -> None:
+    path = tmp_path / f"p.{ending}"
+    key, number = text.split(": ")
+    stage = f'"{key}": {number}, "t_b_ms": 1, "t_w_ms": 0, "act_bytes": 0'
+    path.write_text(f'{{"devices": 1, "stages": {{{stage}}}}}')
+    assert load_profile(path).stages[0].t_f_ns == ns
+
+
+@given(st.decimals(0, 10**6, allow_nan=False, places=9))
+def test_rounding_half_up_is_that_of_decimals(value: Decimal) -> None:
+    assert round_half_up(exact(value)) == int(value.quantize(Decimal(1), rounding="ROUND_HALF_UP"))
+
+
+@given(st.floats(0, 1e6, allow_nan=False))
+def test_a_float_means_what_it_prints(value: float) -> None:
+    assert exact(value) == Fraction(repr(value))
+
+
+def test_units_of_profiles() -> None:
+    profile = load_profile(
+        {
+            "devices": 1,
+            "stages": {
+                "t_f_s": 1,
+                "t_b_us": 1,
+                "t_w_ns": 1,
+                "act_gib": 2,
+                "w_mib": 1.5,
+                "static_bytes": 7,
+            },
+            "t_comm_ms": {"latency_us": 20, "gb_per_s": 50, "message_mib": 32},
+            "offload": {"d2h_gb_per_s": 21, "h2d_gb_per_s": 42, "host_limit_gib": 0.5},
+            "memory_limit_mib": 5000,
+        }
+    )
+    (stage,) = profile.stages
+    assert (stage.t_f_ns, stage.t_b_ns, stage.t_w_ns) == (10**9, 1000, 1)
+    assert (stage.act_bytes, stage.w_bytes, stage.static_bytes) == (2**31, 3 * 2**19, 7)
+    assert (profile.latency_ns, profile.occupancy_ns) == (20_000, 671_089)  # 2^25 / 50 = 671088.64
+    assert (stage.t_offload_ns, stage.t_reload_ns) == (102_261_126, 51_130_563)  # 2^31 / 21, / 42
+    assert profile.offload is not None
+    assert profile.offload.host_limit_bytes == 2**29
+    assert profile.memory_limit == (5000 * 2**20,)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("40GiB", 40 * 2**30), ("512 mib", 2**29), ("200B", 200), ("7", 7), (8, 8), ("1.5KiB", 1536), ("0.5B", 1), ("2GB", 2 * 10**9)],
+)  # fmt: skip
+def test_sizes(text: str | int, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GiB", "-1GiB", "1 parsec", "1e3GiB", "nan", None, True])
+def test_what_is_no_size(text: Any) -> None:
+    with pytest.raises(
+        OptPipeError, match="is not a size: write 40GiB, 512MiB, 200B or plain bytes"
+    ):
+        parse_size(text)
+
+
+def test_numbers_for_people() -> None:
+    assert [format_size(size) for size in (7, 1536, 2**31, 2**40)] == [
+        "7 B",
+        "1.5 KiB",
+        "2 GiB",
+        "1 TiB",
+    ]
+    assert [format_time(time) for time in (0, 1500, 18_522_000, 2 * 10**9)] == [
+        "0 ns",
+        "1.5 us",
+        "18.52 ms",
+        "2 s",
+    ]
+
+
+# -- other numbers of chunks --------------------------------------------------------------------------
+
+ADDED = (
+    "t_f_ns",
+    "t_b_ns",
+    "t_w_ns",
+    "fused_ns",
+    "act_bytes",
+    "w_bytes",
+    "offloadable",
+    "static_bytes",
+)
+
+
+@given(profile=profiles(max_chunks=3), chunks=st.integers(1, 6))
+@settings(max_examples=80, deadline=None)
+def test_rechunking_keeps_the_totals(profile: CostProfile, chunks: int) -> None:
+    shortest = min(min(c.t_f_ns, c.t_b_ns, c.fused_ns) for c in profile.stages)
+    if shortest < chunks:
+        try:
+            other = profile.rechunk(chunks)
+        except ProfileError as error:
+            assert "cannot be divided" in str(error)  # noqa: PT017
+            return
+    else:
+        other = profile.rechunk(chunks)
+    assert len(other.stages) == profile.devices * chunks
+    assert other.placement == tuple(list(range(profile.devices)) * chunks)
+    for key in ADDED:
+        assert sum(getattr(c, key) for c in other.stages) == sum(
+            getattr(c, key) for c in profile.stages
+        )
+    if profile.offload is not None:
+        for key in ("t_offload_ns", "t_reload_ns"):
+            assert sum(getattr(c, key) for c in other.stages) == sum(
+                getattr(c, key) for c in profile.stages
+            )
+    if chunks % profile.chunks == 0 and other.chunks != profile.chunks:
+        merged = other.rechunk(profile.chunks, list(profile.placement))
+        assert [c.t_f_ns for c in merged.stages] == [c.t_f_ns for c in profile.stages]
+        assert [c.act_bytes for c in merged.stages] == [c.act_bytes for c in profile.stages]
+
+
+def test_rechunking_by_hand() -> None:
+    profile = unit_profile(2, stages=[
+        {"t_f_ns": 7, "t_b_ns": 8, "t_w_ns": 3, "act_bytes": 10, "w_bytes": 9, "static_bytes": 5},
+        {"t_f_ns": 4, "t_b_ns": 4, "t_w_ns": 4, "act_bytes": 4},
+    ])  # fmt: skip
+    three = profile.rechunk(3)
+    assert [c.t_f_ns for c in three.stages] == [3, 2, 2, 2, 1, 1]
+    assert [c.t_w_ns for c in three.stages] == [1, 1, 1, 2, 1, 1]
+    assert [c.static_bytes for c in three.stages] == [3, 1, 1, 0, 0, 0]
+    assert three.placement == (0, 1, 0, 1, 0, 1)
+    assert profile.rechunk(2, "vee").placement == (0, 1, 1, 0)
+    assert profile.rechunk(1) is profile
+    assert three.rechunk(1) == profile
+    # from 3 to 2 chunks: cut to the finest common parts, then merged
+    cut = unit_profile(1, 3, stages={"t_f_ns": 7, "t_b_ns": 4, "t_w_ns": 1, "act_bytes": 3})
+    two = cut.rechunk(2)
+    assert [c.t_f_ns for c in two.stages] == [4 + 3 + 4, 3 + 4 + 3]
+    assert [c.t_w_ns for c in two.stages] == [1 + 0 + 1, 0 + 1 + 0]
+    with pytest.raises(ProfileError, match="chunks: must be a whole number from 1 to 4096"):
+        profile.rechunk(0)
+    with pytest.raises(ProfileError, match="vee needs 2 chunks"):
+        profile.rechunk(3, "vee")
+    with pytest.raises(ProfileError, match="a stage of 4 ns cannot be divided into 5 chunks"):
+        profile.rechunk(5)
+
+
+# -- bad profiles -------------------------------------------------------------------------------------
+
+NAN = float("nan")
+BAD_PROFILES: list[tuple[str, Any, str]] = [
+    ("devices", ..., "devices: missing"),
+    ("devices", 0, "devices: must be a whole number from 1 to 4096, got 0"),
+    ("devices", 2.5, "devices: expected a whole number"),
+    ("devices", True, "devices: expected a whole number, got True"),
+    ("chunks", 0, "chunks: must be a whole number from 1 to 4096, got 0"),
+    ("chunk", 2, "chunk: unknown key; known are name, devices, chunks"),
+    ("name", 7, "name: expected a text, got 7"),
+    ("stages", ..., "stages: missing"),
+    ("stages", 3, "stages: expected a mapping or a list of 2, got 3"),
+    ("stages", [BASE["stages"]], "stages: lists 1 stages, expected devices x chunks = 2"),
+    ("stages", [BASE["stages"], {"t_f_ms": 1}], "stages[1].t_b_ms: missing (one of t_b_s, t_b_ms, t_b_us, t_b_ns)"),
+    ("stages.t_f_ms", ..., "stages.t_f_ms: missing (one of t_f_s, t_f_ms, t_f_us, t_f_ns)"),
+    ("stages.act_mib", ..., "stages.act_mib: missing (one of act_bytes, act_mib, act_gib)"),
+    ("stages.t_f_ms", -1, "stages.t_f_ms: must be above 0, got -1"),
+    ("stages.t_f_ms", 0, "stages.t_f_ms: must be above 0, got 0"),
+    ("stages.t_w_ms", -0.5, "stages.t_w_ms: must be at least 0, got -0.5"),
+    ("stages.t_b_ms", NAN, "stages.t_b_ms: expected a finite number, got nan"),
+    ("stages.t_b_ms", float("inf"), "stages.t_b_ms: expected a finite number, got inf"),
+    ("stages.t_b_ms", "5", "stages.t_b_ms: expected a number, got '5'"),
+    ("stages.t_b_ms", None, "stages.t_b_ms: expected a number, got None"),
+    ("stages.t_f_hours", 1, "stages.t_f_hours: unknown key; known are t_f_ms"),
+    ("stages.t_f_us", 1, "stages.t_f_us: given twice, also as t_f_ms"),
+    ("stages.act_gb", 1, "stages.act_gb: unknown key"),
+    ("stages.act_mib", -1, "stages.act_mib: must be at least 0, got -1"),
+    ("stages.w_mib", 11, "w_bytes: 11534336 is more than act_bytes, 10485760"),
+    ("stages.offload_mib", 11, "offload_bytes: 11534336 is more than act_bytes, 10485760"),
+    ("stages.t_bw_ns", 0.4, "stages.t_bw_ns: 0.4 rounds to 0 ns, must be above"),
+    ("stages.t_f_s", 2e6, "stages.t_f_ms: given twice, also as t_f_s"),
+    ("placement", [0, 0], "placement: device 1 has no stage"),
+    ("placement", [0], "placement: lists 1 stages, but 2 devices x 1 chunks make 2"),
+    ("placement", [0, 2], "placement: stage 1 is on device 2; devices are 0 to 1"),
+    ("placement", "vee", "placement: vee needs 2 chunks per device, here are 1"),
+    ("placement", "spiral", "placement: expected loop, vee or a list with the device of each stage, got 'spiral'"),
+    ("t_comm_us", -1, "t_comm_us: must be at least 0, got -1"),
+    ("t_comm", 1, "t_comm_us: given twice, also as t_comm"),
+    ("t_comm_ms", 1, "given twice, also as t_comm_ms"),
+    ("t_comm_us", {"latency_us": 1, "message_mib": 1}, "t_comm_us.gb_per_s: missing"),
+    ("t_comm_us", {"latency_us": 1, "message_mib": 1, "gb_per_s": 0}, "t_comm_us.gb_per_s: must be above 0, got 0"),
+    ("t_comm_us", {"speed": 1}, "t_comm_us.speed: unknown key; known are latency_us, gb_per_s, message_mib"),
+    ("links", "parallel", "links: expected latency or serial, got 'parallel'"),
+    ("memory_limit_gib", -1, "memory_limit_gib: must be at least 0, got -1"),
+    ("memory_limit_gib", [1], "memory_limit_gib: lists 1 devices, but there are 2"),
+    ("memory_limit_gib", [1, NAN], "memory_limit_gib[1]: expected a finite number, got nan"),
+    ("memory_limit", 1, "memory_limit: unknown key"),
+    ("meta", 1, "meta: expected a mapping, got 1"),
+    ("offload", 1, "offload: expected a mapping, got 1"),
+    ("offload.t_reload_ms", ..., "offload.t_reload_ms: give t_reload_ms or h2d_gb_per_s, and not both"),
+    ("offload.h2d_gb_per_s", 1, "offload.t_reload_ms: give t_reload_ms or h2d_gb_per_s, and not both"),
+    ("offload.t_offload_ms", [1], "offload.t_offload_ms: lists 1 stages, expected 2"),
+    ("offload.t_offload_ms", -1, "offload.t_offload_ms: must be at least 0, got -1"),
+    ("offload.copy_engines", "two", "offload.copy_engines: expected separate or shared, got 'two'"),
+    ("offload.host_link", "both", "offload.host_link: expected per_direction or single, got 'both'"),
+    ("offload.host_link_groups", [[0, 1], [1]], "offload.host_link_groups: groups overlap: device 1"),
+    ("offload.host_link_groups", [[0, 2]], "offload.host_link_groups: device 2 does not exist; devices are 0 to 1"),
+    ("offload.host_link_groups", [0, 1], "offload.host_link_groups: expected lists of devices"),
+    ("offload.devices_per_node", 0, "offload.devices_per_node: must be from 1 to 2, got 0"),
+    ("offload.devices_per_node", 3, "offload.devices_per_node: must be from 1 to 2, got 3"),
+    ("offload.host_limit_gib", -1, "offload.host_limit_gib: must be at least 0, got -1"),
+    ("offload.engines", 1, "offload.engines: unknown key; known are t_offload_ms or d2h_gb_per_s"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value", "message"), BAD_PROFILES)
+def test_bad_profiles_are_refused_by_name(
+    tmp_path: Path, path: str, value: Any, message: str
+) -> None:
+    data = with_key(path, value)
+    with pytest.raises(ProfileError) as of_mapping:
+        load_profile(data)
+    file = tmp_path / "bad.yaml"
+    file.write_text(yaml.safe_dump(data))
+    with pytest.raises(ProfileError) as of_file:
+        load_profile(file)
+    assert message in str(of_mapping.value)
+    assert str(of_file.value).startswith(f"{file}: ")
+    assert message in str(of_file.value).replace("NaN", "nan").replace("Infinity", "inf")
+    assert "\n" not in str(of_file.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", '{"devices": 2, "stages": {', "not valid JSON"),
+        ("b.json", '{"devices": 2, "stages": {', "(the file ends there: truncated?)"),
+        ("c.json", '{"devices": 2,, }', "not valid JSON: Expecting property name"),
+        ("d.yaml", "devices: 2\ndevices: 3\n", "not valid YAML: key 'devices' is given twice at line 2, column 1"),
+        ("e.yaml", "stages: {t_f_ms: 1, t_f_ms: 2}\n", "key 't_f_ms' is given twice at line 1"),
+        ("f.yaml", "devices: [1\n", "not valid YAML"),
+        ("g.yaml", "- 1\n- 2\n", "holds list, expected a mapping of keys"),
+        ("h.yaml", "", "holds NoneType, expected a mapping of keys"),
+        ("i.json", "[]", "holds list, expected a mapping of keys"),
+        ("j.yaml", "? [1, 2]\n: 3\n", "not valid YAML"),
+        ("k.json", '{"devices": 2, "devices": 3}', "key 'devices' is given twice"),
+        ("l.yaml", "devices: 1:30.5\n", "not valid YAML: 1:30.5 is no decimal number at line 1"),
+        ("m.yaml", "devices: 2026-02-30\n", "cannot be parsed: day is out of range for month"),
+        ("n.json", '{"devices": ' + "[" * 100_000, "cannot be parsed: maximum recursion depth exceeded"),
+        ("o.json", '{"devices": ' + "9" * 5000 + "}", "cannot be parsed: Exceeds the limit"),
+        ("q.yaml", "devices: 1\nstages: {t_f_ms: 1e999999999}\n", "stages.t_f_ms: expected a number of sensible size"),
+        ("p.yaml", "devices: 1\nt_comm: 1\nstages: {t_f_ms: 1, t_b_ms: 1, t_w_ms: 1, act_mib: 1}\n", "t_comm: unknown key; write t_comm_ms (or _s, _us, _ns)"),
+    ],
+)  # fmt: skip
+def test_files_that_are_none(tmp_path: Path, name: str, text: str, message: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(OptPipeError) as error:
+        load_profile(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_unreadable_and_unwritable_paths(tmp_path: Path) -> None:
+    with pytest.raises(OptPipeError, match=r"none\.yaml: no such file"):
+        load_profile(tmp_path / "none.yaml")
+    with pytest.raises(OptPipeError, match="cannot be read: Is a directory"):
+        load_profile(tmp_path)
+    (tmp_path / "bytes.yaml").write_bytes(b"\xff\xfe\xfa")
+    with pytest.raises(OptPipeError, match=r"bytes\.yaml: cannot be read: not UTF-8 text"):
+        load_profile(tmp_path / "bytes.yaml")
+    profile = unit_profile(1)
+    schedule = Schedule(profile.shape(1), [["F0.0", "BW0.0"]])
+    (tmp_path / "file").write_text("")
+    for bad in (tmp_path / "file" / "below.json", Path("/proc/none/x.json")):
+        for save in (
+            schedule.save,
+            simulate(schedule, profile).save,
+            lambda p: save_profile(profile, p),
+        ):
+            with pytest.raises(OptPipeError, match="cannot be written") as error:
+                save(bad)
+            assert str(error.value).startswith(f"{bad}: ")
+    taken = tmp_path / "taken.json"
+    taken.mkdir()
+    with pytest.raises(OptPipeError, match=r"taken\.json: cannot be written: Is a directory"):
+        schedule.save(taken)
+    assert sorted(os.listdir(tmp_path)) == ["bytes.yaml", "file", "taken.json"]
+
+
+# -- bad schedules ------------------------------------------------------------------------------------
+
+GOOD: dict[str, Any] = {
+    "format": "optpipe-schedule",
+    "version": 1,
+    "shape": {"devices": 2, "chunks": 1, "microbatches": 1, "placement": "loop"},
+    "programs": [["F0.0", "O0.0", "R0.0", "BW0.0"], ["F1.0", "B1.0", "W1.0"]],
+    "link_order": {"0/O": ["O0.0"]},
+}
+BAD_SCHEDULES: list[tuple[str, Any, str]] = [
+    ("format", ..., "format: expected 'optpipe-schedule', got None"),
+    ("version", 2, "version: this program reads version 1, the file has 2"),
+    ("program", [], "program: unknown key; known are format, link_order, meta, programs, shape, version"),
+    ("shape", ..., "shape: expected a mapping of devices, chunks, microbatches, placement"),
+    ("shape.devices", ..., "shape.devices: missing"),
+    ("shape.microbatches", ..., "shape.microbatches: missing"),
+    ("shape.stages", 2, "shape.stages: unknown key; known are devices, chunks, microbatches, placement"),
+    ("shape.microbatches", 0, "microbatches: must be a whole number of at least 1, got 0"),
+    ("shape.devices", "2", "devices: must be a whole number of at least 1, got '2'"),
+    ("shape.placement", [0, 0], "placement: device 1 has no stage"),
+    ("shape.placement", "vee", "placement: vee needs 2 chunks per device, here are 1"),
+    ("programs", ..., "programs: expected a list with one list of ops per device"),
+    ("programs", [["F0.0"], "F1.0"], "programs: expected a list with one list of ops per device"),
+    ("programs", [["F0.0", "BW0.0"]], "programs: 1 programs for 2 devices; give one per device"),
+    ("programs", [["X0.0"], []], "'X0.0' is not an op: write KIND stage . microbatch, as in F3.7"),
+    ("programs", [[7], []], "7 is not an op"),
+    ("programs", [["F2.0"], []], "device 0: F2.0 is outside the shape: stages are 0 to 1, microbatches 0 to 0"),
+    ("link_order", ["O0.0"], 'link_order: expected a mapping such as {"0/O": ["O0.0", ...]}'),
+    ("link_order", {"0/O": ["F0.0"]}, "link_order 0/O: F0.0 is no transfer of this shape"),
+    ("meta", 3, "meta: expected a mapping"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "value", "message"), BAD_SCHEDULES)
+def test_bad_schedule_files_are_refused_by_name(
+    tmp_path: Path, path: str, value: Any, message: str
+) -> None:
+    file = tmp_path / "bad.json"
+    file.write_text(json.dumps(with_key(path, value, GOOD)))
+    with pytest.raises(InvalidSchedule) as error:
+        Schedule.load(file)
+    assert str(error.value).startswith(f"{file}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_truncated_and_foreign_schedule_files(tmp_path: Path) -> None:
+    file = tmp_path / "cut.json"
+    text = json.dumps(GOOD)
+    for size in (1, 40, len(text) // 2, len(text) - 1):
+        file.write_text(text[:size])
+        with pytest.raises(OptPipeError, match=r"cut\.json: not valid JSON") as error:
+            Schedule.load(file)
+        assert "\n" not in str(error.value)
+    with pytest.raises(OptPipeError, match="format: expected 'optpipe-trace', version 1"):
+        Trace.from_json(GOOD)
+    with pytest.raises(InvalidSchedule, match=r"expected 'DEVICE: OP OP \.\.\.'"):
+        Schedule.from_text(Shape(2, 1, 1), "2: F0.0")
+
+
+PROGRAMS = ["F0.0 O0.0 F0.1 BW0.1 R0.0 BW0.0", "F1.0 F1.1 B1.0 W1.0 B1.1 W1.1"]
+BAD_PROGRAMS: list[tuple[str, str, type[Exception], str]] = [
+    ("F0.1 ", "", InvalidSchedule, "device 0: F0.1 is missing"),
+    ("B1.1 ", "", InvalidSchedule, "device 1: B1.1 is missing (and no BW stands for it)"),
+    ("W1.0 ", "", InvalidSchedule, "device 1: W1.0 is missing (and no BW stands for it)"),
+    ("F1.0 ", "F1.0 F1.0 ", InvalidSchedule, "device 1: F1.0 stands in the program more than once"),
+    ("B1.0 W1.0", "B1.0 W1.0 BW1.0", InvalidSchedule, "device 1: B1.0 is there as well as its BW"),
+    ("O0.0 ", "", InvalidSchedule, "device 0: R0.0 reloads what no O offloads"),
+    ("R0.0 ", "", InvalidSchedule, "device 0: O0.0 offloads what no R reloads"),
+    ("F1.0 F1.1", "F1.0 F1.1 F0.1", InvalidSchedule, "device 1: F0.1 belongs on device 0"),
+    ("F0.0 O0.0 F0.1 BW0.1 R0.0 BW0.0", "BW0.0 F0.0 O0.0 F0.1 BW0.1 R0.0", Deadlock, "device 0: BW0.0 waits for"),
+    ("R0.0 BW0.0", "BW0.0 R0.0", Deadlock, "BW0.0 waits for R0.0"),
+    ("F1.0 F1.1 B1.0 W1.0 B1.1 W1.1", "F1.0 B1.0 W1.0 B1.1 F1.1 W1.1", Deadlock, "device 1: B1.1 waits for F1.1"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("old", "new", "kind", "message"), BAD_PROGRAMS)
+def test_programs_that_are_none(old: str, new: str, kind: type[Exception], message: str) -> None:
+    profile = load_profile(BASE)
+    lines = [line.replace(old, new) for line in PROGRAMS]
+    assert lines != PROGRAMS
+    assert simulate(Schedule(profile.shape(2), [line.split() for line in PROGRAMS]), profile)
+    with pytest.raises(kind) as error:
+        simulate(Schedule(profile.shape(2), [line.split() for line in lines]), profile)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_schedule_and_profile_that_do_not_belong_together() -> None:
+    profile = load_profile(BASE)
+    schedule = Schedule(profile.shape(2), [line.split() for line in PROGRAMS])
+    with pytest.raises(InvalidSchedule, match="for 2 devices, the profile unit has 3"):
+        simulate(schedule, unit_profile(3))
+    with pytest.raises(InvalidSchedule, match="the profile unit has no offload section"):
+        simulate(schedule, unit_profile(2))
+    ordered = schedule.replace(link_order={"0/OR": ["O0.0", "R0.0"]})
+    with pytest.raises(
+        InvalidSchedule, match="the profile has no such link; it has 0/O, 0/R, 1/O, 1/R"
+    ):
+        simulate(ordered, profile)
+
+
+def test_no_microbatches() -> None:
+    for none in (0, -1, 1.5, True):
+        with pytest.raises(
+            InvalidSchedule, match="microbatches: must be a whole number of at least 1"
+        ):
+            Shape(2, 1, none)  # type: ignore[arg-type]
+        with pytest.raises(
+            InvalidSchedule, match="microbatches: must be a whole number of at least 1"
+        ):
+            build("1f1b", unit_profile(2), none)  # type: ignore[arg-type]
+
+
+def test_a_limit_below_one_microbatch_says_the_least_that_works() -> None:
+    profile = load_profile(BASE)
+    schedule = Schedule(profile.shape(2), [line.split() for line in PROGRAMS])
+    with pytest.raises(OutOfMemory) as error:
+        simulate(schedule, profile, 10 * 2**20 - 1)
+    assert str(error.value) == (
+        "device 0: the limit of 10 MiB is below what one microbatch needs; the least limit that works"
+        " is 10485760B (10 MiB)"
+    )
+    one = Schedule(profile.shape(1), [["F0.0", "BW0.0"], ["F1.0", "BW1.0"]])
+    assert simulate(one, profile, parse_size("10485760B")).peak_bytes == (10 * 2**20,) * 2
