@@ -14,7 +14,7 @@ import numpy as np
 from ..ops import O, R
 from ..profile import CostProfile
 from ..schedule import Schedule
-from . import kernels
+from . import paths
 from .links import link_keys
 
 
@@ -23,7 +23,7 @@ class Graph:
     """Nodes in topological order: the ops, the grants of R's, the messages on serial links.
 
     Attributes:
-        first, inputs, lags: incoming edges, see `kernels.sort_graph`.
+        first, inputs, lags: incoming edges, see `paths.sort_graph`.
         lasts: (nodes,) ns.
         op_at, grant_at: (ops,) where the op of each row, and its grant, stand in that order.
         row_of: (nodes,) the row of the op, -1 for other nodes.
@@ -43,7 +43,7 @@ class Graph:
         """Starts, ends and grants per row, for these durations of the nodes (default: the costs)."""
         times = np.empty(2 * len(self.lasts), np.int64)
         lasts = self.lasts if lasts is None else lasts
-        kernels.longest_path(self.first, self.inputs, self.lags, lasts, times)
+        paths.longest_path(self.first, self.inputs, self.lags, lasts, times)
         at = 2 * self.op_at
         return times[at], times[at + 1], times[2 * self.grant_at]
 
@@ -63,7 +63,7 @@ def build_graph(
     kinds = schedule.table[:, 0]
     size = len(kinds)
     shared = profile.offload is not None and profile.offload.copy_engines == "shared"
-    source, at_end, target, reloads = kernels.program_edges(kinds, schedule.offsets, shared)
+    source, at_end, target, reloads = paths.program_edges(kinds, schedule.offsets, shared)
     grant_node = np.arange(size)
     grant_node[kinds == R] = size + np.arange(reloads)
     sources, ends, targets = [source], [at_end], [target]
@@ -104,7 +104,7 @@ def build_graph(
     lasts[size + reloads :] = profile.occupancy_ns
     lags = np.zeros(sum(map(len, sources)), np.int64)
     lags[plain:] = lag
-    order, first, inputs, lags = kernels.sort_graph(
+    order, first, inputs, lags = paths.sort_graph(
         len(lasts), np.concatenate(sources), np.concatenate(ends), np.concatenate(targets), lags
     )
     if len(order) < len(lasts):

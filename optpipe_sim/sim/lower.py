@@ -13,10 +13,11 @@ from ..ops import COMPUTE, TRANSFERS, F, O, Op, R
 from ..profile import CostProfile
 from ..schedule import Schedule, validate
 from ..trace import Trace
-from . import kernels, require_limit
+from . import require_limit
 from .graph import Graph, build_graph, given_order, shared_links
 from .links import check_link_order
 from .replay import explain_deadlock, run_events
+from .waits import find_waits
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +99,7 @@ def lower(
             orders[key] = sorted(on_link[key], key=lambda row: (start[row], ended_as[row]))
         if limits is not None:
             kinds, stages = schedule.table[:, 0], schedule.table[:, 1]
-            waits = kernels.find_waits(
+            waits = find_waits(
                 kinds,
                 schedule.offsets,
                 profile.allocated_bytes[kinds, stages],

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import OptPipeError
 from ..ops import O
-from . import kernels
+from . import paths
 from .lower import Lowered
 
 
@@ -58,7 +58,7 @@ def replay_noisy(
     drift[np.arange(samples), random.integers(devices, size=samples)] *= 1 + noise.straggler
     compute = lowered.replay().compute_rows
     costs = np.empty((samples, 2), np.int64)
-    kernels.noisy_paths(
+    paths.noisy_paths(
         graph.first,
         graph.inputs,
         graph.lags,

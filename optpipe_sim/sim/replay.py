@@ -9,7 +9,7 @@ from ..ops import O
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..trace import Trace
-from . import kernels
+from . import events
 from .graph import build_graph, given_order, shared_links
 from .links import link_keys
 
@@ -54,7 +54,7 @@ def run_events(
     names = sorted(set(keys))
     number = {key: at for at, key in enumerate(names)}
     link_rows = [given_order(schedule, key) or [] for key in names]
-    times = kernels.run_events(
+    times = events.run_events(
         kinds,
         schedule.devices,
         schedule.offsets,
