@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .errors import OptPipeError
+from .errors import OptPipeError, ProfileError
 from .files import read_mapping, write_text
 from .ops import COMPUTE, F, O, Op, R
 from .profile import CostProfile
@@ -356,28 +356,22 @@ class Trace:
         """
         if data.get("format") != FORMAT or data.get("version") != VERSION:
             raise OptPipeError(f"{source}: format: expected {FORMAT!r}, version {VERSION}")
-        for key in ("profile", "schedule", "start_ns", "end_ns", "grant_ns"):
-            if key not in data:
-                raise OptPipeError(f"{source}: {key}: missing")
+        for key in ("profile", "schedule"):
+            if not isinstance(data.get(key), Mapping):
+                raise OptPipeError(f"{source}: {key}: missing, or no mapping")
         schedule = Schedule.from_json(data["schedule"], source)
         start, end, grant = (
-            np.array(data[key], np.int64) for key in ("start_ns", "end_ns", "grant_ns")
+            _whole(data, key, len(schedule), source) for key in ("start_ns", "end_ns", "grant_ns")
         )
-        if any(len(array) != len(schedule) for array in (start, end, grant)):
-            raise OptPipeError(
-                f"{source}: start_ns, end_ns, grant_ns: expected {len(schedule)} each"
-            )
-        limit = data.get("memory_limit_bytes")
-        return cls(
-            schedule,
-            load_profile(data["profile"]),
-            start,
-            end,
-            grant,
-            memory_limit=None if limit is None else tuple(limit),
-            objective=data.get("objective", "flush"),
-            fits=data.get("fits", True),
-        )
+        limit, devices = data.get("memory_limit_bytes"), schedule.shape.devices
+        if limit is not None:
+            limit = tuple(_whole(data, "memory_limit_bytes", devices, source).tolist())
+        objective, fits = data.get("objective", "flush"), data.get("fits") is not False
+        try:
+            profile = load_profile(data["profile"])
+        except ProfileError as error:
+            raise ProfileError(f"{source}: profile: {error}") from None
+        return cls(schedule, profile, start, end, grant, limit, objective, fits)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the trace as JSON, schedule and profile included, whole or not at all."""
@@ -387,6 +381,15 @@ class Trace:
     def load(cls, path: str | os.PathLike[str]) -> Trace:
         """Read a trace file."""
         return cls.from_json(read_mapping(path), str(path))
+
+
+def _whole(data: Mapping[str, Any], key: str, size: int, source: str) -> np.ndarray:
+    """The `size` whole numbers under a key of a trace file."""
+    values = data.get(key)
+    fine = isinstance(values, list) and len(values) == size
+    if not fine or any(type(value) is not int or abs(value) > 2**62 for value in values or ()):
+        raise OptPipeError(f"{source}: {key}: expected a list of {size} whole numbers")
+    return np.array(values, np.int64)
 
 
 def _steps(times: np.ndarray, changes: np.ndarray, level: int) -> Steps:

@@ -476,6 +476,32 @@ def test_truncated_and_foreign_schedule_files(tmp_path: Path) -> None:
         Schedule.from_text(Shape(2, 1, 1), "2: F0.0")
 
 
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("start_ns", ..., "start_ns: expected a list of 4 whole numbers"),
+        ("end_ns", [1, 2], "end_ns: expected a list of 4 whole numbers"),
+        ("grant_ns", [0, 0, 0, 2.5], "grant_ns: expected a list of 4 whole numbers"),
+        ("grant_ns", [0, 0, 0, None], "grant_ns: expected a list of 4 whole numbers"),
+        ("memory_limit_bytes", [1], "memory_limit_bytes: expected a list of 2 whole numbers"),
+        ("profile", None, "profile: missing, or no mapping"),
+        ("schedule", ..., "schedule: missing, or no mapping"),
+        ("profile.devices", 0, "profile: devices: must be a whole number from 1 to 4096, got 0"),
+        ("schedule.version", 0, "version: this program reads version 1, the file has 0"),
+        ("objective", "speed", "objective: expected flush or span, got 'speed'"),
+    ],
+)
+def test_bad_trace_files(tmp_path: Path, path: str, value: Any, message: str) -> None:
+    profile = unit_profile(2)
+    trace = simulate(Schedule(profile.shape(1), [["F0.0", "BW0.0"], ["F1.0", "BW1.0"]]), profile)
+    file = tmp_path / "bad.json"
+    file.write_text(json.dumps(with_key(path, value, trace.to_json())))
+    with pytest.raises(OptPipeError) as error:
+        Trace.load(file)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
 PROGRAMS = ["F0.0 O0.0 F0.1 BW0.1 R0.0 BW0.0", "F1.0 F1.1 B1.0 W1.0 B1.1 W1.1"]
 BAD_PROGRAMS: list[tuple[str, str, type[Exception], str]] = [
     ("F0.1 ", "", InvalidSchedule, "device 0: F0.1 is missing"),
