@@ -50,7 +50,9 @@ def why(trace: Trace, op: Op) -> str:
     same = [
         one
         for one in others
-        if one.until_ns == start and one.by is not None and reasons.start[one.by] < start
+        if one.until_ns == start
+        and one.by not in (None, first.by)
+        and reasons.start[one.by] < start
     ]
     sentences += [f"At the same instant {_because(reasons, op, one)}." for one in same]
     earlier = [one for one in others if one.until_ns < start and one.by is not None]
