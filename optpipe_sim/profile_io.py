@@ -9,7 +9,8 @@ from typing import Any
 
 from .errors import ProfileError
 from .files import plain, read_mapping, write_mapping
-from .profile import CostProfile, Offload, StageCost, transfer_ns
+from .profile import CostProfile, Offload
+from .stage_cost import StageCost, transfer_ns
 from .units import BYTE_UNITS, TIME_UNITS, exact, round_half_up
 
 _STAGE_TIMES = ("t_f", "t_b", "t_w", "t_bw")

@@ -18,6 +18,7 @@ from .ops import COMPUTE, F, O, Op, R
 from .profile import CostProfile
 from .profile_io import load_profile, profile_to_json
 from .schedule import Schedule
+from .steps import Steps, step_function
 
 FORMAT, VERSION = "optpipe-trace", 1
 CAUSES = ("fill", "neighbour", "communication", "reload", "memory", "drain")
@@ -42,17 +43,6 @@ class Messages(NamedTuple):
     consumer: np.ndarray
     depart_ns: np.ndarray
     arrive_ns: np.ndarray
-
-
-class Steps(NamedTuple):
-    """A step function: from ``times_ns[k]`` on the value is ``bytes[k]``."""
-
-    times_ns: np.ndarray
-    bytes: np.ndarray
-
-    @property
-    def peak(self) -> int:
-        return int(self.bytes.max())
 
 
 @dataclass(frozen=True, eq=False)
@@ -267,7 +257,7 @@ class Trace:
         for device, (first, last) in enumerate(pairwise(bounds)):
             rows = slice(first, last)
             steps.append(
-                _steps(
+                step_function(
                     np.concatenate((self.grant_ns[rows], self.end_ns[rows])),
                     np.concatenate((taken[rows], -given[rows])),
                     self.profile.static_bytes[device],
@@ -293,7 +283,7 @@ class Trace:
         for at in range(-(-self.profile.devices // per_node)):
             out, back = (kinds == O) & (node == at), (kinds == R) & (node == at)
             steps.append(
-                _steps(
+                step_function(
                     np.concatenate((self.start_ns[out], self.end_ns[back])),
                     np.concatenate((moved[out], -moved[back])),
                     0,
@@ -390,13 +380,3 @@ def _whole(data: Mapping[str, Any], key: str, size: int, source: str) -> np.ndar
     if not fine or any(type(value) is not int or abs(value) > 2**62 for value in values or ()):
         raise OptPipeError(f"{source}: {key}: expected a list of {size} whole numbers")
     return np.array(values, np.int64)
-
-
-def _steps(times: np.ndarray, changes: np.ndarray, level: int) -> Steps:
-    """The step function that starts at `level` at 0 and changes so; one step per instant, so that
-    releases come before allocations of the same instant."""
-    times, changes = times[changes != 0], changes[changes != 0]
-    instants, where = np.unique(np.concatenate(([0], times)), return_inverse=True)
-    total = np.zeros(len(instants), np.int64)
-    np.add.at(total, where[1:], changes)
-    return Steps(instants, level + np.cumsum(total))

@@ -13,8 +13,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from optpipe_sim.ops import BW, COMPUTE, B, F, O, Op, R, W
-from optpipe_sim.profile import CostProfile, Offload, StageCost
+from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.schedule import Schedule
+from optpipe_sim.stage_cost import StageCost
 
 SEEDS = st.integers(0, 2**32 - 1)
 

@@ -17,7 +17,8 @@ import numpy as np
 
 from ..files import write_text
 from ..ops import COMPUTE, O, OpKind
-from ..trace import Steps, Trace
+from ..steps import Steps
+from ..trace import Trace
 from ..units import format_size
 
 COMPUTE_THREAD, OFFLOAD_THREAD, RELOAD_THREAD = range(3)

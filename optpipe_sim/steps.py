@@ -1,0 +1,28 @@
+"""Step functions of time: how many bytes are held."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Steps(NamedTuple):
+    """A step function: from ``times_ns[k]`` on the value is ``bytes[k]``."""
+
+    times_ns: np.ndarray
+    bytes: np.ndarray
+
+    @property
+    def peak(self) -> int:
+        return int(self.bytes.max())
+
+
+def step_function(times: np.ndarray, changes: np.ndarray, level: int) -> Steps:
+    """The step function that starts at `level` at 0 and changes so; one step per instant, so that
+    releases come before allocations of the same instant."""
+    times, changes = times[changes != 0], changes[changes != 0]
+    instants, where = np.unique(np.concatenate(([0], times)), return_inverse=True)
+    total = np.zeros(len(instants), np.int64)
+    np.add.at(total, where[1:], changes)
+    return Steps(instants, level + np.cumsum(total))
