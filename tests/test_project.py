@@ -23,11 +23,11 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LAYERS = (
     {"errors", "ops"},
     {"units", "files"},
-    {"schedule", "profile", "profile_io"},
+    {"shape", "stage_cost", "steps", "schedule", "profile", "profile_io"},
     {"trace"},
     {"schedules", "sim", "analyse"},
     {"solve"},
-    {"plot", "export"},
+    {"costs", "plot", "export"},
     {"study"},
     {"cli", "__main__"},
 )
