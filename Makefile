@@ -67,7 +67,8 @@ tables: $(RUN)
 	$(BIN)/python -m optpipe_sim.study.zb_tables
 
 readme-picture: $(RUN)
-	$(BIN)/optpipe-sim simulate $(DEMO_PROFILE) --schedule po-h -m 48 --gantt results/readme-gantt.png
+	$(BIN)/optpipe-sim simulate $(DEMO_PROFILE) --schedule adaoffload:chunks=2 -m 24 \
+	  --memory-limit 24GiB --gantt results/readme-gantt.png
 
 clean:
 	rm -rf $(VENV) out
