@@ -114,9 +114,8 @@ def test_one_version_everywhere() -> None:
 
 def test_conda_environment_says_what_pyproject_says() -> None:
     conda_names = {"torch": "pytorch-cpu", "types-PyYAML": "types-pyyaml"}
-    extras = PROJECT["optional-dependencies"]
     wanted = set()
-    for requirement in [*PROJECT["dependencies"], *extras["torch"], *extras["dev"]]:
+    for requirement in sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"]):
         name, version = re.fullmatch(r"([\w-]+)(.*)", requirement).groups()
         wanted.add(conda_names.get(name, name) + version)
     environment = yaml.safe_load((ROOT / "environment.yml").read_text())
