@@ -94,5 +94,3 @@ def schedule_from_times(problem: Problem, starts_ns: Mapping[Op, int]) -> Schedu
         if op.kind not in COMPUTE:
             links.setdefault(keys[2 * device + (op.kind is R)], []).append(op)
     return Schedule(problem.shape, programs, links)
-
-

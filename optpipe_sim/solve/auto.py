@@ -1,0 +1,157 @@
+"""`solve`: one door to every engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..analyse.bounds import lower_bound
+from ..errors import NoSolution, OptPipeError
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..schedules.adaoffload import adaoffload
+from .jobs import cpsat_job, milp_job, search_job
+from .portfolio import Job, Race, run_race
+from .problem import Problem, make_problem
+from .result import SolveResult, make_result
+from .search import can_search
+from .starts import fixed_schedules
+
+ENGINES = ("auto", "adaoffload", "search", "cpsat", "milp")
+SMALL = 1500  # compute ops up to which CP-SAT is worth a process
+
+
+def solve(
+    profile: CostProfile,
+    microbatches: int,
+    memory_limit: int | Sequence[int] | None = None,
+    engine: str = "auto",
+    time_limit: float = 60.0,
+    objective: str = "flush",
+    seed: int = 0,
+    *,
+    warm_start: Schedule | None = None,
+    on_incumbent: Callable[[Schedule, int], None] | None = None,
+    workers: int | None = None,
+    evaluations: int | None = None,
+    solver: str = "highs",
+    save: str | os.PathLike[str] | None = None,
+) -> SolveResult:
+    """The best schedule for a profile, m microbatches and a memory limit, and a proven bound.
+
+    Args:
+        memory_limit: bytes per device (a number, or one per device); None: the profile's own.
+        engine: ``auto`` (all that help, at once), ``adaoffload``, ``search``, ``cpsat``, ``milp``.
+        time_limit: seconds in all. `workers`: processes (default: the cores there are).
+        objective: ``flush`` (makespan) or ``span`` (longest device span).
+        seed: for whatever draws at random. `evaluations`: for ``search``: stop after so many
+            instead of by the clock, which makes it deterministic.
+        warm_start: a schedule to start from, if it fits.
+        on_incumbent: called with each better schedule and its cost in ns.
+        solver: which MILP solver ``milp`` uses.
+        save: a file that always holds the best schedule so far, whatever becomes of this process.
+
+    Raises:
+        OutOfMemory: where the limit is below what one microbatch needs.
+        NoSolution: where no schedule is found (or proven not to exist).
+        OptPipeError: for settings that make no sense.
+    """
+    if engine not in ENGINES:
+        raise OptPipeError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
+    if not time_limit > 0:
+        raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
+    problem = make_problem(profile, microbatches, memory_limit, objective)
+
+    def improved(schedule: Schedule, cost: int) -> None:
+        if save is not None:
+            schedule.save(save)
+        if on_incumbent is not None:
+            on_incumbent(schedule, cost)
+
+    race = Race(problem, on_incumbent=improved)
+    bound = lower_bound(profile, microbatches, objective=objective, memory_limit=problem.limits)
+    race.prove(bound.ns, bound.name)
+    cores = workers or os.cpu_count() or 1
+    try:
+        if warm_start is not None:
+            race.offer(warm_start, "warm start")
+        race.offer(
+            adaoffload(profile, microbatches, limit=problem.limits, objective=objective),
+            "adaoffload",
+        )
+        if engine != "adaoffload":
+            for name, schedule in fixed_schedules(problem):
+                race.offer(schedule, name)
+        left = time_limit - race.seconds
+        if engine == "auto":
+            run_race(race, _jobs(race, left, seed, cores), time_limit)
+        elif engine != "adaoffload" and not race.proven and left > 0:
+            job, arguments = _job(engine, race, left, seed, cores)
+            if engine == "search":
+                arguments["evaluations"] = evaluations
+            elif engine == "milp":
+                arguments["solver"] = solver
+            job(problem, lambda what, value: race.hear(engine, what, value), **arguments)
+    except KeyboardInterrupt:
+        if race.best is None:
+            raise
+    return _result(race, engine)
+
+
+def _job(
+    engine: str, race: Race, seconds: float, seed: int, cores: int
+) -> tuple[Job, dict[str, Any]]:
+    """The job of an engine, started from the best schedule so far."""
+    arguments = {
+        "start": race.best,
+        "bound_ns": race.bound_ns,
+        "seconds": seconds,
+        "seed": seed,
+    }
+    if engine == "search":
+        return search_job, arguments
+    return (cpsat_job if engine == "cpsat" else milp_job), {**arguments, "cores": cores}
+
+
+def _jobs(
+    race: Race, seconds: float, seed: int, cores: int
+) -> list[tuple[str, Job, dict[str, Any]]]:
+    """What each core does: CP-SAT proves where the problem is small, the others search."""
+    problem = race.problem
+    ops = 3 * problem.shape.stages * problem.microbatches
+    if race.proven or seconds <= 0:
+        return []
+    names = ["search"] * cores
+    if not can_search(problem):
+        names = ["cpsat"]
+    elif ops <= SMALL:
+        names = ["search"] * max(1, cores - 1) + ["cpsat"]
+    return [
+        (
+            name,
+            *_job(name, race, seconds, seed + number, cores if len(names) == 1 else 1),
+        )
+        for number, name in enumerate(names)
+    ]
+
+
+def _result(race: Race, engine: str) -> SolveResult:
+    if race.best is None:
+        if race.infeasible:
+            raise NoSolution("no schedule fits the limit (proven)")
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in race.failures.items())
+        raise NoSolution(f"no schedule found in {race.seconds:.1f} s {reasons}".strip())
+    return make_result(
+        race.problem,
+        race.engine if engine == "auto" else engine,
+        race.best,
+        race.bound_ns,
+        race.bound_name,
+        race.seconds,
+        variables=race.variables,
+        constraints=race.constraints,
+        incumbents=tuple(race.incumbents),
+        bounds=tuple(race.bounds),
+        info={"found_by": race.engine, "failures": race.failures},
+    )

@@ -1,0 +1,148 @@
+"""All engines at once, each in a process of its own, until the clock or a proof stops them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import OptPipeError
+from ..schedule import Schedule
+from .problem import Problem
+
+Job = Callable[..., None]
+
+
+@dataclass
+class Race:
+    """What the engines have reached so far.
+
+    Attributes:
+        best, cost_ns, engine: the best schedule, its cost, and whose it is.
+        bound_ns, bound_name: the best proven bound and whose it is.
+        incumbents, bounds: (seconds, ns) of each improvement.
+        infeasible: proven that nothing fits.
+        variables, constraints: of the last model that an engine built.
+        failures: what stopped an engine, by its name.
+    """
+
+    problem: Problem
+    began: float = field(default_factory=time.monotonic)
+    best: Schedule | None = None
+    cost_ns: int = 2**62
+    engine: str = ""
+    bound_ns: int = 0
+    bound_name: str = "none"
+    incumbents: list[tuple[float, int]] = field(default_factory=list)
+    bounds: list[tuple[float, int]] = field(default_factory=list)
+    infeasible: bool = False
+    variables: int = 0
+    constraints: int = 0
+    failures: dict[str, str] = field(default_factory=dict)
+    on_incumbent: Callable[[Schedule, int], None] | None = None
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def proven(self) -> bool:
+        return self.infeasible or (self.best is not None and self.cost_ns <= self.bound_ns)
+
+    def offer(self, schedule: Schedule, engine: str) -> bool:
+        """Take a schedule if its replay under the limit is better than the best so far."""
+        try:
+            cost = self.problem.replay(schedule).cost_ns
+        except OptPipeError:
+            return False
+        if cost >= self.cost_ns:
+            return False
+        self.best, self.cost_ns, self.engine = schedule, cost, engine
+        self.incumbents.append((self.seconds, cost))
+        if self.on_incumbent is not None:
+            self.on_incumbent(schedule, cost)
+        return True
+
+    def hear(self, engine: str, what: str, value: Any) -> None:
+        """Take what an engine reports; see `run_race`."""
+        if what == "incumbent":
+            self.offer(value, engine)
+        elif what == "bound":
+            self.prove(value, engine)
+        elif what == "infeasible":
+            self.infeasible = True
+        elif what == "size":
+            self.variables, self.constraints = value
+        elif what == "failed":
+            self.failures[engine] = value
+
+    def prove(self, bound_ns: int, name: str) -> None:
+        """Take a proven lower bound if it is better than the best so far."""
+        if bound_ns > self.bound_ns:
+            self.bound_ns, self.bound_name = bound_ns, name
+            self.bounds.append((self.seconds, bound_ns))
+
+
+def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: float) -> None:
+    """Run each job (engine name, function, arguments) in its process until all have ended, the
+    clock (seconds of the race) runs out, or what one found meets what one proved.
+
+    A job is called as ``function(problem, report, **arguments)`` and reports
+    ``report("incumbent", schedule)``, ``("bound", ns)``, ``("infeasible", None)`` or
+    ``("size", (variables, constraints))``.
+    A process that dies takes nothing with it but itself. Ctrl-C ends the race and keeps the best.
+    """
+    context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    news: Any = context.Queue()
+    running = [
+        context.Process(
+            target=_work, args=(news, engine, function, race.problem, arguments), daemon=True
+        )
+        for engine, function, arguments in jobs
+    ]
+    for process in running:
+        process.start()
+    try:
+        for engine, what, value in _listen(news, running, race, until):
+            race.hear(engine, what, value)
+            if race.proven:
+                break
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.join()
+
+
+def _listen(
+    news: Any, running: list[Any], race: Race, until: float
+) -> Iterator[tuple[str, str, Any]]:
+    """What comes in while there is time and somebody is at work."""
+    while race.seconds < until:
+        try:
+            yield news.get(timeout=max(0.0, min(0.05, until - race.seconds)))
+        except queue.Empty:
+            if not any(process.is_alive() for process in running):
+                try:
+                    while True:
+                        yield news.get(timeout=0.01)
+                except queue.Empty:
+                    return
+
+
+def _work(
+    news: Any, engine: str, function: Job, problem: Problem, arguments: dict[str, Any]
+) -> None:
+    """The main function of a process."""
+    try:
+        function(problem, lambda what, value: news.put((engine, what, value)), **arguments)
+    except KeyboardInterrupt:
+        pass
+    except Exception as error:  # whatever it is, the others go on; the race says who failed
+        news.put((engine, "failed", f"{type(error).__name__}: {error}"))
+    news.close()
+    news.join_thread()
