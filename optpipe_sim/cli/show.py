@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -145,16 +147,17 @@ def compared(
             Text(f"not run: {name}: {reason.removeprefix(f'{name}: ')}", "dim"), soft_wrap=True
         )
     _files(out, files)
-    best = result.rows[0].schedule
+    program, where = _program(), shlex.quote(arguments.profile)
     limit = (
         "" if arguments.memory_limit is None else f" --memory-limit {_size(arguments.memory_limit)}"
     )
-    where = f"{shlex.quote(arguments.profile)} --schedule {best} -m {arguments.microbatches}{limit}"
-    _next(out, f"optpipe-sim simulate {where} --save best.json", code=True)
-    if result.rows[0].trace.fits and not limit:
-        _next(out, "the same under a --memory-limit, or with other --schedules (gis:group=6,zb-v)")
-    else:
-        _next(out, f"optpipe-sim explain best.json {shlex.quote(arguments.profile)}", code=True)
+    saved = arguments.save
+    if not saved:
+        saved = "best.json"
+        made = f"--schedule {result.rows[0].schedule} -m {arguments.microbatches}{limit}"
+        _next(out, f"{program} simulate {where} {made} --save {saved}", code=True)
+    _next(out, f"{program} explain {shlex.quote(saved)} {where}{limit}", code=True)
+    _next(out, "another --memory-limit, or schedules with options: --schedules gis:group=6,zb-v")
 
 
 def checked(
@@ -208,6 +211,14 @@ def _limit(profile: CostProfile) -> str:
     if len(limits) == 1:
         return f"{format_size(limits[0])} per device"
     return f"{format_size(limits[0])} to {format_size(limits[-1])} per device"
+
+
+def _program() -> str:
+    """How to call this program again: by name where the PATH has it, else as it was called."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return "python -m optpipe_sim"
+    return str(called) if shutil.which(called.name) is None else called.name
 
 
 def _size(size: int) -> str:
