@@ -271,7 +271,7 @@ def _verdict(out: Out, result: Comparison) -> None:
 
 def _files(out: Out, files: Mapping[str, str]) -> None:
     for path, what in files.items():
-        out.print(Text("wrote ").append(str(path), "bold").append(f"  {what}"), soft_wrap=True)
+        out.hint(Text("wrote ").append(str(path), "bold").append(f"  {what}"), soft_wrap=True)
 
 
 def _next(out: Out, text: str, code: bool = False) -> None:
