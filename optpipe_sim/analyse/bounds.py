@@ -1,0 +1,380 @@
+"""Lower bounds on what any schedule costs, each with its proof.
+
+Words: device d holds the stages s_1 < ... < s_k (model order); work(d) is the compute time of one
+microbatch on it, every backward counted as the cheaper of B + W and BW; cap(d) is its memory limit
+less its static bytes; `back` of a stage is the cheaper of B and BW (what the stage before waits
+for). Messages take at least `t_comm` between devices, on serial links too; shared host links and
+host limits only make schedules later; so none of them can break a bound.
+
+Used throughout: of one microbatch the F's of d run in model order and its B's in the reverse, so
+the first compute op of d is an F of s_1, its first backward one of s_k, its last backward one of
+s_1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
+
+from ..errors import OptPipeError
+from ..profile import CostProfile
+from ..stage_cost import StageCost
+from ..trace import OBJECTIVES
+
+
+class Bound(NamedTuple):
+    """A time that no schedule can beat, and the argument that gives it."""
+
+    ns: int
+    name: str
+
+
+def lower_bound(
+    profile: CostProfile,
+    microbatches: int,
+    objective: str = "flush",
+    memory_limit: int | Sequence[int] | None = None,
+) -> Bound:
+    """The best of the bounds of this module for schedules with the profile's chunks and placement.
+
+    Args:
+        profile: costs, chunks and placement; its memory limit counts unless `memory_limit` is given.
+        microbatches: m.
+        objective: ``flush`` (bounds the makespan) or ``span`` (the longest device span).
+        memory_limit: bytes per device (one number, or one per device).
+
+    Raises:
+        OptPipeError: for another objective.
+    """
+    bounds = [
+        Bound(naive(profile, microbatches, objective), "work"),
+        Bound(one_microbatch(profile, objective), "one microbatch"),
+        Bound(fill_and_drain(profile, microbatches, objective, memory_limit), "fill and drain"),
+        Bound(residency(profile, microbatches, objective, memory_limit), "residency"),
+    ]
+    return max(bounds, key=lambda bound: bound.ns)  # of equal ones the plainest
+
+
+def naive(profile: CostProfile, microbatches: int, objective: str = "flush") -> int:
+    """Every device does all its work, and cannot start before a microbatch has come to it.
+
+    Proof: the first op of d is an F of s_1, which ends a chain of F's and messages; from then on
+    the device works for at least m work(d). A span has no such head start.
+    """
+    chains = _Chains(profile, objective)
+    return max(
+        chains.head(stages[0]) + microbatches * chains.work(stages)
+        for stages in chains.stages_of.values()
+    )
+
+
+def one_microbatch(profile: CostProfile, objective: str = "flush") -> int:
+    """The longest chain of ops of one microbatch.
+
+    Proof: F's from stage a to the last, backwards down to stage b, and the weight gradient of b
+    follow one another, messages between. For the makespan a = 0 and any b; for a span a = b, the
+    lowest stage of a device: both ends of the chain are ops of that device.
+    """
+    chains = _Chains(profile, objective)
+    if objective == "span":
+        return max(
+            chains.until_back(stages[0])
+            - chains.forward_from(stages[0])
+            + chains.full_back(stages[0])
+            for stages in chains.stages_of.values()
+        )
+    return max(chains.until_back(s) + chains.full_back(s) for s in range(len(profile.stages)))
+
+
+def fill_and_drain(
+    profile: CostProfile,
+    microbatches: int,
+    objective: str = "flush",
+    memory_limit: int | Sequence[int] | None = None,
+) -> int:
+    """A device can only fill the time before its first backward with the forwards that fit its
+    memory, and the time after its last one with the W's that do.
+
+    Proof. Let t be the start of d's first backward. Then t >= b, the end of the chain of F's to the
+    last stage and of backwards down to s_k. Before t only F's run on d, x ns of them in all; after t
+    it has at least m work(d) - x to do. Let E be the end of its last backward; after E only W's
+    run, u ns of them in all. Hence ``E >= t - x + m work(d) - u``. After E the device works for u,
+    and other devices take the last microbatch down the stages below s_1: a chain of length
+    q. So ``makespan >= E + max(u, q) >= t - x + m work(d) + max(0, q - u)``. It remains to bound
+    t - x from below and u from above.
+
+    *u*: when the last backward starts, its own act and the w_bytes of each W pending are held, within
+    cap(d). So u is at most its own W and what W's of w_bytes that fit into cap(d) - act(s_1)
+    last: with one stage floor of that over w_bytes, at most m - 1; with more, at most the fractional
+    optimum.
+
+    *t - x, one stage*: if n F's run before t, ``t - x >= max(b, h + g_n) - n F``, h being the earliest
+    start of d's first F and g_n the earliest end of its n-th F after it. No B has released
+    anything before t, so when the n-th F starts, k O's have ended with ``n act <= cap + k offload``,
+    at least k_n; the k-th O to end follows k F's and the other O's (one engine, one at a time):
+    ``e_k >= max(e_{k-1}, g_k) + O``; so ``g_n >= max(g_{n-1}, e_{k_n}) + F``. The least over n is taken.
+
+    *t - x, several stages*: let y be the F time before b. As x <= y + t - b, ``t - x >= b - y``. Now
+    y <= b - h; and all F's that start before b have their act within cap(d) plus what O's have
+    released by then. Those O's start after the first F (of s_1) has ended; on one engine
+    they release at most the fractional optimum for that time, and F's of so many bytes last at most
+    the fractional optimum for these.
+
+    For a span all times count from the first F of d, to which the chain to t goes back as well (the
+    first backward's microbatch came by s_1 no earlier); q is 0.
+    """
+    chains = _Chains(profile, objective)
+    limits = profile.limits(memory_limit)
+    best = 0
+    for d, stages in chains.stages_of.items():
+        capacity = None if limits is None else limits[d] - profile.static_bytes[d]
+        head = chains.head(stages[0])
+        first_back = chains.until_back(stages[-1]) - (
+            chains.forward_from(stages[0]) if objective == "span" else 0
+        )
+        if capacity is None or capacity < max(profile.stages[s].act_bytes for s in stages):
+            wait = head  # no limit, or one that nothing keeps
+        elif len(stages) == 1:
+            wait = _wait_of_one(profile, stages[0], microbatches, capacity, head, first_back)
+        else:
+            wait = _wait_of_many(profile, stages, microbatches, capacity, head, first_back)
+        tail = 0
+        if objective == "flush" and stages[0] > 0:
+            weights = _pending_w_ns(profile, stages, microbatches, capacity)
+            tail = max(0, chains.tail(stages[0]) - weights)
+        best = max(best, wait + microbatches * chains.work(stages) + tail)
+    return best
+
+
+def residency(
+    profile: CostProfile,
+    microbatches: int,
+    objective: str = "flush",
+    memory_limit: int | Sequence[int] | None = None,
+) -> int:
+    """Little's law: bytes held, summed over time, fit into the limit times the device's span.
+
+    Proof. From the start of F(s, j) to that of its backward passes at least r, the chain to the
+    last stage and back. An activation that stays holds act all the while; one that goes to the host
+    holds its offloadable part at least during F, O and R and the rest all the while; then the backward
+    holds act while it runs, and w_bytes are held while W does (BW: act while it runs). All of it
+    lies between the first F of d and its last compute op, a window of T, and so do the O's and the
+    R's, one at a time per engine. So cap(d) T >= the sum of what the m microbatches of each
+    stage hold, where those that go to the host take no more engine time than T; the least sum is
+    the fractional optimum of giving the time of one engine to where it saves most per ns. T is at most the
+    span, and the makespan less the earliest start of d.
+    """
+    limits = profile.limits(memory_limit)
+    if limits is None:
+        return 0
+    chains = _Chains(profile, objective)
+    best = 0
+    for d, stages in chains.stages_of.items():
+        capacity = limits[d] - profile.static_bytes[d]
+        if capacity < max(1, *(profile.stages[s].act_bytes for s in stages)):
+            continue
+        parts = [_held_byte_ns(profile, chains, s) for s in stages]
+        held = microbatches * sum(stays for stays, _ in parts)
+        for engine in _engine_ns(profile, stages):
+            savings = [
+                (microbatches * saved, microbatches * lasts)
+                for (_, saved), lasts in zip(parts, engine, strict=True)
+            ]
+            window = _least_window(held, savings, capacity)
+            best = max(best, chains.head(stages[0]) + window)
+    return best
+
+
+# -- chains of one microbatch -------------------------------------------------------------------------
+
+
+class _Chains:
+    """Least times along the pipeline; `objective` decides where they count from."""
+
+    def __init__(self, profile: CostProfile, objective: str) -> None:
+        if objective not in OBJECTIVES:
+            raise OptPipeError(f"objective: expected flush or span, got {objective!r}")
+        self.profile, self.objective = profile, objective
+        self.stages_of: dict[int, list[int]] = {}
+        for s, d in enumerate(profile.placement):
+            self.stages_of.setdefault(d, []).append(s)
+
+    @cached_property
+    def _forward(self) -> list[int]:
+        """Per stage, the earliest start of an F of it; one more entry: the end of the last F."""
+        at = [0]
+        for s, cost in enumerate(self.profile.stages):
+            at.append(at[-1] + cost.t_f_ns + self._hop(s, s + 1))
+        return at
+
+    @cached_property
+    def _backward(self) -> list[int]:
+        """Per stage, the earliest start of a backward of it."""
+        at = self._forward[-1]
+        starts = []
+        for s in reversed(range(len(self.profile.stages))):
+            starts.append(at)
+            at += _back_ns(self.profile.stages[s]) + self._hop(s, s - 1)
+        return starts[::-1]
+
+    def _hop(self, s: int, other: int) -> int:
+        place = self.profile.placement
+        inside = 0 <= other < len(place)
+        return self.profile.t_comm_ns if inside and place[s] != place[other] else 0
+
+    def head(self, s: int) -> int:
+        """The earliest start of F of s; 0 where spans are bounded."""
+        return self.forward_from(s) if self.objective == "flush" else 0
+
+    def forward_from(self, s: int) -> int:
+        return self._forward[s]
+
+    def until_back(self, s: int) -> int:
+        """The earliest start of a backward of s, counted from the start of all."""
+        return self._backward[s]
+
+    def full_back(self, s: int) -> int:
+        """The backward of s with its weight gradient."""
+        cost = self.profile.stages[s]
+        return min(cost.t_b_ns + cost.t_w_ns, cost.fused_ns)
+
+    def tail(self, s: int) -> int:
+        """From the end of a backward of s to the end of the stages below it."""
+        end = self._backward[s] + _back_ns(self.profile.stages[s])
+        return max(self._backward[low] + self.full_back(low) - end for low in range(s))
+
+    def work(self, stages: Iterable[int]) -> int:
+        return sum(self.profile.stages[s].work_ns for s in stages)
+
+
+def _back_ns(cost: StageCost) -> int:
+    return min(cost.t_b_ns, cost.fused_ns)
+
+
+# -- what memory admits -------------------------------------------------------------------------------
+
+
+def _wait_of_one(
+    profile: CostProfile, s: int, microbatches: int, capacity: int, head: int, first_back: int
+) -> int:
+    """t - x of `fill_and_drain` for a device with one stage."""
+    cost = profile.stages[s]
+    moved = cost.offloadable if profile.offload else 0
+    forwards, offloads = [0], [0]  # ends of the n-th F and O, counted from the first F's start
+    best = None
+    for n in range(1, microbatches + 1):
+        start = forwards[-1]
+        over = n * cost.act_bytes - capacity
+        if over > 0:
+            needed = -(-over // moved) if moved else n
+            if needed >= n:
+                break  # it waits for a B
+            while len(offloads) <= needed:
+                at = len(offloads)
+                offloads.append(max(offloads[-1], forwards[at]) + (cost.t_offload_ns or 0))
+            start = max(start, offloads[needed])
+        forwards.append(start + cost.t_f_ns)
+        end = head + forwards[-1]
+        wait = max(first_back, end) - n * cost.t_f_ns
+        best = wait if best is None else min(best, wait)
+        if end >= first_back:
+            break  # from here on end - n F only grows
+    return head if best is None else best
+
+
+def _wait_of_many(
+    profile: CostProfile,
+    stages: Sequence[int],
+    microbatches: int,
+    capacity: int,
+    head: int,
+    first_back: int,
+) -> int:
+    """t - x of `fill_and_drain` for a device with several stages."""
+    costs = [profile.stages[s] for s in stages]
+    filled = first_back - head
+    if profile.offload:
+        moves = [
+            (cost.offloadable * microbatches, (cost.t_offload_ns or 0) * microbatches)
+            for cost in costs
+        ]
+        capacity += _knapsack(moves, max(0, filled - costs[0].t_f_ns))
+    forwards = [(cost.t_f_ns * microbatches, cost.act_bytes * microbatches) for cost in costs]
+    return first_back - min(filled, _knapsack(forwards, capacity))
+
+
+def _pending_w_ns(
+    profile: CostProfile, stages: Sequence[int], microbatches: int, capacity: int | None
+) -> int:
+    """The longest time that the W's after a device's last backward can take."""
+    costs = [profile.stages[s] for s in stages]
+    every = [cost.t_w_ns * microbatches for cost in costs]
+    room = None if capacity is None else capacity - costs[0].act_bytes
+    if room is None or room < 0:
+        return sum(every)
+    if len(stages) == 1:
+        w = costs[0].w_bytes
+        count = min(microbatches, room // w + 1) if w else microbatches
+        return count * costs[0].t_w_ns
+    weights = [
+        (total, cost.w_bytes * microbatches) for total, cost in zip(every, costs, strict=True)
+    ]
+    return min(sum(every), _knapsack(weights, room) + costs[0].t_w_ns)
+
+
+def _knapsack(items: Iterable[tuple[int, int]], room: int) -> int:
+    """The most value of (value, size) items, cut at will, that fits; rounded down, as what it
+    bounds is whole."""
+    value = Fraction(0)
+    left = Fraction(room)
+    for worth, size in sorted(items, key=_worth_per_size, reverse=True):
+        if size <= left:
+            value += worth
+            left -= size
+        else:
+            value += Fraction(worth) * left / size
+            break
+    return int(value)
+
+
+def _worth_per_size(item: tuple[int, int]) -> tuple[bool, Fraction]:
+    worth, size = item
+    return size == 0, Fraction(worth, max(1, size))
+
+
+def _held_byte_ns(profile: CostProfile, chains: _Chains, s: int) -> tuple[int, int]:
+    """Of one microbatch of stage s: the byte-ns it holds if it stays, and how many less if it goes
+    to the host."""
+    cost = profile.stages[s]
+    wait = chains.until_back(s) - chains.forward_from(s)
+    backward = min(
+        cost.act_bytes * cost.t_b_ns + cost.w_bytes * cost.t_w_ns, cost.act_bytes * cost.fused_ns
+    )
+    copies = (cost.t_offload_ns or 0) + (cost.t_reload_ns or 0)
+    moved = cost.offloadable if profile.offload else 0
+    saved = moved * max(0, wait - cost.t_f_ns - copies)
+    return cost.act_bytes * wait + backward, saved
+
+
+def _engine_ns(profile: CostProfile, stages: Sequence[int]) -> list[list[int]]:
+    """Per copy engine of a device, how long each of its stages keeps it to leave and return."""
+    costs = [profile.stages[s] for s in stages]
+    out = [cost.t_offload_ns or 0 for cost in costs]
+    back = [cost.t_reload_ns or 0 for cost in costs]
+    if profile.offload and profile.offload.copy_engines == "shared":
+        return [[one + other for one, other in zip(out, back, strict=True)]]
+    return [out, back]
+
+
+def _least_window(held: int, savings: Sequence[tuple[int, int]], capacity: int) -> int:
+    """The least T with ``capacity T >= held - what engine time T saves``: both sides are monotone."""
+    low, high = 0, -(-held // capacity)
+    while low < high:
+        middle = (low + high) // 2
+        if capacity * middle >= held - _knapsack(savings, middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

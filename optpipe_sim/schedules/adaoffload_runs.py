@@ -1,0 +1,236 @@
+"""One run of AdaOffload's greedy: its parameters, the profile as arrays, and what comes out.
+
+The event loop itself is compiled (`adaoffload_core`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import NoSolution
+from ..ops import COMPUTE, TRANSFERS, O, Op, OpKind, R
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..sim.links import link_keys
+from ..units import format_size
+from . import adaoffload_core as core
+
+UNBOUNDED = 2**40
+
+
+class Setting(NamedTuple):
+    """The parameters of one run of the greedy.
+
+    Attributes:
+        prefer: where both could start: 0 the backward, 1 forward and backward in turn, 2 the
+            forward.
+        patience: a W also starts where it delays the next F or B by up to so many thousandths of
+            itself.
+        pending: no forward while so many W's per chunk are pending.
+        group: so many microbatches pass a chunk before the next chunk has its turn (0: all of them,
+            -1: as many as there are devices).
+        ahead: how long before its B a reload may start, in thousandths of the reload, counted in
+            B's of the stages after it. What would be reloaded by then is not offloaded any more.
+        headroom: offload while fewer than so many further activations would fit.
+        oldest: 1 offloads the oldest resident activation first, 0 the newest.
+        keep: 1 admits a forward only if the reload of the next B then still fits.
+        reload_first: 1 gives a reload its memory before a forward of the same instant.
+        depth: microbatches on a device, in thousandths of those that 1F1B has there (0: any).
+    """
+
+    prefer: int = 0
+    patience: int = 1000
+    pending: int = UNBOUNDED
+    group: int = 1
+    ahead: int = 1500
+    headroom: int = 2
+    oldest: int = 0
+    keep: int = 0
+    reload_first: int = 1
+    depth: int = 0
+
+
+class Greedy(NamedTuple):
+    """A finished run: per device the ops in the order they started, with their times."""
+
+    profile: CostProfile
+    setting: Setting
+    log: tuple[np.ndarray, ...]
+
+    @property
+    def offloads(self) -> int:
+        return sum(int((rows[:, core.KIND] == O).sum()) for rows in self.log)
+
+    def cost_ns(self, objective: str) -> int:
+        """Its own makespan or longest device span."""
+        compute = [rows[np.isin(rows[:, core.KIND], COMPUTE)] for rows in self.log]
+        if objective == "span":
+            return max(int(rows[-1, core.END] - rows[0, core.START]) for rows in compute)
+        return max(int(rows[-1, core.END]) for rows in compute)
+
+    def schedule(self, microbatches: int) -> Schedule:
+        """The programs, and the order on host links that several queues of transfers share."""
+        shape = self.profile.shape(microbatches)
+        table = np.concatenate(self.log)[:, [core.KIND, core.STAGE, core.MICROBATCH]]
+        offsets = np.cumsum([0, *map(len, self.log)])
+        return Schedule.from_table(shape, table, offsets, self._link_order())
+
+    def _link_order(self) -> dict[str, list[Op]]:
+        offload = self.profile.offload
+        if offload is None or not self.offloads:
+            return {}
+        shared = offload.copy_engines == "shared"
+        keys = link_keys(self.profile)
+        queues: dict[str, set[int]] = {}
+        for at, key in enumerate(keys):
+            queues.setdefault(key, set()).add(at // 2 if shared else at)
+        order: dict[str, list[tuple[int, Op]]] = {
+            key: [] for key, some in queues.items() if len(some) > 1
+        }
+        for d, rows in enumerate(self.log):
+            for row in rows[np.isin(rows[:, core.KIND], TRANSFERS)].tolist():
+                key = keys[2 * d + (row[core.KIND] == R)]
+                if key in order:
+                    op = Op(OpKind(row[core.KIND]), row[core.STAGE], row[core.MICROBATCH])
+                    order[key].append((row[core.SERIAL], op))
+        return {key: [op for _, op in sorted(ops)] for key, ops in order.items()}
+
+
+class Problem:
+    """A profile and its limits as the arrays that every run shares.
+
+    Args:
+        profile: with the chunks and the placement wanted.
+        limits: bytes per device; None: unlimited, and nothing is offloaded.
+        host: how much of the host memory that is not kept spare may be used, in thousandths.
+
+    Raises:
+        NoSolution: where the pinned host memory cannot hold what the limits force off the devices.
+    """
+
+    def __init__(
+        self,
+        profile: CostProfile,
+        microbatches: int,
+        limits: Sequence[int] | None,
+        host: int = 1000,
+    ) -> None:
+        p, stages = profile.devices, profile.stages
+        self.profile, self.microbatches = profile, microbatches
+        offload = profile.offload if limits is not None else None
+        place = np.array(profile.placement, np.int64)
+        self.stages = np.argsort(place, kind="stable").astype(np.int64)
+        self.stage = np.zeros((core.STAGE_ROWS, len(stages)), np.int64)
+        self.stage[core.DEVICE] = place
+        self.stage[core.ACT] = [cost.act_bytes for cost in stages]
+        self.stage[core.WEIGHT] = [cost.w_bytes for cost in stages]
+        self.stage[core.TOP] = -1
+        if offload:
+            self.stage[core.MOVED] = [cost.offloadable for cost in stages]
+        self.device = np.zeros((core.DEVICE_ROWS, p), np.int64)
+        self.device[core.COUNT] = np.bincount(place, minlength=p)
+        self.device[core.FIRST, 1:] = np.cumsum(self.device[core.COUNT])[:-1]
+        static = np.array(profile.static_bytes, np.int64)
+        self.device[core.CAPACITY] = core.FOREVER if limits is None else np.array(limits) - static
+        keys = link_keys(profile)
+        names = sorted(set(keys))
+        self.links = [names.index(key) for key in keys]
+        self.device[core.LINK_O], self.device[core.LINK_R] = self.links[::2], self.links[1::2]
+        self.device[core.NODE] = np.arange(p) // ((offload and offload.devices_per_node) or p)
+        self.host = np.zeros((2, int(self.device[core.NODE].max()) + 1), np.int64)
+        self.host[0] = core.FOREVER
+        self.host_limit = offload.host_limit_bytes if offload else None
+        self._spare(host)
+        self.shared = int(offload is not None and offload.copy_engines == "shared")
+
+    def _spare(self, host: int) -> None:
+        """Which stages the oldest microbatch of a device may always offload, and what one
+        microbatch at a time then needs; host memory is set aside for them where it is limited."""
+        for d in range(self.profile.devices):
+            mine = [s for s in self.stages.tolist() if self.stage[core.DEVICE, s] == d]
+            may = [s for s in mine if self.stage[core.MOVED, s] > 0]
+            if self.host_limit is not None:
+                may = self._fewest(mine, may, int(self.device[core.CAPACITY, d]))
+                self.host[1, self.device[core.NODE, d]] += self.stage[core.MOVED, may].sum()
+            self.stage[core.SPARE, may] = 1
+            self.device[core.NEED, d] = self._needs(mine, may)
+        if self.host_limit is not None:
+            short = int(self.host[1].max())
+            if short > self.host_limit:
+                raise NoSolution(
+                    f"offload.host_limit: the memory limits ask for {format_size(short)} of pinned host"
+                    f" memory on one node, but only {format_size(self.host_limit)} are allowed;"
+                    " raise the memory limits or the host limit"
+                )
+            self.host[0] = (self.host_limit - self.host[1]) * host // 1000
+            self.host[1] = 0
+
+    def _needs(self, mine: list[int], away: Sequence[int]) -> int:
+        """What one microbatch at a time needs on a device that can offload the stages `away`."""
+        need = rest = 0
+        for s in mine:
+            act, moved = int(self.stage[core.ACT, s]), int(self.stage[core.MOVED, s])
+            need = max(need, rest + act)
+            rest += act - (moved if s in away else 0)
+        return need
+
+    def _fewest(self, mine: list[int], may: list[int], capacity: int) -> list[int]:
+        """The stages with the fewest bytes to offload that let one microbatch through."""
+        if len(may) > 12:
+            return may if self._needs(mine, []) > capacity else []
+        choices = [list(some) for size in range(len(may) + 1) for some in combinations(may, size)]
+        fitting = [some for some in choices if self._needs(mine, some) <= capacity]
+        return min(fitting, key=lambda some: int(self.stage[core.MOVED, some].sum()))
+
+    def play(self, setting: Setting, stop_ns: int = core.FOREVER) -> Greedy | None:
+        """One run of the greedy; None where it would end after `stop_ns`."""
+        p, count, m = self.profile.devices, len(self.profile.stages), self.microbatches
+        profile = self.profile
+        stage, device = self.stage.copy(), self.device.copy()
+        reload_ns = profile.durations_ns[R]
+        hop = max(1, int(profile.durations_ns[OpKind.B].mean()) + profile.t_comm_ns)
+        stage[core.AHEAD] = np.maximum(1, -(-reload_ns * setting.ahead // (1000 * hop)))
+        if setting.depth:
+            device[core.DEPTH] = np.maximum(1, -(-np.arange(p, 0, -1) * setting.depth // 1000))
+        else:
+            device[core.DEPTH] = UNBOUNDED
+        micro = np.zeros((core.MICRO_ROWS, count, m), np.int64)
+        micro[core.READY_F] = micro[core.READY_B] = core.FOREVER
+        micro[core.READY_F, 0] = 0
+        device[core.AWAKE] = 1
+        chunks = int(device[core.COUNT].max())
+        run = core.Run(
+            stage,
+            device,
+            self.stages,
+            profile.durations_ns,
+            np.zeros((len(OpKind), count), np.int64),
+            micro,
+            np.full((3, p, 4), -1, np.int64),
+            self.host.copy(),
+            np.zeros(2 * p, np.int64),
+            np.zeros((p, p), np.int64),
+            np.zeros((2 * count * m + 3 * p + 1, 2), np.int64),
+            np.zeros((p, 5 * chunks * m, core.LOG_COLUMNS), np.int64),
+            np.zeros(3, np.int64),
+            self.shared,
+            profile.latency_ns,
+            profile.occupancy_ns,
+            int(profile.links == "serial"),
+            setting.prefer,
+            setting.patience,
+            min(UNBOUNDED, setting.pending * chunks),
+            {0: m, -1: p}.get(setting.group, setting.group),
+            setting.headroom,
+            setting.oldest,
+            setting.keep,
+            setting.reload_first,
+        )
+        if not core.play(run, stop_ns):
+            return None
+        log = tuple(run.log[d, : run.device[core.LOGGED, d]] for d in range(p))
+        return Greedy(profile, setting, log)
