@@ -49,7 +49,7 @@ demo: $(RUN)
 	  --gantt out/demo-gantt.png --chart out/demo-compare.png --trace out/demo-trace.json --save out/demo-best.json
 
 test: $(DEV)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto
 
 lint: $(DEV)
 	$(BIN)/ruff check .

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -426,11 +425,12 @@ def test_interrupted(cli, monkeypatch) -> None:
 
 
 def test_ctrl_c_while_it_works(cli) -> None:
-    line = [sys.executable, "-m", "optpipe_sim", "simulate", "p.yaml", "--schedule", "1f1b"]
-    running = subprocess.Popen([*line, "-m", "30000"], stdout=-1, stderr=-1, text=True)
-    time.sleep(1.0)
-    running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=60)
+    os.mkfifo("pipe.yaml")  # whoever reads it is at work, until somebody writes
+    line = [sys.executable, "-m", "optpipe_sim", "simulate", "pipe.yaml", "--schedule", "1f1b"]
+    running = subprocess.Popen([*line, "-m", "8"], stdout=-1, stderr=-1, text=True)
+    with open("pipe.yaml", "w"):
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
     assert (running.returncode, out, err) == (130, "", "optpipe-sim: interrupted\n")
 
 
