@@ -11,14 +11,16 @@ from ..errors import NoSolution, OptPipeError
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedules.adaoffload import adaoffload
+from .cache import open_cache, recall, remember
 from .jobs import cpsat_job, milp_job, search_job
 from .portfolio import Job, Race, run_race
-from .problem import Problem, make_problem
+from .problem import make_problem
 from .result import SolveResult, make_result
 from .search import can_search
 from .starts import fixed_schedules
 
 ENGINES = ("auto", "adaoffload", "search", "cpsat", "milp")
+FIXED_SHARE = 0.3  # of the time, at most, to build the published schedules
 SMALL = 1500  # compute ops up to which CP-SAT is worth a process
 
 
@@ -31,12 +33,14 @@ def solve(
     objective: str = "flush",
     seed: int = 0,
     *,
-    warm_start: Schedule | None = None,
+    warm_start: Schedule | str | None = None,
     on_incumbent: Callable[[Schedule, int], None] | None = None,
+    watch: Callable[[Race], None] | None = None,
     workers: int | None = None,
     evaluations: int | None = None,
     solver: str = "highs",
     save: str | os.PathLike[str] | None = None,
+    cache: bool = False,
 ) -> SolveResult:
     """The best schedule for a profile, m microbatches and a memory limit, and a proven bound.
 
@@ -47,10 +51,13 @@ def solve(
         objective: ``flush`` (makespan) or ``span`` (longest device span).
         seed: for whatever draws at random. `evaluations`: for ``search``: stop after so many
             instead of by the clock, which makes it deterministic.
-        warm_start: a schedule to start from, if it fits.
+        warm_start: a schedule to start from, if it fits; ``none``: engines start from nothing.
         on_incumbent: called with each better schedule and its cost in ns.
+        watch: called with the race (its seconds, cost_ns, bound_ns, engine ...) at all news.
         solver: which MILP solver ``milp`` uses.
         save: a file that always holds the best schedule so far, whatever becomes of this process.
+        cache: start from what is kept on disk of this problem or of those like it, and keep what
+            is found (`solve.cache`). Without it a run depends on nothing but its arguments.
 
     Raises:
         OutOfMemory: where the limit is below what one microbatch needs.
@@ -61,6 +68,8 @@ def solve(
         raise OptPipeError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
     if not time_limit > 0:
         raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
+    if isinstance(warm_start, str) and warm_start != "none":
+        raise OptPipeError(f"warm start: expected a schedule or 'none', got {warm_start!r}")
     problem = make_problem(profile, microbatches, memory_limit, objective)
 
     def improved(schedule: Schedule, cost: int) -> None:
@@ -69,42 +78,52 @@ def solve(
         if on_incumbent is not None:
             on_incumbent(schedule, cost)
 
-    race = Race(problem, on_incumbent=improved)
+    race = Race(problem, on_incumbent=improved, watch=watch)
     bound = lower_bound(profile, microbatches, objective=objective, memory_limit=problem.limits)
     race.prove(bound.ns, bound.name)
     cores = workers or os.cpu_count() or 1
+    cold = warm_start == "none"
+    kept = open_cache() if cache else None
     try:
-        if warm_start is not None:
+        if isinstance(warm_start, Schedule):
             race.offer(warm_start, "warm start")
-        race.offer(
-            adaoffload(profile, microbatches, limit=problem.limits, objective=objective),
-            "adaoffload",
-        )
-        if engine != "adaoffload":
+        if kept is not None and not cold:
+            recall(race, kept)
+        if not race.proven:
+            race.offer(
+                adaoffload(profile, microbatches, limit=problem.limits, objective=objective),
+                "adaoffload",
+            )
+        if engine != "adaoffload" and not race.proven:
             for name, schedule in fixed_schedules(problem):
                 race.offer(schedule, name)
+                if race.proven or race.seconds > FIXED_SHARE * time_limit:
+                    break
         left = time_limit - race.seconds
         if engine == "auto":
-            run_race(race, _jobs(race, left, seed, cores), time_limit)
+            run_race(race, _jobs(race, left, seed, cores, cold), time_limit)
         elif engine != "adaoffload" and not race.proven and left > 0:
-            job, arguments = _job(engine, race, left, seed, cores)
+            job, arguments = _job(engine, race, left, seed, cores, cold)
             if engine == "search":
                 arguments["evaluations"] = evaluations
             elif engine == "milp":
                 arguments["solver"] = solver
             job(problem, lambda what, value: race.hear(engine, what, value), **arguments)
     except KeyboardInterrupt:
+        race.interrupted = True
         if race.best is None:
             raise
+    if kept is not None:
+        remember(race, kept)
     return _result(race, engine)
 
 
 def _job(
-    engine: str, race: Race, seconds: float, seed: int, cores: int
+    engine: str, race: Race, seconds: float, seed: int, cores: int, cold: bool = False
 ) -> tuple[Job, dict[str, Any]]:
     """The job of an engine, started from the best schedule so far."""
     arguments = {
-        "start": race.best,
+        "start": None if cold else race.best,
         "bound_ns": race.bound_ns,
         "seconds": seconds,
         "seed": seed,
@@ -115,7 +134,7 @@ def _job(
 
 
 def _jobs(
-    race: Race, seconds: float, seed: int, cores: int
+    race: Race, seconds: float, seed: int, cores: int, cold: bool = False
 ) -> list[tuple[str, Job, dict[str, Any]]]:
     """What each core does: CP-SAT proves where the problem is small, the others search."""
     problem = race.problem
@@ -130,7 +149,7 @@ def _jobs(
     return [
         (
             name,
-            *_job(name, race, seconds, seed + number, cores if len(names) == 1 else 1),
+            *_job(name, race, seconds, seed + number, cores if len(names) == 1 else 1, cold),
         )
         for number, name in enumerate(names)
     ]
@@ -153,5 +172,9 @@ def _result(race: Race, engine: str) -> SolveResult:
         constraints=race.constraints,
         incumbents=tuple(race.incumbents),
         bounds=tuple(race.bounds),
-        info={"found_by": race.engine, "failures": race.failures},
+        info={
+            "found_by": race.engine,
+            "failures": race.failures,
+            "interrupted": race.interrupted,
+        },
     )

@@ -6,15 +6,18 @@ see `portfolio.run_race` for what it reports.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 from ..schedule import Schedule
+from .greedy_search import greedy_search
 from .problem import Problem
-from .search import search
+from .search import can_search, search
 from .starts import offload_everything
 
 Report = Callable[[str, Any], None]
+GREEDY_SHARE, GREEDY_RUNS = 0.2, 400  # of a search job: the part of its time, or so many runs
 
 
 def search_job(
@@ -26,15 +29,31 @@ def search_job(
     seed: int,
     evaluations: int | None = None,
 ) -> None:
-    """Annealing, from the best schedule and from simple offloading patterns."""
-    starts = [start] if start is not None else []
+    """AdaOffload with its parameters searched, then annealing from the best of it, from the best
+    schedule so far and from simple offloading patterns."""
+    began = time.monotonic()
+
+    def over(share: float = 1.0) -> bool:
+        return evaluations is None and time.monotonic() - began > share * seconds
+
+    anneals = can_search(problem)
+    greedy = greedy_search(
+        problem,
+        lambda: over(GREEDY_SHARE if anneals else 1.0),
+        runs=GREEDY_RUNS if anneals else 10**6,
+        seed=seed,
+        found=lambda schedule: report("incumbent", schedule),
+    )
+    if not anneals:
+        return
+    starts = [*([start] if start is not None else []), *greedy]
     if problem.may_offload:
         starts += [offload_everything(problem, depth) for depth in (1, 2, problem.shape.stages)]
     best = search(
         problem,
         starts,
         goal_ns=bound_ns,
-        time_limit=seconds,
+        time_limit=seconds - (time.monotonic() - began),
         evaluations=evaluations,
         seed=seed,
         on_incumbent=lambda schedule, _: report("incumbent", schedule),

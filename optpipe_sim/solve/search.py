@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import NamedTuple
 
 import numpy as np
@@ -17,9 +18,19 @@ from ..schedule import Schedule
 from . import search_core as core
 from .problem import Problem
 
-HOT, COLD = 0.3, 0.01  # temperatures, in typical op durations
+# Visits, over and over: the temperature they begin at (in typical op durations), their
+# evaluations per op, and whether they start from the best or from one of the starts.
+VISITS = (
+    (0.05, 5, True),
+    (0.3, 20, True),
+    (0.3, 80, False),
+    (0.1, 20, True),
+    (0.5, 40, True),
+    (0.3, 40, False),
+)
+COLD = 0.01  # the temperature they end at
 WEIGHT = 0.3  # of the mean end of an op, so that plateaus have a slope
-CHUNK = 4000  # evaluations between two looks at the clock
+CHUNK_OPS = 4_000_000  # ops evaluated between two looks at the clock, some 60 ms
 
 
 class Programs(NamedTuple):
@@ -160,47 +171,43 @@ def search(
     if not packed:
         return None
     packed.sort(key=lambda entry: entry[:2])
-    best, _, found = packed[0]
-    best_programs = found.copy()
+    best, best_programs = packed[0][0], packed[0][2].copy()
     core.seed_random(seed)
     typical = float(np.median(problem.profile.durations_ns[: OpKind.BW]))
-    ops = sum(map(int, best_programs.length))
-    # later ends weigh so little that all of them together count less than one op
-    weight = WEIGHT / ops
-    lone = problem.profile.chunks == 1 and len(set(problem.profile.placement)) == len(
-        problem.profile.placement
-    )
-    alike = lone and list(problem.profile.placement) == list(range(problem.profile.devices))
-    done, turn = 0, 0
-    budget = evaluations
-    rounds = len(packed) + 1
+    weight = WEIGHT / int(best_programs.length.sum())
+    places = list(problem.profile.placement)
+    alike = places == list(range(problem.profile.devices))
+    done = 0
 
-    def share() -> float:
-        """The part of the budget that is used up."""
-        if budget is not None:
-            return done / budget
-        return (time.monotonic() - began) / time_limit
+    def over() -> bool:
+        if best <= goal_ns or stop():
+            return True
+        if evaluations is not None:
+            return done >= evaluations
+        return time.monotonic() - began >= time_limit
 
-    while best > goal_ns and share() < 1 and not stop():
-        start = best_programs.copy() if turn >= len(packed) else packed[turn][2].copy()
-        opened = share()
-        until = min(1.0, opened + (1 - opened) / max(1, rounds - turn))
-        hot, cold = HOT * typical, COLD * typical
-        while share() < until and best > goal_ns and not stop():
-            # one cooling per visit, cut in chunks so that clock and callers are heard
-            at = (share() - opened) / max(1e-9, until - opened)
-            now = hot * (cold / hot) ** at
-            steps = CHUNK if budget is None else min(CHUNK, budget - done)
+    for visit in count(seed):
+        if over():
+            break
+        heat, effort, from_best = VISITS[visit % len(VISITS)]
+        start = (best_programs if from_best else packed[visit % len(packed)][2]).copy()
+        steps = int(effort * int(start.length.sum()) * 2 ** ((visit - seed) // (2 * len(VISITS))))
+        chunk = max(200, CHUNK_OPS // int(start.length.sum()))
+        hot, cold = heat * typical, COLD * typical
+        for at in range(0, steps, chunk):
+            if over():
+                break
+            todo = min(chunk, steps - at)
+            if evaluations is not None:
+                todo = min(todo, evaluations - done)
+            begin, end = (hot * (cold / hot) ** (part / steps) for part in (at, at + todo))
             before = best
             best, used = core.anneal(
                 start.prog, start.length, work.costs, work.space, work.end, work.ready, work.cause,
-                best_programs.prog, best_programs.length, best, steps, now, now * 0.9, span_counts,
+                best_programs.prog, best_programs.length, best, todo, begin, end, span_counts,
                 weight, problem.may_offload, alike, goal_ns,
             )  # fmt: skip
             done += max(used, 1)
             if best < before and on_incumbent is not None:
                 on_incumbent(unpack(problem, best_programs), best)
-        turn += 1
-        if turn >= rounds:
-            rounds = turn + 1
     return unpack(problem, best_programs)

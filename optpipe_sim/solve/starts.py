@@ -11,24 +11,32 @@ from ..schedules import REGISTRY, build
 from .problem import Problem
 
 
+ONE_CHUNK = ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
+VEE = ("zb-v", "v-half", "v-min", "dualpipe-v")
+LOOP = ("1f1b-i", "gis", "gis-h", "po", "po-h", "po-f")
+
+
 def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
-    """The named schedules that have the problem's chunks and placement (AdaOffload aside), each
-    with the options that suit; whether they fit is the replay's question."""
-    profile, chunks = problem.profile, problem.profile.chunks
+    """The published schedules with the problem's chunks and placement; whether they fit is the
+    replay's question."""
+    shape = problem.shape
     limit = min(problem.limits) if problem.limits else None
-    for name, entry in REGISTRY.items():
-        if name == "adaoffload":
-            continue
+    names: tuple[str, ...] = ()
+    if shape.placement_name == "loop":
+        names = (*(ONE_CHUNK if shape.chunks == 1 else ()), *LOOP)
+    elif shape.placement_name == "vee":
+        names = VEE
+    for name in names:
         options: dict[str, int] = {}
-        if "chunks" in entry.options:
-            options["chunks"] = chunks
-        if "limit" in entry.options and limit is not None:
+        if name in LOOP:
+            options["chunks"] = shape.chunks
+        if "limit" in REGISTRY[name].options and limit is not None:
             options["limit"] = limit
         try:
-            schedule = build(name, profile, problem.microbatches, **options)
+            schedule = build(name, problem.profile, problem.microbatches, **options)
         except OptPipeError:
             continue
-        if schedule.shape == problem.shape:
+        if schedule.shape == shape:
             yield name, schedule
 
 
