@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -25,9 +26,11 @@ class Race:
         best, cost_ns, engine: the best schedule, its cost, and whose it is.
         bound_ns, bound_name: the best proven bound and whose it is.
         incumbents, bounds: (seconds, ns) of each improvement.
-        infeasible: proven that nothing fits.
+        infeasible: proven that nothing fits. `interrupted`: by Ctrl-C.
         variables, constraints: of the last model that an engine built.
         failures: what stopped an engine, by its name.
+        on_incumbent: called with each better schedule and its cost.
+        watch: called with the race at every piece of news, and often while engines run.
     """
 
     problem: Problem
@@ -40,10 +43,12 @@ class Race:
     incumbents: list[tuple[float, int]] = field(default_factory=list)
     bounds: list[tuple[float, int]] = field(default_factory=list)
     infeasible: bool = False
+    interrupted: bool = False
     variables: int = 0
     constraints: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     on_incumbent: Callable[[Schedule, int], None] | None = None
+    watch: Callable[[Race], None] | None = None
 
     @property
     def seconds(self) -> float:
@@ -65,6 +70,7 @@ class Race:
         self.incumbents.append((self.seconds, cost))
         if self.on_incumbent is not None:
             self.on_incumbent(schedule, cost)
+        self.look()
         return True
 
     def hear(self, engine: str, what: str, value: Any) -> None:
@@ -85,6 +91,12 @@ class Race:
         if bound_ns > self.bound_ns:
             self.bound_ns, self.bound_name = bound_ns, name
             self.bounds.append((self.seconds, bound_ns))
+            self.look()
+
+    def look(self) -> None:
+        """Let whoever watches look."""
+        if self.watch is not None:
+            self.watch(self)
 
 
 def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: float) -> None:
@@ -126,6 +138,7 @@ def _listen(
         try:
             yield news.get(timeout=max(0.0, min(0.05, until - race.seconds)))
         except queue.Empty:
+            race.look()
             if not any(process.is_alive() for process in running):
                 try:
                     while True:
@@ -138,6 +151,7 @@ def _work(
     news: Any, engine: str, function: Job, problem: Problem, arguments: dict[str, Any]
 ) -> None:
     """The main function of a process."""
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
     try:
         function(problem, lambda what, value: news.put((engine, what, value)), **arguments)
     except KeyboardInterrupt:
@@ -146,3 +160,11 @@ def _work(
         news.put((engine, "failed", f"{type(error).__name__}: {error}"))
     news.close()
     news.join_thread()
+
+
+def _leave_with_parent() -> None:
+    """A parent that is killed takes its engines with it."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
