@@ -182,4 +182,9 @@ def test_readme_shows_the_results_that_are_there() -> None:
     }
     assert len(shown) > 20
     assert {key: simulated[key] for key in shown} == shown
-    assert f"{len(cells)} cells" in (ROOT / "README.md").read_text()
+    equal = sum(cell["simulated"] == cell["published"] for cell in cells)
+    interleaved = sum(cell["schedule"] == "1F1B-I" for cell in cells)
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"{len(cells)} cells" in text
+    assert f"{equal} come out equal" in text
+    assert f"the {interleaved} of 1F1B-I differ" in text
