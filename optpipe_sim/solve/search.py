@@ -1,20 +1,21 @@
 """Search over programs: annealing from several starts, evaluated by a compiled replay.
 
-For profiles whose transfers share no link between devices; others are searched by AdaOffload's
-parameters and by CP-SAT. Deterministic for a seed and a number of evaluations.
+Where transfers share links the evaluation goes event by event, first come first served, some ten
+times slower. Deterministic for a seed and a number of evaluations.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 
-from ..ops import BW, OpKind
+from ..ops import BW, RULES, OpKind, Rule
 from ..schedule import Schedule
+from ..sim.links import link_keys
 from . import search_core as core
 from .problem import Problem
 
@@ -72,14 +73,18 @@ def _bits(problem: Problem) -> tuple[int, int]:
 
 
 def can_search(problem: Problem) -> bool:
-    """Whether the compiled evaluation covers the problem: no link that two queues share, and no
-    limit on host memory."""
+    """Whether the compiled evaluation covers the problem: all but a limit on host memory."""
+    offload = problem.profile.offload
+    return offload is None or not problem.may_offload or offload.host_limit_bytes is None
+
+
+def _shares_links(problem: Problem) -> bool:
+    """Whether transfers of several queues go over one link."""
     offload = problem.profile.offload
     if offload is None or not problem.may_offload:
-        return True
-    shared = offload.copy_engines == "shared"
-    lone = all(len(group) == 1 for group in problem.profile.host_links)
-    return lone and offload.host_limit_bytes is None and (offload.host_link != "single" or shared)
+        return False
+    grouped = any(len(group) > 1 for group in problem.profile.host_links)
+    return grouped or (offload.host_link == "single" and offload.copy_engines == "separate")
 
 
 def pack(problem: Problem, schedule: Schedule) -> Programs:
@@ -113,6 +118,36 @@ def unpack(problem: Problem, programs: Programs, name: str = "search") -> Schedu
     return Schedule.from_table(problem.shape, table, offsets, meta={"name": name})
 
 
+def _links(problem: Problem, codes: int) -> tuple[np.ndarray, int, np.ndarray, np.ndarray]:
+    """What `search_core.evaluate_links` wants to know; no link where none is shared."""
+    none = np.zeros((0, 3), np.int64)
+    if not _shares_links(problem):
+        return none, 0, none, none[:, 0]
+    low, high = _bits(problem)
+    keys = link_keys(problem.profile)
+    names = sorted(set(keys))
+    link_of = np.array([names.index(key) for key in keys], np.int64).reshape(-1, 2)
+    needed = np.full((codes, 3), -1, np.int64)
+    stages, micro = np.divmod(np.arange(problem.shape.stages << low), 1 << low)
+    for slot, (op, needs, step) in _slots():
+        other = stages + step
+        rows = (micro < problem.microbatches) & (other >= 0) & (other < problem.shape.stages)
+        here, there = (
+            (op << high) + (stages << low) + micro,
+            (needs << high) + (other << low) + micro,
+        )
+        needed[here[rows], slot] = there[rows]
+    return link_of, len(names), needed, np.zeros(codes, np.int64)
+
+
+def _slots() -> Iterator[tuple[int, Rule]]:
+    """The rules for split backwards, numbered within each kind of op."""
+    seen: dict[OpKind, int] = {}
+    for rule in RULES:
+        seen[rule.op] = seen.get(rule.op, -1) + 1
+        yield seen[rule.op], rule
+
+
 class Workspace:
     """The arrays that evaluations work in; one per process."""
 
@@ -132,12 +167,14 @@ class Workspace:
             ints(devices, devices),
         )  # fmt: skip
         self.end, self.ready, self.cause = ints(codes), ints(codes), ints(codes)
+        self.links = _links(problem, codes)
 
     def evaluate(self, programs: Programs) -> tuple[int, int, int]:
         """(makespan, longest span, sum of ends); `search_core.NEVER` first where it cannot go on."""
-        return core.evaluate(  # type: ignore[no-any-return]
-            programs.prog, programs.length, self.costs, self.space, self.end, self.ready, self.cause
-        )
+        return core.measure(  # type: ignore[no-any-return]
+            programs.prog, programs.length, self.costs, self.links, self.space,
+            self.end, self.ready, self.cause,
+        )  # fmt: skip
 
 
 def search(
@@ -203,7 +240,7 @@ def search(
             begin, end = (hot * (cold / hot) ** (part / steps) for part in (at, at + todo))
             before = best
             best, used = core.anneal(
-                start.prog, start.length, work.costs, work.space, work.end, work.ready, work.cause,
+                start.prog, start.length, work.costs, work.links, work.space, work.end, work.ready, work.cause,
                 best_programs.prog, best_programs.length, best, todo, begin, end, span_counts,
                 weight, problem.may_offload, alike, goal_ns,
             )  # fmt: skip
