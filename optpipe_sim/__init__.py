@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .analyse.check import check as check
+    from .names import build as build
     from .ops import Op as Op
     from .ops import OpKind as OpKind
     from .profile import CostProfile as CostProfile
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
     from .profile_io import save_profile as save_profile
     from .schedule import Schedule as Schedule
     from .schedule import Shape as Shape
-    from .schedules import build as build
     from .sim import simulate as simulate
+    from .solve import SolveResult as SolveResult
+    from .solve import solve as solve
     from .trace import Trace as Trace
 
 __version__ = "0.1.0"
@@ -35,8 +37,10 @@ _HOME = {
     "save_profile": ".profile_io",
     "Schedule": ".schedule",
     "Shape": ".schedule",
-    "build": ".schedules",
+    "build": ".names",
     "simulate": ".sim",
+    "solve": ".solve",
+    "SolveResult": ".solve",
     "Trace": ".trace",
 }
 __all__ = sorted(_HOME)

@@ -27,6 +27,7 @@ LAYERS = (
     {"trace"},
     {"schedules", "sim", "analyse"},
     {"solve"},
+    {"names"},
     {"costs", "plot", "export"},
     {"study"},
     {"cli", "__main__"},

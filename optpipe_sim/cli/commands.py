@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import InvalidSchedule, NoSolution, OptPipeError, OutOfMemory, ProfileError
+from ..names import build, parse_name
 from ..profile import CostProfile
 from ..profile_io import load_profile
 from ..schedule import Schedule
-from ..schedules import build
 from . import show
 from .show import Out
 
@@ -230,8 +230,6 @@ def _schedule(text: str, microbatches: int | None, profile: CostProfile | None) 
         raise ProfileError(f"PROFILE: needed to build {text!r}; only a schedule file goes without")
     if microbatches is None:
         # an unknown name is the likelier mistake than a forgotten -m
-        from ..schedules import parse_name
-
         parse_name(text)
         raise InvalidSchedule(f"-m: give the number of microbatches to build {text!r} for")
     return build(text, profile, microbatches)

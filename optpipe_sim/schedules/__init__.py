@@ -53,26 +53,26 @@ REGISTRY: dict[str, Entry] = {
 }
 
 
-def parse_name(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options of ``gis:group=6,chunks=3``.
+def parse_name(text: str, entries: Mapping[str, Entry] = REGISTRY) -> tuple[str, dict[str, Any]]:
+    """The name and the options of ``gis:group=6,chunks=3``, for a registry of `entries`.
 
     Raises:
         InvalidSchedule: for an unknown name or option, or a value that is not of its kind.
     """
     name, _, tail = text.partition(":")
-    if name not in REGISTRY:
-        raise InvalidSchedule(f"{name!r} is no schedule; known are {', '.join(REGISTRY)}")
+    if name not in entries:
+        raise InvalidSchedule(f"{name!r} is no schedule; known are {', '.join(entries)}")
     options: dict[str, Any] = {}
     for part in filter(None, tail.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
             raise InvalidSchedule(f"{text}: {part!r} is no option; write KEY=VALUE")
         options[key] = value
-    return name, _parsed(name, options)
+    return name, _parsed(name, options, entries[name])
 
 
-def _parsed(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    parsers = REGISTRY[name].options
+def _parsed(name: str, options: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
+    parsers = entry.options
     parsed = {}
     for key, value in options.items():
         if key not in parsers:
@@ -101,8 +101,8 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
         )
     profile.shape(microbatches)  # refuses more than anyone can hold, before it is tried
     base, given = parse_name(name)
-    given.update(_parsed(base, options))
     entry = REGISTRY[base]
+    given.update(_parsed(base, options, entry))
     function = getattr(import_module(f".{entry.module}", __name__), entry.function)
     schedule: Schedule = function(profile, microbatches, **entry.fixed, **given)
     schedule.meta.setdefault("name", name)
