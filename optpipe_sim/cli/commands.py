@@ -75,6 +75,7 @@ def compare(arguments: argparse.Namespace, out: Out) -> int:
             arguments.microbatches,
             wanted,
             objective=arguments.objective,
+            time_limit=arguments.time_limit,
             progress=progress,
         )
         files = _write_trace(arguments, result.rows[0].trace, progress)

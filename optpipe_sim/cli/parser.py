@@ -133,8 +133,7 @@ def _compare(parser: Parser) -> None:
         metavar="SECONDS",
         type=_seconds,
         default=10.0,
-        help="for each schedule that is searched for; the named ones here are constructed and"
-        " need none (default: 10)",
+        help="for each schedule that is searched for (optpipe); the others need none (default: 10)",
     )
     _pictures(parser, "the best")
     parser.add_argument(

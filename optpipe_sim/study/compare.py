@@ -8,14 +8,16 @@ from typing import Any
 
 from ..analyse.bounds import Bound, lower_bound
 from ..errors import InvalidSchedule, NoSolution, OutOfMemory
+from ..names import ENTRIES, build, parse_name
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..schedules import REGISTRY, build, parse_name
 from ..sim import simulate_or_report
 from ..trace import Trace
 
 BASELINE = "1f1b"
 MANY_OPS = 100_000
+
+_Key = tuple[int, tuple[int, ...], bool]  # what schedules with a bound in common have in common
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ def compare(
     schedules: Sequence[str | Schedule] | None = None,
     memory_limit: int | Sequence[int] | None = None,
     objective: str = "flush",
+    time_limit: float = 10.0,
 ) -> list[Row]:
     """A row per schedule, those that fit first, fastest first.
 
@@ -95,11 +98,12 @@ def compare(
         schedules: names (``gis:group=6``) or schedules; None: every one of the registry.
         memory_limit: bytes per device (one number, or one per device); None: the profile's own.
         objective: ``flush`` or ``span``; see `Trace.cost_ns`.
+        time_limit: seconds for each schedule that is searched for (``optpipe``).
 
     Raises:
         InvalidSchedule: for an unknown name or option, or where nothing is left to compare.
     """
-    return compare_all(profile, microbatches, schedules, memory_limit, objective).rows
+    return compare_all(profile, microbatches, schedules, memory_limit, objective, time_limit).rows
 
 
 def compare_all(
@@ -108,30 +112,35 @@ def compare_all(
     schedules: Sequence[str | Schedule] | None = None,
     memory_limit: int | Sequence[int] | None = None,
     objective: str = "flush",
+    time_limit: float = 10.0,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Comparison:
     """`compare`, with what was refused and the baseline.
 
     `progress` is called before each schedule with its name, how many are done, and of how many.
     """
-    wanted = list(REGISTRY) if schedules is None else list(schedules)
+    wanted = list(ENTRIES) if schedules is None else list(schedules)
     for name in wanted:
         if isinstance(name, str):
             parse_name(name)
     limits = profile.limits(memory_limit)
     profile = replace(profile, memory_limit=limits)  # what schedules that plan for a limit look at
     baseline, _ = _replay(build(BASELINE, profile, microbatches), profile, objective)
-    rows: list[Row] = []
+    found: list[tuple[str, Trace, _Key, str | None]] = []
     refused: dict[str, str] = {}
-    bounds: dict[tuple[int, tuple[int, ...], bool], Bound] = {}
+    bounds: dict[_Key, Bound] = {}
     for done, entry in enumerate(wanted):
         name = _name_of(entry)
         if progress:
             progress(name, done, len(wanted))
-        if name in refused or any(row.schedule == name for row in rows):
+        if name in refused or any(other == name for other, *_ in found):
             continue
         try:
-            schedule = build(entry, profile, microbatches) if isinstance(entry, str) else entry
+            schedule = (
+                _build(entry, profile, microbatches, objective, time_limit)
+                if isinstance(entry, str)
+                else entry
+            )
             if schedule.shape.microbatches != microbatches:
                 raise InvalidSchedule(f"is for {schedule.shape.microbatches} microbatches")
             trace, reason = _replay(schedule, profile, objective)
@@ -143,12 +152,33 @@ def compare_all(
         if key not in bounds:
             free = trace.profile if trace.fits else replace(trace.profile, memory_limit=None)
             bounds[key] = lower_bound(free, microbatches, objective=objective)
-        rows.append(Row(name, trace, bounds[key], baseline, reason))
-    if not rows:
+        bounds[key] = max(bounds[key], _proven(entry, schedule, objective))
+        found.append((name, trace, key, reason))
+    if not found:
         name, reason = next(iter(refused.items()), ("schedules", "none were given"))
         raise InvalidSchedule(f"{name}: {reason}")
+    rows = [Row(name, trace, bounds[key], baseline, why) for name, trace, key, why in found]
     rows.sort(key=lambda row: (not row.trace.fits, row.trace.cost_ns, row.schedule))
     return Comparison(rows, refused, baseline, limits)
+
+
+def _build(
+    name: str, profile: CostProfile, microbatches: int, objective: str, time_limit: float
+) -> Schedule:
+    """A schedule by name; one that is searched for with what was not said after the colon."""
+    base, options = parse_name(name)
+    if base != "optpipe":
+        return build(name, profile, microbatches)
+    defaults = {"objective": objective, "time": time_limit}
+    return build(name, profile, microbatches, **{**defaults, **options})
+
+
+def _proven(name: str | Schedule, schedule: Schedule, objective: str) -> Bound:
+    """The bound that the search for a schedule has proven under this limit and objective."""
+    if not isinstance(name, str) or "limit" in parse_name(name)[1]:
+        return Bound(0, "")
+    same = schedule.meta.get("objective") == objective
+    return Bound(schedule.meta["lower_bound_ns"], schedule.meta["bound"]) if same else Bound(0, "")
 
 
 def _replay(schedule: Schedule, profile: CostProfile, objective: str) -> tuple[Trace, str | None]:
