@@ -81,7 +81,7 @@ def cpsat_job(
         seed=seed,
         workers=cores,
         lower_bound_ns=bound_ns,
-        on_incumbent=lambda schedule, *_: report("incumbent", schedule),
+        on_incumbent=lambda seconds, cost, schedule: report("incumbent", schedule),
     )
     _report_result(found, report)
 
