@@ -3,8 +3,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from optpipe_sim import CostProfile, load_profile
+
+
+# one setting for all: machines differ, so no deadline per example
+settings.register_profile(
+    "project", deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)
+)
+settings.load_profile("project")
 
 
 def unit_profile(devices: int, chunks: int = 1, **changes: Any) -> CostProfile:

@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from conftest import unit_profile
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import SEEDS, cases, limits
 
@@ -20,10 +20,7 @@ from optpipe_sim.sim.links import link_keys
 from optpipe_sim.sim.lower import Lowered, lower
 from optpipe_sim.sim.noise import Noise, replay_noisy
 
-settings.register_profile(
-    "fast", max_examples=200, deadline=None, suppress_health_check=list(HealthCheck)
-)
-settings.load_profile("fast")
+many = settings(max_examples=300)
 
 
 def outcome(schedule: Schedule, profile: CostProfile, engine: str, **options: object) -> object:
@@ -45,6 +42,7 @@ def limited_cases(draw: st.DrawFn) -> tuple[CostProfile, Schedule, tuple[int, ..
     )
 
 
+@many
 @given(limited_cases())
 def test_engine_and_replay_are_identical(
     case: tuple[CostProfile, Schedule, tuple[int, ...]],
@@ -56,6 +54,7 @@ def test_engine_and_replay_are_identical(
         )
 
 
+@many
 @given(limited_cases(), SEEDS)
 def test_lowering_keeps_times_and_limit(
     case: tuple[CostProfile, Schedule, tuple[int, ...]], seed: int
@@ -87,6 +86,7 @@ def _durations(lowered: Lowered, random: Random) -> np.ndarray:
     return np.array([random.choice((0, 1, 7, 100)) + (kind in COMPUTE) for kind in kinds])
 
 
+@many
 @given(limited_cases(), SEEDS)
 def test_a_schedule_from_a_feasible_timing_replays_no_later(
     case: tuple[CostProfile, Schedule, tuple[int, ...]], seed: int

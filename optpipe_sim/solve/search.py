@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..ops import BW, RULES, OpKind, Rule
+from ..ops import BW, RULES, TRANSFERS, OpKind, Rule
 from ..schedule import Schedule
 from ..sim.links import link_keys
 from . import search_core as core
@@ -88,7 +88,8 @@ def _shares_links(problem: Problem) -> bool:
 
 
 def pack(problem: Problem, schedule: Schedule) -> Programs:
-    """The programs of a schedule; a BW becomes its B and its W."""
+    """The programs of a schedule; a BW becomes its B and its W, and where nothing limits memory
+    transfers, which could only delay, are left out."""
     shape = problem.shape
     low, high = _bits(problem)
     room = (
@@ -101,6 +102,8 @@ def pack(problem: Problem, schedule: Schedule) -> Programs:
     length = np.zeros(shape.devices, np.int64)
     for device, program in enumerate(schedule.programs):
         for op in program:
+            if op.kind in TRANSFERS and not problem.may_offload:
+                continue
             kinds = (OpKind.B, OpKind.W) if op.kind is BW else (op.kind,)
             for kind in kinds:
                 prog[device, length[device]] = kind << high | op.stage << low | op.microbatch

@@ -1,0 +1,165 @@
+"""The compiled search: its evaluation against the replay, what it finds, and that it repeats."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from strategies import SEEDS, limits, profiles, schedules
+
+from optpipe_sim import CostProfile, Schedule, build, load_profile, simulate
+from optpipe_sim.analyse.check import check, check_trace
+from optpipe_sim.errors import Deadlock, OutOfMemory
+from optpipe_sim.solve.greedy_search import greedy_search
+from optpipe_sim.solve.problem import Problem, make_problem
+from optpipe_sim.solve.search import Workspace, can_search, pack, search, unpack
+from optpipe_sim.solve.search_core import NEVER
+from optpipe_sim.solve.starts import fixed_schedules, offload_everything
+
+
+def uniform(devices: int, copy: int = 5, **changes: Any) -> CostProfile:
+    """F 10, B 11, W 9, one hop 1, 100 bytes per activation, half of it for W (all in ns)."""
+    stages = {"t_f_ns": 10, "t_b_ns": 11, "t_w_ns": 9, "act_bytes": 100, "w_bytes": 50}
+    copies = {"t_offload_ns": copy, "t_reload_ns": copy}
+    data = {"devices": devices, "stages": stages, "t_comm_ns": 1, "offload": copies}
+    return load_profile({**data, **changes})
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[Problem, Schedule]:
+    """A random problem and a schedule of its shape, B and W split, limits from scarce to ample."""
+    profile = replace(draw(profiles()), memory_limit=None)
+    schedule = draw(schedules(profile, linked=False))
+    peaks = simulate(schedule, profile, enforce=False).peak_bytes
+    limit = draw(st.one_of(st.none(), limits(profile, peaks)))
+    problem = Problem(profile, schedule.shape.microbatches, limit)
+    return problem, unpack(problem, pack(problem, schedule))
+
+
+@given(problems())
+def test_the_evaluation_is_the_replay_or_later(case: tuple[Problem, Schedule]) -> None:
+    problem, schedule = case
+    if not can_search(problem):
+        return
+    programs = pack(problem, schedule)
+    assert unpack(problem, programs) == schedule
+    work = Workspace(problem)
+    makespan, span, _ = work.evaluate(programs)
+    try:
+        trace = problem.replay(schedule)
+    except (Deadlock, OutOfMemory):
+        assert makespan >= NEVER
+        return
+    if makespan < NEVER:
+        assert makespan >= trace.makespan_ns
+    if problem.limits is None:
+        # nothing waits for memory: no release is ever missed
+        assert (makespan, span) == (trace.makespan_ns, max(trace.span_ns))
+
+
+@given(problems(), SEEDS)
+def test_what_is_found_fits_and_costs_what_is_said(
+    case: tuple[Problem, Schedule], seed: int
+) -> None:
+    problem, schedule = case
+    if not can_search(problem):
+        return
+    seen: list[int] = []
+    found = search(
+        problem,
+        [schedule],
+        evaluations=40,
+        seed=seed,
+        on_incumbent=lambda _, cost: seen.append(cost),
+    )
+    if found is None:
+        return
+    trace = problem.replay(found)
+    assert check(found, problem.profile, problem.limits) == []
+    assert check_trace(trace) == []
+    if seen:
+        assert seen == sorted(set(seen), reverse=True)
+        assert trace.cost_ns <= seen[-1]
+
+
+def test_it_is_deterministic_for_a_seed_and_a_number_of_evaluations() -> None:
+    problem = make_problem(uniform(4, 16), 8, 200)
+    starts = [offload_everything(problem, 2)]
+    one, two = (search(problem, starts, evaluations=3000, seed=5) for _ in range(2))
+    assert one == two
+    assert one != search(problem, starts, evaluations=3000, seed=6)
+
+
+@pytest.mark.parametrize(
+    "offload",
+    [
+        {},
+        {"copy_engines": "shared"},
+        {"host_link_groups": [[0, 1], [2, 3]]},
+        {"copy_engines": "shared", "host_link_groups": [[0, 1, 2, 3]]},
+        {"host_link": "single"},
+    ],
+)
+def test_it_improves_a_poor_start(offload: dict[str, Any]) -> None:
+    profile = uniform(4, offload={"t_offload_ns": 6, "t_reload_ns": 6, **offload})
+    problem = make_problem(profile, 8, 200)
+    start = offload_everything(problem, 2)
+    found = search(problem, [start], evaluations=8000, seed=1)
+    assert found is not None
+    before, after = problem.replay(start).makespan_ns, problem.replay(found).makespan_ns
+    assert after < before
+    if not offload:
+        assert after <= 303  # the best is 291
+
+
+def test_the_span_can_be_the_objective() -> None:
+    problem = make_problem(uniform(4), 8, 400, "span")
+    start = build("zb-h1", uniform(4), 8)
+    found = search(problem, [start], evaluations=4000)
+    assert found is not None
+    spans = [max(problem.replay(schedule).span_ns) for schedule in (start, found)]
+    assert spans[1] < spans[0]
+
+
+def test_it_stops_at_the_goal_and_when_told() -> None:
+    problem = make_problem(uniform(4), 8, 400)
+    start = build("zb-h1", uniform(4), 8)
+    cost = problem.replay(start).makespan_ns
+    assert search(problem, [start], goal_ns=cost, evaluations=10**9) == start
+    assert search(problem, [start], stop=lambda: True) == start
+    assert search(problem, [build("gpipe", uniform(4), 8)], evaluations=10) is None  # does not fit
+
+
+def test_a_host_limit_is_left_to_other_engines() -> None:
+    copies = {"t_offload_ns": 5, "t_reload_ns": 5, "host_limit_bytes": 300}
+    assert not can_search(make_problem(uniform(4, offload=copies), 8, 200))
+    assert can_search(make_problem(uniform(4), 8, 200))
+
+
+def test_greedy_search_never_ends_worse_than_adaoffload() -> None:
+    profile = uniform(8, 16)
+    problem = make_problem(profile, 16, 266)
+    costs = []
+    best = greedy_search(
+        problem,
+        lambda: False,
+        runs=120,
+        found=lambda schedule: costs.append(problem.replay(schedule).makespan_ns),
+    )
+    plain = problem.replay(build("adaoffload", profile, 16, limit=266)).makespan_ns
+    assert problem.replay(best[0]).makespan_ns <= plain
+    assert costs == sorted(costs, reverse=True)
+    assert 1 <= len(best) <= 4
+
+
+def test_fixed_schedules_have_the_shape_of_the_problem() -> None:
+    ample = 10**6
+    one = dict(fixed_schedules(make_problem(uniform(4), 8, ample)))
+    assert {"gpipe", "1f1b", "zb-h1", "zb-2p"} <= set(one)
+    vee = dict(fixed_schedules(make_problem(uniform(4).rechunk(2, "vee"), 8, ample)))
+    assert set(vee) == {"zb-v", "v-half", "v-min", "dualpipe-v"}
+    loop = dict(fixed_schedules(make_problem(uniform(4).rechunk(2), 8, ample)))
+    assert {"1f1b-i", "gis", "po-f"} <= set(loop)
