@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 from random import Random
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from strategies import SEEDS, cases, limits
 
 from optpipe_sim import CostProfile, Schedule, Trace, build, simulate
+from optpipe_sim.analyse.check import check_trace
 from optpipe_sim.errors import Deadlock, OptPipeError, OutOfMemory
 from optpipe_sim.ops import COMPUTE
 from optpipe_sim.schedules import REGISTRY
@@ -137,9 +139,12 @@ def test_every_schedule_replays_alike(name: str, engines: str) -> None:
     )
     schedule = build(name, profile, 8)
     for options in ({"enforce": False}, {"memory_limit": 600}, {"memory_limit": 1200}):
-        assert outcome(schedule, profile, "simpy", **options) == outcome(
-            schedule, profile, "replay", **options
-        )
+        found = outcome(schedule, profile, "simpy", **options)
+        assert found == outcome(schedule, profile, "replay", **options)
+        if isinstance(found, Trace):
+            assert check_trace(found, asap=True) == []
+            assert Trace.from_json(json.loads(json.dumps(found.to_json()))) == found
+    assert Schedule.from_text(schedule.shape, schedule.to_text()) == schedule
 
 
 def test_without_a_limit_nothing_waits() -> None:
