@@ -94,36 +94,36 @@ def simulated(
 ) -> None:
     """One schedule's measures."""
     profile, shape = trace.profile, trace.schedule.shape
-    out.print(Text(arguments.schedule, "bold"), "on", _headline(profile, shape.microbatches))
+    out.print(Text(arguments.schedule, "bold"), "on", headline(profile, shape.microbatches))
     out.print()
     span = "" if trace.objective == "flush" else f"; longest device {format_time(trace.cost_ns)}"
-    _line(out, "time per iteration", Text(f"{format_time(trace.makespan_ns)}{span}", "bold"))
+    line(out, "time per iteration", Text(f"{format_time(trace.makespan_ns)}{span}", "bold"))
     bubble, flush = f"{trace.bubble_rate:.1%}", f"{trace.bubble_rate_flush:.1%}"
     more = "" if bubble == flush else f" of the longest device span, {flush} of the iteration"
-    _line(out, "bubble", f"{bubble}{more}")
+    line(out, "bubble", f"{bubble}{more}")
     total = trace.makespan_ns * shape.devices
     shares = sorted(
         ((ns / total, cause) for cause, ns in trace.idle_ns.items() if ns), reverse=True
     )
     parts = ", ".join(f"{cause} {share:.1%}" for share, cause in shares)
-    _line(out, "idle", f"{sum(share for share, _ in shares):.1%} of device time: {parts or 'none'}")
-    _line(out, "peak memory", _peaks(trace))
+    line(out, "idle", f"{sum(share for share, _ in shares):.1%} of device time: {parts or 'none'}")
+    line(out, "peak memory", peak_text(trace))
     if trace.offloaded:
         activations = shape.stages * shape.microbatches
-        _line(
+        line(
             out,
             "offloaded",
             f"{trace.offloaded} of {activations} activations; host memory peaks at"
             f" {format_size(trace.host_peak_bytes)}",
         )
     if reason is not None:
-        _line(out, "fits", Text("✗ no; the figures are those without the limit", "bold red"))
-        _line(out, "", Text(reason))
+        line(out, "fits", Text("✗ no; the figures are those without the limit", "bold red"))
+        line(out, "", Text(reason))
     elif trace.memory_limit is not None:
-        _line(out, "fits", Text("✓ yes", "green"))
-    _files(out, files)
+        line(out, "fits", Text("✓ yes", "green"))
+    written(out, files)
     if not arguments.gantt:
-        _next(out, "draw it with --gantt gantt.png, or look into it with --trace trace.json")
+        hint(out, "draw it with --gantt gantt.png, or look into it with --trace trace.json")
 
 
 def compared(
@@ -136,7 +136,7 @@ def compared(
     """The table of `compare`, and what to read from it."""
     from .table import legend, table
 
-    out.print(Text("Schedules", "bold"), "on", _headline(profile, arguments.microbatches))
+    out.print(Text("Schedules", "bold"), "on", headline(profile, arguments.microbatches))
     out.print()
     out.print(table(result, out.console))
     out.print(legend(result))
@@ -146,18 +146,20 @@ def compared(
         out.print(
             Text(f"not run: {name}: {reason.removeprefix(f'{name}: ')}", "dim"), soft_wrap=True
         )
-    _files(out, files)
+    written(out, files)
     program, where = _program(), shlex.quote(arguments.profile)
     limit = (
-        "" if arguments.memory_limit is None else f" --memory-limit {_size(arguments.memory_limit)}"
+        ""
+        if arguments.memory_limit is None
+        else f" --memory-limit {size_text(arguments.memory_limit)}"
     )
     saved = arguments.save
     if not saved:
         saved = "best.json"
         made = f"--schedule {result.rows[0].schedule} -m {arguments.microbatches}{limit}"
-        _next(out, f"{program} simulate {where} {made} --save {saved}", code=True)
-    _next(out, f"{program} explain {shlex.quote(saved)} {where}{limit}", code=True)
-    _next(out, "another --memory-limit, or schedules with options: --schedules gis:group=6,zb-v")
+        hint(out, f"{program} simulate {where} {made} --save {saved}", code=True)
+    hint(out, f"{program} explain {shlex.quote(saved)} {where}{limit}", code=True)
+    hint(out, "another --memory-limit, or schedules with options: --schedules gis:group=6,zb-v")
 
 
 def checked(
@@ -165,7 +167,7 @@ def checked(
 ) -> None:
     """Valid, or every problem."""
     if not problems:
-        limit = "" if profile.memory_limit is None else f" under {_limit(profile)}"
+        limit = "" if profile.memory_limit is None else f" under {limit_text(profile)}"
         out.print(Text(f"✓ {arguments.schedule} is valid on {profile.name}{limit}", "green"))
     for problem in problems:
         out.print(Text(f"✗ {problem}"), soft_wrap=True)
@@ -188,7 +190,7 @@ def exported(out: Out, kind: str, path: str) -> None:
         "torch-csv": "compute orders for torch, where our B is I",
         "perfetto": "trace; open it at https://ui.perfetto.dev",
     }
-    _files(out, {path: what[kind]})
+    written(out, {path: what[kind]})
 
 
 def versions(out: Out, found: Mapping[str, str | None]) -> None:
@@ -200,13 +202,13 @@ def versions(out: Out, found: Mapping[str, str | None]) -> None:
 # -- pieces ---------------------------------------------------------------------------------------
 
 
-def _headline(profile: CostProfile, microbatches: int) -> Text:
+def headline(profile: CostProfile, microbatches: int) -> Text:
     parts = [f"{profile.name}: {profile.devices} devices", f"{microbatches} microbatches"]
-    parts.append(f"limit {_limit(profile)}" if profile.memory_limit else "no memory limit")
+    parts.append(f"limit {limit_text(profile)}" if profile.memory_limit else "no memory limit")
     return Text(", ".join(parts))
 
 
-def _limit(profile: CostProfile) -> str:
+def limit_text(profile: CostProfile) -> str:
     limits = sorted(set(profile.memory_limit or ()))
     if len(limits) == 1:
         return f"{format_size(limits[0])} per device"
@@ -221,7 +223,7 @@ def _program() -> str:
     return str(called) if shutil.which(called.name) is None else called.name
 
 
-def _size(size: int) -> str:
+def size_text(size: int) -> str:
     """Bytes as the command line takes them, exact: ``40GiB``."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
         if size and size % factor == 0:
@@ -229,12 +231,12 @@ def _size(size: int) -> str:
     return str(size)
 
 
-def _line(out: Out, name: str, value: str | Text) -> None:
+def line(out: Out, name: str, value: str | Text) -> None:
     text = Text(f"  {name:<19} ")
     out.print(text.append(value), soft_wrap=True)
 
 
-def _peaks(trace: Trace) -> str:
+def peak_text(trace: Trace) -> str:
     peaks, limits = trace.peak_bytes, trace.memory_limit
     top = max(range(len(peaks)), key=lambda device: peaks[device])
     low = min(range(len(peaks)), key=lambda device: peaks[device])
@@ -269,12 +271,12 @@ def _verdict(out: Out, result: Comparison) -> None:
         out.print(Text(note, "dim"))
 
 
-def _files(out: Out, files: Mapping[str, str]) -> None:
+def written(out: Out, files: Mapping[str, str]) -> None:
     for path, what in files.items():
         out.hint(Text("wrote ").append(str(path), "bold").append(f"  {what}"), soft_wrap=True)
 
 
-def _next(out: Out, text: str, code: bool = False) -> None:
+def hint(out: Out, text: str, code: bool = False) -> None:
     out.hint(Text("next: ", "dim").append(text, "cyan" if code else "default"), soft_wrap=True)
 
 
