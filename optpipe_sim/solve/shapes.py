@@ -1,0 +1,126 @@
+"""The best schedule where the number of chunks per device is free as well."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..errors import NoSolution, OptPipeError, OutOfMemory
+from ..profile import CostProfile
+from ..schedule import Schedule
+from .auto import solve
+from .problem import make_problem
+from .result import FEASIBLE, OPTIMAL, SolveResult
+from .starts import fixed_schedules
+
+# (chunks, placement) of the published schedules
+SHAPES = ((1, "loop"), (2, "loop"), (2, "vee"))
+
+
+def candidate_shapes(profile: CostProfile) -> list[CostProfile]:
+    """The profile as it is, and with the chunks and placements of the published schedules."""
+    found = [profile]
+    for chunks, placement in SHAPES:
+        try:
+            other = profile.rechunk(chunks, placement)
+        except OptPipeError:  # too short a stage to divide
+            continue
+        if other not in found:
+            found.append(other)
+    return found
+
+
+def solve_any(
+    profile: CostProfile,
+    microbatches: int,
+    memory_limit: int | Sequence[int] | None = None,
+    *,
+    time_limit: float = 60.0,
+    objective: str = "flush",
+    **options: Any,
+) -> SolveResult:
+    """`solve` over several numbers of chunks and placements; never worse than a published schedule
+    that fits.
+
+    AdaOffload and the published schedules are tried on every candidate shape, then the shapes
+    are solved in the order of what that gave, as long as their bound leaves hope, each for half
+    of the time left. The lower bound is one for all of them: the least of theirs.
+
+    Args: as for `solve`; the arguments not named here are handed on.
+
+    Raises:
+        OutOfMemory, NoSolution: where no shape has a schedule.
+    """
+    began = time.monotonic()
+    quick: list[tuple[SolveResult, CostProfile]] = []
+    reasons: list[OptPipeError] = []
+    for shaped in candidate_shapes(profile):
+        try:
+            problem = make_problem(shaped, microbatches, memory_limit, objective)
+            best: Schedule | None = None
+            for _, schedule in fixed_schedules(problem):
+                best = _better(problem.replay, best, schedule)
+            quick.append(
+                (
+                    solve(
+                        shaped,
+                        microbatches,
+                        memory_limit,
+                        "adaoffload",
+                        time_limit,
+                        objective,
+                        warm_start=best,
+                    ),
+                    shaped,
+                )
+            )
+        except (OutOfMemory, NoSolution) as error:
+            reasons.append(error)
+    if not quick:
+        raise reasons[0]
+    quick.sort(key=lambda entry: entry[0].objective_ns)
+    best_found = quick[0][0]
+    bounds = [found.lower_bound_ns for found, _ in quick]
+    incumbents = [(time.monotonic() - began, best_found.objective_ns)]
+    for at, (start, shaped) in enumerate(quick):
+        left = time_limit - (time.monotonic() - began)
+        if left <= 0 or bounds[at] >= best_found.objective_ns:
+            continue
+        opened = time.monotonic() - began
+        found = solve(
+            shaped,
+            microbatches,
+            memory_limit,
+            time_limit=left if at == len(quick) - 1 else left / 2,
+            objective=objective,
+            warm_start=start.schedule,
+            **options,
+        )
+        bounds[at] = max(bounds[at], found.lower_bound_ns)
+        for seconds, cost in found.incumbents:
+            if cost < incumbents[-1][1]:
+                incumbents.append((opened + seconds, cost))
+        if found.objective_ns < best_found.objective_ns:
+            best_found = found
+    bound = min(bounds)
+    return replace(
+        best_found,
+        status=OPTIMAL if best_found.objective_ns <= bound else FEASIBLE,
+        lower_bound_ns=bound,
+        bound_name=f"{best_found.bound_name}, least over {len(quick)} shapes",
+        seconds=time.monotonic() - began,
+        incumbents=tuple(incumbents),
+    )
+
+
+def _better(replay: Any, best: Schedule | None, schedule: Schedule) -> Schedule | None:
+    """The schedule that costs less and fits."""
+    try:
+        cost = replay(schedule).cost_ns
+    except OptPipeError:
+        return best
+    if best is None or cost < replay(best).cost_ns:
+        return schedule
+    return best
