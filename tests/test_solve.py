@@ -1,0 +1,155 @@
+"""`solve`: one door; what it returns is checked by code that shares nothing with it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from strategies import profiles
+from test_search import uniform
+
+from optpipe_sim import CostProfile, build, simulate
+from optpipe_sim.analyse.check import check, check_trace
+from optpipe_sim.errors import NoSolution, OptPipeError, OutOfMemory
+from optpipe_sim.solve import SolveResult, solve
+from optpipe_sim.solve.portfolio import Race, run_race
+from optpipe_sim.solve.problem import Problem, make_problem
+from optpipe_sim.solve.shapes import solve_any
+
+
+def verify(result: SolveResult, profile: CostProfile, limit: Any, objective: str = "flush") -> None:
+    """The schedule keeps the limit and costs what is said; bound and incumbents are in order."""
+    assert result.schedule is not None
+    profile = profile.for_shape(result.schedule.shape)
+    assert check(result.schedule, profile, limit) == []
+    trace = simulate(result.schedule, profile, limit, objective=objective)
+    assert check_trace(trace) == []
+    assert trace.cost_ns == result.objective_ns >= result.lower_bound_ns
+    assert result.status == ("optimal" if result.gap == 0 else "feasible")
+    costs = [cost for _, cost in result.incumbents]
+    assert all(more > less for more, less in pairwise(costs))
+    assert costs[-1] >= result.objective_ns
+
+
+@settings(max_examples=15)
+@given(profiles(max_devices=3, max_chunks=2))
+def test_any_profile_is_solved_within_its_limits(profile: CostProfile) -> None:
+    result = solve(profile, 3, engine="search", evaluations=300, time_limit=5)
+    verify(result, profile, None)
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "limit", "copy", "best"),
+    [(4, 8, 400, 5, 273), (4, 8, 200, 5, 291), (8, 16, 266, 5, 614), (8, 16, 400, 16, 587)],
+)
+def test_known_optima_are_found_and_proven(
+    p: int, m: int, limit: int, copy: int, best: int
+) -> None:
+    result = solve(uniform(p, copy), m, limit, time_limit=30)
+    verify(result, uniform(p, copy), limit)
+    assert (result.status, result.objective_ns) == ("optimal", best)
+
+
+@pytest.mark.parametrize("objective", ["flush", "span"])
+def test_it_is_never_worse_than_a_fixed_schedule_that_fits(objective: str) -> None:
+    profile = uniform(4)
+    for limit in (200, 300, 400):
+        result = solve(profile, 8, limit, "search", 10, objective, evaluations=200)
+        verify(result, profile, limit, objective)
+        for name in ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p"):
+            schedule = build(name, profile, 8)
+            trace = simulate(schedule, profile, enforce=False, objective=objective)
+            if max(trace.peak_bytes) <= limit:
+                assert result.objective_ns <= trace.cost_ns
+
+
+def test_chunks_may_be_free() -> None:
+    profile = uniform(4)
+    one, free = (door(profile, 8, 400, time_limit=2, workers=1) for door in (solve, solve_any))
+    verify(free, profile, 400)
+    assert free.objective_ns < one.objective_ns  # two chunks fill the pipeline sooner
+    assert free.lower_bound_ns <= free.objective_ns
+    trace = simulate(build("zb-v", profile, 8), profile)
+    assert free.objective_ns <= trace.makespan_ns
+
+
+def test_a_warm_start_is_a_floor_and_its_incumbents_are_told() -> None:
+    profile = uniform(4, 16)
+    told: list[int] = []
+    start = solve(profile, 8, 200, "search", 20, evaluations=4000).schedule
+    result = solve(
+        profile,
+        8,
+        200,
+        "search",
+        5,
+        warm_start=start,
+        evaluations=10,
+        on_incumbent=lambda _, cost: told.append(cost),
+    )
+    assert start is not None
+    assert result.objective_ns <= simulate(start, profile, 200).makespan_ns
+    assert told == [cost for _, cost in result.incumbents]
+
+
+def test_a_killed_solver_leaves_the_best_so_far(tmp_path: Any) -> None:
+    path = tmp_path / "best.json"
+    result = solve(uniform(4), 8, 200, "adaoffload", save=path)
+    from optpipe_sim import Schedule
+
+    assert Schedule.load(path) == result.schedule
+
+
+def _dies(problem: Problem, report: Any) -> None:
+    raise RuntimeError("no luck")
+
+
+def _sleeps(problem: Problem, report: Any) -> None:
+    import time
+
+    time.sleep(60)
+
+
+def _finds(problem: Problem, report: Any) -> None:
+    report("incumbent", build("zb-h1", problem.profile, problem.microbatches))
+    report("bound", 1)
+    report("size", (2, 3))
+
+
+def test_a_race_outlives_its_engines_and_keeps_to_its_time() -> None:
+    race = Race(make_problem(uniform(4), 8, 400))
+    run_race(race, [("bad", _dies, {}), ("slow", _sleeps, {}), ("good", _finds, {})], until=3.0)
+    assert race.seconds < 10
+    assert race.failures == {"bad": "RuntimeError: no luck"}
+    assert race.engine == "good"
+    assert (race.bound_ns, race.variables, race.constraints) == (1, 2, 3)
+
+
+def test_interrupted_it_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("optpipe_sim.solve.auto.run_race", interrupt)
+    result = solve(uniform(4, 16), 8, 200, time_limit=5)
+    verify(result, uniform(4, 16), 200)
+    assert result.info["interrupted"]
+
+
+def test_what_makes_no_sense_is_refused() -> None:
+    profile = uniform(4)
+    with pytest.raises(OptPipeError, match="time limit: must be above 0 seconds, got 0"):
+        solve(profile, 8, 400, time_limit=0)
+    with pytest.raises(OptPipeError, match="engine: expected one of auto, adaoffload"):
+        solve(profile, 8, 400, engine="magic")
+    with pytest.raises(OptPipeError, match="objective: expected flush or span"):
+        solve(profile, 8, 400, objective="speed")
+    with pytest.raises(OptPipeError, match="microbatches: must be a whole number"):
+        solve(profile, 0, 400)
+    with pytest.raises(OutOfMemory, match="the least limit that works is 100B"):
+        solve(profile, 8, 99)
+    # two chunks on a device with room for one: the other must go to the host, which has no room
+    copies = {"t_offload_ns": 5, "t_reload_ns": 5, "host_limit_bytes": 0}
+    with pytest.raises(NoSolution, match="host limit"):
+        solve(uniform(4, offload=copies).rechunk(2, "vee"), 8, 60, "adaoffload")
