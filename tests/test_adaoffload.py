@@ -243,3 +243,14 @@ def test_no_host_memory_for_what_the_limit_forces_out() -> None:
     offload = replace(two.offload, host_limit_bytes=199)
     with pytest.raises(NoSolution, match="host_limit: the memory limits ask for 200 B"):
         adaoffload(replace(two, offload=offload), 3)
+
+
+@pytest.mark.parametrize("name", ["1f1b-i", "1f1b", "zb-1p"])
+@pytest.mark.parametrize("offload", [True, False])
+def test_no_worse_than_schedules_that_hold_as_much(name: str, offload: bool) -> None:
+    profile = uniform(4) if offload else replace(uniform(4), offload=None)
+    plain = simulate(build(name, profile, 16), profile)
+    held = replace(plain.profile, memory_limit=plain.peak_bytes)
+    trace = simulate(build("adaoffload", held, 16), held)
+    assert trace.schedule.shape == plain.schedule.shape
+    assert trace.makespan_ns <= plain.makespan_ns

@@ -82,7 +82,7 @@ def offloading(program: list[str], stage: int) -> Iterator[list[str]]:
 
 def best_of_all(profile: CostProfile) -> dict[str, int]:
     """The least makespan and span over all programs of two microbatches on two stages; where the
-    profile offloads, with at most one offload per device."""
+    profile offloads, with at most one offload, on device 0."""
     every = []
     for stage in range(2):
         programs = [
@@ -94,6 +94,7 @@ def best_of_all(profile: CostProfile) -> dict[str, int]:
             # FIFO is enough here, and keeps the number of pairs small
             programs = [p for p in programs if p.index(f"F{stage}.0") < p.index(f"F{stage}.1")]
             programs = [p for p in programs if not any(op.startswith("BW") for op in p)]
+        if profile.offload and stage == 0:
             programs += [more for p in programs for more in offloading(p, stage)]
         every.append(programs)
     best = dict.fromkeys(OBJECTIVES, 2**62)

@@ -49,6 +49,36 @@ SETTINGS = tuple(
         (2, 700, UNBOUNDED, 1, 2000, 1, 1, 0, 0, 2000),
     )
 )
+# The same for several chunks per device, from 450 settings and 124 instances.
+CHUNKED = tuple(
+    Setting(*values)
+    for values in (
+        (0, 300, UNBOUNDED, 1, 1000, 1, 0, 0, 1, 1500),
+        (1, 300, UNBOUNDED, 1, 3000, 1, 0, 0, 0, 700),
+        (1, 1000, UNBOUNDED, 1, 3000, 2, 1, 0, 1, 0),
+        (1, 0, UNBOUNDED, 1, 2000, 3, 0, 0, 1, 1000),
+        (0, 500, UNBOUNDED, -1, 8000, 3, 0, 0, 0, 2000),
+        (2, 700, 1, -1, 1500, 2, 1, 0, 0, 0),
+        (2, 700, UNBOUNDED, 1, 8000, 2, 0, 0, 0, 850),
+        (1, 300, UNBOUNDED, 0, 1000, 0, 1, 1, 0, 0),
+        (2, 500, UNBOUNDED, 1, 8000, 3, 0, 1, 1, 1200),
+        (2, 500, UNBOUNDED, 1, 3000, 3, 1, 1, 1, 700),
+        (0, 500, UNBOUNDED, 1, 1500, 2, 1, 0, 0, 0),
+        (1, 1000, 4, 1, 2000, 3, 0, 0, 0, 850),
+        (0, 700, UNBOUNDED, -1, 8000, 3, 0, 1, 0, 0),
+        (1, 700, 4, 1, 1000, 2, 0, 0, 1, 850),
+        (0, 300, 1, 1, 3000, 2, 0, 0, 1, 0),
+        (2, 500, UNBOUNDED, -1, 5000, 3, 0, 1, 1, 0),
+        (0, 500, 2, -1, 1000, 3, 1, 0, 1, 2000),
+        (2, 300, 2, -1, 1500, 1, 0, 0, 0, 1200),
+        (1, 700, 4, 0, 2000, 3, 0, 1, 1, 0),
+        (1, 0, 4, 1, 1000, 1, 1, 1, 1, 850),
+        (1, 1000, UNBOUNDED, 1, 3000, 2, 0, 0, 1, 1000),
+        (2, 700, 1, 1, 2000, 1, 1, 0, 1, 2000),
+        (2, 300, UNBOUNDED, 1, 5000, 0, 0, 0, 0, 1000),
+        (1, 300, 1, 1, 1000, 3, 1, 1, 0, 700),
+    )
+)
 # The one that needs the least of everything, should no other do: one microbatch on a device at a
 # time.
 LAST_RESORT = Setting(depth=1)
@@ -114,7 +144,9 @@ def adaoffload(
     limits = profile.limits(limit)
     if limits is not None:
         require_limit(profile, limits)
-    settings = (Setting()._replace(**parameters),) if parameters else SETTINGS
+    settings = SETTINGS if profile.chunks == 1 else CHUNKED
+    if parameters:
+        settings = (Setting()._replace(**parameters),)
     shape = profile.shape(microbatches)
     runs = max(LEAST_RUNS, MOST_WORK // (shape.stages * microbatches))
     for problem, some in _attempts(profile, microbatches, limits, settings[:runs]):

@@ -39,7 +39,8 @@ class Setting(NamedTuple):
         oldest: 1 offloads the oldest resident activation first, 0 the newest.
         keep: 1 admits a forward only if the reload of the next B then still fits.
         reload_first: 1 gives a reload its memory before a forward of the same instant.
-        depth: microbatches on a device, in thousandths of those that 1F1B has there (0: any).
+        depth: microbatches on a device, in thousandths of those that it has begun when B's come as
+            early as they can; with uniform stages that is 1F1B's warm-up (0: any).
     """
 
     prefer: int = 0
@@ -145,6 +146,7 @@ class Problem:
         self.host[0] = core.FOREVER
         self.host_limit = offload.host_limit_bytes if offload else None
         self._spare(host)
+        self.in_flight = self._in_flight()
         self.shared = int(offload is not None and offload.copy_engines == "shared")
 
     def _spare(self, host: int) -> None:
@@ -168,6 +170,18 @@ class Problem:
                 )
             self.host[0] = (self.host_limit - self.host[1]) * host // 1000
             self.host[1] = 0
+
+    def _in_flight(self) -> np.ndarray:
+        """Per device, the microbatches it has begun when their B's come, in thousandths: the time
+        from F to B of its lowest stage in units of the slowest device's F's and B's."""
+        profile, (forward, backward) = self.profile, self.profile.durations_ns[:2]
+        place = self.stage[core.DEVICE]
+        both = forward + backward
+        slowest = np.bincount(place, both, profile.devices).max()
+        hops = np.append(place[1:] != place[:-1], False) * 2 * profile.t_comm_ns
+        trip = np.cumsum((both + hops)[::-1])[::-1]
+        lowest = self.stages[self.device[core.FIRST]]
+        return np.asarray(trip[lowest] * 1000 // int(slowest), np.int64)
 
     def _needs(self, mine: list[int], away: Sequence[int]) -> int:
         """What one microbatch at a time needs on a device that can offload the stages `away`."""
@@ -195,7 +209,7 @@ class Problem:
         hop = max(1, int(profile.durations_ns[OpKind.B].mean()) + profile.t_comm_ns)
         stage[core.AHEAD] = np.maximum(1, -(-reload_ns * setting.ahead // (1000 * hop)))
         if setting.depth:
-            device[core.DEPTH] = np.maximum(1, -(-np.arange(p, 0, -1) * setting.depth // 1000))
+            device[core.DEPTH] = np.maximum(1, -(-self.in_flight * setting.depth // 10**6))
         else:
             device[core.DEPTH] = UNBOUNDED
         micro = np.zeros((core.MICRO_ROWS, count, m), np.int64)
