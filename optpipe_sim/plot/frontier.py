@@ -1,0 +1,192 @@
+"""Time over memory: the best schedule at each limit, its bound, and the published schedules."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
+
+from ..errors import OptPipeError
+from .axis import points, size_unit, text_inches, time_unit
+from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
+
+if TYPE_CHECKING:
+    from ..solve.frontier import Frontier
+
+BEST, BOUND, FIXED = "#3F7FBF", "#5E2D79", "#D9622B"
+_WIDTH, _HEIGHT, _FONT = 9.0, 5.2, 7.5  # inches; points, of names
+_Box = tuple[float, float, float, float]
+_SLOWEST = 1.6  # published schedules slower than the best by more than this are out of the picture
+
+
+def frontier_chart(frontier: Frontier) -> Figure:
+    """The curve from its lowest limit that works to its highest; between curve and bound lies what
+    is not decided.
+
+    A point of a published schedule says what it takes of time and memory when nothing holds it
+    back. Those to the right of the picture or far above it are left out, and counted.
+
+    Raises:
+        OptPipeError: where no limit has a schedule.
+    """
+    with styled():
+        figure = new_figure(_WIDTH, _HEIGHT)
+        ax = figure.add_axes((0.085, 0.115, 0.885, 0.785))
+        _draw(frontier, ax)
+    return figure
+
+
+def save_frontier(frontier: Frontier, path: str | os.PathLike[str]) -> Path:
+    """Draw `frontier_chart` into a .png, .svg or .pdf file, whole or not at all."""
+    check_ending(path)
+    return save(frontier_chart(frontier), path)
+
+
+def _draw(frontier: Frontier, ax: Axes) -> None:
+    solved = [(point.limit_bytes, point.result) for point in frontier.points if point.result]
+    if not solved:
+        raise OptPipeError("nothing to draw: no limit of this frontier has a schedule")
+    costs = [result.objective_ns for _, result in solved]
+    size, per_size = size_unit(solved[-1][0])
+    unit, per_unit = time_unit(max(costs))
+    limits = [limit / per_size for limit, _ in solved]
+    times = [cost / per_unit for cost in costs]
+    bounds = [result.lower_bound_ns / per_unit for _, result in solved]
+    count = frontier.profile.chunks
+    chunks = f"{count} chunk{'s' if count > 1 else ''} per device"
+    room = 0.06 * (limits[-1] - limits[0] or limits[-1])
+    left, right = max(0.0, limits[0] - 1.6 * room), limits[-1] + room
+    least = frontier.least_limit_bytes / per_size
+    if limits[0] - least < 5 * room:
+        left = max(0.0, min(left, least - room))
+
+    # each value holds from its limit up to the next
+    ax.fill_between(
+        [*limits, right],
+        [*times, times[-1]],
+        [*bounds, bounds[-1]],
+        step="post",
+        color=BEST,
+        alpha=0.16,
+        lw=0,
+        label="not decided",
+    )
+    ax.step(
+        [*limits, right],
+        [*bounds, bounds[-1]],
+        where="post",
+        color=BOUND,
+        linestyle=(0, (4, 2)),
+        label=f"no schedule with {chunks} is faster (proven)",
+    )
+    ax.step([*limits, right], [*times, times[-1]], where="post", color=BEST, lw=1.8)
+    ax.plot(limits, times, "o", color=BEST, ms=5, label=f"best schedule found, {chunks}")
+    proven = [at for at, (_, result) in enumerate(solved) if result.status == "optimal"]
+    ax.plot(
+        [limits[at] for at in proven],
+        [times[at] for at in proven],
+        "o",
+        ms=9,
+        mfc="none",
+        mec=BEST,
+        mew=1.1,
+        label="proven optimal",
+    )
+    ceiling = max(max(times), _SLOWEST * times[-1])
+    names = _published(frontier, ax, (left, right), ceiling, (per_size, per_unit))
+    if least > left:
+        ax.axvspan(left, least, color="#9A9A9A", alpha=0.18, lw=0)
+        ax.axvline(
+            least, color=LIMIT, lw=0.9, linestyle=(0, (5, 2)), label="no schedule needs less"
+        )
+    every = [*bounds, *times, *(y for _, y in names)]
+    low, high = min(every), max(every)
+    ax.set_xlim(left, right)
+    ax.set_ylim(low - 0.06 * (high - low or low), high + 0.09 * (high - low or high))
+    ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 4, 5, 10]))
+    ax.grid(axis="both")
+    ax.set_xlabel(f"memory limit of a device ({size})")
+    ax.set_ylabel(f"time per iteration ({unit})")
+    shape = f"{frontier.profile.devices} devices, {frontier.microbatches} microbatches"
+    ax.set_title(f"{frontier.profile.name}: {shape}", loc="left", pad=10)
+    _name(ax, names, list(zip(limits, times, strict=True)))
+    ax.legend(loc="upper right", framealpha=0.9, frameon=True, edgecolor="none")
+
+
+def _published(
+    frontier: Frontier, ax: Axes, span: tuple[float, float], ceiling: float, scale: tuple[int, int]
+) -> dict[tuple[float, float], str]:
+    """The published schedules as points, with their names; those of one place share theirs."""
+    places: dict[tuple[float, float], list[str]] = {}
+    for each in frontier.schedules:
+        place = each.peak_bytes / scale[0], each.cost_ns / scale[1]
+        if span[0] <= place[0] <= span[1] and place[1] <= ceiling:
+            places.setdefault(place, []).append(each.schedule)
+    left_out = len(frontier.schedules) - sum(map(len, places.values()))
+    if places:
+        xs, ys = zip(*places, strict=True)
+        label = "published schedules, no limit, any chunks"
+        ax.plot(xs, ys, "D", color=FIXED, ms=4.5, lw=0, label=label)
+    if left_out:
+        ax.annotate(
+            f"{left_out} published schedule{'s' if left_out > 1 else ''} outside the picture",
+            (1, 0),
+            (-2, 4),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="right",
+            va="bottom",
+            fontsize=_FONT,
+            color=MUTED,
+        )
+    return {place: ", ".join(names) for place, names in sorted(places.items())}
+
+
+def _name(
+    ax: Axes, names: dict[tuple[float, float], str], marks: list[tuple[float, float]]
+) -> None:
+    """Write each name beside its point, at the first place of six that is free of other names and
+    of the curve's marks."""
+    outline = [withStroke(linewidth=2.5, foreground="white")]
+    size = points(ax)
+    at = {place: ax.transLimits.transform(place) * size for place in names}
+    around = [*at.values(), *(ax.transLimits.transform(mark) * size for mark in marks)]
+    taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in around]
+    for place, text in names.items():
+        wide, (x, y) = 72 * text_inches(text, _FONT), at[place]
+        boxes = [
+            (
+                x + dx - (wide if dx < 0 else 0),
+                y + dy - 4,
+                x + dx + (0 if dx < 0 else wide),
+                y + dy + 4,
+            )
+            for dx, dy in ((7, 0), (-7, 0), (5, 9), (5, -9), (-5, 9), (-5, -9))
+        ]
+        free = [box for box in boxes if box[0] > 0 and box[2] < size[0] and not _hits(box, taken)]
+        box = (free or boxes)[0]
+        taken.append(box)
+        ax.annotate(
+            text,
+            (0, 0),
+            ((box[0]), (box[1] + box[3]) / 2),
+            xycoords="axes fraction",
+            textcoords="offset points",
+            ha="left",
+            va="center",
+            fontsize=_FONT,
+            color=INK,
+            path_effects=outline,
+        )
+
+
+def _hits(box: _Box, others: list[_Box]) -> bool:
+    return any(
+        box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
+        for other in others
+    )
