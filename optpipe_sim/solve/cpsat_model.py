@@ -20,7 +20,7 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
-from ..ops import COMPUTE, B, F, O, Op, R, W
+from ..ops import BW, COMPUTE, B, F, O, Op, R, W
 from ..sim.links import link_keys
 from .problem import Problem
 
@@ -86,12 +86,11 @@ class Model:
         found = {}
         for op, start in self.start.items():
             at = (op.stage, op.microbatch)
-            if op in self.present:
-                there = value(self.present[op])
-            else:
-                there = op.kind is not W or at not in self.fused or not value(self.fused[at])
+            whole = at in self.fused and value(self.fused[at])
+            there = value(self.present[op]) if op in self.present else not (whole and op.kind is W)
             if there:
-                found[op] = int(value(start)) * self.unit_ns
+                kind = BW if whole and op.kind is B else op.kind
+                found[Op(kind, *at)] = int(value(start)) * self.unit_ns
         return found
 
 
