@@ -54,7 +54,7 @@ def replay_noisy(
     rows = graph.row_of
     kinds = lowered.schedule.table[:, 0]
     spread = np.where(kinds < O, noise.op, noise.copy)[rows] * (rows >= 0)
-    drift = _factors(random, noise.device, (samples, devices))
+    drift = factors(random, noise.device, (samples, devices))
     drift[np.arange(samples), random.integers(devices, size=samples)] *= 1 + noise.straggler
     compute = lowered.replay().compute_rows
     costs = np.empty((samples, 2), np.int64)
@@ -69,13 +69,13 @@ def replay_noisy(
         graph.op_at[[rows[0] for rows in compute]],
         graph.op_at[[rows[-1] for rows in compute]],
         drift,
-        _factors(random, noise.comm, (samples,)),
+        factors(random, noise.comm, (samples,)),
         random,
         costs,
     )
     return costs[:, 0 if objective == "flush" else 1]
 
 
-def _factors(random: np.random.Generator, sigma: float, shape: tuple[int, ...]) -> np.ndarray:
+def factors(random: np.random.Generator, sigma: float, shape: tuple[int, ...]) -> np.ndarray:
     """Log-normal factors with mean 1."""
     return np.exp(sigma * random.standard_normal(shape) - sigma * sigma / 2)

@@ -175,3 +175,43 @@ def noisy_paths(
             span = max(span, times[2 * closes[at] + 1] - times[2 * opens[at]])
         costs[sample, 0] = makespan
         costs[sample, 1] = span
+
+
+@njit(cache=True)
+def scenario_paths(
+    first, inputs, lags, lasts, unit, device, message, opens, closes, factors, drift, hop, costs
+):
+    """As `noisy_paths`, with factors that are given: the same for one op in every schedule.
+
+    Args:
+        unit: (nodes,) the column of `factors` that is the node's own; -1: none.
+        factors: (samples, units). The others: see `noisy_paths`.
+    """
+    nodes = len(lasts)
+    times = np.empty(2 * nodes, np.int64)
+    for sample in range(len(costs)):
+        makespan = 0
+        for node in range(nodes):
+            start = 0
+            for edge in range(first[node], first[node + 1]):
+                lag = lags[edge]
+                if lag:
+                    lag = np.int64(lag * hop[sample] + 0.5)
+                time = times[inputs[edge]] + lag
+                if time > start:
+                    start = time
+            length = float(lasts[node])
+            if message[node]:
+                length *= hop[sample]
+            elif unit[node] >= 0:
+                length *= drift[sample, device[node]] * factors[sample, unit[node]]
+            end = start + np.int64(length + 0.5)
+            times[2 * node] = start
+            times[2 * node + 1] = end
+            if end > makespan:
+                makespan = end
+        span = 0
+        for at in range(len(opens)):
+            span = max(span, times[2 * closes[at] + 1] - times[2 * opens[at]])
+        costs[sample, 0] = makespan
+        costs[sample, 1] = span

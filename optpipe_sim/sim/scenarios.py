@@ -1,0 +1,115 @@
+"""Durations drawn once and for all, so that schedules can be compared on the very same samples.
+
+`noise.replay_noisy` draws as it goes, in the order of one schedule's graph; here each op has its
+factor in each sample, whatever schedule it is part of (common random numbers): what is left of a
+difference between two schedules is due to the schedules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import OptPipeError
+from ..ops import BW, B, F, O, OpKind, W
+from ..profile import CostProfile
+from . import paths
+from .lower import Lowered
+from .noise import Noise, factors
+
+
+@dataclass(frozen=True, eq=False)
+class Scenarios:
+    """Sampled factors on the durations of a problem.
+
+    Attributes:
+        own: (samples, kinds, stages, microbatches) of each op. `drift`: (samples, devices) of all
+            ops of a device. `hop`: (samples,) of all messages.
+    """
+
+    own: np.ndarray
+    drift: np.ndarray
+    hop: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.hop)
+
+
+def draw_scenarios(
+    profile: CostProfile, microbatches: int, noise: Noise, samples: int, seed: int = 0
+) -> Scenarios:
+    """Draw `samples` sets of durations for schedules with the profile's chunks and placement.
+
+    Raises:
+        OptPipeError: for less than one sample.
+    """
+    if samples < 1:
+        raise OptPipeError(f"samples: must be at least 1, got {samples}")
+    random = np.random.default_rng(seed)
+    drift = factors(random, noise.device, (samples, profile.devices))
+    slow = random.integers(profile.devices, size=samples)
+    drift[np.arange(samples), slow] *= 1 + noise.straggler
+    hop = factors(random, noise.comm, (samples,))
+    own = np.ones((samples, len(OpKind), len(profile.stages), microbatches), np.float32)
+    for kinds, sigma in ((slice(0, O), noise.op), (slice(O, None), noise.copy)):
+        if sigma:
+            own[:, kinds] = factors(random, sigma, own[:, kinds].shape)
+    return Scenarios(own, drift, hop)
+
+
+def replay_scenarios(
+    lowered: Lowered, scenarios: Scenarios, objective: str = "flush"
+) -> np.ndarray:
+    """The cost (ns) of a lowered schedule in each scenario, (samples,) int64; the limit is kept in
+    all of them."""
+    graph, table = lowered.graph, lowered.schedule.table
+    rows = graph.row_of
+    _, kinds, stages, microbatches = scenarios.own.shape
+    unit = (table[:, 0] * stages + table[:, 1]) * microbatches + table[:, 2]
+    compute = lowered.replay().compute_rows
+    costs = np.empty((len(scenarios), 2), np.int64)
+    paths.scenario_paths(
+        graph.first,
+        graph.inputs,
+        graph.lags,
+        graph.lasts,
+        np.where(rows >= 0, unit[rows], -1),
+        lowered.schedule.devices[rows],
+        graph.message,
+        graph.op_at[[device[0] for device in compute]],
+        graph.op_at[[device[-1] for device in compute]],
+        scenarios.own.reshape(len(scenarios), kinds * stages * microbatches),
+        scenarios.drift,
+        scenarios.hop,
+        costs,
+    )
+    return costs[:, 0 if objective == "flush" else 1]
+
+
+def scenario_bounds(
+    profile: CostProfile, scenarios: Scenarios, objective: str = "flush"
+) -> np.ndarray:
+    """Per scenario, a cost in ns that no schedule can beat in it, (samples,) int64.
+
+    The bound `analyse.bounds.naive`, sample by sample: a device does all its work, with
+    each backward as the cheaper of B + W and BW, and starts (for ``flush``) no sooner than the
+    quickest microbatch comes to its first stage. Whatever is lost to rounding, a ns per op, is
+    taken off.
+    """
+    size = len(scenarios)
+    place = np.array(profile.placement)
+    lasts = scenarios.own.astype(np.float64) * profile.durations_ns[None, :, :, None]
+    lasts *= scenarios.drift[:, place][:, None, :, None]
+    back = np.minimum(lasts[:, B] + lasts[:, W], lasts[:, BW])
+    work = (lasts[:, F] + back).sum(2)
+    across = np.concatenate(([0], place[1:] != place[:-1])) * profile.t_comm_ns
+    come = np.cumsum(across)[None, :, None] * scenarios.hop[:, None, None]
+    come = come + np.cumsum(lasts[:, F], axis=1) - lasts[:, F]
+    first = come.min(2) if objective == "flush" else np.zeros((size, len(place)))
+    bounds = np.zeros(size)
+    for device in range(profile.devices):
+        mine = np.flatnonzero(place == device)
+        bounds = np.maximum(bounds, first[:, mine[0]] + work[:, mine].sum(1))
+    least: np.ndarray = np.maximum(0, np.floor(bounds) - lasts[0].size).astype(np.int64)
+    return least
