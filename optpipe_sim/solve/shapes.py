@@ -84,9 +84,10 @@ def solve_any(
     best_found = quick[0][0]
     bounds = [found.lower_bound_ns for found, _ in quick]
     incumbents = [(time.monotonic() - began, best_found.objective_ns)]
+    interrupted = False
     for at, (start, shaped) in enumerate(quick):
         left = time_limit - (time.monotonic() - began)
-        if left <= 0 or bounds[at] >= best_found.objective_ns:
+        if left <= 0 or interrupted or bounds[at] >= best_found.objective_ns:
             continue
         opened = time.monotonic() - began
         found = solve(
@@ -104,6 +105,7 @@ def solve_any(
                 incumbents.append((opened + seconds, cost))
         if found.objective_ns < best_found.objective_ns:
             best_found = found
+        interrupted = found.info["interrupted"]
     bound = min(bounds)
     return replace(
         best_found,
@@ -112,6 +114,7 @@ def solve_any(
         bound_name=f"{best_found.bound_name}, least over {len(quick)} shapes",
         seconds=time.monotonic() - began,
         incumbents=tuple(incumbents),
+        info={**best_found.info, "interrupted": interrupted},
     )
 
 
