@@ -125,10 +125,37 @@ def fill_and_drain(
     For a span all times count from the first F of d, to which the chain to t goes back as well (the
     first backward's microbatch came by s_1 no earlier); q is 0.
     """
+    parts = fill_and_drain_parts(profile, microbatches, objective, memory_limit)
+    return max(part.ns for part in parts)
+
+
+class Parts(NamedTuple):
+    """What `fill_and_drain` counts on one device, in ns: `head` before its first op, `wait` (t - x
+    in the proof there, the head included), its `work`, and `tail` after it."""
+
+    device: int
+    head: int
+    wait: int
+    work: int
+    tail: int
+
+    @property
+    def ns(self) -> int:
+        """The bound that this device gives."""
+        return self.wait + self.work + self.tail
+
+
+def fill_and_drain_parts(
+    profile: CostProfile,
+    microbatches: int,
+    objective: str = "flush",
+    memory_limit: int | Sequence[int] | None = None,
+) -> list[Parts]:
+    """The bound `fill_and_drain`, device by device."""
     chains = _Chains(profile, objective)
     limits = profile.limits(memory_limit)
-    best = 0
-    for d, stages in chains.stages_of.items():
+    parts = []
+    for d, stages in sorted(chains.stages_of.items()):
         capacity = None if limits is None else limits[d] - profile.static_bytes[d]
         head = chains.head(stages[0])
         first_back = chains.until_back(stages[-1]) - (
@@ -144,8 +171,8 @@ def fill_and_drain(
         if objective == "flush" and stages[0] > 0:
             weights = _pending_w_ns(profile, stages, microbatches, capacity)
             tail = max(0, chains.tail(stages[0]) - weights)
-        best = max(best, wait + microbatches * chains.work(stages) + tail)
-    return best
+        parts.append(Parts(d, head, wait, microbatches * chains.work(stages), tail))
+    return parts
 
 
 def residency(
