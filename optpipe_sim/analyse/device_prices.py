@@ -1,0 +1,77 @@
+"""What an op is worth: prices per ns of each kind of op, from the configuration LP of one device.
+
+Prices are *fair* when no configuration earns more per ns than 1: its ops' prices and that of the bytes it leaves
+to what waits, together. Then all that is still to run, at these prices, is no more than the time it
+takes (weak duality, over configurations), whatever else is true. The search adds them up for each node.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .bound_lp import Configuration, add_ops, configurations, waits
+from .device import OneDevice
+from .device_core import ONE
+from .linear import Linear
+
+KINDS = ("F", "B", "W", "BW", "O", "R")
+BYTE = 1 << 80  # prices per byte are in 1 / BYTE
+
+
+def prices(device: OneDevice) -> np.ndarray | None:
+    """(sets, stages, 10) fair prices in 1/ONE, in the columns of `device_core`, for a device whose
+    microbatches are all to come, and for one that has them all on the host. None where the sums
+    would not fit into 64 bits."""
+    longest = sum(cost.work_ns + sum(device.delay) for cost in device.costs)
+    longest += sum((c.t_offload_ns or 0) + (c.t_reload_ns or 0) for c in device.costs)
+    if longest * (device.microbatches + 1) * ONE >= 1 << 61:
+        return None
+    m = device.microbatches
+    return np.array([_fair(device, m, 0), _fair(device, m, 0, device.after_ns)], np.int64)
+
+
+def _fair(device: OneDevice, coming: int, hosted: int, free: int = 0) -> list[list[int]]:
+    model = Linear()
+    uses = [(one, model.variable()) for one in configurations(device)]
+    after = [(Configuration((("W", s),), 0), model.variable()) for s in range(len(device.stages))]
+    add_ops(model, device, [*uses, *after], coming, hosted)
+    model.at_least([(0, 1), *((variable, -1) for _, variable in uses)], 0)
+    model.at_least([(variable, -1) for _, variable in after], -free)
+    found, _ = model.dual(BYTE)
+    per_byte = found[len(device.stages) * len(KINDS)]
+    price = {
+        (kind, s): found[s * len(KINDS) + k] * ONE // BYTE
+        for s in range(len(device.stages))
+        for k, kind in enumerate(KINDS)
+    }
+    # rounding may have made a configuration earn too much: all prices give way in proportion
+    earned = max(
+        sum(price[part] for part in one.parts) * BYTE + per_byte * one.room * ONE for one, _ in uses
+    )
+    if earned > ONE * BYTE:
+        price = {part: value * ONE * BYTE // earned for part, value in price.items()}
+        per_byte = per_byte * ONE * BYTE // earned
+    return [_columns(device, s, price, per_byte) for s in range(len(device.stages))]
+
+
+def _columns(
+    device: OneDevice, s: int, price: dict[tuple[str, int], int], per_byte: int
+) -> list[int]:
+    """The columns of a stage: per ns of each kind, then per F to come, per backward to come, per
+    weight gradient pending, per activation on the host. Where there is a choice, the cheaper."""
+    cost = device.costs[s]
+    each = [price[kind, s] for kind in KINDS]
+    back, weight = price["B", s] * cost.t_b_ns, price["W", s] * cost.t_w_ns
+    copies = price["O", s] * (cost.t_offload_ns or 0) + price["R", s] * (cost.t_reload_ns or 0)
+    stays, leaves = (waiting * per_byte * ONE // BYTE for waiting in waits(device, s))
+    waiting = min(stays, leaves + copies) if device.offloads and cost.offloadable else stays
+    whole = back + weight
+    if cost.fused_ns < cost.t_b_ns + cost.t_w_ns:
+        whole = min(whole, price["BW", s] * cost.fused_ns)
+    return [
+        *each,
+        price["F", s] * cost.t_f_ns + waiting,
+        whole,
+        weight,
+        price["R", s] * (cost.t_reload_ns or 0),
+    ]

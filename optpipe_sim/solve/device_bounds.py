@@ -1,0 +1,104 @@
+"""Dear lower bounds for the race: configuration LPs, then ever longer searches of single devices."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..analyse.bound_lp import configuration_bound
+from ..analyse.device import OneDevice, one_device
+from ..analyse.device_core import NEVER
+from ..analyse.device_prices import prices
+from ..analyse.device_search import device_bound
+from .problem import Problem
+
+ROOMS = (2_000, 30_000, 300_000, 1_000_000)  # nodes; a million take about 300 MB
+QUICKEST = 500_000  # nodes per second, to begin with
+
+
+def one_device_bound(problem: Problem, device: int, time_limit: float) -> int:
+    """What every schedule costs at least, in ns, by one of its devices alone; 0 without a limit."""
+    return _Hunt(problem, [device], time_limit, NEVER, None).run()
+
+
+def best_bound(
+    problem: Problem,
+    time_limit: float,
+    goal_ns: int = NEVER,
+    on_bound: Callable[[int, str], None] | None = None,
+) -> int:
+    """The best bound, in ns, of the configuration LPs and of all devices within `time_limit` seconds.
+
+    Args:
+        goal_ns: the cost of a known schedule: a bound that reaches it ends the hunt.
+        on_bound: called with each better bound and its name.
+    """
+    return _Hunt(problem, range(problem.profile.devices), time_limit, goal_ns, on_bound).run(True)
+
+
+class _Hunt:
+    """Bounds so far, and who may still better them."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        devices: Any,
+        time_limit: float,
+        goal_ns: int,
+        on_bound: Callable[[int, str], None] | None,
+    ) -> None:
+        self.problem, self.devices = problem, devices
+        self.until = time.monotonic() + time_limit
+        self.goal, self.on_bound = goal_ns, on_bound
+        self.best = 0
+        self.rate = float(QUICKEST)
+
+    def _hear(self, bound: int, name: str) -> None:
+        if bound > self.best:
+            self.best = bound
+            if self.on_bound is not None:
+                self.on_bound(bound, name)
+
+    @property
+    def _over(self) -> bool:
+        return self.best >= self.goal or time.monotonic() >= self.until
+
+    def run(self, with_lp: bool = False) -> int:
+        problem = self.problem
+        if problem.limits is None:
+            return 0
+        profile, m, limits = problem.profile, problem.microbatches, problem.limits
+        left: list[tuple[int, OneDevice, Any]] = []
+        for device in self.devices:
+            one = one_device(profile, m, device, problem.objective, limits)
+            if one.possible:
+                left.append((0, one, None))
+        for turn, room in enumerate(ROOMS):
+            left.sort(key=lambda entry: -entry[0])
+            again = []
+            for bound, one, price in left:
+                if self._over:
+                    return min(self.best, self.goal)
+                if turn == 1:
+                    price = prices(one)
+                bound, final = self._search(one, price, room)
+                self._hear(bound, f"device {one.device}")
+                if not final:
+                    again.append((bound, one, price))
+            if turn == 0 and with_lp and not self._over:
+                self._hear(
+                    configuration_bound(profile, m, problem.objective, limits), "configurations"
+                )
+            left = again
+        return min(self.best, self.goal)
+
+    def _search(self, one: OneDevice, price: Any, room: int) -> tuple[int, bool]:
+        """Search as far as the room and the clock allow; a search itself does not watch the clock."""
+        began = time.monotonic()
+        nodes = max(1_000, min(room, int(self.rate * (self.until - began))))
+        bound, final = device_bound(one, price, nodes, self.goal)
+        took = time.monotonic() - began
+        if not final and nodes >= ROOMS[0] and took > 0:
+            self.rate = nodes / took
+        return bound, final
