@@ -1,0 +1,239 @@
+"""``estimate``: a profile from a model, a machine and how the one is spread over the other."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ..errors import OptPipeError
+
+if TYPE_CHECKING:
+    from ..profile import CostProfile
+    from .show import Out
+
+EXAMPLE = (
+    "optpipe-sim estimate --model qwen3-8b --machine h100 --devices 8 --tp 2 --microbatch 1"
+    " --seq 8192 --save P.yaml"
+)
+SUMMARY = "estimate a profile from a model's shape and a machine's data sheet"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `estimate` understands."""
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="a name (qwen3-8b, gpt-14.6b, ...), a short config (.yaml) or a Hugging Face config.json",
+    )
+    parser.add_argument(
+        "--machine", required=True, help="a name (a100, h100, ...) or a machine file (.yaml)"
+    )
+    parser.add_argument(
+        "--devices",
+        type=int,
+        required=True,
+        metavar="N",
+        help="GPUs of one replica of the model; the pipeline has N / (tp x cp) devices",
+    )
+    for name, text in (
+        ("tp", "devices that share each layer's matrices (with sequence parallelism)"),
+        ("cp", "devices that share the sequence (context parallelism)"),
+        ("ep", "devices that share the experts, among the tp x cp x dp of a stage"),
+        ("dp", "replicas of the model"),
+        ("microbatch", "sequences per microbatch"),
+        ("chunks", "stages per device of the pipeline"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=1, metavar="N", help=f"{text} (1)")
+    parser.add_argument(
+        "--seq", type=int, default=4096, metavar="N", help="tokens per sequence (4096)"
+    )
+    parser.add_argument(
+        "--zero",
+        type=int,
+        default=0,
+        choices=(0, 1, 2, 3),
+        help="what replicas share out: 1 optimizer states, 2 and gradients, 3 and weights (0)",
+    )
+    parser.add_argument("--placement", choices=("loop", "vee"), default="loop")
+    parser.add_argument("--layers", metavar="A,B,...", help="layers per stage; default: balanced")
+    parser.add_argument(
+        "--recompute",
+        choices=("none", "norms", "full"),
+        default="none",
+        help="done again in B: nothing; norms, activation functions and dropout; the whole layer",
+    )
+    parser.add_argument(
+        "--no-flash", action="store_true", help="attention scores go through memory"
+    )
+    parser.add_argument(
+        "--dtype", default="bf16", metavar="TYPE", help="bf16, fp16, fp8, tf32 or fp32"
+    )
+    parser.add_argument(
+        "--offload",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="an offload section from the machine's PCIe data (auto: where there are any)",
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="fit the machine's rates to the measurements in this file first",
+    )
+    parser.add_argument("--save", metavar="P.yaml", help="write the profile")
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Estimate, show, save."""
+    from ..costs import estimate, load_machine, load_model
+    from ..profile_io import save_profile
+
+    model, machine = load_model(arguments.model), load_machine(arguments.machine)
+    fitted = None
+    if arguments.calibrate:
+        from ..costs.calibrate import calibrate, load_measurements
+
+        measured = load_measurements(arguments.calibrate, machine)
+        fitted = calibrate(measured, machine, arguments.calibrate)
+        machine = machine.with_rates(fitted.rates)
+    profile = estimate(
+        model,
+        machine,
+        arguments.devices,
+        **{
+            key: getattr(arguments, key)
+            for key in ["tp", "cp", "ep", "dp", "zero", "microbatch", "seq", "chunks"]
+        },
+        placement=arguments.placement,
+        recompute=arguments.recompute,
+        flash=not arguments.no_flash,
+        dtype=arguments.dtype,
+        offload={"auto": None, "yes": True, "no": False}[arguments.offload],
+        layers=_layers(arguments.layers),
+    )
+    files = {}
+    if arguments.save:
+        save_profile(profile, arguments.save)
+        files[arguments.save] = "the profile"
+    out.result({**_facts(profile, model), "files": files, "calibration": _residuals(fitted)})
+    _show(out, profile, model, fitted, arguments.save)
+    return 0
+
+
+def _layers(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise OptPipeError(f"--layers {text}: expected whole numbers, as in 3,4,4,3") from None
+
+
+def _facts(profile: CostProfile, model: Any) -> dict[str, Any]:
+    from ..costs.models import active_parameters, parameters
+    from ..profile_io import profile_to_json
+
+    return {
+        "parameters": parameters(model),
+        "active_parameters": active_parameters(model),
+        "least_memory_bytes": list(profile.least_limits),
+        "profile": profile_to_json(profile),
+    }
+
+
+def _residuals(fitted: Any) -> list[dict[str, Any]] | None:
+    if fitted is None:
+        return None
+    return [
+        {
+            "measurement": after.label,
+            "measured": after.measured,
+            "before": before.estimated,
+            "after": after.estimated,
+            "error": after.error,
+        }
+        for before, after in zip(fitted.before, fitted.after, strict=True)
+    ]
+
+
+def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | None) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from ..costs.models import active_parameters, parameters
+    from ..units import format_size, format_time
+
+    meta = profile.meta
+    total, active = parameters(model), active_parameters(model)
+    used = f" ({active / 1e9:.3g}B per token)" if active != total else ""
+    out.print(
+        Text(model.name, "bold"),
+        f"{total / 1e9:.4g}B parameters{used} on {meta['machine']['title']}",
+    )
+    spread = ", ".join(f"{key} {meta['parallel'][key]}" for key in ("tp", "cp", "ep", "dp", "zero"))
+    work = meta["work"]
+    out.print(
+        f"pipeline of {profile.devices} devices, {profile.chunks} chunks each; {spread};"
+        f" sequences of {work['seq']}, {work['microbatch']} per microbatch; {work['dtype']},"
+        f" recompute {work['recompute']}, {'flash' if work['flash'] else 'unfused'} attention"
+    )
+    out.print()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    heads = ("stages", "layers", "F", "B", "W", "kept F to B", "to W", "O", "R", "static")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "stages" else "right", no_wrap=True)
+    for first, last in _runs(profile):
+        cost = profile.stages[first]
+        table.add_row(
+            str(first) if first == last else f"{first}-{last}",
+            str(meta["layers_per_stage"][first]),
+            *(format_time(t) for t in (cost.t_f_ns, cost.t_b_ns, cost.t_w_ns)),
+            format_size(cost.act_bytes),
+            format_size(cost.w_bytes),
+            *("-" if t is None else format_time(t) for t in (cost.t_offload_ns, cost.t_reload_ns)),
+            format_size(cost.static_bytes),
+        )
+    out.print(table)
+    out.print()
+    once = meta["iteration"]
+    limit = profile.memory_limit[0] if profile.memory_limit else 0
+    out.print(
+        f"a hop {format_time(profile.t_comm_ns)}; per iteration: gradients"
+        f" {once['gradient_sync_ms']:.3g} ms, update {once['optimizer_ms']:.3g} ms; memory for"
+        f" training {format_size(limit)} per device"
+    )
+    shares = ", ".join(f"{key} {share:.0%}" for key, share in meta["time_spent"].items() if share)
+    out.print(f"compute time: {shares}")
+    if max(profile.least_limits) > limit:
+        device = max(range(profile.devices), key=lambda d: profile.least_limits[d])
+        out.print(
+            Text(
+                f"✗ fits under no schedule: device {device} needs at least"
+                f" {format_size(profile.least_limits[device])}",
+                "red",
+            )
+        )
+    if fitted is not None:
+        names = ", ".join(f"{name} {getattr(fitted.rates, name):.3g}" for name in fitted.names)
+        errors = [abs(one.error) for one in fitted.after]
+        out.print(
+            f"fitted: {names}; error of {len(errors)} measurements: median"
+            f" {fitted.median_error():.1%}, largest {max(errors):.1%}"
+        )
+    else:
+        out.hint(
+            Text("estimated from data sheets; fit it to measurements with --calibrate FILE", "dim")
+        )
+    if saved:
+        out.hint(Text(f"{saved}: the profile", "dim"))
+
+
+def _runs(profile: CostProfile) -> list[tuple[int, int]]:
+    """First and last stage of each run of equal ones."""
+    runs: list[tuple[int, int]] = []
+    for at, cost in enumerate(profile.stages):
+        if runs and profile.stages[runs[-1][0]] == cost:
+            runs[-1] = (runs[-1][0], at)
+        else:
+            runs.append((at, at))
+    return runs

@@ -1,0 +1,346 @@
+"""Rates fitted to measurements: op times, messages, whole iterations, memory.
+
+A measurement is one number and how the estimate gives it for any rates. `calibrate` fits the few
+rates that the measurements at hand can tell, and keeps the error of every one, before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from ..errors import OptPipeError
+from ..files import plain, read_mapping
+from ..names import build
+from ..profile import CostProfile
+from ..profile_io import load_profile
+from ..schedule import Schedule
+from ..sim import simulate
+from .estimate import estimate
+from .machines import Machine, Rates
+from .provenance import iteration_ns
+
+# What each kind of measurement can tell, and within which bounds it is believed.
+TELLS = {
+    "time": ("gemm", "bandwidth"),
+    "hop": ("p2p",),
+    "iteration": ("overhead",),
+    "memory": ("memory_factor", "working_set"),
+}
+BOUNDS = {
+    "gemm": (0.05, 1.0),
+    "attention": (0.05, 1.0),
+    "bandwidth": (0.05, 1.0),
+    "p2p": (0.01, 1.0),
+    "overhead": (0.0, 0.5),
+    "memory_factor": (0.8, 1.3),
+    "working_set": (0.0, 2.0),
+}
+_OPTIONS = [
+    "tp",
+    "cp",
+    "ep",
+    "dp",
+    "zero",
+    "microbatch",
+    "seq",
+    "chunks",
+    "placement",
+    "recompute",
+    "flash",
+    "dtype",
+    "layers",
+]
+_MEASURED = ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms", "iteration_ms", "peak_gib", "profile")
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What was measured: a model on a machine, split in one way, perhaps under one schedule."""
+
+    model: str
+    devices: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+    schedule: str | None = None
+    microbatches: int = 0
+
+    def profile(self, machine: Machine, rates: Rates) -> CostProfile:
+        """The estimated profile at these rates."""
+        return estimate(self.model, machine, self.devices, rates=rates, **self.options)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A number somebody measured.
+
+    Attributes:
+        label: which one, for people.
+        kind: ``time`` (of an op), ``hop``, ``iteration`` or ``memory``.
+        value: in ms or GiB.
+        predict: the same number as estimated at some rates.
+        flash: the attention was a fused kernel, so that its rate matters.
+    """
+
+    label: str
+    kind: str
+    value: float
+    predict: Callable[[Rates], float]
+    flash: bool = False
+
+
+@dataclass(frozen=True)
+class Residual:
+    """One measurement and what the estimate says: `error` is estimated / measured - 1."""
+
+    label: str
+    kind: str
+    measured: float
+    estimated: float
+
+    @property
+    def error(self) -> float:
+        """Relative; positive where the estimate is too high."""
+        return self.estimated / self.measured - 1
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Fitted rates, and every measurement's error before and after."""
+
+    rates: Rates
+    names: tuple[str, ...]
+    before: tuple[Residual, ...]
+    after: tuple[Residual, ...]
+
+    def median_error(self, kind: str | None = None) -> float:
+        """The median of the absolute errors left, of one kind or of all."""
+        return median_error(self.after, kind)
+
+
+def median_error(residuals: Sequence[Residual], kind: str | None = None) -> float:
+    """The median of the absolute relative errors (nan where there are none)."""
+    errors = [abs(one.error) for one in residuals if kind in (None, one.kind)]
+    return median(errors) if errors else float("nan")
+
+
+def residuals(measurements: Sequence[Measurement], rates: Rates) -> tuple[Residual, ...]:
+    """What the estimate says of each measurement at these rates."""
+    return tuple(Residual(m.label, m.kind, m.value, m.predict(rates)) for m in measurements)
+
+
+def calibrate(
+    measurements: Sequence[Measurement],
+    machine: Machine,
+    source: str,
+    names: Sequence[str] | None = None,
+) -> Calibration:
+    """Fit rates of the machine to measurements, by least squares on the logarithms.
+
+    Args:
+        source: what the fit goes by, for the provenance of profiles.
+        names: the rates to fit; by default those that the measurements can tell.
+
+    Raises:
+        OptPipeError: without measurements, or for a rate that cannot be fitted.
+    """
+    from scipy.optimize import least_squares
+
+    if not measurements:
+        raise OptPipeError("calibrate: no measurements")
+    kinds = {one.kind for one in measurements}
+    if names is None:
+        flash = any(one.flash and one.kind in ("time", "iteration") for one in measurements)
+        # without op times, an iteration tells one rate, and the overhead stays as it is
+        told = dict(TELLS) if "time" in kinds else {**TELLS, "iteration": ("gemm",)}
+        names = [name for kind in told if kind in kinds for name in told[kind]]
+        names += ["attention"] if flash and "time" in kinds else []
+    for name in names:
+        if name not in BOUNDS:
+            raise OptPipeError(f"calibrate: {name}: known rates are {', '.join(BOUNDS)}")
+    start = machine.rates
+    low, high = (np.array([BOUNDS[name][at] for name in names]) for at in (0, 1))
+    inside = [min(max(getattr(start, n), BOUNDS[n][0]), BOUNDS[n][1]) for n in names]
+    width = high - low
+    first = np.clip(np.array(inside), low + 0.01 * width, high - 0.01 * width)
+    measured = np.log([one.value for one in measurements])
+
+    def errors(values: np.ndarray) -> np.ndarray:
+        changes: dict[str, Any] = dict(zip(names, map(float, values), strict=True))
+        rates = replace(start, **changes)
+        return np.log([one.predict(rates) for one in measurements]) - measured
+
+    # the soft loss keeps one odd row from bending the rest
+    found = least_squares(
+        errors, first, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=[1e-3]
+    )
+    fitted = start.fit(
+        source, **{n: round(float(v), 4) for n, v in zip(names, found.x, strict=True)}
+    )
+    return Calibration(
+        fitted, tuple(names), residuals(measurements, start), residuals(measurements, fitted)
+    )
+
+
+# -- measurements ---------------------------------------------------------------------------------
+
+
+def op_times(setup: Setup, machine: Machine, measured: Mapping[str, float]) -> list[Measurement]:
+    """Of the middle stage, for the keys ``t_f_ms``, ``t_b_ms``, ``t_w_ms`` and ``t_comm_ms``."""
+    middle = setup.devices // (setup.options.get("tp", 1) * setup.options.get("cp", 1))
+    middle = middle * setup.options.get("chunks", 1) // 2
+
+    @lru_cache(maxsize=2)  # one estimate gives all keys
+    def profiled(rates: Rates) -> CostProfile:
+        return setup.profile(machine, rates)
+
+    def predict(key: str) -> Callable[[Rates], float]:
+        def value(rates: Rates) -> float:
+            profile = profiled(rates)
+            if key == "t_comm_ms":
+                return profile.t_comm_ns / 1e6
+            return float(getattr(profile.stages[middle], f"{key[:-3]}_ns")) / 1e6
+
+        return value
+
+    flash = bool(setup.options.get("flash", True))
+    label = _label(setup)
+    return [
+        Measurement(
+            f"{label} {key}", "hop" if key == "t_comm_ms" else "time", value, predict(key), flash
+        )
+        for key, value in measured.items()
+    ]
+
+
+class Replays:
+    """The schedule of a setup, built once with the machine's own rates, replayed with others."""
+
+    def __init__(self, setup: Setup, machine: Machine) -> None:
+        self.setup, self.machine = setup, machine
+        self.schedule: Schedule | None = None
+        self.seen: tuple[Rates, Any] | None = None
+
+    def trace(self, rates: Rates) -> Any:
+        """The replay, without the limit, at these rates."""
+        if self.seen is None or self.seen[0] != rates:
+            setup = self.setup
+            profile = setup.profile(self.machine, rates)
+            if self.schedule is None:
+                assert setup.schedule is not None
+                self.schedule = build(setup.schedule, profile, setup.microbatches)
+            self.seen = rates, simulate(self.schedule, profile, enforce=False, engine="replay")
+        return self.seen[1]
+
+
+def run(
+    setup: Setup,
+    machine: Machine,
+    iteration_ms: float | None = None,
+    peak_gib: float | None = None,
+    activation_gib: float | None = None,
+    replays: Replays | None = None,
+) -> list[Measurement]:
+    """Of a whole iteration under ``setup.schedule``: its time, the peak of the fullest device, and
+    that peak less weights, gradients and optimizer states.
+    """
+    replays = replays or Replays(setup, machine)
+    flash = bool(setup.options.get("flash", True))
+
+    def time(rates: Rates) -> float:
+        trace = replays.trace(rates)
+        return iteration_ns(trace.profile, trace.cost_ns) / 1e6
+
+    def peak(rates: Rates) -> float:
+        return float(max(replays.trace(rates).peak_bytes)) / _GIB
+
+    def activation(rates: Rates) -> float:
+        trace = replays.trace(rates)
+        weights = trace.profile.meta["weights_bytes_per_device"]
+        return float(max(b - w for b, w in zip(trace.peak_bytes, weights, strict=True))) / _GIB
+
+    label = f"{_label(setup)} m={setup.microbatches} {setup.schedule}"
+    made = []
+    for name, kind, value, predict in (
+        ("iteration_ms", "iteration", iteration_ms, time),
+        ("peak_gib", "memory", peak_gib, peak),
+        ("activation_gib", "memory", activation_gib, activation),
+    ):
+        if value is not None:
+            made.append(Measurement(f"{label} {name}", kind, value, predict, flash))
+    return made
+
+
+def load_measurements(path: str, machine: Machine) -> list[Measurement]:
+    """The measurements in a YAML or JSON file.
+
+    ``rows`` lists mappings: `model`, `devices` and the other arguments of `estimate`; and what was
+    measured: ``t_f_ms``, ``t_b_ms``, ``t_w_ms`` and ``t_comm_ms`` of a middle stage, or ``profile``,
+    a profile file to take them from; with ``schedule`` and ``microbatches`` the whole
+    ``iteration_ms`` and ``peak_gib``.
+
+    Raises:
+        OptPipeError: one line with the file, the row and what is wrong.
+    """
+    data = plain(read_mapping(path))
+    rows = data.get("rows")
+    if not isinstance(rows, list) or not rows or set(data) - {"rows"}:
+        raise OptPipeError(f"{path}: expected one key, rows, with a list of measurements")
+    found: list[Measurement] = []
+    for at, row in enumerate(rows):
+        where = f"{path}: rows[{at}]"
+        if not isinstance(row, dict):
+            raise OptPipeError(f"{where}: expected a mapping, got {row!r}")
+        try:
+            found += _row(dict(row), machine)
+        except OptPipeError as error:
+            raise OptPipeError(f"{where}: {error}") from None
+    return found
+
+
+def _row(row: dict[str, Any], machine: Machine) -> list[Measurement]:
+    for key in ("model", "devices"):
+        if key not in row:
+            raise OptPipeError(f"{key}: missing")
+    known = ("model", "devices", "schedule", "microbatches", *_OPTIONS, *_MEASURED)
+    for key, value in row.items():
+        if key not in known:
+            raise OptPipeError(f"{key}: unknown key; known are {', '.join(known)}")
+        number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+        if key in _MEASURED and key != "profile" and not number:
+            raise OptPipeError(f"{key}: must be a number above 0, got {value!r}")
+    options = {key: row[key] for key in _OPTIONS if key in row}
+    setup = Setup(
+        row["model"], row["devices"], options, row.get("schedule"), row.get("microbatches", 0)
+    )
+    times = {key: float(row[key]) for key in _MEASURED[:4] if key in row}
+    if "profile" in row:
+        profile = load_profile(row["profile"])
+        stage = profile.stages[len(profile.stages) // 2]
+        ns = {"t_f_ms": stage.t_f_ns, "t_b_ms": stage.t_b_ns, "t_w_ms": stage.t_w_ns}
+        ns["t_comm_ms"] = profile.t_comm_ns
+        times |= {key: value / 1e6 for key, value in ns.items() if value}
+    whole = {key: float(row[key]) for key in ("iteration_ms", "peak_gib") if key in row}
+    if whole and not (setup.schedule and setup.microbatches):
+        raise OptPipeError(f"{next(iter(whole))}: needs schedule and microbatches as well")
+    made = op_times(setup, machine, times)
+    if whole:
+        made += run(setup, machine, whole.get("iteration_ms"), whole.get("peak_gib"))
+    if not made:
+        raise OptPipeError(f"nothing measured: give some of {', '.join(_MEASURED)}")
+    for one in made:  # bad options show here, not in the middle of the fit
+        one.predict(machine.rates)
+    return made
+
+
+def _label(setup: Setup) -> str:
+    options = setup.options
+    return (
+        f"{setup.model} x{setup.devices} s={options.get('seq', 4096)}"
+        f" b={options.get('microbatch', 1)}"
+    )

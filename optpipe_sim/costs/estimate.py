@@ -1,0 +1,348 @@
+"""The door of the costs: a model, a machine and a split give a profile."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ..errors import OptPipeError
+from ..profile import CostProfile, Offload
+from ..stage_cost import StageCost
+from .layer import Layer, Work, check_work, device_parameters, layer
+from .machine_files import load_machine
+from .machines import Machine, MachineError, Rates
+from .model_files import load_model
+from .models import Model, embedding_parameters, head_parameters
+from .parallelism import (
+    Layout,
+    optimizer_seconds,
+    split_layers,
+    stage_kinds,
+    static_bytes,
+    sync_seconds,
+    zero_seconds,
+)
+from .provenance import provenance
+from .roofline import OpTime, embedding_time, head_gemm, head_time, op_time
+
+Source = str | os.PathLike[str] | Mapping[str, Any]
+OPS = ("F", "B", "W")
+LOGIT_BYTES = 4  # the loss keeps the logits in fp32 for its B
+
+
+def estimate(
+    model: Model | Source,
+    machine: Machine | Source,
+    devices: int,
+    *,
+    tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    dp: int = 1,
+    zero: int = 0,
+    microbatch: int = 1,
+    seq: int = 4096,
+    chunks: int = 1,
+    placement: str | Sequence[int] = "loop",
+    recompute: str = "none",
+    flash: bool = True,
+    dtype: str = "bf16",
+    offload: bool | None = None,
+    layers: Sequence[int] | None = None,
+    rates: Rates | None = None,
+    name: str | None = None,
+) -> CostProfile:
+    """The profile of a model on a machine, from its shapes.
+
+    Args:
+        model, machine: a name, a file, a mapping, or what `load_model` and `load_machine` return.
+        devices: GPUs of one replica; the pipeline gets p = devices / (tp * cp) of them.
+        tp, cp, ep, dp, zero: see `parallelism.Layout`. With tp, norms and dropout are shared too
+            (sequence parallelism).
+        microbatch, seq: sequences per microbatch, and tokens of each.
+        chunks, placement: as in a profile.
+        recompute: ``none``, ``norms`` (norms, activation functions, dropout) or ``full``.
+        flash: fused attention.
+        dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
+        offload: False for none; True to insist; None for one wherever the machine has PCIe data.
+        layers: layers per stage; by default balanced, embedding and head included.
+        rates: achieved rates in the place of the machine's own, such as `calibrate` returns.
+
+    Raises:
+        OptPipeError: one line with what does not fit.
+    """
+    model = model if isinstance(model, Model) else load_model(model)
+    machine = machine if isinstance(machine, Machine) else load_machine(machine)
+    machine = machine if rates is None else machine.with_rates(rates)
+    layout = Layout(devices, tp, cp, ep, dp, zero)
+    if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
+        raise OptPipeError(f"chunks: must be a whole number of at least 1, got {chunks!r}")
+    work = Work(microbatch, seq, tp, cp, ep, layout.expert_tp, flash, recompute, dtype, tp > 1)
+    check_work(model, work)
+    machine.peak(dtype)
+    plan = _Plan(model, machine, layout, work)
+    stages = layout.pipeline * chunks
+    counts = plan.counts(stages, layers)
+    costs, notes = plan.stages(counts, chunks)
+    costs, section = _offloading(costs, machine, layout, offload)
+    latency, occupancy = _hop(model, machine, layout, work)
+    limit = machine.usable_bytes
+    if limit <= 0:
+        raise MachineError(
+            f"machine {machine.name}: achieved.context_gib {machine.rates.context_gib} leaves"
+            f" nothing of memory_gib {machine.memory_gib}"
+        )
+    return CostProfile(
+        name=name or f"{model.name}-{machine.name}-p{layout.pipeline}-tp{tp}-s{seq}-b{microbatch}",
+        devices=layout.pipeline,
+        chunks=chunks,
+        placement=placement,  # type: ignore[arg-type]
+        stages=tuple(costs),
+        latency_ns=latency,
+        occupancy_ns=occupancy,
+        offload=section,
+        memory_limit=(limit,) * layout.pipeline,
+        meta=provenance(model, machine, layout, work, counts, notes),
+    )
+
+
+class _Parts(NamedTuple):
+    """A stage before its microbatches: seconds per op, bytes kept for B and for W and those that
+    may be offloaded, weights outside and inside experts, and the working set."""
+
+    times: dict[str, OpTime]
+    act: int
+    held: int
+    movable: int
+    weights: tuple[int, int]
+    reserve: int
+
+
+class _Plan:
+    """The layers of a model on a layout: what one of each kind costs, and stages of them."""
+
+    def __init__(self, model: Model, machine: Machine, layout: Layout, work: Work) -> None:
+        self.model, self.machine, self.layout, self.work = model, machine, layout, work
+        kinds = {model.is_dense(at) for at in range(model.layers)}
+        self.layers = {dense: layer(model, dense, work) for dense in kinds}
+        self.weights = {dense: device_parameters(model, dense, work) for dense in kinds}
+        self.times = {
+            dense: {op: op_time(one, op, machine, model, work) for op in OPS}
+            for dense, one in self.layers.items()
+        }
+        self.ends = [
+            {op: edge(op, machine, model, work) for op in OPS}
+            for edge in (embedding_time, head_time)
+        ]
+
+    def counts(self, stages: int, given: Sequence[int] | None) -> list[int]:
+        """Layers per stage, checked or balanced."""
+        if given is not None:
+            counts = list(given)
+            if len(counts) != stages or min(counts) < 0 or sum(counts) != self.model.layers:
+                raise OptPipeError(
+                    f"layers: expected {stages} numbers that add up to {self.model.layers}, the"
+                    f" layers of {self.model.name}; got {', '.join(map(str, counts))}"
+                )
+            return counts
+        cost = {kind: sum(times[op].total for op in OPS) for kind, times in self.times.items()}
+        each = [cost[self.model.is_dense(at)] for at in range(self.model.layers)]
+        first, last = (sum(end[op].total for op in OPS) for end in self.ends)
+        return split_layers(each, first, last, stages, self.model.name)
+
+    def stages(self, counts: Sequence[int], chunks: int) -> tuple[list[StageCost], dict[str, Any]]:
+        """The cost of every stage, and what holds for the whole iteration."""
+        kinds = stage_kinds(self.model, counts)
+        keys = [(kind, at == 0, at == len(kinds) - 1) for at, kind in enumerate(kinds)]
+        # most stages are alike
+        known = {key: self._parts(*key) for key in dict.fromkeys(keys)}
+        costs = {key: self._stage(part, chunks) for key, part in known.items()}
+        spent = {op: OpTime() for op in OPS}
+        for key, number in Counter(keys).items():
+            for op in OPS:
+                spent[op] = spent[op].plus(known[key].times[op].times(number))
+        made = [costs[key] for key in keys]
+        weights = [known[key].weights for key in keys]
+        return made, self._notes(spent, weights, chunks)
+
+    def _parts(self, kind: tuple[int, int], first: bool, last: bool) -> _Parts:
+        """A stage of so many plain and expert layers, with the embedding or the head."""
+        times = {op: OpTime() for op in OPS}
+        act = held = reserve = 0
+        count = [0, 0]
+        for dense, number in zip((True, False), kind, strict=True):
+            if not number:
+                continue
+            one = self.layers[dense]
+            for op in OPS:
+                times[op] = times[op].plus(self.times[dense][op].times(number))
+            act += number * one.kept_bytes()
+            held += number * one.held_for_w
+            count = [c + number * w for c, w in zip(count, self.weights[dense], strict=True)]
+            reserve = max(reserve, self._working_set(one))
+        movable = act
+        for edge, here in zip(self.ends, (first, last), strict=True):
+            if here:
+                times = {op: times[op].plus(edge[op]) for op in OPS}
+        if first:
+            count[0] += -(-embedding_parameters(self.model) // self.work.tp)
+            act += self.work.norm_tokens * self.model.hidden if self.model.gpt else 0
+        if last:
+            count[0] += -(-head_parameters(self.model) // self.work.tp)
+            extra, logits = self._head_bytes()
+            act, held, movable = act + extra + logits, held + extra, movable + extra
+            # their gradients, in the dtype of the products
+            reserve = max(reserve, logits * self.work.element // LOGIT_BYTES)
+        if first and last and self.model.tied:
+            count[0] -= self.model.vocab * self.model.hidden // self.work.tp
+        return _Parts(times, act, held, movable, (count[0], count[1]), reserve)
+
+    def _stage(self, part: _Parts, chunks: int) -> StageCost:
+        times, act, held, weights = part.times, part.act, part.held, part.weights
+        exchange = zero_seconds(weights, self.layout, self.machine)
+        hidden = self.machine.rates.gemm_overlap
+        seconds = {
+            op: times[op].total + max(0.0, exchange[op] - hidden * times[op].gemm) for op in OPS
+        }
+        factor = self.machine.rates.memory_factor
+        weight_bytes = _weight_bytes(self.work)
+        static = static_bytes(weights, self.layout, weight_bytes)
+        if self.layout.zero == 3:  # one layer's weights gathered, the next one's on the way
+            static += 2 * max(sum(w) for w in self.weights.values()) * weight_bytes
+        kept = round(act * factor)
+        return StageCost(
+            t_f_ns=max(1, round(seconds["F"] * 1e9)),
+            t_b_ns=max(1, round(seconds["B"] * 1e9)),
+            t_w_ns=round(seconds["W"] * 1e9),
+            act_bytes=kept,
+            w_bytes=min(kept, round(held * factor)),
+            offload_bytes=min(kept, part.movable),
+            static_bytes=static + part.reserve // chunks,
+        )
+
+    def _working_set(self, one: Layer) -> int:
+        """What the backward pass of one layer needs besides what is kept for it.
+
+        Gradients of about half of a whole layer's activations; and what it recomputes, which the
+        W of the layer holds until it has run.
+        """
+        whole = one.kept_bytes("none")
+        again = max(whole - one.kept_bytes(), one.held_for_w - one.kept_bytes(), 0)
+        return round(self.machine.rates.working_set * whole) + again
+
+    def _head_bytes(self) -> tuple[int, int]:
+        """Inputs of the last norm and of the head; the logits."""
+        gemm = head_gemm(self.model, self.work)
+        inputs = 2 * self.work.element * self.work.norm_tokens * self.model.hidden
+        return inputs, LOGIT_BYTES * gemm.rows * gemm.columns
+
+    def _notes(
+        self, spent: Mapping[str, OpTime], weights: Sequence[tuple[int, int]], chunks: int
+    ) -> dict[str, Any]:
+        devices = self.layout.pipeline
+        # as with placement loop; others differ only where stages differ
+        held = [
+            tuple(sum(pair[i] for pair in weights[d::devices]) for i in (0, 1))
+            for d in range(devices)
+        ]
+        pairs = [(int(pair[0]), int(pair[1])) for pair in held]
+        whole = sum(time.total for time in spent.values()) or 1.0
+        return {
+            "parameters_per_device": [sum(pair) for pair in pairs],
+            "weights_bytes_per_device": [
+                static_bytes(pair, self.layout, _weight_bytes(self.work)) for pair in pairs
+            ],
+            "optimizer_ms": _ms(
+                max(optimizer_seconds(p, self.layout, self.machine) for p in pairs)
+            ),
+            "gradient_sync_ms": _ms(max(sync_seconds(p, self.layout, self.machine) for p in pairs)),
+            "time_spent": {
+                part: round(sum(getattr(time, part) for time in spent.values()) / whole, 4)
+                for part in OpTime._fields
+            },
+            "flops_per_microbatch": self._flops(),
+        }
+
+    def _flops(self) -> int:
+        """Model FLOPs of the whole model's F, B and W of one microbatch, as MFU counts them.
+
+        Every score is counted, causal or not, and no recomputation (as Megatron-LM does).
+        """
+        whole = Work(self.work.microbatch, self.work.seq)
+        total = 3 * head_gemm(self.model, whole).flops
+        dense = sum(self.model.is_dense(at) for at in range(self.model.layers))
+        for kind, number in ((True, dense), (False, self.model.layers - dense)):
+            if number:
+                one = layer(self.model, kind, whole)
+                total += number * sum(one.flops(op) for op in OPS)
+        return total
+
+
+def _weight_bytes(work: Work) -> int:
+    return 4 if work.dtype in ("fp32", "tf32") else 2
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 6)
+
+
+def _hop(model: Model, machine: Machine, layout: Layout, work: Work) -> tuple[int, int]:
+    """Latency and occupancy of one message between stages, in ns.
+
+    A profile has one figure for all hops: their mean. Along the pipeline the hops add up, and so
+    do as many means; a hop within a node takes the node's links, one in so many the network.
+    """
+    p = layout.pipeline
+    if p == 1:
+        return 0, 0
+    rates = machine.rates
+    size = work.element * work.norm_tokens * model.hidden
+    across = -(-layout.devices // machine.devices_per_node) - 1
+    near = size / (machine.link_gb_per_s * rates.p2p)
+    far = size / (machine.network_gb_per_s * rates.p2p_network)
+    across = min(across, p - 1)
+    mean = ((p - 1 - across) * near + across * far) / (p - 1)
+    return round(rates.p2p_latency_us * 1e3), round(mean)
+
+
+def _offloading(
+    costs: list[StageCost], machine: Machine, layout: Layout, wanted: bool | None
+) -> tuple[list[StageCost], Offload | None]:
+    """The offload section: copy times, who shares a switch, the host's memory."""
+    if wanted is False or (wanted is None and machine.pcie is None):
+        return costs, None
+    pcie = machine.pcie
+    if pcie is None:
+        raise MachineError(
+            f"machine {machine.name}: no PCIe data, so no offloading: give pcie (generation, lanes,"
+            " d2h_gb_per_s, h2d_gb_per_s) in its file, or estimate without offloading"
+        )
+    group = layout.tp * layout.cp  # neighbours that copy the same thing at the same time
+    sharers = min(group, pcie.devices_per_switch)
+    timed = [
+        replace(
+            cost,
+            t_offload_ns=round(cost.offloadable * sharers / pcie.d2h_gb_per_s),
+            t_reload_ns=round(cost.offloadable * sharers / pcie.h2d_gb_per_s),
+        )
+        for cost in costs
+    ]
+    p = layout.pipeline
+    per_switch = max(1, pcie.devices_per_switch // group)
+    switches = [tuple(range(at, min(at + per_switch, p))) for at in range(0, p, per_switch)]
+    per_node = min(p, max(1, machine.devices_per_node // group))
+    limit = None
+    if machine.host_memory_gib is not None:
+        # a profile counts one device of each stage; the others of the node take their part
+        taken = max(group, machine.devices_per_node // per_node if layout.dp > 1 else group)
+        limit = int(machine.host_memory_gib * 2**30 / min(taken, machine.devices_per_node))
+    return timed, Offload(
+        copy_engines=pcie.copy_engines,
+        host_link=pcie.host_link,
+        host_link_groups=tuple(one for one in switches if len(one) > 1),
+        host_limit_bytes=limit,
+        devices_per_node=per_node,
+    )

@@ -1,0 +1,372 @@
+"""What one layer does, per device and microbatch: GEMMs, attention, bytes moved, bytes kept.
+
+Notation: s sequence, b microbatch, h hidden, a heads; a token is one of s*b positions. Activation
+bytes follow Korthikanti et al. (arXiv 2205.05198): without flash attention and recompute a GPT
+layer keeps s b (34 h + 5 a s) bytes, 32 s b h of them (the inputs and output gradients of its
+linears) until W. Model FLOPs count every score, as that paper and MFU do; what a causal flash
+kernel really executes stands beside them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+from ..errors import OptPipeError
+from .models import Model, expert_parameters, layer_parameters
+
+RECOMPUTE = ("none", "norms", "full")
+DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}  # bytes of an activation
+LSE_BYTES = 4  # flash attention keeps one fp32 per head and token, the log-sum-exp of its scores
+
+
+@dataclass(frozen=True)
+class Work:
+    """One microbatch on one device of a stage.
+
+    Attributes:
+        microbatch, seq: sequences, and tokens of each.
+        tp, cp, ep: devices that share a layer's matrices, the sequence, the experts.
+        expert_tp: devices that share one expert's matrices (tp, or 1 where experts take its place).
+        flash: the scores never reach memory.
+        recompute: ``none``; ``norms`` (norm outputs, activation functions, dropout: done again in
+            the backward pass from what is kept); ``full`` (only the layer's input is kept).
+        dtype: of the matrix products.
+        sequence_parallel: norms and dropout are shared by the tp devices as well.
+    """
+
+    microbatch: int
+    seq: int
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    expert_tp: int = 1
+    flash: bool = True
+    recompute: str = "none"
+    dtype: str = "bf16"
+    sequence_parallel: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the device's part of the sequence."""
+        return self.microbatch * self.seq // self.cp
+
+    @property
+    def norm_tokens(self) -> int:
+        """Tokens of the norms, dropout and residuals of one device."""
+        return self.tokens // self.tp if self.sequence_parallel else self.tokens
+
+    @property
+    def element(self) -> int:
+        """Bytes of an activation."""
+        return DTYPES[self.dtype]
+
+
+class Gemm(NamedTuple):
+    """`groups` products of (rows x inner) by (inner x columns); B and W follow from F's shape."""
+
+    name: str
+    rows: int
+    inner: int
+    columns: int
+    groups: int = 1
+    weights: bool = True  # has a W; the batched products of unfused attention have none
+
+    @property
+    def flops(self) -> int:
+        """Of F; B takes the same, W too where there are weights."""
+        return 2 * self.rows * self.inner * self.columns * self.groups
+
+
+class Kept(NamedTuple):
+    """Bytes that stay from F to B, unless what they hold is recomputed."""
+
+    name: str
+    size: int
+    recomputed_with: str = ""  # the least recompute choice that drops them: norms, or "" for full
+
+
+class Message(NamedTuple):
+    """Bytes that each device sends within its stage during an op, and what may hide them."""
+
+    group: str  # tp, cp, ep
+    op: str  # F, B, W
+    size: int
+    behind: str = ""  # "" exposed; "attention"; "gemm"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Everything that one layer costs on one device, for one microbatch."""
+
+    gemms: tuple[Gemm, ...]
+    score_gemms: tuple[Gemm, ...]  # unfused attention only
+    attention_flops: int  # F, model count; B takes twice that
+    executed_share: float  # of the model count that the kernel executes (causal flash: half)
+    elementwise_f: int  # bytes read and written besides the GEMMs
+    elementwise_b: int
+    kept: tuple[Kept, ...]
+    input_bytes: int  # the layer's own input, all that full recompute keeps
+    held_for_w: int  # inputs and output gradients of the linears
+    messages: tuple[Message, ...]
+    recompute: str
+    flash: bool
+
+    def kept_bytes(self, recompute: str | None = None) -> int:
+        """Bytes kept from F to B, under the layer's own recompute choice or another."""
+        choice = self.recompute if recompute is None else recompute
+        if choice == "full":
+            return self.input_bytes
+        return sum(k.size for k in self.kept if choice == "none" or k.recomputed_with != choice)
+
+    def flops(self, op: str) -> int:
+        """Model FLOPs of F, B or W, recomputation left out."""
+        linear = sum(gemm.flops for gemm in self.gemms)
+        return linear + {"F": 1, "B": 2, "W": 0}[op] * self.attention_flops
+
+
+@lru_cache(maxsize=4096)
+def layer(model: Model, dense: bool, work: Work) -> Layer:
+    """The costs of one layer with a plain MLP (`dense`) or with experts."""
+    t, n, e = work.tokens, work.norm_tokens, work.element
+    h, a = model.hidden, model.heads // work.tp
+    gemms, kept, held = _attention(model, work)
+    scores_kept, score_gemms, scores_f, scores_b = _scores(model, work)
+    mlp = _mlp if dense else _experts
+    mlp_gemms, mlp_kept, mlp_held, mlp_f, mlp_b, messages = mlp(model, work)
+    norms = (
+        Kept("attention norm input", e * n * h),
+        Kept("attention norm output", e * n * h, "norms"),
+        Kept("mlp norm input", e * n * h),
+        Kept("mlp norm output", e * n * h, "norms"),
+    )
+    masks: tuple[Kept, ...] = ()
+    # Bytes per token of hidden width that pass through memory besides the products, in elements e.
+    if model.gpt:
+        masks = (
+            Kept("attention dropout mask", n * h, "norms"),
+            Kept("mlp dropout mask", n * h, "norms"),
+        )
+        # As Megatron-LM's own kernels do it. F: two norms (a read, a write); twice the bias (2 e),
+        # the dropout (2 e and a mask) and the residual (3 e); the bias of qkv.
+        # B: two norms (3 e) and the sums of the residual's gradients (3 e), two dropouts, the
+        # sums for the biases' gradients.
+        qkv = e * t * (model.heads + 2 * model.kv_heads) * model.head_dim // work.tp
+        elementwise_f = n * h * (4 * e + 14 * e + 2) + 2 * qkv
+        elementwise_b = n * h * (12 * e + 4 * e + 2 + 2 * e) + e * _bias_rows(model, work)
+        if not work.flash:  # queries, keys, values and the output change their layout
+            elementwise_f += 2 * qkv + 2 * e * t * h // work.tp
+            elementwise_b += 2 * qkv + 2 * e * t * h // work.tp
+    else:
+        rotary = 2 * e * t * (model.heads + model.kv_heads) * model.qk_dim // work.tp
+        elementwise_f = n * h * (4 * e + 6 * e) + rotary * (2 if model.qk_norm else 1)
+        elementwise_b = n * h * (10 * e) + rotary * (2 if model.qk_norm else 1)
+    return Layer(
+        gemms=gemms + mlp_gemms,
+        score_gemms=score_gemms,
+        attention_flops=2 * t * work.seq * a * (model.qk_dim + model.v_dim),
+        executed_share=0.5 if work.flash else 1.0,
+        elementwise_f=elementwise_f + mlp_f + scores_f,
+        elementwise_b=elementwise_b + mlp_b + scores_b,
+        kept=norms + masks + kept + scores_kept + mlp_kept,
+        input_bytes=e * n * h,
+        held_for_w=held + mlp_held,
+        messages=_messages(model, work, dense) + messages,
+        recompute=work.recompute,
+        flash=work.flash,
+    )
+
+
+def _attention(model: Model, work: Work) -> tuple[tuple[Gemm, ...], tuple[Kept, ...], int]:
+    """Linears of the attention, what it keeps beside the scores, and what W needs."""
+    t, n, e, h = work.tokens, work.norm_tokens, work.element, model.hidden
+    a = model.heads // work.tp
+    out = a * model.v_dim
+    if model.latent:
+        latent = model.kv_lora + model.rope_dim
+        first = model.q_lora + latent
+        widths = (a * model.qk_dim, a * (model.nope_dim + model.v_dim))
+        gemms = (
+            Gemm("down", n, h, first),
+            *((Gemm("q up", t, model.q_lora, widths[0]),) if model.q_lora else ()),
+            Gemm("kv up", t, model.kv_lora, widths[1]),
+            Gemm("out", t, out, h),
+        )
+        if not model.q_lora:
+            gemms = (Gemm("q", t, h, widths[0]), *gemms)
+        kept: tuple[Kept, ...] = (
+            Kept("latents", e * n * first),
+            Kept("latent norms", e * n * (first - model.rope_dim), "norms"),
+            Kept("queries", e * t * widths[0]),
+            Kept("keys and values", e * t * a * (model.qk_dim + model.v_dim)),
+            Kept("attention output", e * t * out),
+        )
+        held = e * (n * (h + 2 * first) + t * (sum(widths) + out) + n * h)
+        return gemms, kept, held
+    kv = max(1, model.kv_heads // work.tp)  # fewer key heads than devices: each keeps a copy
+    columns = (a + 2 * kv) * model.head_dim
+    gemms = (Gemm("qkv", t, h, columns), Gemm("out", t, out, h))
+    kept = (
+        Kept("queries, keys, values", e * t * columns),
+        Kept("attention output", e * t * out),
+    )
+    if model.qk_norm:
+        inputs = e * t * (a + kv) * model.head_dim
+        kept += (Kept("query and key norm inputs", inputs),)
+    return gemms, kept, e * (n * h + t * columns + t * out + n * h)
+
+
+def _scores(model: Model, work: Work) -> tuple[tuple[Kept, ...], tuple[Gemm, ...], int, int]:
+    """Scores of the attention: kept bytes, products, and bytes moved in F and B."""
+    t, e, a = work.tokens, work.element, model.heads // work.tp
+    if work.flash:
+        return (Kept("log-sum-exp", LSE_BYTES * a * t),), (), 0, 0
+    cells = a * t * work.seq
+    kept = [Kept("softmax output", e * cells)]
+    if model.gpt:
+        kept += [
+            Kept("score dropout mask", cells, "norms"),
+            Kept("dropped scores", e * cells, "norms"),
+        ]
+    rows, groups = work.seq // work.cp, a * work.microbatch
+    products = (
+        Gemm("scores", rows, model.qk_dim, work.seq, groups, weights=False),
+        Gemm("values", rows, work.seq, model.v_dim, groups, weights=False),
+    )
+    # softmax: a read and a write, twice read in B; dropout: the same and a mask
+    dropout = (2 * e + 1) if model.gpt else 0
+    return tuple(kept), products, cells * (2 * e + dropout), cells * (3 * e + dropout)
+
+
+def _mlp(
+    model: Model, work: Work, width: int = 0
+) -> tuple[tuple[Gemm, ...], tuple[Kept, ...], int, int, int, tuple[Message, ...]]:
+    """A plain or gated MLP: linears, kept, held for W, bytes of F and B."""
+    t, n, e, h = work.tokens, work.norm_tokens, work.element, model.hidden
+    f = (width or model.ffn) // work.tp
+    inner = 2 * f if model.gated else f
+    gemms = (Gemm("mlp in", t, h, inner), Gemm("mlp out", t, f, h))
+    kept = (
+        Kept("activation input", e * t * inner),
+        Kept("activation output", e * t * f, "norms"),
+    )
+    held = e * (n * h + t * inner + t * f + n * h)
+    moved_f, moved_b = e * t * (inner + f), e * t * (2 * inner + f)
+    return gemms, kept, held, moved_f, moved_b, ()
+
+
+def _experts(
+    model: Model, work: Work
+) -> tuple[tuple[Gemm, ...], tuple[Kept, ...], int, int, int, tuple[Message, ...]]:
+    """Router, routed experts (tokens evenly spread), shared experts, and their exchange."""
+    n, e, h = work.norm_tokens, work.element, model.hidden
+    local = model.experts // work.ep
+    routed = (n if work.expert_tp == 1 else work.tokens) * model.experts_per_token
+    f = model.expert_ffn // work.expert_tp
+    rows = max(1, routed // local)
+    gemms: tuple[Gemm, ...] = (
+        Gemm("router", n, h, model.experts),
+        Gemm("experts in", rows, h, 2 * f, local),
+        Gemm("experts out", rows, f, h, local),
+    )
+    kept: tuple[Kept, ...] = (
+        Kept("router probabilities", 4 * n * model.experts),
+        Kept("expert inputs", e * routed * h),
+        Kept("expert activation input", e * routed * 2 * f),
+        Kept("expert activation output", e * routed * f, "norms"),
+        Kept("expert outputs", e * routed * h),
+    )
+    held = e * routed * (h + 2 * f + f + h) + e * n * h
+    moved_f = e * routed * 3 * f + e * 4 * routed * h  # activation; gather and scatter of tokens
+    moved_b = e * routed * 5 * f + e * 4 * routed * h
+    size = e * routed * h * (work.ep - 1) // work.ep
+    messages = tuple(Message("ep", op, 2 * size) for op in "FB") if size else ()
+    if model.shared_ffn:
+        more = _mlp(model, work, model.shared_ffn)
+        gemms, kept = gemms + more[0], kept + more[1]
+        held, moved_f, moved_b = held + more[2], moved_f + more[3], moved_b + more[4]
+    return gemms, kept, held, moved_f, moved_b, messages
+
+
+def _messages(model: Model, work: Work, dense: bool) -> tuple[Message, ...]:
+    """Collectives of tensor and context parallelism.
+
+    Tensor: an all-gather and a reduce-scatter (or one all-reduce, the same bytes) around each
+    block, in F and in B; with sequence parallelism the inputs are gathered once more for W, behind
+    the GEMMs of B. Context: keys and values go round the ring, behind the attention; in B with
+    their gradients.
+    """
+    t, e, h = work.tokens, work.element, model.hidden
+    found: list[Message] = []
+    if work.tp > 1:
+        step = e * t * h * (work.tp - 1) // work.tp
+        # experts that take the place of tensor parallelism exchange tokens instead
+        blocks = 2 if dense or work.expert_tp > 1 or model.shared_ffn else 1
+        found += [Message("tp", op, 2 * blocks * step) for op in "FB"]
+        if work.sequence_parallel:
+            found.append(Message("tp", "B", blocks * step, "gemm"))
+    if work.cp > 1:
+        width = (
+            model.heads * (model.qk_dim + model.v_dim)
+            if model.latent
+            else 2 * max(work.tp, model.kv_heads) * model.head_dim
+        )
+        step = e * t * width // work.tp * (work.cp - 1)
+        found += [
+            Message("cp", "F", step, "attention"),
+            Message("cp", "B", 2 * step, "attention"),
+        ]
+    return tuple(found)
+
+
+def _bias_rows(model: Model, work: Work) -> int:
+    """Elements read to sum the biases' gradients of the sharded linears."""
+    columns = (model.heads + 2 * model.kv_heads) * model.head_dim + model.ffn
+    return work.tokens * columns // work.tp
+
+
+def device_parameters(model: Model, dense: bool, work: Work) -> tuple[int, int]:
+    """Weights of one layer on one device: those every replica holds, and its share of the experts."""
+    if dense:
+        return -(-layer_parameters(model, True) // work.tp), 0
+    routed = model.experts * expert_parameters(model)
+    rest = layer_parameters(model, False) - routed
+    return -(-rest // work.tp), routed // (work.ep * work.expert_tp)
+
+
+def check_work(model: Model, work: Work) -> None:
+    """Refuse what cannot be divided.
+
+    Raises:
+        OptPipeError: one line with the numbers that do not fit.
+    """
+    for key in ("microbatch", "seq", "tp", "cp", "ep"):
+        value = getattr(work, key)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
+            raise OptPipeError(f"{key}: must be a whole number of at least 1, got {value!r}")
+    if work.recompute not in RECOMPUTE:
+        raise OptPipeError(f"recompute: expected {', '.join(RECOMPUTE)}, got {work.recompute!r}")
+    if work.dtype not in DTYPES:
+        raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
+    for key, whole in (("heads", model.heads), ("ffn", model.ffn)):
+        if whole % work.tp:
+            raise OptPipeError(f"tp: {work.tp} does not divide the {whole} {key} of {model.name}")
+    if max(model.kv_heads, work.tp) % min(model.kv_heads, work.tp) and not model.latent:
+        raise OptPipeError(
+            f"tp: {work.tp} and the {model.kv_heads} kv_heads of {model.name}: one must divide the other"
+        )
+    if work.seq % (work.cp * (work.tp if work.sequence_parallel else 1)):
+        raise OptPipeError(
+            f"seq: {work.seq} tokens cannot be shared by cp {work.cp} x tp {work.tp} devices"
+        )
+    if work.ep > 1 and not model.experts:
+        raise OptPipeError(f"ep: {work.ep}, but {model.name} has no experts")
+    if model.experts and model.experts % work.ep:
+        raise OptPipeError(
+            f"ep: {work.ep} does not divide the {model.experts} experts of {model.name}"
+        )
+    if model.experts and model.expert_ffn % work.expert_tp:
+        raise OptPipeError(
+            f"tp: {work.tp} does not divide the expert_ffn of {model.name}, {model.expert_ffn}"
+        )

@@ -1,0 +1,161 @@
+"""Machines by name or from a file."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..files import plain, read_mapping
+from .machines import Machine, MachineError, Pcie, Rates
+
+
+def load_machine(source: str | os.PathLike[str] | Mapping[str, Any]) -> Machine:
+    """The machine of that name, or in a YAML or JSON file, or in a mapping.
+
+    A file has the fields of `Machine`, with `pcie` and `achieved` (the fields of `Rates`) as
+    mappings; ``base: a100-80gb`` takes everything it leaves out from another machine.
+
+    Raises:
+        MachineError: one line with the machine or file, the key, and what would be right.
+        OptPipeError: for a file that cannot be read.
+    """
+    if isinstance(source, Mapping):
+        return _machine(dict(source), str(source.get("name", "machine")))
+    text = str(source)
+    if text.endswith((".json", ".yaml", ".yml")) or Path(text).is_file():
+        data = plain(read_mapping(text))
+        try:
+            return _machine(data, str(data.get("name", Path(text).stem)))
+        except MachineError as error:
+            raise MachineError(f"{text}: {error}") from None
+    key = _ALIASES.get(text.lower(), text.lower())
+    known = machine_names()
+    if key not in known:
+        close = difflib.get_close_matches(key, [*known, *_ALIASES], 2)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
+        raise MachineError(f"machine {text!r}: no such name, and no such file; {hint}")
+    return _builtin(key)
+
+
+_ALIASES = {"a100": "a100-80gb", "h100": "h100-sxm", "h200": "h200-sxm", "4090": "rtx4090"}
+
+
+def machine_names() -> list[str]:
+    """The machines that go by name."""
+    folder = files("optpipe_sim.costs") / "data" / "machines"
+    return sorted(e.name[:-5] for e in folder.iterdir() if e.name.endswith(".yaml"))
+
+
+@cache
+def _raw(name: str) -> dict[str, Any]:
+    path = files("optpipe_sim.costs") / "data" / "machines" / f"{name}.yaml"
+    data: dict[str, Any] = plain(read_mapping(str(path)))
+    return data
+
+
+@cache
+def _builtin(name: str) -> Machine:
+    return _machine(dict(_raw(name)), name)
+
+
+def _machine(data: dict[str, Any], name: str) -> Machine:
+    base = data.pop("base", None)
+    if base is not None:
+        under = _raw(_ALIASES.get(str(base), str(base))) if _known(base) else None
+        if under is None:
+            raise MachineError(
+                f"machine {name}: base: no machine {base!r}; known are {', '.join(machine_names())}"
+            )
+        data = _over(under, data)
+    data.pop("name", None)
+    known = [e.name for e in fields(Machine) if e.name not in ("name", "rates")] + ["achieved"]
+    _refuse_unknown(data, known, f"machine {name}", "")
+    for entry in fields(Machine):
+        missing = entry.default is MISSING and entry.default_factory is MISSING
+        if missing and entry.name not in ("name", "rates", "title", *data):
+            raise MachineError(f"machine {name}: {entry.name}: missing")
+    if "achieved" not in data:
+        raise MachineError(f"machine {name}: achieved: missing (gemm, attention, bandwidth)")
+    peak = data["peak_tflops"]
+    if not isinstance(peak, Mapping) or not peak:
+        raise MachineError(
+            f"machine {name}: peak_tflops: expected rates by dtype, as {{bf16: 312}}"
+        )
+    for key, value in peak.items():
+        _positive(name, f"peak_tflops.{key}", value)
+    for key in ("units", "memory_gib", "memory_gb_per_s", "devices_per_node"):
+        _positive(name, key, data[key])
+    for key in ("link_gb_per_s", "network_gb_per_s"):
+        _positive(name, key, data[key])
+    pcie = data.pop("pcie", None)
+    made = {key: value for key, value in data.items() if key != "achieved"}
+    made.setdefault("title", name)
+    return Machine(
+        **made,
+        name=name,
+        pcie=None if pcie is None else _pcie(pcie, name),
+        rates=_rates(data["achieved"], name),
+    )
+
+
+def _known(name: Any) -> bool:
+    return _ALIASES.get(str(name), str(name)) in machine_names()
+
+
+def _over(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    """`data` laid over `base`, mappings key by key."""
+    merged = dict(base)
+    for key, value in data.items():
+        under = merged.get(key)
+        both = isinstance(under, Mapping) and isinstance(value, Mapping)
+        merged[key] = _over(under, value) if both else value  # type: ignore[arg-type]
+    return merged
+
+
+def _rates(data: Any, name: str) -> Rates:
+    if not isinstance(data, Mapping):
+        raise MachineError(f"machine {name}: achieved: expected a mapping, got {data!r}")
+    known = [entry.name for entry in fields(Rates) if entry.name != "fitted"]
+    _refuse_unknown(data, [*known, "fitted"], f"machine {name}", "achieved.")
+    for key in ("gemm", "attention", "bandwidth"):
+        if key not in data:
+            raise MachineError(f"machine {name}: achieved.{key}: missing")
+    for key, value in data.items():
+        if key != "fitted" and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise MachineError(f"machine {name}: achieved.{key}: expected a number, got {value!r}")
+    try:
+        return Rates(**data)
+    except MachineError as error:
+        raise MachineError(f"machine {name}: {error}") from None
+
+
+def _pcie(data: Any, name: str) -> Pcie:
+    if not isinstance(data, Mapping):
+        raise MachineError(f"machine {name}: pcie: expected a mapping, got {data!r}")
+    known = [entry.name for entry in fields(Pcie)]
+    _refuse_unknown(data, known, f"machine {name}", "pcie.")
+    for entry in fields(Pcie):
+        if entry.default is MISSING and entry.name not in data:
+            raise MachineError(f"machine {name}: pcie.{entry.name}: missing")
+        if entry.type in ("int", "float") and entry.name in data:
+            _positive(name, f"pcie.{entry.name}", data[entry.name])
+    return Pcie(**data)
+
+
+def _positive(name: str, key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise MachineError(f"machine {name}: {key}: must be a number above 0, got {value!r}")
+
+
+def _refuse_unknown(data: Mapping[str, Any], known: list[str], where: str, prefix: str) -> None:
+    for key in data:
+        if key not in known:
+            close = difflib.get_close_matches(str(key), known, 1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+            raise MachineError(f"{where}: {prefix}{key}: unknown key; {hint}")

@@ -1,0 +1,141 @@
+"""Machines: what a device can do at most, and what it is known to achieve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from ..errors import OptPipeError
+
+
+class MachineError(OptPipeError):
+    """A machine that cannot be; names the machine, the key, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Rates:
+    """The few numbers that turn a data sheet into times; calibration fits some of them.
+
+    Attributes:
+        gemm: of the peak FLOP/s that a large product reaches.
+        attention: of the peak, of a fused attention kernel, counting what it executes.
+        bandwidth: of the memory bandwidth, of kernels that only move data.
+        collective: of the links' bandwidth, of collectives within a stage.
+        p2p, p2p_network: of the links' and of the network's bandwidth, of messages between stages
+            (point-to-point transfers use few of a node's links).
+        p2p_latency_us: of one such message.
+        half_inner, half_waves: a product reaches half of `gemm` when its inner dimension is the
+            former, or when its tiles fill the latter part of the device once.
+        gemm_overlap: part of a GEMM's time behind which a collective that allows it can hide.
+        memory_factor: activation bytes in use per byte counted (fragmentation, buffers).
+        working_set: of one layer's activations (without recompute), what its backward pass needs
+            besides them while it runs.
+        context_gib: memory the driver, libraries and communicators take from every device.
+        overhead: part of an iteration that is in no op (host, gaps, logging).
+        fitted: which of these were fitted, and to what.
+    """
+
+    gemm: float
+    attention: float
+    bandwidth: float
+    collective: float = 0.5
+    p2p: float = 0.15
+    p2p_network: float = 0.6
+    p2p_latency_us: float = 20.0
+    half_inner: float = 64.0
+    half_waves: float = 0.25
+    gemm_overlap: float = 0.8
+    memory_factor: float = 1.0
+    working_set: float = 0.5
+    context_gib: float = 4.0
+    overhead: float = 0.0
+    fitted: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for key in ("gemm", "attention", "bandwidth", "collective", "p2p", "p2p_network"):
+            if not 0 < getattr(self, key) <= 1.5:
+                raise MachineError(f"achieved.{key}: must be from 0 to 1, got {getattr(self, key)}")
+        for entry in fields(self):
+            if entry.type == "float" and not 0 <= getattr(self, entry.name) < 1e6:
+                raise MachineError(
+                    f"achieved.{entry.name}: must be at least 0, got {getattr(self, entry.name)}"
+                )
+        if self.memory_factor <= 0 or self.overhead >= 1:
+            raise MachineError("achieved: memory_factor must be above 0, overhead below 1")
+
+    def fit(self, source: str, **values: float) -> Rates:
+        """The rates with some fitted to `source`."""
+        return replace(self, **values, fitted={**self.fitted, **dict.fromkeys(values, source)})
+
+
+@dataclass(frozen=True)
+class Pcie:
+    """The link to the host.
+
+    `d2h_gb_per_s`, `h2d_gb_per_s` are achieved rates of one device while its neighbours copy as
+    well; `devices_per_switch` share a switch; `copy_engines` and `host_link` as in a profile's
+    offload section.
+    """
+
+    generation: int
+    lanes: int
+    d2h_gb_per_s: float
+    h2d_gb_per_s: float
+    devices_per_switch: int = 1
+    copy_engines: str = "separate"
+    host_link: str = "per_direction"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A node of equal devices, and the network between nodes.
+
+    Attributes:
+        peak_tflops: dense FLOP/s by dtype, in 10^12.
+        units: multiprocessors (compute units); tiles of a product are dealt out to them.
+        memory_gib: what a device reports in all.
+        memory_gb_per_s: bandwidth of its memory.
+        link_gb_per_s: to the other devices of its node, one direction, all links of one device.
+        network_gb_per_s: to other nodes, one direction, per device.
+        pcie: None where nothing is known of it; then no offloading.
+        host_memory_gib: of a node; None: unknown.
+        rates: what is achieved.
+        sources: per key, where its number is from; ``assumed`` where it is a guess.
+    """
+
+    name: str
+    title: str
+    peak_tflops: Mapping[str, float]
+    units: int
+    memory_gib: float
+    memory_gb_per_s: float
+    devices_per_node: int
+    link: str
+    link_gb_per_s: float
+    network_gb_per_s: float
+    rates: Rates
+    pcie: Pcie | None = None
+    host_memory_gib: float | None = None
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    def peak(self, dtype: str) -> float:
+        """Dense FLOP/s.
+
+        Raises:
+            MachineError: where the machine has no rate for it.
+        """
+        key = "bf16" if dtype == "fp16" and "fp16" not in self.peak_tflops else dtype
+        if key not in self.peak_tflops:
+            raise MachineError(
+                f"machine {self.name}: no peak rate for {dtype}; it has {', '.join(self.peak_tflops)}"
+            )
+        return self.peak_tflops[key] * 1e12
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory of a device that training can use."""
+        return int((self.memory_gib - self.rates.context_gib) * 2**30)
+
+    def with_rates(self, rates: Rates) -> Machine:
+        """The machine with other rates."""
+        return replace(self, rates=rates)

@@ -1,0 +1,175 @@
+"""Models by name, from a short config, or from a Hugging Face ``config.json``."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from ..files import plain, read_mapping
+from .models import Model, ModelError
+
+_KEYS = tuple(entry.name for entry in fields(Model))
+
+# Hugging Face names on the left; several model types share them.
+_COMMON = {
+    "num_hidden_layers": "layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "vocab_size": "vocab",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "ffn",
+    "tie_word_embeddings": "tied",
+}
+_NEEDED = ("layers", "hidden", "heads", "vocab")
+_EXPERTS = {
+    "num_local_experts": "experts",
+    "num_experts": "experts",
+    "n_routed_experts": "experts",
+    "num_experts_per_tok": "experts_per_token",
+    "moe_intermediate_size": "expert_ffn",
+    "shared_expert_intermediate_size": "shared_ffn",
+    "first_k_dense_replace": "dense_layers",
+}
+_LATENT = {
+    "q_lora_rank": "q_lora",
+    "kv_lora_rank": "kv_lora",
+    "qk_nope_head_dim": "nope_dim",
+    "qk_rope_head_dim": "rope_dim",
+    "v_head_dim": "value_dim",
+}
+_GPT2 = {
+    "n_layer": "layers",
+    "n_embd": "hidden",
+    "n_head": "heads",
+    "vocab_size": "vocab",
+    "n_inner": "ffn",
+    "n_positions": "positions",
+    "tie_word_embeddings": "tied",
+}
+# What a type implies beyond its keys.
+_TYPES: dict[str, dict[str, Any]] = {
+    "gpt2": {"style": "gpt", "tied": True},
+    "llama": {},
+    "mistral": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "mixtral": {},
+    "qwen2_moe": {"qkv_bias": True},
+    "qwen3_moe": {"qk_norm": True},
+    "deepseek_v2": {},
+    "deepseek_v3": {},
+}
+
+
+def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
+    """The model of that name, or in a YAML or JSON file, or in a mapping.
+
+    A file or mapping is a short config (the fields of `Model`) or a Hugging Face ``config.json``
+    (it has ``model_type``).
+
+    Raises:
+        ModelError: one line with the model or file, the key, and what would be right.
+        OptPipeError: for a file that cannot be read.
+    """
+    if isinstance(source, Mapping):
+        return _model(dict(source), "model")
+    text = str(source)
+    if text.endswith((".json", ".yaml", ".yml")) or Path(text).is_file():
+        data = plain(read_mapping(text))
+        default = Path(text).parent.name if Path(text).name == "config.json" else Path(text).stem
+        try:
+            return _model(data, default or "model")
+        except ModelError as error:
+            raise ModelError(f"{text}: {error}") from None
+    known = _builtin()
+    if text.lower() not in known:
+        close = difflib.get_close_matches(text.lower(), known, 3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
+        raise ModelError(f"model {text!r}: no such name, and no such file; {hint}")
+    return known[text.lower()]
+
+
+def model_names() -> list[str]:
+    """The models that go by name."""
+    return list(_builtin())
+
+
+@cache
+def _builtin() -> dict[str, Model]:
+    found: dict[str, Model] = {}
+    folder = files("optpipe_sim.costs") / "data" / "models"
+    for path in sorted(str(entry) for entry in folder.iterdir() if entry.name.endswith(".yaml")):
+        for name, data in plain(read_mapping(path)).items():
+            found[name] = _short(data, name)
+    return found
+
+
+def _model(data: dict[str, Any], name: str) -> Model:
+    if "model_type" in data or "architectures" in data:
+        return _hugging_face(data, name)
+    return _short(data, str(data.pop("name", name)))
+
+
+def _short(data: Any, name: str) -> Model:
+    if not isinstance(data, Mapping):
+        raise ModelError(f"model {name}: expected a mapping of keys, got {data!r}")
+    for key in data:
+        if key not in _KEYS:
+            close = difflib.get_close_matches(str(key), _KEYS, 1)
+            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(_KEYS)}"
+            raise ModelError(f"model {name}: {key}: unknown key; {hint}")
+    missing = [key for key in _NEEDED if key not in data]
+    if missing:
+        raise ModelError(f"model {name}: {missing[0]}: missing")
+    return _made({**data, "name": name})
+
+
+def _made(data: dict[str, Any]) -> Model:
+    for key in ("published_parameters", "published_active"):
+        if key in data:
+            data[key] = float(data[key])
+    try:
+        return Model(**data)
+    except (TypeError, ZeroDivisionError):
+        raise ModelError(
+            f"model {data['name']}: layers, hidden, heads and vocab must be whole numbers above 0"
+        ) from None
+
+
+def _hugging_face(data: dict[str, Any], name: str) -> Model:
+    """A model from ``config.json``; keys that do not change costs are passed over."""
+    kind = data.get("model_type")
+    if kind not in _TYPES:
+        raise ModelError(
+            f"model {name}: model_type: {kind!r} is not supported; supported are"
+            f" {', '.join(_TYPES)}; or write a short config"
+        )
+    names = dict(_GPT2 if kind == "gpt2" else _COMMON)
+    if kind in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"):
+        names |= _EXPERTS
+    if kind.startswith("deepseek"):
+        names |= _LATENT
+    made: dict[str, Any] = {"name": str(data.get("_name_or_path") or name), **_TYPES[kind]}
+    for theirs, ours in names.items():
+        if data.get(theirs) is not None:
+            made[ours] = data[theirs]
+    for ours in _NEEDED:
+        if ours not in made:
+            theirs = next(key for key, value in names.items() if value == ours)
+            raise ModelError(f"model {name}: {theirs}: missing in the config.json")
+    if kind == "mixtral":  # there every expert has the width of the MLP
+        made["expert_ffn"] = made.get("ffn", 0)
+    if kind.startswith("deepseek"):
+        made.pop("kv_heads", None)  # meaningless there: one latent serves every head
+        made.pop("head_dim", None)
+        made["shared_ffn"] = data.get("n_shared_experts", 0) * made.get("expert_ffn", 0)
+    if kind in ("qwen2_moe", "qwen3_moe") and data.get("decoder_sparse_step", 1) != 1:
+        raise ModelError(f"model {name}: decoder_sparse_step: only 1 is supported")
+    return _made(made)

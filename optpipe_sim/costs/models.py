@@ -1,0 +1,211 @@
+"""Decoder-only transformers as shapes: what a layer is made of, and how many parameters it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from ..errors import OptPipeError
+
+STYLES = ("gpt", "llama")
+
+
+class ModelError(OptPipeError):
+    """A model that cannot be; names the model, the key, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Model:
+    """The shape of a decoder-only transformer.
+
+    Attributes:
+        style: ``gpt`` (LayerNorm, biases, GeLU, dropout, learned positions) or ``llama`` (RMSNorm,
+            no biases, a gated MLP, rotary positions).
+        ffn: width of the MLP (of the dense layers, where the others have experts).
+        kv_heads: heads of keys and values (GQA); equal to `heads` without grouping.
+        tied: the head shares the embedding's weights. Across stages both keep a copy.
+        experts, experts_per_token, expert_ffn: routed experts; `shared_ffn` is the summed width of
+            the shared ones; the first `dense_layers` layers have an MLP of width `ffn` instead.
+        q_lora, kv_lora, nope_dim, rope_dim, value_dim: multi-head latent attention (DeepSeek);
+            all 0 without it.
+        positions: rows of the learned position table (gpt).
+        published_parameters, published_active: what its authors state; 0: nothing.
+        source: where the shape is from.
+    """
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    vocab: int
+    style: str = "llama"
+    kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 0
+    tied: bool = False
+    qkv_bias: bool = False
+    qk_norm: bool = False
+    positions: int = 0
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn: int = 0
+    shared_ffn: int = 0
+    dense_layers: int = 0
+    q_lora: int = 0
+    kv_lora: int = 0
+    nope_dim: int = 0
+    rope_dim: int = 0
+    value_dim: int = 0
+    published_parameters: float = 0.0
+    published_active: float = 0.0
+    source: str = ""
+
+    def __post_init__(self) -> None:
+        for key, default in (
+            ("kv_heads", self.heads),
+            ("head_dim", self.hidden // self.heads if self.heads else 0),
+            ("ffn", 4 * self.hidden if self.style == "gpt" else self.expert_ffn),
+        ):
+            if not getattr(self, key):
+                object.__setattr__(self, key, default)
+        self._check()
+
+    def _check(self) -> None:
+        if self.style not in STYLES:
+            raise self._fail("style", f"expected gpt or llama, got {self.style!r}")
+        for entry in fields(self):
+            value = getattr(self, entry.name)
+            if entry.type == "int" and (isinstance(value, bool) or not isinstance(value, int)):
+                raise self._fail(entry.name, f"expected a whole number, got {value!r}")
+            if entry.type == "bool" and not isinstance(value, bool):
+                raise self._fail(entry.name, f"expected true or false, got {value!r}")
+            if entry.type == "int" and not 0 <= value <= 10**9:
+                raise self._fail(entry.name, f"must be from 0 to 10^9, got {value}")
+        for key in ("layers", "hidden", "heads", "vocab", "kv_heads", "head_dim"):
+            if getattr(self, key) < 1:
+                raise self._fail(key, f"must be at least 1, got {getattr(self, key)}")
+        if self.heads % self.kv_heads:
+            raise self._fail("kv_heads", f"{self.kv_heads} does not divide the {self.heads} heads")
+        if self.experts and not 1 <= self.experts_per_token <= self.experts:
+            raise self._fail(
+                "experts_per_token",
+                f"must be from 1 to {self.experts} (experts), got {self.experts_per_token}",
+            )
+        if self.experts and not self.expert_ffn:
+            raise self._fail("expert_ffn", "missing: the width of an expert")
+        if not self.experts and (self.experts_per_token or self.expert_ffn or self.shared_ffn):
+            raise self._fail("experts", "missing: how many routed experts a layer has")
+        if self.ffn < 1:
+            raise self._fail("ffn", "missing: the width of the MLP")
+        if self.dense_layers > self.layers:
+            raise self._fail("dense_layers", f"{self.dense_layers} of {self.layers} layers")
+        if self.kv_lora and not (self.nope_dim and self.rope_dim and self.value_dim):
+            raise self._fail("kv_lora", "latent attention needs nope_dim, rope_dim and value_dim")
+
+    def _fail(self, key: str, problem: str) -> ModelError:
+        return ModelError(f"model {self.name}: {key}: {problem}")
+
+    # -- shapes that several costs need -----------------------------------------------------------
+
+    @property
+    def gpt(self) -> bool:
+        """LayerNorm, biases, GeLU, dropout?"""
+        return self.style == "gpt"
+
+    @property
+    def gated(self) -> bool:
+        """A gated MLP: two matrices in, one out."""
+        return not self.gpt
+
+    @property
+    def latent(self) -> bool:
+        """Multi-head latent attention?"""
+        return self.kv_lora > 0
+
+    @property
+    def qk_dim(self) -> int:
+        """Width of one head of queries and keys."""
+        return self.nope_dim + self.rope_dim if self.latent else self.head_dim
+
+    @property
+    def v_dim(self) -> int:
+        """Width of one head of values."""
+        return self.value_dim if self.latent else self.head_dim
+
+    def is_dense(self, layer: int) -> bool:
+        """Whether a layer (from 0) has a plain MLP rather than experts."""
+        return not self.experts or layer < self.dense_layers
+
+
+def attention_parameters(model: Model) -> int:
+    """Weights of one layer's attention, biases and inner norms included."""
+    h, a, kv, d = model.hidden, model.heads, model.kv_heads, model.head_dim
+    if model.latent:
+        query = (
+            h * model.q_lora + model.q_lora * a * model.qk_dim + model.q_lora
+            if model.q_lora
+            else h * a * model.qk_dim
+        )
+        keys = h * (model.kv_lora + model.rope_dim) + model.kv_lora
+        return (
+            query + keys + model.kv_lora * a * (model.nope_dim + model.v_dim) + a * model.v_dim * h
+        )
+    weights = h * (a + 2 * kv) * d + a * d * h
+    bias = (a + 2 * kv) * d if model.gpt or model.qkv_bias else 0
+    return weights + bias + (h if model.gpt else 0) + (2 * d if model.qk_norm else 0)
+
+
+def mlp_parameters(model: Model, width: int) -> int:
+    """Weights of one MLP of that width, biases included."""
+    if model.gated:
+        return 3 * model.hidden * width
+    return 2 * model.hidden * width + width + model.hidden
+
+
+def expert_parameters(model: Model) -> int:
+    """Weights of one routed expert."""
+    return mlp_parameters(model, model.expert_ffn)
+
+
+def norm_parameters(model: Model) -> int:
+    """Weights of one norm over the hidden width."""
+    return 2 * model.hidden if model.gpt else model.hidden
+
+
+def layer_parameters(model: Model, dense: bool, active: bool = False) -> int:
+    """Weights of one layer; with `active` only those that one token meets."""
+    total = attention_parameters(model) + 2 * norm_parameters(model)
+    if dense:
+        return total + mlp_parameters(model, model.ffn)
+    routed = model.experts_per_token if active else model.experts
+    shared = mlp_parameters(model, model.shared_ffn) if model.shared_ffn else 0
+    return total + routed * expert_parameters(model) + shared + model.hidden * model.experts
+
+
+def embedding_parameters(model: Model) -> int:
+    """Weights of the token and position tables."""
+    return (model.vocab + model.positions) * model.hidden
+
+
+def head_parameters(model: Model) -> int:
+    """Weights of the last norm and the head, as the stage that holds them stores them."""
+    return norm_parameters(model) + model.vocab * model.hidden
+
+
+def parameters(model: Model) -> int:
+    """All weights, a tied head counted once."""
+    dense = sum(model.is_dense(layer) for layer in range(model.layers))
+    total = dense * layer_parameters(model, True)
+    total += (model.layers - dense) * layer_parameters(model, False) if model.experts else 0
+    total += embedding_parameters(model) + head_parameters(model)
+    return total - (model.vocab * model.hidden if model.tied else 0)
+
+
+def active_parameters(model: Model, embedding: bool = True) -> int:
+    """Weights that one token meets: without the experts it is not routed to.
+
+    `embedding`: count the token table, of which a token only reads a row (some authors do).
+    """
+    idle = sum(not model.is_dense(layer) for layer in range(model.layers))
+    unused = (model.experts - model.experts_per_token) * expert_parameters(model) if idle else 0
+    table = 0 if embedding or model.tied else embedding_parameters(model)
+    return parameters(model) - idle * unused - table

@@ -1,0 +1,214 @@
+"""How a model is spread over devices: stages, static bytes, and what replicas exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import OptPipeError
+from .machines import Machine
+from .models import Model
+from .roofline import bandwidth_within
+
+OPTIMIZER_BYTES = 12  # Adam in mixed precision: fp32 weights and two moments
+GRADIENT_BYTES = 4
+UPDATE_BYTES = 30  # read gradient, read and write weights and moments, write the bf16 weights
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Who shares what.
+
+    Attributes:
+        devices: of one replica of the model: tp * cp * the pipeline's.
+        tp, cp: devices that share a layer's matrices; the sequence.
+        ep: devices that share the experts, among the tp * cp * dp of a stage.
+        dp: replicas. `zero`: what they share out: 0 nothing; 1 optimizer states; 2 gradients too;
+            3 weights too.
+    """
+
+    devices: int
+    tp: int = 1
+    cp: int = 1
+    ep: int = 1
+    dp: int = 1
+    zero: int = 0
+
+    def __post_init__(self) -> None:
+        for key in ("devices", "tp", "cp", "ep", "dp"):
+            value = getattr(self, key)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**20:
+                raise OptPipeError(f"{key}: must be a whole number of at least 1, got {value!r}")
+        if self.zero not in (0, 1, 2, 3):
+            raise OptPipeError(f"zero: expected 0, 1, 2 or 3, got {self.zero!r}")
+        if self.devices % (self.tp * self.cp):
+            raise OptPipeError(
+                f"devices: {self.devices} are not a multiple of tp {self.tp} x cp {self.cp};"
+                " give the devices of one replica, stages included"
+            )
+        if (self.tp * self.cp * self.dp) % self.ep:
+            raise OptPipeError(
+                f"ep: {self.ep} does not divide tp {self.tp} x cp {self.cp} x dp {self.dp},"
+                " the devices that hold one stage"
+            )
+
+    @property
+    def pipeline(self) -> int:
+        """Devices along the pipeline, the profile's p."""
+        return self.devices // (self.tp * self.cp)
+
+    @property
+    def expert_tp(self) -> int:
+        """Devices that share one expert: tp where experts spread over cp and dp alone, else 1."""
+        return self.tp if (self.cp * self.dp) % self.ep == 0 else 1
+
+    @property
+    def copies(self) -> int:
+        """Devices that hold the same weights outside the experts."""
+        return self.dp * self.cp
+
+    @property
+    def expert_copies(self) -> int:
+        """Devices that hold the same expert weights."""
+        return max(1, self.tp * self.cp * self.dp // (self.ep * self.expert_tp))
+
+
+def static_bytes(counts: tuple[int, int], layout: Layout, weight_bytes: int = 2) -> int:
+    """Weights, gradients and optimizer states of a stage on one device.
+
+    Args:
+        counts: weights outside the experts, and of the experts, on one device.
+    """
+    total = 0
+    optimizer = OPTIMIZER_BYTES if weight_bytes == 2 else OPTIMIZER_BYTES - 4
+    for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
+        for least, size in ((3, weight_bytes), (2, GRADIENT_BYTES), (1, optimizer)):
+            total += -(-count * size // (copies if layout.zero >= least else 1))
+    return total
+
+
+def optimizer_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> float:
+    """The update of a stage's weights, bound by memory."""
+    total = 0.0
+    for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
+        total += count / (copies if layout.zero else 1) * UPDATE_BYTES
+    return total / (machine.memory_gb_per_s * 1e9 * machine.rates.bandwidth)
+
+
+def sync_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> float:
+    """Once per iteration: gradients reduced over the replicas, updated weights gathered.
+
+    Nothing of it is hidden here. ZeRO 2 and 3 reduce with every W instead: `zero_seconds`.
+    """
+    total = 0.0
+    for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
+        part = count * (copies - 1) / copies
+        # an all-reduce is a reduce-scatter and an all-gather of gradients; ZeRO 1 gathers weights
+        size = {0: 2 * GRADIENT_BYTES, 1: GRADIENT_BYTES + 2, 2: 2, 3: 0}[layout.zero]
+        total += part * size / _replica_bandwidth(layout, copies, machine)
+    return total
+
+
+def zero_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> dict[str, float]:
+    """Per microbatch: what ZeRO 2 and 3 exchange in F, B and W, before anything hides it."""
+    found = {"F": 0.0, "B": 0.0, "W": 0.0}
+    for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
+        part = count * (copies - 1) / copies / _replica_bandwidth(layout, copies, machine)
+        if layout.zero >= 2:
+            found["W"] += GRADIENT_BYTES * part
+        if layout.zero >= 3:
+            found["F"] += 2 * part
+            found["B"] += 2 * part
+    return found
+
+
+def _replica_bandwidth(layout: Layout, copies: int, machine: Machine) -> float:
+    """Replicas lie in different nodes as soon as a whole one fills a node."""
+    return bandwidth_within(layout.devices * copies // max(1, layout.cp), machine)
+
+
+def split_layers(
+    costs: Sequence[float], first: float, last: float, stages: int, name: str = "the model"
+) -> list[int]:
+    """Layers per stage, in order, so that the slowest stage is as fast as can be.
+
+    `first` and `last` are the times of the embedding and of the head, which stay on the first and
+    the last stage; these may have no layer at all. Of the best splits, the one whose other stages
+    are most alike.
+
+    Raises:
+        OptPipeError: where there are more stages than layers, embedding and head.
+    """
+    layers = len(costs)
+    if stages > layers + 2 or (stages > layers and stages < 3):
+        raise OptPipeError(
+            f"stages: {stages} (devices along the pipeline x chunks), but {name} has {layers} layers;"
+            f" at most {layers + 2} stages, the embedding and the head on their own"
+        )
+    if stages > 2 and max(costs) == min(costs):
+        return _split_equal(layers, costs[0], first, last, stages)
+    ends = np.concatenate([[0.0], np.cumsum(np.asarray(costs, float))])
+    reach = np.full(layers + 1, np.inf)  # best (slowest stage) for the layers up to here
+    square = np.full(layers + 1, np.inf)
+    choices = []
+    scale = (ends[-1] + first + last) or 1.0
+    for stage in range(stages):
+        load = ends[None, :] - ends[:, None]  # [from, to]
+        load = load + (first if stage == 0 else 0.0) + (last if stage == stages - 1 else 0.0)
+        empty_ok = stage in (0, stages - 1)
+        allowed = np.triu(np.ones_like(load, bool), 0 if empty_ok else 1)
+        load = np.where(allowed, load, np.inf)
+        if stage == 0:
+            worst, squares = load[:1], load[:1] ** 2
+        else:
+            worst = np.maximum(reach[:, None], load)
+            squares = square[:, None] + load**2
+        # slowest stage first, to 1e-9 of the whole; then the spread
+        key = np.where(np.isfinite(worst), np.round(worst / scale, 9), np.inf)
+        best = key.min(axis=0)
+        ranked = np.where(key == best[None, :], squares, np.inf)
+        choice = ranked.argmin(axis=0)
+        columns = np.arange(layers + 1)
+        reach, square = worst[choice, columns], squares[choice, columns]
+        choices.append(choice)
+    counts, at = [], layers
+    for choice in reversed(choices):
+        counts.append(at - int(choice[at]))
+        at = int(choice[at])
+    return counts[::-1]
+
+
+def _split_equal(layers: int, each: float, first: float, last: float, stages: int) -> list[int]:
+    """`split_layers` for layers that all cost the same: both ends tried, the middle spread evenly."""
+    middle = stages - 2
+    most = min(layers, -(-layers // middle))
+    best: tuple[tuple[float, float], int, int] | None = None
+    for head in range(most + 1):
+        for tail in range(min(most, layers - head) + 1):
+            low, more = divmod(layers - head - tail, middle)
+            if low == 0 and more < middle:
+                continue  # a stage in the middle without a layer
+            ends = (first + head * each, last + tail * each)
+            slowest = max(*ends, (low + (more > 0)) * each)
+            squares = sum(load * load for load in ends)
+            squares += (more * (low + 1) ** 2 + (middle - more) * low**2) * each * each
+            key = (round(slowest / each, 9), squares)
+            if best is None or key < best[0]:
+                best = key, head, tail
+    assert best is not None
+    _, head, tail = best
+    low, more = divmod(layers - head - tail, middle)
+    # the earlier a stage, the more microbatches it holds: the longer ones come last
+    return [head] + [low] * (middle - more) + [low + 1] * more + [tail]
+
+
+def stage_kinds(model: Model, counts: Sequence[int]) -> list[tuple[int, int]]:
+    """Per stage, how many layers with a plain MLP and how many with experts it holds."""
+    kinds, at = [], 0
+    for count in counts:
+        dense = sum(model.is_dense(layer) for layer in range(at, at + count))
+        kinds.append((dense, count - dense))
+        at += count
+    return kinds

@@ -1,0 +1,82 @@
+"""What an estimated profile says of itself, and what follows from it for a whole iteration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..profile import CostProfile
+from .layer import Work
+from .machines import Machine
+from .models import Model
+from .parallelism import Layout
+
+
+def provenance(
+    model: Model,
+    machine: Machine,
+    layout: Layout,
+    work: Work,
+    counts: Sequence[int],
+    notes: dict[str, Any],
+) -> dict[str, Any]:
+    """What a profile says of itself: the plan, and which of its numbers are estimated or fitted."""
+    rates = machine.rates
+    how = {key: f"fitted to {source}" for key, source in rates.fitted.items()}
+    used = ("gemm", "attention", "bandwidth", "collective", "p2p", "memory_factor", "overhead")
+    times = "estimated" if not how else "estimated with fitted rates"
+    return {
+        "source": f"optpipe-sim estimate: {model.name} on {machine.name}",
+        "model": {"name": model.name, "source": model.source},
+        "machine": {"name": machine.name, "title": machine.title},
+        "parallel": {
+            key: getattr(layout, key) for key in ("devices", "tp", "cp", "ep", "dp", "zero")
+        },
+        "work": {
+            "microbatch": work.microbatch,
+            "seq": work.seq,
+            "recompute": work.recompute,
+            "flash": work.flash,
+            "dtype": work.dtype,
+        },
+        "layers_per_stage": list(counts),
+        "iteration": {
+            key: notes[key] for key in ("optimizer_ms", "gradient_sync_ms", "flops_per_microbatch")
+        }
+        | {"overhead": rates.overhead, "peak_flops_per_device": machine.peak(work.dtype)},
+        "parameters_per_device": notes["parameters_per_device"],
+        "weights_bytes_per_device": notes["weights_bytes_per_device"],
+        "time_spent": notes["time_spent"],
+        "provenance": {
+            "t_f, t_b, t_w": times,
+            "t_comm": times if "p2p" in how else "estimated",
+            "t_offload, t_reload": "estimated",
+            "act, w, offload": "estimated"
+            + (" with a fitted factor" if "memory_factor" in how else ""),
+            "static": "estimated",
+            "memory_limit, host_limit": "estimated",
+        },
+        "rates": {
+            key: {
+                "value": getattr(rates, key),
+                "is": how.get(
+                    key, f"estimated: {machine.sources.get(f'achieved.{key}', 'assumed')}"
+                ),
+            }
+            for key in used
+        },
+    }
+
+
+def iteration_ns(profile: CostProfile, makespan_ns: float) -> float:
+    """The time of an iteration: the schedule's, what lies between ops, gradient sync, update."""
+    extra: Mapping[str, float] = profile.meta.get("iteration", {})
+    once = (extra.get("optimizer_ms", 0.0) + extra.get("gradient_sync_ms", 0.0)) * 1e6
+    return makespan_ns / (1 - extra.get("overhead", 0.0)) + once
+
+
+def mfu(profile: CostProfile, iteration: float, microbatches: int) -> float:
+    """Model FLOPs per second over the peak of all devices, for an iteration of so many ns."""
+    extra, parallel = profile.meta["iteration"], profile.meta["parallel"]
+    done = extra["flops_per_microbatch"] * microbatches / (iteration * 1e-9)
+    return float(done / (extra["peak_flops_per_device"] * parallel["devices"]))

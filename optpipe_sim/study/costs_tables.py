@@ -1,0 +1,433 @@
+"""Estimated against published costs, before and after calibration on a part of the rows.
+
+    python -m optpipe_sim.study.costs_tables
+
+takes the Zero Bubble papers' times, throughput and memory and PipeOffload's figure 15, fits the
+rates of the A100 to three of the seven models, and writes ``costs_cells.csv`` (every number),
+``costs_oom.csv`` (who runs out of memory), ``costs_tp.csv`` (tensor against pure pipeline
+parallelism) and ``costs_tables.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ..costs import load_model
+from ..costs.calibrate import Calibration, calibrate
+from ..costs.estimate import estimate
+from ..costs.machines import Machine, Rates
+from ..costs.provenance import iteration_ns, mfu
+from ..errors import OptPipeError
+from ..files import write_text
+from ..names import build
+from ..sim import simulate
+from ..trace import Trace
+from .costs_published import (
+    Cell,
+    Run,
+    figure_15,
+    figure_15_cells,
+    machine_of,
+    published,
+    zero_bubble_cells,
+)
+from .costs_report import report
+
+_GIB = 2**30
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published number beside what is estimated without and with calibration."""
+
+    table: str
+    model: str
+    quantity: str
+    role: str
+    kind: str
+    published: float
+    before: float
+    after: float
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Estimated / published - 1, before and after."""
+        return self.before / self.published - 1, self.after / self.published - 1
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a cell of figure 15 runs out of memory, published and predicted."""
+
+    model: str
+    seq: int
+    schedule: str
+    role: str
+    published: str
+    predicted: str
+    peak_gib: float
+    limit_gib: float
+    host_gib: float
+
+    @property
+    def agrees(self) -> bool:
+        """The same outcome."""
+        return self.published == self.predicted
+
+
+@dataclass(frozen=True)
+class Unshared:
+    """Activation GiB of an offloading schedule: published; estimated; and without shared switches."""
+
+    model: str
+    seq: int
+    schedule: str
+    published: float
+    shared: float
+    apart: float
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to spread a model over 32 devices, and what is predicted of it."""
+
+    model: str
+    seq: int
+    name: str
+    schedule: str
+    seconds: float
+    mfu: float
+    peak_gib: float
+    bubble: float
+    messages: float
+    gemm_rate: float
+    faster: float  # than 1F1B-I with tensor parallelism
+
+
+def fit(cells: Sequence[Cell], machine: Machine) -> tuple[Calibration, Calibration]:
+    """The rates of times, then those of memory, from the cells whose role is ``fit``.
+
+    Memory is fitted to schedules without offloading: what an offloading one holds depends as much
+    on where its copies go.
+    """
+    chosen = [cell for cell in cells if cell.role == "fit"]
+    times = [cell.measurement for cell in chosen if cell.measurement.kind != "memory"]
+    held = [
+        cell.measurement
+        for cell in chosen
+        if cell.measurement.kind == "memory" and "po-" not in cell.quantity
+    ]
+    source = "the Zero Bubble and PipeOffload papers (1.5B, 14.6B and 10.5B)"
+    first = calibrate(times, machine, source)
+    return first, calibrate(held, machine.with_rates(first.rates), source)
+
+
+def fit_context(runs: Iterable[Run], rates: Rates, machine: Machine) -> float:
+    """GiB that training cannot use: between the largest peak that ran and the least that did not."""
+    ran: list[float] = []
+    failed: list[float] = []
+    for one in runs:
+        if one.role == "fit" and not one.schedule.startswith("po-"):
+            peak = max(one.replays.trace(rates).peak_bytes) / _GIB
+            (ran if one.outcome == "ran" else failed).append(peak)
+    above = min((peak for peak in failed if peak > max(ran)), default=machine.memory_gib)
+    return max(0.0, machine.memory_gib - (max(ran) + above) / 2)
+
+
+def verdicts(runs: Iterable[Run], rates: Rates, machine: Machine) -> list[Verdict]:
+    """Who runs out of memory at these rates."""
+    limit, made = (machine.memory_gib - rates.context_gib), []
+    for one in runs:
+        trace = one.replays.trace(rates)
+        peak, host = max(trace.peak_bytes) / _GIB, trace.host_peak_bytes / _GIB
+        room = machine.host_memory_gib or float("inf")
+        predicted = "oom" if peak > limit else "host" if host > room else "ran"
+        made.append(
+            Verdict(
+                one.model,
+                one.seq,
+                one.schedule,
+                one.role,
+                one.outcome,
+                predicted,
+                peak,
+                limit,
+                host,
+            )
+        )
+    return made
+
+
+def unshared(runs: Iterable[Run], rates: Rates, machine: Machine) -> list[Unshared]:
+    """Activation memory of the offloading schedules, switches shared and not."""
+    found = []
+    for one in runs:
+        if one.outcome != "ran" or not one.schedule.startswith("po-"):
+            continue
+        profile = one.setup.profile(machine, rates)
+        assert profile.offload is not None
+        alone = replace(profile, offload=replace(profile.offload, host_link_groups=()))
+        schedule = build(one.schedule, alone, one.setup.microbatches)
+        apart = simulate(schedule, alone, enforce=False, engine="replay")
+        held = [_activation_gib(trace) for trace in (one.replays.trace(rates), apart)]
+        found.append(Unshared(one.model, one.seq, one.schedule, one.gib, held[0], held[1]))
+    return found
+
+
+def _activation_gib(trace: Trace) -> float:
+    weights = trace.profile.meta["weights_bytes_per_device"]
+    return float(max(b - w for b, w in zip(trace.peak_bytes, weights, strict=True))) / _GIB
+
+
+def tensor_parallel(rates: Rates, machine: Machine) -> list[Split]:
+    """Pure pipeline parallelism of 32 with offloading, and 1F1B-I with TP 8 x PP 4."""
+    data, found = published("pipeoffload"), []
+    for row in data["tensor_parallel"]:
+        layers = load_model(row["model"]).layers
+        plans = [("TP 8 x PP 4", "1f1b-i", 8, (layers + 2) // 4)]
+        plans += [("PP 32", schedule, 1, 2) for schedule in row["offloading"]]
+        base = 0.0
+        for name, schedule, tp, chunks in plans:
+            profile = estimate(
+                row["model"],
+                machine,
+                32,
+                tp=tp,
+                chunks=chunks,
+                seq=row["seq"],
+                rates=rates,
+                offload=tp == 1,
+                **data["options"],
+            )
+            m = row["microbatches"]
+            trace = simulate(build(schedule, profile, m), profile, enforce=False, engine="replay")
+            time = iteration_ns(profile, trace.cost_ns)
+            base = base or time
+            spent = profile.meta["time_spent"]
+            busy = sum(stage.work_ns for stage in profile.stages) / 1e9
+            linear = _linear_flops(profile.meta, row["model"]) / profile.meta["parallel"]["tp"]
+            found.append(
+                Split(
+                    row["model"],
+                    row["seq"],
+                    name,
+                    schedule,
+                    time / 1e9,
+                    mfu(profile, time, m),
+                    max(trace.peak_bytes) / _GIB,
+                    trace.bubble_rate,
+                    spent["messages"],
+                    linear / (busy * spent["gemm"]) / 1e12,
+                    base / time - 1,
+                )
+            )
+    return found
+
+
+def _linear_flops(meta: dict[str, Any], name: str) -> float:
+    """Model FLOPs of one microbatch without the attention's scores."""
+    model, seq = load_model(name), meta["work"]["seq"]
+    scores = 6 * seq * seq * model.heads * (model.qk_dim + model.v_dim) * model.layers
+    return float(meta["iteration"]["flops_per_microbatch"] - scores)
+
+
+def order_agreement(runs: Iterable[Run], rates: Rates) -> tuple[int, int]:
+    """Pairs of schedules of one row whose published MFUs differ, and how many come in that order."""
+    rows: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for one in runs:
+        if one.outcome == "ran" and one.role == "check":
+            trace = one.replays.trace(rates)
+            time = iteration_ns(trace.profile, trace.cost_ns)
+            rows.setdefault((one.model, one.seq), []).append((one.percent, -time))
+    pairs = [
+        (a[0] - b[0]) * (a[1] - b[1])
+        for row in rows.values()
+        for at, a in enumerate(row)
+        for b in row[:at]
+        if a[0] != b[0]
+    ]
+    return sum(product > 0 for product in pairs), len(pairs)
+
+
+def medians(rows: Iterable[Row], role: str) -> dict[tuple[str, str], tuple[int, float, float]]:
+    """Per table and quantity: how many, and the median absolute error before and after."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.role == role:
+            groups.setdefault((row.table, row.quantity.split()[-1]), []).append(row)
+    return {
+        key: (
+            len(group),
+            median(abs(row.errors[0]) for row in group),
+            median(abs(row.errors[1]) for row in group),
+        )
+        for key, group in groups.items()
+    }
+
+
+def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(lines)
+    return stream.getvalue()
+
+
+def _files(rows: list[Row], cells: list[Verdict], splits: list[Split]) -> dict[str, str]:
+    return {
+        "costs_cells.csv": _csv(
+            [
+                "table",
+                "model",
+                "quantity",
+                "role",
+                "published",
+                "before",
+                "before_error",
+                "after",
+                "after_error",
+            ],
+            (
+                [
+                    r.table,
+                    r.model,
+                    r.quantity,
+                    r.role,
+                    f"{r.published:.6g}",
+                    f"{r.before:.6g}",
+                    f"{r.errors[0]:+.4f}",
+                    f"{r.after:.6g}",
+                    f"{r.errors[1]:+.4f}",
+                ]
+                for r in rows
+            ),
+        ),
+        "costs_oom.csv": _csv(
+            [
+                "model",
+                "seq",
+                "schedule",
+                "role",
+                "published",
+                "predicted",
+                "peak_gib",
+                "limit_gib",
+                "host_gib",
+            ],
+            (
+                [
+                    c.model,
+                    c.seq,
+                    c.schedule,
+                    c.role,
+                    c.published,
+                    c.predicted,
+                    f"{c.peak_gib:.2f}",
+                    f"{c.limit_gib:.2f}",
+                    f"{c.host_gib:.1f}",
+                ]
+                for c in cells
+            ),
+        ),
+        "costs_tp.csv": _csv(
+            [
+                "model",
+                "seq",
+                "split",
+                "schedule",
+                "seconds",
+                "mfu",
+                "peak_gib",
+                "bubble",
+                "messages",
+                "gemm_tflops",
+                "faster",
+            ],
+            (
+                [
+                    s.model,
+                    s.seq,
+                    s.name,
+                    s.schedule,
+                    f"{s.seconds:.3f}",
+                    f"{s.mfu:.4f}",
+                    f"{s.peak_gib:.2f}",
+                    f"{s.bubble:.4f}",
+                    f"{s.messages:.4f}",
+                    f"{s.gemm_rate:.1f}",
+                    f"{s.faster:.4f}",
+                ]
+                for s in splits
+            ),
+        ),
+    }
+
+
+def tables(say: Say) -> dict[str, str]:
+    """The text of every file, by name."""
+    machine = machine_of("zero_bubble")
+    runs = figure_15()
+    say("what was published, at the rates of the data sheet")
+    cells = zero_bubble_cells() + figure_15_cells(runs)
+    before = [cell.measurement.predict(machine.rates) for cell in cells]
+    say("fitting rates")
+    _, fitted = fit(cells, machine)
+    context = fit_context(runs, fitted.rates, machine)
+    rates = fitted.rates.fit("who ran out of memory there (10.5B)", context_gib=round(context, 2))
+    say("the same at the fitted rates")
+    rows = [
+        Row(
+            cell.table,
+            cell.model,
+            cell.quantity,
+            cell.role,
+            cell.measurement.kind,
+            cell.measurement.value,
+            first,
+            cell.measurement.predict(rates),
+        )
+        for cell, first in zip(cells, before, strict=True)
+    ]
+    outcomes = verdicts(runs, rates, machine)
+    say("tensor against pipeline parallelism")
+    splits = tensor_parallel(rates, machine)
+    text = report(
+        {role: medians(rows, role) for role in ("check", "fit")},
+        outcomes,
+        unshared(runs, rates, machine),
+        splits,
+        order_agreement(runs, rates),
+        machine,
+        rates,
+    )
+    return {**_files(rows, outcomes, splits), "costs_tables.md": text}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the files; 0, or 2 for a folder that cannot be written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m optpipe_sim.study.costs_tables",
+        description=(__doc__ or "").splitlines()[0],
+    )
+    parser.add_argument("--results", default="results", help="default: %(default)s")
+    given = parser.parse_args(arguments)
+    try:
+        for name, text in tables(lambda step: print(f"{step} ...", file=sys.stderr)).items():
+            print(write_text(Path(given.results) / name, text))
+    except OptPipeError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

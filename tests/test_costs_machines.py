@@ -1,0 +1,98 @@
+"""Machines: every number has its source; files of one's own; refusals."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+import pytest
+import yaml
+
+from optpipe_sim.costs import load_machine, machine_names
+from optpipe_sim.costs.machines import MachineError
+
+OWN = {
+    "title": "two cards",
+    "peak_tflops": {"bf16": 100},
+    "units": 64,
+    "memory_gib": 24,
+    "memory_gb_per_s": 1000,
+    "devices_per_node": 2,
+    "link": "PCIe",
+    "link_gb_per_s": 16,
+    "network_gb_per_s": 3,
+    "achieved": {"gemm": 0.8, "attention": 0.6, "bandwidth": 0.8},
+}
+
+
+@pytest.mark.parametrize("name", machine_names())
+def test_every_number_has_a_source(name: str) -> None:
+    path = files("optpipe_sim.costs") / "data" / "machines" / f"{name}.yaml"
+    data = yaml.safe_load(path.read_text())
+    if "base" in data:  # its own numbers are fitted, and say to what
+        numbers = set(data["achieved"]) - {"fitted"}
+        assert numbers == set(data["achieved"]["fitted"])
+        assert set(load_machine(name).rates.fitted) == numbers
+        return
+    numbers = set()
+    for key, value in data.items():
+        if isinstance(value, int | float):
+            numbers.add(key)
+        elif key in ("pcie", "achieved"):
+            numbers |= {f"{key}.{k}" for k, v in value.items() if isinstance(v, int | float)}
+        elif key == "peak_tflops":
+            numbers.add(key)
+    assert numbers <= set(data["sources"])
+    machine = load_machine(name)
+    assert 0 < machine.usable_bytes < machine.memory_gib * 2**30
+    assert machine.pcie is not None
+    raw = {4: 31.5, 5: 63.0}[machine.pcie.generation] * machine.pcie.lanes / 16
+    assert machine.pcie.d2h_gb_per_s < raw
+    assert machine.peak("bf16") == machine.peak("fp16")
+
+
+def test_known_figures() -> None:
+    assert load_machine("a100").peak("bf16") == 312e12
+    assert load_machine("h100").peak("fp8") == pytest.approx(
+        2 * load_machine("h100").peak("bf16"), rel=1e-3
+    )
+    assert load_machine("h200").memory_gib > 140
+    assert load_machine("a100-40gb").memory_gib == 40
+    assert load_machine("a100").pcie.devices_per_switch == 2
+
+
+def test_a_machine_of_ones_own(tmp_path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(OWN))
+    assert load_machine(path).name == "mine"
+    assert load_machine(path).pcie is None
+    path.write_text("base: a100\nnetwork_gb_per_s: 12.5\nachieved: {gemm: 0.7}\n")
+    mine, base = load_machine(path), load_machine("a100")
+    assert (mine.network_gb_per_s, mine.rates.gemm) == (12.5, 0.7)
+    assert (mine.rates.attention, mine.pcie) == (base.rates.attention, base.pcie)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"unit": 3}, "unit: unknown key; did you mean units"),
+        ({"units": None}, "units: must be a number above 0"),
+        ({"memory_gib": -1}, "memory_gib: must be a number above 0, got -1"),
+        ({"peak_tflops": {}}, "peak_tflops: expected rates"),
+        ({"achieved": {"gemm": 0.8}}, "achieved.attention: missing"),
+        ({"achieved": {**OWN["achieved"], "gem": 1}}, "achieved.gem: unknown key"),
+        ({"achieved": {**OWN["achieved"], "gemm": 3}}, "achieved.gemm: must be from 0 to 1"),
+        ({"pcie": {"generation": 4}}, "pcie.lanes: missing"),
+        ({"base": "z100"}, "no machine 'z100'"),
+    ],
+)
+def test_bad_machines_are_refused_in_one_line(change, problem) -> None:
+    with pytest.raises(MachineError, match=problem) as caught:
+        load_machine({**OWN, **change})
+    assert "\n" not in str(caught.value)
+
+
+def test_missing_keys_and_names() -> None:
+    with pytest.raises(MachineError, match="link_gb_per_s: missing"):
+        load_machine({k: v for k, v in OWN.items() if k != "link_gb_per_s"})
+    with pytest.raises(MachineError, match="did you mean h100"):
+        load_machine("h1000")
