@@ -13,7 +13,7 @@ from ..names import build, parse_name
 from ..profile import CostProfile
 from ..profile_io import load_profile
 from ..schedule import Schedule
-from . import show
+from . import estimate, show
 from .show import Out
 
 if TYPE_CHECKING:
@@ -194,6 +194,7 @@ _COMMANDS = {
     "compare": compare,
     "check": check,
     "explain": explain,
+    "estimate": estimate.run,
     "export": export,
     "versions": versions,
 }

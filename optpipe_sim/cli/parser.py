@@ -11,6 +11,7 @@ from typing import NoReturn
 from .. import __version__
 from ..errors import OptPipeError
 from ..units import parse_size
+from . import estimate
 
 PROFILE = "experiments/profiles/zb-1.5b-p8-m24.yaml"
 EXAMPLES = {
@@ -18,6 +19,7 @@ EXAMPLES = {
     "compare": f"optpipe-sim compare {PROFILE} -m 24 --memory-limit 40GiB",
     "check": f"optpipe-sim check best.json {PROFILE} --memory-limit 40GiB",
     "explain": f"optpipe-sim explain best.json {PROFILE} --op F3.7",
+    "estimate": estimate.EXAMPLE,
     "export": f"optpipe-sim export best.json {PROFILE} --format perfetto",
     "versions": "optpipe-sim versions",
 }
@@ -97,6 +99,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     _compare(command("compare", "replay many schedules and set them side by side"))
     _check(command("check", "check a schedule, independently of the simulator"))
     _explain(command("explain", "say why devices wait, or why one op does"))
+    estimate.add_options(command("estimate", estimate.SUMMARY))
     _export(command("export", "write a schedule for torch, or its trace for Perfetto"))
     command("versions", "print the versions of optpipe-sim and of what it runs on")
     return parser, commands
