@@ -185,3 +185,15 @@ def test_every_model_says_where_it_is_from() -> None:
         model = load_model(name)
         assert model.source, name
         assert math.isfinite(model.published_parameters), name
+
+
+def test_context_parallelism_shares_the_sequence() -> None:
+    model = load_model("llama3-8b")
+    whole, part = (layer(model, True, Work(1, 32768, cp=cp)) for cp in (1, 4))
+    assert part.kept_bytes() * 4 == whole.kept_bytes()
+    assert part.attention_flops * 4 == whole.attention_flops
+    keys = 2 * 2 * (32768 // 4) * model.kv_heads * model.head_dim  # of one device's tokens
+    assert {(m.op, m.size, m.behind) for m in part.messages} == {
+        ("F", 3 * keys, "attention"),
+        ("B", 6 * keys, "attention"),
+    }
