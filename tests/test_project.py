@@ -114,7 +114,11 @@ def test_one_version_everywhere() -> None:
 
 
 def test_conda_environment_says_what_pyproject_says() -> None:
-    conda_names = {"torch": "pytorch-cpu", "types-PyYAML": "types-pyyaml"}
+    conda_names = {
+        "torch": "pytorch-cpu",
+        "types-PyYAML": "types-pyyaml",
+        "ortools": "ortools-python",
+    }
     wanted = set()
     for requirement in sum(PROJECT["optional-dependencies"].values(), PROJECT["dependencies"]):
         name, version = re.fullmatch(r"([\w-]+)(.*)", requirement).groups()
