@@ -311,7 +311,7 @@ def test_versions(cli) -> None:
 
 BAD = {
     "": "give a command",
-    "solve p.yaml -m 8": "invalid choice: 'solve'",
+    "slove p.yaml -m 8": "invalid choice: 'slove'",
     "simulate p.yaml": "required: --schedule",
     "simulate p.yaml --shedule 1f1b -m 8": "did you mean --schedule?",
     "simulate p.yaml --schedule 1f1b -m 8 --json --nonsense": "unknown option --nonsense; known are",

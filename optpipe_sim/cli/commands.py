@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +14,7 @@ from ..names import build, parse_name
 from ..profile import CostProfile
 from ..profile_io import load_profile
 from ..schedule import Schedule
-from . import estimate, show
+from . import estimate, frontier, show, solve
 from .show import Out
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Do what the arguments ask for."""
     for option in ("gantt", "chart"):
         _check_picture(option, getattr(arguments, option, None))
-    for option in ("gantt", "chart", "trace", "save", "out"):
+    for option in ("gantt", "chart", "trace", "save", "out", "log", "csv"):
         _check_writable(option, getattr(arguments, option, None))
     out = Out(json=arguments.json, quiet=arguments.quiet)
     return _COMMANDS[arguments.command](arguments, out)
@@ -189,7 +190,7 @@ def versions(arguments: argparse.Namespace, out: Out) -> int:
     return DONE
 
 
-_COMMANDS = {
+_COMMANDS: dict[str, Callable[[argparse.Namespace, Out], int]] = {
     "simulate": simulate,
     "compare": compare,
     "check": check,
@@ -197,6 +198,9 @@ _COMMANDS = {
     "estimate": estimate.run,
     "export": export,
     "versions": versions,
+    "solve": solve.run,
+    "frontier": frontier.run,
+    "cache": solve.run_cache,
 }
 
 # -- inputs and outputs ---------------------------------------------------------------------------

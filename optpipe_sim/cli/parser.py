@@ -14,13 +14,17 @@ from ..units import parse_size
 from . import estimate
 
 PROFILE = "experiments/profiles/zb-1.5b-p8-m24.yaml"
+OFFLOADING = "experiments/profiles/zb-14.6b-p16-m48-offload.yaml"
 EXAMPLES = {
     "simulate": f"optpipe-sim simulate {PROFILE} --schedule zb-h1 -m 24 --gantt gantt.png",
     "compare": f"optpipe-sim compare {PROFILE} -m 24 --memory-limit 40GiB",
+    "solve": f"optpipe-sim solve {OFFLOADING} -m 48 --memory-limit 24GiB --save best.json",
+    "frontier": f"optpipe-sim frontier {OFFLOADING} -m 48 --limits 8GiB:48GiB:8GiB --chart f.png",
     "check": f"optpipe-sim check best.json {PROFILE} --memory-limit 40GiB",
     "explain": f"optpipe-sim explain best.json {PROFILE} --op F3.7",
     "estimate": estimate.EXAMPLE,
     "export": f"optpipe-sim export best.json {PROFILE} --format perfetto",
+    "cache": "optpipe-sim cache --info",
     "versions": "optpipe-sim versions",
 }
 
@@ -97,10 +101,13 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
 
     _simulate(command("simulate", "replay one schedule and print its times and memory"))
     _compare(command("compare", "replay many schedules and set them side by side"))
+    _solve(command("solve", "search for the best schedule, and prove how good it is"))
+    _frontier(command("frontier", "the best schedule and its bound over a range of memory limits"))
     _check(command("check", "check a schedule, independently of the simulator"))
     _explain(command("explain", "say why devices wait, or why one op does"))
     estimate.add_options(command("estimate", estimate.SUMMARY))
     _export(command("export", "write a schedule for torch, or its trace for Perfetto"))
+    _cache(command("cache", "say which solved schedules are kept on disk, or forget them"))
     command("versions", "print the versions of optpipe-sim and of what it runs on")
     return parser, commands
 
@@ -143,6 +150,102 @@ def _compare(parser: Parser) -> None:
         "--chart", metavar="F.png", help="draw time and peak memory of every schedule"
     )
     parser.add_argument("--save", metavar="S.json", help="write the best schedule")
+
+
+def _solve(parser: Parser) -> None:
+    _profile(parser)
+    _microbatches(parser, required=True)
+    _limit(parser)
+    _search(parser, 60.0, "in all")
+    parser.add_argument(
+        "--solver",
+        metavar="NAME",
+        default="highs",
+        help="for --engine milp: highs (default), gurobi, or another MILP solver that Pyomo knows",
+    )
+    parser.add_argument(
+        "--warm-start",
+        metavar="FILE|none",
+        help="a schedule file to start from; none: engines start from nothing (default: the best"
+        " of AdaOffload, the published schedules and the cache)",
+    )
+    parser.add_argument(
+        "--chunks",
+        metavar="V|any",
+        type=_chunks,
+        help="chunks per device; any: several numbers of chunks and placements, never worse than"
+        " the best published schedule; default: the profile's own",
+    )
+    parser.add_argument(
+        "--placement",
+        choices=("loop", "vee"),
+        help="where chunks lie: loop (stage s on device s mod p) or vee (two chunks, there and back);"
+        " default: the profile's own, loop where --chunks is given",
+    )
+    _pictures(parser, "the")
+    parser.add_argument(
+        "--save", metavar="S.json", help="a file that always holds the best schedule so far"
+    )
+    parser.add_argument(
+        "--log", metavar="F.csv", help="write objective and bound over time, at each improvement"
+    )
+
+
+def _frontier(parser: Parser) -> None:
+    _profile(parser)
+    _microbatches(parser, required=True)
+    parser.add_argument(
+        "--limits",
+        metavar="FROM:TO:STEP",
+        required=True,
+        type=_sizes,
+        help="memory limits per device, as 10GiB:80GiB:10GiB or 10GiB,20GiB,40GiB",
+    )
+    _search(parser, 10.0, "for each limit")
+    parser.add_argument(
+        "--schedules",
+        metavar="A,B,C",
+        type=_names,
+        help="published schedules to compare with; default: all of them",
+    )
+    parser.add_argument("--chart", "--gantt", metavar="F.png", help="draw the curve and its bound")
+    parser.add_argument("--csv", metavar="F.csv", help="write the points; whole after each of them")
+
+
+def _search(parser: Parser, seconds: float, what: str) -> None:
+    """The options of whatever searches."""
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "milp", "cpsat", "search", "adaoffload"),
+        default="auto",
+        help="auto (all that help, at once; default), OptPipe's MILP, CP-SAT, search over programs,"
+        " or the AdaOffload greedy alone",
+    )
+    _objective(parser)
+    parser.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        type=_seconds,
+        default=seconds,
+        help=f"{what}; it ends sooner where the best is proven (default: {seconds:g})",
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=_whole, default=0, help="of random choices (default: 0)"
+    )
+    parser.add_argument(
+        "--workers", metavar="N", type=_count, help="processes (default: the cores there are)"
+    )
+    parser.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="neither start from solved schedules kept on disk nor keep what is found",
+    )
+
+
+def _cache(parser: Parser) -> None:
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--info", action="store_true", help="how many and how large (default)")
+    group.add_argument("--clear", action="store_true", help="forget all of them")
 
 
 def _check(parser: Parser) -> None:
@@ -245,6 +348,17 @@ def _count(text: str) -> int:
     return value
 
 
+def _chunks(text: str) -> int | str:
+    return text if text == "any" else _count(text)
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+
+
 def _seconds(text: str) -> float:
     try:
         value = float(text)
@@ -260,6 +374,21 @@ def _size(text: str) -> int:
         return parse_size(text)
     except OptPipeError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _sizes(text: str) -> list[int]:
+    """``10GiB:80GiB:10GiB`` (the end included) or ``10GiB,20GiB``."""
+    parts = text.split(":")
+    if len(parts) == 1:
+        return [_size(part) for part in text.split(",")]
+    if len(parts) != 3:
+        raise argparse.ArgumentTypeError(f"write FROM:TO:STEP or sizes with commas, got {text!r}")
+    first, last, step = map(_size, parts)
+    if step < 1 or last < first:
+        raise argparse.ArgumentTypeError(f"must go up, by a step above 0, got {text!r}")
+    if (last - first) // step >= 1000:
+        raise argparse.ArgumentTypeError(f"makes more than 1000 limits: {text!r}")
+    return list(range(first, last + 1, step))
 
 
 def _names(text: str) -> list[str]:
