@@ -320,3 +320,10 @@ def test_a_start_of_none_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
         solve(load_profile(PROFILE), 6, 250, warm_start="cold")
     problem = make_problem(load_profile(PROFILE), 6, 250)
     assert problem.replay(starts[0]).fits
+
+
+def test_bounds_are_as_coarse_as_the_times() -> None:
+    race = Race(make_problem(load_profile(PROFILE), 6, 250))
+    race.prove(20_050_001, "a proof")
+    assert race.bound_ns == 20_100_000  # all times are multiples of 0.1 ms
+    assert race.bounds[-1][1] == race.bound_ns

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .. import __version__
-from ..errors import OptPipeError
-from ..units import parse_size
 from . import estimate
+from .kinds import chunks, count, names, seconds, size, sizes, whole
 
 PROFILE = "experiments/profiles/zb-1.5b-p8-m24.yaml"
 OFFLOADING = "experiments/profiles/zb-14.6b-p16-m48-offload.yaml"
@@ -134,14 +133,14 @@ def _compare(parser: Parser) -> None:
     parser.add_argument(
         "--schedules",
         metavar="A,B,C",
-        type=_names,
+        type=names,
         help="names (with options: gis:group=6) or files, comma between them; default: every one",
     )
     _objective(parser)
     parser.add_argument(
         "--time-limit",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=10.0,
         help="for each schedule that is searched for (optpipe); the others need none (default: 10)",
     )
@@ -172,7 +171,7 @@ def _solve(parser: Parser) -> None:
     parser.add_argument(
         "--chunks",
         metavar="V|any",
-        type=_chunks,
+        type=chunks,
         help="chunks per device; any: several numbers of chunks and placements, never worse than"
         " the best published schedule; default: the profile's own",
     )
@@ -198,21 +197,21 @@ def _frontier(parser: Parser) -> None:
         "--limits",
         metavar="FROM:TO:STEP",
         required=True,
-        type=_sizes,
+        type=sizes,
         help="memory limits per device, as 10GiB:80GiB:10GiB or 10GiB,20GiB,40GiB",
     )
     _search(parser, 10.0, "for each limit")
     parser.add_argument(
         "--schedules",
         metavar="A,B,C",
-        type=_names,
+        type=names,
         help="published schedules to compare with; default: all of them",
     )
     parser.add_argument("--chart", "--gantt", metavar="F.png", help="draw the curve and its bound")
     parser.add_argument("--csv", metavar="F.csv", help="write the points; whole after each of them")
 
 
-def _search(parser: Parser, seconds: float, what: str) -> None:
+def _search(parser: Parser, usual: float, what: str) -> None:
     """The options of whatever searches."""
     parser.add_argument(
         "--engine",
@@ -225,15 +224,15 @@ def _search(parser: Parser, seconds: float, what: str) -> None:
     parser.add_argument(
         "--time-limit",
         metavar="SECONDS",
-        type=_seconds,
-        default=seconds,
-        help=f"{what}; it ends sooner where the best is proven (default: {seconds:g})",
+        type=seconds,
+        default=usual,
+        help=f"{what}; it ends sooner where the best is proven (default: {usual:g})",
     )
     parser.add_argument(
-        "--seed", metavar="N", type=_whole, default=0, help="of random choices (default: 0)"
+        "--seed", metavar="N", type=whole, default=0, help="of random choices (default: 0)"
     )
     parser.add_argument(
-        "--workers", metavar="N", type=_count, help="processes (default: the cores there are)"
+        "--workers", metavar="N", type=count, help="processes (default: the cores there are)"
     )
     parser.add_argument(
         "--no-cache",
@@ -297,7 +296,7 @@ def _microbatches(parser: Parser, note: str = "", required: bool = False) -> Non
         "-m",
         "--microbatches",
         metavar="M",
-        type=_count,
+        type=count,
         required=required,
         help="microbatches per iteration" + (f"; {note}" if note else ""),
     )
@@ -307,7 +306,7 @@ def _limit(parser: Parser) -> None:
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
-        type=_size,
+        type=size,
         help="per device: 40GiB, 512MiB, 200B or plain bytes; default: the profile's own",
     )
 
@@ -333,72 +332,3 @@ def _pictures(parser: Parser, which: str) -> None:
         metavar="F.json",
         help=f"write the trace of {which} schedule for https://ui.perfetto.dev",
     )
-
-
-# -- kinds of values ------------------------------------------------------------------------------
-
-
-def _count(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
-    return value
-
-
-def _chunks(text: str) -> int | str:
-    return text if text == "any" else _count(text)
-
-
-def _whole(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
-    return value
-
-
-def _size(text: str) -> int:
-    try:
-        return parse_size(text)
-    except OptPipeError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def _sizes(text: str) -> list[int]:
-    """``10GiB:80GiB:10GiB`` (the end included) or ``10GiB,20GiB``."""
-    parts = text.split(":")
-    if len(parts) == 1:
-        return [_size(part) for part in text.split(",")]
-    if len(parts) != 3:
-        raise argparse.ArgumentTypeError(f"write FROM:TO:STEP or sizes with commas, got {text!r}")
-    first, last, step = map(_size, parts)
-    if step < 1 or last < first:
-        raise argparse.ArgumentTypeError(f"must go up, by a step above 0, got {text!r}")
-    if (last - first) // step >= 1000:
-        raise argparse.ArgumentTypeError(f"makes more than 1000 limits: {text!r}")
-    return list(range(first, last + 1, step))
-
-
-def _names(text: str) -> list[str]:
-    """``1f1b,gis:group=6,chunks=3,zb-v`` as three names: KEY=VALUE goes on with the one before."""
-    names: list[str] = []
-    for part in filter(None, map(str.strip, text.split(","))):
-        if names and "=" in part and ":" not in part:
-            names[-1] += f",{part}"
-        else:
-            names.append(part)
-    if not names:
-        raise argparse.ArgumentTypeError("must name at least one schedule, as in 1f1b,zb-h1")
-    return names

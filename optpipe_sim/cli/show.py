@@ -82,10 +82,12 @@ class Out:
         from rich.progress import Progress as Bar
 
         columns = (TextColumn(title), BarColumn(bar_width=24), TextColumn("{task.description}"))
-        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
+        # no thread of its own: solvers start their engines as copies of this process
+        console = Console(stderr=True)
+        with Bar(*columns, console=console, transient=True, auto_refresh=False) as bar:
             task = bar.add_task("")
             yield lambda name, done, total: bar.update(
-                task, description=name, completed=done, total=total
+                task, description=name, completed=done, total=total, refresh=True
             )
 
 

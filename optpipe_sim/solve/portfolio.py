@@ -9,10 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from ..errors import OptPipeError
 from ..schedule import Schedule
+from .identity import identity
 from .problem import Problem
 
 Job = Callable[..., None]
@@ -49,6 +51,10 @@ class Race:
     failures: dict[str, str] = field(default_factory=dict)
     on_incumbent: Callable[[Schedule, int], None] | None = None
     watch: Callable[[Race], None] | None = None
+
+    @cached_property
+    def unit_ns(self) -> int:
+        return identity(self.problem).time_unit_ns
 
     @property
     def seconds(self) -> float:
@@ -87,7 +93,11 @@ class Race:
             self.failures[engine] = value
 
     def prove(self, bound_ns: int, name: str) -> None:
-        """Take a proven lower bound if it is better than the best so far."""
+        """Take a proven lower bound if it is better than the best so far.
+
+        Costs are sums of times, so a bound counts as the next multiple of what divides all times.
+        """
+        bound_ns = -(-bound_ns // self.unit_ns) * self.unit_ns
         if bound_ns > self.bound_ns:
             self.bound_ns, self.bound_name = bound_ns, name
             self.bounds.append((self.seconds, bound_ns))

@@ -1,0 +1,74 @@
+"""The kinds of values that options take; each refuses others in a few words."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..errors import OptPipeError
+from ..units import parse_size
+
+
+def count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return value
+
+
+def chunks(text: str) -> int | str:
+    return text if text == "any" else count(text)
+
+
+def whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+
+
+def seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a number of seconds above 0, got {text!r}")
+    return value
+
+
+def size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except OptPipeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def sizes(text: str) -> list[int]:
+    """``10GiB:80GiB:10GiB`` (the end included) or ``10GiB,20GiB``."""
+    parts = text.split(":")
+    if len(parts) == 1:
+        return [size(part) for part in text.split(",")]
+    if len(parts) != 3:
+        raise argparse.ArgumentTypeError(f"write FROM:TO:STEP or sizes with commas, got {text!r}")
+    first, last, step = map(size, parts)
+    if step < 1 or last < first:
+        raise argparse.ArgumentTypeError(f"must go up, by a step above 0, got {text!r}")
+    if (last - first) // step >= 1000:
+        raise argparse.ArgumentTypeError(f"makes more than 1000 limits: {text!r}")
+    return list(range(first, last + 1, step))
+
+
+def names(text: str) -> list[str]:
+    """``1f1b,gis:group=6,chunks=3,zb-v`` as three names: KEY=VALUE goes on with the one before."""
+    names: list[str] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        if names and "=" in part and ":" not in part:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    if not names:
+        raise argparse.ArgumentTypeError("must name at least one schedule, as in 1f1b,zb-h1")
+    return names
