@@ -1,0 +1,70 @@
+"""Offloads that help nobody go; the cost stays."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from strategies import cases
+
+from optpipe_sim import build, check, load_profile, simulate
+from optpipe_sim.errors import OptPipeError
+from optpipe_sim.ops import B, F, O, Op, R
+from optpipe_sim.schedule import Schedule
+from optpipe_sim.solve.problem import make_problem
+from optpipe_sim.solve.tidy import tidy
+
+
+def profile(slots: int, copy_ns: int = 5) -> object:
+    return load_profile(
+        {
+            "name": "tight",
+            "devices": 4,
+            "stages": {"t_f_ns": 10, "t_b_ns": 11, "t_w_ns": 9, "act_bytes": 100, "w_bytes": 50},
+            "t_comm_ns": 1,
+            "offload": {"t_offload_ns": copy_ns, "t_reload_ns": copy_ns},
+            "memory_limit_bytes": 100 * slots,
+        }
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(cases(offload=True))
+def test_it_is_never_worse_and_copies_no_more(case) -> None:
+    costs, schedule = case
+    problem = make_problem(costs, schedule.shape.microbatches)
+    try:
+        before = problem.replay(schedule)
+    except OptPipeError:
+        return
+    after = problem.replay(tidy(problem, schedule))
+    assert after.cost_ns <= before.cost_ns
+    assert after.offloaded <= before.offloaded
+
+
+def test_needless_offloads_go() -> None:
+    costs = profile(4)
+    plain = build("zb-h1", costs, 8)
+    programs = []
+    for program in plain.programs:
+        copied = []
+        for op in program:
+            if op.kind is B and op.microbatch % 2:
+                copied.append(Op(R, op.stage, op.microbatch))
+            copied.append(op)
+            if op.kind is F and op.microbatch % 2:
+                copied.append(Op(O, op.stage, op.microbatch))
+        programs.append(copied)
+    schedule = Schedule(plain.shape, programs)
+    problem = make_problem(costs, 8)
+    assert problem.replay(schedule).offloaded == 16
+    assert problem.replay(tidy(problem, schedule)).offloaded == 0
+
+
+def test_needed_offloads_stay() -> None:
+    costs = profile(2)
+    problem = make_problem(costs, 8)
+    schedule = build("adaoffload", costs, 8)
+    tidied = tidy(problem, schedule)
+    trace = simulate(tidied, costs)
+    assert trace.makespan_ns <= simulate(schedule, costs).makespan_ns
+    assert 0 < trace.offloaded <= simulate(schedule, costs).offloaded
+    assert check(tidied, costs) == []
