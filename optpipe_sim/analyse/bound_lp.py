@@ -111,14 +111,15 @@ def add_ops(
     uses: Sequence[tuple[Configuration, int]],
     coming: int,
     hosted: int,
+    waiting: Sequence[tuple[int, int]],
 ) -> list[int]:
     """The rows of ops and of waiting; `uses`: configurations and the variables of their times.
 
     `coming` microbatches per stage with all their ops, `hosted` whose activation is on the host
-    already. Six rows per stage (F, B, W, BW, O, R), then the row of waiting. Returns, per stage, the
+    already; `waiting`: see `waits`. Six rows per stage (F, B, W, BW, O, R), then the row of waiting. Returns, per stage, the
     variable of how many are offloaded.
     """
-    waiting, gone = 0, []
+    held, gone = 0, []
     room = [(variable, one.room) for one, variable in uses]
     both = coming + hosted
     for s, cost in enumerate(device.costs):
@@ -136,10 +137,10 @@ def add_ops(
             lasts = _lasts(cost, kind)
             terms = [(used, 1) for one, used in uses if (kind, s) in one.parts]
             model.at_least([*terms, (variable, each * lasts)], count * lasts)
-        stays, leaves = waits(device, s)
-        waiting += coming * stays
+        stays, leaves = waiting[s]
+        held += coming * stays
         room.append((moves, stays - leaves))
-    model.at_least(room, waiting)
+    model.at_least(room, held)
     return gone
 
 
@@ -163,7 +164,8 @@ def _add_device(model: Linear, device: OneDevice) -> list[int]:
     ]
     middle = [(one, model.variable()) for one in every]
     drain = [(Configuration((("W", s),), 0), model.variable()) for s in range(len(device.stages))]
-    gone = add_ops(model, device, [*fill, *middle, *drain], device.microbatches, 0)
+    waiting = [waits(device, s) for s in range(len(device.stages))]
+    gone = add_ops(model, device, [*fill, *middle, *drain], device.microbatches, 0, waiting)
     head, first_back = int(device.releases[0, 0]), int(device.backs[-1, 0])
     before = [(variable, -1) for _, variable in (*fill, *middle)]
     after = [(variable, -1) for _, variable in drain]

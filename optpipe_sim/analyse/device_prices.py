@@ -12,6 +12,7 @@ import numpy as np
 from .bound_lp import Configuration, add_ops, configurations, waits
 from .device import OneDevice
 from .device_core import ONE
+from .device_search import KEEP
 from .linear import Linear
 
 KINDS = ("F", "B", "W", "BW", "O", "R")
@@ -34,7 +35,8 @@ def _fair(device: OneDevice, coming: int, hosted: int, free: int = 0) -> list[li
     model = Linear()
     uses = [(one, model.variable()) for one in configurations(device)]
     after = [(Configuration((("W", s),), 0), model.variable()) for s in range(len(device.stages))]
-    add_ops(model, device, [*uses, *after], coming, hosted)
+    waiting = [_waits(device, s) for s in range(len(device.stages))]
+    add_ops(model, device, [*uses, *after], coming, hosted, waiting)
     model.at_least([(0, 1), *((variable, -1) for _, variable in uses)], 0)
     model.at_least([(variable, -1) for _, variable in after], -free)
     found, _ = model.dual(BYTE)
@@ -54,6 +56,15 @@ def _fair(device: OneDevice, coming: int, hosted: int, free: int = 0) -> list[li
     return [_columns(device, s, price, per_byte) for s in range(len(device.stages))]
 
 
+def _waits(device: OneDevice, s: int) -> tuple[int, int]:
+    """As `bound_lp.waits`, but no more than the search itself asks for: it takes what was offloaded to be ready
+    when it is back, and does not tell apart more than KEEP that stay."""
+    act = device.costs[s].act_bytes
+    if not act or device.capacity // act > KEEP:
+        return 0, 0
+    return waits(device, s)[0], 0
+
+
 def _columns(
     device: OneDevice, s: int, price: dict[tuple[str, int], int], per_byte: int
 ) -> list[int]:
@@ -63,7 +74,7 @@ def _columns(
     each = [price[kind, s] for kind in KINDS]
     back, weight = price["B", s] * cost.t_b_ns, price["W", s] * cost.t_w_ns
     copies = price["O", s] * (cost.t_offload_ns or 0) + price["R", s] * (cost.t_reload_ns or 0)
-    stays, leaves = (waiting * per_byte * ONE // BYTE for waiting in waits(device, s))
+    stays, leaves = (waiting * per_byte * ONE // BYTE for waiting in _waits(device, s))
     waiting = min(stays, leaves + copies) if device.offloads and cost.offloadable else stays
     whole = back + weight
     if cost.fused_ns < cost.t_b_ns + cost.t_w_ns:

@@ -11,6 +11,7 @@ from ..analyse.device import OneDevice, one_device
 from ..analyse.device_core import NEVER
 from ..analyse.device_prices import prices
 from ..analyse.device_search import device_bound
+from ..schedule import Schedule
 from .problem import Problem
 
 ROOMS = (2_000, 30_000, 300_000, 1_000_000)  # nodes; a million take about 300 MB
@@ -35,6 +36,24 @@ def best_bound(
         on_bound: called with each better bound and its name.
     """
     return _Hunt(problem, range(problem.profile.devices), time_limit, goal_ns, on_bound).run(True)
+
+
+def bounds_job(
+    problem: Problem,
+    report: Callable[[str, Any], None],
+    start: Schedule | None,
+    bound_ns: int,
+    seconds: float,
+    seed: int,
+) -> None:
+    """The hunt for bounds as an engine of the race (see `jobs`); it draws nothing at random."""
+    goal = NEVER if start is None else problem.replay(start).cost_ns
+
+    def better(bound: int, name: str) -> None:
+        if bound > bound_ns:
+            report("bound", bound)
+
+    best_bound(problem, seconds, goal, better)
 
 
 class _Hunt:
