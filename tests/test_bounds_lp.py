@@ -93,7 +93,7 @@ def tiny(random: Random) -> tuple[CostProfile, int]:
 
 def test_no_bound_is_above_the_least_cost_of_tiny_problems() -> None:
     solved = met = 0
-    for seed in range(50):
+    for seed in range(36):
         random = Random(seed)
         profile, microbatches = tiny(random)
         objective = random.choice(OBJECTIVES)
@@ -106,11 +106,11 @@ def test_no_bound_is_above_the_least_cost_of_tiny_problems() -> None:
         assert_below(found, least)
         solved += 1
         met += max(found.values()) == least
-    assert solved >= 15
+    assert solved >= 10
     assert met >= solved * 0.7  # and rarely below: on so few devices one alone tells nearly all
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=60)
 @given(profiles(), st.data(), st.sampled_from(OBJECTIVES))
 def test_no_random_schedule_beats_a_bound(
     profile: CostProfile, data: st.DataObject, objective: str
@@ -128,7 +128,7 @@ def test_no_random_schedule_beats_a_bound(
     assert_below(found, trace.cost_ns)
 
 
-@settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=70, suppress_health_check=[HealthCheck.too_slow])
 @given(profiles(offload=True), st.integers(1, 9), SEEDS, st.sampled_from(OBJECTIVES))
 def test_no_schedule_that_was_searched_for_beats_a_bound(
     profile: CostProfile, microbatches: int, seed: int, objective: str
@@ -149,7 +149,7 @@ def test_no_schedule_that_was_searched_for_beats_a_bound(
 # -- the search ---------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=30)
 @given(profiles(offload=True, max_chunks=2), st.integers(1, 5), SEEDS)
 def test_more_room_and_prices_change_only_how_soon_the_bound_is_found(
     profile: CostProfile, microbatches: int, seed: int
