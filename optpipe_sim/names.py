@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 
 from .errors import InvalidSchedule
 from .profile import CostProfile
@@ -13,12 +13,19 @@ from .schedules import build as build_pattern
 from .schedules import parse_name as parse_entry
 from .units import parse_size
 
+if TYPE_CHECKING:
+    from .solve import SolveResult
+
 
 def _seconds(text: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise InvalidSchedule(f"optpipe: time={text} is no number of seconds") from None
+
+
+def _chunks(text: str) -> int | str:
+    return text if text in ("any", "own") else int(text)
 
 
 OPTPIPE = Entry(
@@ -32,7 +39,7 @@ OPTPIPE = Entry(
         "solver": str,
         "objective": str,
         "limit": parse_size,
-        "chunks": int,
+        "chunks": _chunks,
         "placement": str,
     },
 )
@@ -77,31 +84,38 @@ def optpipe(
     solver: str = "highs",
     objective: str = "flush",
     limit: int | None = None,
-    chunks: int | None = None,
-    placement: str = "loop",
+    chunks: int | str = "own",
+    placement: str | None = None,
 ) -> Schedule:
     """The best schedule that `solve` finds in `time` seconds, with what it proved in its ``meta``
     (``status, objective, lower_bound_ns, bound, found_by``).
 
     Args:
         limit: bytes per device; None: the profile's own.
-        chunks, placement: re-chunk the profile; by default as it is.
+        chunks: ``own`` (as the profile has them), a number, or ``any``: as the profile or as the
+            published schedules have them, whatever is best (`solve.shapes.solve_any`).
+        placement: ``loop`` or ``vee``, where chunks are given.
 
     Raises:
         OutOfMemory, NoSolution, OptPipeError: as `solve`.
     """
     from .solve import solve  # compiled code comes with it
+    from .solve.shapes import solve_any
 
-    if chunks is not None or placement != "loop":
-        profile = profile.rechunk(profile.chunks if chunks is None else chunks, placement)
-    found = solve(
+    door: Callable[..., SolveResult] = solve
+    if chunks == "any" and placement is None:
+        door = solve_any
+    elif isinstance(chunks, int) or placement is not None:
+        count = chunks if isinstance(chunks, int) else profile.chunks
+        profile = profile.rechunk(count, placement or "loop")
+    found = door(
         profile,
         microbatches,
         limit,
-        engine,
-        time,
-        objective,
-        seed,
+        engine=engine,
+        time_limit=time,
+        objective=objective,
+        seed=seed,
         workers=workers,
         solver=solver,
     )

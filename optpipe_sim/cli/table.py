@@ -24,6 +24,7 @@ LAYOUTS: tuple[tuple[int, frozenset[str]], ...] = (
     (8, frozenset({"of limit"})),
     (0, frozenset({"of limit"})),
     (0, frozenset({"of limit", "chunks", "idle"})),
+    (0, frozenset({"of limit", "chunks", "idle", "bubble"})),
 )
 
 

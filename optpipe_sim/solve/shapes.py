@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
-from .auto import solve
+from .auto import ENGINES, solve
 from .problem import make_problem
 from .result import FEASIBLE, OPTIMAL, SolveResult
 from .starts import fixed_schedules
@@ -53,6 +53,9 @@ def solve_any(
     Raises:
         OutOfMemory, NoSolution: where no shape has a schedule.
     """
+    engine = options.get("engine", "auto")
+    if engine not in ENGINES:
+        raise OptPipeError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
     began = time.monotonic()
     quick: list[tuple[SolveResult, CostProfile]] = []
     reasons: list[OptPipeError] = []

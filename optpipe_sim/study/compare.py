@@ -15,6 +15,7 @@ from ..sim import simulate_or_report
 from ..trace import Trace
 
 BASELINE = "1f1b"
+ANY_CHUNKS = "optpipe:chunks=any"
 MANY_OPS = 100_000
 
 _Key = tuple[int, tuple[int, ...], bool]  # what schedules with a bound in common have in common
@@ -119,7 +120,7 @@ def compare_all(
 
     `progress` is called before each schedule with its name, how many are done, and of how many.
     """
-    wanted = list(ENTRIES) if schedules is None else list(schedules)
+    wanted = [*ENTRIES, ANY_CHUNKS] if schedules is None else list(schedules)
     for name in wanted:
         if isinstance(name, str):
             parse_name(name)
