@@ -7,7 +7,6 @@ from hypothesis import HealthCheck, settings
 
 from optpipe_sim import CostProfile, load_profile
 
-
 # one setting for all: machines differ, so no deadline per example
 settings.register_profile(
     "project", deadline=None, print_blob=True, suppress_health_check=list(HealthCheck)

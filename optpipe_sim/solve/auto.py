@@ -12,6 +12,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedules.adaoffload import adaoffload
 from .cache import open_cache, recall, remember
+from .device_bounds import bounds_job
 from .jobs import cpsat_job, milp_job, search_job
 from .portfolio import Job, Race, run_race
 from .problem import make_problem
@@ -20,6 +21,7 @@ from .search import can_search
 from .starts import fixed_schedules
 
 ENGINES = ("auto", "adaoffload", "search", "cpsat", "milp")
+HUNT_SHARE = 0.5  # of the time, at most, for the bounds by one device
 FIXED_SHARE = 0.3  # of the time, at most, to build the published schedules
 SMALL = 1500  # compute ops up to which CP-SAT is worth a process
 
@@ -89,11 +91,13 @@ def solve(
             race.offer(warm_start, "warm start")
         if kept is not None and not cold:
             recall(race, kept)
-        if not race.proven:
-            race.offer(
-                adaoffload(profile, microbatches, limit=problem.limits, objective=objective),
-                "adaoffload",
-            )
+        # one run of the greedy at once, so that there is something to show; then the best of many
+        for parameters in ({"prefer": 0}, {}):
+            if not race.proven:
+                made = adaoffload(
+                    profile, microbatches, problem.limits, None, objective, **parameters
+                )
+                race.offer(made, "adaoffload")
         if engine != "adaoffload" and not race.proven:
             for name, schedule in fixed_schedules(problem):
                 race.offer(schedule, name)
@@ -128,15 +132,16 @@ def _job(
         "seconds": seconds,
         "seed": seed,
     }
-    if engine == "search":
-        return search_job, arguments
+    if engine in ("search", "bounds"):
+        return (search_job if engine == "search" else bounds_job), arguments
     return (cpsat_job if engine == "cpsat" else milp_job), {**arguments, "cores": cores}
 
 
 def _jobs(
     race: Race, seconds: float, seed: int, cores: int, cold: bool = False
 ) -> list[tuple[str, Job, dict[str, Any]]]:
-    """What each core does: CP-SAT proves where the problem is small, the others search."""
+    """What each core does: CP-SAT proves where the problem is small, the others search; and beside
+    them, for a while, the hunt for bounds."""
     problem = race.problem
     ops = 3 * problem.shape.stages * problem.microbatches
     if race.proven or seconds <= 0:
@@ -146,13 +151,16 @@ def _jobs(
         names = ["cpsat"]
     elif ops <= SMALL:
         names = ["search"] * max(1, cores - 1) + ["cpsat"]
-    return [
+    jobs = [
         (
             name,
             *_job(name, race, seconds, seed + number, cores if len(names) == 1 else 1, cold),
         )
         for number, name in enumerate(names)
     ]
+    if problem.limits is not None:
+        jobs.append(("one device", *_job("bounds", race, HUNT_SHARE * seconds, seed, 1, cold)))
+    return jobs
 
 
 def _result(race: Race, engine: str) -> SolveResult:

@@ -10,7 +10,6 @@ from ..schedule import Schedule
 from ..schedules import REGISTRY, build
 from .problem import Problem
 
-
 ONE_CHUNK = ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
 VEE = ("zb-v", "v-half", "v-min", "dualpipe-v")
 LOOP = ("1f1b-i", "gis", "gis-h", "po", "po-h", "po-f")
