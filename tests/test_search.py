@@ -16,7 +16,7 @@ from optpipe_sim.errors import Deadlock, OutOfMemory
 from optpipe_sim.solve.greedy_search import greedy_search
 from optpipe_sim.solve.problem import Problem, make_problem
 from optpipe_sim.solve.search import Workspace, can_search, pack, search, unpack
-from optpipe_sim.solve.search_core import NEVER
+from optpipe_sim.solve.search_times import NEVER
 from optpipe_sim.solve.starts import fixed_schedules, offload_everything
 
 

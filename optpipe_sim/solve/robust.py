@@ -24,6 +24,7 @@ from ..sim.noise import Noise
 from ..sim.scenarios import Scenarios, draw_scenarios, replay_scenarios, scenario_bounds
 from ..trace import Trace
 from . import search_core as core
+from . import search_times as times
 from .auto import solve
 from .greedy_search import greedy_search
 from .problem import Problem, make_problem
@@ -285,7 +286,7 @@ def _improve(problem: Problem, entries: _Field, until: float, seed: int) -> None
             continue
         # what can never go on, or is much slower even without noise, need not be lowered
         makespan = work.evaluate(changed)[0]
-        if makespan >= core.NEVER or makespan > 1.02 * nominal:
+        if makespan >= times.NEVER or makespan > 1.02 * nominal:
             continue
         found = entries.offer(unpack(problem, changed, "robust"), "improved")
         if found is not None and found <= best:

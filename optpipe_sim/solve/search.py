@@ -17,6 +17,7 @@ from ..ops import BW, RULES, TRANSFERS, OpKind, Rule
 from ..schedule import Schedule
 from ..sim.links import link_keys
 from . import search_core as core
+from . import search_times as times
 from .problem import Problem
 
 # Visits, over and over: the temperature they begin at (in typical op durations), their
@@ -45,7 +46,7 @@ class Programs(NamedTuple):
 
 
 def compiled_costs(problem: Problem) -> tuple[object, ...]:
-    """What `search_core.evaluate` wants to know of a problem."""
+    """What `search_times.evaluate` wants to know of a problem."""
     costs = problem.profile
     stages = costs.stages
     unlimited = (2**55,) * costs.devices
@@ -122,7 +123,7 @@ def unpack(problem: Problem, programs: Programs, name: str = "search") -> Schedu
 
 
 def _links(problem: Problem, codes: int) -> tuple[np.ndarray, int, np.ndarray, np.ndarray]:
-    """What `search_core.evaluate_links` wants to know; no link where none is shared."""
+    """What `search_times.evaluate_links` wants to know; no link where none is shared."""
     none = np.zeros((0, 3), np.int64)
     if not _shares_links(problem):
         return none, 0, none, none[:, 0]
@@ -173,8 +174,8 @@ class Workspace:
         self.links = _links(problem, codes)
 
     def evaluate(self, programs: Programs) -> tuple[int, int, int]:
-        """(makespan, longest span, sum of ends); `search_core.NEVER` first where it cannot go on."""
-        return core.measure(  # type: ignore[no-any-return]
+        """(makespan, longest span, sum of ends); `search_times.NEVER` first where it cannot go on."""
+        return times.measure(  # type: ignore[no-any-return]
             programs.prog, programs.length, self.costs, self.links, self.space,
             self.end, self.ready, self.cause,
         )  # fmt: skip
@@ -206,7 +207,7 @@ def search(
     for schedule in starts:
         programs = pack(problem, schedule)
         makespan, span, _ = work.evaluate(programs)
-        if makespan < core.NEVER:
+        if makespan < times.NEVER:
             packed.append((span if span_counts else makespan, len(packed), programs))
     if not packed:
         return None
