@@ -32,12 +32,12 @@ def memory(model: Model, way: str, order: str) -> None:
             _by_order(model, device, order)
 
 
-def host_memory(model: Model) -> None:
+def host_memory(model: Model, order: str) -> None:
     """Keep the pinned memory of each node: offload from the start of O to the end of R. Not with
     ranks, where O's and R's have no partners."""
     costs = model.problem.profile
     offload = costs.offload
-    if offload is None or offload.host_limit_bytes is None:
+    if offload is None or offload.host_limit_bytes is None or order == RANKS:
         return
     per_node = offload.devices_per_node or costs.devices
     for node in range(-(-costs.devices // per_node)):

@@ -1,0 +1,361 @@
+"""One run of the CP-SAT engine: phases in turn, the best schedule, the bound, and stopping."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ortools.sat.python import cp_model
+
+from ..errors import Deadlock, OptPipeError, OutOfMemory
+from ..schedule import Schedule
+from ..trace import Trace
+from . import cpsat_memory, cpsat_model
+from .cpsat_hints import hint
+from .cpsat_model import Model
+from .cpsat_order import FIFO, FREE, PASSING, RANKS, order, ranked_transfers
+from .problem import Problem, schedule_from_times
+from .result import FEASIBLE, INFEASIBLE, UNKNOWN, SolveResult, make_result
+
+ENGINE = "cpsat"
+BY_ORDER = 8  # microbatches up to which memory is told by order: stronger, but it grows fast
+MOST_PAIRS = 60_000  # of events on a device; beyond it the models of the proof are too large
+OnIncumbent = Callable[[float, int, Schedule], None]
+
+# Proofs come from conflicts here: linear relaxations of a schedule say next to nothing and cost
+# most of the time, and so does probing (measured: factors of 2 to 20).
+PARAMETERS = {"linearization_level": 0, "cp_model_probing_level": 0}
+SUBSOLVERS = ("no_lp", "quick_restart_no_lp")  # of two and more workers; others join as they can
+
+
+@dataclass(frozen=True)
+class CpsatOptions:
+    """How to set CP-SAT to work.
+
+    Attributes:
+        order: ``auto`` (first in, first out, then the proof for the rest), ``fifo`` (the search
+            alone; with offloading its bound says nothing of other orders) or ``free`` (one model
+            with no order of microbatches: simple and slow).
+        memory: ``auto``, ``cumulative`` or ``order``; see `cpsat_memory.memory`.
+        quantum_ns: round times down to multiples of it; the bound stays one, optimal schedules may
+            be missed. None: exact.
+        deterministic: with several workers, let them take turns in a fixed order.
+        parameters: further parameters of CP-SAT, by name.
+    """
+
+    order: str = "auto"
+    memory: str = "auto"
+    quantum_ns: int | None = None
+    deterministic: bool = False
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ("order", ("auto", FIFO, FREE)),
+            ("memory", ("auto", "cumulative", "order")),
+        ):
+            value = getattr(self, name)
+            if value not in known:
+                raise OptPipeError(f"{name}: expected {', '.join(known)}, got {value!r}")
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One model of a run.
+
+    Attributes:
+        order: of microbatches; see `cpsat_order`.
+        share: of the time left that it may take.
+        heads: whether devices start as in a replay (for ``span``).
+        strict: whether only costs below the best count.
+        covers: what its bound holds for: ``all`` schedules, those ``sorted``, those ``passing``, or
+            ``none``.
+    """
+
+    order: str
+    share: float = 1.0
+    heads: bool = False
+    strict: bool = False
+    covers: str = "all"
+
+
+def phases(problem: Problem, options: CpsatOptions, strict: bool) -> list[Phase]:
+    """What to solve, in turn; `strict` from the start where only better schedules are of interest."""
+    if options.order == FREE:
+        return [Phase(FREE, strict=strict)]
+    moves = any(cpsat_model.may_move(problem, s) for s in range(problem.shape.stages))
+    share = 0.5 if problem.microbatches <= BY_ORDER else 0.75
+    planned = [
+        Phase(FIFO, share if moves else 1.0, strict=strict, covers="sorted" if moves else "all")
+    ]
+    if problem.objective == "span":
+        # first what a replay can do; the proof must cover starts that are delayed
+        planned = [
+            Phase(FIFO, share, heads=True, strict=strict, covers="none"),
+            replace(planned[0], strict=True),
+        ]
+    pairs = 10 * problem.shape.devices * (problem.shape.chunks * problem.microbatches) ** 2
+    if moves and options.order == "auto" and pairs <= MOST_PAIRS:
+        planned += [Phase(RANKS, 0.5, strict=True), Phase(PASSING, strict=True, covers="passing")]
+    return planned
+
+
+class Search:
+    """The state of a run: the best schedule, the bound, and how they came to be.
+
+    Args:
+        first_will_do: any schedule under the limits ends the search.
+
+    Raises:
+        OptPipeError: for a time limit of 0 or less, or a quantum above the shortest F or B.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        time_limit: float,
+        options: CpsatOptions | None = None,
+        *,
+        seed: int = 0,
+        workers: int = 2,
+        lower_bound_ns: int = 0,
+        stop: threading.Event | None = None,
+        on_incumbent: OnIncumbent | None = None,
+        first_will_do: bool = False,
+    ) -> None:
+        if not time_limit > 0:
+            raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
+        self.options = options or CpsatOptions()
+        exact = cpsat_model.time_unit(problem)
+        least = min(min(cost.t_f_ns, cost.t_b_ns, cost.fused_ns) for cost in problem.profile.stages)
+        self.unit_ns = self.options.quantum_ns or exact
+        if not 1 <= self.unit_ns <= least:
+            raise OptPipeError(
+                f"quantum: must be from 1 to {least} ns, the shortest F or B; got {self.unit_ns}"
+            )
+        # a span that is rounded to units loses up to one of them: both its ends are rounded
+        self.lost = 1 if exact % self.unit_ns and problem.objective == "span" else 0
+        self.problem, self.seed, self.workers, self.stop = problem, seed, workers, stop
+        self.on_incumbent, self.first_will_do = on_incumbent, first_will_do
+        self.began, self.time_limit = time.monotonic(), time_limit
+        self.best: Trace | None = None
+        self.lower_ns, self.proven, self.status = lower_bound_ns, "given", UNKNOWN
+        self.ended: str | None = None
+        self.incumbents: list[tuple[float, int]] = []
+        self.bounds: list[tuple[float, int]] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.log: list[dict[str, Any]] = []
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to find, or to prove."""
+        good = self.best is not None and (self.first_will_do or self.best.cost_ns <= self.lower_ns)
+        return good or self.status == INFEASIBLE
+
+    def offer(self, schedule: Schedule) -> None:
+        """Take a schedule where it is better than the best; one that does not run is left aside."""
+        try:
+            trace = self.problem.replay(schedule)
+        except (Deadlock, OutOfMemory):
+            return
+        offload = self.problem.profile.offload
+        pinned = offload.host_limit_bytes if offload is not None else None
+        if pinned is not None and trace.host_peak_bytes > pinned:
+            return
+        if self.best is None or trace.cost_ns < self.best.cost_ns:
+            self.best = trace
+            self.incumbents.append((self.seconds, trace.cost_ns))
+            if self.on_incumbent is not None:
+                self.on_incumbent(self.seconds, trace.cost_ns, schedule)
+
+    def prove(self, bound_ns: int | None) -> None:
+        """Take note that every schedule costs at least `bound_ns` (None: that there is none)."""
+        if bound_ns is None:
+            self.status = INFEASIBLE
+        elif bound_ns > self.lower_ns:
+            self.lower_ns, self.proven = bound_ns, ENGINE
+            self.bounds.append((self.seconds, bound_ns))
+
+    def run(self, strict: bool = False) -> SolveResult:
+        """All phases, as long as there is something to gain and time left."""
+        parts: dict[str, int | None] = {}
+        for phase in phases(self.problem, self.options, strict):
+            left = self.time_limit - self.seconds
+            if self.done or self.ended or left <= 0:
+                break
+            sorted_bound = parts.get("sorted")
+            if (
+                phase.order == PASSING
+                and sorted_bound is not None
+                and sorted_bound <= self.lower_ns
+            ):
+                # the weaker of the two parts would be no news: search on
+                phase = Phase(FIFO, covers="none")
+            bound = self.solve(phase, left * phase.share)
+            if phase.covers == "all":
+                self.prove(bound)
+            elif phase.covers != "none":
+                parts[phase.covers] = bound
+            if len(parts) == 2:  # sorted and passing: together all there is
+                known = [part for part in parts.values() if part is not None]
+                self.prove(min(known) if known else None)
+        return self.result()
+
+    def solve(self, phase: Phase, seconds: float) -> int | None:
+        """Run one phase; returns the least cost in ns that it leaves possible, None for none."""
+        upper = None if self.best is None else self.best.cost_ns - phase.strict
+        model = self.build(phase, upper)
+        if self.best is not None and not phase.strict:
+            hint(model, self.best)
+        call = Call(self, model, phase, seconds, self.seed + len(self.log))
+        status = call.run()
+        proto, solver = model.cp.proto, call.solver
+        self.sizes.append((len(proto.variables), len(proto.constraints)))
+        if status == cp_model.MODEL_INVALID:
+            raise OptPipeError(f"CP-SAT refuses the model: {model.cp.validate()}")
+        bound: int | None = self.to_ns(round(solver.best_objective_bound))
+        if status == cp_model.INFEASIBLE:
+            bound = None if upper is None else upper + 1
+        elif self.first_will_do:
+            bound = 0
+        self.log.append(
+            {
+                "order": phase.order,
+                "covers": phase.covers,
+                "status": solver.status_name(status),
+                "bound_ns": bound,
+                "seconds": solver.wall_time,
+            }
+        )
+        return bound
+
+    def build(self, phase: Phase, upper_ns: int | None) -> Model:
+        """The model of a phase, for costs of at most `upper_ns`."""
+        problem, unit = self.problem, self.unit_ns
+        horizon = cpsat_model.horizon_ns(problem, upper_ns) // unit
+        most = horizon if upper_ns is None else min(horizon, upper_ns // unit + self.lost)
+        least = min(most, max(0, self.lower_ns // unit - self.lost))
+        model = Model(problem, unit, horizon)
+        cpsat_model.compute(model)
+        cpsat_model.flow(model)
+        (ranked_transfers if phase.order == RANKS else cpsat_model.transfers)(model)
+        cpsat_model.engines(model)
+        order(model, phase.order)
+        way = self.options.memory
+        if way == "auto":
+            way = "order" if problem.microbatches <= BY_ORDER else "cumulative"
+        cpsat_memory.memory(model, way, phase.order)
+        cpsat_memory.host_memory(model, phase.order)
+        if phase.heads:
+            cpsat_model.head(model)
+        cpsat_model.objective(model, least, most)
+        if not self.first_will_do:
+            model.cp.minimize(model.cost)
+        return model
+
+    def to_ns(self, units: int) -> int:
+        """The least cost in ns that a cost in units stands for."""
+        return max(0, (units - 1) * self.unit_ns + 1) if self.lost else units * self.unit_ns
+
+    def result(self) -> SolveResult:
+        more: dict[str, Any] = {}
+        if self.best is None:
+            more["status"] = self.status
+        elif self.first_will_do and self.best.cost_ns > self.lower_ns:
+            more["status"] = FEASIBLE
+        variables, constraints = max(self.sizes, default=(0, 0))
+        return make_result(
+            self.problem,
+            ENGINE,
+            self.best.schedule if self.best is not None else None,
+            self.lower_ns,
+            self.proven,
+            self.seconds,
+            variables=variables,
+            constraints=constraints,
+            incumbents=tuple(self.incumbents),
+            bounds=tuple(self.bounds),
+            info={"phases": self.log, "ended": self.ended or "by itself"},
+            **more,
+        )
+
+
+class Call(cp_model.CpSolverSolutionCallback):
+    """One call of the solver, in a thread of its own so that Ctrl-C and `stop` get through."""
+
+    def __init__(
+        self, search: Search, model: Model, phase: Phase, seconds: float, seed: int
+    ) -> None:
+        super().__init__()
+        self.search, self.model, self.phase = search, model, phase
+        self.solver = cp_model.CpSolver()
+        parameters: dict[str, Any] = {
+            **PARAMETERS,
+            "max_time_in_seconds": seconds,
+            "num_workers": search.workers,
+            "random_seed": seed,
+            "interleave_search": search.options.deterministic,
+            "catch_sigint_signal": False,
+            **({"subsolvers": SUBSOLVERS} if search.workers > 1 else {}),
+            **search.options.parameters,
+        }
+        for name, value in parameters.items():
+            if not hasattr(self.solver.parameters, name):
+                raise OptPipeError(f"parameters: CP-SAT has no parameter {name!r}")
+            if isinstance(value, (list, tuple)):
+                getattr(self.solver.parameters, name).extend(value)
+            else:
+                setattr(self.solver.parameters, name, value)
+        self.solver.best_bound_callback = self.on_bound
+        self.error: BaseException | None = None
+        self.status: Any = None
+
+    def run(self) -> Any:
+        """Solve; returns CP-SAT's status.
+
+        Raises:
+            Exception: whatever a callback raised.
+        """
+        thread = threading.Thread(target=self._solve, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            try:
+                thread.join(0.02)
+                if self.search.stop is not None and self.search.stop.is_set():
+                    self.search.ended = "stopped"
+                    self.solver.stop_search()
+            except KeyboardInterrupt:
+                self.search.ended = "interrupted"
+                self.solver.stop_search()
+        if self.error is not None:
+            raise self.error
+        return self.status
+
+    def _solve(self) -> None:
+        try:
+            self.status = self.solver.solve(self.model.cp, self)
+        except BaseException as error:
+            self.error = error  # `run` raises it where it can be seen
+
+    def on_solution_callback(self) -> None:
+        """A solution: replay its order, keep it where it is better, stop where that is enough."""
+        try:
+            if self.phase.order != RANKS:  # those are no schedules
+                starts = self.model.starts_ns(self.value)
+                self.search.offer(schedule_from_times(self.search.problem, starts))
+            if self.search.done:
+                self.stop_search()
+        except BaseException as error:
+            self.error = error  # nothing may be raised through the solver
+            self.stop_search()
+
+    def on_bound(self, bound: float) -> None:
+        if self.phase.covers == "all":
+            self.search.prove(self.search.to_ns(round(bound)))
