@@ -201,4 +201,4 @@ def _host_holds(schedule: Schedule, profile: CostProfile, limits: Sequence[int] 
     most = profile.offload.host_limit_bytes if profile.offload else None
     if most is None:
         return True
-    return simulate(schedule, profile, limits).host_peak_bytes <= most
+    return simulate(schedule, profile, limits, engine="replay").host_peak_bytes <= most
