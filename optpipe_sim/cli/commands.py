@@ -14,7 +14,7 @@ from ..names import build, parse_name
 from ..profile import CostProfile
 from ..profile_io import load_profile
 from ..schedule import Schedule
-from . import estimate, frontier, show, solve
+from . import advise, estimate, frontier, show, solve
 from .show import Out
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Do what the arguments ask for."""
     for option in ("gantt", "chart"):
         _check_picture(option, getattr(arguments, option, None))
-    for option in ("gantt", "chart", "trace", "save", "out", "log", "csv"):
+    for option in ("gantt", "chart", "trace", "save", "save_profile", "out", "log", "csv"):
         _check_writable(option, getattr(arguments, option, None))
     out = Out(json=arguments.json, quiet=arguments.quiet)
     return _COMMANDS[arguments.command](arguments, out)
@@ -196,6 +196,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Out], int]] = {
     "check": check,
     "explain": explain,
     "estimate": estimate.run,
+    "advise": advise.run,
     "export": export,
     "versions": versions,
     "solve": solve.run,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .. import __version__
-from . import estimate
+from . import advise, estimate
 from .kinds import chunks, count, names, seconds, size, sizes, whole
 
 PROFILE = "experiments/profiles/zb-1.5b-p8-m24.yaml"
@@ -22,6 +22,7 @@ EXAMPLES = {
     "check": f"optpipe-sim check best.json {PROFILE} --memory-limit 40GiB",
     "explain": f"optpipe-sim explain best.json {PROFILE} --op F3.7",
     "estimate": estimate.EXAMPLE,
+    "advise": advise.EXAMPLE,
     "export": f"optpipe-sim export best.json {PROFILE} --format perfetto",
     "cache": "optpipe-sim cache --info",
     "versions": "optpipe-sim versions",
@@ -105,6 +106,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     _check(command("check", "check a schedule, independently of the simulator"))
     _explain(command("explain", "say why devices wait, or why one op does"))
     estimate.add_options(command("estimate", estimate.SUMMARY))
+    advise.add_options(command("advise", advise.SUMMARY))
     _export(command("export", "write a schedule for torch, or its trace for Perfetto"))
     _cache(command("cache", "say which solved schedules are kept on disk, or forget them"))
     command("versions", "print the versions of optpipe-sim and of what it runs on")
