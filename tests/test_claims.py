@@ -142,7 +142,8 @@ def test_gains_are_counted_the_right_way_round(tmp_path) -> None:
     text = finding(by_setting(rows))
     assert "+50.0 % throughput in the median" in text
     assert "-16.7 % throughput in the median" in text  # slower is said, too
-    assert "more idle time than the baseline in 2" in text
+    assert "+58.3 % idle time in the median against the best PipeOffload" in text
+    assert "at least halved in 1 of 2, more idle time in 1)" in text
     assert "so in 1 of 2 settings; in 1 of them some PipeOffload fits" in text
     assert "does not fit" in page(rows, tmp_path / "c.md").read_text()
     assert draw(rows, tmp_path / "c.png").stat().st_size > 5000

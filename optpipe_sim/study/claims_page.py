@@ -95,54 +95,9 @@ def page(rows: Sequence[Row], path: str | os.PathLike[str]) -> Path:
 
 def finding(cells: Cells) -> str:
     """What the numbers say about each claim, in a paragraph."""
-    idle = [
-        cut
-        for ours in ("auto", "auto, same v")
-        for base in ("no offload", "PO best")
-        for cut in compared(cells, ours, base, [*SCARCE, "0.5", *AMPLE], less_idle)
-    ]
-    sentences = [
-        "*Up to 50 % less idle time at equal memory:* against the best schedule without"
-        " offloading and the best PipeOffload that fit, auto has from"
-        f" {_percent(min(idle))} to {_percent(max(idle))} less, {_percent(median(idle))} in the"
-        f" median; by half or more in {sum(cut >= 0.5 for cut in idle)} of {len(idle)} comparisons,"
-        f" and more idle time than the baseline in {sum(cut < 0 for cut in idle)}."
-        if idle
-        else "No setting to compare idle times in."
-    ]
+    sentences = [_idle_claim(cells)]
     for name, shares, claimed in (("scarce", SCARCE, 0.2), ("ample", AMPLE, 0.3)):
-        settings = [methods for (_, _, share), methods in cells.items() if share in shares]
-        where = sum(fits(methods.get("PO best")) for methods in settings)
-        ours = {
-            key: sum(fits(methods.get(key)) for methods in settings)
-            for key in ("auto", "auto, same v")
-        }
-        head = (
-            f"*Over {claimed:.0%} more throughput than PipeOffload where memory is {name}*"
-            f" ({' and '.join(shares)} of 1F1B's): some PipeOffload fits in {where} of"
-            f" {len(settings)} settings, OptPipe with one chunk in {ours['auto']} and with more in"
-            f" {ours['auto, same v']}"
-        )
-        parts = []
-        for key, text in (("auto", "one chunk"), ("auto, same v", "the same chunks")):
-            gains = compared(cells, key, "PO best", shares, faster)
-            if gains:
-                parts.append(
-                    f"with {text} OptPipe has {_signed(median(gains))} throughput in the median"
-                    f" ({_signed(min(gains))} to {_signed(max(gains))}; over {claimed:.0%} more in"
-                    f" {sum(gain > claimed for gain in gains)} of {len(gains)})"
-                )
-        named = [
-            gain
-            for base in ("PO-H", "PO-F")
-            for gain in compared(cells, "auto, same v", base, shares, faster)
-        ]
-        if named:
-            parts.append(
-                "against PO-H and PO-F as published (two chunks, group size 1) the latter has"
-                f" {_signed(median(named))} in the median, at most {_signed(max(named))}"
-            )
-        sentences.append("; ".join([head, *parts]) + ".")
+        sentences.append(_throughput_claim(cells, name, shares, claimed))
     alone = [
         methods
         for methods in cells.values()
@@ -157,8 +112,57 @@ def finding(cells: Cells) -> str:
     return " ".join(sentences)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
+def _idle_claim(cells: Cells) -> str:
+    said = []
+    rivals = {"no offload": "schedule without offloading", "PO best": "PipeOffload"}
+    for ours, text in (("auto, same v", "the same chunks"), ("auto", "one chunk")):
+        parts = []
+        for base, rival in rivals.items():
+            idle = compared(cells, ours, base, [*SCARCE, "0.5", *AMPLE], less_idle)
+            if idle:
+                parts.append(
+                    f"{_signed(-median(idle))} idle time in the median against the best {rival}"
+                    f" that fits ({_signed(-max(idle))} to {_signed(-min(idle))}; at least halved in"
+                    f" {sum(cut >= 0.5 for cut in idle)} of {len(idle)}, more idle time in"
+                    f" {sum(cut < 0 for cut in idle)})"
+                )
+        if parts:
+            said.append(f"with {text} OptPipe has {' and '.join(parts)}")
+    return (
+        f"*Up to 50 % less idle time at equal memory:* {'; '.join(said) or 'nothing to compare'}."
+    )
+
+
+def _throughput_claim(cells: Cells, name: str, shares: Sequence[str], claimed: float) -> str:
+    settings = [methods for (_, _, share), methods in cells.items() if share in shares]
+    where, one, more = (
+        sum(fits(methods.get(key)) for methods in settings)
+        for key in ("PO best", "auto", "auto, same v")
+    )
+    parts = [
+        f"*Over {claimed:.0%} more throughput than PipeOffload where memory is {name}*"
+        f" ({' and '.join(shares)} of 1F1B's): some PipeOffload fits in {where} of {len(settings)}"
+        f" settings, OptPipe with one chunk in {one} and with more in {more}"
+    ]
+    for key, text in (("auto", "one chunk"), ("auto, same v", "the same chunks")):
+        gains = compared(cells, key, "PO best", shares, faster)
+        if gains:
+            parts.append(
+                f"with {text} OptPipe has {_signed(median(gains))} throughput in the median"
+                f" ({_signed(min(gains))} to {_signed(max(gains))}; over {claimed:.0%} more in"
+                f" {sum(gain > claimed for gain in gains)} of {len(gains)})"
+            )
+    named = [
+        gain
+        for base in ("PO-H", "PO-F")
+        for gain in compared(cells, "auto, same v", base, shares, faster)
+    ]
+    if named:
+        parts.append(
+            "against PO-H and PO-F as published (two chunks, group size 1) the latter has"
+            f" {_signed(median(named))} in the median, at most {_signed(max(named))}"
+        )
+    return "; ".join(parts) + "."
 
 
 def _signed(share: float) -> str:
