@@ -261,7 +261,7 @@ def _check_writable(option: str, path: str | None) -> None:
     elif parent is not None and not os.access(parent, os.W_OK):
         problem = f"cannot be written: no permission to write in {parent}"
     if problem:
-        raise OptPipeError(f"--{option} {path}: {problem}")
+        raise OptPipeError(f"--{option.replace('_', '-')} {path}: {problem}")
 
 
 def _write_trace(

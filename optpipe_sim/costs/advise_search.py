@@ -146,7 +146,12 @@ class Search:
         works: dict[tuple[Any, ...], int] = {}
         promised = []
         choices = self.question.choices()
-        shapes = len(list(self.question.shapes(choices[0])))
+        shapes = max(len(list(self.question.shapes(choice))) for choice in choices)
+        if not shapes:
+            raise OptPipeError(
+                f"schedules: none of {', '.join(self.question.names)} runs with"
+                f" {'/'.join(map(str, self.question.chunks))} chunks on such a pipeline"
+            )
         for at, choice in enumerate(choices):
             if at % 50 == 0:
                 self.tell("estimating", at, len(choices))

@@ -127,7 +127,9 @@ def _name(ax: Axes, places: list[tuple[float, float]], names: list[str]) -> None
     at = [ax.transLimits.transform(place) for place in places]
     spots = [(float(x) * wide, float(y) * high) for x, y in at]
     longest = 72 * max(text_inches(name, _FONT) for name in names)
-    column = max(4.0, min(x for x, _ in spots) - longest - 30)
+    column = max(x for x, _ in spots) + 30
+    if column + longest > wide:
+        column = max(4.0, min(x for x, _ in spots) - longest - 30)
     outline = [withStroke(linewidth=2.5, foreground="white")]
     floor = 4.0
     for (x, y), name in sorted(zip(spots, names, strict=True), key=lambda pair: pair[0][1]):
@@ -137,7 +139,7 @@ def _name(ax: Axes, places: list[tuple[float, float]], names: list[str]) -> None
             (x / wide, y / high),
             (column, floor),
             xycoords="axes fraction",
-            textcoords="offset points",
+            textcoords="axes points",
             fontsize=_FONT,
             color=INK,
             va="bottom",
