@@ -19,9 +19,11 @@ from .problem import make_problem
 from .result import SolveResult, make_result
 from .search import can_search
 from .starts import fixed_schedules
+from .tidy import tidy
 
 ENGINES = ("auto", "adaoffload", "search", "cpsat", "milp")
 HUNT_SHARE = 0.5  # of the time, at most, for the bounds by one device
+TIDY_SHARE = 0.1  # of the time limit, on top of it, to drop what is offloaded in vain
 FIXED_SHARE = 0.3  # of the time, at most, to build the published schedules
 SMALL = 1500  # compute ops up to which CP-SAT is worth a process
 
@@ -117,6 +119,13 @@ def solve(
         race.interrupted = True
         if race.best is None:
             raise
+    if race.best is not None and engine != "adaoffload" and not race.interrupted:
+        # offloads that gain nothing only cost host memory and PCIe traffic
+        tidied = tidy(problem, race.best, min(1.0, TIDY_SHARE * time_limit))
+        if tidied is not race.best and not race.offer(tidied, race.engine):
+            race.best = tidied
+            if save is not None:
+                tidied.save(save)
     if kept is not None:
         remember(race, kept)
     return _result(race, engine)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..errors import OptPipeError
 from ..ops import B, F, O, Op, R, W
 from ..schedule import Schedule
-from ..schedules import REGISTRY, build
+from ..schedules import REGISTRY, build, parse_name
 from .problem import Problem
 
 ONE_CHUNK = ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
@@ -22,11 +22,11 @@ def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
     limit = min(problem.limits) if problem.limits else None
     names: tuple[str, ...] = ()
     if shape.placement_name == "loop":
-        names = (*(ONE_CHUNK if shape.chunks == 1 else ()), *LOOP)
+        names = (*(ONE_CHUNK if shape.chunks == 1 else ()), *LOOP, *_pipeoffloads(problem))
     elif shape.placement_name == "vee":
         names = VEE
-    for name in names:
-        options: dict[str, int] = {}
+    for variant in names:
+        name, options = parse_name(variant)
         if name in LOOP:
             options["chunks"] = shape.chunks
         if "limit" in REGISTRY[name].options and limit is not None:
@@ -36,7 +36,16 @@ def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
         except OptPipeError:
             continue
         if schedule.shape == shape:
-            yield name, schedule
+            yield variant, schedule
+
+
+def _pipeoffloads(problem: Problem) -> Iterator[str]:
+    """PipeOffload in other groups than one microbatch, with any number of its chunks offloaded."""
+    p, chunks = problem.profile.devices, problem.profile.chunks
+    if chunks > 1 and problem.may_offload:
+        for group in sorted({2, p // 4, p // 2, p} - {0, 1}):
+            for offloaded in range(1, chunks + 1):
+                yield f"po:group={group},offloaded={offloaded}"
 
 
 def offload_everything(problem: Problem, depth: int) -> Schedule:
