@@ -21,6 +21,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..sim import simulate
 from ..solve import solve
+from ..solve.starts import LOOP
 from ..trace import Trace
 from ..units import format_size
 from .advise_rows import Advice, Point, Row, sureness
@@ -29,13 +30,13 @@ from .calibrate import Calibration
 from .estimate import estimate
 from .provenance import iteration_ns
 
-# these take longer to build than what their bound costs
-PLANNED = ("zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "po", "po-h", "po-f", "adaoffload")
+# these take longer to build than their bound does; in the order in which to try them
+PLANNED = ("adaoffload", "zb-1p", "zb-2p", "v-half", "v-min", "po", "po-h", "po-f", "zb-v")
 UNDER_LIMIT = ("adaoffload", "optpipe")  # their programs rely on the limit being kept
 SHARES = (0.5, 0.8)  # of the time: until the published ones, until the planned ones are done
 SOLVE_SECONDS = 3.0  # for one row, at most
 MANY_CELLS = 8000  # stages x microbatches: planning takes seconds beyond this
-PATIENCE = 1.02  # how much better another split has to look than one more shape of the same
+PATIENCE = 1.03  # how much better another split has to look than one more shape of the same
 
 OnProgress = Callable[[str, int, int], None]
 Split = tuple[int, ...]
@@ -71,17 +72,23 @@ def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, T
     """A named schedule's replay on a profile with a limit, and the name with its options.
 
     What is built for no limit is replayed without one and fits where its peak does; it would not be
-    itself if it had to wait for memory.
+    itself if it had to wait for memory. Long ones are first tried with a few microbatches: what
+    does not fit with those fits no better with more.
 
     Raises:
         OptPipeError: where the schedule does not admit the profile, or nothing keeps the limit.
     """
     base, options = parse_name(name)
     limit = min(profile.limits() or (0,))
-    if base in ("1f1b-i", "gis", "gis-h", "po", "po-h", "po-f"):
+    if base in LOOP:
         options["chunks"] = profile.chunks
     elif base in ("zb-2p", "zb-v") and "limit" not in options:
         options["limit"], name = limit, f"{base}:limit={limit}B"
+    few = 2 * profile.devices
+    if base not in PLANNED and microbatches >= 2 * few and profile.devices > 1:
+        trace = _trace(build(base, profile, few, **options), profile, enforce=False)
+        if not trace.fits:
+            raise OutOfMemory(f"{name}: does not fit with {few} microbatches")
     schedule = build(base, profile, microbatches, **options)
     return name, _trace(schedule, profile, base in UNDER_LIMIT)
 
@@ -243,6 +250,7 @@ class Search:
         slack = 1 + self.tolerance
         for at, (_, _, one) in enumerate(ordered):
             planned = [name for name in one.names if parse_name(name)[0] in PLANNED]
+            planned.sort(key=lambda name: PLANNED.index(parse_name(name)[0]))
             if not planned or not self._open(one.bound * slack, one.choice):
                 continue
             if self._spent(SHARES[1]):
@@ -281,8 +289,8 @@ class Search:
     def _try(self, one: Candidate, name: str) -> None:
         try:
             name, trace = replayed(one.profile, one.choice.microbatches, name)
-        except (InvalidSchedule, OutOfMemory, NoSolution, Deadlock):
-            self.pruned["shape"] += 1
+        except (InvalidSchedule, OutOfMemory, NoSolution, Deadlock) as error:
+            self.pruned["memory" if isinstance(error, OutOfMemory) else "shape"] += 1
             return
         tokens = self.question.global_batch * self.question.seq
         self._offer(Row(one.choice, name, one.profile, trace, one.bound, tokens))
