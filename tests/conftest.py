@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import pytest
@@ -28,3 +29,8 @@ def unit_profile(devices: int, chunks: int = 1, **changes: Any) -> CostProfile:
 @pytest.fixture
 def unit():
     return unit_profile
+
+
+def heed_ctrl_c() -> None:
+    """For `preexec_fn`: a run in the background may have been told to ignore SIGINT."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -89,7 +89,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_cache_goes_on(
         if len(told) == 2:
             raise KeyboardInterrupt
 
-    options: dict[str, Any] = {"time_limit": 0.01, "engine": "adaoffload", "cache": True}
+    options: dict[str, Any] = {"time_limit": 1e-4, "engine": "adaoffload", "cache": True}
     broken = frontier(profile(), 6, [150, 200, 300], on_point=interrupt, **options)
     assert broken.interrupted
     assert [point.limit_bytes for point in broken.points] == told == [150, 200]

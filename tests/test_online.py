@@ -21,7 +21,7 @@ from optpipe_sim.solve.online import SolverProcess
 
 def hard() -> CostProfile:
     """Two slots and copies that take longer than the compute: nothing proves this in seconds."""
-    return unit_profile(6, offload={"t_offload_ms": 1.9, "t_reload_ms": 1.7}, t_comm_ms=0.3)
+    return unit_profile(8, offload={"t_offload_ms": 3.9, "t_reload_ms": 3.7}, t_comm_ms=0.3)
 
 
 def until(true: Callable[[], Any], seconds: float = 40) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
+from conftest import heed_ctrl_c
 
 from optpipe_sim import Schedule, build, check, load_profile, simulate, solve
 from optpipe_sim.cli import main
@@ -181,7 +182,7 @@ def test_bad_input_is_one_line_and_status_2(line: str, cli: Any) -> None:
 
 def _running(line: str, *options: str) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "optpipe_sim", *line.split(), *options]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return subprocess.Popen(words, stdout=-1, stderr=-1, text=True, preexec_fn=heed_ctrl_c)
 
 
 def _wait_for(path: Path) -> None:
@@ -192,7 +193,7 @@ def _wait_for(path: Path) -> None:
 
 
 HARD = {
-    **PROFILE, "devices": 6, "t_comm_ms": 0.3, "offload": {"t_offload_ms": 1.9, "t_reload_ms": 1.7}
+    **PROFILE, "devices": 8, "t_comm_ms": 0.3, "offload": {"t_offload_ms": 3.9, "t_reload_ms": 3.7}
 }  # fmt: skip
 
 
