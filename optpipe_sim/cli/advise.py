@@ -239,7 +239,7 @@ def _show(out: Out, found: Advice) -> None:
     spent = sorted(found.parts(best).items(), key=lambda part: -part[1])
     text = ", ".join(f"{name} {share:.1%}" for name, share in spent if share >= 0.001)
     out.print(Text("time of the best: ", "dim").append(text, "default"), soft_wrap=True)
-    sure = f"{found.basis}; reckon with {found.error:.0%}"
+    sure = f"{found.basis}; reckon with {100 * found.error:.3g} %"
     others = [row for row in found.rows[1:] if found.tied(row)]
     if others:
         sure += f", within which {len(others) + 1} of these rows lie"
