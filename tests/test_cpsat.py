@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from dataclasses import replace
 from random import Random
@@ -224,14 +226,16 @@ def test_the_same_seed_finds_the_same():
     assert [cost for _, cost in one.incumbents] == [cost for _, cost in two.incumbents]
 
 
-def test_stop_keeps_what_was_found():
+@pytest.mark.parametrize("how", ["stopped", "interrupted"])
+def test_stop_and_ctrl_c_keep_what_was_found(how):
     problem = pipeline(6, limit=200, copy_ns=16, m=12)
     stop = threading.Event()
     start = build("adaoffload", problem.profile, 12, limit=200)
-    threading.Timer(0.5, stop.set).start()
+    end = stop.set if how == "stopped" else lambda: os.kill(os.getpid(), signal.SIGINT)
+    threading.Timer(0.5, end).start()
     found = solve_cpsat(problem, 60, warm_start=start, stop=stop)
-    assert found.seconds < 20
-    assert found.info["ended"] == "stopped"
+    assert 0.4 < found.seconds < 20
+    assert found.info["ended"] == how
     assert found.objective_ns <= problem.replay(start).cost_ns
 
 

@@ -100,7 +100,7 @@ def phases(problem: Problem, options: CpsatOptions, strict: bool) -> list[Phase]
     pairs = 10 * problem.shape.devices * (problem.shape.chunks * problem.microbatches) ** 2
     if moves and options.order == "auto" and pairs <= MOST_PAIRS:
         planned += [Phase(RANKS, 0.5, strict=True), Phase(PASSING, strict=True, covers="passing")]
-    return planned
+    return [*planned[:-1], replace(planned[-1], share=1.0)]
 
 
 class Search:
@@ -316,6 +316,9 @@ class Call(cp_model.CpSolverSolutionCallback):
         self.solver.best_bound_callback = self.on_bound
         self.error: BaseException | None = None
         self.status: Any = None
+        self.over = (
+            threading.Event()
+        )  # a join that Ctrl-C cuts short would take the thread for ended
 
     def run(self) -> Any:
         """Solve; returns CP-SAT's status.
@@ -323,11 +326,10 @@ class Call(cp_model.CpSolverSolutionCallback):
         Raises:
             Exception: whatever a callback raised.
         """
-        thread = threading.Thread(target=self._solve, daemon=True)
-        thread.start()
-        while thread.is_alive():
+        threading.Thread(target=self._solve, daemon=True).start()
+        while not self.over.is_set():
             try:
-                thread.join(0.02)
+                self.over.wait(0.02)
                 if self.search.stop is not None and self.search.stop.is_set():
                     self.search.ended = "stopped"
                     self.solver.stop_search()
@@ -343,6 +345,8 @@ class Call(cp_model.CpSolverSolutionCallback):
             self.status = self.solver.solve(self.model.cp, self)
         except BaseException as error:
             self.error = error  # `run` raises it where it can be seen
+        finally:
+            self.over.set()
 
     def on_solution_callback(self) -> None:
         """A solution: replay its order, keep it where it is better, stop where that is enough."""
