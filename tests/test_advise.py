@@ -14,7 +14,7 @@ from optpipe_sim import CostProfile, Schedule, load_profile, simulate
 from optpipe_sim.cli import main
 from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.advise import advise
-from optpipe_sim.costs.advise_rows import ERROR, LIMITS, MEMORY_ERROR, Row, limited_by
+from optpipe_sim.costs.advise_rows import ERROR, LIMITS, MEMORY_ERROR, PLAIN, Row, limited_by
 from optpipe_sim.costs.advise_search import Search, profile_of, replayed
 from optpipe_sim.costs.advise_space import OFFLOADING, Question
 from optpipe_sim.costs.machine_files import machine_names
@@ -117,6 +117,14 @@ def test_nothing_replayed_that_fits_beats_the_answer(found) -> None:
         assert not any(
             p.iteration_ns < one.iteration_ns and p.peak_bytes < one.peak_bytes for p in fitting
         )
+
+
+def test_plainest_is_the_fastest_that_frameworks_have(found) -> None:
+    plain = found.plainest
+    assert plain.schedule in PLAIN
+    assert plain.iteration_ns >= found.rows[0].iteration_ns
+    rivals = [point for point in found.points if point.fits and point.schedule in PLAIN]
+    assert plain.iteration_ns == min(point.iteration_ns for point in rivals)
 
 
 def test_what_limits_a_row_is_its_largest_loss() -> None:

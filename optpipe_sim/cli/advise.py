@@ -254,6 +254,18 @@ def _show(out: Out, found: Advice) -> None:
             ),
             soft_wrap=True,
         )
+    plain = found.plainest
+    if plain is not None and plain.iteration_ns > best.iteration_ns:
+        slower = plain.iteration_ns / best.iteration_ns - 1
+        what = f"{plain.schedule} (v {plain.choice.chunks}) on {plain.choice}, zero {plain.choice.zero}"
+        out.print(
+            Text("plainest: ", "dim").append(
+                f"{what}, recompute {plain.choice.recompute}: {slower:.1%} slower, in"
+                f" {format_size(plain.peak_bytes)}",
+                "default",
+            ),
+            soft_wrap=True,
+        )
     pruned = ", ".join(f"{number} by {why}" for why, number in sorted(found.pruned.items()))
     told = f"{found.searched} replayed, {found.solved} solved, ruled out: {pruned or 'none'}"
     out.hint(Text(f"searched in {found.seconds:.1f} s: {told}", "dim"), soft_wrap=True)

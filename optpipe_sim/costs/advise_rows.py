@@ -17,6 +17,7 @@ from .provenance import iteration_ns, mfu
 # after fitting (results/costs_tables.md: Zero Bubble's table 4, PipeOffload's figure 15).
 ERROR = {"estimated": 0.15, "fitted": 0.025}
 MEMORY_ERROR = 0.025
+PLAIN = ("gpipe", "1f1b", "1f1b-i", "zb-h1", "dualpipe-v")
 LOSS = 0.05  # of an iteration: a smaller loss does not count as what limits it
 LIMITS = {  # what the parts of an iteration are put down to
     "bubble": ("bubble",),
@@ -129,6 +130,13 @@ class Advice:
     error: float
     basis: str
 
+    @property
+    def plainest(self) -> Point | None:
+        """The fastest of what fits under a schedule that is neither planned nor searched for, so
+        that frameworks have it; None where nothing of that kind fits."""
+        plain = [p for p in self.points if p.fits and p.schedule in PLAIN]
+        return min(plain, key=lambda point: point[:2], default=None)
+
     def parts(self, row: Row) -> dict[str, float]:
         """Where the iteration's device time goes, as shares that add up to 1."""
         return _parts(row, self.question)
@@ -157,7 +165,7 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the keys of ``advise --json``."""
-        question = self.question
+        question, plain = self.question, self.plainest
         return {
             "model": question.model.name,
             "machine": question.machine.name,
@@ -166,6 +174,13 @@ class Advice:
             "seq": question.seq,
             "memory_limit_bytes": question.limit_bytes,
             "rows": [row.to_json(self) for row in self.rows],
+            "plainest": plain
+            and {
+                **asdict(plain.choice),
+                "schedule": plain.schedule,
+                "iteration_ns": round(plain.iteration_ns),
+                "peak_bytes": plain.peak_bytes,
+            },
             "searched": self.searched,
             "solved": self.solved,
             "pruned": self.pruned,
