@@ -462,3 +462,16 @@ def test_stdout_without_unicode(cli) -> None:
     done = subprocess.run(line, capture_output=True, env=environment, check=False)
     assert (done.returncode, done.stderr) == (0, b"")
     assert b"Fastest: 1f1b" in done.stdout
+
+
+def test_explain_says_what_is_forced(cli) -> None:
+    line = "explain adaoffload o.yaml -m 8 --memory-limit 300B --solution --chart forced.png"
+    answer = cli(line)
+    assert answer.code == 0
+    assert "Offloading: " in answer.out
+    assert "forced" in answer.out
+    assert Path("forced.png").stat().st_size > 1000
+    found = cli(f"{line} --json").json
+    assert found["text"] in answer.out
+    assert found["solution"]
+    assert cli(line.replace("forced.png", "forced.gif")).code == 2

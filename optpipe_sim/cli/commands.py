@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidSchedule, NoSolution, OptPipeError, OutOfMemory, ProfileError
 from ..names import build, parse_name
@@ -130,17 +130,25 @@ def explain(arguments: argparse.Namespace, out: Out) -> int:
     profile = _profile(arguments)
     schedule = _schedule(arguments.schedule, arguments.microbatches, profile)
     trace, reason = simulate_or_report(schedule, profile)
+    answer: dict[str, Any] = {"schedule": arguments.schedule, "op": op and str(op)}
     text = why(trace, op) if op else explained(trace)
-    out.result(
-        {
-            "schedule": arguments.schedule,
-            "op": op and str(op),
-            "text": text,
-            "fits": trace.fits,
-            "reason": reason,
-        }
-    )
+    files: dict[str, str] = {}
+    if arguments.solution or arguments.chart:
+        from ..analyse.bounds import lower_bound
+        from ..analyse.solution import analyse_solution, explain_solution
+
+        bound = lower_bound(trace.profile, schedule.shape.microbatches)
+        text = explain_solution(trace, bound)
+        found = analyse_solution(trace, bound)
+        answer["solution"] = found.to_json()
+        if arguments.chart:
+            from ..plot.solution import save_solution_chart
+
+            save_solution_chart(found, arguments.chart)
+            files[arguments.chart] = "idle time, and how much of it is forced"
+    out.result({**answer, "text": text, "fits": trace.fits, "reason": reason})
     show.explained(out, text, reason)
+    show.written(out, files)
     return DONE if trace.fits else NO
 
 

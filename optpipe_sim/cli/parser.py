@@ -260,6 +260,14 @@ def _explain(parser: Parser) -> None:
     _schedule(parser)
     _profile(parser)
     parser.add_argument("--op", metavar="F3.7", help="why this op starts when it does")
+    parser.add_argument(
+        "--solution",
+        action="store_true",
+        help="what it offloads, and how much of its idle time any schedule must have",
+    )
+    parser.add_argument(
+        "--chart", metavar="F.png", help="draw that idle time, and the forced part (.png .svg .pdf)"
+    )
     _microbatches(parser, "needed with a name; a file says it itself")
     _limit(parser)
 
