@@ -14,6 +14,9 @@ settings.register_profile(
 )
 settings.load_profile("project")
 
+# a run in the background may have been told to ignore Ctrl-C, which some tests send
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 
 def unit_profile(devices: int, chunks: int = 1, **changes: Any) -> CostProfile:
     """F = B = W = 1 ms per *chunk*, no communication, 100 bytes per activation, half of it for W."""
@@ -29,8 +32,3 @@ def unit_profile(devices: int, chunks: int = 1, **changes: Any) -> CostProfile:
 @pytest.fixture
 def unit():
     return unit_profile
-
-
-def heed_ctrl_c() -> None:
-    """For `preexec_fn`: a run in the background may have been told to ignore SIGINT."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import heed_ctrl_c
 
 from optpipe_sim import Schedule, build, load_profile, simulate
 from optpipe_sim.cli import main
@@ -428,9 +427,7 @@ def test_interrupted(cli, monkeypatch) -> None:
 def test_ctrl_c_while_it_works(cli) -> None:
     os.mkfifo("pipe.yaml")  # whoever reads it is at work, until somebody writes
     line = [sys.executable, "-m", "optpipe_sim", "simulate", "pipe.yaml", "--schedule", "1f1b"]
-    running = subprocess.Popen(
-        [*line, "-m", "8"], stdout=-1, stderr=-1, text=True, preexec_fn=heed_ctrl_c
-    )
+    running = subprocess.Popen([*line, "-m", "8"], stdout=-1, stderr=-1, text=True)
     with open("pipe.yaml", "w"):
         running.send_signal(signal.SIGINT)
         out, err = running.communicate(timeout=60)

@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import yaml
-from conftest import heed_ctrl_c
 
 from optpipe_sim import Schedule, build, check, load_profile, simulate, solve
 from optpipe_sim.cli import main
@@ -182,7 +181,7 @@ def test_bad_input_is_one_line_and_status_2(line: str, cli: Any) -> None:
 
 def _running(line: str, *options: str) -> subprocess.Popen[str]:
     words = [sys.executable, "-m", "optpipe_sim", *line.split(), *options]
-    return subprocess.Popen(words, stdout=-1, stderr=-1, text=True, preexec_fn=heed_ctrl_c)
+    return subprocess.Popen(words, stdout=-1, stderr=-1, text=True)
 
 
 def _wait_for(path: Path) -> None:

@@ -213,6 +213,8 @@ def _leave_with_caller() -> None:
 
 def main(folder: Path) -> None:
     """Solve the task in a folder."""
+    # started from a job in the background it may have been told to ignore what ends it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_leave_with_caller, daemon=True).start()
     report = _Reporter(folder)
     state: dict[str, Any] = {}
