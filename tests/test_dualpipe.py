@@ -15,7 +15,8 @@ from optpipe_sim.schedule import validate
 
 def torch_order(p: int, m: int) -> list[list[Op]]:
     """The order of torch's ScheduleDualPipeV; its I is our B, its B our BW, pairs flattened."""
-    schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
+    from torch.distributed.pipelining import schedules
+
     kinds = {
         schedules.FORWARD: OpKind.F,
         schedules.BACKWARD_INPUT: OpKind.B,

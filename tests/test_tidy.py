@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from strategies import cases
+from test_search import uniform
 
-from optpipe_sim import build, check, load_profile, simulate
+from optpipe_sim import CostProfile, build, check, simulate
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import B, F, O, Op, R
 from optpipe_sim.schedule import Schedule
@@ -13,17 +14,8 @@ from optpipe_sim.solve.problem import make_problem
 from optpipe_sim.solve.tidy import tidy
 
 
-def profile(slots: int, copy_ns: int = 5) -> object:
-    return load_profile(
-        {
-            "name": "tight",
-            "devices": 4,
-            "stages": {"t_f_ns": 10, "t_b_ns": 11, "t_w_ns": 9, "act_bytes": 100, "w_bytes": 50},
-            "t_comm_ns": 1,
-            "offload": {"t_offload_ns": copy_ns, "t_reload_ns": copy_ns},
-            "memory_limit_bytes": 100 * slots,
-        }
-    )
+def profile(slots: int, copy_ns: int = 5) -> CostProfile:
+    return uniform(4, copy_ns, memory_limit_bytes=100 * slots)
 
 
 @settings(max_examples=80, deadline=None)

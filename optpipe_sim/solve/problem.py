@@ -42,12 +42,13 @@ class Problem:
 
     def replay(self, schedule: Schedule) -> Trace:
         """The trace of a schedule under the problem's limit; see `sim.simulate` for what it raises."""
-        if self.limits is None:
-            return simulate(
-                schedule, self.profile, enforce=False, objective=self.objective, engine="replay"
-            )
         return simulate(
-            schedule, self.profile, self.limits, objective=self.objective, engine="replay"
+            schedule,
+            self.profile,
+            self.limits,
+            enforce=self.limits is not None,
+            objective=self.objective,
+            engine="replay",
         )
 
 

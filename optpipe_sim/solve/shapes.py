@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
-from ..schedule import Schedule
 from .auto import ENGINES, solve
+from .portfolio import Race
 from .problem import make_problem
 from .result import FEASIBLE, OPTIMAL, SolveResult
 from .starts import fixed_schedules
@@ -62,9 +62,9 @@ def solve_any(
     for shaped in candidate_shapes(profile):
         try:
             problem = make_problem(shaped, microbatches, memory_limit, objective)
-            best: Schedule | None = None
-            for _, schedule in fixed_schedules(problem):
-                best = _better(problem.replay, best, schedule)
+            race = Race(problem)
+            for name, schedule in fixed_schedules(problem):
+                race.offer(schedule, name)
             quick.append(
                 (
                     solve(
@@ -74,7 +74,7 @@ def solve_any(
                         "adaoffload",
                         time_limit,
                         objective,
-                        warm_start=best,
+                        warm_start=race.best,
                     ),
                     shaped,
                 )
@@ -119,14 +119,3 @@ def solve_any(
         incumbents=tuple(incumbents),
         info={**best_found.info, "interrupted": interrupted},
     )
-
-
-def _better(replay: Any, best: Schedule | None, schedule: Schedule) -> Schedule | None:
-    """The schedule that costs less and fits."""
-    try:
-        cost = replay(schedule).cost_ns
-    except OptPipeError:
-        return best
-    if best is None or cost < replay(best).cost_ns:
-        return schedule
-    return best
