@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+import json
 import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 from optpipe_sim import CostProfile, load_profile
+from optpipe_sim.cli import main
 
 # one setting for all: machines differ, so no deadline per example
 settings.register_profile(
@@ -32,3 +37,42 @@ def unit_profile(devices: int, chunks: int = 1, **changes: Any) -> CostProfile:
 @pytest.fixture
 def unit():
     return unit_profile
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command line gave: its exit status, stdout and stderr."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> dict[str, Any]:
+        return json.loads(self.out)
+
+    @property
+    def complaint(self) -> str:
+        """The one line on stderr of a refusal."""
+        assert self.out == ""
+        assert self.err.count("\n") == 1
+        assert self.err.startswith("optpipe-sim")
+        assert "internal error" not in self.err
+        return self.err
+
+
+@pytest.fixture
+def command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[str], Answer]:
+    """Runs a command line in an empty folder, with a cache of its own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPTPIPE_SIM_CACHE", str(tmp_path / "cache"))
+
+    def run(line: str) -> Answer:
+        capsys.readouterr()
+        answer = Answer(main(line.split()), *capsys.readouterr())
+        assert "Traceback" not in answer.err
+        return answer
+
+    return run

@@ -13,7 +13,6 @@ import pytest
 import yaml
 
 from optpipe_sim import Schedule, build, load_profile, simulate
-from optpipe_sim.cli import main
 from optpipe_sim.names import ENTRIES
 from optpipe_sim.study.compare import ANY_CHUNKS, compare, compare_all
 
@@ -34,39 +33,12 @@ MEASURES = {
 }
 
 
-class Answer:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> dict:
-        return json.loads(self.out)
-
-    @property
-    def complaint(self) -> str:
-        """The one line on stderr of a refusal."""
-        assert self.out == ""
-        assert self.err.count("\n") == 1
-        assert self.err.startswith("optpipe-sim")
-        assert "internal error" not in self.err
-        return self.err
-
-
 @pytest.fixture
-def cli(tmp_path, monkeypatch, capsys):
+def cli(command_line):
     """Run a command line in an empty folder that holds p.yaml (4 devices) and o.yaml (offloading)."""
-    monkeypatch.chdir(tmp_path)
     Path("p.yaml").write_text(yaml.safe_dump(PROFILE))
     Path("o.yaml").write_text(yaml.safe_dump(OFFLOADING))
-
-    def run(line: str) -> Answer:
-        capsys.readouterr()
-        code = main(line.split())
-        answer = Answer(code, *capsys.readouterr())
-        assert "Traceback" not in answer.err
-        return answer
-
-    return run
+    return command_line
 
 
 # -- simulate -------------------------------------------------------------------------------------

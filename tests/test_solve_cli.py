@@ -16,7 +16,6 @@ import pytest
 import yaml
 
 from optpipe_sim import Schedule, build, check, load_profile, simulate, solve
-from optpipe_sim.cli import main
 from optpipe_sim.errors import InvalidSchedule, OptPipeError, OutOfMemory
 from optpipe_sim.solve.portfolio import Race
 from optpipe_sim.solve.problem import make_problem
@@ -35,29 +34,11 @@ ANSWER = {
 }  # fmt: skip
 
 
-class Answer:
-    def __init__(self, code: int, out: str, err: str) -> None:
-        self.code, self.out, self.err = code, out, err
-
-    @property
-    def json(self) -> dict[str, Any]:
-        return json.loads(self.out)
-
-
 @pytest.fixture
-def cli(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OPTPIPE_SIM_CACHE", str(tmp_path / "cache"))
+def cli(command_line: Any) -> Any:
+    """Run a command line in an empty folder that holds p.yaml (4 devices, offloading)."""
     Path("p.yaml").write_text(yaml.safe_dump(PROFILE))
-
-    def run(line: str) -> Answer:
-        capsys.readouterr()
-        code = main(line.split())
-        answer = Answer(code, *capsys.readouterr())
-        assert "Traceback" not in answer.err
-        return answer
-
-    return run
+    return command_line
 
 
 # -- solve ----------------------------------------------------------------------------------------
