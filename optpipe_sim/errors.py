@@ -25,3 +25,7 @@ class OutOfMemory(OptPipeError):
 
 class NoSolution(OptPipeError):
     """No schedule was found (or none exists) for what was asked."""
+
+
+class RuntimeFault(OptPipeError):
+    """A real run that went wrong; names the op and the device, or the rank and its last op."""

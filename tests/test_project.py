@@ -30,6 +30,7 @@ LAYERS = (
     {"names"},
     {"costs", "plot", "export"},
     {"study"},
+    {"runtime"},
     {"cli", "__main__"},
 )
 LAYER = {name: at for at, names in enumerate(LAYERS) for name in names}
@@ -79,6 +80,32 @@ def test_the_checker_does_not_know_the_simulator() -> None:
         todo += imports(_file(name)) - seen
     assert {name for name in seen if name.split(".")[0] == "sim"} == set()
     assert "schedule" in seen
+
+
+def test_torch_only_in_the_runtime_and_the_runtime_only_for_the_command_line() -> None:
+    parts = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODULES}
+    seen = {
+        part for path, part in parts.items() if any(n.startswith("runtime") for n in imports(path))
+    }
+    with_torch = {part for path, part in parts.items() if _imports_torch(path)}
+    assert seen <= {"runtime", "cli"}
+    assert with_torch <= {"runtime"}
+    assert not any(
+        n.startswith("study") for path in MODULES if parts[path] == "runtime" for n in imports(path)
+    )
+
+
+def _imports_torch(path: Path) -> bool:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        else:
+            continue
+        if any(name.split(".")[0] == "torch" for name in names):
+            return True
+    return False
 
 
 def test_importing_the_package_is_light() -> None:
