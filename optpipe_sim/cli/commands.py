@@ -14,7 +14,7 @@ from ..names import build, parse_name
 from ..profile import CostProfile
 from ..profile_io import load_profile
 from ..schedule import Schedule
-from . import advise, estimate, frontier, show, solve
+from . import advise, estimate, figures, frontier, show, solve, sweep
 from .show import Out
 
 if TYPE_CHECKING:
@@ -205,6 +205,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Out], int]] = {
     "explain": explain,
     "estimate": estimate.run,
     "advise": advise.run,
+    "sweep": sweep.run,
+    "figures": figures.run,
     "export": export,
     "versions": versions,
     "solve": solve.run,

@@ -1,0 +1,164 @@
+"""Experiments: a YAML file with a task, a base and a grid, read and refused key by key."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptPipeError
+from ..files import read_mapping
+from .tasks import Task, load_task
+
+KEYS = ("name", "question", "run", "minutes", "cores", "base", "grid", "fast")
+NEEDED = ("name", "question", "run", "minutes")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """What a file asks for.
+
+    Attributes:
+        path: the file. name: the file's too. question: what it answers, in a sentence.
+        task: what runs at each point.
+        minutes: about how long it takes on 2 cores.
+        cores: how many cores one point keeps busy.
+        base, grids: the parameters that are the same everywhere, and per grid the values of the
+            others; the points are the combinations in each grid, one grid after the other.
+    """
+
+    path: Path
+    name: str
+    question: str
+    task: Task
+    minutes: float
+    cores: int
+    base: Mapping[str, Any]
+    grids: tuple[Mapping[str, list[Any]], ...]
+
+    def settings(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Per point, where in the file it stands (for complaints) and its parameters as given."""
+        for at, grid in enumerate(self.grids):
+            where = "grid" if len(self.grids) == 1 else f"grid[{at}]"
+            for values in itertools.product(*grid.values()):
+                point = dict(self.base)
+                for key, value in zip(grid, values, strict=True):
+                    names = split_key(key)
+                    joined = value if len(names) > 1 else [value]
+                    point.update(zip(names, joined, strict=True))
+                yield where, point
+
+
+def split_key(key: str) -> list[str]:
+    """The parameters of a key of a grid: ``a, b`` are two, whose values go together."""
+    return [name.strip() for name in key.split(",")]
+
+
+def load_experiment(path: str | os.PathLike[str], fast: bool = False) -> Experiment:
+    """The experiment in a file; with `fast`, its overrides for a quick run in place.
+
+    Raises:
+        OptPipeError: one line that names the file, the key, and what would be right.
+    """
+    data = read_mapping(path)
+    try:
+        return _experiment(Path(path), data, fast)
+    except OptPipeError as error:
+        raise OptPipeError(f"{path}: {error}") from None
+
+
+def _experiment(path: Path, data: Mapping[str, Any], fast: bool) -> Experiment:
+    for key in data:
+        _known(str(key), KEYS, "")
+    for key in NEEDED:
+        if data.get(key) in (None, ""):
+            raise OptPipeError(f"{key}: missing; an experiment has {', '.join(NEEDED)}")
+    if data["name"] != path.stem:
+        raise OptPipeError(f"name: {data['name']!r} is not the file's; write {path.stem!r}")
+    try:
+        task = load_task(data["run"])
+    except OptPipeError as error:
+        raise OptPipeError(f"run: {error}") from None
+    minutes, cores = data["minutes"], data.get("cores", 1)
+    if isinstance(minutes, bool) or (not isinstance(minutes, str) and not minutes > 0):
+        raise OptPipeError(f"minutes: must be a number above 0, got {minutes}")
+    if isinstance(minutes, str):
+        raise OptPipeError(f"minutes: must be a number, got {minutes!r}")
+    if type(cores) is not int or cores < 1:
+        raise OptPipeError(f"cores: must be a whole number of at least 1, got {cores!r}")
+    base = _mapping(data.get("base"), "base")
+    listed = data.get("grid")
+    grids = listed if isinstance(listed, list) else [listed]
+    if not grids:
+        raise OptPipeError("grid: is empty; leave it out for a single point")
+    names = (
+        ["grid"] if not isinstance(listed, list) else [f"grid[{at}]" for at in range(len(grids))]
+    )
+    made = [_grid(_mapping(grid, name), name) for grid, name in zip(grids, names, strict=True)]
+    if fast:
+        base, made = _override(base, made, _grid(_mapping(data.get("fast"), "fast"), "fast"))
+    if "cores" in task.kinds:
+        base = {"cores": cores, **base}
+    for where, keys in (
+        ("base", base),
+        ("fast", data.get("fast") or {}),
+        *zip(names, made, strict=True),
+    ):
+        for key in keys:
+            for name in split_key(str(key)):
+                _known(name.split(".")[0], tuple(task.kinds), f"{where}.")
+    return Experiment(
+        path, data["name"], str(data["question"]), task, float(minutes), cores, base, tuple(made)
+    )
+
+
+def _known(key: str, known: tuple[str, ...], where: str) -> None:
+    if key not in known:
+        close = get_close_matches(key, known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+        raise OptPipeError(f"{where}{key}: unknown key; {hint}")
+
+
+def _mapping(data: Any, where: str) -> dict[str, Any]:
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise OptPipeError(f"{where}: expected a mapping of parameters, got {data!r}")
+    return data
+
+
+def _grid(data: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
+    """The values of each key; what is no list is one value."""
+    grid = {}
+    for key, values in data.items():
+        listed = values if isinstance(values, list) else [values]
+        if not listed:
+            raise OptPipeError(f"{where}.{key}: has no values")
+        count = len(split_key(str(key)))
+        for at, value in enumerate(listed if count > 1 else ()):
+            if not isinstance(value, list) or len(value) != count:
+                raise OptPipeError(
+                    f"{where}.{key}[{at}]: expected a list of {count} values, got {value!r}"
+                )
+        grid[str(key)] = listed
+    return grid
+
+
+def _override(
+    base: dict[str, Any], grids: list[dict[str, list[Any]]], fast: dict[str, list[Any]]
+) -> tuple[dict[str, Any], list[dict[str, list[Any]]]]:
+    """What `fast` gives takes the place of the same key in the base and in every grid that has it
+    (in all of them, where none has); grids that become equal are one."""
+    if not fast:
+        raise OptPipeError("fast: missing; give the parameters that make a quick run")
+    somewhere = {key for grid in grids for key in grid}
+    base = {key: value for key, value in base.items() if key not in fast}
+    made = [
+        {**grid, **{key: fast[key] for key in fast if key in grid or key not in somewhere}}
+        for grid in grids
+    ]
+    return base, [grid for at, grid in enumerate(made) if grid not in made[:at]]

@@ -1,0 +1,252 @@
+"""Run an experiment: what is finished is reused, the rest runs on all cores or on a cluster."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..errors import OptPipeError
+from ..files import plain
+from .experiment import Experiment
+from .points import Point, arguments, plan
+from .store import Record, Store
+from .tables import save_table
+from .tasks import Row, load_task
+
+PACKAGES = ("numpy", "numba", "simpy", "scipy", "ortools", "highspy", "pyomo", "pyarrow", "joblib")
+DIED = "its process died (killed, or out of memory)"
+Finished = tuple[str, Record]
+Progress = Callable[[int, int, int], None]  # finished, of how many, failed
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """How a sweep went.
+
+    Attributes:
+        files: where its results lie.
+        ran, reused, failed: points that were computed now, that were known, and those of both
+            that ended in an error. `broken`: files of points that were not whole.
+        errors: per failed point its labels and its error.
+    """
+
+    name: str
+    files: list[Path]
+    points: int
+    ran: int
+    reused: int
+    failed: int
+    broken: int
+    seconds: float
+    errors: list[tuple[Row, str]] = field(default_factory=list)
+
+
+def points_folder(results: str | os.PathLike[str]) -> Path:
+    """Where finished points of a folder of results are kept."""
+    return Path(results) / ".points"
+
+
+def sweep(
+    experiment: Experiment,
+    results: str | os.PathLike[str] = "results",
+    *,
+    jobs: int | None = None,
+    cluster: str | None = None,
+    fresh: bool = False,
+    retry_failed: bool = False,
+    progress: Progress = lambda finished, total, failed: None,
+) -> Sweep:
+    """Run the points of an experiment that are not finished, and write its table.
+
+    Args:
+        results: the folder of the table; finished points are kept in ``.points`` in it.
+        jobs: points at once; default: the cores there are over the cores of one point.
+        cluster: the address of a Dask scheduler, instead of the cores here.
+        fresh: compute what is known again. `retry_failed`: what is known to fail, only.
+        progress: called with how many points are finished, of how many, and how many failed.
+
+    Raises:
+        OptPipeError: for an experiment that makes no sense, a disk that is full, a cluster that
+            cannot be reached. What was finished until then is kept.
+    """
+    started = time.monotonic()
+    points = plan(experiment)
+    store = Store(points_folder(results))
+    store.tidy()
+    known, broken = ({}, 0) if fresh else store.find(point.key for point in points)
+    if retry_failed:
+        known = {key: record for key, record in known.items() if record.error is None}
+    waiting = {point.key: point for point in points if point.key not in known}
+    reused, total = len(known), len(known) + len(waiting)
+    failed = sum(record.error is not None for record in known.values())
+    progress(reused, total, failed)
+    if waiting:
+        for key, record in _computed(
+            list(waiting.values()), store, experiment.cores, jobs, cluster
+        ):
+            known[key] = record
+            failed += record.error is not None
+            progress(len(known), total, failed)
+    rows, errors = _table(points, known)
+    seconds = time.monotonic() - started
+    count = {"points": total, "ran": len(waiting), "reused": reused, "failed": failed}
+    how = {
+        **count,
+        "jobs": (cluster and "cluster") or jobs or default_jobs(experiment.cores),
+        "wall_seconds": round(seconds, 1),
+        "point_seconds": [round(known[point.key].seconds, 3) for point in points],
+    }
+    files = save_table(results, experiment.name, rows, _manifest(experiment, points, how))
+    return Sweep(experiment.name, files, **count, broken=broken, seconds=seconds, errors=errors)
+
+
+def default_jobs(cores: int) -> int:
+    """How many points run at once where each keeps so many cores busy."""
+    from joblib import cpu_count
+
+    return max(1, int(cpu_count()) // cores)
+
+
+def compute(point: Point) -> Finished:
+    """Run one point; whatever goes wrong is its record, in one line."""
+    started = time.perf_counter()
+    rows: list[Row] = []
+    error = None
+    try:
+        task = load_task(point.task)
+        made = task.run(**arguments(task, point.parameters))
+        rows = plain(made if isinstance(made, list) else [made])
+    except OptPipeError as problem:
+        error = str(problem)
+    except Exception as problem:
+        error = f"{type(problem).__name__}: {problem}"
+    if error is not None:
+        error = " ".join(error.split())
+    today = datetime.date.today().isoformat()
+    return point.key, Record(rows, error, time.perf_counter() - started, today)
+
+
+def compute_and_keep(point: Point, folder: str) -> Finished:
+    """`compute`, kept on disk at once by the process that computed it."""
+    finished = compute(point)
+    Store(Path(folder)).put(*finished)
+    return finished
+
+
+def _computed(
+    points: Sequence[Point], store: Store, cores: int, jobs: int | None, cluster: str | None
+) -> Iterator[Finished]:
+    """The points as they are finished, all of them kept in the store."""
+    if cluster is None:
+        yield from _on_cores(points, store, jobs or default_jobs(cores))
+        return
+    from .cluster import on_cluster
+
+    for finished in on_cluster(points, cluster):
+        store.put(*finished)
+        yield finished
+
+
+def _on_cores(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Finished]:
+    """The points on processes of this machine. Where a process dies, those that may have been in
+    it run alone, one by one, so that only the point that kills is lost."""
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
+
+    left = {point.key: point for point in points}
+    while left:
+        try:
+            for key, record in _parallel(list(left.values()), store, jobs):
+                del left[key]
+                yield key, record
+        except TerminatedWorkerError:
+            done, _ = store.find(left)
+            for key, record in done.items():
+                del left[key]
+                yield key, record
+            for point in list(left.values())[: 4 * jobs]:
+                del left[point.key]
+                try:
+                    yield from _parallel([point], store, 1)
+                except TerminatedWorkerError:
+                    record = Record([], DIED, 0.0, datetime.date.today().isoformat())
+                    store.put(point.key, record)
+                    yield point.key, record
+
+
+def _parallel(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Finished]:
+    from joblib import Parallel, delayed
+
+    # points of milliseconds are sent in batches, whose size joblib finds
+    pool = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered")
+    calls = (delayed(compute_and_keep)(point, str(store.folder)) for point in points)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="A worker stopped")
+        yield from pool(calls)
+
+
+def _table(
+    points: Sequence[Point], known: dict[str, Record]
+) -> tuple[list[Row], list[tuple[Row, str]]]:
+    """The rows in the order of the points, and the errors of those that failed."""
+    rows, errors = [], []
+    for point in points:
+        record = known[point.key]
+        if record.error is not None:
+            errors.append((point.labels, record.error))
+            rows.append({**point.labels, "error": record.error})
+        rows += [{**point.labels, **row} for row in record.rows]
+    return rows, errors
+
+
+def _manifest(
+    experiment: Experiment, points: Sequence[Point], how: dict[str, Any]
+) -> dict[str, Any]:
+    """What a table was made of; no names of machines, people or folders."""
+    return {
+        "name": experiment.name,
+        "question": experiment.question,
+        "task": {"name": experiment.task.name, "version": experiment.task.version},
+        "config": {
+            "minutes": experiment.minutes,
+            "cores": experiment.cores,
+            "base": plain(dict(experiment.base)),
+            "grid": [plain(dict(grid)) for grid in experiment.grids],
+        },
+        **{key: _used(points, key) for key in ("seed", "engine", "solver", "time_limit")},
+        "versions": versions(),
+        "machine": {
+            "system": platform.system(),
+            "architecture": platform.machine(),
+            "cores": os.cpu_count(),
+        },
+        "date": datetime.date.today().isoformat(),
+        **how,
+    }
+
+
+def _used(points: Sequence[Point], key: str) -> list[Any]:
+    """The values of a parameter that occur."""
+    return list(dict.fromkeys(p.parameters[key] for p in points if key in p.parameters))
+
+
+def versions() -> dict[str, str | None]:
+    """The versions of the package and of what computes for it."""
+    found: dict[str, str | None] = {
+        "optpipe_sim": __version__,
+        "python": platform.python_version(),
+    }
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = None
+    return found

@@ -1,0 +1,72 @@
+"""Tasks: what an experiment runs at each of its points.
+
+A task is a module here, named like the task, with a plain function ``run`` and a number ``VERSION``
+(to be raised when its results change: points computed by another version are computed again). The
+parameters of ``run``, by their annotations, are the keys that an experiment may give; it returns a
+row (a mapping of columns to numbers, texts, truth values, None, or lists, which tables keep as JSON)
+or several. `CostProfile` stands for a profile; the kinds below for what else has a notation.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib import import_module
+from typing import Annotated, Any, get_type_hints
+
+from ...errors import OptPipeError
+from ...profile import CostProfile as CostProfile
+
+Row = dict[str, Any]
+Rows = Row | list[Row]
+
+# what texts in an experiment may mean beside numbers, words and truth values
+Limit = Annotated[int | None, "limit"]  # bytes per device: 24GiB, or 0.5x 1f1b; null: the profile's
+Size = Annotated[int, "size"]  # bytes: 24GiB
+Count = Annotated[int, "count"]  # a whole number of at least 1
+ScheduleName = Annotated[str, "schedule"]  # zb-h1, or gis:group=6
+ScheduleNames = Annotated[list[str], "schedules"]  # a list of them
+Seconds = Annotated[float, "seconds"]  # above 0
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task by name: its function, its version, and its parameters.
+
+    Attributes:
+        kinds: per parameter, the annotation that says what values it takes.
+        needed: the parameters without a default.
+    """
+
+    name: str
+    version: int
+    run: Callable[..., Rows]
+    kinds: Mapping[str, Any]
+    needed: Sequence[str]
+
+
+def task_names() -> list[str]:
+    """Every task there is."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def load_task(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+        OptPipeError: where there is none.
+    """
+    known = task_names()
+    if name not in known:
+        close = get_close_matches(str(name), known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+        raise OptPipeError(f"{name!r} is no task; {hint}")
+    module = import_module(f".{name}", __name__)
+    kinds = get_type_hints(module.run, include_extras=True)
+    kinds.pop("return", None)
+    signature = inspect.signature(module.run).parameters
+    needed = tuple(key for key, value in signature.items() if value.default is value.empty)
+    return Task(name, module.VERSION, module.run, kinds, needed)
