@@ -165,12 +165,15 @@ def _watching(out: Out, name: str) -> Iterator[Progress]:
         TimeRemainingColumn(),
         TextColumn("[red]{task.fields[failed]}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None, failed="")
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, speed_estimate_period=3600
+    ) as bar:
 
         def show(finished: int, total: int, failed: int) -> None:
             told = f"{failed} failed" if failed else ""
-            bar.update(task, completed=finished, total=total, failed=told)
+            if not bar.tasks:  # what was known before says nothing of the time left
+                bar.add_task(name, completed=finished, total=total, failed=told)
+            bar.update(bar.task_ids[0], completed=finished, failed=told)
 
         yield show
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import datetime
 import os
 import platform
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -89,13 +91,17 @@ def sweep(
     reused, total = len(known), len(known) + len(waiting)
     failed = sum(record.error is not None for record in known.values())
     progress(reused, total, failed)
-    if waiting:
-        for key, record in _computed(
-            list(waiting.values()), store, experiment.cores, jobs, cluster
-        ):
+    try:
+        left = list(waiting.values())
+        for key, record in _computed(left, store, experiment.cores, jobs, cluster):
             known[key] = record
             failed += record.error is not None
             progress(len(known), total, failed)
+    except OptPipeError as error:
+        raise OptPipeError(
+            f"{error}; {len(known)} of {total} points are finished and kept, the same command goes"
+            " on from there"
+        ) from None
     rows, errors = _table(points, known)
     seconds = time.monotonic() - started
     count = {"points": total, "ran": len(waiting), "reused": reused, "failed": failed}
@@ -135,17 +141,32 @@ def compute(point: Point) -> Finished:
     return point.key, Record(rows, error, time.perf_counter() - started, today)
 
 
-def compute_and_keep(point: Point, folder: str) -> Finished:
-    """`compute`, kept on disk at once by the process that computed it."""
+def compute_and_keep(point: Point, folder: str, parent: int) -> Finished:
+    """`compute`, kept on disk at once by the process that computed it, which ends with `parent`."""
+    _end_with(parent)
     finished = compute(point)
     Store(Path(folder)).put(*finished)
     return finished
+
+
+@cache
+def _end_with(parent: int) -> None:
+    """Once per process: end it when the sweep that started it was killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _computed(
     points: Sequence[Point], store: Store, cores: int, jobs: int | None, cluster: str | None
 ) -> Iterator[Finished]:
     """The points as they are finished, all of them kept in the store."""
+    if not points:
+        return
     if cluster is None:
         yield from _on_cores(points, store, jobs or default_jobs(cores))
         return
@@ -185,9 +206,17 @@ def _on_cores(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Fini
 def _parallel(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Finished]:
     from joblib import Parallel, delayed
 
-    # points of milliseconds are sent in batches, whose size joblib finds
-    pool = Parallel(n_jobs=jobs, backend="loky", return_as="generator_unordered")
-    calls = (delayed(compute_and_keep)(point, str(store.folder)) for point in points)
+    # Points of milliseconds are sent in batches, whose size joblib finds. With one job joblib would
+    # stay in this process, and a point that kills its process would kill the sweep: two processes,
+    # then, of which one at a time has something to do.
+    pool = Parallel(
+        n_jobs=max(2, jobs),
+        backend="loky",
+        return_as="generator_unordered",
+        pre_dispatch="2*n_jobs" if jobs > 1 else 1,
+    )
+    folder, parent = str(store.folder), os.getpid()
+    calls = (delayed(compute_and_keep)(point, folder, parent) for point in points)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A worker stopped")
         yield from pool(calls)

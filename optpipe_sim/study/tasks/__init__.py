@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from types import ModuleType
 from typing import Annotated, Any, get_type_hints
 
 from ...errors import OptPipeError
@@ -54,19 +55,31 @@ def task_names() -> list[str]:
 
 
 def load_task(name: str) -> Task:
-    """The task of that name.
+    """The task of that name; a name with dots is a module of your own, like those here.
 
     Raises:
         OptPipeError: where there is none.
     """
-    known = task_names()
-    if name not in known:
-        close = get_close_matches(str(name), known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-        raise OptPipeError(f"{name!r} is no task; {hint}")
-    module = import_module(f".{name}", __name__)
+    module = _module(str(name))
     kinds = get_type_hints(module.run, include_extras=True)
     kinds.pop("return", None)
     signature = inspect.signature(module.run).parameters
     needed = tuple(key for key, value in signature.items() if value.default is value.empty)
     return Task(name, module.VERSION, module.run, kinds, needed)
+
+
+def _module(name: str) -> ModuleType:
+    known = task_names()
+    if name in known:
+        return import_module(f".{name}", __name__)
+    if "." in name:
+        try:
+            module = import_module(name)
+        except (ImportError, ValueError) as error:
+            raise OptPipeError(f"{name!r} cannot be imported: {error}") from None
+        if not hasattr(module, "run") or not hasattr(module, "VERSION"):
+            raise OptPipeError(f"{name!r} is no task; it lacks a function run or a VERSION")
+        return module
+    close = get_close_matches(name, known, 1)
+    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+    raise OptPipeError(f"{name!r} is no task; {hint}, or a module of your own with dots")
