@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import logging
 from collections.abc import Iterator, Sequence
+from multiprocessing import current_process
 from typing import Any
 
 from .. import __version__
@@ -42,7 +43,7 @@ def on_cluster(points: Sequence[Point], address: str) -> Iterator[Finished]:
         size = max(1, min(BATCH, len(points) // (4 * workers)))
         batches = [points[at : at + size] for at in range(0, len(points), size)]
         futures = {client.submit(_compute_all, batch, pure=False): batch for batch in batches}
-        waiting: Any = as_completed(futures)
+        waiting: Any = as_completed(futures, loop=client.loop)
         for future in waiting:
             batch = futures.pop(future)
             problem = future.exception()
@@ -78,4 +79,7 @@ def _version() -> str:
 
 
 def _compute_all(points: Sequence[Point]) -> list[Finished]:
+    # Dask marks its workers as daemons, which must not have children; solvers start their engines as
+    # such, and see to it that these end
+    current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     return [compute(point) for point in points]
