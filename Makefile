@@ -17,7 +17,7 @@ DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
 DEMO_LIMIT := 24GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench tables readme-picture clean
+.PHONY: help demo test lint format bench tables figures results-fast readme-picture clean
 
 help:
 	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
@@ -25,6 +25,8 @@ help:
 	@echo "make lint            ruff and mypy     (make format: let ruff repair the layout)"
 	@echo "make bench           how fast the simulator is, on this machine"
 	@echo "make tables          the published bubble rates against ours, into results/"
+	@echo "make figures         draw every figure of results/ again, from the tables there"
+	@echo "make results-fast    run the experiments again that take ten minutes in all, and draw them"
 	@echo "make readme-picture  the picture of the README"
 	@echo "make clean           remove .venv and out/"
 
@@ -65,6 +67,13 @@ bench: $(DEV)
 
 tables: $(RUN)
 	$(BIN)/python -m optpipe_sim.study.zb_tables
+
+figures: $(RUN)
+	$(BIN)/optpipe-sim figures
+
+results-fast: $(RUN)
+	$(BIN)/optpipe-sim sweep experiments/*.yaml --under 10 --fresh
+	$(BIN)/optpipe-sim figures
 
 readme-picture: $(RUN)
 	$(BIN)/optpipe-sim simulate $(DEMO_PROFILE) --schedule adaoffload:chunks=2 -m 24 \

@@ -179,20 +179,18 @@ def export(arguments: argparse.Namespace, out: Out) -> int:
 def versions(arguments: argparse.Namespace, out: Out) -> int:
     """The versions of the package and of what it runs on."""
     import platform
-    from importlib.metadata import PackageNotFoundError, version
 
-    from .. import __version__
+    from ..study.versions import SOLVERS
+    from ..study.versions import versions as versions_of
 
-    found: dict[str, str | None] = {
-        "optpipe-sim": __version__,
-        "python": platform.python_version(),
+    others = ("simpy", "pyyaml", "matplotlib", "rich", "joblib", "pyarrow", "distributed", "torch")
+    installed = versions_of((*SOLVERS, *others))
+    found = {
+        "optpipe-sim": installed.pop("optpipe_sim"),
+        "python": installed.pop("python"),
         "platform": platform.platform(),
+        **installed,
     }
-    for name in ("simpy", "numpy", "scipy", "numba", "pyyaml", "matplotlib", "rich", "torch"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
     out.result(found)
     show.versions(out, found)
     return DONE

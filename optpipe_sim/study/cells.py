@@ -8,13 +8,12 @@ import io
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..errors import OptPipeError
 from ..files import read_text, write_text
+from .versions import versions
 
 Row = dict[str, str]
 PROVENANCE = ("date", "load")  # of a cell: the day, and how busy the machine was with other things
@@ -108,10 +107,6 @@ def provenance(rows: Sequence[Row]) -> str:
     words.append(f"on {os.cpu_count()} cores ({platform.machine()})")
     if loads:
         words.append(f"with a load of {min(loads):.1f} to {max(loads):.1f} when a cell began")
-    tools = [f"optpipe_sim {__version__}", f"Python {platform.python_version()}"]
-    for name in ("numpy", "numba", "ortools", "highspy", "pyomo"):
-        try:
-            tools.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            tools.append(f"{name} not installed")
+    found = versions(("numpy", "numba", "ortools", "highspy", "pyomo"))
+    tools = [f"{name} {number or 'not installed'}" for name, number in found.items()]
     return f"{' '.join(words)}; {', '.join(tools)}."

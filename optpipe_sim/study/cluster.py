@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import datetime
 import logging
+import socket
 from collections.abc import Iterator, Sequence
 from multiprocessing import current_process
 from typing import Any
+from urllib.parse import urlsplit
 
 from .. import __version__
 from ..errors import OptPipeError
@@ -32,6 +34,7 @@ def on_cluster(points: Sequence[Point], address: str) -> Iterator[Finished]:
         raise OptPipeError(
             "--cluster: needs Dask; install it with pip install 'optpipe-sim[cluster]'"
         ) from None
+    _check_address(address)
     logging.getLogger("distributed").setLevel(logging.CRITICAL)  # it reports what is handled here
     try:
         client: Any = Client(address, timeout=CONNECT_S, set_as_default=False)
@@ -59,6 +62,23 @@ def on_cluster(points: Sequence[Point], address: str) -> Iterator[Finished]:
                 yield batch[0].key, Record([], DIED, 0.0, datetime.date.today().isoformat())
             else:
                 raise OptPipeError(f"--cluster {address}: {type(problem).__name__}: {problem}")
+
+
+def _check_address(address: str) -> None:
+    """Refuse an address where nobody listens, before Dask tries it again and again."""
+    try:
+        where = urlsplit(address)
+        host, port = where.hostname, where.port
+    except ValueError:
+        host = port = None
+    if not host or not port:
+        raise OptPipeError(f"--cluster {address}: is no address; write tcp://HOST:PORT")
+    try:
+        socket.create_connection((host, port), CONNECT_S).close()
+    except OSError as error:
+        raise OptPipeError(
+            f"--cluster {address}: cannot be reached: {error.strerror or 'no answer'}"
+        ) from None
 
 
 def _check_workers(client: Any, address: str) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import os
 import platform
 import threading
@@ -11,11 +12,9 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
 from ..errors import OptPipeError
 from ..files import plain
 from .experiment import Experiment
@@ -23,8 +22,8 @@ from .points import Point, arguments, plan
 from .store import Record, Store
 from .tables import save_table
 from .tasks import Row, load_task
+from .versions import SOLVERS, versions
 
-PACKAGES = ("numpy", "numba", "simpy", "scipy", "ortools", "highspy", "pyomo", "pyarrow", "joblib")
 DIED = "its process died (killed, or out of memory)"
 Finished = tuple[str, Record]
 Progress = Callable[[int, int, int], None]  # finished, of how many, failed
@@ -98,6 +97,8 @@ def sweep(
             failed += record.error is not None
             progress(len(known), total, failed)
     except OptPipeError as error:
+        if not known:
+            raise
         raise OptPipeError(
             f"{error}; {len(known)} of {total} points are finished and kept, the same command goes"
             " on from there"
@@ -130,7 +131,9 @@ def compute(point: Point) -> Finished:
     try:
         task = load_task(point.task)
         made = task.run(**arguments(task, point.parameters))
-        rows = plain(made if isinstance(made, list) else [made])
+        rows = json.loads(
+            json.dumps(plain(made if isinstance(made, list) else [made]), default=_number)
+        )
     except OptPipeError as problem:
         error = str(problem)
     except Exception as problem:
@@ -139,6 +142,13 @@ def compute(point: Point) -> Finished:
         error = " ".join(error.split())
     today = datetime.date.today().isoformat()
     return point.key, Record(rows, error, time.perf_counter() - started, today)
+
+
+def _number(value: Any) -> Any:
+    """A number of numpy's as one of Python's."""
+    if not hasattr(value, "item"):
+        raise TypeError(f"a row holds {value!r}, which no table can")
+    return value.item()
 
 
 def compute_and_keep(point: Point, folder: str, parent: int) -> Finished:
@@ -251,7 +261,7 @@ def _manifest(
             "grid": [plain(dict(grid)) for grid in experiment.grids],
         },
         **{key: _used(points, key) for key in ("seed", "engine", "solver", "time_limit")},
-        "versions": versions(),
+        "versions": versions((*SOLVERS, "simpy", "joblib", "pyarrow")),
         "machine": {
             "system": platform.system(),
             "architecture": platform.machine(),
@@ -265,17 +275,3 @@ def _manifest(
 def _used(points: Sequence[Point], key: str) -> list[Any]:
     """The values of a parameter that occur."""
     return list(dict.fromkeys(p.parameters[key] for p in points if key in p.parameters))
-
-
-def versions() -> dict[str, str | None]:
-    """The versions of the package and of what computes for it."""
-    found: dict[str, str | None] = {
-        "optpipe_sim": __version__,
-        "python": platform.python_version(),
-    }
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = None
-    return found

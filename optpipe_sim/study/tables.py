@@ -111,8 +111,6 @@ def _cell(value: Any) -> Any:
     value = plain(value)
     if isinstance(value, dict | list):
         return json.dumps(value)
-    if hasattr(value, "item"):  # a number of numpy's
-        value = value.item()
     return None if value == "" else value
 
 
