@@ -1,0 +1,203 @@
+"""Where a measured trace departs from the predicted one: by kind of op, and on the critical path."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import InvalidSchedule
+from ..ops import TRANSFERS, Op, OpKind
+from ..trace import Trace
+from .lower import Lowered
+
+
+class KindRow(NamedTuple):
+    """The ops of one kind and stage: what the profile says of them, and what was measured.
+
+    `quartile_ns` are the lower and upper quartile of the measured durations.
+    """
+
+    kind: OpKind
+    stage: int
+    ops: int
+    predicted_ns: int
+    median_ns: float
+    quartile_ns: tuple[float, float]
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted; 1 where both are 0, infinite where only the latter is."""
+        if self.predicted_ns:
+            return self.median_ns / self.predicted_ns
+        return float("inf") if self.median_ns else 1.0
+
+
+class PathStep(NamedTuple):
+    """One op of the measured critical path.
+
+    `longer_ns`: how much longer it took than predicted. `late_ns`: how much later it began than
+    what it waited for, with the predicted time of a hop, allows; `waited_for` names that (None for
+    the first). `between`: what lies there, ``message``, ``copy`` or ``launch``.
+    """
+
+    op: Op
+    longer_ns: int
+    late_ns: int
+    waited_for: Op | None
+    between: str
+
+
+@dataclass(frozen=True, eq=False)
+class Difference:
+    """A measured trace beside the one predicted; both of the same lowered schedule."""
+
+    lowered: Lowered
+    predicted: Trace
+    measured: Trace
+
+    @property
+    def ratio(self) -> float:
+        """Measured makespan over the predicted one."""
+        return self.measured.makespan_ns / self.predicted.makespan_ns
+
+    @cached_property
+    def kinds(self) -> tuple[KindRow, ...]:
+        """One row per kind and stage that occur, by kind, then stage."""
+        table = self.measured.schedule.table
+        lasting = self.measured.end_ns - self.measured.start_ns
+        expected = self.predicted.end_ns - self.predicted.start_ns
+        rows = []
+        for kind, stage in np.unique(table[:, :2], axis=0).tolist():
+            here = np.flatnonzero((table[:, 0] == kind) & (table[:, 1] == stage))
+            low, middle, high = np.percentile(lasting[here], (25, 50, 75)).tolist()
+            predicted = int(expected[here[0]])
+            rows.append(KindRow(OpKind(kind), stage, len(here), predicted, middle, (low, high)))
+        return tuple(rows)
+
+    @cached_property
+    def path(self) -> tuple[PathStep, ...]:
+        """The measured critical path, in time: from the last end back to what each op waited for
+        longest."""
+        return self._walk[0]
+
+    @property
+    def slack_ns(self) -> int:
+        """How much shorter than the predicted makespan that path was predicted to be."""
+        return self._walk[1]
+
+    @cached_property
+    def causes_ns(self) -> dict[str, int]:
+        """What makes up measured minus predicted makespan: per kind of op how much longer those on
+        the measured critical path took; how late messages, copies and launches came on it; less
+        the slack that the path had. The parts add up to the difference."""
+        causes: Counter[str] = Counter()
+        for step in self.path:
+            causes[step.op.kind.name] += step.longer_ns
+            causes[step.between] += step.late_ns
+        causes["slack"] = -self.slack_ns
+        return {cause: time for cause, time in causes.items() if time}
+
+    @cached_property
+    def _walk(self) -> tuple[tuple[PathStep, ...], int]:
+        """The path, and the slack it was predicted to have: from event to event, an event being
+        the begin (even) or the end (odd) of a node of the graph."""
+        graph, schedule, times = self.lowered.graph, self.lowered.schedule, self._event_times
+        row_of = np.full(len(graph.lasts), -1)
+        row_of[graph.grant_at] = row_of[graph.op_at] = np.arange(len(schedule))
+        steps: list[PathStep] = []
+        event, planned = int(times.argmax()) | 1, 0
+        row, longer, late = -1, 0, 0  # of the op that is being walked over
+        while True:
+            node = event // 2
+            if event % 2:
+                if row_of[node] >= 0 and node == graph.op_at[row_of[node]]:
+                    row = int(row_of[node])
+                longer += int(times[event] - times[event - 1] - graph.lasts[node])
+                planned += int(graph.lasts[node])
+                event -= 1
+                continue
+            edges = slice(*graph.first[node : node + 2].tolist())
+            came = times[graph.inputs[edges]] + graph.lags[edges]
+            best = int(came.argmax()) if len(came) else -1
+            late += int(times[event] - (came[best] if len(came) else 0))
+            source = int(graph.inputs[edges][best]) if len(came) else -1
+            before = int(row_of[source // 2]) if source >= 0 else -1
+            if source < 0 or (before >= 0 and before != row):
+                steps.append(self._step(row, longer, late, before))
+                row, longer, late = before, 0, 0
+            if source < 0:
+                return tuple(reversed(steps)), self.predicted.makespan_ns - planned
+            planned += int(graph.lags[edges][best])
+            event = source
+
+    def _step(self, row: int, longer_ns: int, late_ns: int, before: int) -> PathStep:
+        schedule = self.lowered.schedule
+        op = schedule.op(row)
+        if before < 0:
+            return PathStep(op, longer_ns, late_ns, None, "launch")
+        waited_for = schedule.op(before)
+        if schedule.devices[row] != schedule.devices[before]:
+            between = "copy" if op.kind in TRANSFERS else "message"
+        else:
+            between = "copy" if {op.kind, waited_for.kind} & set(TRANSFERS) else "launch"
+        return PathStep(op, longer_ns, late_ns, waited_for, between)
+
+    @cached_property
+    def _event_times(self) -> np.ndarray:
+        """Measured begin and end of every node: ops and grants; messages of serial links, which
+        nobody measures, as late as their producers and the predicted link make them."""
+        graph, measured = self.lowered.graph, self.measured
+        times = np.zeros(2 * len(graph.lasts), np.int64)
+        times[2 * graph.grant_at] = times[2 * graph.grant_at + 1] = measured.grant_ns
+        times[2 * graph.op_at], times[2 * graph.op_at + 1] = measured.start_ns, measured.end_ns
+        for node in np.flatnonzero(graph.message).tolist():  # in topological order
+            edges = slice(*graph.first[node : node + 2].tolist())
+            begin = (times[graph.inputs[edges]] + graph.lags[edges]).max()
+            times[2 * node : 2 * node + 2] = begin, begin + graph.lasts[node]
+        return times
+
+    def measures(self) -> dict[str, Any]:
+        """The comparison as plain data."""
+        return {
+            "predicted_makespan_ns": self.predicted.makespan_ns,
+            "measured_makespan_ns": self.measured.makespan_ns,
+            "ratio": self.ratio,
+            "causes_ns": self.causes_ns,
+            "ops": [
+                {
+                    "kind": row.kind.name,
+                    "stage": row.stage,
+                    "count": row.ops,
+                    "predicted_ns": row.predicted_ns,
+                    "median_ns": row.median_ns,
+                    "quartiles_ns": list(row.quartile_ns),
+                    "ratio": row.ratio if np.isfinite(row.ratio) else None,
+                }
+                for row in self.kinds
+            ],
+            "critical_path": [
+                {
+                    "op": str(step.op),
+                    "longer_ns": step.longer_ns,
+                    "late_ns": step.late_ns,
+                    "waited_for": step.waited_for and str(step.waited_for),
+                    "between": step.between,
+                }
+                for step in self.path
+            ],
+        }
+
+
+def compare_traces(lowered: Lowered, measured: Trace) -> Difference:
+    """Set a measured trace beside what its lowered schedule was predicted to do.
+
+    Raises:
+        InvalidSchedule: where the trace is of another schedule.
+    """
+    if measured.schedule.programs != lowered.schedule.programs:
+        raise InvalidSchedule("the measured trace is of another schedule than the predicted one")
+    return Difference(lowered, lowered.replay(), measured)
