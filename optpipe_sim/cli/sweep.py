@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     for one in left_out:
         out.hint(f"left out: {one.name}, which takes {one.minutes:g} minutes")
-    return 0
+    return int(any(one.failed for one in done))  # 1: not all points could be computed
 
 
 def _shortest(

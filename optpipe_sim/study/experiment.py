@@ -151,8 +151,8 @@ def _grid(data: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
 def _override(
     base: dict[str, Any], grids: list[dict[str, list[Any]]], fast: dict[str, list[Any]]
 ) -> tuple[dict[str, Any], list[dict[str, list[Any]]]]:
-    """What `fast` gives takes the place of the same key in the base and in every grid that has it
-    (in all of them, where none has); grids that become equal are one."""
+    """What `fast` gives, lists meaning several values as in a grid, takes the place of the same key
+    in every grid that has it, or else in the base; grids that become equal are one."""
     if not fast:
         raise OptPipeError("fast: missing; give the parameters that make a quick run")
     somewhere = {key for grid in grids for key in grid}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import re
@@ -156,12 +155,10 @@ def _nest(given: Mapping[str, Any]) -> dict[str, Any]:
             start = {"file": start}
         if not isinstance(start, dict):
             raise OptPipeError(f"{key}: there is no {root} to change; give it in the base")
-        nested[root] = at = copy.deepcopy(start)
-        for name in inner[:-1]:
-            at = at.setdefault(name, {})
-            if not isinstance(at, dict):
-                raise OptPipeError(f"{key}: {name} holds no keys to change")
-        at[inner[-1]] = value
+        for name in reversed(inner):
+            value = {name: value}
+        # a null is kept where it is to take away what a file says
+        nested[root] = _changed(start, value, keep_null="file" in start or "estimate" in start)
     return nested
 
 
@@ -319,19 +316,18 @@ def _stem(key: str) -> str:
     return next((key.removesuffix(unit) for unit in units if key.endswith(unit)), key)
 
 
-def _changed(data: Any, changes: Mapping[str, Any]) -> Any:
-    """A mapping with some keys replaced, whatever their unit; null takes a key away; in a list of
-    mappings (stages) the change is made in each."""
+def _changed(data: Any, changes: Mapping[str, Any], keep_null: bool = False) -> Any:
+    """A mapping with some keys replaced, whatever their unit; null takes a key away (or stays, for
+    a later change); in a list of mappings (stages) the change is made in each."""
     if isinstance(data, list):
-        return [_changed(entry, changes) for entry in data]
+        return [_changed(entry, changes, keep_null) for entry in data]
     made = dict(data)
     for key, value in changes.items():
-        before = [name for name in made if _stem(str(name)) == _stem(key)]
         old = made.get(key)
-        for name in before:
+        for name in [name for name in made if _stem(str(name)) == _stem(key)]:
             del made[name]
         if isinstance(value, dict) and isinstance(old, dict | list):
-            made[key] = _changed(old, value)
-        elif value is not None:
+            made[key] = _changed(old, value, keep_null)
+        elif value is not None or keep_null:
             made[key] = value
     return made

@@ -225,7 +225,7 @@ def _parallel(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Fini
         return_as="generator_unordered",
         pre_dispatch="2*n_jobs" if jobs > 1 else 1,
     )
-    folder, parent = str(store.folder), os.getpid()
+    folder, parent = str(store.folder.resolve()), os.getpid()
     calls = (delayed(compute_and_keep)(point, folder, parent) for point in points)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A worker stopped")

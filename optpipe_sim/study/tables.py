@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def save_table(
     contents = (
         _to_parquet(rows),
         to_csv(rows).encode(),
-        (json.dumps(plain(dict(manifest)), indent=1) + "\n").encode(),
+        _spaced(json.dumps(plain(dict(manifest)), indent=1)).encode(),
     )
     paths = [Path(folder) / f"{name}{ending}" for ending in ENDINGS]
     waiting = [path.with_name(f".{path.name}.new") for path in paths]
@@ -47,6 +48,12 @@ def save_table(
         for path in waiting:
             path.unlink(missing_ok=True)
     return paths
+
+
+def _spaced(text: str) -> str:
+    """Indented JSON with lists of numbers on a line of their own."""
+    numbers = re.compile(r"\[\s+[-+.\deE]+(,\s+[-+.\deE]+)*\s+\]")
+    return numbers.sub(lambda found: json.dumps(json.loads(found[0])), text) + "\n"
 
 
 def load_table(folder: str | os.PathLike[str], name: str) -> list[Row]:

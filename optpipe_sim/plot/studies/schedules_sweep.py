@@ -14,8 +14,8 @@ from . import line_styles
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """A line per schedule."""
     with styled():
-        figure = new_figure(6.4, 3.8)
-        ax = figure.add_axes((0.1, 0.13, 0.6, 0.82))
+        figure = new_figure(6.2, 3.6)
+        ax = figure.add_axes((0.1, 0.13, 0.66, 0.83))
         names = list(dict.fromkeys(row["schedule"] for row in rows))
         for name, style in zip(names, line_styles(len(names)), strict=True):
             line = [row for row in rows if row["schedule"] == name and row["fits"]]
@@ -24,5 +24,5 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
         ax.set_xlabel("one hop between devices [ms]")
         ax.set_ylabel("time of an iteration [s]")
         ax.grid(visible=True)
-        figure.legend(loc="center left", bbox_to_anchor=(0.71, 0.54))
+        figure.legend(loc="center left", bbox_to_anchor=(0.77, 0.54))
     return figure
