@@ -14,6 +14,7 @@ from strategies import cases
 from optpipe_sim import build, simulate
 from optpipe_sim.errors import InvalidSchedule
 from optpipe_sim.ops import parse_op
+from optpipe_sim.plot.confirm import confirm_figure
 from optpipe_sim.sim.difference import compare_traces
 from optpipe_sim.sim.lower import lower
 
@@ -98,3 +99,18 @@ def test_another_schedule_is_refused() -> None:
     other = lower(build("zb-h1", profile, 8), profile).replay()
     with pytest.raises(InvalidSchedule, match="another schedule"):
         compare_traces(lowered, other)
+
+
+def test_the_figure_shows_both_timelines_and_the_causes() -> None:
+    profile = unit_profile(4)
+    lowered = lower(build("zb-h1", profile, 8), profile)
+    difference = compare_traces(lowered, slowed(lowered, {"F0.0": 5 * MS, "B2.3": 2 * MS}))
+    above, below = confirm_figure(difference).axes
+    boxes = [len(c.get_paths()) for c in above.collections]
+    # per timeline a lane for each device and a box for each op
+    assert sum(boxes) == 2 * (4 + len(lowered.schedule))
+    names = [label.get_text() for label in below.get_yticklabels()]
+    assert names[0] == "predicted"
+    assert names[-1] == "measured"
+    assert len(names) == len(difference.causes_ns) + 2
+    assert f"{100 * (difference.ratio - 1):+.1f} %" in above.get_title(loc="left")

@@ -56,7 +56,7 @@ def gantt_height(trace: Trace) -> float:
     return max(0.2 * len(_legend(trace)), devices * lane * (1.4 if trace.offloaded else 1))
 
 
-def _lane(trace: Trace, kind: OpKind) -> tuple[float, float]:
+def lane_within(trace: Trace, kind: OpKind = OpKind.F) -> tuple[float, float]:
     """Top and bottom of an op's lane within its device's, which is 1 high."""
     if not trace.offloaded:
         return 0.08, 0.92
@@ -72,9 +72,9 @@ def _axes(trace: Trace, ax: Axes) -> None:
     whole = trace.makespan_ns / size
     lanes, left, right = np.arange(devices), np.zeros(devices), np.full(devices, whole)
     for kind in (*TRANSFERS, OpKind.F) if trace.offloaded else (OpKind.F,):
-        top, bottom = _lane(trace, kind)
+        top, bottom = lane_within(trace, kind)
         colour = IDLE if kind in COMPUTE else IDLE_COPY
-        ax.add_collection(_collection(left, right, lanes + top, lanes + bottom, colour, zorder=0.5))
+        ax.add_collection(boxes(left, right, lanes + top, lanes + bottom, colour, zorder=0.5))
     ax.set_xlim(0, whole)
     ax.set_ylim(devices, 0)
     ax.set_xlabel(f"time ({unit})")
@@ -99,7 +99,7 @@ def _boxes(trace: Trace, ax: Axes) -> None:
     edged = not many and narrowest >= _EDGE_FROM
     labels = _label_size(trace, ax)
     for kind in OpKind:
-        top, bottom = _lane(trace, kind)
+        top, bottom = lane_within(trace, kind)
         for chunk in range(shape.chunks):
             rows = np.flatnonzero((kinds == kind) & (chunks == chunk))
             if not len(rows):
@@ -107,7 +107,7 @@ def _boxes(trace: Trace, ax: Axes) -> None:
             lanes = trace.schedule.devices[rows]
             colour = shade(kind, chunk, shape.chunks)
             ax.add_collection(
-                _collection(
+                boxes(
                     start[rows],
                     end[rows],
                     lanes + top,
@@ -137,7 +137,7 @@ def _boxes(trace: Trace, ax: Axes) -> None:
                     )
 
 
-def _collection(
+def boxes(
     left: np.ndarray,
     right: np.ndarray,
     top: np.ndarray,
@@ -157,7 +157,7 @@ def _label_size(trace: Trace, ax: Axes) -> tuple[bool, float] | None:
     Kind and microbatch where every compute box has room for both, else the microbatch alone.
     """
     shape = trace.schedule.shape
-    top, bottom = _lane(trace, OpKind.F)
+    top, bottom = lane_within(trace, OpKind.F)
     tallest = 0.8 * points(ax)[1] * (bottom - top) / shape.devices
     digits = _DIGIT * len(str(shape.microbatches - 1))
     room = _narrowest(trace, ax)
