@@ -1,0 +1,146 @@
+"""Schedules made for one set of costs and run with another: what does knowing better save?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Literal, NamedTuple
+
+from ...errors import NoSolution, OptPipeError, OutOfMemory
+from ...names import build, parse_name
+from ...profile import CostProfile as Profile
+from ...schedule import Schedule
+from ...sim import simulate_or_report
+from ...solve import solve
+from . import CostProfile, Count, Limit, Row, ScheduleNames, Seconds
+from .simulate import measures, refused
+
+VERSION = 1
+
+
+def run(
+    profile: CostProfile,
+    assumed: CostProfile,
+    microbatches: Count,
+    schedules: ScheduleNames,
+    memory_limit: Limit = None,
+    other: CostProfile | None = None,
+    other_devices: list[int] | None = None,
+    slower: float = 1.0,
+    chunks: Count = 1,
+    placement: Literal["loop", "vee"] = "loop",
+    time_limit: Seconds = 10.0,
+    seed: int = 0,
+    cores: Count = 1,
+) -> list[Row]:
+    """Each schedule made for the costs that are `assumed`, and made for those of `profile`, both run
+    with those of `profile` (``planned_for`` says which), under one memory limit.
+
+    Stages are cut into `chunks` per device; `optpipe` is `solve` with the time limit, and starts
+    from its own plan for the assumed costs as well, so that knowing better never loses.
+
+    Args:
+        other, other_devices: devices of another kind: stages that are placed there cost what they
+            cost in `other`, and compute takes `slower` times as long. Not in what is assumed.
+    """
+    true = profile.rechunk(chunks, placement)
+    if other_devices:
+        another = (profile if other is None else other).rechunk(chunks, placement)
+        true = with_others(true, another.scale(compute=slower), other_devices)
+    thought = assumed.rechunk(chunks, placement)
+    rows: list[Row] = []
+    for name in schedules:
+        is_solved = parse_name(name)[0] == "optpipe"
+        planned: Schedule | None = None
+        for planned_for, costs in (("assumed", thought), ("true", true)):
+            row: Row = {"schedule": name, "planned_for": planned_for}
+            make: Callable[..., tuple[Schedule, Row]] = _solved if is_solved else _built
+            try:
+                planned, more = make(
+                    name, costs, microbatches, memory_limit, planned, time_limit, seed, cores
+                )
+            except (NoSolution, OutOfMemory) as error:
+                rows.append({**row, **refused(error)})
+                continue
+            trace, reason = simulate_or_report(
+                _without_links(planned) if planned_for == "assumed" else planned,
+                true,
+                memory_limit,
+                engine="replay",
+            )
+            proof = more if planned_for == "true" else {}
+            rows.append({**row, **measures(trace), **proof, "reason": reason})
+    return rows
+
+
+def with_others(profile: Profile, other: Profile, devices: Sequence[int]) -> Profile:
+    """The profile with the costs of `other` for the stages on some devices.
+
+    Raises:
+        OptPipeError: where they are cut in different numbers of stages, or a device does not exist.
+    """
+    if len(other.stages) != len(profile.stages):
+        raise OptPipeError(f"other: has {other.devices} devices, the profile {profile.devices}")
+    for device in devices:
+        if not 0 <= device < profile.devices:
+            raise OptPipeError(
+                f"other_devices: {device} does not exist; devices are 0 to {profile.devices - 1}"
+            )
+    return profile.map_stages(
+        lambda at, cost: other.stages[at] if profile.placement[at] in devices else cost
+    )
+
+
+def _built(
+    name: str, profile: Profile, microbatches: int, limit: int | None, *_: object
+) -> tuple[Schedule, Row]:
+    schedule = build(name, replace(profile, memory_limit=profile.limits(limit)), microbatches)
+    return schedule, {}
+
+
+def _solved(
+    name: str,
+    profile: Profile,
+    microbatches: int,
+    limit: int | None,
+    start: Schedule | None,
+    time_limit: float,
+    seed: int,
+    cores: int,
+) -> tuple[Schedule, Row]:
+    how = How(time_limit, seed, cores)
+    if start is None:
+        return _from_nothing(profile, microbatches, limit, how)
+    return _solve(profile, microbatches, limit, how, _without_links(start))
+
+
+class How(NamedTuple):
+    """How long `solve` works, and with how many cores."""
+
+    time_limit: float
+    seed: int
+    cores: int
+
+
+@lru_cache(maxsize=16)  # what is assumed is the same at many points
+def _from_nothing(
+    profile: Profile, microbatches: int, limit: int | None, how: How
+) -> tuple[Schedule, Row]:
+    return _solve(profile, microbatches, limit, how, None)
+
+
+def _solve(
+    profile: Profile, microbatches: int, limit: int | None, how: How, start: Schedule | None
+) -> tuple[Schedule, Row]:
+    found = solve(
+        profile, microbatches, limit, time_limit=how.time_limit, seed=how.seed,
+        workers=how.cores, warm_start=start,
+    )  # fmt: skip
+    assert found.schedule is not None  # solve raises otherwise
+    return found.schedule, {"lower_bound_ns": found.lower_bound_ns, "status": found.status}
+
+
+def _without_links(schedule: Schedule) -> Schedule:
+    """Whoever knows nothing of a shared link leaves it to serve first come, first served."""
+    return schedule.replace(link_order={})
