@@ -2,7 +2,8 @@
 
     make bench            (or: python benchmarks/bench.py [--write results/bench.md])
 
-Each number is the best of several repetitions on one core.
+Each number is the best of several repetitions on one core, but for the sweep, which has all cores
+and runs once.
 """
 
 from __future__ import annotations
@@ -12,18 +13,27 @@ import platform
 import resource
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from optpipe_sim import CostProfile, Schedule, build, load_profile, simulate
-from optpipe_sim.files import write_text
+from optpipe_sim.files import write_mapping, write_text
+from optpipe_sim.profile_io import profile_to_json
 from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.sim.noise import Noise, replay_noisy
+from optpipe_sim.study.experiment import load_experiment
+from optpipe_sim.study.run import sweep
 
+REPLAYED = (
+    "gpipe", "1f1b", "1f1b-i:chunks=2", "1f1b-i:chunks=3", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min",
+    "dualpipe-v",
+)  # fmt: skip
 console = Console(width=100, record=True)
 
 
@@ -145,12 +155,31 @@ def doors() -> None:
     console.print(table)
 
 
+def sweeps() -> None:
+    grid = {"schedule": [*REPLAYED], "profile.t_comm_ms": [at / 50 for at in range(100)]}
+    base = {"profile": profile_to_json(profile(8)), "microbatches": 32}
+    text = {"name": "bench", "question": "how fast?", "run": "simulate", "minutes": 1}
+    table = Table(title="A sweep of 1,000 replays at p = 8, m = 32, on all cores")
+    table.add_column("what")
+    table.add_column("seconds", justify="right")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "bench.yaml"
+        write_mapping(path, {**text, "base": base, "grid": grid})
+        done = sweep(load_experiment(path), folder)
+        assert (done.ran, done.failed) == (1000, 0)
+        table.add_row("start to finish, each point kept on disk", f"{done.seconds:.1f}")
+        table.add_row(
+            "again, all of it known", f"{sweep(load_experiment(path), folder).seconds:.1f}"
+        )
+    console.print(table)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", metavar="FILE", help="also write the tables to a Markdown file")
     options = parser.parse_args()
     console.print(f"Python {platform.python_version()} on {platform.machine()}, one core")
-    for part in (per_op, against_size, builders, doors):
+    for part in (per_op, against_size, builders, doors, sweeps):
         part()
     if options.write:
         write_text(options.write, f"# Benchmarks\n\n```\n{console.export_text()}```\n")
