@@ -83,6 +83,7 @@ def frontier(
     seed: int = 0,
     *,
     workers: int | None = None,
+    evaluations: int | None = None,
     schedules: Sequence[str] | None = None,
     cache: bool = False,
     on_point: Callable[[Point], None] | None = None,
@@ -96,7 +97,7 @@ def frontier(
 
     Args:
         limits: bytes per device, each for all devices.
-        time_limit: seconds for each limit.
+        time_limit: seconds for each limit. `evaluations`: as for `solve`.
         schedules: names of published schedules to compare with; None: all of them.
         cache: take points that were worked on for as long before as they are, and keep the others:
             a frontier that was interrupted goes on where it stopped.
@@ -123,7 +124,7 @@ def frontier(
         result = solve(
             profile, microbatches, limit, engine, time_limit, objective, seed,
             warm_start=before.schedule if before else None, on_incumbent=on_incumbent, workers=workers,
-            cache=cache,
+            evaluations=evaluations, cache=cache,
         )  # fmt: skip
         return Point(limit, result, result.status)
 
