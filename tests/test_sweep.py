@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import os
-import resource
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,25 +10,18 @@ import pytest
 import yaml
 
 from optpipe_sim import build, load_profile, simulate
-from optpipe_sim.errors import OptPipeError
 from optpipe_sim.study.experiment import load_experiment
-from optpipe_sim.study.figures import figure_names, save_figures
 from optpipe_sim.study.points import plan
 from optpipe_sim.study.run import points_folder, sweep
-from optpipe_sim.study.store import Record, Store
 from optpipe_sim.study.tables import (
     ENDINGS,
-    load_csv,
     load_manifest,
     load_table,
-    save_table,
-    table_names,
 )
 from optpipe_sim.study.tasks import load_task, task_names
 
 ROOT = Path(__file__).parent.parent
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*.yaml"))
-RESULTS = ROOT / "results"
 PROFILE = {
     "name": "tiny",
     "devices": 2,
@@ -43,22 +29,6 @@ PROFILE = {
     "offload": {"t_offload_ms": 1, "t_reload_ms": 1},
 }
 BASE = {"profile": PROFILE, "microbatches": 4}
-# a task of one's own: logs each call, and fails, dies or sleeps where it is told to
-ODD = """
-import os, time
-
-VERSION = 1
-
-def run(x: int, log: str, wait: float = 0.0, dies: int = -1) -> dict:
-    with open(log, "a") as file:
-        file.write(f"{x}\\n")
-    time.sleep(wait)
-    if x == dies:
-        os.kill(os.getpid(), 9)
-    if x == 5:
-        raise ValueError("five\\nis bad")
-    return {"square": x * x}
-"""
 
 
 @pytest.fixture
@@ -243,87 +213,6 @@ def test_committed_experiments_are_sound(path) -> None:
     assert {point.key for point in quick} != {point.key for point in points}
 
 
-# -- tables ---------------------------------------------------------------------------------------
-
-
-def test_both_files_hold_the_same_table_exactly(tmp_path) -> None:
-    rows = [
-        {"name": 'a, "b"\nc', "x": 0.1 + 0.2, "n": 2**53 + 1, "fits": True, "at": [1, [2.5, None]]},
-        {"name": None, "x": 3, "n": None, "fits": False, "late": float("inf"), "at": {"k": "v"}},
-    ]
-    paths = save_table(tmp_path, "t", rows, {"seed": 0, "seconds": [1.5, 2], "none": []})
-    assert [path.name for path in paths] == ["t.parquet", "t.csv", "t.manifest.json"]
-    loaded = load_table(tmp_path, "t")
-    columns = ["name", "x", "n", "fits", "at", "late"]
-    assert loaded == [{key: row.get(key) for key in columns} for row in rows]
-    texts = load_csv(paths[1])
-    assert [list(row) for row in texts] == [columns, columns]
-    kinds = {"x": float, "n": int, "late": float, "fits": "true".__eq__, "at": json.loads}
-    read = [
-        {key: kinds.get(key, str)(text) if text else None for key, text in row.items()}
-        for row in texts
-    ]
-    assert read == loaded
-    assert load_manifest(tmp_path, "t") == {"seed": 0, "seconds": [1.5, 2], "none": []}
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(path.name for path in paths)
-
-
-def test_truncated_files_are_one_line(tmp_path) -> None:
-    rows = [{"name": f"row {at}", "value": at} for at in range(100)]
-    for path in save_table(tmp_path, "t", rows, {"seed": 0}):
-        path.write_bytes(path.read_bytes()[: path.stat().st_size * 2 // 3 + 2])
-    readers = (load_table, lambda *at: load_csv(tmp_path / "t.csv"), load_manifest)
-    for reader, ending in zip(readers, ENDINGS, strict=True):
-        with pytest.raises(OptPipeError) as caught:
-            reader(tmp_path, "t")
-        assert f"t{ending}: " in str(caught.value)
-        assert "truncated?" in str(caught.value)
-
-
-def test_results_that_cannot_be_written_leave_those_of_before(tmp_path, monkeypatch) -> None:
-    save_table(tmp_path, "t", [{"a": 1}], {"seed": 0})
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    write, written = os.fdopen, []
-
-    def full(handle, mode):
-        written.append(handle)
-        if len(written) == 3:
-            os.close(handle)
-            raise OSError(28, "No space left on device")
-        return write(handle, mode)
-
-    monkeypatch.setattr(os, "fdopen", full)
-    with pytest.raises(
-        OptPipeError, match="the results cannot be written: No space left on device"
-    ):
-        save_table(tmp_path, "t", [{"a": 2}], {"seed": 1})
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
-
-
-def test_a_kept_point_that_is_not_whole_counts_as_none(tmp_path) -> None:
-    store = Store(tmp_path)
-    record = Record([{"a": 0.1}], None, 1.5, "2026-01-01")
-    store.put("abc", record)
-    store.put("abd", record)
-    path = tmp_path / "ab" / "abc.json"
-    whole = path.read_bytes()
-    assert store.find(["abc", "abd", "none"]) == ({"abc": record, "abd": record}, 0)
-    for damaged in (whole[:20], b"", b"\xff\xfe", b"[]", b"{}", whole.replace(b"abc", b"abd")):
-        path.write_bytes(damaged)
-        assert store.find(["abc", "abd"]) == ({"abd": record}, 1)
-
-
-def test_what_killed_writers_left_is_removed_once_it_is_old(tmp_path) -> None:
-    store = Store(tmp_path)
-    store.put("abc", Record([], None, 0.0, "2026-01-01"))
-    old, new = tmp_path / "ab" / ".abc.json.x1", tmp_path / "ab" / ".abc.json.x2"
-    for path in (old, new):
-        path.write_text("half a po")
-    os.utime(old, (time.time() - 7200, time.time() - 7200))
-    store.tidy()
-    assert sorted(path.name for path in (tmp_path / "ab").iterdir()) == [new.name, "abc.json"]
-
-
 # -- sweeps ---------------------------------------------------------------------------------------
 
 
@@ -445,162 +334,3 @@ def test_fast_results_lie_apart(write, command_line) -> None:
     assert not Path("results").exists()
     lacking = write("lacking")
     assert "lacking.yaml: fast: missing" in command_line(f"sweep {lacking.name} --fast").complaint
-
-
-# -- what goes wrong on the way -------------------------------------------------------------------
-
-
-class Running:
-    """`sweep` in a process of its own, with a task of one's own."""
-
-    def __init__(self, folder: Path, *options: str, limit_bytes: int = 0, **values: object) -> None:
-        (folder / "mine").mkdir(exist_ok=True)
-        (folder / "mine" / "__init__.py").touch()
-        (folder / "mine" / "odd.py").write_text(ODD)
-        self.log = folder / "log.txt"
-        data = {"name": "odd", "question": "?", "run": "mine.odd", "minutes": 1}
-        grid = {"x": list(range(12)), "log": str(self.log), **values}
-        (folder / "odd.yaml").write_text(yaml.safe_dump({**data, "grid": grid}))
-
-        def prepare() -> None:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-            if limit_bytes:  # no file may grow beyond: what a full disk is like
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "optpipe_sim", "sweep", "odd.yaml", "--jobs", "2", *options],
-            cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            preexec_fn=prepare,
-        )
-        self.store = folder / "results" / ".points"
-
-    def finished(self) -> int:
-        return len(list(self.store.glob("*/*.json")))
-
-    def until(self, points: int) -> None:
-        ends = time.monotonic() + 30
-        while self.finished() < points:
-            assert time.monotonic() < ends
-            assert self.process.poll() is None
-            time.sleep(0.01)
-
-    def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=60)
-        assert "Traceback" not in err
-        return self.process.returncode, out, err
-
-    def calls(self) -> list[int]:
-        return sorted(map(int, self.log.read_text().split()))
-
-
-def test_kill_9_loses_no_finished_point(tmp_path) -> None:
-    running = Running(tmp_path, wait=0.2)
-    running.until(3)
-    running.process.kill()
-    running.process.communicate(timeout=60)  # its workers end with it, and close its pipes
-    kept = running.finished()
-    assert 3 <= kept < 12
-    assert not (tmp_path / "results" / "odd.parquet").exists()
-    before = running.calls()
-    code, out, _ = Running(tmp_path, wait=0.2).end()
-    assert f"12 points: {12 - kept} ran, {kept} reused, 1 failed" in out
-    assert code == 1
-    assert len(running.calls()) == len(before) + 12 - kept
-    assert [row["square"] for row in load_table(tmp_path / "results", "odd")] == [
-        None if x == 5 else x * x for x in range(12)
-    ]
-
-
-def test_ctrl_c_keeps_what_is_finished_and_says_how_to_go_on(tmp_path) -> None:
-    running = Running(tmp_path, wait=0.2)
-    running.until(3)
-    os.killpg(running.process.pid, signal.SIGINT)
-    code, out, err = running.end()
-    assert (code, out) == (130, "")
-    assert "of 12 points of odd are finished and kept; the same command goes on from there" in err
-    assert err.count("\n") == 1
-    assert running.finished() >= 3
-
-
-def test_a_point_that_fails_or_kills_its_process_does_not_stop_the_others(tmp_path) -> None:
-    code, out, _ = Running(tmp_path, dies=3).end()
-    assert code == 1
-    assert "12 points: 12 ran, 0 reused, 2 failed" in out
-    rows = load_table(tmp_path / "results", "odd")
-    assert [row["x"] for row in rows] == list(range(12))
-    assert [row["square"] for row in rows if row["error"] is None] == [
-        x * x for x in range(12) if x not in (3, 5)
-    ]
-    assert "its process died" in rows[3]["error"]
-    assert rows[5]["error"] == "ValueError: five is bad"
-    again = Running(tmp_path, "--json", dies=3)
-    found = json.loads(again.end()[1])
-    assert (found["ran"], found["reused"], found["failed"]) == (0, 12, 2)
-    calls = again.calls()
-    found = json.loads(Running(tmp_path, "--json", "--retry-failed", dies=3).end()[1])
-    assert (found["ran"], found["reused"], found["failed"]) == (2, 10, 2)
-    assert set(again.calls()[len(calls) :]) <= set(range(12))
-    assert found["experiments"][0]["errors"][1]["error"] == "ValueError: five is bad"
-
-
-def test_a_full_disk_is_one_line(tmp_path) -> None:
-    code, out, err = Running(tmp_path, limit_bytes=64).end()
-    assert (code, out) == (2, "")
-    assert err.count("\n") == 1
-    assert "cannot be written: File too large" in err
-    assert "results/.points/" in err
-    code, out, _ = Running(tmp_path).end()
-    assert "12 ran, 0 reused" in out
-
-
-# -- figures, and what is committed ---------------------------------------------------------------
-
-
-def test_a_committed_experiment_gives_the_committed_table(tmp_path) -> None:
-    experiment = load_experiment(ROOT / "experiments" / "schedules_sweep.yaml")
-    sweep(experiment, tmp_path)
-    ours, theirs = ((at / "schedules_sweep.csv").read_text() for at in (tmp_path, RESULTS))
-    assert ours == theirs
-    assert load_table(tmp_path, "schedules_sweep") == load_table(RESULTS, "schedules_sweep")
-    assert ours.count("\n") == len(plan(experiment)) + 1
-
-
-@pytest.mark.parametrize("name", table_names(RESULTS))
-def test_committed_tables_are_whole_and_of_the_committed_experiment(name) -> None:
-    rows = load_table(RESULTS, name)
-    with (RESULTS / f"{name}.csv").open() as file:
-        assert len(list(csv.DictReader(file))) == len(rows) > 0
-    experiment = load_experiment(ROOT / "experiments" / f"{name}.yaml")
-    manifest = load_manifest(RESULTS, name)
-    assert manifest["points"] == len(plan(experiment))
-    assert manifest["failed"] == 0
-
-
-def test_every_figure_is_drawn_from_the_results_alone(tmp_path, command_line) -> None:
-    told = command_line(f"figures --from {RESULTS} --to new --json").json["files"]
-    names = [name for name in table_names(RESULTS) if name in figure_names()]
-    assert names
-    assert {Path(path).name.split(".")[0].split("-")[0] for path in told} == set(names)
-    assert {Path(path).suffix for path in told} == {".pdf", ".svg", ".png"}
-    assert b"/FontFile2" in Path("new/schedules_sweep.pdf").read_bytes()
-    again = save_figures(["schedules_sweep"], RESULTS, tmp_path / "again")
-    for path in again:  # no dates in them
-        assert path.read_bytes() == Path("new", path.name).read_bytes()
-
-
-def test_figures_that_cannot_be_drawn_are_one_line(command_line) -> None:
-    save_table("bad", "schedules_sweep", [{"schedule": "1f1b"}], {})
-    cases = {
-        "figures": "results: no tables with a figure here",
-        "figures schedules_sweep": "results/schedules_sweep.parquet: no such table; make it again",
-        "figures no_such": "no_such: no such figure; known are ",
-        "figures --from bad": "bad/schedules_sweep.parquet: the figure needs a column 'fits'",
-        "figures --format gif": "argument --format: 'gif' is none of pdf, svg, png",
-    }
-    for line, complaint in cases.items():
-        assert complaint in command_line(line).complaint

@@ -1,0 +1,88 @@
+"""Profiles as experiments give them: a file, a mapping or an estimate, with keys changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptPipeError
+from ..files import plain, read_mapping
+from ..profile import CostProfile
+from ..profile_io import load_profile, profile_to_json
+from ..units import BYTE_UNITS, TIME_UNITS
+
+# keys of a profile that say the same in another way
+_SAME = {"d2h_gb_per_s": "t_offload", "h2d_gb_per_s": "t_reload"}
+
+
+def profile_of(value: Any, folder: Path) -> CostProfile:
+    """A profile as an experiment gives it: a file (relative to the experiment's folder), a mapping
+    of the file format, or ``{file: ...}`` or ``{estimate: {model, machine, devices, ...}}`` with
+    keys of the format beside it that take the place of those there.
+
+    Raises:
+        OptPipeError: one line with what is wrong.
+    """
+    if isinstance(value, str):
+        value = {"file": value}
+    if not isinstance(value, dict):
+        raise OptPipeError(f"expected a file or a mapping, got {plain(value)!r}")
+    changes = dict(value)
+    if "file" in value and "estimate" in value:
+        raise OptPipeError("give file or estimate, not both")
+    if "file" in value:
+        path = folder / str(changes.pop("file"))
+        data = read_mapping(path)
+        data.setdefault("name", path.stem)
+        start = path.as_posix()
+    elif "estimate" in value:
+        data = _estimated(changes.pop("estimate"))
+        start = "estimate"
+    else:
+        return load_profile(value)
+    try:
+        return load_profile(changed(data, changes))
+    except OptPipeError as error:
+        raise OptPipeError(f"{start}: {error}") from None
+
+
+def _estimated(given: Any) -> dict[str, Any]:
+    from ..costs import estimate  # the costs' tables are not needed otherwise
+
+    if not isinstance(given, dict):
+        raise OptPipeError("estimate: expected model, machine, devices and so on")
+    try:
+        return profile_to_json(estimate(**plain(given)))
+    except TypeError as error:
+        what = (
+            str(error)
+            .removeprefix("estimate() ")
+            .replace("got an unexpected keyword argument", "unknown key")
+        )
+        raise OptPipeError(f"estimate: {what}") from None
+
+
+def _stem(key: str) -> str:
+    """A key without its unit; what says the same in another way has the same stem."""
+    if key in _SAME:
+        return _SAME[key]
+    units = (*TIME_UNITS, *BYTE_UNITS)
+    return next((key.removesuffix(unit) for unit in units if key.endswith(unit)), key)
+
+
+def changed(data: Any, changes: Mapping[str, Any], keep_null: bool = False) -> Any:
+    """A mapping with some keys replaced, whatever their unit; null takes a key away (or stays, for
+    a later change); in a list of mappings (stages) the change is made in each."""
+    if isinstance(data, list):
+        return [changed(entry, changes, keep_null) for entry in data]
+    made = dict(data)
+    for key, value in changes.items():
+        old = made.get(key)
+        for name in [name for name in made if _stem(str(name)) == _stem(key)]:
+            del made[name]
+        if isinstance(value, dict) and isinstance(old, dict | list):
+            made[key] = changed(old, value, keep_null)
+        elif value is not None or keep_null:
+            made[key] = value
+    return made
