@@ -114,7 +114,7 @@ def _draw(frontier: Frontier, ax: Axes) -> None:
     ax.set_ylabel(f"time per iteration ({unit})")
     shape = f"{frontier.profile.devices} devices, {frontier.microbatches} microbatches"
     ax.set_title(f"{frontier.profile.name}: {shape}", loc="left", pad=10)
-    _name(ax, names, list(zip(limits, times, strict=True)))
+    write_names(ax, names, list(zip(limits, times, strict=True)))
     ax.legend(loc="upper right", framealpha=0.9, frameon=True, edgecolor="none")
 
 
@@ -147,7 +147,7 @@ def _published(
     return {place: ", ".join(names) for place, names in sorted(places.items())}
 
 
-def _name(
+def write_names(
     ax: Axes, names: dict[tuple[float, float], str], marks: list[tuple[float, float]]
 ) -> None:
     """Write each name beside its point, at the first place of six that is free of other names and
