@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +11,10 @@ from hypothesis import given, settings
 from strategies import profiles
 from test_search import uniform
 
-from optpipe_sim import CostProfile, build, simulate
+from optpipe_sim import CostProfile, Schedule, build, simulate
 from optpipe_sim.analyse.check import check, check_trace
 from optpipe_sim.errors import NoSolution, OptPipeError, OutOfMemory
-from optpipe_sim.solve import SolveResult, solve
+from optpipe_sim.solve import SolveResult, auto, solve
 from optpipe_sim.solve.portfolio import Race, run_race
 from optpipe_sim.solve.problem import Problem, make_problem
 from optpipe_sim.solve.shapes import solve_any
@@ -125,6 +126,37 @@ def test_a_race_outlives_its_engines_and_keeps_to_its_time() -> None:
     assert race.failures == {"bad": "RuntimeError: no luck"}
     assert race.engine == "good"
     assert (race.bound_ns, race.variables, race.constraints) == (1, 2, 3)
+
+
+def _refuses(problem: Problem, report: Any, **arguments: Any) -> None:
+    raise NoSolution("too much to ask")
+
+
+def test_an_engine_alone_is_held_to_the_clock_and_its_refusal_is_raised(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(auto, "exact_job", lambda problem, report, **_: _sleeps(problem, report))
+    found = solve(uniform(4, 16), 8, 200, engine="cpsat", time_limit=1)
+    assert found.seconds < 5
+    monkeypatch.setattr(auto, "exact_job", _refuses)
+    with pytest.raises(NoSolution, match="too much to ask"):
+        solve(uniform(4, 16), 8, 200, engine="milp", time_limit=5)
+
+
+def test_what_any_shape_finds_is_saved_on_the_way(tmp_path: Path) -> None:
+    path = tmp_path / "best.json"
+    costs = []
+
+    def improved(schedule: Schedule, cost: int) -> None:
+        assert Schedule.load(path).programs == schedule.programs
+        costs.append(cost)
+
+    found = solve_any(uniform(4), 8, 300, time_limit=2, workers=1, save=path, on_incumbent=improved)
+    assert costs == [cost for _, cost in found.incumbents]
+    assert found.schedule is not None
+    assert Schedule.load(path).programs == found.schedule.programs
+    with pytest.raises(OptPipeError, match="warm start: a schedule is of one shape"):
+        solve_any(uniform(4), 8, 300, warm_start="best.json")
 
 
 def test_interrupted_it_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -289,10 +289,10 @@ def test_a_start_of_none_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
 
     starts = []
 
-    def job(problem: Any, report: Any, **arguments: Any) -> None:
-        starts.append(arguments["start"])
+    def run_race(race: Race, jobs: Any, until: float) -> None:
+        starts.append(jobs[0][2]["start"])
 
-    monkeypatch.setattr(auto, "search_job", job)
+    monkeypatch.setattr(auto, "run_race", run_race)
     for warm_start in (None, "none"):
         solve(load_profile(PROFILE), 6, 250, "search", 2, warm_start=warm_start)
     assert starts[0] is not None

@@ -24,18 +24,17 @@ Watch = Callable[["Race"], None]
 
 
 @contextmanager
-def watching(out: Out, title: str, seconds: float, threads: bool) -> Iterator[Watch]:
+def watching(out: Out, title: str, seconds: float) -> Iterator[Watch]:
     """A line on stderr that says how far a solver is; nothing where nobody watches.
 
-    `threads`: whether the line may move between news, in a thread of its own; not while engines
-    are started as copies of this process.
+    No thread of its own moves it: engines are started as copies of this process.
     """
     if out.json or out.quiet or not sys.stderr.isatty():
         yield lambda race: None
         return
     view = _View(title, seconds)
     console = Console(stderr=True)
-    with Live(view, console=console, transient=True, auto_refresh=threads) as live:
+    with Live(view, console=console, transient=True, auto_refresh=False) as live:
 
         def watch(race: Race) -> None:
             view.race = race

@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         watchers: list[Callable[[Race], None]] = []
         if arguments.log:
             watchers.append(Log(arguments.log))
-        live = watching(out, "solving", arguments.time_limit, threads=arguments.engine != "auto")
+        live = watching(out, "solving", arguments.time_limit)
         watchers.append(stack.enter_context(live))
         try:
             options = {
@@ -58,17 +58,14 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 "workers": arguments.workers,
                 "solver": arguments.solver,
                 "cache": not arguments.no_cache,
+                "save": arguments.save,
             }
             if any_shape:
-                result = solve_any(profile, arguments.microbatches, **options)
-            else:
-                result = solve(
-                    profile,
-                    arguments.microbatches,
-                    warm_start=start,
-                    save=arguments.save,
-                    **options,
+                result = solve_any(
+                    profile, arguments.microbatches, warm_start=arguments.warm_start, **options
                 )
+            else:
+                result = solve(profile, arguments.microbatches, warm_start=start, **options)
         except (OutOfMemory, NoSolution) as error:
             out.result(_nothing(arguments, error))
             raise

@@ -13,7 +13,7 @@ from ..schedule import Schedule
 from ..schedules.adaoffload import adaoffload
 from .cache import open_cache, recall, remember
 from .device_bounds import bounds_job
-from .jobs import cpsat_job, milp_job, search_job
+from .jobs import exact_job, search_job
 from .portfolio import Job, Race, run_race
 from .problem import make_problem
 from .result import SolveResult, make_result
@@ -24,6 +24,7 @@ from .tidy import tidy
 ENGINES = ("auto", "adaoffload", "search", "cpsat", "milp")
 HUNT_SHARE = 0.5  # of the time, at most, for the bounds by one device
 TIDY_SHARE = 0.1  # of the time limit, on top of it, to drop what is offloaded in vain
+GRACE_S = 1.0  # for an engine alone to hand in its bound after its time
 FIXED_SHARE = 0.3  # of the time, at most, to build the published schedules
 SMALL = 1500  # compute ops up to which CP-SAT is worth a process
 
@@ -110,11 +111,15 @@ def solve(
             run_race(race, _jobs(race, left, seed, cores, cold), time_limit)
         elif engine != "adaoffload" and not race.proven and left > 0:
             job, arguments = _job(engine, race, left, seed, cores, cold)
-            if engine == "search":
+            counted = engine == "search" and evaluations is not None
+            if counted:
                 arguments["evaluations"] = evaluations
             elif engine == "milp":
                 arguments["solver"] = solver
-            job(problem, lambda what, value: race.hear(engine, what, value), **arguments)
+            until = float("inf") if counted else time_limit + GRACE_S
+            run_race(race, [(engine, job, arguments)], until)
+            if race.refusal is not None:
+                raise race.refusal
     except KeyboardInterrupt:
         race.interrupted = True
         if race.best is None:
@@ -143,7 +148,7 @@ def _job(
     }
     if engine in ("search", "bounds"):
         return (search_job if engine == "search" else bounds_job), arguments
-    return (cpsat_job if engine == "cpsat" else milp_job), {**arguments, "cores": cores}
+    return exact_job, {**arguments, "engine": engine, "cores": cores}
 
 
 def _jobs(

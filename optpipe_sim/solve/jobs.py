@@ -62,33 +62,10 @@ def search_job(
         report("incumbent", best)
 
 
-def cpsat_job(
+def exact_job(
     problem: Problem,
     report: Report,
-    start: Schedule | None,
-    bound_ns: int,
-    seconds: float,
-    seed: int,
-    cores: int = 1,
-) -> None:
-    """CP-SAT: the exact model, for proofs and for what the search does not cover."""
-    from .cpsat import solve_cpsat
-
-    found = solve_cpsat(
-        problem,
-        seconds,
-        warm_start=start,
-        seed=seed,
-        workers=cores,
-        lower_bound_ns=bound_ns,
-        on_incumbent=lambda seconds, cost, schedule: report("incumbent", schedule),
-    )
-    _report_result(found, report)
-
-
-def milp_job(
-    problem: Problem,
-    report: Report,
+    engine: str,
     start: Schedule | None,
     bound_ns: int,
     seconds: float,
@@ -96,22 +73,32 @@ def milp_job(
     cores: int = 1,
     solver: str = "highs",
 ) -> None:
-    """OptPipe's MILP."""
-    from .milp import solve_milp
+    """An exact model, for proofs and for what the search does not cover: ``cpsat``, or ``milp``,
+    OptPipe's own, on a MILP solver."""
+    if engine == "cpsat":
+        from .cpsat import solve_cpsat
 
-    found = solve_milp(
-        problem,
-        seconds,
-        warm_start=start,
-        solver=solver,
-        seed=seed,
-        threads=cores,
-        on_incumbent=lambda schedule, *_: report("incumbent", schedule),
-    )
-    _report_result(found, report)
+        found = solve_cpsat(
+            problem,
+            seconds,
+            warm_start=start,
+            seed=seed,
+            workers=cores,
+            lower_bound_ns=bound_ns,
+            on_incumbent=lambda seconds, cost, schedule: report("incumbent", schedule),
+        )
+    else:
+        from .milp import solve_milp
 
-
-def _report_result(found: Any, report: Report) -> None:
+        found = solve_milp(
+            problem,
+            seconds,
+            warm_start=start,
+            solver=solver,
+            seed=seed,
+            threads=cores,
+            on_incumbent=lambda schedule, *_: report("incumbent", schedule),
+        )
     report("size", (found.variables, found.constraints))
     if found.status == "infeasible":
         report("infeasible", None)

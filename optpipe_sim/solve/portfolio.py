@@ -30,7 +30,8 @@ class Race:
         incumbents, bounds: (seconds, ns) of each improvement.
         infeasible: proven that nothing fits. `interrupted`: by Ctrl-C.
         variables, constraints: of the last model that an engine built.
-        failures: what stopped an engine, by its name.
+        failures: what stopped an engine, by its name. `refusal`: the last error among them that
+            says what the user should change.
         on_incumbent: called with each better schedule and its cost.
         watch: called with the race at every piece of news, and often while engines run.
     """
@@ -49,6 +50,7 @@ class Race:
     variables: int = 0
     constraints: int = 0
     failures: dict[str, str] = field(default_factory=dict)
+    refusal: OptPipeError | None = None
     on_incumbent: Callable[[Schedule, int], None] | None = None
     watch: Callable[[Race], None] | None = None
 
@@ -90,6 +92,8 @@ class Race:
         elif what == "size":
             self.variables, self.constraints = value
         elif what == "failed":
+            if isinstance(value, OptPipeError):
+                self.refusal, value = value, f"{type(value).__name__}: {value}"
             self.failures[engine] = value
 
     def prove(self, bound_ns: int, name: str) -> None:
@@ -166,7 +170,10 @@ def _work(
         function(problem, lambda what, value: news.put((engine, what, value)), **arguments)
     except KeyboardInterrupt:
         pass
+    except OptPipeError as error:
+        news.put((engine, "failed", error))
     except Exception as error:  # whatever it is, the others go on; the race says who failed
+        # as text: not every error can be sent as it is
         news.put((engine, "failed", f"{type(error).__name__}: {error}"))
     news.close()
     news.join_thread()

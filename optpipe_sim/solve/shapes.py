@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..errors import NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
+from ..schedule import Schedule
 from .auto import ENGINES, solve
 from .portfolio import Race
 from .problem import make_problem
@@ -39,6 +41,9 @@ def solve_any(
     *,
     time_limit: float = 60.0,
     objective: str = "flush",
+    warm_start: str | None = None,
+    on_incumbent: Callable[[Schedule, int], None] | None = None,
+    save: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> SolveResult:
     """`solve` over several numbers of chunks and placements; never worse than a published schedule
@@ -48,7 +53,8 @@ def solve_any(
     are solved in the order of what that gave, as long as their bound leaves hope, each for half
     of the time left. The lower bound is one for all of them: the least of theirs.
 
-    Args: as for `solve`; the arguments not named here are handed on.
+    Args: as for `solve`; the arguments not named here are handed on. `warm_start` can only be
+        ``none``: with it the engines start from nothing, not from the best published schedule.
 
     Raises:
         OutOfMemory, NoSolution: where no shape has a schedule.
@@ -56,6 +62,8 @@ def solve_any(
     engine = options.get("engine", "auto")
     if engine not in ENGINES:
         raise OptPipeError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
+    if warm_start not in (None, "none"):
+        raise OptPipeError("warm start: a schedule is of one shape; expected 'none' for any shape")
     began = time.monotonic()
     quick: list[tuple[SolveResult, CostProfile]] = []
     reasons: list[OptPipeError] = []
@@ -86,29 +94,39 @@ def solve_any(
     quick.sort(key=lambda entry: entry[0].objective_ns)
     best_found = quick[0][0]
     bounds = [found.lower_bound_ns for found, _ in quick]
-    incumbents = [(time.monotonic() - began, best_found.objective_ns)]
+    incumbents: list[tuple[float, int]] = []
     interrupted = False
+
+    def improved(schedule: Schedule, cost: int) -> None:
+        if not incumbents or cost < incumbents[-1][1]:
+            incumbents.append((time.monotonic() - began, cost))
+            if save is not None:
+                schedule.save(save)
+            if on_incumbent is not None:
+                on_incumbent(schedule, cost)
+
+    assert best_found.schedule is not None  # solve raises without one
+    improved(best_found.schedule, best_found.objective_ns)
     for at, (start, shaped) in enumerate(quick):
         left = time_limit - (time.monotonic() - began)
         if left <= 0 or interrupted or bounds[at] >= best_found.objective_ns:
             continue
-        opened = time.monotonic() - began
         found = solve(
             shaped,
             microbatches,
             memory_limit,
             time_limit=left if at == len(quick) - 1 else left / 2,
             objective=objective,
-            warm_start=start.schedule,
+            warm_start=warm_start or start.schedule,
+            on_incumbent=improved,
             **options,
         )
         bounds[at] = max(bounds[at], found.lower_bound_ns)
-        for seconds, cost in found.incumbents:
-            if cost < incumbents[-1][1]:
-                incumbents.append((opened + seconds, cost))
         if found.objective_ns < best_found.objective_ns:
             best_found = found
         interrupted = found.info["interrupted"]
+    if save is not None and best_found.schedule is not None:
+        best_found.schedule.save(save)  # tidied, where that is possible
     bound = min(bounds)
     return replace(
         best_found,
