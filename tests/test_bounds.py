@@ -217,12 +217,15 @@ def test_the_cheaper_backward_counts() -> None:
 
 def test_fill_by_hand() -> None:
     # Device 0 of two may hold one activation and offload none: F0, then it waits for B0 at 10 + 1 +
-    # 10 + 11 + 1 = 33 ns, and still has three microbatches less one F to do.
+    # 10 + 11 + 1 = 33 ns, and still has three microbatches less one F to do. After the last F it
+    # waits another 23 ns, with nothing to do but a W of 9 ns at best, and none when memory is full.
     profile = replace(uniform(2), offload=None, memory_limit=(100, 1000))
-    assert fill_and_drain(profile, 3) == 33 + 3 * 30 - 10
-    # With copies of 30 ns the second F starts at 10 + 30 and ends at 50: no better.
+    assert fill_and_drain(profile, 3) == 33 + 3 * 30 - 10 + 23
+    assert fill_and_drain(replace(profile, memory_limit=(150, 1000)), 3) == 33 + 3 * 30 - 10 + 14
+    # With copies of 30 ns the second F starts at 10 + 30 and ends at 50: no better; but after the
+    # last one a backward can start 30 ns after it did, 3 ns before its own.
     slow = uniform(2, copy_ns=30)
-    assert fill_and_drain(replace(slow, memory_limit=(100, 1000)), 3) == 33 + 3 * 30 - 10
+    assert fill_and_drain(replace(slow, memory_limit=(100, 1000)), 3) == 33 + 3 * 30 - 10 + 20
     # With copies of 8 ns it ends at 28, in time.
     fast = uniform(2, copy_ns=8)
     assert fill_and_drain(replace(fast, memory_limit=(100, 1000)), 3) == 33 + 3 * 30 - 20

@@ -15,8 +15,9 @@ from strategies import SEEDS, limited, profiles, schedules
 from test_adaoffload import any_setting, uniform
 
 from optpipe_sim import CostProfile, simulate
-from optpipe_sim.analyse.bound_lp import configuration_bound, configurations
+from optpipe_sim.analyse.bound_lp import configuration_bound
 from optpipe_sim.analyse.bounds import lower_bound
+from optpipe_sim.analyse.configurations import configurations
 from optpipe_sim.analyse.device import OneDevice, one_device
 from optpipe_sim.analyse.device_core import NEVER
 from optpipe_sim.analyse.device_prices import prices

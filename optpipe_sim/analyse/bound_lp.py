@@ -1,28 +1,34 @@
-"""The configuration LP: how long a device spends in each combination of what runs at the same time.
+"""The configuration LP: how long devices spend in each combination of what runs at the same time.
 
-At every moment a device is in one *configuration*: its compute stream runs F, B, W or BW of one of its
-stages or nothing, its O engine moves an activation of some stage or none, and so its R
-engine. All that runs holds memory (F, B, BW, O and R their act_bytes, W its w_bytes, each
-of another microbatch), so not all configurations are possible, and each leaves some *room* for activations
-that only wait. The time is cut in three: until the first backward starts (only F, O and R run), until the
-last one has ended, and the rest (only W's).
+The *events* of a device's stages, the start of the first F and B, and of the last F and B, of each, come
+in an order that is known: dependencies put the first F's in model order, then the first B's in the
+reverse, and the last ones likewise; and that the first half comes before the second only fails where
+all F's of the lowest stage s start before any B of it, a case of its own. Events cut the time
+into *phases*. Devices that share a host link go into one LP, with the events of them all.
 
-Proof. Read off a schedule how long each configuration lasts in each part, how many microbatches of each
-stage are offloaded and how many have BW. These numbers satisfy the rows below, so the least T that any
-numbers allow is a bound.
+Proof. Read off a schedule how long each configuration lasts in each phase on each device, how many
+microbatches of each stage are offloaded and how many have BW. These numbers satisfy the rows below, so the
+least T that any numbers allow is a bound.
 
-- Every kind of op gets its time: m F's, O and R of those offloaded, B and W of those without BW, and BW.
-- Waiting: from the end of F to the start of its backward passes at least ``delay``; an activation that
+- *Kinds*: F, O and R of a stage run only between its first F and its last B, B and W only after its
+  first B; from the start of the last F (B) on one F (B or BW) of the stage runs.
+- *Ops*: F takes m times its time, O and R as often as microbatches are offloaded, B, W and BW likewise.
+- *Chains*: between two events at least the chain of F's, B's and hops lies that leads from one stage to
+  the other.
+- *Levels*: at each event what has been allocated and not released fits; where an F starts, it as
+  well. An op that runs counts as begun and as ended by the part of its time that is over:
+  it allocates when it starts and releases when it ends, so that this makes it less. (Where they cannot
+  hold, an activation above the limit costs more time than all work: that case is no cheaper.)
+- *Order*: no more B's than F's, less those on the host; no more R's than O's, no more W's than B's; each F
+  no more often than that of the stage before, each B no more often than that of the stage after.
+- *Waiting*: from the end of F to the start of its backward passes at least ``delay``; an activation that
   stays holds act_bytes all the while, an offloaded one what cannot be moved, O and R aside. Summed up
-  that is at most the room summed over time. Room counts in whole activations: the largest sum of
-  act_bytes (and of what cannot be moved) that fits beside what runs.
-- The first part lasts at least until a backward can start. While the first F of it runs there is nothing to
-  copy. When its last F starts, the act_bytes of all its F's fit into the capacity and what O's have
-  given back.
-- T is no less than the head and all three parts, nor than the head, the first two and the tail. The third
-  holds no more W's than `OneDevice.after_ns`.
-- On a link shared by several devices their transfers take turns, all of them after the earliest first F has
-  ended (makespan only: the clocks of spans differ).
+  that is at most the room summed over time, less what is `_empty`.
+- *Ends*: what `ends` says about idle time before the first backward and after the last forward, and
+  `OneDevice.after_ns` about W's after the last backward.
+- *Links*: in each phase the transfers of devices on one link take turns.
+- T is no less than the head and all phases, nor than the head, the phases up to the last B and its tail.
+  For a span it is what lies between a device's own first F and last B, and what it computes from then on.
 
 The LP is solved in floating point; its dual prices are then rounded and what they prove is worked out in
 integers, so that no tolerance of the solver gets into the bound.
@@ -30,166 +36,22 @@ integers, so that no tolerance of the solver gets into the bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
 
 from ..profile import CostProfile
-from ..stage_cost import StageCost
+from .chains import Chains, back_ns
+from .configurations import Configuration, Part, configurations, lasts_ns, waits
 from .device import OneDevice, one_device
 from .linear import Linear
 
-NOTHING = ("", 0)
-MOST_STAGES = 6  # per device; with more there are thousands of configurations
-MANY = 1 << 20
-Part = tuple[str, int]
-
-
-@dataclass(frozen=True)
-class Configuration:
-    """What runs at the same time, as (kind, stage index), and the bytes left for what waits."""
-
-    parts: tuple[Part, ...]
-    room: int
-
-    def has(self, kind: str, s: int) -> bool:
-        return (kind, s) in self.parts
-
-
-def configurations(device: OneDevice) -> Iterator[Configuration]:
-    """Those that fit into the device's memory."""
-    stages = range(len(device.stages))
-    copies = [s for s in stages if device.offloads and device.costs[s].offloadable]
-    rest = [cost.act_bytes - cost.offloadable for cost in device.costs]
-    sizes = {cost.act_bytes for cost in device.costs} | {rest[s] for s in copies}
-    computes = [NOTHING, *((kind, s) for s in stages for kind in ("F", "B", "W", "BW"))]
-    for compute in computes:
-        for out in [NOTHING, *(("O", s) for s in copies)]:
-            for back in [NOTHING, *(("R", s) for s in copies)]:
-                if device.exclusive and out[0] and back[0]:
-                    continue
-                parts = tuple(part for part in (compute, out, back) if part[0])
-                room = device.capacity - sum(_held(device, part) for part in parts)
-                if room >= 0:
-                    yield Configuration(parts, _reach(sizes, room))
-
-
-def _held(device: OneDevice, part: Part) -> int:
-    cost = device.costs[part[1]]
-    return cost.w_bytes if part[0] == "W" else cost.act_bytes
-
-
-def _lasts(cost: StageCost, kind: str) -> int:
-    return {
-        "F": cost.t_f_ns,
-        "B": cost.t_b_ns,
-        "W": cost.t_w_ns,
-        "BW": cost.fused_ns,
-        "O": cost.t_offload_ns or 0,
-        "R": cost.t_reload_ns or 0,
-    }[kind]
-
-
-def _reach(sizes: Iterable[int], room: int) -> int:
-    """The largest sum of sizes (each as often as wanted) within `room`; or `room`, where that would be
-    long to find out."""
-    wanted = [size for size in sizes if 0 < size <= room]
-    if not wanted:
-        return 0
-    if len(wanted) == 1:
-        return room // wanted[0] * wanted[0]
-    sums = {0}
-    for size in wanted:
-        sums = {one + n * size for one in sums for n in range((room - one) // size + 1)}
-        if len(sums) > 2000:
-            return room
-    return max(sums)
-
-
-def add_ops(
-    model: Linear,
-    device: OneDevice,
-    uses: Sequence[tuple[Configuration, int]],
-    coming: int,
-    hosted: int,
-    waiting: Sequence[tuple[int, int]],
-) -> list[int]:
-    """The rows of ops and of waiting; `uses`: configurations and the variables of their times.
-
-    `coming` microbatches per stage with all their ops, `hosted` whose activation is on the host
-    already; `waiting`: see `waits`. Six rows per stage (F, B, W, BW, O, R), then the row of waiting. Returns, per stage, the
-    variable of how many are offloaded.
-    """
-    held, gone = 0, []
-    room = [(variable, one.room) for one, variable in uses]
-    both = coming + hosted
-    for s, cost in enumerate(device.costs):
-        moves = model.variable(coming if device.offloads and cost.offloadable else 0)
-        fused = model.variable(both if cost.fused_ns < cost.t_b_ns + cost.t_w_ns else 0)
-        gone.append(moves)
-        for kind, count, variable, each in (
-            ("F", coming, fused, 0),
-            ("B", both, fused, 1),
-            ("W", both, fused, 1),
-            ("BW", 0, fused, -1),
-            ("O", 0, moves, -1),
-            ("R", hosted, moves, -1),
-        ):
-            lasts = _lasts(cost, kind)
-            terms = [(used, 1) for one, used in uses if (kind, s) in one.parts]
-            model.at_least([*terms, (variable, each * lasts)], count * lasts)
-        stays, leaves = waiting[s]
-        held += coming * stays
-        room.append((moves, stays - leaves))
-    model.at_least(room, held)
-    return gone
-
-
-def waits(device: OneDevice, s: int) -> tuple[int, int]:
-    """The byte-ns that an activation waits for its backward at least: if it stays, and if it is
-    offloaded (beside O and R)."""
-    cost, delay = device.costs[s], device.delay[s]
-    copies = _lasts(cost, "O") + _lasts(cost, "R")
-    rest = cost.act_bytes - cost.offloadable
-    stays = delay * cost.act_bytes
-    return stays, min(stays, rest * max(0, delay - copies))
-
-
-def _add_device(model: Linear, device: OneDevice) -> list[int]:
-    """The rows of one device, its clock and its tail; see the module. Returns what `add_ops` does."""
-    every = list(configurations(device))
-    fill = [
-        (one, model.variable())
-        for one in every
-        if not any(kind in ("B", "W", "BW") for kind, _ in one.parts)
-    ]
-    middle = [(one, model.variable()) for one in every]
-    drain = [(Configuration((("W", s),), 0), model.variable()) for s in range(len(device.stages))]
-    waiting = [waits(device, s) for s in range(len(device.stages))]
-    gone = add_ops(model, device, [*fill, *middle, *drain], device.microbatches, 0, waiting)
-    head, first_back = int(device.releases[0, 0]), int(device.backs[-1, 0])
-    before = [(variable, -1) for _, variable in (*fill, *middle)]
-    after = [(variable, -1) for _, variable in drain]
-    model.at_least([(0, 1), *before, *after], head)
-    model.at_least([(0, 1), *before], head + int(device.tails[0, -1]))
-    model.at_least(after, -device.after_ns)
-    model.at_least([(variable, 1) for _, variable in fill], first_back - head)
-    first = [(variable, 1) for one, variable in fill if one.parts == (("F", 0),)]
-    model.at_least(first, device.costs[0].t_f_ns)
-    # bytes of the F's and of the O's in the first part, per ns, both rounded to the safe side
-    level = []
-    for one, variable in fill:
-        taken = given = 0
-        for kind, s in one.parts:
-            cost = device.costs[s]
-            if kind == "F":
-                taken = cost.act_bytes * MANY // cost.t_f_ns
-            elif kind == "O":
-                given = -(-cost.offloadable * MANY // max(1, _lasts(cost, "O")))
-        level.append((variable, given - taken))
-    timeless = any(c.offloadable and not c.t_offload_ns for c in device.costs) and device.offloads
-    if not timeless:
-        model.at_least(level, -device.capacity * MANY)
-    return gone
+MOST_STAGES = 6  # per device or link; with more there are thousands of configurations
+MANY = 1 << 70  # counts of ops are in 1/MANY where their times do not divide
+COMPUTE = ("F", "B", "W", "BW")
+Event = tuple[str, str, int]  # first or last, F or B, stage
+Terms = list[tuple[int, int]]
 
 
 def configuration_bound(
@@ -200,38 +62,304 @@ def configuration_bound(
 ) -> int:
     """The best that the configuration LP proves, in ns; 0 without a limit."""
     limits = profile.limits(memory_limit)
-    if limits is None or _widest(profile) > MOST_STAGES:
+    if limits is None:
         return 0
-    devices = [
+    every = [
         one_device(profile, microbatches, d, objective, limits) for d in range(profile.devices)
     ]
-    if any(not device.possible for device in devices):
+    if not all(device.possible for device in every):
         return 0
-    alone = objective == "span" or profile.offload is None
-    groups = [(d,) for d in range(profile.devices)] if alone else profile.host_links
+    groups: list[tuple[int, ...]] = [(d,) for d in range(profile.devices)]
+    if profile.offload is not None:
+        groups += [tuple(sorted(link)) for link in profile.host_links if len(link) > 1]
     best = 0
     for group in groups:
-        model = Linear()
-        gone = [(devices[d], _add_device(model, devices[d])) for d in group]
-        if len(group) > 1:
-            _add_link(
-                model, gone, profile.offload is not None and profile.offload.host_link == "single"
-            )
-        best = max(best, model.proven())
+        devices = [every[d] for d in group]
+        if sum(len(device.stages) for device in devices) <= MOST_STAGES:
+            best = max(best, _group_bound(profile, devices, objective))
     return best
 
 
-def _widest(profile: CostProfile) -> int:
-    return max(profile.placement.count(d) for d in range(profile.devices))
+def _group_bound(profile: CostProfile, devices: Sequence[OneDevice], objective: str) -> int:
+    """What devices prove together: the less of the two cases of the module."""
+    chains = Chains(profile, objective)
+    stages = sorted(s for device in devices for s in device.stages)
+    low = min(devices, key=lambda device: device.stages[0])
+    alone = _bound(profile, chains, [low], early_events(stages[0]))
+    if low.microbatches == 1:
+        return alone
+    return min(alone, _bound(profile, chains, devices, usual_events(stages)))
 
 
-def _add_link(model: Linear, gone: Sequence[tuple[OneDevice, list[int]]], single: bool) -> None:
-    """The transfers of a link's devices take turns after the first F of them has ended."""
-    start = min(int(one.releases[0, 0]) + one.costs[0].t_f_ns for one, _ in gone)
-    for kinds in (("O", "R"),) if single else (("O",), ("R",)):
-        taken = [
-            (moves, -sum(_lasts(cost, kind) for kind in kinds))
-            for one, variables in gone
-            for cost, moves in zip(one.costs, variables, strict=True)
+def usual_events(stages: Sequence[int]) -> list[Event]:
+    """The order of events of stages where a B of the lowest comes before its last F."""
+    half = [("F", s) for s in stages] + [("B", s) for s in reversed(stages)]
+    return [(which, kind, s) for which in ("first", "last") for kind, s in half]
+
+
+def early_events(s: int) -> list[Event]:
+    """The order of events of a stage all F's of which come before its first B."""
+    return [("first", "F", s), ("last", "F", s), ("first", "B", s), ("last", "B", s)]
+
+
+def _bound(
+    profile: CostProfile, chains: Chains, devices: Sequence[OneDevice], events: Sequence[Event]
+) -> int:
+    work = max(d.microbatches * sum(cost.work_ns for cost in d.costs) for d in devices)
+    model = Linear(unit=work)
+    above = model.variable(sum(d.microbatches * len(d.stages) for d in devices))
+    dear = (
+        above,
+        -work,
+    )  # so dear is an activation above the limit, where rows cannot hold otherwise
+    phases = [model.variable() for _ in events]  # each from its event to the next, or to the end
+    parts = [_Device(model, device, events, above) for device in devices]
+    first, low = {event: k for k, event in enumerate(events)}, events[0][2]
+    for (which, kind, s), k in first.items():
+        for later in range(k + 1, len(events)):
+            if events[later][0] == which:
+                chain = _start(chains, events[later]) - _start(chains, (which, kind, s))
+                model.at_least([(phases[at], 1) for at in range(k, later)], chain)
+                break
+    if chains.objective == "flush":
+        everything = [(0, 1), dear, *((phase, -1) for phase in phases)]
+        model.at_least(everything, chains.head(low))
+        tail = back_ns(profile.stages[low]) + (chains.tail(low) if low else 0)
+        model.at_least(everything[:-1], chains.head(low) + tail)
+    for part in parts:
+        part.add_rows(phases)
+        if chains.objective == "span":
+            begin, end = part.at["first", "F", part.low], part.at["last", "B", part.low]
+            busy = [
+                (variable, -1)
+                for used in part.uses[end:]
+                for one, variable in used
+                if any(kind in COMPUTE for kind, _ in one.parts)
+            ]
+            between = [(phases[k], -1) for k in range(begin, end)]
+            model.at_least([(0, 1), dear, *between, *busy], 0)
+    _add_order(model, parts)
+    if len(devices) > 1 and profile.offload is not None:
+        single = profile.offload.host_link == "single"
+        for kinds in (("O", "R"),) if single else (("O",), ("R",)):
+            for k, phase in enumerate(phases):
+                used = [
+                    (variable, -sum(kind in kinds for kind, _ in one.parts))
+                    for part in parts
+                    for one, variable in part.uses[k]
+                ]
+                model.at_least([(phase, 1), *used], 0)
+    return model.proven()
+
+
+def _start(chains: Chains, event: Event) -> int:
+    _, kind, s = event
+    return chains.forward_from(s) if kind == "F" else chains.until_back(s)
+
+
+def _add_order(model: Linear, parts: Sequence[_Device]) -> None:
+    """No stage is ahead of the one before it (F), or after it (B)."""
+    place = {s: (part, i) for part in parts for s, i in part.tracked.items()}
+    stages = sorted(place)
+    for s, t in pairwise(stages):
+        (below, i), (above, j) = place[s], place[t]
+        for k in range(below.at["first", "F", t] + 1, below.at["last", "B", t] + 1):
+            model.at_least([*below.done("F", i, k, up=True), *_less(above.done("F", j, k))], 0)
+            done = above.done("B", j, k, up=True) + above.done("BW", j, k, up=True)
+            model.at_least(done + _less(below.done("B", i, k) + below.done("BW", i, k)), 0)
+
+
+def _less(terms: Iterable[tuple[int, int]]) -> Terms:
+    return [(variable, -factor) for variable, factor in terms]
+
+
+@dataclass
+class _Device:
+    """The variables of one device: for each phase its configurations and how long each lasts."""
+
+    model: Linear
+    device: OneDevice
+    events: Sequence[Event]
+    above: int
+    uses: list[list[tuple[Configuration, int]]] = field(init=False)
+    timeless: dict[Part, list[int]] = field(init=False)  # kinds that take no time, per phase
+
+    def __post_init__(self) -> None:
+        every = [
+            one
+            for one in configurations(self.device)
+            if all(lasts_ns(self.device.costs[s], kind) for kind, s in one.parts)
         ]
-        model.at_least([(0, 1), *taken], start)
+        self.uses = [
+            [
+                (one, self.model.variable())
+                for one in every
+                if all(self._may_run(kind, i, k) for kind, i in one.parts)
+            ]
+            for k in range(len(self.events))
+        ]
+        most = self.device.microbatches
+        self.timeless = {
+            (kind, i): [self.model.variable(most) for _ in self.events]
+            for i, cost in enumerate(self.device.costs)
+            for kind in ("W", "O", "R")
+            if not lasts_ns(cost, kind)
+        }
+
+    @cached_property
+    def at(self) -> dict[Event, int]:
+        return {event: k for k, event in enumerate(self.events)}
+
+    @cached_property
+    def tracked(self) -> dict[int, int]:
+        """The stages that have events, and which of the device they are."""
+        return {s: i for i, s in enumerate(self.device.stages) if ("first", "F", s) in self.at}
+
+    @property
+    def low(self) -> int:
+        return self.device.stages[0]
+
+    def _may_run(self, kind: str, i: int, k: int) -> bool:
+        s = self.device.stages[i]
+        if s not in self.tracked:
+            return True
+        if kind in ("F", "O", "R"):
+            return self.at["first", "F", s] <= k < self.at["last", "B", s]
+        return k >= self.at["first", "B", s]
+
+    def times(self, kind: str, i: int, begin: int, end: int) -> Terms:
+        """What an op's runs in some phases last; where they take no time, how many they are."""
+        if (kind, i) in self.timeless:
+            return [(variable, 1) for variable in self.timeless[kind, i][begin:end]]
+        return [
+            (variable, 1)
+            for used in self.uses[begin:end]
+            for one, variable in used
+            if (kind, i) in one.parts
+        ]
+
+    def done(self, kind: str, i: int, end: int, *, up: bool = False) -> Terms:
+        """How many of an op have run before a phase, in 1/MANY, rounded down or up."""
+        lasts = lasts_ns(self.device.costs[i], kind) or 1
+        each = -(-MANY // lasts) if up else MANY // lasts
+        return [(variable, each) for variable, _ in self.times(kind, i, 0, end)]
+
+    def add_rows(self, phases: Sequence[int]) -> None:
+        """All rows that tell of this device alone."""
+        for phase, used in zip(phases, self.uses, strict=True):
+            self.model.at_least([(phase, 1), *((variable, -1) for _, variable in used)], 0)
+        self._add_ops()
+        for k in range(1, len(self.events)):
+            self._add_level(k)
+        self._add_ends(phases)
+
+    def _equal(self, terms: Terms, right: int) -> None:
+        self.model.at_least(terms, right)
+        self.model.at_least(_less(terms), -right)
+
+    def _add_ops(self) -> None:
+        device, model, count = self.device, self.model, len(self.events)
+        m, held = device.microbatches, _empty(device)
+        room = [(variable, one.room) for used in self.uses for one, variable in used]
+        for i, cost in enumerate(device.costs):
+            moves = model.variable(m if device.offloads and cost.offloadable else 0)
+            fused = model.variable(m if cost.fused_ns < cost.t_b_ns + cost.t_w_ns else 0)
+            for kind, number, variable, each in (
+                ("F", m, fused, 0),
+                ("B", m, fused, 1),
+                ("W", m, fused, 1),
+                ("BW", 0, fused, -1),
+                ("O", 0, moves, -1),
+                ("R", 0, moves, -1),
+            ):
+                lasts = lasts_ns(cost, kind) or 1
+                self._equal(
+                    [*self.times(kind, i, 0, count), (variable, each * lasts)], number * lasts
+                )
+            stays, leaves = waits(device, i)
+            held += m * stays
+            room.append((moves, stays - leaves))
+        model.at_least(room, held)
+        for s, i in self.tracked.items():
+            cost = device.costs[i]
+            begin = self.at["last", "F", s]
+            self._equal(self.times("F", i, begin, count), cost.t_f_ns)
+            begin = self.at["last", "B", s]
+            whole = [(v, cost.t_b_ns) for v, _ in self.times("BW", i, begin, count)]
+            split = [(v, cost.fused_ns) for v, _ in self.times("B", i, begin, count)]
+            self._equal(whole + split, cost.t_b_ns * cost.fused_ns)
+
+    def _add_level(self, k: int) -> None:
+        """Memory when an event comes, and which ops come after which."""
+        _, kind, s = self.events[k]
+        starts = (
+            self.device.costs[self.tracked[s]].act_bytes if kind == "F" and s in self.tracked else 0
+        )
+        level: Terms = [(self.above, max(cost.act_bytes for cost in self.device.costs) * MANY)]
+        for i, cost in enumerate(self.device.costs):
+            forward, back = self.done("F", i, k), self.done("B", i, k)
+            out, home = self.done("O", i, k), self.done("R", i, k)
+            for terms, size in (
+                (self.done("B", i, k, up=True), cost.act_bytes - cost.w_bytes),
+                (self.done("W", i, k, up=True), cost.w_bytes),
+                (self.done("BW", i, k, up=True), cost.act_bytes),
+                (self.done("O", i, k, up=True), cost.offloadable),
+                (forward, -cost.act_bytes),
+                (home, -cost.offloadable),
+            ):
+                level += [(variable, factor * size) for variable, factor in terms]
+            up = {name: self.done(name, i, k, up=True) for name in ("F", "B", "O", "R")}
+            backs = back + self.done("BW", i, k)
+            self.model.at_least(up["F"] + up["R"] + _less(backs + out), 0)
+            self.model.at_least(up["O"] + _less(home), 0)
+            self.model.at_least(up["B"] + _less(self.done("W", i, k)), 0)
+        self.model.at_least(level, (starts - self.device.capacity) * MANY)
+
+    def _add_ends(self, phases: Sequence[int]) -> None:
+        device, model, low = self.device, self.model, self.low
+        last = self.at["last", "B", low]
+        after = [
+            term
+            for i in range(len(device.stages))
+            if ("W", i) not in self.timeless
+            for term in self.times("W", i, last, len(self.events))
+        ]
+        model.at_least(_less(after), -device.after_ns)
+        first = [
+            (variable, 1)
+            for used in self.uses[: self.at["first", "B", low]]
+            for one, variable in used
+            if one.parts == (("F", 0),)
+        ]
+        model.at_least(first, device.costs[0].t_f_ns)  # there is nothing to copy during the first F
+        if len(device.stages) == 1 and self.at["first", "B", low] < self.at["last", "F", low]:
+            for begin, end, idle in (
+                (self.at["first", "F", low], self.at["first", "B", low], device.before_ns),
+                (self.at["last", "F", low], last, device.last.before),
+            ):
+                work = [
+                    (variable, -1)
+                    for used in self.uses[begin:end]
+                    for one, variable in used
+                    if any(kind in COMPUTE for kind, _ in one.parts)
+                ]
+                model.at_least([*((phases[k], 1) for k in range(begin, end)), *work], idle)
+
+
+def _empty(device: OneDevice) -> int:
+    """Byte-ns of room that nothing can fill: while the j-th F runs (or the j-th backward but the
+    last ones) there are no more than j activations on the device."""
+    act = max(cost.act_bytes for cost in device.costs)
+    if not act:
+        return 0
+    empty = 0
+    for kinds in (("F",), ("B", "BW")):
+        lasts = min(lasts_ns(cost, kind) for cost in device.costs for kind in kinds)
+        least = min(
+            one.room + sum(device.costs[i].act_bytes for _, i in one.parts)
+            for one in configurations(device)
+            if any(kind in kinds for kind, _ in one.parts)
+        )
+        for count in range(1, device.microbatches * len(device.stages) + 1):
+            empty += max(0, least - count * act) * lasts
+    return empty

@@ -13,15 +13,12 @@ s_1.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from fractions import Fraction
-from functools import cached_property
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from ..errors import OptPipeError
 from ..profile import CostProfile
-from ..stage_cost import StageCost
-from ..trace import OBJECTIVES
+from .chains import Chains, knapsack, pending_w_ns
+from .ends import after_last_forward, wait_of_many, waits_of_one
 
 
 class Bound(NamedTuple):
@@ -63,7 +60,7 @@ def naive(profile: CostProfile, microbatches: int, objective: str = "flush") -> 
     Proof: the first op of d is an F of s_1, which ends a chain of F's and messages; from then on
     the device works for at least m work(d). A span has no such head start.
     """
-    chains = _Chains(profile, objective)
+    chains = Chains(profile, objective)
     return max(
         chains.head(stages[0]) + microbatches * chains.work(stages)
         for stages in chains.stages_of.values()
@@ -77,7 +74,7 @@ def one_microbatch(profile: CostProfile, objective: str = "flush") -> int:
     follow one another, messages between. For the makespan a = 0 and any b; for a span a = b, the
     lowest stage of a device: both ends of the chain are ops of that device.
     """
-    chains = _Chains(profile, objective)
+    chains = Chains(profile, objective)
     if objective == "span":
         return max(
             chains.until_back(stages[0])
@@ -122,6 +119,15 @@ def fill_and_drain(
     they release at most the fractional optimum for that time, and F's of so many bytes last at most
     the fractional optimum for these.
 
+    *After the last F, one stage*: let its last F start at s, within e - s = F, and let t <= s, so that
+    nothing before t is counted twice. The microbatch of that F comes back no sooner than delay D after e.
+    Until e + D the device runs B's and W's of others only: when s comes, others' activations and w_bytes
+    of pending W's lie within cap(d) - act, and what is on the host has a B no sooner than its R, granted after
+    s, has ended, the n-th of them no sooner than n R after s. What all that lasts at most is less than D by
+    some idle time. After the last B, which ends after e + D, a device idles q - u, as before. Or else
+    all of it is added up until e + D + B + q, its own microbatch included. If t > s, all m F's come
+    before t (n = m), and only q - u is counted.
+
     For a span all times count from the first F of d, to which the chain to t goes back as well (the
     first backward's microbatch came by s_1 no earlier); q is 0.
     """
@@ -152,7 +158,7 @@ def fill_and_drain_parts(
     memory_limit: int | Sequence[int] | None = None,
 ) -> list[Parts]:
     """The bound `fill_and_drain`, device by device."""
-    chains = _Chains(profile, objective)
+    chains = Chains(profile, objective)
     limits = profile.limits(memory_limit)
     parts = []
     for d, stages in sorted(chains.stages_of.items()):
@@ -161,18 +167,42 @@ def fill_and_drain_parts(
         first_back = chains.until_back(stages[-1]) - (
             chains.forward_from(stages[0]) if objective == "span" else 0
         )
+        tail = weights = 0
+        if objective == "flush" and stages[0] > 0:
+            tail = chains.tail(stages[0])
+            weights = pending_w_ns(profile, stages, microbatches, capacity)
+        after = max(0, tail - weights)
         if capacity is None or capacity < max(profile.stages[s].act_bytes for s in stages):
             wait = head  # no limit, or one that nothing keeps
         elif len(stages) == 1:
-            wait = _wait_of_one(profile, stages[0], microbatches, capacity, head, first_back)
+            wait, after = _one_stage(
+                profile, stages[0], microbatches, capacity, head, first_back, tail, weights
+            )
         else:
-            wait = _wait_of_many(profile, stages, microbatches, capacity, head, first_back)
-        tail = 0
-        if objective == "flush" and stages[0] > 0:
-            weights = _pending_w_ns(profile, stages, microbatches, capacity)
-            tail = max(0, chains.tail(stages[0]) - weights)
-        parts.append(Parts(d, head, wait, microbatches * chains.work(stages), tail))
+            wait = wait_of_many(profile, stages, microbatches, capacity, head, first_back)
+        parts.append(Parts(d, head, wait, microbatches * chains.work(stages), after))
     return parts
+
+
+def _one_stage(
+    profile: CostProfile,
+    s: int,
+    microbatches: int,
+    capacity: int,
+    head: int,
+    first_back: int,
+    tail: int,
+    weights: int,
+) -> tuple[int, int]:
+    """t - x, and what the device idles from its last forward on, where their sum is the least."""
+    waits = waits_of_one(profile, s, microbatches, capacity, head, first_back)
+    cost, moved = profile.stages[s], profile.stages[s].offloadable if profile.offload else 0
+    delay = first_back - head - cost.t_f_ns
+    last = after_last_forward(cost, microbatches, capacity, delay, tail, weights, moved)
+    plain = max(0, tail - weights)
+    after = [(wait, last.in_all) for wait in waits[: microbatches - 1]]
+    after += [(wait, plain) for wait in waits[microbatches - 1 :]]
+    return min(after, key=sum, default=(head, plain))
 
 
 def residency(
@@ -196,7 +226,7 @@ def residency(
     limits = profile.limits(memory_limit)
     if limits is None:
         return 0
-    chains = _Chains(profile, objective)
+    chains = Chains(profile, objective)
     best = 0
     for d, stages in chains.stages_of.items():
         capacity = limits[d] - profile.static_bytes[d]
@@ -214,164 +244,7 @@ def residency(
     return best
 
 
-# -- chains of one microbatch -------------------------------------------------------------------------
-
-
-class _Chains:
-    """Least times along the pipeline; `objective` decides where they count from."""
-
-    def __init__(self, profile: CostProfile, objective: str) -> None:
-        if objective not in OBJECTIVES:
-            raise OptPipeError(f"objective: expected flush or span, got {objective!r}")
-        self.profile, self.objective = profile, objective
-        self.stages_of: dict[int, list[int]] = {}
-        for s, d in enumerate(profile.placement):
-            self.stages_of.setdefault(d, []).append(s)
-
-    @cached_property
-    def _forward(self) -> list[int]:
-        """Per stage, the earliest start of an F of it; one more entry: the end of the last F."""
-        at = [0]
-        for s, cost in enumerate(self.profile.stages):
-            at.append(at[-1] + cost.t_f_ns + self._hop(s, s + 1))
-        return at
-
-    @cached_property
-    def _backward(self) -> list[int]:
-        """Per stage, the earliest start of a backward of it."""
-        at = self._forward[-1]
-        starts = []
-        for s in reversed(range(len(self.profile.stages))):
-            starts.append(at)
-            at += _back_ns(self.profile.stages[s]) + self._hop(s, s - 1)
-        return starts[::-1]
-
-    def _hop(self, s: int, other: int) -> int:
-        place = self.profile.placement
-        inside = 0 <= other < len(place)
-        return self.profile.t_comm_ns if inside and place[s] != place[other] else 0
-
-    def head(self, s: int) -> int:
-        """The earliest start of F of s; 0 where spans are bounded."""
-        return self.forward_from(s) if self.objective == "flush" else 0
-
-    def forward_from(self, s: int) -> int:
-        return self._forward[s]
-
-    def until_back(self, s: int) -> int:
-        """The earliest start of a backward of s, counted from the start of all."""
-        return self._backward[s]
-
-    def full_back(self, s: int) -> int:
-        """The backward of s with its weight gradient."""
-        cost = self.profile.stages[s]
-        return min(cost.t_b_ns + cost.t_w_ns, cost.fused_ns)
-
-    def tail(self, s: int) -> int:
-        """From the end of a backward of s to the end of the stages below it."""
-        end = self._backward[s] + _back_ns(self.profile.stages[s])
-        return max(self._backward[low] + self.full_back(low) - end for low in range(s))
-
-    def work(self, stages: Iterable[int]) -> int:
-        return sum(self.profile.stages[s].work_ns for s in stages)
-
-
-def _back_ns(cost: StageCost) -> int:
-    return min(cost.t_b_ns, cost.fused_ns)
-
-
-# -- what memory admits -------------------------------------------------------------------------------
-
-
-def _wait_of_one(
-    profile: CostProfile, s: int, microbatches: int, capacity: int, head: int, first_back: int
-) -> int:
-    """t - x of `fill_and_drain` for a device with one stage."""
-    cost = profile.stages[s]
-    moved = cost.offloadable if profile.offload else 0
-    forwards, offloads = [0], [0]  # ends of the n-th F and O, counted from the first F's start
-    best = None
-    for n in range(1, microbatches + 1):
-        start = forwards[-1]
-        over = n * cost.act_bytes - capacity
-        if over > 0:
-            needed = -(-over // moved) if moved else n
-            if needed >= n:
-                break  # it waits for a B
-            while len(offloads) <= needed:
-                at = len(offloads)
-                offloads.append(max(offloads[-1], forwards[at]) + (cost.t_offload_ns or 0))
-            start = max(start, offloads[needed])
-        forwards.append(start + cost.t_f_ns)
-        end = head + forwards[-1]
-        wait = max(first_back, end) - n * cost.t_f_ns
-        best = wait if best is None else min(best, wait)
-        if end >= first_back:
-            break  # from here on end - n F only grows
-    return head if best is None else best
-
-
-def _wait_of_many(
-    profile: CostProfile,
-    stages: Sequence[int],
-    microbatches: int,
-    capacity: int,
-    head: int,
-    first_back: int,
-) -> int:
-    """t - x of `fill_and_drain` for a device with several stages."""
-    costs = [profile.stages[s] for s in stages]
-    filled = first_back - head
-    if profile.offload:
-        moves = [
-            (cost.offloadable * microbatches, (cost.t_offload_ns or 0) * microbatches)
-            for cost in costs
-        ]
-        capacity += _knapsack(moves, max(0, filled - costs[0].t_f_ns))
-    forwards = [(cost.t_f_ns * microbatches, cost.act_bytes * microbatches) for cost in costs]
-    return first_back - min(filled, _knapsack(forwards, capacity))
-
-
-def _pending_w_ns(
-    profile: CostProfile, stages: Sequence[int], microbatches: int, capacity: int | None
-) -> int:
-    """The longest time that the W's after a device's last backward can take."""
-    costs = [profile.stages[s] for s in stages]
-    every = [cost.t_w_ns * microbatches for cost in costs]
-    room = None if capacity is None else capacity - costs[0].act_bytes
-    if room is None or room < 0:
-        return sum(every)
-    if len(stages) == 1:
-        w = costs[0].w_bytes
-        count = min(microbatches, room // w + 1) if w else microbatches
-        return count * costs[0].t_w_ns
-    weights = [
-        (total, cost.w_bytes * microbatches) for total, cost in zip(every, costs, strict=True)
-    ]
-    return min(sum(every), _knapsack(weights, room) + costs[0].t_w_ns)
-
-
-def _knapsack(items: Iterable[tuple[int, int]], room: int) -> int:
-    """The most value of (value, size) items, cut at will, that fits; rounded down, as what it
-    bounds is whole."""
-    value = Fraction(0)
-    left = Fraction(room)
-    for worth, size in sorted(items, key=_worth_per_size, reverse=True):
-        if size <= left:
-            value += worth
-            left -= size
-        else:
-            value += Fraction(worth) * left / size
-            break
-    return int(value)
-
-
-def _worth_per_size(item: tuple[int, int]) -> tuple[bool, Fraction]:
-    worth, size = item
-    return size == 0, Fraction(worth, max(1, size))
-
-
-def _held_byte_ns(profile: CostProfile, chains: _Chains, s: int) -> tuple[int, int]:
+def _held_byte_ns(profile: CostProfile, chains: Chains, s: int) -> tuple[int, int]:
     """Of one microbatch of stage s: the byte-ns it holds if it stays, and how many less if it goes
     to the host."""
     cost = profile.stages[s]
@@ -400,7 +273,7 @@ def _least_window(held: int, savings: Sequence[tuple[int, int]], capacity: int) 
     low, high = 0, -(-held // capacity)
     while low < high:
         middle = (low + high) // 2
-        if capacity * middle >= held - _knapsack(savings, middle):
+        if capacity * middle >= held - knapsack(savings, middle):
             high = middle
         else:
             low = middle + 1

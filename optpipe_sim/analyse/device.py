@@ -31,7 +31,8 @@ import numpy as np
 
 from ..profile import CostProfile
 from ..stage_cost import StageCost
-from .bounds import _back_ns, _Chains, _pending_w_ns
+from .chains import Chains, back_ns, pending_w_ns
+from .ends import LastForward, after_last_forward, waits_of_one
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,8 @@ class OneDevice:
         delay: per stage, ns from the end of a microbatch's F to the start of its backward.
         releases, backs, tails: (stages, m) ns.
         after_ns: the longest time that weight gradients can take after the last backward.
+        before_ns: the least idle time before the first backward, if a forward comes after it; known
+            for one stage only, as `last` (see `ends`).
         offloads: whether it can. `exclusive`: whether O and R take turns.
     """
 
@@ -58,6 +61,8 @@ class OneDevice:
     backs: np.ndarray
     tails: np.ndarray
     after_ns: int
+    before_ns: int
+    last: LastForward
     offloads: bool
     exclusive: bool
 
@@ -75,30 +80,40 @@ def one_device(
     limits: Sequence[int],
 ) -> OneDevice:
     """The problem of a device; `limits` in bytes per device."""
-    chains = _Chains(profile, objective)
+    chains = Chains(profile, objective)
     stages = tuple(chains.stages_of[device])
     capacity = limits[device] - profile.static_bytes[device]
     costs = tuple(profile.stages[s] for s in stages)
     around = _Around(profile, chains, microbatches, limits, stages[0] if objective == "span" else 0)
     offload = profile.offload
+    delay = tuple(
+        chains.until_back(s) - chains.forward_from(s) - profile.stages[s].t_f_ns for s in stages
+    )
+    nothing = np.zeros(microbatches, np.int64)
+    tails = np.array([around.tails(s) if objective == "flush" else nothing for s in stages])
+    after_ns = pending_w_ns(profile, stages, microbatches, capacity)
+    before, last = 0, LastForward(0, 0)
+    if len(stages) == 1:
+        moved = costs[0].offloadable if offload else 0
+        first_back = costs[0].t_f_ns + delay[0]
+        waits = waits_of_one(profile, stages[0], microbatches, capacity, 0, first_back)
+        before = min(waits[: microbatches - 1], default=0)
+        last = after_last_forward(
+            costs[0], microbatches, capacity, delay[0], int(tails[0, -1]), after_ns, moved
+        )
     return OneDevice(
         device,
         stages,
         microbatches,
         costs,
         capacity,
-        tuple(
-            chains.until_back(s) - chains.forward_from(s) - profile.stages[s].t_f_ns for s in stages
-        ),
+        delay,
         np.array([around.releases(s) for s in stages]),
         np.array([around.backs(s) for s in stages]),
-        np.array(
-            [
-                around.tails(s) if objective == "flush" else np.zeros(microbatches, np.int64)
-                for s in stages
-            ]
-        ),
-        _pending_w_ns(profile, list(stages), microbatches, capacity),
+        tails,
+        after_ns,
+        before,
+        last,
         offload is not None,
         offload is not None and (offload.copy_engines == "shared" or offload.host_link == "single"),
     )
@@ -110,7 +125,7 @@ class _Around:
     def __init__(
         self,
         profile: CostProfile,
-        chains: _Chains,
+        chains: Chains,
         microbatches: int,
         limits: Sequence[int],
         base: int,
@@ -135,7 +150,7 @@ class _Around:
         if len(self.chains.stages_of[device]) > 1 or not cost.w_bytes or room < 0:
             return 0 * count
         most = room // cost.w_bytes + 1
-        each = self.chains.full_back(s) - _back_ns(cost)
+        each = self.chains.full_back(s) - back_ns(cost)
         held: np.ndarray = np.maximum(0, count - most) * each
         return held
 
@@ -165,9 +180,9 @@ class _Around:
             after = [u for u in stages if u > s]
             if after:
                 low = after[0]
-                done = forwards + self.count * sum(_back_ns(costs[u]) for u in after)
+                done = forwards + self.count * sum(back_ns(costs[u]) for u in after)
                 done = done + self._held_back(low, self.count)
-                chain = self._back_at(s) - self._back_at(low) - _back_ns(costs[low])
+                chain = self._back_at(s) - self._back_at(low) - back_ns(costs[low])
                 best = np.maximum(best, start + done + chain)
         return best
 
@@ -175,7 +190,7 @@ class _Around:
         """(m,) what follows the end of the n-th backward of s."""
         costs, chains = self.profile.stages, self.chains
         left = self.microbatches + 1 - self.count
-        end = self._back_at(s) + _back_ns(costs[s])
+        end = self._back_at(s) + back_ns(costs[s])
         best = np.zeros(self.microbatches, np.int64)
         for stages in self.devices:
             before = [u for u in stages if u < s]
@@ -183,7 +198,7 @@ class _Around:
                 whole = sum(chains.full_back(u) for u in before)
                 best = np.maximum(best, self._back_at(before[-1]) - end + left * whole)
             for u in before:
-                done = left * _back_ns(costs[u]) + self._held_back(u, left)
+                done = left * back_ns(costs[u]) + self._held_back(u, left)
                 below = chains.tail(u) if u else 0
                 best = np.maximum(best, self._back_at(u) - end + done + below)
         return best

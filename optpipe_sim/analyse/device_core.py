@@ -29,7 +29,7 @@ F, B, W, BW, O, R, ACT, KEPT, MOVED, DELAY = range(10)  # noqa: E741
 # weight gradient pending, per activation on the host
 YF, YB, YW, YBW, YO, YR, PER_F, PER_B, PER_W, PER_HOST = range(10)
 # entries of `scalars`
-MICROBATCHES, CAPACITY, SHARED, KEEP, AFTER, GOAL = range(6)
+MICROBATCHES, CAPACITY, SHARED, KEEP, AFTER, GOAL, LAST = range(7)
 ONE = 1 << 20  # prices are in 1/ONE
 NEVER = 1 << 60
 FULL, DONE, GOAL_REACHED = range(3)
@@ -65,6 +65,8 @@ def _estimate(node, costs, prices, scalars, tails):
     if left > 0:
         # after the last backward of the device only weight gradients are left, as many as fit
         cost = max(cost, end - min(pending, scalars[AFTER]) + tails[0, m - 1])
+    if node[FIELDS + NF] < m:
+        cost = max(cost, end + scalars[LAST])  # idle time after the forward that is still to come
     for k in range(prices.shape[0]):
         value = np.int64(0)
         dearest = np.int64(0)

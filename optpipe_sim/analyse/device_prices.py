@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from .bound_lp import Configuration, add_ops, configurations, waits
+from .configurations import Configuration, add_ops, configurations, waits
 from .device import OneDevice
 from .device_core import ONE
 from .device_search import KEEP
@@ -32,7 +32,7 @@ def prices(device: OneDevice) -> np.ndarray | None:
 
 
 def _fair(device: OneDevice, coming: int, hosted: int, free: int = 0) -> list[list[int]]:
-    model = Linear()
+    model = Linear(unit=max(1, device.microbatches * sum(c.work_ns for c in device.costs)))
     uses = [(one, model.variable()) for one in configurations(device)]
     after = [(Configuration((("W", s),), 0), model.variable()) for s in range(len(device.stages))]
     waiting = [_waits(device, s) for s in range(len(device.stages))]

@@ -80,7 +80,9 @@ def device_bound(
         ],
         np.int64,
     )
-    scalars = (m, problem.capacity, problem.exclusive, keep, problem.after_ns, goal_ns)
+    scalars = (
+        m, problem.capacity, problem.exclusive, keep, problem.after_ns, goal_ns, problem.last.in_all
+    )  # fmt: skip
     width = FIELDS + stages * (WIDE + keep)
     bound, _, end = search(
         costs,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from fractions import Fraction
 from math import ceil
 
 import numpy as np
 
-ONE = 1 << 40  # rounded prices are in 1 / ONE
+ONE = 1 << 160  # rounded prices are in 1 / ONE; many bits, as rows may count byte-ns
 
 
 @dataclass
@@ -17,6 +18,7 @@ class Linear:
 
     limits: list[int | None] = field(default_factory=lambda: [None])
     rows: list[tuple[dict[int, int], int]] = field(default_factory=list)
+    unit: int = 1
 
     def variable(self, limit: int | None = None) -> int:
         self.limits.append(limit)
@@ -34,18 +36,24 @@ class Linear:
         from scipy.sparse import csr_matrix
 
         count = len(self.limits)
-        scale = [max(1, *map(abs, row.values()), abs(right)) for row, right in self.rows]
+        # times count in the longest of them, so that no factor is lost for being small
+        most = self.unit
+        sizes = [most if limit is None else 1 for limit in self.limits]
+        scale = [
+            max(1, abs(right), *(abs(factor) * sizes[k] for k, factor in row.items()))
+            for row, right in self.rows
+        ]
         data = [
-            (at, k, factor / size)
+            (at, k, factor * sizes[k] / size)
             for at, ((row, _), size) in enumerate(zip(self.rows, scale, strict=True))
             for k, factor in row.items()
         ]
         lines, columns, factors = zip(*data, strict=True)
-        matrix = csr_matrix((factors, (lines, columns)), (len(self.rows), count)).toarray()
+        matrix = csr_matrix((factors, (lines, columns)), (len(self.rows), count))
         right = np.array([row[1] / size for row, size in zip(self.rows, scale, strict=True)])
         solved = linprog(
             np.eye(1, count)[0],
-            A_ub=-matrix,
+            A_ub=-matrix,  # type: ignore[call-overload]
             b_ub=-right,
             bounds=[(0, limit) for limit in self.limits],
             method="highs",
@@ -53,10 +61,10 @@ class Linear:
         if solved.status != 0:
             return [0] * len(self.rows), 0.0
         prices = [
-            max(0, int(-price / size * unit))
+            max(0, int(Fraction(-float(price)) * most * unit / size))
             for price, size in zip(solved.ineqlin.marginals, scale, strict=True)
         ]
-        return prices, float(solved.fun or 0)
+        return prices, float(solved.fun or 0) * most
 
     def proven(self) -> int:
         """A bound on variable 0 that rounded prices prove.

@@ -3,8 +3,8 @@ devices idle, and how much of that the binding lower bound forces on them.
 
 The forced part is told apart by asking `bounds.fill_and_drain` again and again: with
 unlimited memory what is left is *fill* and *drain*; with the limit but copies that take no time
-*memory* adds to the former (too few F's fit before the first B) and *few W* to the latter (too few W's
-can wait for the end); with the copies as they are, *copies* do. A device on which all that falls
+*memory* adds to the former (too few F's fit before the first B) and *few W* to the latter (too few B's and
+W's can wait for the end); with the copies as they are, *copies* do. A device on which all that falls
 short of the bound has to idle all the same while another one is at work, or as the bound's own
 argument says: *others*.
 """
@@ -145,9 +145,9 @@ def _forced(
             {
                 "fill": free.wait,
                 "memory": quick_part.wait - free.wait,
-                "copies": part.wait - quick_part.wait,
+                "copies": part.wait + part.tail - quick_part.wait - quick_part.tail,
                 "drain": free.tail,
-                "few W": part.tail - free.tail,
+                "few W": quick_part.tail - free.tail,
                 "others": max(0, bound_ns - part.ns),
             }
         )
@@ -262,9 +262,9 @@ def ranges(numbers: Sequence[int], most: int = 4) -> str:
 REASONS = {
     "fill": "before anything can have come to it",
     "memory": "until its first B: the F's that fit its memory do not last that long",
-    "copies": "until its first B: copies take time, instant ones would make room sooner",
+    "copies": "until its first B and after its last F: copies take time, instant ones would do better",
     "drain": "after its last op: the last microbatch is on its way to the first device",
-    "few W": "meanwhile: memory keeps too few W's for that time",
+    "few W": "after its last F or B: memory keeps too few B's and W's for that time",
 }
 
 
