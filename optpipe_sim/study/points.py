@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
 from ..errors import OptPipeError
 from ..files import plain
@@ -63,9 +63,14 @@ def plan(experiment: Experiment) -> list[Point]:
 def arguments(task: Task, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """The parameters of a point as its function takes them: profiles loaded."""
     return {
-        key: _loaded(json.dumps(value)) if task.kinds[key] is CostProfile else value
+        key: _loaded(json.dumps(value)) if _is_profile(task.kinds[key], value) else value
         for key, value in parameters.items()
     }
+
+
+def _is_profile(kind: Any, value: Any) -> bool:
+    """Whether a value of this annotation is a profile, which some tasks can do without."""
+    return kind is CostProfile or (value is not None and CostProfile in get_args(kind))
 
 
 @lru_cache(maxsize=256)
@@ -90,12 +95,14 @@ class _Resolver:
         for key, value in nested.items():
             kind = self.task.kinds[key]
             values[key] = (
-                self._profile(key, value) if kind is CostProfile else value_of(key, value, kind)
+                self._profile(key, value)
+                if _is_profile(kind, value)
+                else value_of(key, value, kind)
             )
         labels: Row = {}
         for key, value in given.items():
             kind = self.task.kinds.get(key)
-            labels[key] = values[key].name if kind is CostProfile else plain(value)
+            labels[key] = values[key].name if _is_profile(kind, value) else plain(value)
             if kind is not None and kind_of(kind) == "limit":
                 values[key] = self._limit(key, values)
                 labels[f"{key}_bytes"] = values[key]
