@@ -101,6 +101,7 @@ def _experiment(path: Path, data: Mapping[str, Any], fast: bool) -> Experiment:
     made = [_grid(_mapping(grid, name), name) for grid, name in zip(grids, names, strict=True)]
     if fast:
         base, made = _override(base, made, _grid(_mapping(data.get("fast"), "fast"), "fast"))
+        names = names[: len(made)]  # grids that became equal are one
     if "cores" in task.kinds:
         base = {"cores": cores, **base}
     for where, keys in (
