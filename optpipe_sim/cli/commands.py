@@ -15,6 +15,7 @@ from ..profile import CostProfile
 from ..profile_io import load_profile
 from ..schedule import Schedule
 from . import advise, estimate, figures, frontier, show, solve, sweep
+from . import profile as profiling
 from .show import Out
 
 if TYPE_CHECKING:
@@ -203,6 +204,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Out], int]] = {
     "explain": explain,
     "estimate": estimate.run,
     "advise": advise.run,
+    "profile": profiling.run,
     "sweep": sweep.run,
     "figures": figures.run,
     "export": export,

@@ -108,7 +108,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         flash=not arguments.no_flash,
         dtype=arguments.dtype,
         offload={"auto": None, "yes": True, "no": False}[arguments.offload],
-        layers=_layers(arguments.layers),
+        layers=layer_list(arguments.layers),
     )
     files = {}
     if arguments.save:
@@ -119,7 +119,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     return 0
 
 
-def _layers(text: str | None) -> list[int] | None:
+def layer_list(text: str | None) -> list[int] | None:
+    """What ``--layers`` says."""
     if text is None:
         return None
     try:
@@ -182,7 +183,7 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     heads = ("stages", "layers", "F", "B", "W", "kept F to B", "to W", "O", "R", "static")
     for head in heads:
         table.add_column(head, justify="left" if head == "stages" else "right", no_wrap=True)
-    for first, last in _runs(profile):
+    for first, last in runs(profile):
         cost = profile.stages[first]
         table.add_row(
             str(first) if first == last else f"{first}-{last}",
@@ -228,12 +229,12 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         out.hint(Text(f"{saved}: the profile", "dim"))
 
 
-def _runs(profile: CostProfile) -> list[tuple[int, int]]:
+def runs(profile: CostProfile) -> list[tuple[int, int]]:
     """First and last stage of each run of equal ones."""
-    runs: list[tuple[int, int]] = []
+    found: list[tuple[int, int]] = []
     for at, cost in enumerate(profile.stages):
-        if runs and profile.stages[runs[-1][0]] == cost:
-            runs[-1] = (runs[-1][0], at)
+        if found and profile.stages[found[-1][0]] == cost:
+            found[-1] = (found[-1][0], at)
         else:
-            runs.append((at, at))
-    return runs
+            found.append((at, at))
+    return found

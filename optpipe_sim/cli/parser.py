@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .. import __version__
-from . import advise, estimate, figures, sweep
+from . import advise, estimate, figures, profile, sweep
 from .kinds import chunks, count, names, seconds, size, sizes, whole
 
 PROFILE = "experiments/profiles/zb-1.5b-p8-m24.yaml"
@@ -23,6 +23,7 @@ EXAMPLES = {
     "explain": f"optpipe-sim explain best.json {PROFILE} --op F3.7",
     "estimate": estimate.EXAMPLE,
     "advise": advise.EXAMPLE,
+    "profile": profile.EXAMPLE,
     "sweep": sweep.EXAMPLE,
     "figures": figures.EXAMPLE,
     "export": f"optpipe-sim export best.json {PROFILE} --format perfetto",
@@ -109,6 +110,7 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     _explain(command("explain", "say why devices wait, or why one op does"))
     estimate.add_options(command("estimate", estimate.SUMMARY))
     advise.add_options(command("advise", advise.SUMMARY))
+    profile.add_options(command("profile", profile.SUMMARY))
     sweep.add_options(command("sweep", sweep.SUMMARY))
     figures.add_options(command("figures", figures.SUMMARY))
     _export(command("export", "write a schedule for torch, or its trace for Perfetto"))

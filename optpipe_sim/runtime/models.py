@@ -136,9 +136,14 @@ def build_stage(
     kind = torch_dtype(dtype)
     start = sum(counts[:stage])
     at = range(start, start + counts[stage])
-    # on no device first: torch would draw numbers that are drawn again below
-    with torch.device("meta" if fill else device):
-        made = Decoder(model, at, stage == 0, stage == stages - 1).to(kind)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(kind)
+    try:
+        # on no device first: torch would draw numbers that are drawn again below
+        with torch.device("meta" if fill else device):
+            made = Decoder(model, at, stage == 0, stage == stages - 1)
+    finally:
+        torch.set_default_dtype(usual)
     if fill:
         made.to_empty(device=device)
         made.tie()

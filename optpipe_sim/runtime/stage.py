@@ -236,9 +236,9 @@ class StageWorker:
                     found[storage_key(tensor)] = tensor.untyped_storage().nbytes()
         return sum(found.values())
 
-    def offload_bytes(self, stage: int, mb: int) -> int:
-        """What an O of this activation moves."""
-        return sum(size for _, size in self._flight(stage, mb, "O", "F").slot.storages())
+    def offload_sizes(self, stage: int, mb: int) -> list[int]:
+        """Bytes of each storage that an O of this activation copies."""
+        return [size for _, size in self._flight(stage, mb, "O", "F").slot.storages()]
 
     def parameters(self) -> list[nn.Parameter]:
         """Of all stages, each once: for the optimizer."""

@@ -76,7 +76,7 @@ class HostSlab:
                 return piece[:size]
             if room > self._rest.numel():
                 slab = max(SLAB_BYTES, 1 << (room - 1).bit_length()) if self.pinned else room
-                self._rest = torch.empty(slab, dtype=torch.uint8, pin_memory=self.pinned)
+                self._rest = _host_memory(slab, self.pinned)
                 self.reserved += slab
             piece, self._rest = self._rest[:room], self._rest[room:]
             return piece[:size]
@@ -84,9 +84,7 @@ class HostSlab:
     def give(self, piece: Tensor, end: Any = None) -> None:
         """Take a piece back that is free once the event `end` has passed."""
         room = max(1, -(-piece.numel() // ALIGNMENT)) * ALIGNMENT
-        whole = torch.empty(0, dtype=torch.uint8).set_(
-            piece.untyped_storage(), piece.storage_offset(), (room,), (1,)
-        )
+        whole = piece.as_strided((room,), (1,))
         with self._lock:
             self._free.setdefault(room, []).append((whole, end))
 
@@ -239,6 +237,13 @@ class Slot:
 def storage_key(tensor: Tensor) -> int:
     """What tells storages apart, while they live."""
     return int(tensor.untyped_storage()._cdata)
+
+
+def _host_memory(size: int, pinned: bool) -> Tensor:
+    if pinned:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    # made by no op, so that what watches the ops (`memory.LiveBytes`) takes it for no device memory
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage(size))
 
 
 def _bytes(entry: Entry) -> Tensor:

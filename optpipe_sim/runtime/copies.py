@@ -1,0 +1,166 @@
+"""How fast copies to and from the host are: alone, both at once, and while products run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+MODES = ("alone", "together", "loaded", "all")
+DIRECTIONS = ("d2h", "h2d")
+SIZES = tuple(1 << power for power in (20, 22, 24, 26))
+LOAD_WIDTH = {"cpu": 512, "cuda": 4096}  # of the square products that load the device
+
+
+class Copy(NamedTuple):
+    """A copy of n bytes takes ``latency_ns + n * ns_per_byte``."""
+
+    latency_ns: float
+    ns_per_byte: float
+    medians_ns: dict[int, float]  # by size: what the line was fitted to
+
+    def time_ns(self, size: int, copies: int = 1) -> int:
+        """How long `size` bytes take in so many copies."""
+        return round(copies * self.latency_ns + size * self.ns_per_byte)
+
+    @property
+    def gb_per_s(self) -> float:
+        """Bandwidth without the latency."""
+        return 1 / self.ns_per_byte
+
+
+def measure_copies(
+    device: torch.device,
+    sizes: Sequence[int] = SIZES,
+    samples: int = 10,
+    progress: Callable[[str], None] = lambda name: None,
+) -> dict[str, dict[str, Copy]]:
+    """For each mode and direction the fitted `Copy`.
+
+    ``alone``: one direction, nothing else. ``together``: both directions at once. ``loaded``: one
+    direction while matrix products run. ``all``: both, while products run. Host memory is pinned
+    on CUDA; on CPU a copy is one between two places of main memory.
+    """
+    found: dict[str, dict[str, Copy]] = {}
+    for mode in MODES:
+        progress(f"copies {mode}")
+        found[mode] = {}
+        for direction in DIRECTIONS:
+            medians = {}
+            for size in sizes:
+                medians[size] = median(_times(device, size, samples, mode, direction))
+            found[mode][direction] = _fit(medians)
+    return found
+
+
+def _fit(medians: dict[int, float]) -> Copy:
+    """The line with the least squared relative errors, its latency not below 0."""
+    # weights 1/t^2; normal equations of t = a + b n
+    s = {(i, j): 0.0 for i in (0, 1, 2) for j in (0, 1)}
+    for size, t in medians.items():
+        for i, j in s:
+            s[i, j] += size**i * t**j / t**2
+    det = s[0, 0] * s[2, 0] - s[1, 0] ** 2
+    latency = (s[2, 0] * s[0, 1] - s[1, 0] * s[1, 1]) / det if det else 0.0
+    if latency <= 0 or det == 0:
+        return Copy(0.0, s[1, 1] / s[2, 0], medians)
+    slope = (s[0, 0] * s[1, 1] - s[1, 0] * s[0, 1]) / det
+    if slope <= 0:  # noise: the largest tells the bandwidth
+        size = max(medians)
+        return Copy(0.0, medians[size] / size, medians)
+    return Copy(latency, slope, medians)
+
+
+def _times(device: torch.device, size: int, samples: int, mode: str, direction: str) -> list[float]:
+    cuda = device.type == "cuda"
+    here = torch.zeros(size, dtype=torch.uint8, device=device)
+    there = torch.zeros(size, dtype=torch.uint8, pin_memory=cuda)
+    pairs = {"d2h": (there, here), "h2d": (here, there)}
+    other = "h2d" if direction == "d2h" else "d2h"
+    if mode in ("together", "all"):  # memory of its own
+        one, two = pairs[other]
+        pairs[other] = (torch.zeros_like(one, pin_memory=cuda and one is there), two.clone())
+        if cuda and two is there:
+            pairs[other] = (pairs[other][0], two.clone().pin_memory())
+    against = pairs[other] if mode in ("together", "all") else None
+    load = _square(device) if mode in ("loaded", "all") else None
+    measure = _cuda_times if cuda else _cpu_times
+    return measure(pairs[direction], against, load, samples)
+
+
+def _square(device: torch.device) -> Tensor:
+    width = LOAD_WIDTH[device.type]
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.full((width, width), 1.0 / width, device=device, dtype=kind)
+
+
+def _cpu_times(
+    pair: tuple[Tensor, Tensor], against: tuple[Tensor, Tensor] | None, load: Tensor | None, n: int
+) -> list[float]:
+    times = []
+    copying = nullcontext() if against is None else _beside(lambda: against[0].copy_(against[1]))
+    working = nullcontext() if load is None else _beside(lambda: load @ load)
+    with copying, working:
+        for at in range(n + 1):
+            start = time.perf_counter_ns()
+            pair[0].copy_(pair[1])
+            if at:  # the first touches the memory
+                times.append(float(time.perf_counter_ns() - start))
+    return times
+
+
+@contextmanager
+def _beside(work: Callable[[], Any]) -> Iterator[None]:
+    """Run `work` again and again in another thread."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            work()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _cuda_times(
+    pair: tuple[Tensor, Tensor], against: tuple[Tensor, Tensor] | None, load: Tensor | None, n: int
+) -> list[float]:
+    """One block of copies on a stream, the others queued beside it for longer than it lasts."""
+    device = pair[0].device if pair[0].is_cuda else pair[1].device
+    streams: list[Any] = [torch.cuda.Stream(device) for _ in range(3)]
+    marks = [
+        (torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True))
+        for _ in range(n + 1)
+    ]
+    beside: list[tuple[Any, Callable[[], Any], int]] = []
+    if against is not None:
+        beside.append((streams[1], lambda: against[0].copy_(against[1], non_blocking=True), 2 * n))
+    if load is not None:
+        out = torch.empty_like(load)
+        size = pair[0].numel()
+        # a product of this width takes some 0.2 ms or more; a GB/s or so is the slowest copy
+        count = 10 + int((n + 1) * size / 10e9 / 0.2e-3) * 4
+        beside.append((streams[2], lambda: torch.mm(load, load, out=out), count))
+    torch.cuda.synchronize(device)
+    for stream, work, count in beside:
+        with torch.cuda.stream(stream):
+            for _ in range(count):
+                work()
+    with torch.cuda.stream(streams[0]):
+        for start, end in marks:
+            start.record()
+            pair[0].copy_(pair[1], non_blocking=True)
+            end.record()
+    torch.cuda.synchronize(device)
+    return [start.elapsed_time(end) * 1e6 for start, end in marks[1:]]
