@@ -6,12 +6,13 @@ import datetime
 import json
 import os
 import platform
+import signal
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -151,17 +152,15 @@ def _number(value: Any) -> Any:
     return value.item()
 
 
-def compute_and_keep(point: Point, folder: str, parent: int) -> Finished:
-    """`compute`, kept on disk at once by the process that computed it, which ends with `parent`."""
-    _end_with(parent)
+def compute_and_keep(point: Point, folder: str) -> Finished:
+    """`compute`, kept on disk at once by the process that computed it."""
     finished = compute(point)
     Store(Path(folder)).put(*finished)
     return finished
 
 
-@cache
 def _end_with(parent: int) -> None:
-    """Once per process: end it when the sweep that started it was killed."""
+    """Let this process end when the sweep that started it was killed."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -213,6 +212,20 @@ def _on_cores(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Fini
                     yield point.key, record
 
 
+@contextmanager
+def _ctrl_c_for_us_alone() -> Iterator[None]:
+    """Processes started here ignore Ctrl-C, which a terminal sends to all of them: this one ends
+    them, and theirs."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _parallel(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Finished]:
     from joblib import Parallel, delayed
 
@@ -224,12 +237,16 @@ def _parallel(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Fini
         backend="loky",
         return_as="generator_unordered",
         pre_dispatch="2*n_jobs" if jobs > 1 else 1,
+        initializer=_end_with,
+        initargs=(os.getpid(),),
     )
-    folder, parent = str(store.folder.resolve()), os.getpid()
-    calls = (delayed(compute_and_keep)(point, folder, parent) for point in points)
+    folder = str(store.folder.resolve())
+    calls = (delayed(compute_and_keep)(point, folder) for point in points)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A worker stopped")
-        yield from pool(calls)
+        with _ctrl_c_for_us_alone():
+            finished = pool(calls)  # starts the processes
+        yield from finished
 
 
 def _table(
