@@ -154,8 +154,9 @@ def write_names(
     of the curve's marks."""
     outline = [withStroke(linewidth=2.5, foreground="white")]
     size = points(ax)
-    at = {place: ax.transLimits.transform(place) * size for place in names}
-    around = [*at.values(), *(ax.transLimits.transform(mark) * size for mark in marks)]
+    unit = ax.transScale + ax.transLimits
+    at = {place: unit.transform(place) * size for place in names}
+    around = [*at.values(), *(unit.transform(mark) * size for mark in marks)]
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in around]
     for place, text in names.items():
         wide, (x, y) = 72 * text_inches(text, _FONT), at[place]
