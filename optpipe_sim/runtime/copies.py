@@ -14,7 +14,7 @@ from torch import Tensor
 
 MODES = ("alone", "together", "loaded", "all")
 DIRECTIONS = ("d2h", "h2d")
-SIZES = tuple(1 << power for power in (20, 22, 24, 26))
+SMALLEST, LARGEST = 1 << 16, 1 << 28
 LOAD_WIDTH = {"cpu": 512, "cuda": 4096}  # of the square products that load the device
 
 
@@ -35,9 +35,17 @@ class Copy(NamedTuple):
         return 1 / self.ns_per_byte
 
 
+def copy_sizes(largest: int) -> list[int]:
+    """What to measure where the largest thing to copy has so many bytes: powers of 4 up to it."""
+    sizes = [SMALLEST]
+    while 4 * sizes[-1] <= min(largest, LARGEST) or len(sizes) < 3:
+        sizes.append(4 * sizes[-1])
+    return sizes[-5:]
+
+
 def measure_copies(
     device: torch.device,
-    sizes: Sequence[int] = SIZES,
+    sizes: Sequence[int],
     samples: int = 10,
     progress: Callable[[str], None] = lambda name: None,
 ) -> dict[str, dict[str, Copy]]:

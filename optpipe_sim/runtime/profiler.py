@@ -17,7 +17,7 @@ from ..costs.parallelism import GRADIENT_BYTES, OPTIMIZER_BYTES, stage_kinds
 from ..errors import OptPipeError
 from ..profile import CostProfile, Offload
 from ..stage_cost import StageCost
-from .copies import Copy, measure_copies
+from .copies import Copy, copy_sizes, measure_copies
 from .machine import provenance
 from .memory import Meter, meter
 from .models import build_stage, check_model, layer_counts, torch_dtype
@@ -100,19 +100,23 @@ class StageBytes:
 
     Attributes:
         held: by one microbatch after F and after B.
-        moved: by an O, in so many `copies`.
+        copied: what an O copies, storage by storage.
         inside: by op, what it needed for a moment beyond what the accounting of schedules knows
             (act from the start of F, until the end of B).
         weights, gradients: of the parameters.
     """
 
     held: tuple[int, int]
-    moved: int
-    copies: int
+    copied: tuple[int, ...]
     inside: dict[str, int]
     weights: int
     gradients: int
     parameters: int
+
+    @property
+    def moved(self) -> int:
+        """By an O."""
+        return sum(self.copied)
 
 
 class Spread(NamedTuple):
@@ -148,8 +152,7 @@ def stage_bytes(
     size = sum(p.numel() * p.element_size() for p in parameters)
     return StageBytes(
         held=(after_f, after_b),
-        moved=sum(sizes),
-        copies=len(sizes),
+        copied=tuple(sizes),
         inside=dict(inside),
         weights=size,
         gradients=size,
@@ -323,7 +326,8 @@ def measure(
             f"stage {stage} of {plan.model.name} does not fit on {device} with three microbatches:"
             " take more stages, a shorter --seq or a smaller --microbatch"
         ) from None
-    copies = measure_copies(place, samples=max(3, samples // 3), progress=tick)
+    largest = max(size for one in sizes.values() for size in one.copied)
+    copies = measure_copies(place, copy_sizes(largest), max(3, samples // 3), tick)
     meta = provenance(plan, place)
     meta["copies"] = {
         mode: {way: copy_facts(copy) for way, copy in both.items()} for mode, both in copies.items()
@@ -379,8 +383,8 @@ def assemble(
                 w_bytes=size.held[1],
                 offload_bytes=min(size.moved, act),
                 static_bytes=sum(static.values()),
-                t_offload_ns=d2h.time_ns(size.moved, size.copies),
-                t_reload_ns=h2d.time_ns(size.moved, size.copies),
+                t_offload_ns=d2h.time_ns(size.moved, len(size.copied)),
+                t_reload_ns=h2d.time_ns(size.moved, len(size.copied)),
             )
         )
     meta["stages"] = [
@@ -408,7 +412,7 @@ def byte_facts(size: StageBytes, static: Mapping[str, int]) -> dict[str, Any]:
     """The bytes of a stage as plain data."""
     return {
         "bytes_after": {"F": size.held[0], "B": size.held[1], "W": 0},
-        "copies": size.copies,
+        "copies": len(size.copied),
         "bytes_inside_beyond": dict(size.inside),
         "static_bytes": dict(static),
     }

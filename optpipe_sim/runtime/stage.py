@@ -44,11 +44,11 @@ class StageWorker:
     saved tensor may be edited in place (it is noticed, and refused); dropout and the like must
     draw the same numbers as the model they are compared with.
 
-    Gradients add up in `.grad`, in the parameters' dtype, in the order in which W (or BW) run: as
-    the unpipelined model's, bitwise, where each stage's run in microbatch order. The loss is the mean over the
+    Gradients add up in `.grad`, in the parameters' dtype, as B, W and BW run: bitwise those of the
+    unpipelined model where each stage takes its microbatches in order. The loss is the mean over the
     microbatches. A model whose head is tied to its embedding keeps two copies where these are in
-    different stages: `finish_step` adds up the two gradients where one worker has both stages, and
-    `tied` names the weight to exchange where two have one each.
+    different stages: `finish_step` gives both the sum of the two gradients where one worker has both
+    stages, and `tied` names the weight to exchange where two have one each.
 
     Args:
         modules: by stage number, or all stages in order.
@@ -90,7 +90,7 @@ class StageWorker:
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
         self._inputs: Sequence[Tensor] | Tensor = ()
         self._targets: Sequence[Tensor] | Tensor = ()
-        self._losses: list[Tensor] = []
+        self._losses: dict[int, Tensor] = {}
         self._left_out: set[int] = set()
 
     # -- a step ------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class StageWorker:
         """
         if self._flights:
             raise RuntimeFault(f"{self.where}: the last step has not finished: {self._open()}")
-        self._inputs, self._targets, self._losses = inputs, targets, []
+        self._inputs, self._targets, self._losses = inputs, targets, {}
         kept = [*inputs, *targets, self._anchor]
         for module in self.modules.values():
             kept += [*module.parameters(), *module.buffers()]
@@ -124,7 +124,9 @@ class StageWorker:
         first, last = self.tied(0), self.tied(self.stages - 1)
         if first is not None and last is not None and first is not last:
             sum_tied(first, last)
-        return torch.stack(self._losses).mean() if self._losses else None
+        if not self._losses:
+            return None
+        return torch.stack([loss for _, loss in sorted(self._losses.items())]).mean()
 
     def _open(self) -> str:
         return ", ".join(
@@ -157,7 +159,7 @@ class StageWorker:
             del taken
             if stage == self.stages - 1:
                 y = self.loss(y, self._of_batch(self._targets, "target", "F", name, mb))
-                self._losses.append(y.detach())
+                self._losses[mb] = y.detach()
         flight.edge = get_gradient_edge(y)
         self._flights[stage, mb] = flight
         return None if stage == self.stages - 1 else y.detach()
@@ -168,7 +170,7 @@ class StageWorker:
         flight = self._flight(stage, mb, op, "F")
         if stage == self.stages - 1:
             share = 1.0 / len(self._targets)
-            dy = torch.full((), share, device=self.device, dtype=self._losses[0].dtype)
+            dy = torch.full((), share, device=self.device, dtype=self._losses[mb].dtype)
         elif dy is None:
             raise RuntimeFault(f"{op}{stage}.{mb} on {self.where}: no gradient was received")
         edge, flight.edge = flight.edge, None
