@@ -1,0 +1,287 @@
+"""Runs the program of one rank on CPU: a thread per engine, events between them, times of every op."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from ..errors import RuntimeFault
+from ..ops import BW, B, F, Op, R
+from ..schedule import Schedule
+from ..sim.lower import Lowered
+from ..trace import Trace
+from .memory import Meter
+from .program import COMPUTE_ENGINE, Event, Program, Step, inputs_of
+from .transport import Transport
+from .worker import Worker, sleep_until
+
+Times = dict[Op, tuple[int, int]]
+
+
+@dataclass
+class Record:
+    """What one rank measured in one iteration.
+
+    Attributes:
+        times_ns: start and end of every op, in ns after the common start.
+        granted_ns: of every R, when its memory was taken.
+        held: (ns, bytes) after every op and every change of memory; empty where nothing measured.
+        loss: of the last stage's rank.
+    """
+
+    rank: int
+    times_ns: Times = field(default_factory=dict)
+    granted_ns: dict[Op, int] = field(default_factory=dict)
+    held: list[tuple[int, int]] = field(default_factory=list)
+    loss: float | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was held at a boundary between ops."""
+        return max((held for _, held in self.held), default=0)
+
+
+class Board:
+    """Events that threads set and wait for; a failure of one wakes all."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self.failure: BaseException | None = None
+        self._timeout_s = timeout_s
+        self._happened: set[Event] = set()
+        self._changed = threading.Condition()
+
+    def happen(self, *events: Event) -> None:
+        """Set events."""
+        with self._changed:
+            self._happened.update(events)
+            self._changed.notify_all()
+
+    def fail(self, error: BaseException) -> None:
+        """Let everybody stop; the first error counts."""
+        with self._changed:
+            self.failure = self.failure or error
+            self._changed.notify_all()
+
+    def wait(self, events: Collection[Event], doing: str) -> None:
+        """Wait until all of them have happened.
+
+        Raises:
+            RuntimeFault: where that takes too long, or another thread has failed.
+        """
+        with self._changed:
+            over = self._changed.wait_for(
+                lambda: self.failure is not None or self._happened.issuperset(events),
+                self._timeout_s,
+            )
+            if self.failure is not None:
+                raise Stopped
+            if not over:
+                missing = next(event for event in events if event not in self._happened)
+                raise RuntimeFault(
+                    f"{doing}: the {missing} has not come within {self._timeout_s:g} s"
+                )
+
+
+class Stopped(Exception):
+    """Another thread has failed, and its error is the one to tell."""
+
+
+def run_program(
+    program: Program,
+    schedule: Schedule,
+    worker: Worker,
+    transport: Transport,
+    *,
+    start_ns: int = 0,
+    meter: Meter | None = None,
+    timeout_s: float = 60.0,
+    begun: Callable[[Op], None] = lambda op: None,
+) -> Record:
+    """One iteration of one rank.
+
+    Compute runs in the calling thread, each other engine in one of its own. Device memory is
+    dropped as soon as an O has ended, which is when the model of memory lets it fall.
+
+    Args:
+        start_ns: when to start, on `time.monotonic_ns`, the zero of all times; 0: now.
+        meter: entered already in this thread; asked for the bytes held between ops.
+        timeout_s: how long an op may wait for another.
+        begun: told of each compute op that starts.
+
+    Raises:
+        RuntimeFault: names the rank and the op.
+    """
+    run = _Run(program, schedule, worker, transport, meter, timeout_s, begun)
+    run.start_ns = start_ns or time.monotonic_ns()
+    threads = [
+        threading.Thread(target=run.engine, args=(queue,), name=engine, daemon=True)
+        for engine, queue in run.queues.items()
+        if engine != COMPUTE_ENGINE
+    ]
+    for thread in threads:
+        thread.start()
+    sleep_until(run.start_ns)
+    run.engine(run.queues[COMPUTE_ENGINE])
+    for thread in threads:
+        thread.join(timeout_s)
+    error = run.board.failure
+    if error is None:
+        transport.finish()
+        return run.record
+    if isinstance(error, RuntimeFault):
+        raise error
+    raise RuntimeFault(f"rank {program.rank}: {type(error).__name__}: {error}") from error
+
+
+class _Run:
+    """An iteration under way."""
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        worker: Worker,
+        transport: Transport,
+        meter: Meter | None,
+        timeout_s: float,
+        begun: Callable[[Op], None],
+    ) -> None:
+        self.worker, self.transport, self.meter, self.begun = worker, transport, meter, begun
+        self.rank, self.queues = program.rank, program.by_engine()
+        self.board = Board(timeout_s)
+        self.record = Record(program.rank)
+        self.inputs = inputs_of(schedule)
+        here = {op for op in schedule.programs[program.rank]}
+        self.local = {source for op, source in self.inputs.items() if {op, source} <= here}
+        self.results: dict[Op, Tensor | None] = {}  # made or received, until they are used
+        self.start_ns = 0
+        self.do: dict[str, Callable[[Step], None]] = {
+            "post": self._post,
+            "recv": self._recv,
+            "run": self._compute,
+            "send": self._send,
+            "offload": self._offload,
+            "drop": lambda step: self.board.wait([Event("dropped", step.op)], str(step)),
+            "grant": self._grant,
+            "reload": self._reload,
+            "pass": lambda step: self.transport.give_turn(step.op, step.peer),
+            "turn": lambda step: self.transport.take_turn(step.op, step.peer),
+        }
+
+    def engine(self, queue: Sequence[Step]) -> None:
+        """Take the steps of one queue in order."""
+        step = None
+        try:
+            for step in queue:
+                if step.after:
+                    self.board.wait(step.after, f"rank {self.rank}: {step.do} {step.op}")
+                self.do[step.do](step)
+        except Stopped:
+            pass
+        except RuntimeFault as error:
+            self.board.fail(error)
+        except Exception as error:
+            fault = RuntimeFault(
+                f"rank {self.rank}: {step and step.do} {step and step.op}:"
+                f" {type(error).__name__}: {error}"
+            )
+            fault.__cause__ = error
+            self.board.fail(fault)
+
+    def now_ns(self) -> int:
+        """Since the common start."""
+        return time.monotonic_ns() - self.start_ns
+
+    def _weigh(self) -> None:
+        if self.meter is not None:
+            self.record.held.append((self.now_ns(), self.meter.held()))
+
+    def _post(self, step: Step) -> None:
+        # what F makes goes forward, what B makes is the gradient of what the stage before sent
+        stage = step.op.stage if step.op.kind is F else step.op.stage - 1
+        self.transport.post(step.op, step.peer, self.worker.boundary(stage))
+
+    def _recv(self, step: Step) -> None:
+        self.results[step.op] = self.transport.recv(step.op, step.peer)
+
+    def _send(self, step: Step) -> None:
+        made = self.results.pop(step.op)
+        if made is None:
+            raise RuntimeFault(f"rank {self.rank}: {step.op} made nothing to send")
+        self.transport.send(step.op, made, step.peer)
+
+    def _compute(self, step: Step) -> None:
+        op = step.op
+        source = self.inputs.get(op)
+        box = [self.results.pop(source)] if source is not None else [None]
+        self._weigh()
+        self.begun(op)
+        start = self.now_ns()
+        self.board.happen(Event("start", op))
+        made: Tensor | None = None
+        if op.kind is F:
+            made = self.worker.forward(op.stage, op.microbatch, box.pop())
+        elif op.kind in (B, BW):
+            made = self.worker.backward(op.stage, op.microbatch, box.pop(), fused=op.kind is BW)
+        else:
+            self.worker.weight(op.stage, op.microbatch)
+        self.record.times_ns[op] = start, self.now_ns()
+        if made is not None:
+            self.results[op] = made
+        del made
+        self.board.happen(Event("end", op))
+        self._weigh()
+
+    def _offload(self, step: Step) -> None:
+        op, start = step.op, self.now_ns()
+        self.worker.offload(op.stage, op.microbatch)
+        end = self.now_ns()
+        self.worker.drop(op.stage, op.microbatch)
+        self.record.times_ns[op] = start, end
+        self.board.happen(Event("start", op), Event("end", op), Event("dropped", op))
+        self._weigh()
+
+    def _grant(self, step: Step) -> None:
+        self.record.granted_ns[step.op] = self.now_ns()
+        self.worker.allocate(step.op.stage, step.op.microbatch)
+        self.board.happen(Event("granted", step.op))
+        self._weigh()
+
+    def _reload(self, step: Step) -> None:
+        op, start = step.op, self.now_ns()
+        self.worker.reload(op.stage, op.microbatch)
+        self.record.times_ns[op] = start, self.now_ns()
+        self.board.happen(Event("start", op), Event("end", op))
+
+
+def measured_trace(lowered: Lowered, records: Sequence[Record]) -> Trace:
+    """What all ranks measured in one iteration, as a trace: for figures, Perfetto, explanations.
+
+    Raises:
+        RuntimeFault: where an op was not measured.
+    """
+    schedule = lowered.schedule
+    times: Times = {}
+    grants: dict[Op, int] = {}
+    for record in records:
+        times |= record.times_ns
+        grants |= record.granted_ns
+    ops = [op for program in schedule.programs for op in program]
+    missing = [op for op in ops if op not in times]
+    if missing:
+        raise RuntimeFault(f"{missing[0]} was not measured")
+    start, end = np.array([times[op] for op in ops], np.int64).T
+    grant = [grants.get(op, times[op][0]) if op.kind is R else times[op][0] for op in ops]
+    return Trace(
+        schedule,
+        lowered.profile,
+        start.copy(),
+        end.copy(),
+        np.array(grant, np.int64),
+        memory_limit=lowered.memory_limit,
+    )

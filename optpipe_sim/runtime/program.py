@@ -1,0 +1,358 @@
+"""The linear program of a rank: what to do, on which engine, after what, nothing left to decide.
+
+A pure pass over a lowered schedule. One host thread can issue a program from first to last, for
+everything waits only for what stands before it (that is how CUDA streams are fed); or one thread
+per engine takes its own steps in order and waits for the events named (that is how it runs on CPU).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..errors import InvalidSchedule
+from ..ops import BW, COMPUTE, B, F, O, Op, R
+from ..schedule import Schedule
+from ..sim.graph import shared_links
+from ..sim.lower import Lowered
+
+COMPUTE_ENGINE, GRANT, OFFLOAD, RELOAD, COPIES = "compute", "grant", "offload", "reload", "copies"
+
+
+class Event(NamedTuple):
+    """A point in an op's life on this rank: its ``start`` or ``end``; for an R also ``granted``,
+    for an O also ``dropped`` (its device memory is gone)."""
+
+    point: str
+    op: Op
+
+    def __str__(self) -> str:
+        return f"{self.point} of {self.op}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do.
+
+    Attributes:
+        do: ``post`` (a receive), ``recv`` (wait for it), ``run``, ``send``; ``offload``, ``drop``,
+            ``grant`` (take memory for an R), ``reload``; ``pass`` and ``turn`` (give away, and
+            wait for, the turn on a host link that several ranks share).
+        op: the op; of messages the one that makes the content, of ``turn`` the one to be waited for.
+        engine: which engine's queue it stands in.
+        after: events on this rank that have to come first (those of its own engine's earlier steps
+            go without saying).
+        peer: the other rank of a message or a turn.
+    """
+
+    do: str
+    op: Op
+    engine: str
+    after: tuple[Event, ...] = ()
+    peer: int = -1
+
+    def __str__(self) -> str:
+        peer = {"post": " from rank {}", "recv": " from rank {}", "send": " to rank {}"}
+        after = f" after {', '.join(map(str, self.after))}" if self.after else ""
+        return f"{self.do} {self.op}{peer.get(self.do, '').format(self.peer)}{after}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one rank does in an iteration.
+
+    Attributes:
+        rank: its number. steps: in issue order.
+    """
+
+    rank: int
+    steps: tuple[Step, ...]
+
+    def by_engine(self) -> dict[str, list[Step]]:
+        """The steps of each engine's queue."""
+        queues: dict[str, list[Step]] = defaultdict(list)
+        for step in self.steps:
+            queues[step.engine].append(step)
+        return dict(queues)
+
+
+def linear_programs(lowered: Lowered) -> tuple[Program, ...]:
+    """The program of every rank.
+
+    Receives are posted one compute op ahead and, per pair of ranks, in the order in which they are
+    sent, so that transports without tags (NCCL) agree on what a message is. Memory that an O frees
+    is dropped before the first op that needs it, at the latest before its own R.
+    """
+    inputs = inputs_of(lowered.schedule)
+    return tuple(
+        Program(rank, tuple(_steps(lowered, rank, inputs)))
+        for rank in range(lowered.schedule.shape.devices)
+    )
+
+
+def inputs_of(schedule: Schedule) -> dict[Op, Op]:
+    """For each op that takes the result of a neighbouring stage, the op that makes it."""
+    stages = schedule.table[:, 1]
+    waiting, needed = schedule.edges
+    between = stages[waiting] != stages[needed]
+    return {
+        schedule.op(consumer): schedule.op(producer)
+        for consumer, producer in zip(
+            waiting[between].tolist(), needed[between].tolist(), strict=True
+        )
+    }
+
+
+def _steps(lowered: Lowered, rank: int, inputs: dict[Op, Op]) -> Iterator[Step]:
+    schedule = lowered.schedule
+    place = schedule.shape.placement
+    program = schedule.programs[rank]
+    consumers = {producer: consumer for consumer, producer in inputs.items()}
+    waits = lowered.waits
+    offload = lowered.profile.offload
+    shared = offload is not None and offload.copy_engines == "shared"
+    out, back = (COPIES, COPIES) if shared else (OFFLOAD, RELOAD)
+    posts = _posts(schedule, rank, inputs)
+    turns, passes = _turns(lowered, rank)
+    dropped: set[Op] = set()
+    copied: list[Op] = []  # O's in the order of their queue
+    anchor: Op | None = None
+    granted: Op | None = None
+
+    def drops(needed: Sequence[Op]) -> Iterator[Step]:
+        # on one engine the ones before it have ended as well, and their memory counts as free
+        last = max((copied.index(op) for op in needed), default=-1)
+        for op in copied[: last + 1]:
+            if op not in dropped:
+                dropped.add(op)
+                yield Step("drop", op, GRANT, (Event("end", op),))
+
+    for op in program:
+        for_memory = waits.get(op, ())
+        gone = [o for o in for_memory if o.kind is O]
+        if op.kind in COMPUTE:
+            yield from posts.get(op, ())
+            yield from drops(gone)
+            after = [Event("dropped", o) for o in gone]
+            if op.kind is F and granted is not None:
+                after.append(Event("granted", granted))
+            if op.kind in (B, BW) and schedule.row(back_op := Op(R, *op[1:])) >= 0:
+                after.append(Event("end", back_op))
+            source, target = inputs.get(op), consumers.get(op)
+            if source is not None and place[source.stage] != rank:
+                yield Step("recv", source, COMPUTE_ENGINE, peer=place[source.stage])
+            yield Step("run", op, COMPUTE_ENGINE, tuple(after))
+            if target is not None and place[target.stage] != rank:
+                yield Step("send", op, COMPUTE_ENGINE, peer=place[target.stage])
+            anchor = op
+            continue
+        if op.kind is O:
+            copied.append(op)
+            yield from turns.get(op, ())
+            yield Step("offload", op, out, (Event("end", Op(F, *op[1:])),))
+            yield from passes.get(op, ())
+            continue
+        own = Op(O, *op[1:])
+        yield from drops([*gone, own])
+        after = [Event("dropped", own), *(Event("dropped", o) for o in gone if o != own)]
+        after += [Event("end", o) for o in for_memory if o.kind is not O]
+        if anchor is not None:
+            after.append(Event("start", anchor))
+        yield Step("grant", op, GRANT, tuple(after))
+        granted = op
+        yield from turns.get(op, ())
+        yield Step("reload", op, back, (Event("granted", op),))
+        yield from passes.get(op, ())
+    yield from drops(copied)
+
+
+def _posts(schedule: Schedule, rank: int, inputs: dict[Op, Op]) -> dict[Op, list[Step]]:
+    """Before which compute op which receives are posted: those of the next compute op, and all
+    that the same peer sends earlier."""
+    place = schedule.shape.placement
+    mine = {producer for consumer, producer in inputs.items() if place[consumer.stage] == rank}
+    sent = {
+        peer: [op for op in program if op in mine]
+        for peer, program in enumerate(schedule.programs)
+        if peer != rank
+    }
+    number = {op: at for ops in sent.values() for at, op in enumerate(ops)}
+    posted = dict.fromkeys(sent, 0)
+    compute = [op for op in schedule.programs[rank] if op.kind in COMPUTE]
+    posts: dict[Op, list[Step]] = {}
+    for at, here in enumerate(compute):
+        for op in compute[at : at + 2]:
+            source = inputs.get(op)
+            if source is None or source not in number:
+                continue
+            peer = place[source.stage]
+            for early in sent[peer][posted[peer] : number[source] + 1]:
+                posts.setdefault(here, []).append(Step("post", early, COMPUTE_ENGINE, peer=peer))
+            posted[peer] = max(posted[peer], number[source] + 1)
+    return posts
+
+
+def _turns(lowered: Lowered, rank: int) -> tuple[dict[Op, list[Step]], dict[Op, list[Step]]]:
+    """For transfers on host links that several ranks share, in the order of the lowered schedule:
+    the turns to wait for before each, and to give away after it."""
+    schedule = lowered.schedule
+    offload = lowered.profile.offload
+    shared = offload is not None and offload.copy_engines == "shared"
+    turns: dict[Op, list[Step]] = {}
+    passes: dict[Op, list[Step]] = {}
+    for key in shared_links(schedule, lowered.profile):
+        order = schedule.link_order[key]
+        for before, op in zip(order, order[1:], strict=False):
+            here, there = (schedule.shape.placement[o.stage] for o in (op, before))
+            if here == there and before.kind is op.kind:
+                continue  # one queue
+            engine = {O: COPIES if shared else OFFLOAD, R: COPIES if shared else RELOAD}
+            if rank == here:
+                turns.setdefault(op, []).append(Step("turn", before, engine[op.kind], peer=there))
+            if rank == there:
+                passes.setdefault(before, []).append(
+                    Step("pass", before, engine[before.kind], peer=here)
+                )
+    return turns, passes
+
+
+# -- is it sound? ---------------------------------------------------------------------------------
+
+
+def check_programs(programs: Sequence[Program], schedule: Schedule) -> None:
+    """Refuse programs that would hang, lose a message, or touch memory that is not there.
+
+    Walks through all of them at once, engine by engine: whatever can go on does; what is left over
+    waits for something that never comes. Says of every op that it runs once, of every message that
+    it is sent, posted and received once and in one order, that an O precedes its drop, a drop its
+    grant, a reload its B.
+
+    Raises:
+        InvalidSchedule: names the rank, the step and what is wrong.
+    """
+    for program in programs:
+        _check_steps(program, schedule)
+    _check_messages(programs)
+    _check_progress(programs)
+
+
+def _check_steps(program: Program, schedule: Schedule) -> None:
+    rank, seen, happened = program.rank, set(), set()
+    expected = set(schedule.programs[rank])
+    makes = {"run": "end", "offload": "end", "reload": "end", "grant": "granted", "drop": "dropped"}
+    needs = {
+        "drop": lambda op: [Event("end", op)],
+        "grant": lambda op: [Event("dropped", Op(O, *op[1:]))],
+        "reload": lambda op: [Event("granted", op)],
+        "offload": lambda op: [Event("end", Op(F, *op[1:]))],
+    }
+    for step in program.steps:
+        wanted = [*step.after, *needs.get(step.do, lambda op: [])(step.op)]
+        if step.do == "run" and step.op.kind in (B, BW):
+            on_host = Event("dropped", Op(O, *step.op[1:]))
+            offloaded = on_host in happened or Event("end", on_host.op) in happened
+            if offloaded:
+                wanted.append(Event("end", Op(R, *step.op[1:])))
+        missing = [event for event in wanted if event not in happened]
+        if missing:
+            raise InvalidSchedule(
+                f"rank {rank}: {step.do} {step.op}: the {missing[0]} has to come before"
+            )
+        if step.do in makes:
+            if step.do in ("run", "offload", "reload"):
+                if step.op in seen:
+                    raise InvalidSchedule(f"rank {rank}: {step.op} is done twice")
+                if step.op not in expected:
+                    raise InvalidSchedule(f"rank {rank}: {step.op} does not belong here")
+                seen.add(step.op)
+                happened.add(Event("start", step.op))
+            happened.add(Event(makes[step.do], step.op))
+    if expected - seen:
+        raise InvalidSchedule(f"rank {rank}: {min(expected - seen)} is missing")
+
+
+def _check_messages(programs: Sequence[Program]) -> None:
+    sent: dict[tuple[int, int], list[Op]] = defaultdict(list)
+    posted: dict[tuple[int, int], list[Op]] = defaultdict(list)
+    for program in programs:
+        waiting: set[Op] = set()
+        made: set[Op] = set()
+        for step in program.steps:
+            if step.do == "run":
+                made.add(step.op)
+            elif step.do == "send":
+                if step.op not in made:
+                    raise InvalidSchedule(
+                        f"rank {program.rank}: {step.op} is sent before it has run"
+                    )
+                sent[program.rank, step.peer].append(step.op)
+            elif step.do == "post":
+                posted[step.peer, program.rank].append(step.op)
+                waiting.add(step.op)
+            elif step.do == "recv":
+                if step.op not in waiting:
+                    raise InvalidSchedule(
+                        f"rank {program.rank}: {step.op} is waited for, but its receive was not posted"
+                    )
+                waiting.discard(step.op)
+        if waiting:
+            raise InvalidSchedule(f"rank {program.rank}: {min(waiting)} is never taken")
+    for source, target in sorted(sent.keys() | posted.keys()):
+        for at, (one, other) in enumerate(_pairs(sent[source, target], posted[source, target])):
+            if one != other:
+                raise InvalidSchedule(
+                    f"message {at} from rank {source} to rank {target}: {one or 'nothing'} is sent,"
+                    f" {other or 'nothing'} is expected"
+                )
+
+
+def _pairs(one: list[Op], other: list[Op]) -> Iterator[tuple[Op | None, Op | None]]:
+    for at in range(max(len(one), len(other))):
+        yield (one[at] if at < len(one) else None), (other[at] if at < len(other) else None)
+
+
+def _check_progress(programs: Sequence[Program]) -> None:
+    queues = [
+        (program.rank, queue) for program in programs for queue in program.by_engine().values()
+    ]
+    at = [0] * len(queues)
+    done: set[tuple[int, str, Op]] = set()
+    going = True
+    while going:
+        going = False
+        for number, (rank, queue) in enumerate(queues):
+            while at[number] < len(queue) and _can_go(queue[at[number]], rank, done):
+                step = queue[at[number]]
+                done |= {(rank, point, step.op) for point in _POINTS.get(step.do, ())}
+                if step.do in ("send", "pass"):
+                    done.add((step.peer, step.do, step.op))
+                at[number] += 1
+                going = True
+    for number, (rank, queue) in enumerate(queues):
+        if at[number] < len(queue):
+            raise InvalidSchedule(f"rank {rank} would wait for ever at: {queue[at[number]]}")
+
+
+_POINTS = {
+    "run": ("start", "end"),
+    "offload": ("start", "end"),
+    "reload": ("start", "end"),
+    "grant": ("granted",),
+    "drop": ("dropped",),
+}
+_ARRIVES = {"recv": "send", "turn": "pass"}
+
+
+def _can_go(step: Step, rank: int, done: set[tuple[int, str, Op]]) -> bool:
+    if step.do in _ARRIVES and (rank, _ARRIVES[step.do], step.op) not in done:
+        return False
+    return all((rank, event.point, event.op) in done for event in step.after)
+
+
+def without(program: Program, do: str, op: Op) -> Program:
+    """The program less one step: for trying out what happens then."""
+    return replace(
+        program, steps=tuple(s for s in program.steps if not (s.do == do and s.op == op))
+    )

@@ -1,0 +1,231 @@
+"""What a rank is asked to do, and its doing: some iterations of one schedule over gloo."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..errors import OptPipeError
+from ..ops import Op
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..shape import Shape
+from ..sim.lower import lower
+from .executor import Record, run_program
+from .memory import LiveBytes
+from .models import build_stage, layer_counts
+from .program import Program, linear_programs
+from .stage import StageWorker
+from .transport import DelayedGloo, Gloo
+from .worker import SyntheticWorker
+
+if TYPE_CHECKING:
+    from .profiler import Plan
+
+MODES = ("synthetic", "gradient")
+HEAD_START_NS = 20_000_000  # from the agreement on a start to the start
+PINGS = 8
+
+
+@dataclass(frozen=True)
+class Task:
+    """Some iterations of a schedule on p ranks.
+
+    Attributes:
+        mode: ``synthetic`` (ops sleep as long as the profile says: the time is real) or
+            ``gradient`` (real stages: results and memory are real).
+        plan: the model of real stages (its own `devices` and `chunks` do not matter here).
+        seed: of the batch.
+        gradients: whether ranks return them.
+        programs: stand in for those of the schedule, for trying what then happens.
+        timeout_s: how long anything may wait for anything else.
+    """
+
+    schedule: Schedule
+    profile: CostProfile
+    memory_limit: int | Sequence[int] | None = None
+    mode: str = "synthetic"
+    plan: Plan | None = None
+    iterations: int = 1
+    seed: int = 0
+    gradients: bool = False
+    programs: tuple[Program, ...] | None = None
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise OptPipeError(f"mode: expected {' or '.join(MODES)}, got {self.mode!r}")
+        if self.mode == "gradient" and self.plan is None:
+            raise OptPipeError("mode gradient: needs a model")
+        if self.iterations < 1:
+            raise OptPipeError(f"iterations: must be at least 1, got {self.iterations}")
+
+
+@dataclass
+class Result:
+    """What a rank gives back: a record per iteration; gradients by name (see `named_gradients`)."""
+
+    rank: int
+    records: list[Record]
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None) -> Result:
+    """Do the part of one rank; the default process group has to be there.
+
+    Raises:
+        RuntimeFault: names the rank, the op and what went wrong.
+    """
+    lowered = lower(task.schedule, task.profile, task.memory_limit)
+    schedule = lowered.schedule
+    programs = task.programs or linear_programs(lowered)
+    offset_ns = clock_offset_ns(rank, schedule.shape.devices)
+    stages: StageWorker | None = None
+    transport: Gloo
+    if task.plan is None or task.mode == "synthetic":
+        worker: Any = SyntheticWorker(lowered.profile)
+        transport = DelayedGloo(rank, schedule, lowered.profile, task.timeout_s)
+    else:
+        worker = stages = stage_worker(task.plan, schedule.shape, rank)
+        transport = Gloo(rank, schedule, task.timeout_s)
+    records = []
+    for _ in range(task.iterations):
+        if stages is not None and task.plan is not None:
+            zero_gradients(stages)
+            stages.start_step(*batch(task.plan, schedule.shape.microbatches, task.seed))
+        with nullcontext() if stages is None else LiveBytes() as meter:
+            if stages is not None and meter is not None:
+                stages.allocated = meter.add
+            record = run_program(
+                programs[rank],
+                schedule,
+                worker,
+                transport,
+                start_ns=common_start_ns(offset_ns),
+                meter=meter,
+                timeout_s=task.timeout_s,
+                begun=begun,
+            )
+        if stages is not None:
+            loss = stages.finish_step()
+            record.loss = None if loss is None else float(loss)
+            exchange_tied(stages, schedule.shape, rank)
+        records.append(record)
+    return Result(rank, records, named_gradients(stages) if stages and task.gradients else {})
+
+
+def stage_worker(plan: Plan, shape: Shape, rank: int, device: str = "cpu") -> StageWorker:
+    """The stages of one rank, with the weights that the whole model has."""
+    layers = plan.layers if plan.stages == shape.stages else None
+    layers = layers or tuple(layer_counts(plan.model, shape.stages, seq=plan.seq))
+    modules = {
+        stage: build_stage(
+            plan.model,
+            stage,
+            shape.stages,
+            seq=plan.seq,
+            dtype=plan.dtype,
+            device=device,
+            seed=plan.seed,
+            layers=layers,
+        )
+        for stage in shape.stages_of(rank)
+    }
+    return StageWorker(modules, shape.stages, plan.boundary, device=device, rank=rank)
+
+
+def batch(plan: Plan, microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Tokens and the tokens that follow them, (m, microbatch, seq) each; the same on all ranks."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (microbatches, plan.microbatch, plan.seq + 1)
+    tokens = torch.randint(0, plan.model.vocab, shape, generator=generator)
+    return tokens[..., :-1].contiguous(), tokens[..., 1:].contiguous()
+
+
+def zero_gradients(worker: StageWorker) -> None:
+    """Zeros, in memory that is there before the step: what a step takes is activations."""
+    for parameter in worker.parameters():
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+        else:
+            parameter.grad.zero_()
+
+
+def named_gradients(worker: StageWorker) -> dict[str, Tensor]:
+    """Gradients by the names that the unpipelined model has for its parameters."""
+    found: dict[str, Tensor] = {}
+    for _, module in sorted(worker.modules.items()):
+        for name, parameter in module.named_parameters():
+            if parameter.grad is not None:
+                found[name] = parameter.grad
+    return found
+
+
+def reference(plan: Plan, microbatches: int, seed: int) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients of the same step without pipeline, by plain autograd: what a pipelined
+    step is compared with."""
+    whole = build_stage(plan.model, 0, 1, seq=plan.seq, dtype=plan.dtype, seed=plan.seed)
+    losses = []
+    for tokens, targets in zip(*batch(plan, microbatches, seed), strict=True):
+        logits = whole(tokens)
+        loss = nn.functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
+        (loss / microbatches).backward()
+        losses.append(loss.detach())
+    gradients = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}
+    return float(torch.stack(losses).mean()), gradients
+
+
+def exchange_tied(worker: StageWorker, shape: Shape, rank: int) -> None:
+    """Add up the gradients of a tied weight whose copies two ranks have."""
+    ends = {shape.placement[0]: 0, shape.placement[-1]: shape.stages - 1}
+    if len(ends) < 2 or rank not in ends:
+        return
+    weight = worker.tied(ends[rank])
+    if weight is None or weight.grad is None:
+        return
+    peer = next(other for other in ends if other != rank)
+    theirs = torch.empty_like(weight.grad)
+    waiting = dist.irecv(theirs, src=peer, tag=0)
+    dist.send(weight.grad, dst=peer, tag=0)
+    waiting.wait()
+    # the first stage's share first on both, so that both get the same sum
+    pair = (weight.grad, theirs) if ends[rank] == 0 else (theirs, weight.grad)
+    weight.grad.copy_(pair[0] + pair[1])
+
+
+def clock_offset_ns(rank: int, ranks: int) -> int:
+    """How far this rank's clock is ahead of rank 0's, in ns; 0 where they cannot be told apart, as
+    on one host, where all have the same."""
+    offset = 0
+    for other in range(1, ranks):
+        for _ in range(PINGS if rank in (0, other) else 0):
+            if rank == 0:
+                dist.recv(torch.zeros(1, dtype=torch.int64), src=other)
+                dist.send(torch.tensor([time.monotonic_ns()]), dst=other)
+                continue
+            asked = time.monotonic_ns()
+            dist.send(torch.tensor([asked]), dst=0)
+            answer = torch.zeros(1, dtype=torch.int64)
+            dist.recv(answer, src=0)
+            back = time.monotonic_ns()
+            off = (asked + back) // 2 - int(answer)
+            # the answer was given between asking and hearing it
+            if abs(off) <= (back - asked) // 2:
+                off = 0
+            offset = off if _ == 0 or abs(off) < abs(offset) else offset
+    return offset
+
+
+def common_start_ns(offset_ns: int) -> int:
+    """Agree with all ranks on when to start; on this rank's `time.monotonic_ns`."""
+    dist.barrier()
+    start = torch.tensor([time.monotonic_ns() + HEAD_START_NS])
+    dist.broadcast(start, src=0)
+    return int(start) + offset_ns
