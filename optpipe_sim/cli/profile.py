@@ -29,7 +29,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--device",
         required=True,
         choices=("cpu", "cuda", "fake"),
-        help="measure on the CPU or a GPU; fake: exact bytes of any size, times estimated",
+        help="measure on the CPU or a GPU (written, but not yet confirmed on one); fake: exact bytes"
+        " of any size, times estimated",
     )
     parser.add_argument(
         "--stages",
@@ -85,7 +86,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     model = load_model(arguments.model)
     need_torch("profile")
     from ..runtime.fake import fake_profile, with_hop
-    from ..runtime.profiler import Plan, check_device, measure
+    from ..runtime.plan import Plan
+    from ..runtime.profiler import check_device, measure
 
     fake = arguments.device == "fake"
     if not fake:

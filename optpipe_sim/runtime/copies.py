@@ -1,4 +1,7 @@
-"""How fast copies to and from the host are: alone, both at once, and while products run."""
+"""How fast copies to and from the host are: alone, both at once, and while products run.
+
+What is written for CUDA here has not run on a GPU yet.
+"""
 
 from __future__ import annotations
 

@@ -16,8 +16,9 @@ from ..costs import estimate
 from ..costs.estimate import Source
 from ..costs.machines import Machine
 from ..profile import CostProfile
+from .footprint import StageBytes, byte_facts, stage_bytes, static_bytes
 from .machine import provenance
-from .profiler import Plan, StageBytes, byte_facts, profile_name, stage_bytes, static_bytes
+from .plan import Plan
 
 ESTIMATED = {
     "t_f, t_b, t_w": "estimated",
@@ -31,7 +32,7 @@ ESTIMATED = {
 
 
 def fake_bytes(plan: Plan, stage: int) -> StageBytes:
-    """`profiler.stage_bytes` without data: the very same numbers, for a stage of any size."""
+    """`footprint.stage_bytes` without data: the very same numbers, for a stage of any size."""
     with FakeTensorMode():
         return stage_bytes(plan, stage, "cpu", fill=False)
 
@@ -102,4 +103,4 @@ def fake_profile(
     meta = provenance(plan, None) | {"provenance": dict(ESTIMATED)}
     meta |= {key: guess.meta[key] for key in ("machine", "iteration", "parallel")}
     meta["stages"] = [byte_facts(*pair) for pair in zip(sizes, statics, strict=True)]
-    return replace(guess, name=name or profile_name(plan, "fake"), stages=tuple(costs), meta=meta)
+    return replace(guess, name=name or plan.name("fake"), stages=tuple(costs), meta=meta)

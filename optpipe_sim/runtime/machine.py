@@ -14,7 +14,7 @@ import torch
 from .. import __version__
 
 if TYPE_CHECKING:
-    from .profiler import Plan
+    from .plan import Plan
 
 MEASURED = {
     "t_f, t_b, t_w, t_bw": "measured: medians",

@@ -1,5 +1,5 @@
 """Bytes that live on a device, measured: on CPU (and on fake tensors) by watching every storage that
-ops make until it dies, on CUDA by the allocator's own statistics."""
+ops make until it dies, on CUDA by the allocator's own statistics (which no GPU has confirmed yet)."""
 
 from __future__ import annotations
 

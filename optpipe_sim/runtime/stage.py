@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +93,7 @@ class StageWorker:
         self._targets: Sequence[Tensor] | Tensor = ()
         self._losses: dict[int, Tensor] = {}
         self._left_out: set[int] = set()
+        self._compute: Any = None
 
     # -- a step ------------------------------------------------------------------------------------
 
@@ -102,11 +104,14 @@ class StageWorker:
     ) -> None:
         """Take the batch: one input per microbatch on the first stage, one target on the last.
 
-        Workers without these stages need neither. Gradients are added to those that are there.
+        Workers without these stages need neither. Gradients are added to those that are there. On
+        CUDA the current stream is the compute stream of the step.
         """
         if self._flights:
             raise RuntimeFault(f"{self.where}: the last step has not finished: {self._open()}")
         self._inputs, self._targets, self._losses = inputs, targets, {}
+        if self.device.type == "cuda":
+            self._compute = torch.cuda.current_stream(self.device)
         kept = [*inputs, *targets, self._anchor]
         for module in self.modules.values():
             kept += [*module.parameters(), *module.buffers()]
@@ -198,15 +203,16 @@ class StageWorker:
 
     def drop(self, stage: int, mb: int) -> None:
         """Release the device memory of an offloaded activation: here memory falls."""
-        stream = torch.cuda.current_stream(self.device) if self.device.type == "cuda" else None
-        self._flight(stage, mb, "drop ", "F").slot.drop(stream)
+        self._flight(stage, mb, "drop ", "F").slot.drop(self._compute)
 
     def allocate(self, stage: int, mb: int) -> None:
         """Take the memory for an R, on the compute stream: here memory rises.
 
         To be called where R is granted: before the compute op that it may overlap is issued.
         """
-        self._flight(stage, mb, "R", "F").slot.allocate()
+        slot = self._flight(stage, mb, "R", "F").slot
+        with nullcontext() if self._compute is None else torch.cuda.stream(self._compute):
+            slot.allocate()
 
     def reload(self, stage: int, mb: int) -> None:
         """R: copy the activation back, on the current stream.
@@ -216,7 +222,7 @@ class StageWorker:
         """
         slot = self._flight(stage, mb, "R", "F").slot
         if slot.state != "allocated":
-            slot.allocate()
+            self.allocate(stage, mb)
         slot.reload()
 
     # -- facts -------------------------------------------------------------------------------------

@@ -4,6 +4,9 @@ Autograd's saved tensors pass through `Slot.saving`, one slot per stage and micr
 is one entry however many tensors view it; parameters, buffers and the batch are left out by their
 storage. Autograd's nodes own the entries, a slot only knows them: so B frees them one by one as a
 plain backward pass does.
+
+The order of streams and events on CUDA follows from the rules of its caching allocator; no GPU has
+confirmed it yet.
 """
 
 from __future__ import annotations
