@@ -21,6 +21,7 @@ from optpipe_sim.analyse.bounds import (
     one_microbatch,
     residency,
 )
+from optpipe_sim.analyse.ends import after_last_forward
 from optpipe_sim.errors import (
     Deadlock,
     InvalidSchedule,
@@ -229,6 +230,19 @@ def test_fill_by_hand() -> None:
     # With copies of 8 ns it ends at 28, in time.
     fast = uniform(2, copy_ns=8)
     assert fill_and_drain(replace(fast, memory_limit=(100, 1000)), 3) == 33 + 3 * 30 - 20
+
+
+def test_the_last_forward_by_hand() -> None:
+    # Four devices that hold two activations and offload none. The last F of device 0 ends with one other
+    # activation on it; its own comes back 3 * (10 + 1) + 3 * (11 + 1) = 69 ns later. Meanwhile it has a B
+    # and a W (20 ns), or no other activation, but two pending W's (18 ns).
+    last = after_last_forward(uniform(4).stages[0], 8, 200, 69, 0, 72, 0)
+    assert last == (49, 49)
+    # One with copies of 30 ns has R's that end 30 and 60 ns after the start of that F: 19 ns are left
+    # of 79 after the second, too few for its B and W.
+    assert after_last_forward(uniform(4, copy_ns=30).stages[0], 8, 200, 69, 0, 72, 100).before == 10
+    # Ample memory fills all of it; a tail of 45 ns, with W's for 9 of it, stays.
+    assert after_last_forward(uniform(4).stages[0], 8, 1000, 69, 45, 9, 0) == (0, 36)
 
 
 def test_drain_by_hand() -> None:

@@ -15,7 +15,7 @@ from strategies import SEEDS, limited, profiles, schedules
 from test_adaoffload import any_setting, uniform
 
 from optpipe_sim import CostProfile, simulate
-from optpipe_sim.analyse.bound_lp import configuration_bound
+from optpipe_sim.analyse.bound_lp import configuration_bound, early_order, orders, usual_order
 from optpipe_sim.analyse.bounds import lower_bound
 from optpipe_sim.analyse.configurations import configurations
 from optpipe_sim.analyse.device import OneDevice, one_device
@@ -234,6 +234,41 @@ def test_devices_on_one_link_take_turns() -> None:
     found = [configuration_bound(one, 32) for one in (alone, paired, single)]
     assert found == sorted(found)
     assert found[2] > found[1]
+
+
+def test_the_orders_of_events() -> None:
+    assert orders([5]) == [usual_order([5]), early_order(5)]
+    every = orders([2, 3])
+    assert every[0] == usual_order([2, 3])
+    assert len(every) == len({tuple(order) for order in every}) == 14
+    for order in every:
+        at = {event: k for k, event in enumerate(order)}
+        for which in ("first", "last"):
+            assert at[which, "F", 2] < at[which, "F", 3] < at[which, "B", 3] < at[which, "B", 2]
+        assert all(at["first", kind, s] <= at[which, kind, s] for which, kind, s in order)
+
+
+def test_the_lp_of_a_real_profile_is_as_good_as_in_small_numbers() -> None:
+    # the same problem in ns and MiB, or both some thousand times as large
+    def times(cost: StageCost, ns: int, size: int) -> StageCost:
+        return StageCost(
+            *(ns * time for time in (cost.t_f_ns, cost.t_b_ns, cost.t_w_ns)),
+            *(size * held for held in (cost.act_bytes, cost.w_bytes, cost.offloadable)),
+            t_offload_ns=ns * (cost.t_offload_ns or 0),
+            t_reload_ns=ns * (cost.t_reload_ns or 0),
+        )
+
+    small = uniform(4, 200, 24)
+    large = replace(
+        small.map_stages(lambda _, cost: times(cost, 10**6, 1 << 20)),
+        latency_ns=10**6,
+        occupancy_ns=0,
+        memory_limit=(200 << 20,) * 4,
+    )
+    assert small.t_comm_ns * 10**6 == large.t_comm_ns
+    found = [configuration_bound(small, 24), configuration_bound(large, 24)]
+    assert found[0] > lower_bound(small, 24).ns
+    assert found[0] == -(-found[1] // 10**6)
 
 
 def test_rounded_prices_prove_what_the_solver_found() -> None:

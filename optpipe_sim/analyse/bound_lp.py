@@ -1,10 +1,11 @@
 """The configuration LP: how long devices spend in each combination of what runs at the same time.
 
-The *events* of a device's stages, the start of the first F and B, and of the last F and B, of each, come
-in an order that is known: dependencies put the first F's in model order, then the first B's in the
-reverse, and the last ones likewise; and that the first half comes before the second only fails where
-all F's of the lowest stage s start before any B of it, a case of its own. Events cut the time
-into *phases*. Devices that share a host link go into one LP, with the events of them all.
+The *events* of a device's stages are the starts of the first F and B, and of the last F and B, of each.
+Dependencies put the first F's in model order, then the first B's in the reverse, and the last ones
+likewise; how the two interleave is not known, so each way is a case (`orders`), and the least of what
+they prove counts. All the first come before all the last, unless all F's of the lowest stage start
+before any B of it: that, taken alone, covers all other cases, too, and is quicker. Events cut the time into
+*phases*. Devices that share a host link go into one LP, with the events of them all.
 
 Proof. Read off a schedule how long each configuration lasts in each phase on each device, how many
 microbatches of each stage are offloaded and how many have BW. These numbers satisfy the rows below, so the
@@ -23,7 +24,7 @@ least T that any numbers allow is a bound.
   no more often than that of the stage before, each B no more often than that of the stage after.
 - *Waiting*: from the end of F to the start of its backward passes at least ``delay``; an activation that
   stays holds act_bytes all the while, an offloaded one what cannot be moved, O and R aside. Summed up
-  that is at most the room summed over time, less what is `_empty`.
+  that is at most the room summed over time until the last B starts, less what is `empty`.
 - *Ends*: what `ends` says about idle time before the first backward and after the last forward, and
   `OneDevice.after_ns` about W's after the last backward.
 - *Links*: in each phase the transfers of devices on one link take turns.
@@ -36,18 +37,20 @@ integers, so that no tolerance of the solver gets into the bound.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 
 from ..profile import CostProfile
+from .bounds import fill_and_drain_parts, lower_bound
 from .chains import Chains, back_ns
-from .configurations import Configuration, Part, configurations, lasts_ns, waits
+from .configurations import Configuration, Part, configurations, empty, lasts_ns, waits
 from .device import OneDevice, one_device
 from .linear import Linear
 
 MOST_STAGES = 6  # per device or link; with more there are thousands of configurations
+FEW_STAGES = 2  # up to here all orders of events are told apart: 14 of them
 MANY = 1 << 70  # counts of ops are in 1/MANY where their times do not divide
 COMPUTE = ("F", "B", "W", "BW")
 Event = tuple[str, str, int]  # first or last, F or B, stage
@@ -61,45 +64,90 @@ def configuration_bound(
     memory_limit: int | Sequence[int] | None = None,
 ) -> int:
     """The best that the configuration LP proves, in ns; 0 without a limit."""
+    return max(configuration_bounds(profile, microbatches, objective, memory_limit), default=0)
+
+
+def configuration_bounds(
+    profile: CostProfile,
+    microbatches: int,
+    objective: str = "flush",
+    memory_limit: int | Sequence[int] | None = None,
+) -> Iterator[int]:
+    """What the configuration LP proves, in ns, of one device or link after the other."""
     limits = profile.limits(memory_limit)
     if limits is None:
-        return 0
+        return
     every = [
         one_device(profile, microbatches, d, objective, limits) for d in range(profile.devices)
     ]
     if not all(device.possible for device in every):
-        return 0
+        return
+    parts = fill_and_drain_parts(profile, microbatches, objective, limits)
     groups: list[tuple[int, ...]] = [(d,) for d in range(profile.devices)]
     if profile.offload is not None:
         groups += [tuple(sorted(link)) for link in profile.host_links if len(link) > 1]
-    best = 0
-    for group in groups:
+    enough = lower_bound(profile, microbatches, objective, limits).ns
+    for group in sorted(groups, key=lambda group: -max(parts[d].ns for d in group)):
         devices = [every[d] for d in group]
         if sum(len(device.stages) for device in devices) <= MOST_STAGES:
-            best = max(best, _group_bound(profile, devices, objective))
-    return best
+            bound = _group_bound(profile, devices, objective, enough)
+            enough = max(enough, bound)
+            yield bound
 
 
-def _group_bound(profile: CostProfile, devices: Sequence[OneDevice], objective: str) -> int:
-    """What devices prove together: the less of the two cases of the module."""
+def _group_bound(
+    profile: CostProfile, devices: Sequence[OneDevice], objective: str, enough: int
+) -> int:
+    """What devices prove together; perhaps less, where that is no more than `enough`."""
     chains = Chains(profile, objective)
     stages = sorted(s for device in devices for s in device.stages)
     low = min(devices, key=lambda device: device.stages[0])
-    alone = _bound(profile, chains, [low], early_events(stages[0]))
+    alone = early_order(stages[0])
     if low.microbatches == 1:
-        return alone
-    return min(alone, _bound(profile, chains, devices, usual_events(stages)))
+        return _bound(profile, chains, [low], alone)
+    bound = _bound(profile, chains, devices, usual_order(stages))
+    if bound <= enough:
+        return bound
+    other = _bound(profile, chains, [low], alone)
+    if other < bound and len(stages) <= FEW_STAGES:
+        for order in orders(stages)[1:]:
+            bound = min(bound, max(other, _bound(profile, chains, devices, order)))
+            if bound <= max(enough, other):
+                break
+        return bound
+    return min(bound, other)
 
 
-def usual_events(stages: Sequence[int]) -> list[Event]:
-    """The order of events of stages where a B of the lowest comes before its last F."""
-    half = [("F", s) for s in stages] + [("B", s) for s in reversed(stages)]
-    return [(which, kind, s) for which in ("first", "last") for kind, s in half]
+def _half(stages: Sequence[int]) -> list[tuple[str, int]]:
+    return [("F", s) for s in stages] + [("B", s) for s in reversed(stages)]
 
 
-def early_events(s: int) -> list[Event]:
-    """The order of events of a stage all F's of which come before its first B."""
+def usual_order(stages: Sequence[int]) -> list[Event]:
+    """All first events before all last ones."""
+    return [(which, kind, s) for which in ("first", "last") for kind, s in _half(stages)]
+
+
+def early_order(s: int) -> list[Event]:
+    """All F's of a stage before its first B."""
     return [("first", "F", s), ("last", "F", s), ("first", "B", s), ("last", "B", s)]
+
+
+def orders(stages: Sequence[int]) -> list[list[Event]]:
+    """The orders in which the events of stages can come: the first F's in the order of the model, then
+    the first B's in the reverse; the last ones likewise, each after the first of its kind. The one that
+    has all the first before all the last comes first."""
+    half = _half(stages)
+
+    def merged(first: int, last: int) -> Iterator[list[Event]]:
+        """What can follow so many first and last events."""
+        if last == len(half):
+            yield []
+        if first < len(half):
+            yield from ([("first", *half[first]), *rest] for rest in merged(first + 1, last))
+        if last < first:
+            yield from ([("last", *half[last]), *rest] for rest in merged(first, last + 1))
+
+    return list(merged(0, 0))
 
 
 def _bound(
@@ -130,14 +178,8 @@ def _bound(
         part.add_rows(phases)
         if chains.objective == "span":
             begin, end = part.at["first", "F", part.low], part.at["last", "B", part.low]
-            busy = [
-                (variable, -1)
-                for used in part.uses[end:]
-                for one, variable in used
-                if any(kind in COMPUTE for kind, _ in one.parts)
-            ]
             between = [(phases[k], -1) for k in range(begin, end)]
-            model.at_least([(0, 1), dear, *between, *busy], 0)
+            model.at_least([(0, 1), dear, *between, *part.busy(end, len(events))], 0)
     _add_order(model, parts)
     if len(devices) > 1 and profile.offload is not None:
         single = profile.offload.host_link == "single"
@@ -259,8 +301,9 @@ class _Device:
 
     def _add_ops(self) -> None:
         device, model, count = self.device, self.model, len(self.events)
-        m, held = device.microbatches, _empty(device)
-        room = [(variable, one.room) for used in self.uses for one, variable in used]
+        m, held = device.microbatches, empty(device)
+        until = self.at["last", "B", self.low]  # from then on nothing waits
+        room = [(variable, one.room) for used in self.uses[:until] for one, variable in used]
         for i, cost in enumerate(device.costs):
             moves = model.variable(m if device.offloads and cost.offloadable else 0)
             fused = model.variable(m if cost.fused_ns < cost.t_b_ns + cost.t_w_ns else 0)
@@ -333,33 +376,21 @@ class _Device:
         ]
         model.at_least(first, device.costs[0].t_f_ns)  # there is nothing to copy during the first F
         if len(device.stages) == 1 and self.at["first", "B", low] < self.at["last", "F", low]:
-            for begin, end, idle in (
-                (self.at["first", "F", low], self.at["first", "B", low], device.before_ns),
-                (self.at["last", "F", low], last, device.last.before),
-            ):
-                work = [
-                    (variable, -1)
-                    for used in self.uses[begin:end]
-                    for one, variable in used
-                    if any(kind in COMPUTE for kind, _ in one.parts)
-                ]
-                model.at_least([*((phases[k], 1) for k in range(begin, end)), *work], idle)
+            before, final = self.at["first", "B", low], self.at["last", "F", low]
+            self._add_idle(phases, self.at["first", "F", low], before, device.before_ns)
+            self._add_idle(phases, final, last, device.last.before)
 
-
-def _empty(device: OneDevice) -> int:
-    """Byte-ns of room that nothing can fill: while the j-th F runs (or the j-th backward but the
-    last ones) there are no more than j activations on the device."""
-    act = max(cost.act_bytes for cost in device.costs)
-    if not act:
-        return 0
-    empty = 0
-    for kinds in (("F",), ("B", "BW")):
-        lasts = min(lasts_ns(cost, kind) for cost in device.costs for kind in kinds)
-        least = min(
-            one.room + sum(device.costs[i].act_bytes for _, i in one.parts)
-            for one in configurations(device)
-            if any(kind in kinds for kind, _ in one.parts)
+    def _add_idle(self, phases: Sequence[int], begin: int, end: int, idle: int) -> None:
+        """No more compute in phases [begin, end) than leaves so much idle time."""
+        self.model.at_least(
+            [*((phase, 1) for phase in phases[begin:end]), *self.busy(begin, end)], idle
         )
-        for count in range(1, device.microbatches * len(device.stages) + 1):
-            empty += max(0, least - count * act) * lasts
-    return empty
+
+    def busy(self, begin: int, end: int) -> Terms:
+        """Less the compute time in phases [begin, end)."""
+        return [
+            (variable, -1)
+            for used in self.uses[begin:end]
+            for one, variable in used
+            if any(kind in COMPUTE for kind, _ in one.parts)
+        ]

@@ -129,3 +129,22 @@ def waits(device: OneDevice, s: int) -> tuple[int, int]:
     rest = cost.act_bytes - cost.offloadable
     stays = delay * cost.act_bytes
     return stays, min(stays, rest * max(0, delay - copies))
+
+
+def empty(device: OneDevice) -> int:
+    """Byte-ns of room that nothing can fill: while the j-th F runs, or the j-th backward but the last
+    ones (the last itself aside), there are no more than j activations on the device."""
+    act = max(cost.act_bytes for cost in device.costs)
+    if not act:
+        return 0
+    total = 0
+    for kinds, first in ((("F",), 1), (("B", "BW"), 2)):
+        lasts = min(lasts_ns(cost, kind) for cost in device.costs for kind in kinds)
+        least = min(
+            one.room + sum(device.costs[i].act_bytes for _, i in one.parts)
+            for one in configurations(device)
+            if any(kind in kinds for kind, _ in one.parts)
+        )
+        for count in range(first, device.microbatches * len(device.stages) + 1):
+            total += max(0, least - count * act) * lasts
+    return total

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..analyse.bound_lp import configuration_bound
+from ..analyse.bound_lp import configuration_bounds
 from ..analyse.device import OneDevice, one_device
 from ..analyse.device_core import NEVER
 from ..analyse.device_prices import prices
@@ -105,10 +105,11 @@ class _Hunt:
                 self._hear(bound, f"device {one.device}")
                 if not final:
                     again.append((bound, one, price))
-            if turn == 0 and with_lp and not self._over:
-                self._hear(
-                    configuration_bound(profile, m, problem.objective, limits), "configurations"
-                )
+            if turn == 0 and with_lp:
+                for bound in configuration_bounds(profile, m, problem.objective, limits):
+                    self._hear(bound, "configurations")
+                    if self._over:
+                        break
             left = again
         return min(self.best, self.goal)
 
