@@ -156,8 +156,6 @@ class _Run:
         self.board = Board(timeout_s)
         self.record = Record(program.rank)
         self.inputs = inputs_of(schedule)
-        here = {op for op in schedule.programs[program.rank]}
-        self.local = {source for op, source in self.inputs.items() if {op, source} <= here}
         self.results: dict[Op, Tensor | None] = {}  # made or received, until they are used
         self.start_ns = 0
         self.do: dict[str, Callable[[Step], None]] = {

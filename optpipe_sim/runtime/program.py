@@ -7,6 +7,7 @@ per engine takes its own steps in order and waits for the events named (that is 
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -204,7 +205,7 @@ def _turns(lowered: Lowered, rank: int) -> tuple[dict[Op, list[Step]], dict[Op, 
     passes: dict[Op, list[Step]] = {}
     for key in shared_links(schedule, lowered.profile):
         order = schedule.link_order[key]
-        for before, op in zip(order, order[1:], strict=False):
+        for before, op in itertools.pairwise(order):
             here, there = (schedule.shape.placement[o.stage] for o in (op, before))
             if here == there and before.kind is op.kind:
                 continue  # one queue

@@ -27,7 +27,7 @@ from .transport import DelayedGloo, Gloo
 from .worker import SyntheticWorker
 
 if TYPE_CHECKING:
-    from .profiler import Plan
+    from .plan import Plan
 
 MODES = ("synthetic", "gradient")
 HEAD_START_NS = 20_000_000  # from the agreement on a start to the start
