@@ -1,0 +1,69 @@
+"""Names written beside what they name, in the place of a legend, so that none covers another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
+
+FONT = 7.5  # points
+NAMES = {
+    "gpipe": "GPipe", "zb-1p": "ZB-1p", "zb-2p": "ZB-2p", "v-half": "V-Half", "v-min": "V-Min",
+    "po": "PipeOffload", "po-h": "PO-H", "po-f": "PO-F", "adaoffload": "AdaOffload",
+    "optpipe": "OptPipe", "dualpipe-v": "DualPipeV",
+}  # fmt: skip
+OUTLINE = [withStroke(linewidth=2.5, foreground="white")]
+
+
+def schedule_label(name: str) -> str:
+    """A schedule's name as papers write it, with its number of chunks, if given: ``GIS, v = 2``."""
+    base, _, options = name.partition(":")
+    given = dict(part.partition("=")[::2] for part in options.split(",") if part)
+    chunks = f", v = {given['chunks']}" if given.get("chunks", "any") != "any" else ""
+    return f"{NAMES.get(base, base.upper())}{chunks}"
+
+
+def apart(places: Sequence[float], gap: float) -> list[float]:
+    """Places at least `gap` from one another, in the same order, each as near to where it was as
+    its neighbours let it be."""
+    order = sorted(range(len(places)), key=lambda at: places[at])
+    # groups of neighbours that touch share their middle; a group: (sum of wishes, members)
+    groups: list[tuple[float, list[int]]] = []
+    for at in order:
+        total, members = places[at], [at]
+        while groups:
+            before, others = groups[-1]
+            reach = before / len(others) + gap * len(others) / 2
+            if reach <= total / len(members) - gap * len(members) / 2:
+                break
+            groups.pop()
+            total, members = before + total, others + members
+        groups.append((total, members))
+    made = list(places)
+    for total, members in groups:
+        first = total / len(members) - gap * (len(members) - 1) / 2
+        for step, at in enumerate(members):
+            made[at] = first + step * gap
+    return made
+
+
+def name_ends(
+    ax: Axes, ends: Sequence[tuple[float, float, str, str]], x: float, shift: float = 6.0
+) -> None:
+    """Write names, (x, y, text, colour) of the ends of lines, in a column at `x` (in data), with a
+    thin line from each end to its name; `shift` points right of it.
+
+    Call it when the limits and the scale of the axis are as they will be.
+    """
+    height = ax.get_window_extent().height * 72 / ax.figure.dpi
+    unit = ax.transData + ax.transAxes.inverted()
+    at = [float(unit.transform((px, py))[1]) * height for px, py, _, _ in ends]
+    right = float(unit.transform((x, ends[0][1]))[0])
+    for place, (px, py, text, colour) in zip(apart(at, FONT + 1.5), ends, strict=True):
+        ax.annotate(
+            text, (px, py), (right, place / height), textcoords="axes fraction", va="center",
+            ha="left", fontsize=FONT, color=colour, path_effects=OUTLINE, annotation_clip=False,
+            arrowprops={"arrowstyle": "-", "lw": 0.5, "color": colour, "alpha": 0.5, "relpos": (0, 0.5),
+                        "shrinkA": 0, "shrinkB": shift / 2},
+        )  # fmt: skip
