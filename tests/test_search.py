@@ -139,6 +139,14 @@ def test_a_host_limit_is_left_to_other_engines() -> None:
     assert can_search(make_problem(uniform(4), 8, 200))
 
 
+def test_costs_a_little_off_lead_the_greedy_to_an_optimum() -> None:
+    problem = make_problem(uniform(8), 32, 266)
+    found = greedy_search(problem, lambda: False, runs=600)
+    costs = [problem.replay(schedule).cost_ns for schedule in found]
+    assert min(costs) == 1094  # meets the bound; annealing the best plain run, 1097, seldom does
+    assert found == greedy_search(problem, lambda: False, runs=600)
+
+
 def test_greedy_search_never_ends_worse_than_adaoffload() -> None:
     profile = uniform(8, 16)
     problem = make_problem(profile, 16, 266)

@@ -1,9 +1,15 @@
-"""AdaOffload with its parameters searched: random settings, and changes of the best."""
+"""AdaOffload with its parameters searched: random settings, and changes of the best.
+
+Some runs play with costs that are a little off. What the greedy does is as valid then, and often
+better: it decides by what is free first, and a nanosecond decides differently.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
+from typing import Any, NamedTuple
 
 from ..errors import OptPipeError
 from ..schedule import Schedule
@@ -24,6 +30,18 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "reload_first": (0, 1),
     "depth": (0, 0, 700, 1000, 1200, 1500, 2000, 3000),
 }
+NOISY = 1 / 3  # of the runs: with costs a little off
+POOL = 8  # settings that these play, of different costs: the best differ too little
+OFF = 0.15  # how far each kind of duration may be off
+OFF_BY_STAGE = (0.0, 0.03, 0.1)  # and one of these beyond it, stage by stage
+
+
+class _Run(NamedTuple):
+    """One of the best runs."""
+
+    cost_ns: int
+    number: int
+    setting: Setting
 
 
 def greedy_search(
@@ -38,7 +56,8 @@ def greedy_search(
     """The best few schedules of up to `runs` runs of AdaOffload with different settings.
 
     Each run draws a setting at random or, half the time, changes one or two parameters of one of
-    the best. Runs that would end later than the best few are cut short.
+    the best; the last third of the runs play the best settings again, with costs a little off.
+    Runs that would end later than the best few are cut short.
 
     Args:
         over: asked before every run whether to stop.
@@ -46,32 +65,70 @@ def greedy_search(
     """
     random = Random(seed)
     try:
-        game = Runs(problem.profile, problem.microbatches, problem.limits)
+        true = Runs(problem.profile, problem.microbatches, problem.limits)
     except OptPipeError:  # the host memory does not allow what the greedy wants
         return []
-    best: list[tuple[int, int, Setting]] = []
+    best: list[_Run] = []
+    pool: list[tuple[int, Setting]] = []
     schedules: dict[int, Schedule] = {}
     seen: set[Setting] = set()
+    plain = runs - int(NOISY * runs)
     for run in range(runs):
         if over():
             break
-        setting = _next_setting(random, [entry[2] for entry in best], run)
-        if setting in seen:
-            continue
-        seen.add(setting)
-        worst = best[-1][0] if len(best) == keep else None
-        cut = worst if worst is not None and problem.objective == "flush" else 2**62
-        played = game.play(setting, cut)
+        game = true
+        if run < plain or not pool:
+            setting = _next_setting(random, [entry.setting for entry in best], run)
+            if setting in seen:
+                continue
+            seen.add(setting)
+        else:
+            setting, game = random.choice(pool)[1], _noisy(random, problem)
+        most = pool[-1][0] if len(pool) == POOL else 2**62
+        played = game.play(
+            setting, most if game is true and problem.objective == "flush" else 2**62
+        )
         if played is None:
             continue
         cost = played.cost_ns(problem.objective)
-        if (worst is not None and cost >= worst) or any(cost == entry[0] for entry in best):
+        schedule = None
+        if game is true:
+            pool = sorted({cost: setting, **dict(pool)}.items())[:POOL]
+        else:
+            schedule = played.schedule(problem.microbatches)
+            try:
+                cost = problem.replay(schedule).cost_ns
+            except OptPipeError:
+                continue
+        worst = best[-1].cost_ns if len(best) == keep else 2**62
+        if cost >= worst or any(cost == entry.cost_ns for entry in best):
             continue
-        schedule = schedules[run] = played.schedule(problem.microbatches)
-        if not best or cost < best[0][0]:
-            found(schedule)
-        best = sorted([*best, (cost, run, setting)])[:keep]
-    return [schedules[run] for _, run, _ in best]
+        schedules[run] = schedule or played.schedule(problem.microbatches)
+        if not best or cost < best[0].cost_ns:
+            found(schedules[run])
+        best = sorted([*best, _Run(cost, run, setting)])[:keep]
+    return [schedules[entry.number] for entry in best]
+
+
+def _noisy(random: Random, problem: Problem) -> Runs:
+    """The problem with durations that are a little off."""
+    profile = problem.profile
+    kinds = [random.uniform(1 - OFF, 1 + OFF) for _ in range(5)]
+    spread = random.choice(OFF_BY_STAGE)
+    stages = []
+    for cost in profile.stages:
+        f, b, w, out, back = (kind * random.uniform(1 - spread, 1 + spread) for kind in kinds)
+        times: dict[str, Any] = {
+            "t_f_ns": max(1, round(cost.t_f_ns * f)),
+            "t_b_ns": max(1, round(cost.t_b_ns * b)),
+            "t_w_ns": round(cost.t_w_ns * w),
+            "t_bw_ns": None,
+        }
+        if cost.t_offload_ns is not None and cost.t_reload_ns is not None:
+            times["t_offload_ns"] = round(cost.t_offload_ns * out)
+            times["t_reload_ns"] = round(cost.t_reload_ns * back)
+        stages.append(replace(cost, **times))
+    return Runs(replace(profile, stages=tuple(stages)), problem.microbatches, problem.limits)
 
 
 def _next_setting(random: Random, best: list[Setting], run: int) -> Setting:
