@@ -262,15 +262,3 @@ def test_machines_all_answer() -> None:
         question = Question(load_model(MODEL), machine, 4, 16, 4096, machine.usable_bytes, pp=(2,))
         found = Search(replace(question, schedules=("1f1b",)), 1, 5.0, 0.0, lambda *_: None).run()
         assert found.rows[0].choice.pp == 2
-
-
-def test_notebook_runs(capsys) -> None:
-    """Every cell in order, with little time to search."""
-    cells = json.loads((ROOT / "notebooks" / "advise.ipynb").read_text())["cells"]
-    sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    told = "\n".join(line for line in "\n".join(sources).splitlines() if line[:1] != "%")
-    assert told.count("SECONDS = 12") == 1
-    names: dict[str, object] = {}
-    exec(told.replace("SECONDS = 12", "SECONDS = 1"), names)
-    assert "half the memory costs" in capsys.readouterr().out
-    assert names["best"] is names["found"].rows[0]  # type: ignore[attr-defined]
