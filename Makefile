@@ -17,7 +17,7 @@ DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
 DEMO_LIMIT := 24GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench tables figures results-fast readme-picture clean
+.PHONY: help demo test lint format bench tables figures results-fast notebooks readme-picture clean
 
 help:
 	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
@@ -27,6 +27,7 @@ help:
 	@echo "make tables          the published bubble rates against ours, into results/"
 	@echo "make figures         draw every figure of results/ again, from the tables there"
 	@echo "make results-fast    run the experiments again that take ten minutes in all, and draw them"
+	@echo "make notebooks       run the notebooks again and keep their outputs"
 	@echo "make readme-picture  the picture of the README"
 	@echo "make clean           remove .venv and out/"
 
@@ -74,6 +75,9 @@ figures: $(RUN)
 results-fast: $(RUN)
 	$(BIN)/optpipe-sim sweep experiments/*.yaml --under 10 --fresh
 	$(BIN)/optpipe-sim figures
+
+notebooks: $(DEV)
+	$(BIN)/python notebooks/execute.py
 
 readme-picture: $(RUN)
 	$(BIN)/optpipe-sim simulate $(DEMO_PROFILE) --schedule adaoffload:chunks=2 -m 24 \
