@@ -39,7 +39,8 @@ class Entry:
 class Handle:
     """What autograd keeps of one saved tensor: how it views its entry.
 
-    `witness` shares the version counter of the saved tensor, which tells of edits in place.
+    `witness` is the saved tensor without its graph; it shares the version counter, which tells of
+    edits in place. When it goes, `layout` stays.
     """
 
     __slots__ = ("__weakref__", "entry", "layout", "version", "witness")
@@ -48,7 +49,14 @@ class Handle:
         self.entry = entry
         self.witness: Tensor | None = tensor.detach()
         self.version = tensor._version
-        self.layout = (tensor.dtype, tensor.storage_offset(), tensor.shape, tensor.stride())
+        self.layout: tuple[Any, ...] = ()
+
+    def drop(self) -> None:
+        """Let go of the tensor."""
+        tensor = self.witness
+        if tensor is not None:
+            self.layout = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        self.witness = None
 
 
 class HostSlab:
@@ -152,9 +160,9 @@ class Slot:
             raise self.fault(
                 "B", f"its activation is on the host: R{self.name} has to come before (and O, drop)"
             )
-        dtype, offset, shape, stride = packed.layout
+        *view, dtype = packed.layout
         empty = torch.empty(0, dtype=dtype, device=packed.entry.device)
-        return empty.set_(packed.entry.storage, offset, shape, stride)
+        return empty.set_(packed.entry.storage, *view)
 
     def _check(self, handle: Handle, op: str) -> None:
         witness = handle.witness
@@ -201,7 +209,7 @@ class Slot:
         if compute is not None and self.offloaded is not None:
             compute.wait_event(self.offloaded)
         for handle in self._living("drop "):
-            handle.witness = None
+            handle.drop()
         for entry in list(self.entries.values()):
             entry.storage = None
         self.state = "dropped"
