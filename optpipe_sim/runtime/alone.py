@@ -1,0 +1,108 @@
+"""Rank in the loop: the whole program of each rank alone, with real ops and copies, its neighbours
+played back. A plan for p devices is so tried on one.
+
+Messages are let in when their sender's last run produced them plus the time of the link. The ranks
+are swept, one after the other, until the times at which messages come do not change any more: that
+is a fixed point, for a later message never makes anything earlier, and nothing later by more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..ops import Op
+from ..sim.lower import Lowered
+from ..trace import Trace
+from .executor import Record, measured_trace, run_program
+from .program import linear_programs
+from .stage import StageWorker
+from .transport import Loopback
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One pass over all ranks: the measured trace, and how far message times still moved."""
+
+    trace: Trace
+    records: tuple[Record, ...]
+    moved_ns: int
+
+
+class HeldBytes:
+    """Weighs a worker by what its slots and queues hold; quicker than watching every storage."""
+
+    def __init__(self, worker: StageWorker) -> None:
+        self.worker = worker
+
+    def __enter__(self) -> HeldBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def held(self) -> int:
+        """Bytes now."""
+        return self.worker.held_bytes()
+
+    def peak(self) -> int:
+        """Bytes now: nothing is watched in between."""
+        return self.worker.held_bytes()
+
+    def reset_peak(self) -> None:
+        """Nothing to reset."""
+
+    def add(self, storage: object) -> None:
+        """Slots know."""
+
+
+def sweep_ranks(
+    lowered: Lowered,
+    make_worker: Callable[[int], StageWorker],
+    contents: dict[Op, Tensor],
+    *,
+    sweeps: int = 6,
+    still_ns: int = 0,
+    progress: Callable[[int, int], None] = lambda sweep, rank: None,
+) -> list[Sweep]:
+    """Run rank after rank until what they see of each other stands still, or `sweeps` times.
+
+    Args:
+        make_worker: the worker of a rank, its step started, the same every time.
+        contents: what ranks send to each other (`serial.run_serially` keeps it).
+        still_ns: changes up to this are no changes.
+    """
+    schedule, programs = lowered.schedule, linear_programs(lowered)
+    predicted = lowered.replay()
+    hop = lowered.profile.t_comm_ns
+    arrive = {span.op: span.end_ns + hop for span in predicted.spans}
+    arrive |= {span.op: span.end_ns for span in predicted.spans if span.op not in contents}
+    found: list[Sweep] = []
+    for sweep in range(sweeps):
+        records, moved = [], 0
+        for program in programs:
+            progress(sweep, program.rank)
+            worker = make_worker(program.rank)
+            transport = Loopback(contents, dict(arrive))
+            transport.start_ns = start = time.monotonic_ns() + 1_000_000
+            record = run_program(
+                program, schedule, worker, transport, start_ns=start, meter=HeldBytes(worker)
+            )
+            worker.finish_step()
+            records.append(record)
+            came = {op: sent + hop for op, (sent, _) in transport.sent.items()}
+            came |= transport.turns_ns
+            moved = max([moved, *(abs(came[op] - arrive[op]) for op in came)])
+            arrive |= came
+        found.append(Sweep(measured_trace(lowered, records), tuple(records), moved))
+        if moved <= still_ns:
+            break
+    return found
+
+
+def best_sweep(sweeps: Sequence[Sweep]) -> Sweep:
+    """The last one: the nearest to the fixed point."""
+    return sweeps[-1]
