@@ -17,6 +17,7 @@ from matplotlib.text import Text
 from optpipe_sim import build, simulate
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.plot.labels import apart, schedule_label
+from optpipe_sim.plot.studies import memory_frontier
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.figures import draw
@@ -103,6 +104,14 @@ def test_figures_say_what_they_show(name: str) -> None:
         texts = [text.get_text() for text in figure.findobj(Text)]
         assert any("AdaOffload" in text for text in texts)
         assert all(ax.get_xlabel() for ax in figure.axes if ax.axison)
+
+
+def test_a_frontier_with_few_limits_is_drawn_too() -> None:
+    rows = load_table(ROOT / "results", "memory_frontier")
+    low = min(row["limit_bytes"] for row in rows if row["cost_ns"] and row["part"] == "solved")
+    kept = [row for row in rows if row["part"] == "alone" or row["limit_bytes"] == low]
+    figure = memory_frontier.draw(kept)
+    assert "OptPipe" in [text.get_text() for text in figure.findobj(Text)]
 
 
 def test_the_frontier_keeps_its_bounds() -> None:

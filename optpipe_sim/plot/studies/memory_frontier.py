@@ -80,6 +80,8 @@ def _panel(ax: Axes, rows: Sequence[Row], span: tuple[float, float]) -> None:
         found = _best(r for r in rows if r["part"] == "family" and _family(r) == name)
         at = sorted(x for x in found if found[x] <= ax.get_ylim()[1])
         ys = [found[x] for x in at]
+        if not at:
+            continue
         ax.step(
             [*at, right],
             [*ys, ys[-1]],
@@ -94,7 +96,8 @@ def _panel(ax: Axes, rows: Sequence[Row], span: tuple[float, float]) -> None:
         room = next((x for x in rooms if x in at), None)
         if room is not None:
             _write(ax, room, found[room], text, colour, below=name == "po")
-    _write(ax, limits[1], solved[limits[1]], "OptPipe", BEST, weight="bold")
+    named = limits[min(1, len(limits) - 1)]
+    _write(ax, named, solved[named], "OptPipe", BEST, weight="bold")
     ax.annotate(
         "nothing fits", (least, ax.get_ylim()[1]), (-3, -4), textcoords="offset points", rotation=90,
         ha="right", va="top", fontsize=FONT, color=LIMIT,
