@@ -245,6 +245,19 @@ def test_the_last_forward_by_hand() -> None:
     assert after_last_forward(uniform(4).stages[0], 8, 1000, 69, 45, 9, 0) == (0, 36)
 
 
+@pytest.mark.parametrize(("forward", "back", "weight"), [(10, 11, 9), (12, 11, 9), (20, 18, 9)])
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_zb_h1_is_optimal_for_its_memory(
+    forward: int, back: int, weight: int, devices: int
+) -> None:
+    profile = replace(uniform(devices, 100 * devices), offload=None).map_stages(
+        lambda _, cost: replace(cost, t_f_ns=forward, t_b_ns=back, t_w_ns=weight)
+    )
+    trace = simulate(build("zb-h1", profile, 2 * devices), profile)
+    assert fill_and_drain(profile, 2 * devices) == trace.makespan_ns
+    assert fill_and_drain(replace(profile, memory_limit=None), 2 * devices) < trace.makespan_ns
+
+
 def test_drain_by_hand() -> None:
     # The last of four devices can put off one W only; after its last backward three B's, three hops and
     # a W of device 0 remain: 45 ns, of which that W fills 9.
