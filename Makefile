@@ -67,7 +67,8 @@ bench: $(DEV)
 	$(BIN)/python benchmarks/bench.py
 
 tables: $(RUN)
-	$(BIN)/python -m optpipe_sim.study.zb_tables
+	$(BIN)/optpipe-sim sweep experiments/zb_tables.yaml --fresh
+	$(BIN)/optpipe-sim figures zb_tables
 
 figures: $(RUN)
 	$(BIN)/optpipe-sim figures

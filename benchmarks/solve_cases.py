@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from optpipe_sim import CostProfile, load_profile
-from optpipe_sim.study.claims_cases import limit_of, with_copies
+from optpipe_sim.profile import Offload
+from optpipe_sim.stage_cost import StageCost
 from optpipe_sim.units import format_size
 
 PROFILES = Path(__file__).parent.parent / "experiments" / "profiles"
@@ -75,6 +76,23 @@ def uneven(devices: int, slots: float, seed: int) -> CostProfile:
             "memory_limit_bytes": int(1000 * slots),
         }
     )
+
+
+def with_copies(profile: CostProfile, gb_per_s: int) -> CostProfile:
+    """The profile with an engine each way that copies so many GB/s."""
+
+    def change(_: int, cost: StageCost) -> StageCost:
+        lasts = (2 * cost.offloadable + gb_per_s) // (2 * gb_per_s)  # to the nearest ns
+        return replace(cost, t_offload_ns=lasts, t_reload_ns=lasts)
+
+    stages = tuple(change(at, cost) for at, cost in enumerate(profile.stages))
+    return replace(profile, stages=stages, offload=profile.offload or Offload())
+
+
+def limit_of(profile: CostProfile, share: str) -> int:
+    """What is static, and a share of the activations that 1F1B holds on its first device, bytes."""
+    whole = profile.rechunk(1)
+    return max(whole.static_bytes) + int(float(share) * whole.devices * whole.stages[0].act_bytes)
 
 
 def published(name: str, share: str, chunks: int = 1, placement: str = "loop") -> Case:

@@ -201,7 +201,9 @@ def test_readme_refusals_are_the_real_ones(monkeypatch, capsys) -> None:
 def test_readme_shows_the_results_that_are_there() -> None:
     with (ROOT / "results" / "zb_tables.csv").open() as file:
         cells = list(csv.DictReader(file))
-    simulated = {(cell["profile"], cell["schedule"]): cell["simulated"] for cell in cells}
+    simulated = {
+        (cell["profile"], cell["schedule"]): f"{float(cell['simulated']):.4f}" for cell in cells
+    }
     rows = re.findall(r"^\| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     table = [[cell.strip() for cell in row.split("|")] for row in rows]
     head = next(row for row in table if row[0] == "profile")

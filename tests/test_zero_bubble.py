@@ -1,8 +1,7 @@
-"""The zero-bubble family: published cells, closed forms, limits, and costs of all kinds."""
+"""The zero-bubble family: closed forms, limits, and costs of all kinds."""
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,62 +12,10 @@ from hypothesis import strategies as st
 from strategies import profiles
 
 from optpipe_sim import CostProfile, build, check, load_profile, simulate
-from optpipe_sim.errors import OutOfMemory, ProfileError
+from optpipe_sim.errors import OutOfMemory
 from optpipe_sim.schedules.greedy import device_limits
-from optpipe_sim.study import zb_tables
 
 ROOT = Path(__file__).parent.parent
-# the two largest rows of table 8 take a second each; results/zb_tables.csv has them as well
-LARGEST = ("zbv-28.3b-p32-m128", "zbv-28.3b-p32-m256")
-ROWS = zb_tables.table_profiles(ROOT / "experiments" / "profiles")
-
-
-@pytest.mark.parametrize(
-    "profile", [row for row in ROWS if row.name not in LARGEST], ids=lambda row: row.name
-)
-def test_published_cells(profile: CostProfile) -> None:
-    cells = zb_tables.cells_of(profile)
-    assert len(cells) == (6 if profile.chunks == 1 else 5)
-    assert [cell for cell in cells if not cell.matches] == []
-
-
-def test_results_hold_every_published_cell() -> None:
-    with (ROOT / "results" / "zb_tables.csv").open() as file:
-        written = list(csv.DictReader(file))
-    expected = {
-        (row.name, schedule, f"{rate:.4f}")
-        for row in ROWS
-        for schedule, rate in row.meta["published_bubble_rate"].items()
-    }
-    assert {(row["profile"], row["schedule"], row["published"]) for row in written} == expected
-    assert len(written) == 66
-    assert {row["match"] for row in written} == {"yes"}
-
-
-def test_a_wrong_cell_does_not_match(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    row = ROWS[0]
-    cells = {cell.schedule: cell for cell in zb_tables.cells_of(row)}
-    assert not replace(cells["1F1B"], simulated=cells["1F1B"].simulated + 1e-4).matches
-    assert not replace(cells["ZB-2p"], simulated=cells["ZB-2p"].expected + 3e-4).matches
-    assert not replace(cells["ZB-2p"], peak_bytes=10**12).matches
-    assert replace(cells["ZB-2p"], simulated=0.01).matches
-    with pytest.raises(ProfileError, match=r"meta\.microbatches: missing"):
-        zb_tables.cells_of(replace(row, meta={}))
-    assert zb_tables.main(["--profiles", str(tmp_path), "--results", str(tmp_path)]) == 2
-    assert "no zb-*.yaml" in capsys.readouterr().err
-
-
-def test_tables_are_written(tmp_path: Path) -> None:
-    source = ROOT / "experiments" / "profiles" / "zb-1.5b-p8-m24.yaml"
-    (tmp_path / source.name).write_text(source.read_text())
-    assert zb_tables.main(["--profiles", str(tmp_path), "--results", str(tmp_path / "out")]) == 0
-    lines = (tmp_path / "out" / "zb_tables.csv").read_text().splitlines()
-    committed = (ROOT / "results" / "zb_tables.csv").read_text().splitlines()
-    assert lines == committed[:7]
-    said = (
-        "**5 of 6 cells equal the published rate to 4 decimals; 1 of 1 (1F1B-I) do not, by design"
-    )
-    assert said in (tmp_path / "out" / "zb_tables.md").read_text()
 
 
 # -- closed forms ---------------------------------------------------------------------------------
@@ -123,7 +70,7 @@ def test_zb_1p_is_zb_h1_at_unit_costs() -> None:
 
 
 def test_more_memory_costs_less_time() -> None:
-    profile = ROWS[0]
+    profile = load_profile(ROOT / "experiments" / "profiles" / "zb-1.5b-p8-m24.yaml")
     spans = []
     for activations in (2, 4, 8, 12, 16):
         limit = device_limits(profile, None, activations)[0]

@@ -45,7 +45,7 @@ class Cell:
 class Run:
     """One cell of figure 15: what was run, how it ended, and its replay at any rates.
 
-    `outcome`: ``ran``, ``oom`` (out of memory) or ``host`` (out of host memory).
+    `outcome`: ``ran``, ``oom`` (out of memory), ``host`` (out of host memory) or ``skip`` (not run).
     """
 
     model: str
@@ -108,14 +108,14 @@ def _times(table: str, row: dict[str, Any], setup: Setup, machine: Machine) -> l
     ]
 
 
-def figure_15() -> list[Run]:
-    """All cells of figure 15 that were run."""
+def figure_15(skipped: bool = False) -> list[Run]:
+    """All cells of figure 15 that were run; with `skipped`, the others as well."""
     data, machine, made = published("pipeoffload"), machine_of("pipeoffload"), []
     for row in data["rows"]:
         p = row["devices"]
         each = (load_model(row["model"]).layers + 2) // p
         for schedule, percent, gib in zip(data["columns"], row["mfu"], row["gib"], strict=True):
-            if gib == "skip":
+            if gib == "skip" and not skipped:
                 continue
             options = {
                 **data["options"],

@@ -4,8 +4,7 @@
 
 takes the Zero Bubble papers' times, throughput and memory and PipeOffload's figure 15, fits the
 rates of the A100 to three of the seven models, and writes ``costs_cells.csv`` (every number),
-``costs_oom.csv`` (who runs out of memory), ``costs_tp.csv`` (tensor against pure pipeline
-parallelism) and ``costs_tables.md``.
+``costs_tp.csv`` (tensor against pure pipeline parallelism) and ``costs_tables.md``.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import csv
 import io
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -29,7 +28,6 @@ from ..errors import OptPipeError
 from ..files import write_text
 from ..names import build
 from ..sim import simulate
-from ..trace import Trace
 from .costs_published import (
     Cell,
     Run,
@@ -62,38 +60,6 @@ class Row:
     def errors(self) -> tuple[float, float]:
         """Estimated / published - 1, before and after."""
         return self.before / self.published - 1, self.after / self.published - 1
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether a cell of figure 15 runs out of memory, published and predicted."""
-
-    model: str
-    seq: int
-    schedule: str
-    role: str
-    published: str
-    predicted: str
-    peak_gib: float
-    limit_gib: float
-    host_gib: float
-
-    @property
-    def agrees(self) -> bool:
-        """The same outcome."""
-        return self.published == self.predicted
-
-
-@dataclass(frozen=True)
-class Unshared:
-    """Activation GiB of an offloading schedule: published; estimated; and without shared switches."""
-
-    model: str
-    seq: int
-    schedule: str
-    published: float
-    shared: float
-    apart: float
 
 
 @dataclass(frozen=True)
@@ -141,51 +107,6 @@ def fit_context(runs: Iterable[Run], rates: Rates, machine: Machine) -> float:
             (ran if one.outcome == "ran" else failed).append(peak)
     above = min((peak for peak in failed if peak > max(ran)), default=machine.memory_gib)
     return max(0.0, machine.memory_gib - (max(ran) + above) / 2)
-
-
-def verdicts(runs: Iterable[Run], rates: Rates, machine: Machine) -> list[Verdict]:
-    """Who runs out of memory at these rates."""
-    limit, made = (machine.memory_gib - rates.context_gib), []
-    for one in runs:
-        trace = one.replays.trace(rates)
-        peak, host = max(trace.peak_bytes) / _GIB, trace.host_peak_bytes / _GIB
-        room = machine.host_memory_gib or float("inf")
-        predicted = "oom" if peak > limit else "host" if host > room else "ran"
-        made.append(
-            Verdict(
-                one.model,
-                one.seq,
-                one.schedule,
-                one.role,
-                one.outcome,
-                predicted,
-                peak,
-                limit,
-                host,
-            )
-        )
-    return made
-
-
-def unshared(runs: Iterable[Run], rates: Rates, machine: Machine) -> list[Unshared]:
-    """Activation memory of the offloading schedules, switches shared and not."""
-    found = []
-    for one in runs:
-        if one.outcome != "ran" or not one.schedule.startswith("po-"):
-            continue
-        profile = one.setup.profile(machine, rates)
-        assert profile.offload is not None
-        alone = replace(profile, offload=replace(profile.offload, host_link_groups=()))
-        schedule = build(one.schedule, alone, one.setup.microbatches)
-        apart = simulate(schedule, alone, enforce=False, engine="replay")
-        held = [_activation_gib(trace) for trace in (one.replays.trace(rates), apart)]
-        found.append(Unshared(one.model, one.seq, one.schedule, one.gib, held[0], held[1]))
-    return found
-
-
-def _activation_gib(trace: Trace) -> float:
-    weights = trace.profile.meta["weights_bytes_per_device"]
-    return float(max(b - w for b, w in zip(trace.peak_bytes, weights, strict=True))) / _GIB
 
 
 def tensor_parallel(rates: Rates, machine: Machine) -> list[Split]:
@@ -240,24 +161,6 @@ def _linear_flops(meta: dict[str, Any], name: str) -> float:
     return float(meta["iteration"]["flops_per_microbatch"] - scores)
 
 
-def order_agreement(runs: Iterable[Run], rates: Rates) -> tuple[int, int]:
-    """Pairs of schedules of one row whose published MFUs differ, and how many come in that order."""
-    rows: dict[tuple[str, int], list[tuple[float, float]]] = {}
-    for one in runs:
-        if one.outcome == "ran" and one.role == "check":
-            trace = one.replays.trace(rates)
-            time = iteration_ns(trace.profile, trace.cost_ns)
-            rows.setdefault((one.model, one.seq), []).append((one.percent, -time))
-    pairs = [
-        (a[0] - b[0]) * (a[1] - b[1])
-        for row in rows.values()
-        for at, a in enumerate(row)
-        for b in row[:at]
-        if a[0] != b[0]
-    ]
-    return sum(product > 0 for product in pairs), len(pairs)
-
-
 def medians(rows: Iterable[Row], role: str) -> dict[tuple[str, str], tuple[int, float, float]]:
     """Per table and quantity: how many, and the median absolute error before and after."""
     groups: dict[tuple[str, str], list[Row]] = {}
@@ -282,7 +185,7 @@ def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
     return stream.getvalue()
 
 
-def _files(rows: list[Row], cells: list[Verdict], splits: list[Split]) -> dict[str, str]:
+def _files(rows: list[Row], splits: list[Split]) -> dict[str, str]:
     return {
         "costs_cells.csv": _csv(
             [
@@ -309,33 +212,6 @@ def _files(rows: list[Row], cells: list[Verdict], splits: list[Split]) -> dict[s
                     f"{r.errors[1]:+.4f}",
                 ]
                 for r in rows
-            ),
-        ),
-        "costs_oom.csv": _csv(
-            [
-                "model",
-                "seq",
-                "schedule",
-                "role",
-                "published",
-                "predicted",
-                "peak_gib",
-                "limit_gib",
-                "host_gib",
-            ],
-            (
-                [
-                    c.model,
-                    c.seq,
-                    c.schedule,
-                    c.role,
-                    c.published,
-                    c.predicted,
-                    f"{c.peak_gib:.2f}",
-                    f"{c.limit_gib:.2f}",
-                    f"{c.host_gib:.1f}",
-                ]
-                for c in cells
             ),
         ),
         "costs_tp.csv": _csv(
@@ -397,19 +273,15 @@ def tables(say: Say) -> dict[str, str]:
         )
         for cell, first in zip(cells, before, strict=True)
     ]
-    outcomes = verdicts(runs, rates, machine)
     say("tensor against pipeline parallelism")
     splits = tensor_parallel(rates, machine)
     text = report(
         {role: medians(rows, role) for role in ("check", "fit")},
-        outcomes,
-        unshared(runs, rates, machine),
         splits,
-        order_agreement(runs, rates),
         machine,
         rates,
     )
-    return {**_files(rows, outcomes, splits), "costs_tables.md": text}
+    return {**_files(rows, splits), "costs_tables.md": text}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
