@@ -30,7 +30,7 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "reload_first": (0, 1),
     "depth": (0, 0, 700, 1000, 1200, 1500, 2000, 3000),
 }
-NOISY = 1 / 3  # of the runs: with costs a little off
+PLAIN = 400  # runs with the true costs; all further ones are a little off
 POOL = 8  # settings that these play, of different costs: the best differ too little
 OFF = 0.15  # how far each kind of duration may be off
 OFF_BY_STAGE = (0.0, 0.03, 0.1)  # and one of these beyond it, stage by stage
@@ -56,7 +56,8 @@ def greedy_search(
     """The best few schedules of up to `runs` runs of AdaOffload with different settings.
 
     Each run draws a setting at random or, half the time, changes one or two parameters of one of
-    the best; the last third of the runs play the best settings again, with costs a little off.
+    the best; from run PLAIN on they play the best settings again, with costs a little off (not
+    where host memory is limited: only with the true costs does the greedy keep to that).
     Runs that would end later than the best few are cut short.
 
     Args:
@@ -72,12 +73,11 @@ def greedy_search(
     pool: list[tuple[int, Setting]] = []
     schedules: dict[int, Schedule] = {}
     seen: set[Setting] = set()
-    plain = runs - int(NOISY * runs)
     for run in range(runs):
         if over():
             break
         game = true
-        if run < plain or not pool:
+        if run < PLAIN or not pool or true.host_limit is not None:
             setting = _next_setting(random, [entry.setting for entry in best], run)
             if setting in seen:
                 continue

@@ -17,7 +17,7 @@ from .search import can_search, search
 from .starts import offload_everything
 
 Report = Callable[[str, Any], None]
-GREEDY_SHARE, GREEDY_RUNS = 0.2, 600  # of a search job: the part of its time, or so many runs
+GREEDY_SHARE, GREEDY_RUNS = 0.2, 1000  # of a search job: the part of its time, or so many runs
 
 
 def search_job(
