@@ -14,21 +14,31 @@ import sys
 import tempfile
 import time
 import weakref
+from collections.abc import Callable
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import Any, Protocol, TypeVar
 
 from ..errors import OptPipeError, RuntimeFault
 from ..ops import Op
 from ..schedule import Schedule
 
-if TYPE_CHECKING:
-    from .task import Result, Task
-
 START_S = 60.0  # for torch to load and the ranks to meet
 PATIENCE_S = 3.0  # from the first complaint until all are asked for theirs
 _NONE = -1
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+
+class Job(Protocol[Answer_co]):
+    """What ranks can be asked to do; it has to survive pickling, as has what it gives back."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """What it starts with: says how many ranks there are, and names ops after a death."""
+
+    def perform(self, rank: int, begun: Callable[[Op], None]) -> Answer_co:
+        """The part of one rank, which tells of every op that it begins."""
 
 
 class Ranks:
@@ -65,7 +75,7 @@ class Ranks:
         """The process of each rank; none before the first task."""
         return [process.pid for process in self._processes]
 
-    def run(self, task: Task) -> list[Result]:
+    def run(self, task: Job[Answer_co]) -> list[Answer_co]:
         """Have all ranks do a task; their results by rank.
 
         Raises:
@@ -119,14 +129,14 @@ class Ranks:
             theirs.close()
             self._pipes.append(ours)
 
-    def _tell(self, rank: int, pipe: Connection, task: Task) -> None:
+    def _tell(self, rank: int, pipe: Connection, task: Job[object]) -> None:
         try:
             pipe.send_bytes(pickle.dumps(task))
         except (BrokenPipeError, OSError):
             raise self._died(rank, task.schedule) from None
 
-    def _gather(self, schedule: Schedule) -> list[Result]:
-        results: dict[int, Result] = {}
+    def _gather(self, schedule: Schedule) -> list[Any]:
+        results: dict[int, Any] = {}
         faults: dict[int, RuntimeFault] = {}
         dead: list[int] = []
         ends = float("inf")

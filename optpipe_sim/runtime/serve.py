@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from ..errors import OptPipeError, RuntimeFault
 from .launch import START_S, Progress
-from .task import perform
 
 
 def main(rank: int, ranks: int, port: int, pipe: int, progress: str) -> None:
@@ -37,7 +36,7 @@ def main(rank: int, ranks: int, port: int, pipe: int, progress: str) -> None:
         begun.begin(task.schedule)
         gone = _watch(connection)
         try:
-            answer: object = perform(task, rank, begun)
+            answer: object = task.perform(rank, begun)
         except OptPipeError as error:
             answer = (
                 error if isinstance(error, RuntimeFault) else RuntimeFault(f"rank {rank}: {error}")

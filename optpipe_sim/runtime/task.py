@@ -67,6 +67,10 @@ class Task:
         if self.iterations < 1:
             raise OptPipeError(f"iterations: must be at least 1, got {self.iterations}")
 
+    def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> Result:
+        """`perform` this task."""
+        return perform(self, rank, begun)
+
 
 @dataclass
 class Result:
