@@ -9,15 +9,16 @@ is a fixed point, for a later message never makes anything earlier, and nothing 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from ..ops import Op
+from ..ops import F, Op
 from ..sim.lower import Lowered
 from ..trace import Trace
 from .executor import Record, measured_trace, run_program
+from .memory import Meter
 from .program import linear_programs
 from .stage import StageWorker
 from .transport import Loopback
@@ -66,6 +67,7 @@ def sweep_ranks(
     *,
     sweeps: int = 6,
     still_ns: int = 0,
+    make_meter: Callable[[int, StageWorker], Meter] = lambda rank, worker: HeldBytes(worker),
     progress: Callable[[int, int], None] = lambda sweep, rank: None,
 ) -> list[Sweep]:
     """Run rank after rank until what they see of each other stands still, or `sweeps` times.
@@ -74,12 +76,11 @@ def sweep_ranks(
         make_worker: the worker of a rank, its step started, the same every time.
         contents: what ranks send to each other (`serial.run_serially` keeps it).
         still_ns: changes up to this are no changes.
+        make_meter: weighs a rank between its ops; entered for its run.
     """
     schedule, programs = lowered.schedule, linear_programs(lowered)
-    predicted = lowered.replay()
-    hop = lowered.profile.t_comm_ns
-    arrive = {span.op: span.end_ns + hop for span in predicted.spans}
-    arrive |= {span.op: span.end_ns for span in predicted.spans if span.op not in contents}
+    ends = {span.op: span.end_ns for span in lowered.replay().spans}
+    arrive = ends | _arrivals(lowered, {op: ends[op] for op in contents})
     found: list[Sweep] = []
     for sweep in range(sweeps):
         records, moved = [], 0
@@ -88,12 +89,14 @@ def sweep_ranks(
             worker = make_worker(program.rank)
             transport = Loopback(contents, dict(arrive))
             transport.start_ns = start = time.monotonic_ns() + 1_000_000
-            record = run_program(
-                program, schedule, worker, transport, start_ns=start, meter=HeldBytes(worker)
-            )
-            worker.finish_step()
+            with make_meter(program.rank, worker) as meter:
+                record = run_program(
+                    program, schedule, worker, transport, start_ns=start, meter=meter
+                )
+            loss = worker.finish_step()
+            record.loss = None if loss is None else float(loss)
             records.append(record)
-            came = {op: sent + hop for op, (sent, _) in transport.sent.items()}
+            came = _arrivals(lowered, {op: sent for op, (sent, _) in transport.sent.items()})
             came |= transport.turns_ns
             moved = max([moved, *(abs(came[op] - arrive[op]) for op in came)])
             arrive |= came
@@ -103,6 +106,17 @@ def sweep_ranks(
     return found
 
 
-def best_sweep(sweeps: Sequence[Sweep]) -> Sweep:
-    """The last one: the nearest to the fixed point."""
-    return sweeps[-1]
+def _arrivals(lowered: Lowered, sent_ns: Mapping[Op, int]) -> dict[Op, int]:
+    """When messages arrive that were sent at these times: `t_comm` later, and on serial links after
+    those that the same rank has sent to the same rank before."""
+    profile, place = lowered.profile, lowered.schedule.shape.placement
+    arrive: dict[Op, int] = {}
+    free: dict[tuple[int, int], int] = {}
+    for op in sorted(sent_ns, key=lambda op: (sent_ns[op], op)):
+        depart = sent_ns[op]
+        if profile.links == "serial":
+            way = place[op.stage], place[op.stage + (1 if op.kind is F else -1)]
+            depart = max(depart, free.get(way, 0))
+            free[way] = depart + profile.occupancy_ns
+        arrive[op] = depart + profile.t_comm_ns
+    return arrive

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ import torch
 from .. import __version__
 
 if TYPE_CHECKING:
+    from ..costs.models import Model
     from .plan import Plan
 
 MEASURED = {
@@ -31,7 +33,7 @@ def provenance(plan: Plan, device: torch.device | None) -> dict[str, Any]:
     return {
         "source": f"optpipe-sim profile: {model.name} on {'fake' if device is None else device}",
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": {"name": model.name, "source": model.source},
+        "model": {"name": model.name, "source": model.source, "shape": model_shape(model)},
         "device": {"kind": "fake"} if device is None else device_facts(device),
         "versions": {
             "optpipe_sim": __version__,
@@ -41,6 +43,16 @@ def provenance(plan: Plan, device: torch.device | None) -> dict[str, Any]:
         "work": {"microbatch": plan.microbatch, "seq": plan.seq, "dtype": plan.dtype},
         "layers_per_stage": list(plan.layers or ()),
         "provenance": dict(MEASURED),
+    }
+
+
+def model_shape(model: Model) -> dict[str, Any]:
+    """What of a model is not as usual, as `costs.load_model` takes it: all that its stages need."""
+    named = {"name", "source", "published_parameters", "published_active"}
+    return {
+        field.name: value
+        for field in fields(model)
+        if field.name not in named and (value := getattr(model, field.name)) != field.default
     }
 
 

@@ -172,12 +172,17 @@ def named_gradients(worker: StageWorker) -> dict[str, Tensor]:
     return found
 
 
-def reference(plan: Plan, microbatches: int, seed: int) -> tuple[float, dict[str, Tensor]]:
+def reference(
+    plan: Plan, microbatches: int, seed: int, device: str = "cpu"
+) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of the same step without pipeline, by plain autograd: what a pipelined
-    step is compared with."""
-    whole = build_stage(plan.model, 0, 1, seq=plan.seq, dtype=plan.dtype, seed=plan.seed)
+    step on that kind of device is compared with."""
+    whole = build_stage(
+        plan.model, 0, 1, seq=plan.seq, dtype=plan.dtype, device=device, seed=plan.seed
+    )
     losses = []
-    for tokens, targets in zip(*batch(plan, microbatches, seed), strict=True):
+    data = [part.to(device) for part in batch(plan, microbatches, seed)]
+    for tokens, targets in zip(*data, strict=True):
         logits = whole(tokens)
         loss = nn.functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
         (loss / microbatches).backward()

@@ -1,0 +1,276 @@
+"""What a run confirmed of a prediction, what it did not, and whether the prediction holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import O, Op, R
+from ..profile import CostProfile
+from ..sim.difference import Difference
+from ..units import format_size, format_time
+
+# Of the largest entry of a gradient: where kernels and their order are the same it is 0.
+GRADIENT_TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}
+LATE = "messages, copies beside compute, and waiting"
+STATIC = "static memory (weights, gradients, optimizer): taken from the profile"
+INSIDE = "memory inside ops: weighed between ops only"
+NOT_CONFIRMED = {
+    "synthetic": (
+        "what ops and copies cost: they slept as long as the profile says",
+        "memory and gradients: there were none",
+        "links between GPUs: messages came as late as the profile says",
+    ),
+    "gradient": (
+        "time: the ranks share this machine's cores, and are weighed all the while",
+        INSIDE,
+        STATIC,
+    ),
+    "replay": (
+        f"{LATE}: one op ran at a time; the makespan is composed of their medians",
+        INSIDE,
+        STATIC,
+    ),
+    "loop": (
+        "several devices at once: one rank at a time with modelled links",
+        INSIDE,
+        STATIC,
+    ),
+}
+NO_GPU = "GPUs: this ran on the CPU"
+FIRST_GPU = "this mode itself: it was written without a GPU to try it on"
+NO_HOP = "the hop between devices: the profile has none (t_comm is 0)"
+SHARED = "contention on host links that devices share: only the turns on them were kept"
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """What still counts as predicted.
+
+    Attributes:
+        time: of the makespan, as a share of it.
+        memory, memory_bytes: of each rank's peak beyond what is static: a share, plus bytes.
+        gradient: of each gradient, as a share of its largest entry (0: bit by bit); None: by the dtype,
+            see `GRADIENT_TOLERANCE`.
+    """
+
+    time: float = 0.05
+    memory: float = 0.05
+    memory_bytes: int = 2**19
+    gradient: float | None = None
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that a rank held between ops, beyond what is static.
+
+    `worst_op`, `off_bytes`: after which op measured and predicted bytes were furthest apart, where
+    every op was weighed. `inside_bytes`, `reserved_bytes`: of a GPU's allocator, the peak inside
+    ops and what it had reserved, weights and all.
+    """
+
+    rank: int
+    predicted_bytes: int
+    measured_bytes: int
+    worst_op: str | None = None
+    off_bytes: int = 0
+    inside_bytes: int | None = None
+    reserved_bytes: int | None = None
+
+    def problem(self, tolerances: Tolerances) -> str | None:
+        """Why it does not hold; None where it does. Less than predicted is no problem."""
+        most = self.predicted_bytes * (1 + tolerances.memory) + tolerances.memory_bytes
+        if self.measured_bytes > most:
+            return (
+                f"rank {self.rank} held up to {format_size(self.measured_bytes)}, predicted"
+                f" {format_size(self.predicted_bytes)}"
+            )
+        if abs(self.off_bytes) > tolerances.memory * self.predicted_bytes + tolerances.memory_bytes:
+            more = "more" if self.off_bytes > 0 else "less"
+            return (
+                f"rank {self.rank} held {format_size(abs(self.off_bytes))} {more} than predicted"
+                f" after {self.worst_op}"
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients and loss beside those of the unpipelined model.
+
+    Attributes:
+        parameters, bitwise: how many there are, and how many of them are equal bit by bit.
+        worst: the one furthest off; `difference`: by how much, `relative`: of its largest entry.
+        missing: those that no rank has.
+    """
+
+    parameters: int
+    bitwise: int
+    worst: str
+    difference: float
+    relative: float
+    loss: float
+    expected_loss: float
+    missing: tuple[str, ...] = ()
+
+    def problems(self, tolerance: float) -> list[str]:
+        """Why they do not hold."""
+        found = [f"no gradient of {name}" for name in self.missing]
+        if not self.relative <= tolerance:
+            found.append(
+                f"the gradient of {self.worst} is off by {self.relative:.2g} of its largest entry"
+            )
+        if not math.isclose(self.loss, self.expected_loss, rel_tol=max(tolerance, 1e-9)):
+            found.append(
+                f"the loss is {self.loss:.6g}, of the unpipelined model it is"
+                f" {self.expected_loss:.6g}"
+            )
+        return found
+
+
+def compare_gradients(
+    found: Mapping[str, Tensor], loss: float, wanted: Mapping[str, Tensor], expected_loss: float
+) -> Gradients:
+    """Set the gradients of all ranks, by name, beside those of the unpipelined model."""
+    missing = tuple(sorted(wanted.keys() - found.keys()))
+    bitwise, worst = 0, ("", 0.0, 0.0)
+    for name, expected in wanted.items():
+        if name in missing:
+            continue
+        got = found[name]
+        if torch.equal(got, expected):
+            bitwise += 1
+            continue
+        difference = float((got.double() - expected.double()).abs().max())
+        largest = float(expected.double().abs().max())
+        relative = difference / largest if largest else math.inf
+        if not relative <= worst[2]:
+            worst = name, difference, relative
+    return Gradients(len(wanted), bitwise, *worst, loss, expected_loss, missing)
+
+
+def peaks_after_ops(
+    profile: CostProfile, held: Sequence[Sequence[tuple[Op, int]]]
+) -> tuple[Peak, ...]:
+    """Measured bytes after every op (and grant) of every rank, beside what they add up to."""
+    rows = []
+    for rank, measured in enumerate(held):
+        expected = most = 0
+        worst, off = "", 0
+        reloaded: set[Op] = set()
+        for op, size in measured:
+            # an R takes its memory when it is granted, which is its first entry
+            if op not in reloaded:
+                expected += int(profile.allocated_bytes[op.kind, op.stage])
+            if op.kind is R:
+                reloaded.add(op)
+            else:
+                expected -= int(profile.released_bytes[op.kind, op.stage])
+            most = max(most, expected)
+            if abs(size - expected) > abs(off):
+                worst, off = str(op), size - expected
+        rows.append(Peak(rank, most, max(size for _, size in measured), worst or None, off))
+    return tuple(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Confirmation:
+    """A prediction beside what was measured.
+
+    Attributes:
+        mode: ``synthetic``, ``gradient``, ``replay`` or ``loop``; `device`: ``cpu`` or ``cuda``.
+        difference: of the measured trace (of ``replay``: composed of per-op medians).
+        makespans_ns: of each iteration or sweep that counts.
+        composed_ns: the makespan that the medians of all ops give, where they were real.
+        closure_ns: by how much messages still moved in the last sweep.
+        machine: what it ran on.
+    """
+
+    mode: str
+    device: str
+    difference: Difference
+    makespans_ns: tuple[int, ...]
+    composed_ns: int | None = None
+    closure_ns: int | None = None
+    peaks: tuple[Peak, ...] = ()
+    gradients: Gradients | None = None
+    tolerances: Tolerances = field(default_factory=Tolerances)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def timed(self) -> bool:
+        """Whether its times say anything."""
+        return self.mode != "gradient"
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing contradicts the prediction."""
+        return not self.problems
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """What contradicts the prediction, a sentence each."""
+        found = []
+        predicted = self.difference.predicted.makespan_ns
+        if self.timed:
+            times = {"measured": self.difference.measured.makespan_ns}
+            if self.mode == "loop" and self.composed_ns is not None:
+                times["composed of per-op medians"] = self.composed_ns
+            found += [
+                f"the makespan {how} is {format_time(time)}, {time / predicted - 1:+.1%} from the"
+                f" {format_time(predicted)} predicted"
+                for how, time in times.items()
+                if abs(time / predicted - 1) > self.tolerances.time
+            ]
+        if self.closure_ns is not None and self.closure_ns > self.tolerances.time * predicted:
+            found.append(
+                f"the sweeps have not come to rest: messages still moved by"
+                f" {format_time(self.closure_ns)} in the last"
+            )
+        found += [text for peak in self.peaks if (text := peak.problem(self.tolerances))]
+        if self.gradients is not None:
+            found += self.gradients.problems(self.tolerances.gradient or 0.0)
+        return found
+
+    @property
+    def not_confirmed(self) -> tuple[str, ...]:
+        """What this mode says nothing about."""
+        profile = self.difference.measured.profile
+        cpu = self.device == "cpu"
+        found = [*NOT_CONFIRMED[self.mode], NO_GPU if cpu else FIRST_GPU]
+        if self.mode in ("replay", "loop") and profile.t_comm_ns == 0 and profile.devices > 1:
+            found.append(NO_HOP)
+        kinds = self.difference.measured.schedule.table[:, 0]
+        if self.mode == "loop" and (kinds == O).any() and len(profile.host_links) < profile.devices:
+            found.append(SHARED)
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        predicted, spans = self.difference.predicted.makespan_ns, self.makespans_ns
+        gradients = None if self.gradients is None else asdict(self.gradients)
+        if gradients is not None and not math.isfinite(gradients["relative"]):
+            gradients["relative"] = None
+        return {
+            "mode": self.mode,
+            "device": self.device,
+            "holds": self.holds,
+            "problems": self.problems,
+            "not_confirmed": list(self.not_confirmed),
+            "timed": self.timed,
+            **self.difference.measures(),
+            "makespans_ns": list(spans),
+            "spread": (max(spans) - min(spans)) / predicted,
+            "composed_makespan_ns": self.composed_ns,
+            "closure_ns": self.closure_ns,
+            "memory": [asdict(peak) for peak in self.peaks],
+            "gradients": gradients,
+            "tolerances": asdict(self.tolerances),
+            "machine": dict(self.machine),
+        }
