@@ -11,14 +11,14 @@ import numpy as np
 from torch import Tensor
 
 from ..errors import RuntimeFault
-from ..ops import BW, B, F, Op, R
+from ..ops import BW, B, F, O, Op, R
 from ..schedule import Schedule
 from ..sim.lower import Lowered
 from ..trace import Trace
 from .memory import Meter
-from .program import COMPUTE_ENGINE, Event, Program, Step, inputs_of
+from .program import COMPUTE_ENGINE, DROP, Event, Program, Step, inputs_of
 from .transport import Transport
-from .worker import Worker, sleep_until
+from .worker import Worker, sharp_timers, sleep_until
 
 Times = dict[Op, tuple[int, int]]
 
@@ -47,44 +47,65 @@ class Record:
 
 
 class Board:
-    """Events that threads set and wait for; a failure of one wakes all."""
+    """Events that threads set and wait for; a failure of one wakes all.
+
+    Each waiting thread has a lock of its own: an event wakes those that wait for it and no others.
+    """
 
     def __init__(self, timeout_s: float) -> None:
         self.failure: BaseException | None = None
         self._timeout_s = timeout_s
         self._happened: set[Event] = set()
-        self._changed = threading.Condition()
+        self._waiting: dict[threading.Lock, set[Event]] = {}
+        self._lock = threading.Lock()
 
     def happen(self, *events: Event) -> None:
         """Set events."""
-        with self._changed:
+        with self._lock:
             self._happened.update(events)
-            self._changed.notify_all()
+            for own, missing in self._waiting.items():
+                if missing:
+                    missing.difference_update(events)
+                    if not missing:
+                        own.release()
+
+    def has(self, event: Event) -> bool:
+        """Whether it has happened."""
+        with self._lock:
+            return event in self._happened
 
     def fail(self, error: BaseException) -> None:
         """Let everybody stop; the first error counts."""
-        with self._changed:
+        with self._lock:
             self.failure = self.failure or error
-            self._changed.notify_all()
+            for own, missing in self._waiting.items():
+                if missing:
+                    missing.clear()
+                    own.release()
 
     def wait(self, events: Collection[Event], doing: str) -> None:
         """Wait until all of them have happened.
 
         Raises:
-            RuntimeFault: where that takes too long, or another thread has failed.
+            RuntimeFault: where that takes too long.
+            Stopped: another thread has failed.
         """
-        with self._changed:
-            over = self._changed.wait_for(
-                lambda: self.failure is not None or self._happened.issuperset(events),
-                self._timeout_s,
+        own = threading.Lock()
+        own.acquire()
+        with self._lock:
+            missing = set(events) - self._happened
+            if missing and self.failure is None:
+                self._waiting[own] = missing
+        if missing and self.failure is None:
+            own.acquire(timeout=self._timeout_s)
+            with self._lock:
+                del self._waiting[own]
+        if self.failure is not None:
+            raise Stopped
+        if missing:
+            raise RuntimeFault(
+                f"{doing}: the {min(missing)} has not come within {self._timeout_s:g} s"
             )
-            if self.failure is not None:
-                raise Stopped
-            if not over:
-                missing = next(event for event in events if event not in self._happened)
-                raise RuntimeFault(
-                    f"{doing}: the {missing} has not come within {self._timeout_s:g} s"
-                )
 
 
 class Stopped(Exception):
@@ -118,10 +139,14 @@ def run_program(
     """
     run = _Run(program, schedule, worker, transport, meter, timeout_s, begun)
     run.start_ns = start_ns or time.monotonic_ns()
+    sharp_timers()
+    for step in program.steps:
+        if step.do == "turn" and step.peer != program.rank:
+            transport.expect_turn(step.op, step.peer)
     threads = [
         threading.Thread(target=run.engine, args=(queue,), name=engine, daemon=True)
         for engine, queue in run.queues.items()
-        if engine != COMPUTE_ENGINE
+        if engine not in (COMPUTE_ENGINE, DROP)  # drops are done where an O ends
     ]
     for thread in threads:
         thread.start()
@@ -164,11 +189,10 @@ class _Run:
             "run": self._compute,
             "send": self._send,
             "offload": self._offload,
-            "drop": lambda step: self.board.wait([Event("dropped", step.op)], str(step)),
             "grant": self._grant,
             "reload": self._reload,
             "pass": lambda step: self.transport.give_turn(step.op, step.peer),
-            "turn": lambda step: self.transport.take_turn(step.op, step.peer),
+            "turn": self._turn,
         }
 
     def engine(self, queue: Sequence[Step]) -> None:
@@ -246,9 +270,17 @@ class _Run:
 
     def _grant(self, step: Step) -> None:
         self.record.granted_ns[step.op] = self.now_ns()
-        self.worker.allocate(step.op.stage, step.op.microbatch)
+        # an R may be granted before its O has ended; then `reload` takes the memory
+        if self.board.has(Event("dropped", Op(O, *step.op[1:]))):
+            self.worker.allocate(step.op.stage, step.op.microbatch)
         self.board.happen(Event("granted", step.op))
         self._weigh()
+
+    def _turn(self, step: Step) -> None:
+        if step.peer == self.rank:
+            self.board.wait([Event("end", step.op)], f"rank {self.rank}: {step}")
+        else:
+            self.transport.take_turn(step.op, step.peer)
 
     def _reload(self, step: Step) -> None:
         op, start = step.op, self.now_ns()

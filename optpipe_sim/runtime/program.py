@@ -13,13 +13,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ..errors import InvalidSchedule
 from ..ops import BW, COMPUTE, B, F, O, Op, R
 from ..schedule import Schedule
 from ..sim.graph import shared_links
 from ..sim.lower import Lowered
 
 COMPUTE_ENGINE, GRANT, OFFLOAD, RELOAD, COPIES = "compute", "grant", "offload", "reload", "copies"
+DROP = "drop"  # in the order of the O's, so that no drop waits for anything but its own
 
 
 class Event(NamedTuple):
@@ -84,11 +84,16 @@ def linear_programs(lowered: Lowered) -> tuple[Program, ...]:
 
     Receives are posted one compute op ahead and, per pair of ranks, in the order in which they are
     sent, so that transports without tags (NCCL) agree on what a message is. Memory that an O frees
-    is dropped before the first op that needs it, at the latest before its own R.
+    is dropped before the first op that needs it, at the latest before its own R: before that is
+    granted where the O is predicted to have ended by then, else just before the reload (an R may
+    be granted while its O still runs, and to wait for that could be to wait for ever).
     """
     inputs = inputs_of(lowered.schedule)
+    trace = lowered.replay()
+    ends = {span.op: span.end_ns for span in trace.spans}
+    grants = {span.op: int(at) for span, at in zip(trace.spans, trace.grant_ns, strict=True)}
     return tuple(
-        Program(rank, tuple(_steps(lowered, rank, inputs)))
+        Program(rank, tuple(_steps(lowered, rank, inputs, ends, grants)))
         for rank in range(lowered.schedule.shape.devices)
     )
 
@@ -106,7 +111,13 @@ def inputs_of(schedule: Schedule) -> dict[Op, Op]:
     }
 
 
-def _steps(lowered: Lowered, rank: int, inputs: dict[Op, Op]) -> Iterator[Step]:
+def _steps(
+    lowered: Lowered,
+    rank: int,
+    inputs: dict[Op, Op],
+    ends: dict[Op, int],
+    grants: dict[Op, int],
+) -> Iterator[Step]:
     schedule = lowered.schedule
     place = schedule.shape.placement
     program = schedule.programs[rank]
@@ -128,7 +139,7 @@ def _steps(lowered: Lowered, rank: int, inputs: dict[Op, Op]) -> Iterator[Step]:
         for op in copied[: last + 1]:
             if op not in dropped:
                 dropped.add(op)
-                yield Step("drop", op, GRANT, (Event("end", op),))
+                yield Step("drop", op, DROP, (Event("end", op),))
 
     for op in program:
         for_memory = waits.get(op, ())
@@ -156,15 +167,20 @@ def _steps(lowered: Lowered, rank: int, inputs: dict[Op, Op]) -> Iterator[Step]:
             yield from passes.get(op, ())
             continue
         own = Op(O, *op[1:])
-        yield from drops([*gone, own])
-        after = [Event("dropped", own), *(Event("dropped", o) for o in gone if o != own)]
+        early = own in gone or ends[own] < grants[op]
+        yield from drops([*gone, own] if early else gone)
+        after = [Event("dropped", o) for o in gone]
+        if early and own not in gone:
+            after.append(Event("dropped", own))
         after += [Event("end", o) for o in for_memory if o.kind is not O]
         if anchor is not None:
             after.append(Event("start", anchor))
         yield Step("grant", op, GRANT, tuple(after))
         granted = op
         yield from turns.get(op, ())
-        yield Step("reload", op, back, (Event("granted", op),))
+        if not early:
+            yield from drops([own])
+        yield Step("reload", op, back, (Event("granted", op), Event("dropped", own)))
         yield from passes.get(op, ())
     yield from drops(copied)
 
@@ -207,149 +223,16 @@ def _turns(lowered: Lowered, rank: int) -> tuple[dict[Op, list[Step]], dict[Op, 
         order = schedule.link_order[key]
         for before, op in itertools.pairwise(order):
             here, there = (schedule.shape.placement[o.stage] for o in (op, before))
-            if here == there and before.kind is op.kind:
+            if here == there and (shared or before.kind is op.kind):
                 continue  # one queue
             engine = {O: COPIES if shared else OFFLOAD, R: COPIES if shared else RELOAD}
             if rank == here:
                 turns.setdefault(op, []).append(Step("turn", before, engine[op.kind], peer=there))
-            if rank == there:
+            if rank == there != here:  # on one rank the end of `before` tells it
                 passes.setdefault(before, []).append(
                     Step("pass", before, engine[before.kind], peer=here)
                 )
     return turns, passes
-
-
-# -- is it sound? ---------------------------------------------------------------------------------
-
-
-def check_programs(programs: Sequence[Program], schedule: Schedule) -> None:
-    """Refuse programs that would hang, lose a message, or touch memory that is not there.
-
-    Walks through all of them at once, engine by engine: whatever can go on does; what is left over
-    waits for something that never comes. Says of every op that it runs once, of every message that
-    it is sent, posted and received once and in one order, that an O precedes its drop, a drop its
-    grant, a reload its B.
-
-    Raises:
-        InvalidSchedule: names the rank, the step and what is wrong.
-    """
-    for program in programs:
-        _check_steps(program, schedule)
-    _check_messages(programs)
-    _check_progress(programs)
-
-
-def _check_steps(program: Program, schedule: Schedule) -> None:
-    rank, seen, happened = program.rank, set(), set()
-    expected = set(schedule.programs[rank])
-    makes = {"run": "end", "offload": "end", "reload": "end", "grant": "granted", "drop": "dropped"}
-    needs = {
-        "drop": lambda op: [Event("end", op)],
-        "grant": lambda op: [Event("dropped", Op(O, *op[1:]))],
-        "reload": lambda op: [Event("granted", op)],
-        "offload": lambda op: [Event("end", Op(F, *op[1:]))],
-    }
-    for step in program.steps:
-        wanted = [*step.after, *needs.get(step.do, lambda op: [])(step.op)]
-        if step.do == "run" and step.op.kind in (B, BW):
-            on_host = Event("dropped", Op(O, *step.op[1:]))
-            offloaded = on_host in happened or Event("end", on_host.op) in happened
-            if offloaded:
-                wanted.append(Event("end", Op(R, *step.op[1:])))
-        missing = [event for event in wanted if event not in happened]
-        if missing:
-            raise InvalidSchedule(
-                f"rank {rank}: {step.do} {step.op}: the {missing[0]} has to come before"
-            )
-        if step.do in makes:
-            if step.do in ("run", "offload", "reload"):
-                if step.op in seen:
-                    raise InvalidSchedule(f"rank {rank}: {step.op} is done twice")
-                if step.op not in expected:
-                    raise InvalidSchedule(f"rank {rank}: {step.op} does not belong here")
-                seen.add(step.op)
-                happened.add(Event("start", step.op))
-            happened.add(Event(makes[step.do], step.op))
-    if expected - seen:
-        raise InvalidSchedule(f"rank {rank}: {min(expected - seen)} is missing")
-
-
-def _check_messages(programs: Sequence[Program]) -> None:
-    sent: dict[tuple[int, int], list[Op]] = defaultdict(list)
-    posted: dict[tuple[int, int], list[Op]] = defaultdict(list)
-    for program in programs:
-        waiting: set[Op] = set()
-        made: set[Op] = set()
-        for step in program.steps:
-            if step.do == "run":
-                made.add(step.op)
-            elif step.do == "send":
-                if step.op not in made:
-                    raise InvalidSchedule(
-                        f"rank {program.rank}: {step.op} is sent before it has run"
-                    )
-                sent[program.rank, step.peer].append(step.op)
-            elif step.do == "post":
-                posted[step.peer, program.rank].append(step.op)
-                waiting.add(step.op)
-            elif step.do == "recv":
-                if step.op not in waiting:
-                    raise InvalidSchedule(
-                        f"rank {program.rank}: {step.op} is waited for, but its receive was not posted"
-                    )
-                waiting.discard(step.op)
-        if waiting:
-            raise InvalidSchedule(f"rank {program.rank}: {min(waiting)} is never taken")
-    for source, target in sorted(sent.keys() | posted.keys()):
-        for at, (one, other) in enumerate(_pairs(sent[source, target], posted[source, target])):
-            if one != other:
-                raise InvalidSchedule(
-                    f"message {at} from rank {source} to rank {target}: {one or 'nothing'} is sent,"
-                    f" {other or 'nothing'} is expected"
-                )
-
-
-def _pairs(one: list[Op], other: list[Op]) -> Iterator[tuple[Op | None, Op | None]]:
-    for at in range(max(len(one), len(other))):
-        yield (one[at] if at < len(one) else None), (other[at] if at < len(other) else None)
-
-
-def _check_progress(programs: Sequence[Program]) -> None:
-    queues = [
-        (program.rank, queue) for program in programs for queue in program.by_engine().values()
-    ]
-    at = [0] * len(queues)
-    done: set[tuple[int, str, Op]] = set()
-    going = True
-    while going:
-        going = False
-        for number, (rank, queue) in enumerate(queues):
-            while at[number] < len(queue) and _can_go(queue[at[number]], rank, done):
-                step = queue[at[number]]
-                done |= {(rank, point, step.op) for point in _POINTS.get(step.do, ())}
-                if step.do in ("send", "pass"):
-                    done.add((step.peer, step.do, step.op))
-                at[number] += 1
-                going = True
-    for number, (rank, queue) in enumerate(queues):
-        if at[number] < len(queue):
-            raise InvalidSchedule(f"rank {rank} would wait for ever at: {queue[at[number]]}")
-
-
-_POINTS = {
-    "run": ("start", "end"),
-    "offload": ("start", "end"),
-    "reload": ("start", "end"),
-    "grant": ("granted",),
-    "drop": ("dropped",),
-}
-_ARRIVES = {"recv": "send", "turn": "pass"}
-
-
-def _can_go(step: Step, rank: int, done: set[tuple[int, str, Op]]) -> bool:
-    if step.do in _ARRIVES and (rank, _ARRIVES[step.do], step.op) not in done:
-        return False
-    return all((rank, event.point, event.op) in done for event in step.after)
 
 
 def without(program: Program, do: str, op: Op) -> Program:

@@ -6,10 +6,12 @@ block, and let go of their tensor once it is out.
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
+from queue import SimpleQueue
 from typing import Any, Protocol
 
 import torch
@@ -22,6 +24,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from .worker import EMPTY, sleep_until
 
+Sent = SimpleQueue[tuple[Op, Any] | None]
 Layout = tuple[tuple[int, ...], torch.dtype]
 
 
@@ -34,6 +37,8 @@ class Transport(Protocol):
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None: ...
 
+    def expect_turn(self, op: Op, peer: int) -> None: ...
+
     def give_turn(self, op: Op, peer: int) -> None: ...
 
     def take_turn(self, op: Op, peer: int) -> None: ...
@@ -44,6 +49,9 @@ class Transport(Protocol):
 class Gloo:
     """torch.distributed with gloo: messages by tags, so that any order of receives will do.
 
+    A send is begun at once by whoever sends; a thread per peer waits for its end and lets go of the
+    tensor. (One for all peers would keep a tensor until what was sent before, to another, is out.)
+
     Args:
         rank: of this process; the default process group has to be there.
         schedule: gives every op its tag.
@@ -53,67 +61,89 @@ class Gloo:
     def __init__(self, rank: int, schedule: Schedule, timeout_s: float = 60.0) -> None:
         self.rank, self.schedule, self.timeout = rank, schedule, timedelta(seconds=timeout_s)
         self._posted: dict[Op, tuple[Any, Tensor]] = {}
-        self._sender = ThreadPoolExecutor(1, "send")
-        self._sent: list[Future[None]] = []
+        self._turns: dict[Op, Any] = {}
+        self._out: dict[int, tuple[Sent, threading.Thread]] = {}
+        self._lock = threading.Lock()
+        self._failure: RuntimeFault | None = None
 
     def post(self, op: Op, peer: int, layout: Layout) -> None:
         """Take memory for a message, and let it come."""
         buffer = torch.empty(layout[0], dtype=layout[1])
-        self._posted[op] = dist.irecv(buffer, src=peer, tag=self._tag(op)), buffer
+        with self._named(f"posting the receive of {op} from rank {peer}"):
+            self._posted[op] = dist.irecv(buffer, src=peer, tag=self._tag(op)), buffer
 
     def recv(self, op: Op, peer: int) -> Tensor:
         """The content of a posted message, once it is there."""
         work, buffer = self._posted.pop(op)
-        try:
+        with self._named(f"waiting for the result of {op} from rank {peer}"):
             work.wait(self.timeout)
-        except RuntimeError as error:
-            raise self._lost(f"waiting for the result of {op} from rank {peer}", error) from error
         return buffer
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        """Send in the background, in order; the tensor is let go of when it is out."""
-        self._sent = [future for future in self._sent if not self._over(future)]
-        self._sent.append(self._sender.submit(self._send, op, [tensor], peer))
+        """Begin to send; the tensor is let go of when it is out."""
+        self._begin(op, tensor.contiguous(), peer, self._tag(op))
+
+    def expect_turn(self, op: Op, peer: int) -> None:
+        """Say before an iteration that `take_turn` will come."""
+        box = torch.zeros(1, dtype=torch.uint8)
+        with self._named(f"posting the turn after {op} of rank {peer}"):
+            self._turns[op] = dist.irecv(box, src=peer, tag=len(self.schedule) + self._tag(op))
 
     def give_turn(self, op: Op, peer: int) -> None:
         """Tell `peer` that the transfer `op` on their common host link has ended."""
-        self._dispatch(f"giving the turn after {op} to rank {peer}", dist.send, op, peer)
+        box = torch.zeros(1, dtype=torch.uint8)
+        self._begin(op, box, peer, len(self.schedule) + self._tag(op))
 
     def take_turn(self, op: Op, peer: int) -> None:
         """Wait until `peer` has told so."""
-        self._dispatch(f"waiting for the turn after {op} of rank {peer}", dist.recv, op, peer)
+        with self._named(f"waiting for the turn after {op} of rank {peer}"):
+            self._turns.pop(op).wait(self.timeout)
 
     def finish(self) -> None:
-        """Wait for the sends."""
-        for future in self._sent:
-            future.result()
-        self._sent = []
+        """Wait for the sends.
 
-    def _send(self, op: Op, box: list[Tensor], peer: int) -> None:
-        try:
-            dist.send(box.pop().contiguous(), peer, tag=self._tag(op))
-        except RuntimeError as error:
-            raise self._lost(f"sending the result of {op} to rank {peer}", error) from error
+        Raises:
+            RuntimeFault: names the first that failed.
+        """
+        for sent, thread in self._out.values():
+            sent.put(None)
+            thread.join()
+        self._out.clear()
+        if self._failure is not None:
+            raise self._failure
 
-    def _dispatch(self, doing: str, function: Any, op: Op, peer: int) -> None:
+    def _begin(self, op: Op, tensor: Tensor, peer: int, tag: int) -> None:
+        with self._named(f"sending the result of {op} to rank {peer}"):
+            work = dist.isend(tensor, peer, tag=tag)
+        with self._lock:  # copy engines give turns
+            if peer not in self._out:
+                sent: Sent = SimpleQueue()
+                thread = threading.Thread(target=self._settle, args=(peer, sent), daemon=True)
+                self._out[peer] = sent, thread
+                thread.start()
+        self._out[peer][0].put((op, work))
+
+    def _settle(self, peer: int, sent: Sent) -> None:
+        while (one := sent.get()) is not None:
+            op, work = one
+            del one
+            try:
+                with self._named(f"sending the result of {op} to rank {peer}"):
+                    work.wait(self.timeout)
+            except RuntimeFault as fault:
+                self._failure = self._failure or fault
+            del work
+
+    @contextmanager
+    def _named(self, doing: str) -> Iterator[None]:
         try:
-            function(
-                torch.zeros(1, dtype=torch.uint8), peer, tag=len(self.schedule) + self._tag(op)
-            )
+            yield
         except RuntimeError as error:
-            raise self._lost(doing, error) from error
+            why = str(error).split("\n")[0]
+            raise RuntimeFault(f"rank {self.rank}: {doing}: {why}") from error
 
     def _tag(self, op: Op) -> int:
         return self.schedule.row(op)
-
-    def _over(self, future: Future[None]) -> bool:
-        if future.done():
-            future.result()  # an error shows here
-        return future.done()
-
-    def _lost(self, doing: str, error: RuntimeError) -> RuntimeFault:
-        why = str(error).split("\n")[0]
-        return RuntimeFault(f"rank {self.rank}: {doing}: {why}")
 
 
 class DelayedGloo(Gloo):
@@ -173,6 +203,9 @@ class Loopback:
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
         """Note when, and what."""
         self.sent[op] = (time.monotonic_ns() - self.start_ns, tensor.clone())
+
+    def expect_turn(self, op: Op, peer: int) -> None:
+        """Nothing to do."""
 
     def give_turn(self, op: Op, peer: int) -> None:
         """Note when."""
