@@ -200,6 +200,8 @@ class _Run:
         step = None
         try:
             for step in queue:
+                if self.board.failure is not None:
+                    return
                 if step.after:
                     self.board.wait(step.after, f"rank {self.rank}: {step.do} {step.op}")
                 self.do[step.do](step)
@@ -232,7 +234,7 @@ class _Run:
         self.results[step.op] = self.transport.recv(step.op, step.peer)
 
     def _send(self, step: Step) -> None:
-        made = self.results.pop(step.op)
+        made = self.results.pop(step.op, None)
         if made is None:
             raise RuntimeFault(f"rank {self.rank}: {step.op} made nothing to send")
         self.transport.send(step.op, made, step.peer)
@@ -269,9 +271,9 @@ class _Run:
         self._weigh()
 
     def _grant(self, step: Step) -> None:
-        self.record.granted_ns[step.op] = self.now_ns()
         # an R may be granted before its O has ended; then `reload` takes the memory
         if self.board.has(Event("dropped", Op(O, *step.op[1:]))):
+            self.record.granted_ns[step.op] = self.now_ns()
             self.worker.allocate(step.op.stage, step.op.microbatch)
         self.board.happen(Event("granted", step.op))
         self._weigh()
@@ -284,6 +286,7 @@ class _Run:
 
     def _reload(self, step: Step) -> None:
         op, start = step.op, self.now_ns()
+        self.record.granted_ns.setdefault(op, start)
         self.worker.reload(op.stage, op.microbatch)
         self.record.times_ns[op] = start, self.now_ns()
         self.board.happen(Event("start", op), Event("end", op))

@@ -35,13 +35,27 @@ PINGS = 8
 
 
 @dataclass(frozen=True)
+class Modules:
+    """Stages that a user hands over, in place of a `Plan`: two functions that ranks can import.
+
+    Attributes:
+        worker: the stages of one rank, by shape and rank.
+        batch: by number of microbatches and seed, inputs and targets; the same on all ranks.
+    """
+
+    worker: Callable[[Shape, int], StageWorker]
+    batch: Callable[[int, int], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
 class Task:
     """Some iterations of a schedule on p ranks.
 
     Attributes:
         mode: ``synthetic`` (ops sleep as long as the profile says: the time is real) or
             ``gradient`` (real stages: results and memory are real).
-        plan: the model of real stages (its own `devices` and `chunks` do not matter here).
+        plan: the model of real stages (its own `devices` and `chunks` do not matter here), or
+            modules that are the stages.
         seed: of the batch.
         gradients: whether ranks return them.
         programs: stand in for those of the schedule, for trying what then happens.
@@ -52,7 +66,7 @@ class Task:
     profile: CostProfile
     memory_limit: int | Sequence[int] | None = None
     mode: str = "synthetic"
-    plan: Plan | None = None
+    plan: Plan | Modules | None = None
     iterations: int = 1
     seed: int = 0
     gradients: bool = False
@@ -92,18 +106,20 @@ def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None
     programs = task.programs or linear_programs(lowered)
     offset_ns = clock_offset_ns(rank, schedule.shape.devices)
     stages: StageWorker | None = None
+    data: tuple[Tensor, Tensor] | tuple[()] = ()
     transport: Gloo
     if task.plan is None or task.mode == "synthetic":
         worker: Any = SyntheticWorker(lowered.profile)
         transport = DelayedGloo(rank, schedule, lowered.profile, task.timeout_s)
     else:
         worker = stages = stage_worker(task.plan, schedule.shape, rank)
+        data = batch(task.plan, schedule.shape.microbatches, task.seed)
         transport = Gloo(rank, schedule, task.timeout_s)
     records = []
     for _ in range(task.iterations):
-        if stages is not None and task.plan is not None:
+        if stages is not None:
             zero_gradients(stages)
-            stages.start_step(*batch(task.plan, schedule.shape.microbatches, task.seed))
+            stages.start_step(*data)
         with nullcontext() if stages is None else LiveBytes() as meter:
             if stages is not None and meter is not None:
                 stages.allocated = meter.add
@@ -125,8 +141,10 @@ def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None
     return Result(rank, records, named_gradients(stages) if stages and task.gradients else {})
 
 
-def stage_worker(plan: Plan, shape: Shape, rank: int, device: str = "cpu") -> StageWorker:
+def stage_worker(plan: Plan | Modules, shape: Shape, rank: int, device: str = "cpu") -> StageWorker:
     """The stages of one rank, with the weights that the whole model has."""
+    if isinstance(plan, Modules):
+        return plan.worker(shape, rank)
     layers = plan.layers if plan.stages == shape.stages else None
     layers = layers or tuple(layer_counts(plan.model, shape.stages, seq=plan.seq))
     modules = {
@@ -145,8 +163,10 @@ def stage_worker(plan: Plan, shape: Shape, rank: int, device: str = "cpu") -> St
     return StageWorker(modules, shape.stages, plan.boundary, device=device, rank=rank)
 
 
-def batch(plan: Plan, microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
+def batch(plan: Plan | Modules, microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
     """Tokens and the tokens that follow them, (m, microbatch, seq) each; the same on all ranks."""
+    if isinstance(plan, Modules):
+        return plan.batch(microbatches, seed)
     generator = torch.Generator().manual_seed(seed)
     shape = (microbatches, plan.microbatch, plan.seq + 1)
     tokens = torch.randint(0, plan.model.vocab, shape, generator=generator)
