@@ -14,7 +14,7 @@ from ..names import build, parse_name
 from ..profile import CostProfile
 from ..profile_io import load_profile
 from ..schedule import Schedule
-from . import advise, estimate, figures, frontier, show, solve, sweep
+from . import advise, confirm, estimate, figures, frontier, show, solve, sweep, train
 from . import profile as profiling
 from .show import Out
 
@@ -27,9 +27,10 @@ PICTURES = (".png", ".svg", ".pdf")
 
 def run(arguments: argparse.Namespace) -> int:
     """Do what the arguments ask for."""
-    for option in ("gantt", "chart"):
+    for option in ("gantt", "chart", "figure"):
         _check_picture(option, getattr(arguments, option, None))
-    for option in ("gantt", "chart", "trace", "save", "save_profile", "out", "log", "csv"):
+    written = ("gantt", "chart", "figure", "trace", "save_trace", "save", "save_profile")
+    for option in (*written, "out", "log", "csv"):
         _check_writable(option, getattr(arguments, option, None))
     out = Out(json=arguments.json, quiet=arguments.quiet)
     return _COMMANDS[arguments.command](arguments, out)
@@ -205,6 +206,8 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace, Out], int]] = {
     "estimate": estimate.run,
     "advise": advise.run,
     "profile": profiling.run,
+    "confirm": confirm.run,
+    "train": train.run,
     "sweep": sweep.run,
     "figures": figures.run,
     "export": export,

@@ -39,6 +39,17 @@ def seconds(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """``5%`` or ``0.05``."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a share, as in 5% or 0.05, got {text!r}")
+    return value
+
+
 def size(text: str) -> int:
     try:
         return parse_size(text)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from .. import __version__
-from . import advise, estimate, figures, profile, sweep
+from . import advise, confirm, estimate, figures, profile, sweep, train
 from .kinds import chunks, count, names, seconds, size, sizes, whole
 
 PROFILE = "experiments/profiles/zb-1.5b-p8-m24.yaml"
@@ -24,6 +24,8 @@ EXAMPLES = {
     "estimate": estimate.EXAMPLE,
     "advise": advise.EXAMPLE,
     "profile": profile.EXAMPLE,
+    "confirm": confirm.EXAMPLE,
+    "train": train.EXAMPLE,
     "sweep": sweep.EXAMPLE,
     "figures": figures.EXAMPLE,
     "export": f"optpipe-sim export best.json {PROFILE} --format perfetto",
@@ -111,6 +113,8 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     estimate.add_options(command("estimate", estimate.SUMMARY))
     advise.add_options(command("advise", advise.SUMMARY))
     profile.add_options(command("profile", profile.SUMMARY))
+    confirm.add_options(command("confirm", confirm.SUMMARY))
+    train.add_options(command("train", train.SUMMARY))
     sweep.add_options(command("sweep", sweep.SUMMARY))
     figures.add_options(command("figures", figures.SUMMARY))
     _export(command("export", "write a schedule for torch, or its trace for Perfetto"))

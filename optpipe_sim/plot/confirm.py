@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from ..ops import COMPUTE, OpKind
 from ..sim.difference import Difference
 from ..trace import Trace
-from .axis import BOTTOM, WIDTH, place, time_unit
+from .axis import BOTTOM, WIDTH, place, text_inches, time_unit
 from .gantt import RASTERISE_ABOVE, boxes
 from .style import (
     COLOURS,
@@ -24,6 +24,7 @@ from .style import (
     KIND_NAMES,
     LIMIT,
     MUTED,
+    STATIC,
     new_figure,
     save,
     styled,
@@ -140,8 +141,10 @@ def _waterfall(ax: Axes, difference: Difference) -> None:
     names = ["predicted", *(_cause_name(cause) for cause, _ in causes), "measured"]
     lefts = [0, *(min(pair) for pair in itertools.pairwise(ends)), 0]
     widths = [ends[0], *(abs(time) for _, time in causes), ends[-1]]
-    colours = [MUTED, *(LIMIT if time > 0 else COLOURS[OpKind.W] for _, time in causes), INK]
+    colours = [MUTED, *(LIMIT if time > 0 else STATIC for _, time in causes), INK]
     notes = [ends[0], *(time for _, time in causes), ends[-1]]
+    box, room = ax.get_position(), 0.2 + max(text_inches(name, 8) for name in names)
+    ax.set_position((room / WIDTH, box.y0, box.x1 - room / WIDTH, box.height))
     for at, (left, width, colour, note) in enumerate(
         zip(lefts, widths, colours, notes, strict=True)
     ):
@@ -157,10 +160,11 @@ def _waterfall(ax: Axes, difference: Difference) -> None:
         )
     ax.set_yticks(range(len(names)), names)
     ax.set_ylim(len(names) - 0.5, -0.5)
-    ax.set_xlim(
-        0.97 * min(ends) / size if min(ends) > 0.8 * max(ends) else 0, 1.02 * max(ends) / size
-    )
-    ax.set_xlabel(f"makespan ({unit}), and what the measured critical path lost or won")
+    low, high = min(ends), max(ends)
+    cut = low - 0.5 * (high - low) if high > low > 0.8 * high else 0
+    ax.set_xlim(cut / size, (high + 0.08 * (high - cut)) / size)
+    beginning = " (the axis does not begin at 0)" if cut else ""
+    ax.set_xlabel(f"makespan ({unit}), and what the measured critical path lost or won{beginning}")
     ax.tick_params(axis="y", length=0)
 
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
@@ -21,29 +20,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..costs import load_model
-from ..costs.models import Model
 from ..errors import OptPipeError, OutOfMemory, RuntimeFault
 from ..ops import Op
-from ..profile import CostProfile
-from ..schedule import Schedule
 from ..sim.difference import compare_traces
-from ..sim.lower import Lowered, lower
+from ..sim.lower import Lowered
 from .alone import Sweep, sweep_ranks
+from .case import Case, free_bytes
 from .executor import Record, measured_trace
 from .launch import Ranks
 from .machine import device_facts
-from .memory import CudaBytes, LiveBytes, Meter, meter
-from .plan import Plan
+from .memory import CappedCudaBytes, LiveBytes, Meter, meter
 from .serial import SerialRun, run_serially
 from .stage import StageWorker, sum_tied
 from .task import Task, batch, named_gradients, reference, stage_worker, zero_gradients
 from .verdict import (
-    GRADIENT_TOLERANCE,
     Confirmation,
     Gradients,
     Peak,
-    Tolerances,
     compare_gradients,
     peaks_after_ops,
 )
@@ -52,100 +45,6 @@ MODES = ("synthetic", "gradient", "replay", "loop")
 STILL = 0.005  # of the makespan: sweeps whose messages move by less have come to rest
 Progress = Callable[[str, int, int], None]
 Times = dict[Op, int]
-
-
-def plan_of(
-    profile: CostProfile,
-    model: Model | None = None,
-    *,
-    seq: int | None = None,
-    microbatch: int | None = None,
-    dtype: str | None = None,
-    layers: Sequence[int] | None = None,
-) -> Plan:
-    """The model that a profile was measured on, and how it was cut; what is given takes precedence.
-
-    Raises:
-        OptPipeError: where neither says it.
-    """
-    meta = profile.meta
-    parts: list[dict[str, Any]] = [
-        part if isinstance(part := meta.get(key), dict) else {} for key in ("work", "model")
-    ]
-    work, known = parts
-    if model is None:
-        if not known.get("shape"):
-            raise OptPipeError(
-                f"profile {profile.name}: does not say which model it is of (`optpipe-sim profile`"
-                " writes that); give --model"
-            )
-        model = load_model({**known["shape"], "name": known.get("name", "model")})
-        layers = layers or meta.get("layers_per_stage")
-    sizes = {
-        "seq": seq or work.get("seq", 0),
-        "microbatch": microbatch or work.get("microbatch", 0),
-    }
-    for key, value in sizes.items():
-        if not value:
-            raise OptPipeError(f"profile {profile.name}: does not say its {key}; give --{key}")
-    return Plan(
-        model,
-        profile.devices,
-        profile.chunks,
-        int(sizes["seq"]),
-        int(sizes["microbatch"]),
-        dtype or work.get("dtype") or "fp32",
-        None if layers is None else tuple(map(int, layers)),
-    )
-
-
-@dataclass(frozen=True)
-class Case:
-    """What is to be confirmed, and how hard.
-
-    Attributes:
-        plan: the model of the stages; ``synthetic`` needs none.
-        device: ``cpu`` or ``cuda``, of ``replay`` and ``loop``.
-        iterations: of ``synthetic`` (the fastest counts) and ``replay`` (medians).
-        sweeps: of ``loop``, at most.
-        cap_memory: on CUDA, let ``loop`` allocate no more than the limit.
-    """
-
-    schedule: Schedule
-    profile: CostProfile
-    memory_limit: int | Sequence[int] | None = None
-    plan: Plan | None = None
-    device: str = "cpu"
-    iterations: int = 5
-    sweeps: int = 6
-    tolerances: Tolerances = field(default_factory=Tolerances)
-    cap_memory: bool = False
-    seed: int = 0
-
-    @cached_property
-    def lowered(self) -> Lowered:
-        """What is executed; under the limit it says how long and how much."""
-        return lower(self.schedule, self.profile, self.memory_limit)
-
-    @property
-    def stages(self) -> Plan:
-        """The plan that there has to be."""
-        if self.plan is None:
-            raise OptPipeError("mode: only synthetic goes without a model")
-        return self.plan
-
-    @cached_property
-    def predicted_peaks(self) -> list[int]:
-        """Per rank, beyond what is static."""
-        peaks = self.lowered.replay().peak_bytes
-        static = self.lowered.profile.static_bytes
-        return [peak - fixed for peak, fixed in zip(peaks, static, strict=True)]
-
-    def tolerated(self) -> Tolerances:
-        """With the gradients' tolerance for the dtype, where none was given."""
-        if self.tolerances.gradient is not None:
-            return self.tolerances
-        return replace(self.tolerances, gradient=GRADIENT_TOLERANCE[self.stages.dtype])
 
 
 def confirm(
@@ -370,7 +269,7 @@ def _peaks(
     for rank, record in enumerate(records):
         row = Peak(rank, case.predicted_peaks[rank], record.peak_bytes)
         scale = (meters or {}).get(rank)
-        if isinstance(scale, CappedCuda):
+        if isinstance(scale, CappedCudaBytes):
             row = replace(row, inside_bytes=scale.inside, reserved_bytes=scale.reserved)
         rows.append(row)
     return tuple(rows)
@@ -381,53 +280,7 @@ def _rank_meter(case: Case, rank: int, worker: StageWorker) -> Meter:
         scale = LiveBytes()
         worker.allocated = scale.add
         return scale
-    return CappedCuda(case, rank)
-
-
-class CappedCuda(CudaBytes):
-    """A GPU's allocator, which may be held to what the limit leaves beyond what is static.
-
-    The cap: what is allocated before the step (weights, gradients, messages to be played back),
-    plus limit less static, plus the reserve for what ops need for a moment. Not yet tried on a GPU.
-    """
-
-    def __init__(self, case: Case, rank: int) -> None:
-        super().__init__(case.device)
-        self.case, self.rank = case, rank
-        self.inside = self.reserved = 0
-
-    def __enter__(self) -> CappedCuda:
-        torch.cuda.empty_cache()
-        super().__enter__()
-        if self.case.cap_memory:
-            total = torch.cuda.get_device_properties(self.device).total_memory
-            most = self._start + free_bytes(self.case, self.rank)
-            torch.cuda.set_per_process_memory_fraction(min(1.0, most / total), self.device)
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.inside = self.peak()
-        self.reserved = torch.cuda.max_memory_reserved(self.device)
-        torch.cuda.set_per_process_memory_fraction(1.0, self.device)
-
-
-def free_bytes(case: Case, rank: int) -> int:
-    """What a rank may allocate in a step under the limit: all but the static part, whose reserve is
-    for what ops need for a moment.
-
-    Raises:
-        OptPipeError: where there is no limit.
-    """
-    profile, limits = case.lowered.profile, case.lowered.memory_limit
-    if limits is None:
-        raise OptPipeError("--memory-fraction: needs a --memory-limit")
-    stages: Any = case.profile.meta.get("stages") or []
-    reserve = sum(
-        entry.get("static_bytes", {}).get("reserve", 0)
-        for entry, place in zip(stages, case.profile.placement, strict=False)
-        if place == rank
-    )
-    return limits[rank] - profile.static_bytes[rank] + int(reserve)
+    return CappedCudaBytes(case.device, free_bytes(case, rank) if case.cap_memory else None)
 
 
 @contextmanager

@@ -145,3 +145,31 @@ class CudaBytes:
 
     def add(self, storage: torch.UntypedStorage) -> None:
         """The allocator knows already."""
+
+
+class CappedCudaBytes(CudaBytes):
+    """`CudaBytes` that allows no more than `room_bytes` beyond what is allocated at the start.
+
+    Afterwards `inside` and `reserved` are the most that was allocated, and what torch had taken
+    for it. Not yet tried on a GPU.
+    """
+
+    def __init__(self, device: str | torch.device, room_bytes: int | None = None) -> None:
+        super().__init__(device)
+        self.room_bytes = room_bytes
+        self.inside = self.reserved = 0
+
+    def __enter__(self) -> CappedCudaBytes:
+        torch.cuda.empty_cache()
+        super().__enter__()
+        if self.room_bytes is not None:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            share = min(1.0, (self._start + self.room_bytes) / total)
+            torch.cuda.set_per_process_memory_fraction(share, self.device)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.inside = self.peak()
+        self.reserved = torch.cuda.max_memory_reserved(self.device)
+        if self.room_bytes is not None:
+            torch.cuda.set_per_process_memory_fraction(1.0, self.device)

@@ -149,8 +149,8 @@ def compare_gradients(
             continue
         difference = float((got.double() - expected.double()).abs().max())
         largest = float(expected.double().abs().max())
-        relative = difference / largest if largest else math.inf
-        if not relative <= worst[2]:
+        relative = difference / largest if largest and math.isfinite(difference) else math.inf
+        if relative > worst[2]:
             worst = name, difference, relative
     return Gradients(len(wanted), bitwise, *worst, loss, expected_loss, missing)
 
