@@ -50,6 +50,9 @@ class Board:
     """Events that threads set and wait for; a failure of one wakes all.
 
     Each waiting thread has a lock of its own: an event wakes those that wait for it and no others.
+
+    Args:
+        timeout_s: how long nothing at all may happen while a thread waits.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -58,10 +61,12 @@ class Board:
         self._happened: set[Event] = set()
         self._waiting: dict[threading.Lock, set[Event]] = {}
         self._lock = threading.Lock()
+        self._last_s = time.monotonic()
 
     def happen(self, *events: Event) -> None:
         """Set events."""
         with self._lock:
+            self._last_s = time.monotonic()
             self._happened.update(events)
             for own, missing in self._waiting.items():
                 if missing:
@@ -87,7 +92,7 @@ class Board:
         """Wait until all of them have happened.
 
         Raises:
-            RuntimeFault: where that takes too long.
+            RuntimeFault: where nothing happens any more.
             Stopped: another thread has failed.
         """
         own = threading.Lock()
@@ -97,14 +102,17 @@ class Board:
             if missing and self.failure is None:
                 self._waiting[own] = missing
         if missing and self.failure is None:
-            own.acquire(timeout=self._timeout_s)
+            while not own.acquire(timeout=self._timeout_s):
+                if time.monotonic() - self._last_s > self._timeout_s:
+                    break
             with self._lock:
                 del self._waiting[own]
         if self.failure is not None:
             raise Stopped
         if missing:
             raise RuntimeFault(
-                f"{doing}: the {min(missing)} has not come within {self._timeout_s:g} s"
+                f"{doing}: the {min(missing)} does not come; nothing has happened for"
+                f" {self._timeout_s:g} s"
             )
 
 
@@ -178,7 +186,8 @@ class _Run:
     ) -> None:
         self.worker, self.transport, self.meter, self.begun = worker, transport, meter, begun
         self.rank, self.queues = program.rank, program.by_engine()
-        self.board = Board(timeout_s)
+        # a message that does not come is told by who waits for it, before those who wait for that
+        self.board = Board(2 * timeout_s)
         self.record = Record(program.rank)
         self.inputs = inputs_of(schedule)
         self.results: dict[Op, Tensor | None] = {}  # made or received, until they are used
