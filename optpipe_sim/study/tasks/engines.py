@@ -1,0 +1,172 @@
+"""One engine alone, from AdaOffload's schedule or from nothing: what it has found and proven when."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from typing import Literal, NamedTuple
+
+from ...analyse.bounds import lower_bound
+from ...errors import OptPipeError
+from ...schedule import Schedule
+from ...schedules.adaoffload import adaoffload
+from ...solve import solve
+from ...solve.cpsat import solve_cpsat
+from ...solve.milp import MOST_ROWS, solve_milp
+from ...solve.milp_sets import MilpOptions
+from ...solve.milp_size import size_formula
+from ...solve.problem import Problem, make_problem
+from ...solve.result import SolveResult, make_result
+from ...solve.search import search
+from ...solve.starts import offload_everything
+from . import CostProfile, Count, Limit, Row, Seconds
+
+VERSION = 1
+Curve = Sequence[tuple[float, int]]  # (seconds, ns) of each improvement
+
+
+def run(
+    profile: CostProfile,
+    microbatches: Count,
+    engine: Literal["adaoffload", "search", "cpsat", "milp", "auto"],
+    times: list[float],
+    memory_limit: Limit = None,
+    start: Literal["adaoffload", "none"] = "adaoffload",
+    time_limit: Seconds | None = None,
+    seed: int = 0,
+    solver: str = "highs",
+    cores: Count = 1,
+) -> list[Row]:
+    """What an engine has ``after_s`` each of some `times`, from one run up to `time_limit` (or the
+    last of them, if sooner).
+
+    ``milp`` and ``cpsat`` know the closed-form bounds whatever the start; ``search`` (annealing
+    alone) has simple patterns that offload everything in the place of nothing; ``auto`` is `solve`,
+    all engines at once, a process each, whatever the `cores`.
+
+    Columns: ``objective_ns`` (None: nothing yet), ``lower_bound_ns`` and ``gap`` by then;
+    ``incumbents`` and ``bounds``: [seconds, ns] of the improvements since the time before;
+    ``first_s`` and ``first_ns``: the first schedule; ``seconds``: what the run took;
+    ``formula_*``: the MILP's size by formula; ``variables`` and ``constraints``: the model as the
+    solver gets it, once time windows have fixed what they can, for CP-SAT its last one.
+    ``status`` is ``refused`` where a MILP is too large to be stated.
+    """
+    times = sorted(times)
+    limit = min(time_limit or times[-1], times[-1])
+    problem = make_problem(profile, microbatches, memory_limit)
+    closed = lower_bound(profile, microbatches, memory_limit=problem.limits)
+    _run(problem, "adaoffload", "none", 0, Effort(limit, seed, 1, ""))  # loads what is compiled
+    variables, constraints = size_formula(problem)
+    common: Row = {
+        "formula_variables": variables,
+        "formula_constraints": constraints,
+        "closed_form_ns": closed.ns,
+        "compute_ops": 3 * problem.shape.stages * microbatches,
+    }
+    try:
+        found = _run(problem, engine, start, closed.ns, Effort(limit, seed, cores, solver))
+    except OptPipeError as error:
+        if engine != "milp" or constraints <= MOST_ROWS:
+            raise
+        return [
+            {"after_s": at, **common, "status": "refused", "reason": str(error)} for at in times
+        ]
+    size = found.info.get("reduced", (found.variables or None, found.constraints or None))
+    bounds = [(0.0, closed.ns), *found.bounds, (min(found.seconds, limit), found.lower_bound_ns)]
+    common |= {
+        "status": found.status,
+        "seconds": round(found.seconds, 3),
+        "variables": size[0],
+        "constraints": size[1],
+        "first_s": _seconds(found.incumbents[0][0]) if found.incumbents else None,
+        "first_ns": found.incumbents[0][1] if found.incumbents else None,
+    }
+    return [
+        {"after_s": at, **by_then(found.incumbents, bounds, before, at), **common}
+        for before, at in zip((-1.0, *times), times, strict=False)
+    ]
+
+
+def by_then(incumbents: Curve, bounds: Curve, before: float, at: float) -> Row:
+    """What was found and proven up to second `at`, and the improvements since second `before`."""
+    best = min((ns for when, ns in incumbents if when <= at), default=None)
+    bound = max(ns for when, ns in bounds if when <= at)
+    return {
+        "objective_ns": best,
+        "lower_bound_ns": bound,
+        "gap": None if best is None else best / bound - 1,
+        "incumbents": _between(improving(incumbents, down=True), before, at),
+        "bounds": _between(improving(bounds, down=False), before, at),
+    }
+
+
+def improving(curve: Iterable[tuple[float, int]], down: bool) -> list[tuple[float, int]]:
+    """The points of a curve, by time, that are better than all before them."""
+    kept: list[tuple[float, int]] = []
+    for when, ns in sorted(curve):
+        if not kept or (ns < kept[-1][1] if down else ns > kept[-1][1]):
+            kept.append((when, ns))
+    return kept
+
+
+def _between(curve: Curve, before: float, at: float) -> list[list[float]]:
+    return [[_seconds(when), ns] for when, ns in curve if before < when <= at]
+
+
+def _seconds(when: float) -> float:
+    """To the millisecond, upwards: nothing is there before it was found."""
+    return math.ceil(max(0.0, when) * 1000) / 1000
+
+
+class Effort(NamedTuple):
+    """How long an engine works, and with what."""
+
+    seconds: float
+    seed: int
+    cores: int
+    solver: str
+
+
+def _run(problem: Problem, engine: str, start: str, bound_ns: int, effort: Effort) -> SolveResult:
+    seconds, seed, cores, solver = effort
+    if engine in ("adaoffload", "auto"):
+        return solve(
+            problem.profile, problem.microbatches, problem.limits, engine, seconds, seed=seed,
+            workers=cores, warm_start="none" if start == "none" else None,
+        )  # fmt: skip
+    given: Schedule | None = None
+    if start == "adaoffload":
+        given = adaoffload(problem.profile, problem.microbatches, problem.limits)
+    if engine == "milp":
+        return solve_milp(
+            problem, seconds, warm_start=given, solver=solver, seed=seed, threads=cores,
+            options=MilpOptions(adaoffload=False),
+        )  # fmt: skip
+    if engine == "cpsat":
+        return solve_cpsat(
+            problem, seconds, warm_start=given, seed=seed, workers=cores, lower_bound_ns=bound_ns
+        )
+    return _annealed(problem, given, bound_ns, effort)
+
+
+def _annealed(
+    problem: Problem, given: Schedule | None, bound_ns: int, effort: Effort
+) -> SolveResult:
+    began = perf_counter()
+    seen: list[tuple[float, int]] = []
+    starts = [given] if given is not None else []
+    if not starts:
+        starts = [offload_everything(problem, depth) for depth in (1, 2, problem.shape.stages)]
+    best = search(
+        problem, starts, goal_ns=bound_ns, time_limit=effort.seconds, seed=effort.seed,
+        on_incumbent=lambda _, cost: seen.append((perf_counter() - began, cost)),
+    )  # fmt: skip
+    took = perf_counter() - began
+    if given is not None:
+        seen.insert(0, (0.0, problem.replay(given).cost_ns))
+    if best is not None:
+        seen.append((took, problem.replay(best).cost_ns))
+    return make_result(
+        problem, "search", best, bound_ns, "closed form", took, incumbents=tuple(seen)
+    )
