@@ -52,7 +52,8 @@ demo: $(RUN)
 	  --gantt out/demo-gantt.png --chart out/demo-compare.png --trace out/demo-trace.json --save out/demo-best.json
 
 test: $(DEV)
-	@$(BIN)/python -m pytest -n auto
+	@$(BIN)/python -m pytest -n auto -m "not timing"
+	@$(BIN)/python -m pytest -m timing  # alone on the machine: it measures
 
 lint: $(DEV)
 	$(BIN)/ruff check .
