@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ..ops import OpKind
+from ..ops import COMPUTE, OpKind
 from ..units import format_size, format_time
 from .confirm import MOST_STEPS, SHORTEST_NS
 from .show import headline, hint, line, written
@@ -197,7 +197,8 @@ def _causes(out: Out, found: Confirmation) -> None:
 
 def _hints(out: Out, found: Confirmation) -> None:
     rows = [row for row in found.difference.kinds if row.predicted_ns]
-    if found.mode == "synthetic" and min(row.predicted_ns for row in rows) < SHORTEST_NS:
+    shortest = min(row.predicted_ns for row in rows if row.kind in COMPUTE)
+    if found.mode == "synthetic" and shortest < SHORTEST_NS:
         hint(out, "short ops show what the machine itself takes; try --stretch 10")
     elif found.mode == "replay":
         off = [r for r in rows if abs(r.ratio - 1) > found.tolerances.time]
@@ -206,5 +207,5 @@ def _hints(out: Out, found: Confirmation) -> None:
             hint(
                 out,
                 f"{worst.kind.name} of stage {worst.stage} is furthest from the profile"
-                f" (×{worst.ratio:.2f}); profile again on a quiet machine",
+                f" (×{worst.ratio:.2f}): profile again, on a quiet machine",
             )

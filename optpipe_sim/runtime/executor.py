@@ -30,7 +30,8 @@ class Record:
     Attributes:
         times_ns: start and end of every op, in ns after the common start.
         granted_ns: of every R, when its memory was taken.
-        held: (ns, bytes) after every op and every change of memory; empty where nothing measured.
+        held: (ns, bytes) around every compute op, and after changes of memory between them; empty
+            where nothing measured.
         loss: of the last stage's rank.
     """
 
@@ -192,6 +193,8 @@ class _Run:
         self.inputs = inputs_of(schedule)
         self.results: dict[Op, Tensor | None] = {}  # made or received, until they are used
         self.start_ns = 0
+        self.computing = False
+        self.between = threading.Lock()
         self.do: dict[str, Callable[[Step], None]] = {
             "post": self._post,
             "recv": self._recv,
@@ -231,8 +234,12 @@ class _Run:
         return time.monotonic_ns() - self.start_ns
 
     def _weigh(self) -> None:
-        if self.meter is not None:
-            self.record.held.append((self.now_ns(), self.meter.held()))
+        """Unless a compute op is under way: what it needs for a moment is no activation."""
+        if self.meter is None:
+            return
+        with self.between:
+            if not self.computing:
+                self.record.held.append((self.now_ns(), self.meter.held()))
 
     def _post(self, step: Step) -> None:
         # what F makes goes forward, what B makes is the gradient of what the stage before sent
@@ -253,6 +260,8 @@ class _Run:
         source = self.inputs.get(op)
         box = [self.results.pop(source)] if source is not None else [None]
         self._weigh()
+        with self.between:
+            self.computing = True
         self.begun(op)
         start = self.now_ns()
         self.board.happen(Event("start", op))
@@ -268,6 +277,7 @@ class _Run:
             self.results[op] = made
         del made
         self.board.happen(Event("end", op))
+        self.computing = False
         self._weigh()
 
     def _offload(self, step: Step) -> None:
