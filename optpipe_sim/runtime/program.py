@@ -17,6 +17,7 @@ from ..ops import BW, COMPUTE, B, F, O, Op, R
 from ..schedule import Schedule
 from ..sim.graph import shared_links
 from ..sim.lower import Lowered
+from ..trace import Span
 
 COMPUTE_ENGINE, GRANT, OFFLOAD, RELOAD, COPIES = "compute", "grant", "offload", "reload", "copies"
 DROP = "drop"  # in the order of the O's, so that no drop waits for anything but its own
@@ -84,16 +85,15 @@ def linear_programs(lowered: Lowered) -> tuple[Program, ...]:
 
     Receives are posted one compute op ahead and, per pair of ranks, in the order in which they are
     sent, so that transports without tags (NCCL) agree on what a message is. Memory that an O frees
-    is dropped before the first op that needs it, at the latest before its own R: before that is
-    granted where the O is predicted to have ended by then, else just before the reload (an R may
-    be granted while its O still runs, and to wait for that could be to wait for ever).
+    is dropped before the first op that needs it, at the latest before its own R: before the anchor
+    of that, or before its grant, where the O is predicted to have ended by then; else just before
+    the reload (an R may be granted while its O still runs, and to wait for that could be to wait
+    for ever).
     """
     inputs = inputs_of(lowered.schedule)
-    trace = lowered.replay()
-    ends = {span.op: span.end_ns for span in trace.spans}
-    grants = {span.op: int(at) for span, at in zip(trace.spans, trace.grant_ns, strict=True)}
+    spans = {span.op: span for span in lowered.replay().spans}
     return tuple(
-        Program(rank, tuple(_steps(lowered, rank, inputs, ends, grants)))
+        Program(rank, tuple(_steps(lowered, rank, inputs, spans)))
         for rank in range(lowered.schedule.shape.devices)
     )
 
@@ -115,8 +115,7 @@ def _steps(
     lowered: Lowered,
     rank: int,
     inputs: dict[Op, Op],
-    ends: dict[Op, int],
-    grants: dict[Op, int],
+    spans: dict[Op, Span],
 ) -> Iterator[Step]:
     schedule = lowered.schedule
     place = schedule.shape.placement
@@ -141,12 +140,20 @@ def _steps(
                 dropped.add(op)
                 yield Step("drop", op, DROP, (Event("end", op),))
 
-    for op in program:
+    for at, op in enumerate(program):
         for_memory = waits.get(op, ())
         gone = [o for o in for_memory if o.kind is O]
         if op.kind in COMPUTE:
             yield from posts.get(op, ())
             yield from drops(gone)
+            yield from drops(
+                [
+                    own
+                    for back_op in _anchored(program, at)
+                    if (own := Op(O, *back_op[1:])) in copied
+                    and spans[own].end_ns < spans[op].start_ns
+                ]
+            )
             after = [Event("dropped", o) for o in gone]
             if op.kind is F and granted is not None:
                 after.append(Event("granted", granted))
@@ -167,7 +174,8 @@ def _steps(
             yield from passes.get(op, ())
             continue
         own = Op(O, *op[1:])
-        early = own in gone or ends[own] < grants[op]
+        granted_ns = spans[op].grant_ns
+        early = own in gone or (granted_ns is not None and spans[own].end_ns < granted_ns)
         yield from drops([*gone, own] if early else gone)
         after = [Event("dropped", o) for o in gone]
         if early and own not in gone:
@@ -183,6 +191,15 @@ def _steps(
         yield Step("reload", op, back, (Event("granted", op), Event("dropped", own)))
         yield from passes.get(op, ())
     yield from drops(copied)
+
+
+def _anchored(program: Sequence[Op], at: int) -> Iterator[Op]:
+    """The R's between the compute op at a place and the next one."""
+    for op in itertools.islice(program, at + 1, None):
+        if op.kind in COMPUTE:
+            return
+        if op.kind is R:
+            yield op
 
 
 def _posts(schedule: Schedule, rank: int, inputs: dict[Op, Op]) -> dict[Op, list[Step]]:
