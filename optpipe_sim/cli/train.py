@@ -181,7 +181,8 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
         limit=limit,
         lr=arguments.lr,
         online=None if arguments.no_switch else online,
-        checkpoints=arguments.checkpoint,
+        # as ranks see it, wherever they are
+        checkpoints=arguments.checkpoint and str(Path(arguments.checkpoint).absolute()),
         every=arguments.every,
         resume=arguments.resume,
         slow=None if arguments.slow is None else Slow(*arguments.slow),

@@ -1,4 +1,8 @@
-"""Costs as they are while training runs: medians over the last iterations, a profile, its drift."""
+"""Costs as they are while training runs: medians over the last iterations, a profile, its drift.
+
+Within an iteration the mean over microbatches counts, for that is what adds up to its time; over
+iterations the median, which a few bad ones do not move.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ class Sample(NamedTuple):
     """One iteration, measured.
 
     Attributes:
-        lasts_ns: (kind, stage), the median over microbatches; nan where the schedule has no such op.
+        lasts_ns: (kind, stage), the mean over microbatches; nan where the schedule has no such op.
         hop_ns: the median of what a result took to the next device; nan where none was waited for.
         makespan_ns: from the first start to the last end.
     """
@@ -39,7 +43,7 @@ def sample(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> Samp
         for stage in range(schedule.shape.stages):
             here = (kinds == kind) & (stages == stage)
             if here.any():
-                lasts[kind, stage] = np.median((end_ns - start_ns)[here])
+                lasts[kind, stage] = np.mean((end_ns - start_ns)[here])
     makespan = float(end_ns.max() - start_ns.min())
     return Sample(lasts, _hop_ns(schedule, start_ns, end_ns), makespan)
 

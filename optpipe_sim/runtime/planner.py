@@ -129,6 +129,7 @@ class Planner:
         self._considered: Schedule | None = None
         self._since = 0.0  # when the solver last found something
         self._proposal: Proposal | None = None
+        self._open = False  # a proposal was taken, and its end has not been heard of
         self._news: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -154,6 +155,7 @@ class Planner:
     def take(self) -> Proposal | None:
         """A proposal, once."""
         proposal, self._proposal = self._proposal, None
+        self._open = self._open or proposal is not None
         return proposal
 
     def committed(self, proposal: Proposal) -> None:
@@ -162,7 +164,7 @@ class Planner:
 
     def rejected(self, proposal: Proposal) -> None:
         """A rank has refused it; it is not proposed again."""
-        self._news.put(lambda: self.refused.append(proposal.schedule))
+        self._news.put(lambda: self._drop(proposal))
 
     # -- the work ------------------------------------------------------------------------------------
 
@@ -181,8 +183,13 @@ class Planner:
                 self._news.get_nowait()()
         self._ask_solver()
 
+    def _drop(self, proposal: Proposal) -> None:
+        self.refused.append(proposal.schedule)
+        self._open = False
+
     def _go_over(self, proposal: Proposal) -> None:
         self.schedule = proposal.schedule
+        self._open = False
         self.epoch += 1
         self.window.samples.clear()
 
@@ -197,6 +204,8 @@ class Planner:
         if self.measuring:
             self._profile(medians)
             return
+        if self.solver is not None:
+            return  # on a CPU its own load would look like drift
         found = drift(self.profile, medians)
         if found.share > self.options.drift:
             self._tell("drift", stage=found.stage, what=found.what, share=round(found.share, 4))
@@ -241,12 +250,13 @@ class Planner:
         if done:
             self._tell_of(self.solver)
             self._stop_solver()
+            self.window.samples.clear()
         if done or time.monotonic() > self._since + self.options.settle_s:
             self._consider(self._considered)
 
     def _consider(self, schedule: Schedule | None) -> None:
         """Propose it, if it is better by enough."""
-        if schedule is None or schedule == self.schedule or schedule in self.refused:
+        if self._open or schedule is None or schedule in (self.schedule, *self.refused):
             return
         if self.options.exact and not in_order(schedule):
             return

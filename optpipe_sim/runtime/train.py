@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 import threading
 import zlib
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from .machine import model_shape
 from .models import build_stage
 from .online import Prepared, prepare, require_same_shape
 from .plan import Plan
-from .planner import Online
+from .planner import Online, Planner
 from .stage import token_loss
 from .tokens import Tokens
 
@@ -117,6 +118,12 @@ class TrainTask:
         require_same_shape(schedule, self.schedule)
         return prepare(schedule, profile, self.limit)
 
+    def planner(self, schedule: Schedule, step: int, epoch: int) -> Planner | None:
+        """What looks for better schedules, on rank 0."""
+        if self.online is None:
+            return None
+        return Planner(schedule, self.profile, self.limit, self.online, step, epoch)
+
     def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> TrainResult:
         """The part of one rank; the default process group has to be there."""
         from .trainer import Trainer  # which knows this module
@@ -177,49 +184,69 @@ def unpipelined(
 
 
 def train(
-    task: TrainTask, news: Callable[[dict[str, Any]], None] = lambda row: None
+    task: TrainTask,
+    news: Callable[[dict[str, Any]], object] = lambda row: None,
+    ranks: Ranks | None = None,
 ) -> TrainResult:
-    """Train on processes of this machine; `news` is told every row and event as it comes.
+    """Train on processes of this machine.
 
-    Ctrl-C has it stop after the step that runs, with a checkpoint where they are wanted; a second
-    one ends it at once.
+    `news` is told every row and event as it comes; where it returns True, training stops, as it
+    does after Ctrl-C: when the step that runs is over, with a checkpoint where they are wanted.
+    A second Ctrl-C ends it at once.
+
+    Args:
+        ranks: processes that are there already; default: own ones, which end with this.
 
     Raises:
         OptPipeError: where a rank fails; it is named.
     """
-    with (
-        tempfile.TemporaryDirectory(prefix="optpipe-train-") as folder,
-        Ranks(task.schedule.shape.devices) as ranks,
-    ):
-        task = replace(task, folder=folder)
-        found: list[list[TrainResult]] = []
-        errors: list[BaseException] = []
+    with ExitStack() as stack:
+        if ranks is None:
+            ranks = stack.enter_context(Ranks(task.schedule.shape.devices))
+        folder = stack.enter_context(TemporaryDirectory(prefix="optpipe-train-"))
+        return _Driver(replace(task, folder=folder), news, ranks).run()
 
-        def work() -> None:
-            try:
-                found.append(ranks.run(task))
-            except BaseException as error:
-                errors.append(error)
 
-        thread = threading.Thread(target=work, daemon=True)
+class _Driver:
+    """Has ranks train in a thread, and listens meanwhile."""
+
+    def __init__(
+        self, task: TrainTask, news: Callable[[dict[str, Any]], object], ranks: Ranks
+    ) -> None:
+        self.task, self.news, self.ranks = task, news, ranks
+        self.tail = _Tail(Path(task.folder) / NEWS)
+        self.stop = Path(task.folder) / STOP
+        self.found: TrainResult | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> TrainResult:
+        """The result of rank 0."""
+        thread = threading.Thread(target=self._work, daemon=True)
         thread.start()
-        tail = _Tail(Path(folder) / NEWS)
-        asked = False
         while thread.is_alive():
             try:
                 thread.join(POLL_S)
-                for row in tail.read():
-                    news(row)
+                self._listen()
             except KeyboardInterrupt:
-                if asked:
+                if self.stop.exists():
                     raise
-                asked = True
-                (Path(folder) / STOP).touch()
-        for row in tail.read():
-            news(row)
-        if errors:
-            raise errors[0]
-        return found[0][0]
+                self.stop.touch()
+        self._listen()
+        if self.error is not None:
+            raise self.error
+        assert self.found is not None
+        return self.found
+
+    def _work(self) -> None:
+        try:
+            self.found = self.ranks.run(self.task)[0]
+        except BaseException as error:
+            self.error = error
+
+    def _listen(self) -> None:
+        for row in self.tail.read():
+            if self.news(row) is True:
+                self.stop.touch()
 
 
 def switch_costs(result: TrainResult) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ from .executor import Record, run_program
 from .insitu import sample
 from .memory import LiveBytes
 from .online import Outcome, Report, Switch
-from .planner import Planner, Proposal
+from .planner import Proposal
 from .stage import StageWorker
 from .task import clock_offset_ns, exchange_tied, stage_worker, zero_gradients
 from .train import NEWS, STOP, Slow, TrainResult, TrainTask, optimizer_for
@@ -50,11 +50,7 @@ class Trainer:
             load_state(task.checkpoints, rank, self.step, self.worker, self.optimizer)
             self.result = TrainResult(meta["rows"], meta["events"], meta["phases"])
             self.epoch = len(self.result.phases)
-        self.planner: Planner | None = None
-        if task.online is not None and rank == 0:
-            self.planner = Planner(
-                self.now.schedule, task.profile, task.limit, task.online, self.step, self.epoch
-            )
+        self.planner = task.planner(self.now.schedule, self.step, self.epoch) if rank == 0 else None
         self.proposed: Proposal | None = None
         self.heard = 0  # events of the planner that have been told
         self.news: TextIO | None = None
