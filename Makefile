@@ -17,13 +17,14 @@ DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
 DEMO_LIMIT := 24GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench tables figures results-fast notebooks readme-picture clean
+.PHONY: help demo test lint format bench confirm-cpu tables figures results-fast notebooks readme-picture clean
 
 help:
 	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
 	@echo "make test            run the tests"
 	@echo "make lint            ruff and mypy     (make format: let ruff repair the layout)"
 	@echo "make bench           how fast the simulator is, on this machine"
+	@echo "make confirm-cpu     a small model profiled and run on this CPU, beside its prediction (3 minutes)"
 	@echo "make tables          the published bubble rates against ours, into results/"
 	@echo "make figures         draw every figure of results/ again, from the tables there"
 	@echo "make results-fast    run the experiments again that take ten minutes in all, and draw them"
@@ -66,6 +67,9 @@ format: $(DEV)
 
 bench: $(DEV)
 	$(BIN)/python benchmarks/bench.py
+
+confirm-cpu: $(DEV)
+	$(BIN)/python benchmarks/confirm_cpu.py --write results/confirm_cpu
 
 tables: $(RUN)
 	$(BIN)/optpipe-sim sweep experiments/zb_tables.yaml --fresh

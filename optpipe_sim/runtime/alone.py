@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -88,12 +89,10 @@ def sweep_ranks(
         for program in programs:
             progress(sweep, program.rank)
             worker = make_worker(program.rank)
-            transport = _Alone(contents, dict(arrive))
+            transport, run_one = _player(worker, contents, arrive)
             transport.start_ns = start = time.monotonic_ns() + 1_000_000
             with make_meter(program.rank, worker) as meter:
-                record = run_program(
-                    program, schedule, worker, transport, start_ns=start, meter=meter
-                )
+                record = run_one(program, schedule, worker, transport, start_ns=start, meter=meter)
             loss = worker.finish_step()
             record.loss = None if loss is None else float(loss)
             records.append(record)
@@ -113,6 +112,18 @@ class _Alone(Loopback):
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
         """Note when."""
         super().send(op, EMPTY, peer)
+
+
+def _player(
+    worker: StageWorker, contents: dict[Op, Tensor], arrive_ns: Mapping[Op, int]
+) -> tuple[Any, Callable[..., Record]]:
+    """What plays the neighbours back on that device, and what runs a program there; on a GPU its
+    streams wait for messages, not the host (which no GPU has confirmed yet)."""
+    if worker.device.type == "cuda":
+        from . import cuda
+
+        return cuda.GatedLoopback(contents, dict(arrive_ns)), cuda.run_program
+    return _Alone(contents, dict(arrive_ns)), run_program
 
 
 def _arrivals(lowered: Lowered, sent_ns: Mapping[Op, int]) -> dict[Op, int]:

@@ -46,7 +46,7 @@ NOT_CONFIRMED = {
 NO_GPU = "GPUs: this ran on the CPU"
 FIRST_GPU = "this mode itself: it was written without a GPU to try it on"
 NO_HOP = "the hop between devices: the profile has none (t_comm is 0)"
-SHARED = "contention on host links that devices share: only the turns on them were kept"
+SHARED = "contention on host links that devices share: each rank had them to itself"
 
 
 @dataclass(frozen=True)
