@@ -19,17 +19,18 @@ from ..schedule import Schedule
 from ..shape import Shape
 from ..sim.lower import lower
 from .executor import Record, run_program
-from .memory import LiveBytes
+from .memory import meter as meter_of
 from .models import build_stage, layer_counts
 from .program import Program, linear_programs
 from .stage import StageWorker
-from .transport import DelayedGloo, Gloo
+from .transport import DelayedGloo, Gloo, Transport
 from .worker import SyntheticWorker
 
 if TYPE_CHECKING:
     from .plan import Plan
 
 MODES = ("synthetic", "gradient")
+DEVICES = ("cpu", "cuda")
 HEAD_START_NS = 20_000_000  # from the agreement on a start to the start
 PINGS = 8
 
@@ -60,6 +61,7 @@ class Task:
         gradients: whether ranks return them.
         programs: stand in for those of the schedule, for trying what then happens.
         timeout_s: how long anything may wait for anything else.
+        device: of real stages, ``cpu`` or ``cuda`` (a GPU per rank, messages over NCCL).
     """
 
     schedule: Schedule
@@ -72,8 +74,13 @@ class Task:
     gradients: bool = False
     programs: tuple[Program, ...] | None = None
     timeout_s: float = 60.0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
+        if self.device not in DEVICES:
+            raise OptPipeError(f"device: expected {' or '.join(DEVICES)}, got {self.device!r}")
+        if self.device == "cuda" and self.mode == "synthetic":
+            raise OptPipeError("mode synthetic: its ops sleep on the CPU; on cuda take gradient")
         if self.mode not in MODES:
             raise OptPipeError(f"mode: expected {' or '.join(MODES)}, got {self.mode!r}")
         if self.mode == "gradient" and self.plan is None:
@@ -107,23 +114,31 @@ def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None
     offset_ns = clock_offset_ns(rank, schedule.shape.devices)
     stages: StageWorker | None = None
     data: tuple[Tensor, Tensor] | tuple[()] = ()
-    transport: Gloo
+    transport: Transport
+    run: Callable[..., Record] = run_program
     if task.plan is None or task.mode == "synthetic":
         worker: Any = SyntheticWorker(lowered.profile)
         transport = DelayedGloo(rank, schedule, lowered.profile, task.timeout_s)
     else:
-        worker = stages = stage_worker(task.plan, schedule.shape, rank)
-        data = batch(task.plan, schedule.shape.microbatches, task.seed)
-        transport = Gloo(rank, schedule, task.timeout_s)
+        worker = stages = stage_worker(task.plan, schedule.shape, rank, task.device)
+        inputs, targets = batch(task.plan, schedule.shape.microbatches, task.seed)
+        data = inputs.to(task.device), targets.to(task.device)
+        if task.device == "cuda":
+            from .cuda import Nccl
+            from .cuda import run_program as run_on_cuda
+
+            transport, run = Nccl(rank, programs, task.timeout_s), run_on_cuda
+        else:
+            transport = Gloo(rank, schedule, task.timeout_s)
     records = []
     for _ in range(task.iterations):
         if stages is not None:
             zero_gradients(stages)
             stages.start_step(*data)
-        with nullcontext() if stages is None else LiveBytes() as meter:
+        with nullcontext() if stages is None else meter_of(task.device) as meter:
             if stages is not None and meter is not None:
                 stages.allocated = meter.add
-            record = run_program(
+            record = run(
                 programs[rank],
                 schedule,
                 worker,
@@ -220,12 +235,13 @@ def exchange_tied(worker: StageWorker, shape: Shape, rank: int) -> None:
     if weight is None or weight.grad is None:
         return
     peer = next(other for other in ends if other != rank)
-    theirs = torch.empty_like(weight.grad)
+    own = weight.grad.cpu()  # over gloo, whatever the device
+    theirs = torch.empty_like(own)
     waiting = dist.irecv(theirs, src=peer, tag=0)
-    dist.send(weight.grad, dst=peer, tag=0)
+    dist.send(own, dst=peer, tag=0)
     waiting.wait()
     # the first stage's share first on both, so that both get the same sum
-    pair = (weight.grad, theirs) if ends[rank] == 0 else (theirs, weight.grad)
+    pair = (own, theirs) if ends[rank] == 0 else (theirs, own)
     weight.grad.copy_(pair[0] + pair[1])
 
 

@@ -1,0 +1,212 @@
+"""One rank of several, started by torchrun: over gloo on CPU, over NCCL on GPUs.
+
+    torchrun --nproc-per-node 4 -m optpipe_sim.runtime 1f1b profile.yaml -m 8
+
+(NCCL has been written without several GPUs to try it on.)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from ..errors import OptPipeError, RuntimeFault
+from ..schedule import Schedule
+from ..units import format_size, format_time, parse_size
+
+BAD_INPUT, FAULT = 2, 1
+NAME = "optpipe_sim.runtime"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Do the part of one rank; rank 0 prints what was predicted and what was measured.
+
+    Returns 0, or 2 for bad input, with one line of rank 0; a rank that fails says why in one line
+    and ends with 1 at once, upon which torchrun ends the others.
+    """
+    arguments = _parser().parse_args(argv)
+    rank = int(os.environ.get("RANK", 0))
+    try:
+        task = _task(arguments)
+        _check_world(task.schedule.shape.devices)
+    except (OptPipeError, OSError) as error:
+        if rank == 0:  # the others have the same to say
+            print(f"{NAME}: {error}", file=sys.stderr)
+        return BAD_INPUT
+    try:
+        _meet(arguments.device)
+        found = _measure(task, rank)
+    except Exception as error:
+        told = error if isinstance(error, OptPipeError) else f"{type(error).__name__}: {error}"
+        prefix = "" if isinstance(error, RuntimeFault) else f"rank {rank}: "
+        print(f"{NAME}: {prefix}{told}", file=sys.stderr, flush=True)
+        os._exit(FAULT)  # threads and messages under way are not waited for
+    if rank == 0:
+        _show(arguments, found)
+    _part()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"torchrun --nproc-per-node P -m {NAME}",
+        description="run a schedule on P ranks, and set what it takes beside what was predicted",
+    )
+    parser.add_argument("schedule", help="a name, with its options, or a file")
+    parser.add_argument("profile", help="a profile (.yaml or .json)")
+    parser.add_argument("-m", "--microbatches", type=int, help="with the name of a schedule")
+    parser.add_argument("--memory-limit", type=parse_size, metavar="SIZE", help="per device")
+    parser.add_argument(
+        "--mode",
+        choices=("synthetic", "gradient"),
+        default="synthetic",
+        help="ops that sleep as long as the profile says (default), or the real stages of --model",
+    )
+    parser.add_argument("--model", help="a name or a config; default: the profile's")
+    parser.add_argument("--seq", type=int, help="tokens per sequence; default: the profile's")
+    parser.add_argument("--microbatch", type=int, help="sequences; default: the profile's")
+    parser.add_argument("--dtype", help="fp32, bf16 or fp16; default: the profile's")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of the stages")
+    parser.add_argument("--iterations", type=int, default=5, metavar="N", help="(5)")
+    parser.add_argument("--trace", metavar="F.json", help="the fastest iteration, for Perfetto")
+    parser.add_argument("--save-trace", metavar="F.json", help="the same as data (Trace.load)")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
+    return parser
+
+
+def _task(arguments: argparse.Namespace) -> Any:
+    from ..costs import load_model
+    from ..names import build
+    from ..profile_io import load_profile
+    from .case import plan_of
+    from .task import Task
+
+    profile = load_profile(arguments.profile)
+    if arguments.memory_limit is not None:
+        profile = replace(profile, memory_limit=profile.limits(arguments.memory_limit))
+    if os.path.exists(arguments.schedule):
+        schedule = Schedule.load(arguments.schedule)
+    elif arguments.microbatches is None:
+        raise OptPipeError("-m: how many microbatches? (a schedule's file would say)")
+    else:
+        schedule = build(arguments.schedule, profile, arguments.microbatches)
+    plan = None
+    if arguments.mode == "gradient":
+        plan = plan_of(
+            profile,
+            load_model(arguments.model) if arguments.model else None,
+            seq=arguments.seq,
+            microbatch=arguments.microbatch,
+            dtype=arguments.dtype,
+        )
+    return Task(
+        schedule,
+        profile,
+        mode=arguments.mode,
+        plan=plan,
+        iterations=arguments.iterations,
+        device=arguments.device,
+    )
+
+
+def _check_world(devices: int) -> None:
+    world = os.environ.get("WORLD_SIZE")
+    how = f"torchrun --nproc-per-node {devices} -m {NAME} ..."
+    if world is None or "RANK" not in os.environ:
+        raise OptPipeError(f"this is one rank of {devices}; start all of them: {how}")
+    if int(world) != devices:
+        raise OptPipeError(f"the schedule is for {devices} devices, not {world} ranks: {how}")
+
+
+def _meet(device: str) -> None:
+    import torch
+    import torch.distributed as dist
+
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+    else:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
+    # what ranks agree on goes over gloo in any case; `transport.Nccl` makes its own groups
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+
+
+def _measure(task: Any, rank: int) -> dict[str, Any]:
+    """What rank 0 has to show; of the other ranks, nothing."""
+    import torch.distributed as dist
+
+    from ..sim.difference import Difference
+    from ..sim.lower import lower
+    from .executor import measured_trace
+
+    result = task.perform(rank)
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.gather_object(result.records, gathered if rank == 0 else None)
+    if rank:
+        return {}
+    lowered = lower(task.schedule, task.profile, task.memory_limit)
+    traces = [measured_trace(lowered, records) for records in zip(*gathered, strict=True)]
+    best = min(traces, key=lambda trace: trace.makespan_ns)
+    difference = Difference(lowered, lowered.replay(), best)
+    static = lowered.profile.static_bytes
+    facts: dict[str, Any] = {
+        "mode": task.mode,
+        "device": task.device,
+        "ranks": len(gathered),
+        "microbatches": task.schedule.shape.microbatches,
+        "predicted_makespan_ns": difference.predicted.makespan_ns,
+        "measured_makespan_ns": best.makespan_ns,
+        "ratio": difference.ratio,
+        "iterations_ns": [trace.makespan_ns for trace in traces],
+        "causes_ns": difference.causes_ns,
+    }
+    if task.mode == "gradient":
+        predicted = difference.predicted.peak_bytes
+        facts |= {
+            "loss": next(r[-1].loss for r in gathered if r[-1].loss is not None),
+            "predicted_peak_bytes": [a - b for a, b in zip(predicted, static, strict=True)],
+            "measured_peak_bytes": [max(r.peak_bytes for r in records) for records in gathered],
+        }
+    return {"facts": facts, "trace": best}
+
+
+def _show(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
+    facts, trace = found["facts"], found["trace"]
+    if arguments.trace:
+        from ..export.chrome_trace import save_chrome_trace
+
+        save_chrome_trace(trace, arguments.trace)
+    if arguments.save_trace:
+        trace.save(arguments.save_trace)
+    if arguments.json:
+        print(json.dumps({"schedule": arguments.schedule, "profile": arguments.profile} | facts))
+        return
+    times = [facts["predicted_makespan_ns"], facts["measured_makespan_ns"]]
+    print(
+        f"{arguments.schedule} on {facts['ranks']} ranks ({facts['device']}, {facts['mode']}):"
+        f" predicted {format_time(times[0])}, measured {format_time(times[1])}"
+        f" ({facts['ratio'] - 1:+.1%}; the fastest of {len(facts['iterations_ns'])})"
+    )
+    causes = sorted(facts["causes_ns"].items(), key=lambda item: -abs(item[1]))
+    print("  " + ", ".join(f"{cause} {format_time(time)}" for cause, time in causes))
+    if facts["mode"] == "gradient":
+        print(f"  loss {facts['loss']:.6f}; the times include the weighing of memory on CPU")
+        peaks = zip(facts["predicted_peak_bytes"], facts["measured_peak_bytes"], strict=True)
+        for rank, (said, held) in enumerate(peaks):
+            print(f"  rank {rank}: peak predicted {format_size(said)}, held {format_size(held)}")
+
+
+def _part() -> None:
+    import torch.distributed as dist
+
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
