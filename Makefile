@@ -17,7 +17,7 @@ DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
 DEMO_LIMIT := 24GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench confirm-cpu tables figures results-fast notebooks readme-picture clean
+.PHONY: help demo test lint format bench confirm-cpu train-switch tables figures results-fast notebooks readme-picture clean
 
 help:
 	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
@@ -25,6 +25,7 @@ help:
 	@echo "make lint            ruff and mypy     (make format: let ruff repair the layout)"
 	@echo "make bench           how fast the simulator is, on this machine"
 	@echo "make confirm-cpu     a small model profiled and run on this CPU, beside its prediction (3 minutes)"
+	@echo "make train-switch    a training run that changes its schedule, beside the unpipelined one (8 minutes)"
 	@echo "make tables          the published bubble rates against ours, into results/"
 	@echo "make figures         draw every figure of results/ again, from the tables there"
 	@echo "make results-fast    run the experiments again that take ten minutes in all, and draw them"
@@ -67,6 +68,10 @@ format: $(DEV)
 
 bench: $(DEV)
 	$(BIN)/python benchmarks/bench.py
+
+train-switch: $(DEV)
+	$(BIN)/optpipe-sim train --model experiments/models/tiny-llama.yaml --stages 2 -m 8 --steps 300 \
+	  --memory-limit 16MiB --min-gain 0.5% --drift 60% --slow 1:180:15 --write results/train_switch
 
 confirm-cpu: $(DEV)
 	$(BIN)/python benchmarks/confirm_cpu.py --write results/confirm_cpu

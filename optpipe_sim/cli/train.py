@@ -196,10 +196,10 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
 
 def _measured(plan: Any, out: Out) -> CostProfile:
     """Bytes, copies and first times of the stages, each alone."""
-    from ..runtime.profiler import measure
+    from ..runtime.train import first_costs
 
     with out.progress("profiling") as progress:
-        return measure(plan, "cpu", samples=5, warmup=2, progress=progress)
+        return first_costs(plan, progress)
 
 
 def _news(progress: Any, steps: int) -> Any:

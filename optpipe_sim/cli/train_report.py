@@ -128,7 +128,9 @@ def command(arguments: argparse.Namespace) -> str:
     """The command that does it again."""
     words = ["optpipe-sim train", "--model", arguments.model, "--stages", str(arguments.stages)]
     words += ["-m", str(arguments.microbatches), "--steps", str(arguments.steps)]
-    for key in ("memory_limit", "schedule", "seq", "microbatch", "seed", "lr", "solver_time"):
+    if arguments.memory_limit is not None:
+        words += ["--memory-limit", f"{arguments.memory_limit}B"]
+    for key in ("schedule", "seq", "microbatch", "seed", "lr", "solver_time"):
         value = getattr(arguments, key)
         if value is not None:
             words += [f"--{key.replace('_', '-')}", f"{value:g}" if key == "lr" else str(value)]

@@ -6,8 +6,8 @@ import json
 import math
 import threading
 import zlib
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
@@ -27,11 +27,13 @@ from .models import build_stage
 from .online import Prepared, prepare, require_same_shape
 from .plan import Plan
 from .planner import Online, Planner
+from .profiler import measure
 from .stage import token_loss
 from .tokens import Tokens
 
 NEWS, STOP = "news.jsonl", "stop"
 POLL_S = 0.1
+SAMPLES, WARMUP = 10, 3  # of the costs to start with
 
 
 @dataclass(frozen=True)
@@ -155,32 +157,47 @@ def optimizer_for(parameters: list[torch.nn.Parameter], task: TrainTask) -> torc
     )
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """One thread for torch, as ranks have: sums in another order are other sums."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def first_costs(
+    plan: Plan, progress: Callable[[str, int, int], None] = lambda name, done, total: None
+) -> CostProfile:
+    """Costs to start with: bytes, copies and times of each stage alone on this CPU."""
+    with one_thread():
+        return measure(plan, "cpu", SAMPLES, WARMUP, progress)
+
+
+@one_thread()
 def unpipelined(
     task: TrainTask, steps: int, tick: Callable[[int], None] = lambda step: None
 ) -> list[float]:
     """The losses of the same run without a pipeline, by plain autograd, from the first step on."""
     plan, m = task.plan, task.schedule.shape.microbatches
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as ranks do: sums in another order are other sums
-    try:
-        whole = build_stage(plan.model, 0, 1, seq=plan.seq, dtype=plan.dtype, seed=plan.seed)
-        parameters = list(whole.parameters())
-        optimizer = optimizer_for(parameters, task)
-        found = []
-        for step in range(steps):
-            for parameter in parameters:
-                parameter.grad = torch.zeros_like(parameter)
-            losses = []
-            for tokens, targets in zip(*task.batch(step), strict=True):
-                loss = token_loss(whole(tokens), targets)
-                (loss / m).backward()
-                losses.append(loss.detach())
-            optimizer.step()
-            found.append(float(torch.stack(losses).mean()))
-            tick(step)
-        return found
-    finally:
-        torch.set_num_threads(threads)
+    whole = build_stage(plan.model, 0, 1, seq=plan.seq, dtype=plan.dtype, seed=plan.seed)
+    parameters = list(whole.parameters())
+    optimizer = optimizer_for(parameters, task)
+    found = []
+    for step in range(steps):
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        losses = []
+        for tokens, targets in zip(*task.batch(step), strict=True):
+            loss = token_loss(whole(tokens), targets)
+            (loss / m).backward()
+            losses.append(loss.detach())
+        optimizer.step()
+        found.append(float(torch.stack(losses).mean()))
+        tick(step)
+    return found
 
 
 def train(
