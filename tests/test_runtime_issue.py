@@ -3,15 +3,33 @@ memory is taken only where it has been given back, in the order of the host as o
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
+from contextlib import nullcontext
 
+import pytest
+import torch
 from hypothesis import given
+from runtime_cases import GPT, plan_of, profile_of, with_offloads
 from test_runtime_program import lowered_cases
 
 from optpipe_sim import Schedule, build
+from optpipe_sim.errors import RuntimeFault
 from optpipe_sim.ops import BW, B, F, O, Op, R, W
+from optpipe_sim.runtime import cuda
+from optpipe_sim.runtime.executor import measured_trace
 from optpipe_sim.runtime.issue import issue_order
+from optpipe_sim.runtime.memory import LiveBytes
 from optpipe_sim.runtime.program import Event, linear_programs
+from optpipe_sim.runtime.serial import run_serially
+from optpipe_sim.runtime.task import (
+    batch,
+    named_gradients,
+    reference,
+    stage_worker,
+    zero_gradients,
+)
+from optpipe_sim.runtime.transport import Loopback
 from optpipe_sim.sim.lower import lower
 
 
@@ -104,3 +122,105 @@ def test_a_grant_is_issued_before_its_anchor(unit):
         "reload: reload R0.0 after granted of R0.0",
         "compute: run B0.0 after end of R0.0",
     ]
+
+
+# -- the host's part, on a device that does everything at once -------------------------------------
+
+
+class Stream:
+    """A stream whose work is over when it is issued."""
+
+    def wait_event(self, event: Mark) -> None:
+        assert event.at is not None, "an event that was not recorded"
+
+    def synchronize(self) -> None:
+        """It is over."""
+
+
+class Mark:
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at: int | None = None
+
+    def record(self, stream: Stream | None = None) -> None:
+        self.at = time.monotonic_ns()
+
+    def query(self) -> bool:
+        return self.at is not None
+
+    def elapsed_time(self, later: Mark) -> float:
+        assert self.at is not None
+        assert later.at is not None
+        return (later.at - self.at) / 1e6
+
+
+class Forgetful(Loopback):
+    """Messages are out as soon as they are sent."""
+
+    def send(self, op: Op, tensor: torch.Tensor, peer: int) -> None:
+        assert tensor.shape == self.contents[op].shape
+
+
+@pytest.fixture
+def quick_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of a GPU: the CPU, by the calls that a GPU would get."""
+    stream = Stream()
+    for name, stand_in in {
+        "Stream": Stream,
+        "Event": Mark,
+        "current_stream": lambda: stream,
+        "stream": lambda stream: nullcontext(),
+        "synchronize": lambda: None,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v", "po-h"])
+def test_the_order_of_issue_gives_the_gradients_and_the_memory(name: str, quick_device: None):
+    base = build(name, profile_of(GPT, 2), 6)
+    profile = profile_of(GPT, 2, base.shape.chunks).for_shape(base.shape)
+    schedule = base if name == "po-h" else with_offloads(base)
+    lowered = lower(schedule, profile, lower(schedule, profile).replay().peak_bytes)
+    plan = plan_of(GPT, 2)
+
+    def worker(rank: int):
+        made = stage_worker(plan, schedule.shape, rank)
+        zero_gradients(made)
+        made.start_step(*batch(plan, 6, 0))
+        return made
+
+    contents = run_serially(lowered, [worker(0), worker(1)], keep=True).contents
+    _, expected = reference(plan, 6, 0)
+    records = []
+    for program in linear_programs(lowered):
+        assert any(step.do == "grant" for step in program.steps) or program.rank or name == "1f1b"
+        own = worker(program.rank)
+        with LiveBytes() as meter:
+            own.allocated = meter.add
+            record = cuda.run_program(
+                program, lowered.schedule, own, Forgetful(contents), meter=meter
+            )
+        own.finish_step()
+        records.append(record)
+        for parameter, gradient in named_gradients(own).items():
+            assert torch.equal(gradient, expected[parameter]), parameter
+        limit = lowered.memory_limit[program.rank]
+        assert record.peak_bytes <= 1.05 * limit + (1 << 17)
+    trace = measured_trace(lowered, records)
+    assert trace.makespan_ns > 0
+
+
+def test_a_device_that_stands_still_is_noticed(quick_device: None, monkeypatch: pytest.MonkeyPatch):
+    lowered = lower(build("1f1b", profile_of(GPT, 2), 4), profile_of(GPT, 2))
+    plan = plan_of(GPT, 2)
+    own = stage_worker(plan, lowered.schedule.shape, 0)
+    own.start_step(*batch(plan, 4, 0))
+    anything = defaultdict(lambda: torch.zeros(plan.boundary[0]))
+    monkeypatch.setattr(Mark, "query", lambda self: False)
+    with pytest.raises(RuntimeFault, match=r"rank 0: F0\.0 has not ended within 0\.1 s"):
+        cuda.run_program(
+            linear_programs(lowered)[0], lowered.schedule, own, Forgetful(anything), timeout_s=0.1
+        )
