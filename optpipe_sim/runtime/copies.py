@@ -18,6 +18,7 @@ from torch import Tensor
 MODES = ("alone", "together", "loaded", "all")
 DIRECTIONS = ("d2h", "h2d")
 SMALLEST, LARGEST = 1 << 16, 1 << 28
+CPU_CACHE = 1 << 26  # more than a CPU caches: an activation has long left it when it is copied
 LOAD_WIDTH = {"cpu": 512, "cuda": 4096}  # of the square products that load the device
 
 
@@ -56,7 +57,7 @@ def measure_copies(
 
     ``alone``: one direction, nothing else. ``together``: both directions at once. ``loaded``: one
     direction while matrix products run. ``all``: both, while products run. Host memory is pinned
-    on CUDA; on CPU a copy is one between two places of main memory.
+    on CUDA; on CPU a copy is one between two places of main memory, out of the cache.
     """
     found: dict[str, dict[str, Copy]] = {}
     for mode in MODES:
@@ -115,10 +116,12 @@ def _cpu_times(
     pair: tuple[Tensor, Tensor], against: tuple[Tensor, Tensor] | None, load: Tensor | None, n: int
 ) -> list[float]:
     times = []
+    cold = torch.zeros(CPU_CACHE, dtype=torch.uint8)
     copying = nullcontext() if against is None else _beside(lambda: against[0].copy_(against[1]))
     working = nullcontext() if load is None else _beside(lambda: load @ load)
     with copying, working:
         for at in range(n + 1):
+            cold.fill_(at % 2)
             start = time.perf_counter_ns()
             pair[0].copy_(pair[1])
             if at:  # the first touches the memory
