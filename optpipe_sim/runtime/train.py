@@ -240,15 +240,16 @@ class _Driver:
         """The result of rank 0."""
         thread = threading.Thread(target=self._work, daemon=True)
         thread.start()
-        while thread.is_alive():
+        going = True
+        while going:
             try:
                 thread.join(POLL_S)
+                going = thread.is_alive()
                 self._listen()
             except KeyboardInterrupt:
                 if self.stop.exists():
                     raise
                 self.stop.touch()
-        self._listen()
         if self.error is not None:
             raise self.error
         assert self.found is not None
