@@ -297,11 +297,11 @@ def test_the_hunt_reports_what_it_proves_and_stops_at_the_goal() -> None:
     assert best_bound(problem, 20.0, on_bound=lambda *news: heard.append(news)) == 303
     values = [bound for bound, _ in heard]
     assert values == sorted(set(values))
-    assert heard[-1] == (303, "device 1")
+    assert heard[-1] == (303, "one device")
     assert best_bound(problem, 20.0, goal_ns=300) == 300
-    told: list[tuple[str, int]] = []
+    told: list[tuple[str, tuple[int, str]]] = []
     bounds_job(problem, lambda *news: told.append(news), None, 300, 20.0, 0)
-    assert told == [("bound", 303)]  # what the race has already is no news
+    assert told == [("named bound", (303, "one device"))]  # what the race has already is no news
     assert [one_device_bound(problem, d, 20.0) for d in range(4)] == [291, 303, 302, 291]
     assert best_bound(make_problem(uniform(4, 200, 16), 8, objective="span"), 20.0) < 303
 

@@ -51,7 +51,7 @@ def bounds_job(
 
     def better(bound: int, name: str) -> None:
         if bound > bound_ns:
-            report("bound", bound)
+            report("named bound", (bound, name))
 
     best_bound(problem, seconds, goal, better)
 
@@ -102,12 +102,12 @@ class _Hunt:
                 if turn == 1:
                     price = prices(one)
                 bound, final = self._search(one, price, room)
-                self._hear(bound, f"device {one.device}")
+                self._hear(bound, "one device")
                 if not final:
                     again.append((bound, one, price))
             if turn == 0 and with_lp:
                 for bound in configuration_bounds(profile, m, problem.objective, limits):
-                    self._hear(bound, "configurations")
+                    self._hear(bound, "configuration LP")
                     if self._over:
                         break
             left = again

@@ -87,6 +87,8 @@ class Race:
             self.offer(value, engine)
         elif what == "bound":
             self.prove(value, engine)
+        elif what == "named bound":
+            self.prove(*value)
         elif what == "infeasible":
             self.infeasible = True
         elif what == "size":
@@ -118,8 +120,9 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
     clock (seconds of the race) runs out, or what one found meets what one proved.
 
     A job is called as ``function(problem, report, **arguments)`` and reports
-    ``report("incumbent", schedule)``, ``("bound", ns)``, ``("infeasible", None)`` or
-    ``("size", (variables, constraints))``.
+    ``report("incumbent", schedule)``, ``("bound", ns)``, ``("named bound",
+    (ns, name))`` where the engine has several, ``("infeasible", None)`` or ``("size", (variables,
+    constraints))``.
     A process that dies takes nothing with it but itself. Ctrl-C ends the race and keeps the best.
     """
     context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
