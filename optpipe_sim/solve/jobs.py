@@ -12,12 +12,16 @@ from typing import Any
 
 from ..schedule import Schedule
 from .greedy_search import greedy_search
+from .patterns import STEPS, pattern_start
 from .problem import Problem
-from .search import can_search, search
+from .search import can_search, search, shares_links
 from .starts import offload_everything
 
 Report = Callable[[str, Any], None]
 GREEDY_SHARE, GREEDY_RUNS = 0.2, 1000  # of a search job: the part of its time, or so many runs
+PATTERN_SHARE = (
+    0.6  # of its time, at most, until a pattern is found as well, where links are shared
+)
 
 
 def search_job(
@@ -49,6 +53,14 @@ def search_job(
     starts = [*([start] if start is not None else []), *greedy]
     if problem.may_offload:
         starts += [offload_everything(problem, depth) for depth in (1, 2, problem.shape.stages)]
+    if shares_links(problem):
+        steps = STEPS if evaluations is None else min(STEPS, evaluations // 2)
+        pattern = pattern_start(
+            problem, starts[0], lambda: over(PATTERN_SHARE), steps=steps, seed=seed
+        )
+        if pattern is not None:
+            report("incumbent", pattern)
+            starts.append(pattern)
     best = search(
         problem,
         starts,

@@ -79,7 +79,7 @@ def can_search(problem: Problem) -> bool:
     return offload is None or not problem.may_offload or offload.host_limit_bytes is None
 
 
-def _shares_links(problem: Problem) -> bool:
+def shares_links(problem: Problem) -> bool:
     """Whether transfers of several queues go over one link."""
     offload = problem.profile.offload
     if offload is None or not problem.may_offload:
@@ -125,7 +125,7 @@ def unpack(problem: Problem, programs: Programs, name: str = "search") -> Schedu
 def _links(problem: Problem, codes: int) -> tuple[np.ndarray, int, np.ndarray, np.ndarray]:
     """What `search_times.evaluate_links` wants to know; no link where none is shared."""
     none = np.zeros((0, 3), np.int64)
-    if not _shares_links(problem):
+    if not shares_links(problem):
         return none, 0, none, none[:, 0]
     low, high = _bits(problem)
     keys = link_keys(problem.profile)
