@@ -57,28 +57,33 @@ def sentences(answer: _Row) -> list[str]:
     if worst is not None:
         equal = "bitwise equal at every step" if worst == 0 else f"apart by at most {worst:.2g}"
         told.append(f"losses of the unpipelined model: {equal}")
-    for event in answer["events"]:
-        if event["event"] == "profiled":
-            told.append(
-                f"step {event['step']}: costs measured; predicted with them"
-                f" {format_time(event['predicted_ns'])}, measured {format_time(event['measured_ns'])}"
-            )
-        elif event["event"] == "drift":
-            told.append(
-                f"step {event['step']}: drift: {event['what']} of stage {event['stage']} by"
-                f" {event['share']:.0%} of its compute time; measured and solved anew"
-            )
-        elif event["event"] == "solver_failed":
-            told.append(f"step {event['step']}: solver: {event['error']}; training went on")
-        elif event["event"] == "refused":
-            told.append(f"step {event['step']}: refused: {'; '.join(event['reasons'])}")
-    told.extend(map(_switch, answer["switches"]))
+    happened = [(event["step"], _event(event)) for event in answer["events"]]
+    happened += [(switch["step"], _switch(switch)) for switch in answer["switches"]]
+    told += [f"step {step}: {text}" for step, text in sorted(happened) if text]
     return told
+
+
+def _event(event: _Row) -> str:
+    if event["event"] == "profiled":
+        return (
+            f"costs measured; predicted with them {format_time(event['predicted_ns'])},"
+            f" measured {format_time(event['measured_ns'])}"
+        )
+    if event["event"] == "drift":
+        return (
+            f"drift: {event['what']} of stage {event['stage']} by {event['share']:.0%} of its compute"
+            " time; measured and solved anew"
+        )
+    if event["event"] == "solver_failed":
+        return f"solver: {event['error']}; training went on"
+    if event["event"] == "refused":
+        return f"refused: {'; '.join(event['reasons'])}"
+    return ""  # switches have a line of their own
 
 
 def _switch(switch: _Row) -> str:
     return (
-        f"step {switch['step']}: switched for a predicted {switch['gain']:.1%}; pauses longer by"
+        f"switched for a predicted {switch['gain']:.1%}; pauses longer by"
         f" {switch['stall_ns'] / 1e6:.1f} ms in all (a usual pause:"
         f" {format_time(switch['pause_ns'])}); prepared in {format_time(switch['prepare_ns'])} beside"
         f" iterations of {format_time(switch['while_preparing_ns'])}; iterations"

@@ -82,7 +82,8 @@ def _mark(axes: Sequence[Axes], event: Mapping[str, Any]) -> None:
     for ax in axes:
         ax.axvline(event["step"], color=LIMIT if drift else MUTED, lw=0.9, ls="--")
     text = f"drift, stage {event['stage']}" if drift else "switch"
-    axes[0].annotate(
+    # switches are named above the loss, drift above the times: they may lie close together
+    axes[drift].annotate(
         text,
         (event["step"], 1.0),
         xycoords=("data", "axes fraction"),

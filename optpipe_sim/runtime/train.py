@@ -33,6 +33,7 @@ from .tokens import Tokens
 
 NEWS, STOP = "news.jsonl", "stop"
 POLL_S = 0.1
+NEAR = 10  # iterations before and after a switch that are compared
 SAMPLES, WARMUP = 10, 3  # of the costs to start with
 
 
@@ -272,8 +273,8 @@ def switch_costs(result: TrainResult) -> list[dict[str, Any]]:
 
     ``stall_ns``: by how much the two pauses between iterations with an exchange (proposal, change)
     were longer than the median pause before; with noise it may be below 0. ``while_preparing_ns``:
-    the median iteration while ranks lowered the new schedule beside it, with ``before_ns`` and
-    ``after_ns`` to compare.
+    the median iteration while ranks lowered the new schedule beside it; ``before_ns`` and
+    ``after_ns``: that of the ten iterations before and after.
     """
     found = []
     rows = {row["step"]: row for row in result.rows}
@@ -285,7 +286,8 @@ def switch_costs(result: TrainResult) -> list[dict[str, Any]]:
         epoch = rows[last]["epoch"]
         usual = [row for row in result.rows if row["usual"]]
         before = [row for row in usual if row["epoch"] == epoch - 1 and row["step"] < first]
-        after = [row for row in usual if row["epoch"] == epoch]
+        after = [row for row in usual if row["epoch"] == epoch][:NEAR]
+        before = before[-NEAR:]
         if not before or not after:
             continue
         pause = median(row["between_ns"] for row in before)
