@@ -95,7 +95,7 @@ def _sizes(ax: Axes, rows: Sequence[Row]) -> None:
             ends.append((xs[-1], ys[-1], f"{name}{more}", COLOURS[look]))
     ax.axhline(MOST_ROWS, color=LIMIT, lw=0.9, linestyle=(0, (5, 2)))
     ax.annotate(
-        f"hollow: refused (over {MOST_ROWS:,})", (ax.get_xlim()[0], MOST_ROWS), (3, 3),
+        f"refused over {MOST_ROWS:,}", (ax.get_xlim()[0], MOST_ROWS), (3, 3),
         textcoords="offset points", fontsize=FONT - 0.5, color=LIMIT, path_effects=OUTLINE,
     )  # fmt: skip
     name_ends(ax, ends, ax.get_xlim()[1])
