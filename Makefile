@@ -71,7 +71,7 @@ bench: $(DEV)
 
 train-switch: $(DEV)
 	$(BIN)/optpipe-sim train --model experiments/models/tiny-llama.yaml --stages 2 -m 8 --steps 300 \
-	  --memory-limit 16MiB --min-gain 0.5% --drift 60% --slow 1:180:15 --write results/train_switch
+	  --schedule 1f1b --memory-limit 16MiB --drift 60% --slow 1:180:15 --write results/train_switch
 
 confirm-cpu: $(DEV)
 	$(BIN)/python benchmarks/confirm_cpu.py --write results/confirm_cpu

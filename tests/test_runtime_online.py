@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import os
 import signal
@@ -451,3 +452,14 @@ def test_refusals_are_one_line(command_line, tmp_path, options, said) -> None:
     answer = command_line(f"{line} {options}")
     assert answer.code in (1, 2)
     assert said in answer.complaint
+
+
+def test_the_committed_run_is_what_it_says() -> None:
+    results = Path(__file__).parent.parent / "results"
+    with (results / "train_switch.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 300
+    assert all(row["loss"] == row["loss_unpipelined"] for row in rows)
+    assert int(rows[-1]["epoch"]) >= 1
+    assert float(rows[-1]["loss"]) < 1.3 < 4 < float(rows[0]["loss"])
+    assert "bitwise equal at every step" in (results / "train_switch.md").read_text()
