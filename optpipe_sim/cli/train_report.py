@@ -82,12 +82,14 @@ def _event(event: _Row) -> str:
 
 
 def _switch(switch: _Row) -> str:
+    alone = switch["profiled_ns"]
+    before = "" if alone is None else f"{format_time(alone)} before the solver started,"
     return (
         f"switched for a predicted {switch['gain']:.1%}; pauses longer by"
         f" {switch['stall_ns'] / 1e6:.1f} ms in all (a usual pause:"
         f" {format_time(switch['pause_ns'])}); prepared in {format_time(switch['prepare_ns'])} beside"
-        f" iterations of {format_time(switch['while_preparing_ns'])}; iterations"
-        f" {format_time(switch['before_ns'])} before, {format_time(switch['after_ns'])} after"
+        f" iterations of {format_time(switch['while_preparing_ns'])}; iterations {before}"
+        f" {format_time(switch['before_ns'])} beside it, {format_time(switch['after_ns'])} after"
     )
 
 

@@ -274,14 +274,17 @@ def switch_costs(result: TrainResult) -> list[dict[str, Any]]:
     ``stall_ns``: by how much the two pauses between iterations with an exchange (proposal, change)
     were longer than the median pause before; with noise it may be below 0. ``while_preparing_ns``:
     the median iteration while ranks lowered the new schedule beside it; ``before_ns`` and
-    ``after_ns``: that of the ten iterations before and after.
+    ``after_ns``: that of the ten iterations before, beside the solver, and after; ``profiled_ns``:
+    before the solver started (None without one).
     """
     found = []
     rows = {row["step"]: row for row in result.rows}
     for at, event in enumerate(result.events):
         if event["event"] != "switched" or event["step"] not in rows:
             continue
-        proposed = next(e for e in reversed(result.events[:at]) if e["event"] == "proposed")
+        past = result.events[at::-1]
+        proposed = next(e for e in past if e["event"] == "proposed")
+        profiled = next((e["measured_ns"] for e in past if e["event"] == "profiled"), None)
         first, last = proposed["step"], event["step"]
         epoch = rows[last]["epoch"]
         usual = [row for row in result.rows if row["usual"]]
@@ -297,6 +300,7 @@ def switch_costs(result: TrainResult) -> list[dict[str, Any]]:
             {
                 "step": last,
                 "gain": proposed["gain"],
+                "profiled_ns": profiled,
                 "stall_ns": round(sum(pauses) - 2 * pause),
                 "pause_ns": round(pause),
                 "pauses_ns": pauses,
