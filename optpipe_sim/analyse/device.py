@@ -17,6 +17,7 @@ microbatch that is; all are alike.
   u before s are still to start, the first of them only a chain later; all of them with their
   weight gradients end no sooner than the makespan, nor does the last of them, but for the W's that memory
   can hold back, and the chain below u.
+- **Follows**: when the n-th F of s has ended, m - n + 1 backwards are a delay away, so the n-th one is.
 
 For a span the clock starts with d's first F, of s_1. Stages after s_1 start no sooner than the chain from
 there, so only their work counts; there are no tails.
@@ -44,7 +45,7 @@ class OneDevice:
         costs: of each stage.
         capacity: bytes for activations: the limit less the static bytes.
         delay: per stage, ns from the end of a microbatch's F to the start of its backward.
-        releases, backs, tails: (stages, m) ns.
+        releases, backs, tails, follows: (stages, m) ns; see the module.
         after_ns: the longest time that weight gradients can take after the last backward.
         before_ns: the least idle time before the first backward, if a forward comes after it; known
             for one stage only, as `last` (see `ends`).
@@ -60,6 +61,7 @@ class OneDevice:
     releases: np.ndarray
     backs: np.ndarray
     tails: np.ndarray
+    follows: np.ndarray
     after_ns: int
     before_ns: int
     last: LastForward
@@ -111,6 +113,7 @@ def one_device(
         np.array([around.releases(s) for s in stages]),
         np.array([around.backs(s) for s in stages]),
         tails,
+        np.array([tail + d + back_ns(c) for tail, d, c in zip(tails, delay, costs, strict=True)]),
         after_ns,
         before,
         last,

@@ -193,7 +193,7 @@ def _remove(node, at, ages, keep, place):
 
 
 @step
-def _move(node, move, s, when, costs, scalars, tails):
+def _move(node, move, s, when, costs, scalars, tails, follows):
     """Start a move of stage s at a time."""
     stages, keep = costs.shape[0], scalars[KEEP]
     at = FIELDS + s * WIDE
@@ -213,6 +213,7 @@ def _move(node, move, s, when, costs, scalars, tails):
     if move == 0:
         node[TC], node[KC] = when + costs[s, F], 4 * s
         node[LEVEL] += costs[s, ACT]
+        node[COST] = max(node[COST], node[TC] + follows[s, node[at + NF]])
         if node[at + STAY] < keep:
             node[ages + node[at + STAY]] = node[TC]
         node[at + STAY] += 1
@@ -321,6 +322,7 @@ def search(
     releases: np.ndarray,
     backs: np.ndarray,
     tails: np.ndarray,
+    follows: np.ndarray,
     prices: np.ndarray,
     nodes: np.ndarray,
     keys: np.ndarray,
@@ -336,7 +338,7 @@ def search(
     Args:
         costs: (stages, 10); BW below 0 where fusing is no use. `scalars`: see above.
         releases, backs: (stages, m) the earliest start of the n-th F and backward.
-        tails: (stages, m) what follows the end of the n-th backward at least.
+        tails, follows: (stages, m) what follows the end of the n-th backward, of the n-th F, at least.
         prices: (sets, stages, 10), see `device_search`.
         nodes, keys, depth, heap, dead, following: room, one row each per node.
         first: heads of the lists of nodes by hash, NONE throughout; its size is a power of two.
@@ -379,7 +381,7 @@ def search(
             if move in (1, 2) and 0 <= starts[s * MOVES + 3] <= when:
                 continue  # a reloaded one does as well
             copy(nodes[node], child)
-            _move(child, move, s, when, costs, scalars, tails)
+            _move(child, move, s, when, costs, scalars, tails, follows)
             key = max(keys[node], _estimate(child, costs, prices, scalars, tails))
             if key >= goal:
                 continue

@@ -90,6 +90,7 @@ def device_bound(
         problem.releases,
         problem.backs,
         problem.tails,
+        problem.follows,
         np.zeros((0, stages, 10), np.int64) if prices is None else prices,
         np.empty((nodes + 1, width), np.int64),
         np.empty(nodes + 1, np.int64),

@@ -1,9 +1,10 @@
 """Solve with CP-SAT: good schedules and proofs at small and middle sizes.
 
 The search runs in phases, each a model of its own (`cpsat_model`). First in, first out is where good
-schedules are. Where something can be offloaded that is a restriction, so two more follow that
-allow nothing but a lower cost: a relaxation to ranks, quick and often enough, and the orders in which
-microbatches pass one another (`cpsat_order` has the proofs). The bound holds for every schedule.
+schedules are. Where something can be offloaded that is a restriction, so more follow that allow
+nothing but a lower cost: a relaxation to ranks, quick and often enough; any order, each op in the window in which
+every better schedule has it; and the orders in which microbatches pass one another (`cpsat_order` has
+the proofs). The bound holds for every schedule.
 """
 
 from __future__ import annotations

@@ -36,6 +36,11 @@ microbatch; O number k, and R for the B number r. Each k-th event needs k of wha
 every schedule keeps the rules below; the bytes held are the same. That an offloaded activation is
 that of one microbatch at all stages is lost. Small and quick: its bound holds for every schedule.
 
+**Windows** (``windows``) say nothing of the order itself, but when the n-th F and the n-th B of each stage
+start in every schedule that costs less than the best so far (`analyse.windows`). Each microbatch takes one
+place at each stage, and so one window. That leaves few orders to look at where slots are few, and holds
+for all of them: it is tried before ``passing`` (makespans only).
+
 For the objective ``span`` the same holds where a device may delay its first op, as it may here:
 the times of all ops stay what they are.
 """
@@ -45,16 +50,19 @@ from __future__ import annotations
 from itertools import combinations, pairwise
 from typing import Any
 
-from ..ops import B, F, O, Op, R, W
+import numpy as np
+
+from ..analyse.windows import Windows
+from ..ops import B, F, O, Op, OpKind, R, W
 from .cpsat_model import Model, copy, may_move
 
-FIFO, PASSING, FREE, RANKS = "fifo", "passing", "free", "ranks"
+FIFO, PASSING, FREE, RANKS, WINDOWS = "fifo", "passing", "free", "ranks", "windows"
 SORTED = (FIFO, RANKS)
 
 
 def order(model: Model, kind: str) -> None:
-    """Constrain the order of microbatches: ``fifo``, ``passing`` (see above), or ``free``: only the
-    F's of stage 0 in order, which is a mere choice of labels."""
+    """Constrain the order of microbatches: ``fifo``, ``passing`` (see above), or else only the F's of
+    stage 0 in order, which is a mere choice of labels."""
     if kind in SORTED:
         _first_in_first_out(model)
         return
@@ -104,6 +112,36 @@ def ranked_transfers(model: Model) -> None:
             for k in range(r + 1):
                 # with n > m - 1 - r + k copies, R for B number r has at least k O's before it
                 _after(model, Op(O, s, k), Op(R, s, r), more_than[m - 1 - r + k])
+
+
+def take_places(model: Model, windows: Windows) -> None:
+    """Every F and every backward starts in the window of its place among those of its stage."""
+    pairs = (
+        (F, windows.earliest_f, windows.latest_f),
+        (B, windows.earliest_b, windows.latest_b),
+    )
+    for s in model.stages:
+        for kind, earliest, latest in pairs:
+            first, last = -(-earliest[s] // model.unit_ns), latest[s] // model.unit_ns
+            _one_place_each(model, kind, s, first, last)
+
+
+def _one_place_each(
+    model: Model, kind: OpKind, s: int, first: np.ndarray, last: np.ndarray
+) -> None:
+    cp, order = model.cp, model.microbatches
+    takes: dict[tuple[int, int], Any] = {}
+    for j in order:
+        start = model.start[Op(kind, s, j)]
+        places = [j] if kind is F and s == 0 else order
+        for n in places:
+            literal = takes[j, n] = cp.new_bool_var(f"{kind.name}{s}.{j} is number {n}")
+            cp.add(start >= int(first[n])).only_enforce_if(literal)
+            cp.add(start <= int(last[n])).only_enforce_if(literal)
+        cp.add_exactly_one([takes[j, n] for n in places])
+    if len(takes) > len(order):
+        for n in order:
+            cp.add_exactly_one([takes[j, n] for j in order])
 
 
 def _sorted_or_blocked(model: Model, x: int, y: int) -> Any:

@@ -10,18 +10,29 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
+from ..analyse.windows import Pipeline
 from ..errors import Deadlock, OptPipeError, OutOfMemory
 from ..schedule import Schedule
 from ..trace import Trace
 from . import cpsat_memory, cpsat_model
 from .cpsat_hints import hint
 from .cpsat_model import Model
-from .cpsat_order import FIFO, FREE, PASSING, RANKS, order, ranked_transfers
+from .cpsat_order import (
+    FIFO,
+    FREE,
+    PASSING,
+    RANKS,
+    WINDOWS,
+    order,
+    ranked_transfers,
+    take_places,
+)
 from .problem import Problem, schedule_from_times
 from .result import FEASIBLE, INFEASIBLE, UNKNOWN, SolveResult, make_result
 
 ENGINE = "cpsat"
 BY_ORDER = 8  # microbatches up to which memory is told by order: stronger, but it grows fast
+NARROWING = 0.5  # of the time of a phase, at most, to find windows
 MOST_PAIRS = 60_000  # of events on a device; beyond it the models of the proof are too large
 OnIncumbent = Callable[[float, int, Schedule], None]
 
@@ -99,7 +110,10 @@ def phases(problem: Problem, options: CpsatOptions, strict: bool) -> list[Phase]
         ]
     pairs = 10 * problem.shape.devices * (problem.shape.chunks * problem.microbatches) ** 2
     if moves and options.order == "auto" and pairs <= MOST_PAIRS:
-        planned += [Phase(RANKS, 0.5, strict=True), Phase(PASSING, strict=True, covers="passing")]
+        planned += [Phase(RANKS, 0.5, strict=True)]
+        if problem.objective == "flush" and options.quantum_ns is None:
+            planned += [Phase(WINDOWS, 0.7, strict=True)]
+        planned += [Phase(PASSING, strict=True, covers="passing")]
     return [*planned[:-1], replace(planned[-1], share=1.0)]
 
 
@@ -212,6 +226,8 @@ class Search:
         """Run one phase; returns the least cost in ns that it leaves possible, None for none."""
         upper = None if self.best is None else self.best.cost_ns - phase.strict
         model = self.build(phase, upper)
+        if phase.order == WINDOWS and not self.narrow(model, upper, seconds):
+            return None if upper is None else upper + 1
         if self.best is not None and not phase.strict:
             hint(model, self.best)
         call = Call(self, model, phase, seconds, self.seed + len(self.log))
@@ -259,6 +275,18 @@ class Search:
         if not self.first_will_do:
             model.cp.minimize(model.cost)
         return model
+
+    def narrow(self, model: Model, upper_ns: int | None, seconds: float) -> bool:
+        """Put each op into a window; returns whether schedules of at most `upper_ns` may be left."""
+        costs, limits = self.problem.profile, self.problem.limits
+        if upper_ns is None or limits is None:
+            return True
+        pipeline = Pipeline(costs, self.problem.microbatches, limits)
+        windows = pipeline.narrow(upper_ns + 1, time.monotonic() + NARROWING * seconds)
+        if windows is None:
+            return False
+        take_places(model, windows)
+        return True
 
     def to_ns(self, units: int) -> int:
         """The least cost in ns that a cost in units stands for."""

@@ -1,4 +1,5 @@
-"""Dear lower bounds for the race: configuration LPs, then ever longer searches of single devices."""
+"""Dear lower bounds for the race: configuration LPs, ever longer searches of single devices, and, where
+these come to their end, windows that the devices hand on to one another."""
 
 from __future__ import annotations
 
@@ -11,10 +12,13 @@ from ..analyse.device import OneDevice, one_device
 from ..analyse.device_core import NEVER
 from ..analyse.device_prices import prices
 from ..analyse.device_search import device_bound
+from ..analyse.windows import Pipeline
 from ..schedule import Schedule
+from .identity import identity
 from .problem import Problem
 
 ROOMS = (2_000, 30_000, 300_000, 1_000_000)  # nodes; a million take about 300 MB
+MOST_WINDOWS = 100  # F's up to which windows prove more than single devices, as far as is known
 QUICKEST = 500_000  # nodes per second, to begin with
 
 
@@ -111,7 +115,27 @@ class _Hunt:
                     if self._over:
                         break
             left = again
+            few = m * problem.shape.stages <= MOST_WINDOWS and problem.objective == "flush"
+            if with_lp and turn == 1 and few and not left:
+                self._narrow()
         return min(self.best, self.goal)
+
+    def _narrow(self) -> None:
+        """Goals above the best bound, ever further, then in between, as long as windows exclude them."""
+        problem = self.problem
+        assert problem.limits is not None
+        pipeline = Pipeline(problem.profile, problem.microbatches, problem.limits)
+        unit = identity(problem).time_unit_ns
+        step, possible = unit, self.goal
+        while not self._over and self.best + unit < possible:
+            goal = min(self.best + step, self.goal)
+            if goal >= possible:
+                goal = self.best + (possible - self.best) // (2 * unit) * unit
+            if pipeline.narrow(goal, self.until) is None:
+                self._hear(goal, "windows")
+                step *= 2
+            else:
+                possible = goal
 
     def _search(self, one: OneDevice, price: Any, room: int) -> tuple[int, bool]:
         """Search as far as the room and the clock allow; a search itself does not watch the clock."""
