@@ -1,24 +1,24 @@
 """Search over programs: annealing from several starts, evaluated by a compiled replay.
 
-Where transfers share links the evaluation goes event by event, first come first served, some ten
-times slower. Deterministic for a seed and a number of evaluations.
+Where transfers share links the evaluation follows them in the order of time, first come first
+served, some three times slower. Deterministic for a seed and a number of evaluations.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import count
 from typing import NamedTuple
 
 import numpy as np
 
-from ..ops import BW, RULES, TRANSFERS, OpKind, Rule
+from ..ops import BW, TRANSFERS, OpKind
 from ..schedule import Schedule
-from ..sim.links import link_keys
 from . import search_core as core
 from . import search_times as times
 from .problem import Problem
+from .search_links import link_arrays
 
 # Visits, over and over: the temperature they begin at (in typical op durations), their
 # evaluations per op, and whether they start from the best or from one of the starts.
@@ -122,36 +122,6 @@ def unpack(problem: Problem, programs: Programs, name: str = "search") -> Schedu
     return Schedule.from_table(problem.shape, table, offsets, meta={"name": name})
 
 
-def _links(problem: Problem, codes: int) -> tuple[np.ndarray, int, np.ndarray, np.ndarray]:
-    """What `search_times.evaluate_links` wants to know; no link where none is shared."""
-    none = np.zeros((0, 3), np.int64)
-    if not shares_links(problem):
-        return none, 0, none, none[:, 0]
-    low, high = _bits(problem)
-    keys = link_keys(problem.profile)
-    names = sorted(set(keys))
-    link_of = np.array([names.index(key) for key in keys], np.int64).reshape(-1, 2)
-    needed = np.full((codes, 3), -1, np.int64)
-    stages, micro = np.divmod(np.arange(problem.shape.stages << low), 1 << low)
-    for slot, (op, needs, step) in _slots():
-        other = stages + step
-        rows = (micro < problem.microbatches) & (other >= 0) & (other < problem.shape.stages)
-        here, there = (
-            (op << high) + (stages << low) + micro,
-            (needs << high) + (other << low) + micro,
-        )
-        needed[here[rows], slot] = there[rows]
-    return link_of, len(names), needed, np.zeros(codes, np.int64)
-
-
-def _slots() -> Iterator[tuple[int, Rule]]:
-    """The rules for split backwards, numbered within each kind of op."""
-    seen: dict[OpKind, int] = {}
-    for rule in RULES:
-        seen[rule.op] = seen.get(rule.op, -1) + 1
-        yield seen[rule.op], rule
-
-
 class Workspace:
     """The arrays that evaluations work in; one per process."""
 
@@ -171,7 +141,7 @@ class Workspace:
             ints(devices, devices),
         )  # fmt: skip
         self.end, self.ready, self.cause = ints(codes), ints(codes), ints(codes)
-        self.links = _links(problem, codes)
+        self.links = link_arrays(problem.profile, _bits(problem), shares_links(problem))
 
     def evaluate(self, programs: Programs) -> tuple[int, int, int]:
         """(makespan, longest span, sum of ends); `search_times.NEVER` first where it cannot go on."""

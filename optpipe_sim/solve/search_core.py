@@ -128,7 +128,7 @@ def anneal(
     makespan, span, total = measure(prog, length, costs, links, space, end, ready, cause)
     cost = span if span_counts else makespan
     score = cost + mean_weight * total
-    on_path = 0 if links[1] else _critical(end, cause, prog, length, path, high)
+    on_path = _critical(end, cause, prog, length, path, high)
     if cost < best:
         best = cost
         best_prog[:] = prog
@@ -206,7 +206,7 @@ def anneal(
             else:
                 saved[d, : length[d]] = prog[d, : length[d]]
                 saved_length[d] = length[d]
-            on_path = 0 if links[1] else _critical(end, cause, prog, length, path, high)
+            on_path = _critical(end, cause, prog, length, path, high)
             if cost < best:
                 best = cost
                 best_prog[:] = prog

@@ -10,13 +10,15 @@ Compiled by numba; all times ns, all memory bytes, int64.
 
 from __future__ import annotations
 
-import numpy as np
 from numba import njit
 
-from ..sim.events import run_events
-
-F, B, W, BW, O, R = range(6)  # noqa: E741  as in ops.OpKind, for the compiler
-NEVER = 2**61
+from .search_links import NEVER as NEVER
+from .search_links import B as B
+from .search_links import F as F
+from .search_links import O as O
+from .search_links import R as R
+from .search_links import W as W
+from .search_links import evaluate_links
 
 
 @njit(cache=True)
@@ -232,99 +234,10 @@ def evaluate(prog, length, costs, space, end, ready, cause):
 
 
 @njit(cache=True)
-def evaluate_links(prog, length, costs, links, end, cause):
-    """As `evaluate`, event by event, for transfers that share links, first come first served.
-
-    `links`: (link of each device's O's and R's, how many there are, per code the codes it needs,
-    padded with -1, and an array (codes,) to work in). Causes are not known: -1.
-    """
-    (
-        lasts,
-        act,
-        held,
-        moved,
-        _place,
-        limit,
-        static,
-        lag,
-        occupancy,
-        serial,
-        shared,
-        _,
-        low,
-        high,
-    ) = costs
-    link_of, count, needed, row_of = links
-    devices = len(length)
-    size = length.sum()
-    kinds = np.empty(size, np.int64)
-    device_of = np.empty(size, np.int64)
-    offsets = np.zeros(devices + 1, np.int64)
-    last, taken, given = (
-        np.empty(size, np.int64),
-        np.zeros(size, np.int64),
-        np.zeros(size, np.int64),
-    )
-    codes = np.empty(size, np.int64)
-    row_of[:] = -1
-    row = 0
-    for d in range(devices):
-        for slot in range(length[d]):
-            code = prog[d, slot]
-            kind, stage = code >> high, (code & ((1 << high) - 1)) >> low
-            row_of[code] = row
-            codes[row], kinds[row], device_of[row] = code, kind, d
-            last[row] = lasts[kind, stage]
-            if kind == F:
-                taken[row] = act[stage]
-            elif kind == B:
-                given[row] = act[stage] - held[stage]
-            elif kind == W:
-                given[row] = held[stage]
-            elif kind == O:
-                given[row] = moved[stage]
-            else:
-                taken[row] = moved[stage]
-            row += 1
-        offsets[d + 1] = row
-    first = np.zeros(size + 1, np.int64)
-    needs = np.empty(3 * size, np.int64)
-    total = 0
-    for row in range(size):
-        for slot in range(needed.shape[1]):
-            other = needed[codes[row], slot]
-            if other >= 0 and row_of[other] >= 0:
-                needs[total] = row_of[other]
-                total += 1
-        first[row + 1] = total
-    _, ends, _, _, _ = run_events(
-        kinds, device_of, offsets, last, taken, given, first, needs, static, limit, shared,
-        link_of, count, np.zeros(count + 1, np.int64), np.zeros(0, np.int64), serial,
-        lag - occupancy, occupancy,
-    )  # fmt: skip
-    makespan, span, all_ends = 0, 0, 0
-    for d in range(devices):
-        opened, closed = -1, 0
-        for row in range(offsets[d], offsets[d + 1]):
-            if ends[row] < 0:
-                return NEVER, NEVER, 0
-            end[codes[row]] = ends[row]
-            cause[codes[row]] = -1
-            makespan = max(makespan, ends[row])
-            if kinds[row] < O:
-                all_ends += ends[row]
-                closed = ends[row]
-                if opened < 0:
-                    opened = ends[row] - last[row]
-        span = max(span, closed - opened)
-    return makespan, span, all_ends
-
-
-@njit(cache=True)
 def measure(prog, length, costs, links, space, end, ready, cause):
     """`evaluate`, or `evaluate_links` where there are links that are shared."""
     if links[1] > 0:
-        return evaluate_links(prog, length, costs, links, end, cause)
+        return evaluate_links(prog, length, costs, links, space, end, ready, cause)
     return evaluate(prog, length, costs, space, end, ready, cause)
 
 
