@@ -103,17 +103,17 @@ def test_a_killed_solver_leaves_the_best_so_far(tmp_path: Any) -> None:
     assert Schedule.load(path) == result.schedule
 
 
-def _dies(problem: Problem, report: Any) -> None:
+def _dies(problem: Problem, report: Any, **_: Any) -> None:
     raise RuntimeError("no luck")
 
 
-def _sleeps(problem: Problem, report: Any) -> None:
+def _sleeps(problem: Problem, report: Any, **_: Any) -> None:
     import time
 
     time.sleep(60)
 
 
-def _finds(problem: Problem, report: Any) -> None:
+def _finds(problem: Problem, report: Any, **_: Any) -> None:
     report("incumbent", build("zb-h1", problem.profile, problem.microbatches))
     report("bound", 1)
     report("size", (2, 3))
@@ -126,6 +126,20 @@ def test_a_race_outlives_its_engines_and_keeps_to_its_time() -> None:
     assert race.failures == {"bad": "RuntimeError: no luck"}
     assert race.engine == "good"
     assert (race.bound_ns, race.variables, race.constraints) == (1, 2, 3)
+
+
+def _waits_for_word(problem: Problem, report: Any, others: Any) -> None:
+    while (schedule := others()) is None:
+        pass
+    report("bound", problem.replay(schedule).cost_ns)
+
+
+def test_engines_hear_what_others_find() -> None:
+    race = Race(make_problem(uniform(4), 8, 400))
+    run_race(race, [("waits", _waits_for_word, {}), ("good", _finds, {})], until=20.0)
+    assert race.proven
+    assert race.bound_name == "waits"
+    assert race.seconds < 10
 
 
 def _refuses(problem: Problem, report: Any, **arguments: Any) -> None:

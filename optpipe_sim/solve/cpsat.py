@@ -12,7 +12,9 @@ from __future__ import annotations
 import threading
 
 from ..schedule import Schedule
-from .cpsat_search import CpsatOptions, OnIncumbent, Search
+from .cpsat_phases import CpsatOptions
+from .cpsat_search import OnIncumbent, Search
+from .portfolio import Others, nobody
 from .problem import Problem
 from .result import SolveResult
 
@@ -29,6 +31,7 @@ def solve_cpsat(
     lower_bound_ns: int = 0,
     on_incumbent: OnIncumbent | None = None,
     stop: threading.Event | None = None,
+    others: Others = nobody,
     options: CpsatOptions | None = None,
 ) -> SolveResult:
     """The best schedule that CP-SAT finds in `time_limit` seconds, and how far it proves it.
@@ -41,6 +44,7 @@ def solve_cpsat(
             time limit give the same.
         lower_bound_ns: a proven bound on the cost; the search stops where it is reached.
         on_incumbent: called with seconds, cost and schedule at each better one.
+        others: gives schedules that were found elsewhere meanwhile; only better ones count then.
 
     Raises:
         OptPipeError: for a time limit of 0 or less, or options that make no sense.
@@ -54,6 +58,7 @@ def solve_cpsat(
         lower_bound_ns=lower_bound_ns,
         stop=stop,
         on_incumbent=on_incumbent,
+        others=others,
     )
     if warm_start is not None:
         search.offer(warm_start)

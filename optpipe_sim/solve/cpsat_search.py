@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
 from typing import Any
 
 from ortools.sat.python import cp_model
@@ -17,104 +16,20 @@ from ..trace import Trace
 from . import cpsat_memory, cpsat_model
 from .cpsat_hints import hint
 from .cpsat_model import Model
-from .cpsat_order import (
-    FIFO,
-    FREE,
-    PASSING,
-    RANKS,
-    WINDOWS,
-    order,
-    ranked_transfers,
-    take_places,
-)
+from .cpsat_order import FIFO, PASSING, RANKS, WINDOWS, order, ranked_transfers, take_places
+from .cpsat_phases import BY_ORDER, CpsatOptions, Phase, phases
+from .portfolio import Others, nobody
 from .problem import Problem, schedule_from_times
 from .result import FEASIBLE, INFEASIBLE, UNKNOWN, SolveResult, make_result
 
 ENGINE = "cpsat"
-BY_ORDER = 8  # microbatches up to which memory is told by order: stronger, but it grows fast
 NARROWING = 0.5  # of the time of a phase, at most, to find windows
-MOST_PAIRS = 60_000  # of events on a device; beyond it the models of the proof are too large
 OnIncumbent = Callable[[float, int, Schedule], None]
 
 # Proofs come from conflicts here: linear relaxations of a schedule say next to nothing and cost
 # most of the time, and so does probing (measured: factors of 2 to 20).
 PARAMETERS = {"linearization_level": 0, "cp_model_probing_level": 0}
 SUBSOLVERS = ("no_lp", "quick_restart_no_lp")  # of two and more workers; others join as they can
-
-
-@dataclass(frozen=True)
-class CpsatOptions:
-    """How to set CP-SAT to work.
-
-    Attributes:
-        order: ``auto`` (first in, first out, then the proof for the rest), ``fifo`` (the search
-            alone; with offloading its bound says nothing of other orders) or ``free`` (one model
-            with no order of microbatches: simple and slow).
-        memory: ``auto``, ``cumulative`` or ``order``; see `cpsat_memory.memory`.
-        quantum_ns: round times down to multiples of it; the bound stays one, optimal schedules may
-            be missed. None: exact.
-        deterministic: with several workers, let them take turns in a fixed order.
-        parameters: further parameters of CP-SAT, by name.
-    """
-
-    order: str = "auto"
-    memory: str = "auto"
-    quantum_ns: int | None = None
-    deterministic: bool = False
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name, known in (
-            ("order", ("auto", FIFO, FREE)),
-            ("memory", ("auto", "cumulative", "order")),
-        ):
-            value = getattr(self, name)
-            if value not in known:
-                raise OptPipeError(f"{name}: expected {', '.join(known)}, got {value!r}")
-
-
-@dataclass(frozen=True)
-class Phase:
-    """One model of a run.
-
-    Attributes:
-        order: of microbatches; see `cpsat_order`.
-        share: of the time left that it may take.
-        heads: whether devices start as in a replay (for ``span``).
-        strict: whether only costs below the best count.
-        covers: what its bound holds for: ``all`` schedules, those ``sorted``, those ``passing``, or
-            ``none``.
-    """
-
-    order: str
-    share: float = 1.0
-    heads: bool = False
-    strict: bool = False
-    covers: str = "all"
-
-
-def phases(problem: Problem, options: CpsatOptions, strict: bool) -> list[Phase]:
-    """What to solve, in turn; `strict` from the start where only better schedules are of interest."""
-    if options.order == FREE:
-        return [Phase(FREE, strict=strict)]
-    moves = any(cpsat_model.may_move(problem, s) for s in range(problem.shape.stages))
-    share = 0.5 if problem.microbatches <= BY_ORDER else 0.75
-    planned = [
-        Phase(FIFO, share if moves else 1.0, strict=strict, covers="sorted" if moves else "all")
-    ]
-    if problem.objective == "span":
-        # first what a replay can do; the proof must cover starts that are delayed
-        planned = [
-            Phase(FIFO, share, heads=True, strict=strict, covers="none"),
-            replace(planned[0], strict=True),
-        ]
-    pairs = 10 * problem.shape.devices * (problem.shape.chunks * problem.microbatches) ** 2
-    if moves and options.order == "auto" and pairs <= MOST_PAIRS:
-        planned += [Phase(RANKS, 0.5, strict=True)]
-        if problem.objective == "flush" and options.quantum_ns is None:
-            planned += [Phase(WINDOWS, 0.7, strict=True)]
-        planned += [Phase(PASSING, strict=True, covers="passing")]
-    return [*planned[:-1], replace(planned[-1], share=1.0)]
 
 
 class Search:
@@ -139,6 +54,7 @@ class Search:
         stop: threading.Event | None = None,
         on_incumbent: OnIncumbent | None = None,
         first_will_do: bool = False,
+        others: Others = nobody,
     ) -> None:
         if not time_limit > 0:
             raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
@@ -153,9 +69,10 @@ class Search:
         # a span that is rounded to units loses up to one of them: both its ends are rounded
         self.lost = 1 if exact % self.unit_ns and problem.objective == "span" else 0
         self.problem, self.seed, self.workers, self.stop = problem, seed, workers, stop
-        self.on_incumbent, self.first_will_do = on_incumbent, first_will_do
+        self.on_incumbent, self.first_will_do, self.others = on_incumbent, first_will_do, others
         self.began, self.time_limit = time.monotonic(), time_limit
         self.best: Trace | None = None
+        self.lock = threading.Lock()
         self.lower_ns, self.proven, self.status = lower_bound_ns, "given", UNKNOWN
         self.ended: str | None = None
         self.incumbents: list[tuple[float, int]] = []
@@ -183,11 +100,19 @@ class Search:
         pinned = offload.host_limit_bytes if offload is not None else None
         if pinned is not None and trace.host_peak_bytes > pinned:
             return
-        if self.best is None or trace.cost_ns < self.best.cost_ns:
+        with self.lock:  # the solver's callbacks come in a thread of their own
+            if self.best is not None and trace.cost_ns >= self.best.cost_ns:
+                return
             self.best = trace
             self.incumbents.append((self.seconds, trace.cost_ns))
             if self.on_incumbent is not None:
                 self.on_incumbent(self.seconds, trace.cost_ns, schedule)
+
+    def listen(self) -> None:
+        """Take what others have found meanwhile."""
+        schedule = self.others()
+        if schedule is not None:
+            self.offer(schedule)
 
     def prove(self, bound_ns: int | None) -> None:
         """Take note that every schedule costs at least `bound_ns` (None: that there is none)."""
@@ -202,6 +127,7 @@ class Search:
         parts: dict[str, int | None] = {}
         for phase in phases(self.problem, self.options, strict):
             left = self.time_limit - self.seconds
+            self.listen()
             if self.done or self.ended or left <= 0:
                 break
             sorted_bound = parts.get("sorted")
@@ -358,6 +284,9 @@ class Call(cp_model.CpSolverSolutionCallback):
         while not self.over.is_set():
             try:
                 self.over.wait(0.02)
+                self.search.listen()
+                if self.search.done:
+                    self.solver.stop_search()
                 if self.search.stop is not None and self.search.stop.is_set():
                     self.search.ended = "stopped"
                     self.solver.stop_search()

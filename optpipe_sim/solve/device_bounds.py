@@ -15,6 +15,7 @@ from ..analyse.device_search import device_bound
 from ..analyse.windows import Pipeline
 from ..schedule import Schedule
 from .identity import identity
+from .portfolio import Others, Report, nobody
 from .problem import Problem
 
 ROOMS = (2_000, 30_000, 300_000, 1_000_000)  # nodes; a million take about 300 MB
@@ -32,23 +33,27 @@ def best_bound(
     time_limit: float,
     goal_ns: int = NEVER,
     on_bound: Callable[[int, str], None] | None = None,
+    others: Others = nobody,
 ) -> int:
     """The best bound, in ns, of the configuration LPs and of all devices within `time_limit` seconds.
 
     Args:
         goal_ns: the cost of a known schedule: a bound that reaches it ends the hunt.
         on_bound: called with each better bound and its name.
+        others: gives schedules that were found meanwhile; the goal comes down to their costs.
     """
-    return _Hunt(problem, range(problem.profile.devices), time_limit, goal_ns, on_bound).run(True)
+    devices = range(problem.profile.devices)
+    return _Hunt(problem, devices, time_limit, goal_ns, on_bound, others).run(True)
 
 
 def bounds_job(
     problem: Problem,
-    report: Callable[[str, Any], None],
+    report: Report,
     start: Schedule | None,
     bound_ns: int,
     seconds: float,
     seed: int,
+    others: Others = nobody,
 ) -> None:
     """The hunt for bounds as an engine of the race (see `jobs`); it draws nothing at random."""
     goal = NEVER if start is None else problem.replay(start).cost_ns
@@ -57,7 +62,7 @@ def bounds_job(
         if bound > bound_ns:
             report("named bound", (bound, name))
 
-    best_bound(problem, seconds, goal, better)
+    best_bound(problem, seconds, goal, better, others)
 
 
 class _Hunt:
@@ -70,8 +75,9 @@ class _Hunt:
         time_limit: float,
         goal_ns: int,
         on_bound: Callable[[int, str], None] | None,
+        others: Others = nobody,
     ) -> None:
-        self.problem, self.devices = problem, devices
+        self.problem, self.devices, self.others = problem, devices, others
         self.until = time.monotonic() + time_limit
         self.goal, self.on_bound = goal_ns, on_bound
         self.best = 0
@@ -85,6 +91,9 @@ class _Hunt:
 
     @property
     def _over(self) -> bool:
+        better = self.others()
+        if better is not None:
+            self.goal = min(self.goal, self.problem.replay(better).cost_ns)
         return self.best >= self.goal or time.monotonic() >= self.until
 
     def run(self, with_lp: bool = False) -> int:

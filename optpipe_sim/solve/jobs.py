@@ -7,17 +7,15 @@ see `portfolio.run_race` for what it reports.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
 
 from ..schedule import Schedule
 from .greedy_search import greedy_search
 from .patterns import STEPS, pattern_start
+from .portfolio import Others, Report, nobody
 from .problem import Problem
 from .search import can_search, search, shares_links
 from .starts import offload_everything
 
-Report = Callable[[str, Any], None]
 GREEDY_SHARE, GREEDY_RUNS = 0.2, 1000  # of a search job: the part of its time, or so many runs
 PATTERN_SHARE = (
     0.6  # of its time, at most, until a pattern is found as well, where links are shared
@@ -32,6 +30,7 @@ def search_job(
     seconds: float,
     seed: int,
     evaluations: int | None = None,
+    others: Others = nobody,
 ) -> None:
     """AdaOffload with its parameters searched, then annealing from the best of it, from the best
     schedule so far and from simple offloading patterns."""
@@ -84,6 +83,7 @@ def exact_job(
     seed: int,
     cores: int = 1,
     solver: str = "highs",
+    others: Others = nobody,
 ) -> None:
     """An exact model, for proofs and for what the search does not cover: ``cpsat``, or ``milp``,
     OptPipe's own, on a MILP solver."""
@@ -97,6 +97,7 @@ def exact_job(
             seed=seed,
             workers=cores,
             lower_bound_ns=bound_ns,
+            others=others,
             on_incumbent=lambda seconds, cost, schedule: report("incumbent", schedule),
         )
     else:

@@ -18,6 +18,12 @@ from .identity import identity
 from .problem import Problem
 
 Job = Callable[..., None]
+Report = Callable[[str, Any], None]
+Others = Callable[[], Schedule | None]  # the best that other engines have found since the last call
+
+
+def nobody() -> None:
+    """There are no others."""
 
 
 @dataclass
@@ -119,37 +125,48 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
     """Run each job (engine name, function, arguments) in its process until all have ended, the
     clock (seconds of the race) runs out, or what one found meets what one proved.
 
-    A job is called as ``function(problem, report, **arguments)`` and reports
+    A job is called as ``function(problem, report, others=others, **arguments)`` and reports
     ``report("incumbent", schedule)``, ``("bound", ns)``, ``("named bound",
     (ns, name))`` where the engine has several, ``("infeasible", None)`` or ``("size", (variables,
-    constraints))``.
+    constraints))``. `others()` gives it the best schedule, if another engine has found one since.
     A process that dies takes nothing with it but itself. Ctrl-C ends the race and keeps the best.
     """
     context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     news: Any = context.Queue()
+    word: list[Any] = [context.Queue() for _ in jobs]  # to each process, of what others found
     running = [
         context.Process(
-            target=_work, args=(news, engine, function, race.problem, arguments), daemon=True
+            target=_work,
+            args=(number, news, word[number], function, race.problem, arguments),
+            daemon=True,
         )
-        for engine, function, arguments in jobs
+        for number, (_, function, arguments) in enumerate(jobs)
     ]
     for process in running:
         process.start()
     try:
-        for engine, what, value in _listen(news, running, race, until):
-            race.hear(engine, what, value)
+        for number, what, value in _listen(news, running, race, until):
+            known = race.best
+            race.hear(jobs[number][0], what, value)
             if race.proven:
                 break
+            if race.best is not known:
+                for other, queue_of in enumerate(word):
+                    if other != number and running[other].is_alive():
+                        queue_of.put(race.best)
     finally:
         for process in running:
             process.terminate()
         for process in running:
             process.join()
+        for queue_of in word:
+            queue_of.close()
+            queue_of.cancel_join_thread()  # nobody is there to read what is left
 
 
 def _listen(
     news: Any, running: list[Any], race: Race, until: float
-) -> Iterator[tuple[str, str, Any]]:
+) -> Iterator[tuple[int, str, Any]]:
     """What comes in while there is time and somebody is at work."""
     while race.seconds < until:
         try:
@@ -165,19 +182,36 @@ def _listen(
 
 
 def _work(
-    news: Any, engine: str, function: Job, problem: Problem, arguments: dict[str, Any]
+    number: int,
+    news: Any,
+    word: Any,
+    function: Job,
+    problem: Problem,
+    arguments: dict[str, Any],
 ) -> None:
-    """The main function of a process."""
+    """The main function of process `number`."""
     threading.Thread(target=_leave_with_parent, daemon=True).start()
+
+    def report(what: str, value: Any) -> None:
+        news.put((number, what, value))
+
+    def others() -> Schedule | None:
+        last = None
+        try:
+            while True:
+                last = word.get_nowait()
+        except queue.Empty:
+            return last
+
     try:
-        function(problem, lambda what, value: news.put((engine, what, value)), **arguments)
+        function(problem, report, others=others, **arguments)
     except KeyboardInterrupt:
         pass
     except OptPipeError as error:
-        news.put((engine, "failed", error))
+        report("failed", error)
     except Exception as error:  # whatever it is, the others go on; the race says who failed
         # as text: not every error can be sent as it is
-        news.put((engine, "failed", f"{type(error).__name__}: {error}"))
+        report("failed", f"{type(error).__name__}: {error}")
     news.close()
     news.join_thread()
 
