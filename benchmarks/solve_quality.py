@@ -1,13 +1,17 @@
 """How good `solve` is: what it finds and proves in a given time, cell by cell.
 
     python benchmarks/solve_quality.py [--only reference|large|other] [--largest P] [--fresh]
+    python benchmarks/solve_quality.py --long SECONDS [--seed N]
 
-writes ``results/solve_quality.csv`` and ``.md``. Finished cells are kept; `--fresh` forgets them.
+writes ``results/solve_quality.csv`` and ``.md``. Finished cells are kept; `--fresh` forgets them. With
+`--long` the cases of other costs that are not proven are solved in so many seconds first, and what is
+found kept in ``results/best_known.csv``: what the short runs are measured by.
 
 *Reference*: uniform stages F = 10, B = 11, W = 9, hop 1, act 100 bytes, w 50, all of act offloaded
 in a copy of the given length each way; "best known" from long searches, marked ``=`` where it is
 proven optimal. *Other costs*: uneven stages, published profiles, chunks, spans, shared engines and
-host links, beside the best published schedule of the same chunks that fits.
+host links, beside the best published schedule of the same chunks that fits; "best known" is the least
+of all runs, long ones included.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from optpipe_sim.schedules.adaoffload import adaoffload
 from optpipe_sim.solve import solve
 from optpipe_sim.solve.problem import make_problem
 from optpipe_sim.solve.starts import fixed_schedules
-from optpipe_sim.study.cells import Row, finish_cells, provenance, to_markdown
+from optpipe_sim.study.cells import Row, finish_cells, provenance, read_rows, to_markdown
 
 # The cells whose best known makespan is not proven optimal, with the bound known.
 OPEN = {
@@ -65,9 +69,30 @@ def large_cells() -> list[dict[str, Any]]:
 def other_cells() -> list[dict[str, Any]]:
     return [
         {"table": "other", "p": case.profile.devices, "m": case.microbatches, "limit": case.limit_name,
-         "copy": "", "case": name, "seconds": 10}
+         "copy": "", "case": name, "seconds": 10 if case.profile.devices <= 8 else 20}
         for name, case in OTHER.items()
     ]  # fmt: skip
+
+
+def long_cells(rows: list[Row], seconds: int, seed: int) -> list[dict[str, Any]]:
+    """The cases that the table's `rows` leave open."""
+    opened = [row["case"] for row in rows if row["table"] == "other" and row["status"] != "optimal"]
+    return [{"case": case, "seconds": seconds, "seed": seed} for case in opened]
+
+
+def run_long(cell: Mapping[str, Any]) -> dict[str, Any]:
+    """Solve one case in a long time."""
+    case = OTHER[cell["case"]]
+    found = solve(
+        case.profile, case.microbatches, case.limit, "auto", cell["seconds"], case.objective,
+        cell["seed"],
+    )  # fmt: skip
+    return {
+        "ours": found.objective_ns,
+        "bound": found.lower_bound_ns,
+        "by": found.bound_name,
+        "best_s": f"{found.incumbents[-1][0]:.1f}",
+    }
 
 
 def run(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,24 +142,35 @@ def run(cell: Mapping[str, Any]) -> dict[str, Any]:
     return row
 
 
-def verdict(row: Row) -> tuple[str, bool]:
-    """What was to be reached, and whether it was."""
+def verdict(row: Row, best: Mapping[str, int]) -> tuple[str, bool]:
+    """What was to be reached, and whether it was; `best`: of each case, the least of all runs."""
+    if row["table"] == "other":
+        near = int(row["ours"]) <= best[row["case"]] * (1 + NEAR)
+        return "proven or within 1 %", near or row["status"] == "optimal"
     key = (int(row["p"]), int(row["m"]), int(row["limit"]), int(row["copy"]))
     ours, bound = int(row["ours"]), int(row["bound"])
     if row["table"] == "large":
         return "within 1 % of the bound", ours <= bound * (1 + NEAR)
     if key in OPEN:
         return "within 1 %", ours <= BEST[key] * (1 + NEAR)
-    return "equal and proven", ours == BEST[key] and row["status"] == "optimal"
+    return "equal and proven", ours <= BEST[key] and row["status"] == "optimal"
 
 
-def shown(row: Row) -> dict[str, str]:
+def shown(row: Row, best: Mapping[str, int]) -> dict[str, str]:
     """A row as the page has it."""
     ours, bound = int(row["ours"]), int(row["bound"])
-    more = {"gap": f"{ours / bound - 1:.2%}"}
+    goal, reached = verdict(row, best)
+    more = {
+        "gap": f"{ours / bound - 1:.2%}",
+        "goal": goal,
+        "reached": "yes" if reached else "**no**",
+    }
     if row["table"] == "other":
         for key in ("ours", "bound", "ada"):
             more[key] = _time(row[key])
+        known = best[row["case"]]
+        more["best"] = _time(str(known)) + ("=" if row["status"] == "optimal" else "")
+        more["over"] = f"{ours / known - 1:+.2%}"
         cost, *name = row["fixed"].split(" ", 1)
         more["fixed"] = f"{_time(cost)} {name[0]}" if name else "none"
         return {**row, **more}
@@ -143,8 +179,6 @@ def shown(row: Row) -> dict[str, str]:
         known = str(OPEN.get(key, ""))
         more["best"] = f"{BEST[key]}" + (f" ({known})" if known else "=")
         more["over"] = f"{ours / BEST[key] - 1:+.2%}"
-    more["goal"], reached = verdict(row)
-    more["reached"] = "yes" if reached else "**no**"
     return {**row, **more}
 
 
@@ -153,8 +187,11 @@ def _time(ns: str) -> str:
     return ns if not ns or int(ns) < 100_000 else f"{int(ns) / 1e6:.1f} ms"
 
 
-def page(rows: list[Row]) -> str:
+def page(rows: list[Row], long: list[Row]) -> str:
     """The tables for people."""
+    best: dict[str, int] = {}
+    for row in [*(row for row in rows if row["table"] == "other"), *long]:
+        best[row["case"]] = min(int(row["ours"]), best.get(row["case"], 1 << 62))
     lines = [
         "# What `solve` finds and proves",
         "",
@@ -169,7 +206,7 @@ def page(rows: list[Row]) -> str:
     tables = {name: [row for row in rows if row["table"] == name] for name in TABLES}
     for name in ("reference", "large"):
         if tables[name]:
-            reached = sum(verdict(row)[1] for row in tables[name])
+            reached = sum(verdict(row, best)[1] for row in tables[name])
             head = {"p": "p", "m": "m", "limit": "limit", "copy": "copy", "seconds": "given s"}
             if name == "reference":
                 head |= {"best": "best known", "ours": "ours", "over": "over it"}
@@ -180,15 +217,24 @@ def page(rows: list[Row]) -> str:
             }  # fmt: skip
             title = "Reference cells" if name == "reference" else "Large"
             lines += ["", f"## {title}: {reached} of {len(tables[name])} goals reached", ""]
-            lines += to_markdown(head, [shown(row) for row in tables[name]])
+            lines += to_markdown(head, [shown(row, best) for row in tables[name]])
     if tables["other"]:
         head = {
-            "case": "case", "p": "p", "m": "m", "limit": "limit", "fixed": NAMES["fixed"],
-            "ada": NAMES["ada"], "ours": "auto", "bound": "bound", "by": "by", "gap": "gap",
-            "status": "status", "engine": "found by", "best_s": "best s",
+            "case": "case", "p": "p", "m": "m", "limit": "limit", "seconds": "given s",
+            "fixed": NAMES["fixed"], "ada": NAMES["ada"], "best": "best known", "ours": "auto",
+            "over": "over it", "bound": "bound", "by": "by", "gap": "gap", "status": "status",
+            "engine": "found by", "best_s": "best s", "reached": "reached",
         }  # fmt: skip
-        lines += ["", "## Other costs (10 s each)", ""]
-        lines += to_markdown(head, [shown(row) for row in tables["other"]])
+        reached = sum(verdict(row, best)[1] for row in tables["other"])
+        lines += ["", f"## Other costs: {reached} of {len(tables['other'])} goals reached", ""]
+        lines += to_markdown(head, [shown(row, best) for row in tables["other"]])
+        lines += [
+            "",
+            "The goal: proven, or within 1 % of the best known, which is the least of all runs, long ones"
+            " included (`python benchmarks/solve_quality.py --long 120`;"
+            " [best_known.csv](best_known.csv) has them all). The gap is to the bound: where it is wide,"
+            " nobody knows how far the best known is from the optimum.",
+        ]
     return "\n".join(lines) + "\n"
 
 
@@ -200,6 +246,8 @@ def main() -> int:
     parser.add_argument("--only", choices=tuple(TABLES), action="append")
     parser.add_argument("--largest", type=int, default=64, help="the largest p to run")
     parser.add_argument("--fresh", action="store_true", help="run finished cells again")
+    parser.add_argument("--long", type=int, metavar="SECONDS", help="for each open case, first")
+    parser.add_argument("--seed", type=int, default=0, help="of --long; default: %(default)s")
     parser.add_argument("--results", default="results", help="default: %(default)s")
     options = parser.parse_args()
     cells = [
@@ -218,11 +266,19 @@ def main() -> int:
             file=sys.stderr,
         )
 
+    def told_long(done: int, of: int, row: Row) -> None:
+        print(
+            f"{done:3}/{of} {row['case']:28} {row['ours']} (bound {row['bound']})", file=sys.stderr
+        )
+
     folder = Path(options.results)
-    rows = finish_cells(
-        folder / "solve_quality.csv", cells, run, fresh=options.fresh, progress=told
-    )
-    text = page(rows)
+    table, known = folder / "solve_quality.csv", folder / "best_known.csv"
+    rows = finish_cells(table, cells, run, fresh=options.fresh, progress=told)
+    if options.long:
+        finish_cells(
+            known, long_cells(rows, options.long, options.seed), run_long, progress=told_long
+        )
+    text = page(rows, read_rows(known))
     write_text(folder / "solve_quality.md", text)
     print(text)
     return 0

@@ -61,10 +61,15 @@ def finish_cells(
     return [rows[key] for key in wanted]
 
 
-def _read(path: str | os.PathLike[str], keys: tuple[str, ...]) -> dict[tuple[str, ...], Row]:
+def read_rows(path: str | os.PathLike[str]) -> list[Row]:
+    """The rows of a CSV file; none where there is no file."""
     if not Path(path).exists():
-        return {}
-    rows = list(csv.DictReader(io.StringIO(read_text(path))))
+        return []
+    return list(csv.DictReader(io.StringIO(read_text(path))))
+
+
+def _read(path: str | os.PathLike[str], keys: tuple[str, ...]) -> dict[tuple[str, ...], Row]:
+    rows = read_rows(path)
     for row in rows:
         if not set(keys) <= set(row) or None in row.values():
             raise OptPipeError(
