@@ -62,6 +62,8 @@ class Run(NamedTuple):
     oldest: int
     keep: int
     reload_first: int
+    due: np.ndarray  # (kinds, S, m) an order to follow, see `adaoffload_runs.Order`; or empty
+    window: int  # how much later than what a device waits for an F may be due
 
 
 @step
@@ -161,6 +163,14 @@ def _rank(r: Run, chunk: int, chunks: int, j: int) -> int:
 
 
 @step
+def _b_rank(r: Run, s: int, chunk: int, chunks: int, j: int) -> int:
+    """The order of the B's of a device."""
+    if len(r.due):
+        return int(r.due[_B, s, max(0, min(j, r.micro.shape[2] - 1))])
+    return _rank(r, chunks - 1 - chunk, chunks, j)
+
+
+@step
 def _begin(r: Run, engine: int, kind: int, s: int, j: int, now: int) -> int:
     """Start an op on an engine of its device and log it; returns its end."""
     d = r.stage[DEVICE, s]
@@ -243,7 +253,7 @@ def _compute(r: Run, d: int, now: int, forced: bool) -> None:
             weight, weight_rank = s, (j + 1) * chunks - chunk
         j = r.begun[_B, s]
         if j < m and r.micro[READY_B, s, j] < FOREVER:
-            held, rank = r.micro[HELD, s, j], _rank(r, chunks - 1 - chunk, chunks, j)
+            held, rank = r.micro[HELD, s, j], _b_rank(r, s, chunk, chunks, j)
             if r.micro[READY_B, s, j] > now:
                 comes = min(comes, r.micro[READY_B, s, j])
             elif held == COMING:
@@ -272,6 +282,68 @@ def _compute(r: Run, d: int, now: int, forced: bool) -> None:
             _begin(r, _COMPUTE, _W, weight, r.begun[_W, weight], now)
             return
     return
+
+
+@step
+def _when(r: Run, kind: int, s: int, now: int) -> int:
+    """When the next op of a kind at stage s can start, but for the compute stream, as far as is
+    known yet."""
+    j = r.begun[kind, s]
+    if j == r.micro.shape[2]:
+        return FOREVER
+    if kind == _W:
+        return now if j < r.stage[ENDED_B, s] else FOREVER
+    if kind == _F:
+        return int(r.micro[READY_F, s, j])
+    held, ready = r.micro[HELD, s, j], int(r.micro[READY_B, s, j])
+    if held == COMING:
+        return max(ready, int(r.running[_IN, r.stage[DEVICE, s], 3]))
+    return ready if held in (RESIDENT, BACK) else FOREVER
+
+
+@step
+def _follow(r: Run, d: int, now: int, forced: bool) -> None:
+    """As `_compute`, in the order given: start what is due first of all that could start. Passed
+    over is what has not come yet and, so that memory does not hold up the rest, an F that does not
+    fit. Nothing starts that would, by more than its patience, delay something due before it."""
+    if r.running[_COMPUTE, d, 0] >= 0:
+        return
+    m = r.micro.shape[2]
+    mine = r.stages[r.device[FIRST, d] : r.device[FIRST, d] + r.device[COUNT, d]]
+    latest = FOREVER  # that an F may be due
+    for s in mine:
+        j = r.begun[_B, s]
+        if j < m and not forced:
+            latest = min(latest, r.due[_B, s, j] + r.window)
+        j = r.begun[_F, s]
+        if j < m and not forced and r.micro[READY_F, s, j] > now:
+            latest = min(latest, r.due[_F, s, j] + r.window)
+    best, op, reserve, first = -1, _F, False, FOREVER
+    for kind in (_B, _F, _W):
+        for s in mine:
+            if _when(r, kind, s, now) > now:
+                continue
+            j = r.begun[kind, s]
+            due = r.due[kind, s, j]
+            if due >= first or (kind == _F and due > latest):
+                continue
+            admitted = _admits(r, s, j, forced) if kind == _F else 1
+            if admitted:
+                best, op, reserve, first = s, kind, admitted == 2, due
+    if best < 0:
+        return
+    ends = now + r.lasts[op, best] - r.lasts[op, best] * r.patience // 1000
+    for kind in (_B, _F):
+        for s in mine:
+            when = _when(r, kind, s, now)
+            if now < when < ends and r.due[kind, s, r.begun[kind, s]] < first and not forced:
+                return
+    if op == _F:
+        _forward(r, best, now, reserve)
+    elif op == _B:
+        _backward(r, best, now)
+    else:
+        _begin(r, _COMPUTE, _W, best, r.begun[_W, best], now)
 
 
 @step
@@ -305,7 +377,7 @@ def _reload(r: Run, d: int, now: int, forced: bool) -> None:
         end = min(max(_soon(r, s), j + 1 if forced else 0), r.micro.shape[2])
         while j < end and r.micro[HELD, s, j] != AWAY:
             j += 1
-        rank = _rank(r, chunks - 1 - chunk, chunks, j)
+        rank = _b_rank(r, s, chunk, chunks, j)
         fits = r.device[LEVEL, d] + r.stage[MOVED, s] <= r.device[CAPACITY, d]
         if j < end and fits and rank < best_rank and _safe(r, s, j, r.stage[MOVED, s]):
             best, best_j, best_rank = s, j, rank
@@ -389,7 +461,7 @@ def _offload(r: Run, d: int, now: int, forced: bool) -> None:
     for chunk in range(chunks):
         s = r.stages[r.device[FIRST, d] + chunk]
         j = _candidate(r, s, forced) if r.stage[MOVED, s] > 0 else -1
-        rank = _rank(r, chunks - 1 - chunk, chunks, j)
+        rank = _b_rank(r, s, chunk, chunks, j)
         if forced or not r.oldest:
             rank = -rank
         if j >= 0 and rank < best_rank:
@@ -447,16 +519,19 @@ def play(r: Run, stop: int) -> bool:
     forced = False
     while True:
         first = r.state[TURN]
-        for part in range(4 * p):
-            d = (first + part // 4) % p
-            if r.device[AWAKE, d] or forced:
-                if part % 4 == (0 if r.reload_first else 2):
+        for turn in range(p):
+            d = (first + turn) % p
+            if not (r.device[AWAKE, d] or forced):
+                continue
+            for part in range(3):
+                if part == (0 if r.reload_first else 2):
                     _reload(r, d, now, forced)
-                elif part % 4 == 1:
+                elif part == 1 and len(r.due):
+                    _follow(r, d, now, forced)
+                elif part == 1:
                     _compute(r, d, now, forced)
-                elif part % 4 == 3:
-                    _offload(r, d, now, forced)
-                    r.device[AWAKE, d] = 0
+            _offload(r, d, now, forced)
+            r.device[AWAKE, d] = 0
         if r.state[HEAP] == 0:
             if forced:
                 break

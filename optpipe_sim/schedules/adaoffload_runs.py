@@ -55,6 +55,20 @@ class Setting(NamedTuple):
     depth: int = 0
 
 
+class Order(NamedTuple):
+    """An order for the compute ops to follow, as far as data and memory let them.
+
+    Attributes:
+        due_ns: (kinds, S, m) when each op is due. Only what is sooner and what later on a device
+            counts: what is due first goes first; it may wait for its data a little (`patience`).
+            `prefer`, `pending` and, for compute ops, `group` do not matter then.
+        window_ns: an F may be due by so much later than what its device waits for, no more.
+    """
+
+    due_ns: np.ndarray
+    window_ns: int
+
+
 class Greedy(NamedTuple):
     """A finished run: per device the ops in the order they started, with their times."""
 
@@ -200,8 +214,11 @@ class Problem:
         fitting = [some for some in choices if self._needs(mine, some) <= capacity]
         return min(fitting, key=lambda some: int(self.stage[core.MOVED, some].sum()))
 
-    def play(self, setting: Setting, stop_ns: int = core.FOREVER) -> Greedy | None:
-        """One run of the greedy; None where it would end after `stop_ns`."""
+    def play(
+        self, setting: Setting, stop_ns: int = core.FOREVER, order: Order | None = None
+    ) -> Greedy | None:
+        """One run of the greedy, in an order of its own or as near as may be to `order`; None where
+        it would end after `stop_ns`."""
         p, count, m = self.profile.devices, len(self.profile.stages), self.microbatches
         profile = self.profile
         stage, device = self.stage.copy(), self.device.copy()
@@ -243,6 +260,8 @@ class Problem:
             setting.oldest,
             setting.keep,
             setting.reload_first,
+            np.zeros((0, count, m), np.int64) if order is None else order.due_ns,
+            0 if order is None else order.window_ns,
         )
         if not core.play(run, stop_ns):
             return None

@@ -15,8 +15,11 @@ from .portfolio import Others, Report, nobody
 from .problem import Problem
 from .search import can_search, search, shares_links
 from .starts import offload_everything
+from .waves import wave_search
 
 GREEDY_SHARE, GREEDY_RUNS = 0.2, 1000  # of a search job: the part of its time, or so many runs
+# With several chunks waves come first, which find better orders; so many of each are kept.
+WAVE_SHARE, WAVE_RUNS, AFTER_WAVES, KEPT = 0.3, 1000, 0.1, 2
 PATTERN_SHARE = (
     0.6  # of its time, at most, until a pattern is found as well, where links are shared
 )
@@ -32,24 +35,36 @@ def search_job(
     evaluations: int | None = None,
     others: Others = nobody,
 ) -> None:
-    """AdaOffload with its parameters searched, then annealing from the best of it, from the best
-    schedule so far and from simple offloading patterns."""
+    """AdaOffload in the order of waves and with its parameters searched, then annealing from the
+    best of it, from the best schedule so far and from simple offloading patterns."""
     began = time.monotonic()
 
     def over(share: float = 1.0) -> bool:
         return evaluations is None and time.monotonic() - began > share * seconds
 
     anneals = can_search(problem)
+    waves: list[Schedule] = []
+    if anneals and problem.shape.chunks > 1:
+        waves = wave_search(
+            problem,
+            lambda: over(WAVE_SHARE),
+            runs=WAVE_RUNS,
+            seed=seed,
+            keep=KEPT,
+            found=lambda schedule: report("incumbent", schedule),
+        )
+    share = WAVE_SHARE + AFTER_WAVES if waves else GREEDY_SHARE
     greedy = greedy_search(
         problem,
-        lambda: over(GREEDY_SHARE if anneals else 1.0),
+        lambda: over(share if anneals else 1.0),
         runs=GREEDY_RUNS if anneals else 10**6,
         seed=seed,
         found=lambda schedule: report("incumbent", schedule),
     )
     if not anneals:
         return
-    starts = [*([start] if start is not None else []), *greedy]
+    starts = [start] if start is not None else []
+    starts += [*waves, *(greedy[:KEPT] if waves else greedy)]
     if problem.may_offload:
         starts += [offload_everything(problem, depth) for depth in (1, 2, problem.shape.stages)]
     if shares_links(problem):
