@@ -16,7 +16,7 @@ from optpipe_sim.analyse.bounds import lower_bound
 from optpipe_sim.errors import InvalidSchedule, NoSolution, OutOfMemory
 from optpipe_sim.ops import BW, B, F, O, Op, R, W
 from optpipe_sim.schedule import validate
-from optpipe_sim.schedules import adaoffload_core as core
+from optpipe_sim.schedules import adaoffload_state as state
 from optpipe_sim.schedules.adaoffload import SETTINGS, adaoffload
 from optpipe_sim.schedules.adaoffload_runs import UNBOUNDED, Problem, Setting
 
@@ -78,8 +78,8 @@ def test_no_setting_deadlocks_and_the_replay_is_never_later(
     )
     if profile.links == "latency":
         claimed = np.concatenate(run.log)
-        assert (trace.start_ns <= claimed[:, core.START]).all()
-        assert (trace.end_ns <= claimed[:, core.END]).all()
+        assert (trace.start_ns <= claimed[:, state.START]).all()
+        assert (trace.end_ns <= claimed[:, state.END]).all()
 
 
 @settings(deadline=None, max_examples=60)

@@ -10,7 +10,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..sim import require_limit, simulate
 from ..trace import OBJECTIVES
-from . import adaoffload_core as core
+from . import adaoffload_state as state
 from .adaoffload_runs import UNBOUNDED, Greedy, Problem, Setting
 
 # In the order of what each adds to those before it: found by a greedy cover of 400 random settings
@@ -167,9 +167,9 @@ def best_run(
     """The run with the least cost; of equal ones, that with the fewest offloads."""
     least = naive(problem.profile, problem.microbatches, objective)
     best: Greedy | None = None
-    best_key = (core.FOREVER, 0)
+    best_key = (state.FOREVER, 0)
     for setting in settings:
-        stop = best_key[0] if objective == "flush" else core.FOREVER
+        stop = best_key[0] if objective == "flush" else state.FOREVER
         found = problem.play(setting, stop)
         if found is None:
             continue

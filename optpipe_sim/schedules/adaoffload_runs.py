@@ -1,6 +1,6 @@
 """One run of AdaOffload's greedy: its parameters, the profile as arrays, and what comes out.
 
-The event loop itself is compiled (`adaoffload_core`).
+The event loop itself is compiled (`adaoffload_core`, `adaoffload_state`).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from ..schedule import Schedule
 from ..sim.links import link_keys
 from ..units import format_size
 from . import adaoffload_core as core
+from . import adaoffload_state as state
 
 UNBOUNDED = 2**40
 
@@ -78,19 +79,19 @@ class Greedy(NamedTuple):
 
     @property
     def offloads(self) -> int:
-        return sum(int((rows[:, core.KIND] == O).sum()) for rows in self.log)
+        return sum(int((rows[:, state.KIND] == O).sum()) for rows in self.log)
 
     def cost_ns(self, objective: str) -> int:
         """Its own makespan or longest device span."""
-        compute = [rows[np.isin(rows[:, core.KIND], COMPUTE)] for rows in self.log]
+        compute = [rows[np.isin(rows[:, state.KIND], COMPUTE)] for rows in self.log]
         if objective == "span":
-            return max(int(rows[-1, core.END] - rows[0, core.START]) for rows in compute)
-        return max(int(rows[-1, core.END]) for rows in compute)
+            return max(int(rows[-1, state.END] - rows[0, state.START]) for rows in compute)
+        return max(int(rows[-1, state.END]) for rows in compute)
 
     def schedule(self, microbatches: int) -> Schedule:
         """The programs, and the order on host links that several queues of transfers share."""
         shape = self.profile.shape(microbatches)
-        table = np.concatenate(self.log)[:, [core.KIND, core.STAGE, core.MICROBATCH]]
+        table = np.concatenate(self.log)[:, [state.KIND, state.STAGE, state.MICROBATCH]]
         offsets = np.cumsum([0, *map(len, self.log)])
         return Schedule.from_table(shape, table, offsets, self._link_order())
 
@@ -107,11 +108,11 @@ class Greedy(NamedTuple):
             key: [] for key, some in queues.items() if len(some) > 1
         }
         for d, rows in enumerate(self.log):
-            for row in rows[np.isin(rows[:, core.KIND], TRANSFERS)].tolist():
-                key = keys[2 * d + (row[core.KIND] == R)]
+            for row in rows[np.isin(rows[:, state.KIND], TRANSFERS)].tolist():
+                key = keys[2 * d + (row[state.KIND] == R)]
                 if key in order:
-                    op = Op(OpKind(row[core.KIND]), row[core.STAGE], row[core.MICROBATCH])
-                    order[key].append((row[core.SERIAL], op))
+                    op = Op(OpKind(row[state.KIND]), row[state.STAGE], row[state.MICROBATCH])
+                    order[key].append((row[state.SERIAL], op))
         return {key: [op for _, op in sorted(ops)] for key, ops in order.items()}
 
 
@@ -139,25 +140,25 @@ class Problem:
         offload = profile.offload if limits is not None else None
         place = np.array(profile.placement, np.int64)
         self.stages = np.argsort(place, kind="stable").astype(np.int64)
-        self.stage = np.zeros((core.STAGE_ROWS, len(stages)), np.int64)
-        self.stage[core.DEVICE] = place
-        self.stage[core.ACT] = [cost.act_bytes for cost in stages]
-        self.stage[core.WEIGHT] = [cost.w_bytes for cost in stages]
-        self.stage[core.TOP] = -1
+        self.stage = np.zeros((state.STAGE_ROWS, len(stages)), np.int64)
+        self.stage[state.DEVICE] = place
+        self.stage[state.ACT] = [cost.act_bytes for cost in stages]
+        self.stage[state.WEIGHT] = [cost.w_bytes for cost in stages]
+        self.stage[state.TOP] = -1
         if offload:
-            self.stage[core.MOVED] = [cost.offloadable for cost in stages]
-        self.device = np.zeros((core.DEVICE_ROWS, p), np.int64)
-        self.device[core.COUNT] = np.bincount(place, minlength=p)
-        self.device[core.FIRST, 1:] = np.cumsum(self.device[core.COUNT])[:-1]
+            self.stage[state.MOVED] = [cost.offloadable for cost in stages]
+        self.device = np.zeros((state.DEVICE_ROWS, p), np.int64)
+        self.device[state.COUNT] = np.bincount(place, minlength=p)
+        self.device[state.FIRST, 1:] = np.cumsum(self.device[state.COUNT])[:-1]
         static = np.array(profile.static_bytes, np.int64)
-        self.device[core.CAPACITY] = core.FOREVER if limits is None else np.array(limits) - static
+        self.device[state.CAPACITY] = state.FOREVER if limits is None else np.array(limits) - static
         keys = link_keys(profile)
         names = sorted(set(keys))
         self.links = [names.index(key) for key in keys]
-        self.device[core.LINK_O], self.device[core.LINK_R] = self.links[::2], self.links[1::2]
-        self.device[core.NODE] = np.arange(p) // ((offload and offload.devices_per_node) or p)
-        self.host = np.zeros((2, int(self.device[core.NODE].max()) + 1), np.int64)
-        self.host[0] = core.FOREVER
+        self.device[state.LINK_O], self.device[state.LINK_R] = self.links[::2], self.links[1::2]
+        self.device[state.NODE] = np.arange(p) // ((offload and offload.devices_per_node) or p)
+        self.host = np.zeros((2, int(self.device[state.NODE].max()) + 1), np.int64)
+        self.host[0] = state.FOREVER
         self.host_limit = offload.host_limit_bytes if offload else None
         self._spare(host)
         self.in_flight = self._in_flight()
@@ -167,13 +168,13 @@ class Problem:
         """Which stages the oldest microbatch of a device may always offload, and what one
         microbatch at a time then needs; host memory is set aside for them where it is limited."""
         for d in range(self.profile.devices):
-            mine = [s for s in self.stages.tolist() if self.stage[core.DEVICE, s] == d]
-            may = [s for s in mine if self.stage[core.MOVED, s] > 0]
+            mine = [s for s in self.stages.tolist() if self.stage[state.DEVICE, s] == d]
+            may = [s for s in mine if self.stage[state.MOVED, s] > 0]
             if self.host_limit is not None:
-                may = self._fewest(mine, may, int(self.device[core.CAPACITY, d]))
-                self.host[1, self.device[core.NODE, d]] += self.stage[core.MOVED, may].sum()
-            self.stage[core.SPARE, may] = 1
-            self.device[core.NEED, d] = self._needs(mine, may)
+                may = self._fewest(mine, may, int(self.device[state.CAPACITY, d]))
+                self.host[1, self.device[state.NODE, d]] += self.stage[state.MOVED, may].sum()
+            self.stage[state.SPARE, may] = 1
+            self.device[state.NEED, d] = self._needs(mine, may)
         if self.host_limit is not None:
             short = int(self.host[1].max())
             if short > self.host_limit:
@@ -189,19 +190,19 @@ class Problem:
         """Per device, the microbatches it has begun when their B's come, in thousandths: the time
         from F to B of its lowest stage in units of the slowest device's F's and B's."""
         profile, (forward, backward) = self.profile, self.profile.durations_ns[:2]
-        place = self.stage[core.DEVICE]
+        place = self.stage[state.DEVICE]
         both = forward + backward
         slowest = np.bincount(place, both, profile.devices).max()
         hops = np.append(place[1:] != place[:-1], False) * 2 * profile.t_comm_ns
         trip = np.cumsum((both + hops)[::-1])[::-1]
-        lowest = self.stages[self.device[core.FIRST]]
+        lowest = self.stages[self.device[state.FIRST]]
         return np.asarray(trip[lowest] * 1000 // int(slowest), np.int64)
 
     def _needs(self, mine: list[int], away: Sequence[int]) -> int:
         """What one microbatch at a time needs on a device that can offload the stages `away`."""
         need = rest = 0
         for s in mine:
-            act, moved = int(self.stage[core.ACT, s]), int(self.stage[core.MOVED, s])
+            act, moved = int(self.stage[state.ACT, s]), int(self.stage[state.MOVED, s])
             need = max(need, rest + act)
             rest += act - (moved if s in away else 0)
         return need
@@ -212,10 +213,10 @@ class Problem:
             return may if self._needs(mine, []) > capacity else []
         choices = [list(some) for size in range(len(may) + 1) for some in combinations(may, size)]
         fitting = [some for some in choices if self._needs(mine, some) <= capacity]
-        return min(fitting, key=lambda some: int(self.stage[core.MOVED, some].sum()))
+        return min(fitting, key=lambda some: int(self.stage[state.MOVED, some].sum()))
 
     def play(
-        self, setting: Setting, stop_ns: int = core.FOREVER, order: Order | None = None
+        self, setting: Setting, stop_ns: int = state.FOREVER, order: Order | None = None
     ) -> Greedy | None:
         """One run of the greedy, in an order of its own or as near as may be to `order`; None where
         it would end after `stop_ns`."""
@@ -224,17 +225,17 @@ class Problem:
         stage, device = self.stage.copy(), self.device.copy()
         reload_ns = profile.durations_ns[R]
         hop = max(1, int(profile.durations_ns[OpKind.B].mean()) + profile.t_comm_ns)
-        stage[core.AHEAD] = np.maximum(1, -(-reload_ns * setting.ahead // (1000 * hop)))
+        stage[state.AHEAD] = np.maximum(1, -(-reload_ns * setting.ahead // (1000 * hop)))
         if setting.depth:
-            device[core.DEPTH] = np.maximum(1, -(-self.in_flight * setting.depth // 10**6))
+            device[state.DEPTH] = np.maximum(1, -(-self.in_flight * setting.depth // 10**6))
         else:
-            device[core.DEPTH] = UNBOUNDED
-        micro = np.zeros((core.MICRO_ROWS, count, m), np.int64)
-        micro[core.READY_F] = micro[core.READY_B] = core.FOREVER
-        micro[core.READY_F, 0] = 0
-        device[core.AWAKE] = 1
-        chunks = int(device[core.COUNT].max())
-        run = core.Run(
+            device[state.DEPTH] = UNBOUNDED
+        micro = np.zeros((state.MICRO_ROWS, count, m), np.int64)
+        micro[state.READY_F] = micro[state.READY_B] = state.FOREVER
+        micro[state.READY_F, 0] = 0
+        device[state.AWAKE], device[state.WOKEN] = 1, np.arange(p)
+        chunks = int(device[state.COUNT].max())
+        run = state.Run(
             stage,
             device,
             self.stages,
@@ -246,8 +247,8 @@ class Problem:
             np.zeros(2 * p, np.int64),
             np.zeros((p, p), np.int64),
             np.zeros((2 * count * m + 3 * p + 1, 2), np.int64),
-            np.zeros((p, 5 * chunks * m, core.LOG_COLUMNS), np.int64),
-            np.zeros(3, np.int64),
+            np.zeros((p, 5 * chunks * m, state.LOG_COLUMNS), np.int64),
+            np.array([0, 0, 0, p], np.int64),
             self.shared,
             profile.latency_ns,
             profile.occupancy_ns,
@@ -265,5 +266,5 @@ class Problem:
         )
         if not core.play(run, stop_ns):
             return None
-        log = tuple(run.log[d, : run.device[core.LOGGED, d]] for d in range(p))
+        log = tuple(run.log[d, : run.device[state.LOGGED, d]] for d in range(p))
         return Greedy(profile, setting, log)

@@ -19,8 +19,8 @@ def entry(function: _Function) -> _Function:
 
 def step(function: _Function) -> _Function:
     """Compile a function that only compiled code calls."""
-    # wrappers for Python would double the time to compile
-    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    # wrappers for Python would double the time to compile; calls pass whole runs, array by array
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
     return njit(cache=True, _nrt=False, **options)(function)  # type: ignore[no-any-return]
 
 
