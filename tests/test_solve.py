@@ -14,7 +14,7 @@ from test_search import uniform
 from optpipe_sim import CostProfile, Schedule, build, simulate
 from optpipe_sim.analyse.check import check, check_trace
 from optpipe_sim.errors import NoSolution, OptPipeError, OutOfMemory
-from optpipe_sim.solve import SolveResult, auto, solve
+from optpipe_sim.solve import SolveResult, auto, jobs, solve
 from optpipe_sim.solve.portfolio import Race, run_race
 from optpipe_sim.solve.problem import Problem, make_problem
 from optpipe_sim.solve.shapes import solve_any
@@ -140,6 +140,27 @@ def test_engines_hear_what_others_find() -> None:
     assert race.proven
     assert race.bound_name == "waits"
     assert race.seconds < 10
+
+
+def test_a_part_of_a_search_goes_on_while_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
+    clock = jobs._Clock(10.0)
+
+    def until_over(gains_at: tuple[float, ...]) -> float:
+        clock.share(0.1, 0.5)
+        began = now[0]
+        while not clock.over():
+            if round(now[0] - began, 1) in gains_at:
+                clock.gained()
+            now[0] += 0.1
+        return round(now[0] - began, 1)
+
+    assert until_over(()) == 1.1  # just above the least
+    assert until_over((0.2,)) == 1.1
+    assert until_over((0.8, 1.3)) == 2.7  # twice as long as to the last gain
+    assert until_over((1.0, 2.0, 3.0, 4.0)) == 5.1  # but no more than the most
+    assert round(clock.left, 1) == 0.0
 
 
 def _refuses(problem: Problem, report: Any, **arguments: Any) -> None:

@@ -11,12 +11,18 @@ from dataclasses import replace
 from random import Random
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from ..errors import OptPipeError
+from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedules.adaoffload import SETTINGS
-from ..schedules.adaoffload_runs import UNBOUNDED, Setting
+from ..schedules.adaoffload_runs import UNBOUNDED, Greedy, Setting
 from ..schedules.adaoffload_runs import Problem as Runs
+from ..schedules.adaoffload_state import KIND, MICROBATCH, STAGE
 from .problem import Problem
+from .search import Programs, Workspace, can_search, shares_links
+from .search_times import NEVER
 
 CHOICES: dict[str, tuple[int, ...]] = {
     "prefer": (0, 0, 1, 2),
@@ -34,14 +40,17 @@ PLAIN = 400  # runs with the true costs; all further ones are a little off
 POOL = 8  # settings that these play, of different costs: the best differ too little
 OFF = 0.15  # how far each kind of duration may be off
 OFF_BY_STAGE = (0.0, 0.03, 0.1)  # and one of these beyond it, stage by stage
+CLIMB = 0.5  # of these runs: with the costs of one of the best, changed a little
+STEPS = (0.01, 0.03, 0.1)  # by at most one of these
 
 
 class _Run(NamedTuple):
-    """One of the best runs."""
+    """One of the best runs; `off`: the durations it played with, in parts of the true ones."""
 
     cost_ns: int
     number: int
     setting: Setting
+    off: np.ndarray | None
 
 
 def greedy_search(
@@ -57,7 +66,8 @@ def greedy_search(
 
     Each run draws a setting at random or, half the time, changes one or two parameters of one of
     the best; from run PLAIN on they play the best settings again, with costs a little off (not
-    where host memory is limited: only with the true costs does the greedy keep to that).
+    where host memory is limited: only with the true costs does the greedy keep to that), or with the
+    costs of one of the best runs, changed a little.
     Runs that would end later than the best few are cut short.
 
     Args:
@@ -65,10 +75,12 @@ def greedy_search(
         found: called with each schedule better than all before.
     """
     random = Random(seed)
+    draw = np.random.default_rng(seed)
     try:
         true = Runs(problem.profile, problem.microbatches, problem.limits)
     except OptPipeError:  # the host memory does not allow what the greedy wants
         return []
+    quick = Workspace(problem) if can_search(problem) and not shares_links(problem) else None
     best: list[_Run] = []
     pool: list[tuple[int, Setting]] = []
     schedules: dict[int, Schedule] = {}
@@ -76,48 +88,87 @@ def greedy_search(
     for run in range(runs):
         if over():
             break
-        game = true
+        off = None
         if run < PLAIN or not pool or true.host_limit is not None:
             setting = _next_setting(random, [entry.setting for entry in best], run)
             if setting in seen:
                 continue
             seen.add(setting)
+        elif random.random() < CLIMB:
+            parent = random.choice(best)
+            setting, off = parent.setting, _changed(draw, problem, parent.off)
+            if random.random() < 0.2:
+                key = random.choice(list(CHOICES))
+                setting = setting._replace(**{key: random.choice(CHOICES[key])})
         else:
-            setting, game = random.choice(pool)[1], _noisy(random, problem)
-        most = pool[-1][0] if len(pool) == POOL else 2**62
-        played = game.play(
-            setting, most if game is true and problem.objective == "flush" else 2**62
-        )
+            setting, off = random.choice(pool)[1], _off(draw, problem)
+        if off is None:
+            most = pool[-1][0] if len(pool) == POOL else 2**62
+            played = true.play(setting, most if problem.objective == "flush" else 2**62)
+        else:
+            game = Runs(_with_costs(problem, off), problem.microbatches, problem.limits)
+            played = game.play(setting)
         if played is None:
             continue
-        cost = played.cost_ns(problem.objective)
+        worst = best[-1].cost_ns if len(best) == keep else 2**62
         schedule = None
-        if game is true:
+        if off is None:
+            cost = played.cost_ns(problem.objective)
             pool = sorted({cost: setting, **dict(pool)}.items())[:POOL]
         else:
+            if quick is not None and _cost_ns(problem, quick, played) >= worst:
+                continue
             schedule = played.schedule(problem.microbatches)
             try:
                 cost = problem.replay(schedule).cost_ns
             except OptPipeError:
                 continue
-        worst = best[-1].cost_ns if len(best) == keep else 2**62
         if cost >= worst or any(cost == entry.cost_ns for entry in best):
             continue
         schedules[run] = schedule or played.schedule(problem.microbatches)
         if not best or cost < best[0].cost_ns:
             found(schedules[run])
-        best = sorted([*best, _Run(cost, run, setting)])[:keep]
+        best = sorted([*best, _Run(cost, run, setting, off)], key=lambda entry: entry[:2])[:keep]
     return [schedules[entry.number] for entry in best]
 
 
-def _noisy(random: Random, problem: Problem) -> Runs:
-    """The problem with durations that are a little off."""
-    profile = problem.profile
-    kinds = [random.uniform(1 - OFF, 1 + OFF) for _ in range(5)]
-    spread = random.choice(OFF_BY_STAGE)
+def _cost_ns(problem: Problem, work: Workspace, played: Greedy) -> int:
+    """What a run's programs cost with the costs of the problem, in ns; hardly ever more than they do
+    in a replay, and found in a small part of its time."""
+    low, high = work.costs[-2:]
+    prog = np.full((len(played.log), max(map(len, played.log))), -1, np.int64)
+    for device, rows in enumerate(played.log):
+        code = rows[:, KIND] << high | rows[:, STAGE] << low | rows[:, MICROBATCH]
+        prog[device, : len(rows)] = code
+    makespan, span, _ = work.evaluate(Programs(prog, np.array([len(rows) for rows in played.log])))
+    return span if problem.objective == "span" and makespan < NEVER else makespan
+
+
+def _off(draw: np.random.Generator, problem: Problem) -> np.ndarray:
+    """(5, stages) durations a little off, in parts of the true ones."""
+    stages = len(problem.profile.stages)
+    kinds = draw.uniform(1 - OFF, 1 + OFF, (5, 1))
+    spread = draw.choice(OFF_BY_STAGE)
+    return np.asarray(kinds * draw.uniform(1 - spread, 1 + spread, (5, stages)))
+
+
+def _changed(draw: np.random.Generator, problem: Problem, off: np.ndarray | None) -> np.ndarray:
+    """The same, changed a little: all stages of each kind alike, or some stages of one kind."""
+    stages = len(problem.profile.stages)
+    parts = np.ones((5, stages)) if off is None else off.copy()
+    change = draw.choice(STEPS)
+    if draw.random() < 0.5:
+        return np.asarray(parts * draw.uniform(1 - change, 1 + change, (5, 1)))
+    some = draw.random(stages) < draw.choice((0.125, 0.25, 0.5))
+    kind = draw.integers(5)
+    parts[kind, some] *= draw.uniform(1 - change, 1 + change, int(some.sum()))
+    return parts
+
+
+def _with_costs(problem: Problem, off: np.ndarray) -> CostProfile:
+    """The profile with its durations off by so much."""
     stages = []
-    for cost in profile.stages:
-        f, b, w, out, back = (kind * random.uniform(1 - spread, 1 + spread) for kind in kinds)
+    for cost, (f, b, w, out, back) in zip(problem.profile.stages, off.T.tolist(), strict=True):
         times: dict[str, Any] = {
             "t_f_ns": max(1, round(cost.t_f_ns * f)),
             "t_b_ns": max(1, round(cost.t_b_ns * b)),
@@ -128,7 +179,7 @@ def _noisy(random: Random, problem: Problem) -> Runs:
             times["t_offload_ns"] = round(cost.t_offload_ns * out)
             times["t_reload_ns"] = round(cost.t_reload_ns * back)
         stages.append(replace(cost, **times))
-    return Runs(replace(profile, stages=tuple(stages)), problem.microbatches, problem.limits)
+    return replace(problem.profile, stages=tuple(stages))
 
 
 def _next_setting(random: Random, best: list[Setting], run: int) -> Setting:

@@ -17,12 +17,12 @@ from .search import can_search, search, shares_links
 from .starts import offload_everything
 from .waves import wave_search
 
-GREEDY_SHARE, GREEDY_RUNS = 0.2, 1000  # of a search job: the part of its time, or so many runs
-# With several chunks waves come first, which find better orders; so many of each are kept.
-WAVE_SHARE, WAVE_RUNS, AFTER_WAVES, KEPT = 0.3, 1000, 0.1, 2
-PATTERN_SHARE = (
-    0.6  # of its time, at most, until a pattern is found as well, where links are shared
-)
+# Searches by greedy runs take these parts of a search job's time, at least and at most: waves, where
+# devices have several chunks, then AdaOffload; in between, twice as long as they took to the last gain.
+WAVES, GREEDY = (0.1, 0.4), (0.1, 0.3)
+RUNS = 1000  # of each, where evaluations count and not the clock
+KEPT = 2  # of the schedules of each, where there are both
+PATTERNS = (0.4, 0.4)  # and where links are shared, the search for a pattern to start from
 
 
 def search_job(
@@ -37,29 +37,21 @@ def search_job(
 ) -> None:
     """AdaOffload in the order of waves and with its parameters searched, then annealing from the
     best of it, from the best schedule so far and from simple offloading patterns."""
-    began = time.monotonic()
+    clock = _Clock(seconds if evaluations is None else float("inf"))
+    runs = 10**6 if evaluations is None else RUNS
 
-    def over(share: float = 1.0) -> bool:
-        return evaluations is None and time.monotonic() - began > share * seconds
+    def found(schedule: Schedule) -> None:
+        clock.gained()
+        report("incumbent", schedule)
 
     anneals = can_search(problem)
     waves: list[Schedule] = []
     if anneals and problem.shape.chunks > 1:
-        waves = wave_search(
-            problem,
-            lambda: over(WAVE_SHARE),
-            runs=WAVE_RUNS,
-            seed=seed,
-            keep=KEPT,
-            found=lambda schedule: report("incumbent", schedule),
-        )
-    share = WAVE_SHARE + AFTER_WAVES if waves else GREEDY_SHARE
+        clock.share(*WAVES)
+        waves = wave_search(problem, clock.over, runs=runs, seed=seed, keep=KEPT, found=found)
+    clock.share(*(GREEDY if anneals else (1.0, 1.0)))
     greedy = greedy_search(
-        problem,
-        lambda: over(share if anneals else 1.0),
-        runs=GREEDY_RUNS if anneals else 10**6,
-        seed=seed,
-        found=lambda schedule: report("incumbent", schedule),
+        problem, clock.over, runs=runs if anneals else 10**6, seed=seed, found=found
     )
     if not anneals:
         return
@@ -69,9 +61,8 @@ def search_job(
         starts += [offload_everything(problem, depth) for depth in (1, 2, problem.shape.stages)]
     if shares_links(problem):
         steps = STEPS if evaluations is None else min(STEPS, evaluations // 2)
-        pattern = pattern_start(
-            problem, starts[0], lambda: over(PATTERN_SHARE), steps=steps, seed=seed
-        )
+        clock.share(*PATTERNS)
+        pattern = pattern_start(problem, starts[0], clock.over, steps=steps, seed=seed)
         if pattern is not None:
             report("incumbent", pattern)
             starts.append(pattern)
@@ -79,13 +70,36 @@ def search_job(
         problem,
         starts,
         goal_ns=bound_ns,
-        time_limit=seconds - (time.monotonic() - began),
+        time_limit=clock.left,
         evaluations=evaluations,
         seed=seed,
         on_incumbent=lambda schedule, _: report("incumbent", schedule),
     )
     if best is not None:
         report("incumbent", best)
+
+
+class _Clock:
+    """The time of a job, and the share of it that a part may take."""
+
+    def __init__(self, seconds: float) -> None:
+        self.began, self.seconds = time.monotonic(), seconds
+
+    @property
+    def left(self) -> float:
+        return self.began + self.seconds - time.monotonic()
+
+    def share(self, least: float, most: float) -> None:
+        """A part begins; it may take from `least` to `most` of the time, by what it gains."""
+        self.since = self.last = time.monotonic()
+        self.least, self.most = least * self.seconds, most * self.seconds
+
+    def gained(self) -> None:
+        self.last = time.monotonic()
+
+    def over(self) -> bool:
+        took = time.monotonic() - self.since
+        return took > min(self.most, max(self.least, 2 * (self.last - self.since)))
 
 
 def exact_job(
