@@ -7,8 +7,9 @@ served, some three times slower. Deterministic for a seed and a number of evalua
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import count
+from random import Random
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from . import search_core as core
 from . import search_times as times
 from .problem import Problem
 from .search_links import link_arrays
+from .starts import park_first
 
 # Visits, over and over: the temperature they begin at (in typical op durations), their
 # evaluations per op, and whether they start from the best or from one of the starts.
@@ -30,6 +32,10 @@ VISITS = (
     (0.5, 40, True),
     (0.3, 40, False),
 )
+# Each round ends with visits that begin with a microbatch parked on the hosts, and in which some of
+# the changes let microbatches pass one another. In the others these would mostly be in the way.
+PARKED = (0.2, 40)
+PASSING = 0.2  # of the changes
 COLD = 0.01  # the temperature they end at
 WEIGHT = 0.3  # of the mean end of an op, so that plateaus have a slope
 CHUNK_OPS = 4_000_000  # ops evaluated between two looks at the clock, some 60 ms
@@ -151,6 +157,20 @@ class Workspace:
         )  # fmt: skip
 
 
+def _parked(problem: Problem, work: Workspace, random: Random) -> Programs | None:
+    """A start with the first microbatch parked; None where that is no way to begin."""
+    stages = problem.shape.stages
+    if not problem.may_offload or problem.shape.chunks > 1 or problem.microbatches < 3:
+        return None
+    passed = min(random.choice((1, 2, 2, 2, 3, 4)), problem.microbatches - 1)
+    ones, twos = stages, 0
+    if random.random() < 0.6:
+        ones, twos = random.randint(stages // 2, stages), random.randint(0, stages // 2)
+    spare = [(stage < twos) + (stage < ones) for stage in range(stages)]
+    programs = pack(problem, park_first(problem, passed, spare))
+    return programs if work.evaluate(programs)[0] < times.NEVER else None
+
+
 def search(
     problem: Problem,
     starts: Iterable[Schedule],
@@ -166,6 +186,7 @@ def search(
 
     Args:
         starts: schedules under the limit; each gets its share of the time, the best a second one.
+            Where it may pay, some with a parked microbatch are added (`starts.park_first`).
         goal_ns: stop at this cost (a proven bound).
         evaluations: in all; None: as many as `time_limit` (seconds) allows.
         on_incumbent: called with each better schedule and its cost in ns.
@@ -184,6 +205,7 @@ def search(
     packed.sort(key=lambda entry: entry[:2])
     best, best_programs = packed[0][0], packed[0][2].copy()
     core.seed_random(seed)
+    random = Random(seed)
     typical = float(np.median(problem.profile.durations_ns[: OpKind.BW]))
     weight = WEIGHT / int(best_programs.length.sum())
     places = list(problem.profile.placement)
@@ -197,12 +219,23 @@ def search(
             return done >= evaluations
         return time.monotonic() - began >= time_limit
 
-    for visit in count(seed):
+    def visits() -> Iterator[tuple[float, int, float, Programs]]:
+        for visit in count():
+            rounds, at = divmod(visit, len(VISITS))
+            heat, effort, from_best = VISITS[(seed + at) % len(VISITS)]
+            start = best_programs if from_best else packed[(seed + visit) % len(packed)][2]
+            longer = 2 ** (rounds // 2)
+            yield heat, effort * longer, 0.0, start.copy()
+            if at == len(VISITS) - 1:
+                for _ in range(2 * longer):
+                    parked = _parked(problem, work, random)
+                    if parked is not None:
+                        yield *PARKED, PASSING, parked
+
+    for heat, effort, passing, start in visits():
         if over():
             break
-        heat, effort, from_best = VISITS[visit % len(VISITS)]
-        start = (best_programs if from_best else packed[visit % len(packed)][2]).copy()
-        steps = int(effort * int(start.length.sum()) * 2 ** ((visit - seed) // (2 * len(VISITS))))
+        steps = effort * int(start.length.sum())
         chunk = max(200, CHUNK_OPS // int(start.length.sum()))
         hot, cold = heat * typical, COLD * typical
         for at in range(0, steps, chunk):
@@ -216,7 +249,7 @@ def search(
             best, used = core.anneal(
                 start.prog, start.length, work.costs, work.links, work.space, work.end, work.ready, work.cause,
                 best_programs.prog, best_programs.length, best, todo, begin, end, span_counts,
-                weight, problem.may_offload, alike, goal_ns,
+                weight, problem.may_offload, alike, goal_ns, passing,
             )  # fmt: skip
             done += max(used, 1)
             if best < before and on_incumbent is not None:

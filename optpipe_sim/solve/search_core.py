@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .search_times import NEVER, B, O, R, measure
+from .search_moves import find, keep, offload, overtake
+from .search_times import NEVER, B, F, O, measure
 
 
 @njit(cache=True)
@@ -38,39 +39,10 @@ def shift(prog, d, start, stop, low, high):
 
 
 @njit(cache=True)
-def _find(prog, d, length, code):
-    for slot in range(length):
-        if prog[d, slot] == code:
-            return slot
-    return -1
-
-
-@njit(cache=True)
 def toggle(prog, length, d, unit, ahead, high):
-    """Offload an activation that stays, its reload `ahead` ops before its B; or keep one that
-    goes. Returns False where there is no room."""
-    out, back = unit | O << high, unit | R << high
-    gone = 0
-    for slot in range(length[d]):
-        code = prog[d, slot]
-        if code in (out, back):
-            gone += 1
-        else:
-            prog[d, slot - gone] = code
-    if gone:
-        length[d] -= gone
-        return True
-    forward = _find(prog, d, length[d], unit)
-    backward = _find(prog, d, length[d], unit | B << high)
-    where = max(forward + 1, backward - ahead)
-    for slot in range(length[d] - 1, where - 1, -1):
-        prog[d, slot + 2] = prog[d, slot]
-    for slot in range(where, forward, -1):
-        prog[d, slot + 1] = prog[d, slot]
-    prog[d, forward + 1] = out
-    prog[d, where + 1] = back
-    length[d] += 2
-    return True
+    """Offload an activation that stays, its reload `ahead` ops before its B; keep one that goes."""
+    if keep(prog, length, d, unit, high) == 0:
+        offload(prog, length, d, unit, ahead, high)
 
 
 @njit(cache=True)
@@ -101,6 +73,55 @@ def _critical(end, cause, prog, length, path, high):
 
 
 @njit(cache=True)
+def _repeat(prog, length, costs, code, offloads):
+    """Make the same change to an op for a run of microbatches, here and perhaps on the devices near
+    by."""
+    m, stages, low, high = costs[11], len(costs[1]), costs[12], costs[13]
+    kind = code >> high
+    stage, micro = (code & ((1 << high) - 1)) >> low, code & ((1 << low) - 1)
+    change = np.random.randint(1, 5)
+    if np.random.random() < 0.5:
+        change = -change
+    run = np.random.randint(1, max(2, min(m, 12)))
+    if np.random.random() < 0.2:
+        run = m
+    wide = np.random.random() < 0.4
+    flip = offloads and np.random.random() < 0.25
+    ahead = np.random.randint(1, 12)
+    for other in range(stages):
+        if other != stage and not wide:
+            continue
+        if wide and abs(other - stage) > 3 and run < m:
+            continue
+        for step_on in range(run):
+            j = micro + step_on if change < 0 else micro + run - 1 - step_on
+            if j >= m:
+                continue
+            where = costs[4][other]
+            if flip:
+                toggle(prog, length, where, other << low | j, ahead, high)
+                continue
+            slot = find(prog, where, length[where], kind << high | other << low | j)
+            if slot >= 0:
+                to = min(max(slot + change, 0), length[where] - 1)
+                shift(prog, where, slot, to, low, high)
+
+
+@njit(cache=True)
+def _pass(prog, length, costs, kind, unit):
+    """Let the microbatch of an op pass others, or be passed: see `search_moves.overtake`."""
+    m, low, high = costs[11], costs[12], costs[13]
+    code = unit if kind in (F, O) else unit | B << high
+    if code >> low == 0:
+        return False  # from the very first F on: mere labels
+    far = np.random.randint(1, 3 if np.random.random() < 0.7 else m + 1)
+    if np.random.random() < 0.5:
+        far = -far
+    stays, parks = np.random.random() < 0.5, np.random.random() < 0.5
+    return overtake(prog, length, costs, code, far, stays, parks, np.random.randint(1, 12))
+
+
+@njit(cache=True)
 def seed_random(seed):
     """Seed the generator of the compiled code."""
     np.random.seed(seed)
@@ -109,12 +130,13 @@ def seed_random(seed):
 @njit(cache=True)
 def anneal(
     prog, length, costs, links, space, end, ready, cause, best_prog, best_length, best, steps, hot, cold,
-    span_counts, mean_weight, offloads, alike, goal,
+    span_counts, mean_weight, offloads, alike, goal, passing,
 ):  # fmt: skip
     """Anneal `prog` in place for `steps` evaluations, from temperature `hot` to `cold` (ns).
 
     `best_prog`, `best_length`: the best so far, kept up to date; `best`: its cost. `alike`: one
-    stage per device. `goal`: stop at this cost.
+    stage per device. `goal`: stop at this cost. `passing`: the part of the changes that let
+    microbatches pass one another; the others keep their order.
 
     Returns:
         (best cost, evaluations done).
@@ -145,14 +167,17 @@ def anneal(
             code = prog[d, np.random.randint(length[d])]
         kind = code >> high
         unit = code & ((1 << high) - 1)
-        stage, micro = unit >> low, unit & ((1 << low) - 1)
-        d = costs[4][stage]
+        d = costs[4][unit >> low]
         many = False
         choice = np.random.random()
-        if offloads and choice < 0.15:
+        if passing > 0 and np.random.random() < passing:
+            many = True
+            if not _pass(prog, length, costs, kind, unit):
+                continue
+        elif offloads and choice < 0.15:
             toggle(prog, length, d, unit, np.random.randint(1, 12), high)
         elif choice < 0.75:
-            slot = _find(prog, d, length[d], code)
+            slot = find(prog, d, length[d], code)
             move = np.random.randint(1, 9)
             if np.random.random() < 0.3:
                 move = np.random.randint(1, 3)
@@ -160,34 +185,8 @@ def anneal(
             if shift(prog, d, slot, min(max(to, 0), length[d] - 1), low, high) == slot:
                 continue
         elif choice < 0.97 or not alike or devices < 2:
-            # the same change for a run of microbatches, here and perhaps on the devices near by
             many = True
-            change = np.random.randint(1, 5)
-            if np.random.random() < 0.5:
-                change = -change
-            run = np.random.randint(1, max(2, min(m, 12)))
-            if np.random.random() < 0.2:
-                run = m
-            wide = np.random.random() < 0.4
-            flip = offloads and np.random.random() < 0.25
-            ahead = np.random.randint(1, 12)
-            for other in range(stages):
-                if other != stage and not wide:
-                    continue
-                if wide and abs(other - stage) > 3 and run < m:
-                    continue
-                for step_on in range(run):
-                    j = micro + step_on if change < 0 else micro + run - 1 - step_on
-                    if j >= m:
-                        continue
-                    where = costs[4][other]
-                    if flip:
-                        toggle(prog, length, where, other << low | j, ahead, high)
-                        continue
-                    slot = _find(prog, where, length[where], kind << high | other << low | j)
-                    if slot >= 0:
-                        to = min(max(slot + change, 0), length[where] - 1)
-                        shift(prog, where, slot, to, low, high)
+            _repeat(prog, length, costs, code, offloads)
         else:
             other = d + 1 if np.random.random() < 0.5 else d - 1
             if other < 0 or other >= devices:

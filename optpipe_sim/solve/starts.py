@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..errors import OptPipeError
 from ..ops import B, F, O, Op, R, W
@@ -51,21 +51,40 @@ def _pipeoffloads(problem: Problem) -> Iterator[str]:
 def offload_everything(problem: Problem, depth: int) -> Schedule:
     """1F1B with at most `depth` warm-up forwards per device, everything offloaded in FIFO order,
     one reload ahead: a start where two or three activations fit."""
+    stages, m = problem.shape.stages, problem.microbatches
+    warm_up = [min(stages - stage - 1, depth) for stage in range(stages)]
+    return _all_offloaded(problem, warm_up, range(m), f"offload-everything:{depth}")
+
+
+def park_first(problem: Problem, passed: int, spare: Sequence[int]) -> Schedule:
+    """As `offload_everything`, but the first microbatch waits on the host until so many others have
+    passed it, on all devices. With two slots and slow copies that can beat any FIFO schedule: its
+    forwards and offloads cost no time, as nothing else is there yet.
+
+    Args:
+        spare: warm-up forwards of each stage beyond those of 1F1B.
+    """
+    stages, m = problem.shape.stages, problem.microbatches
+    warm_up = [stages - stage - 1 + spare[stage] for stage in range(stages)]
+    order = [*range(1, m)]
+    order.insert(passed, 0)
+    return _all_offloaded(problem, warm_up, order, f"park-first:{passed}")
+
+
+def _all_offloaded(
+    problem: Problem, warm_up: Sequence[int], order: Sequence[int], name: str
+) -> Schedule:
+    """Everything offloaded; backwards in the given order, forwards `warm_up` ahead of them."""
     shape = problem.shape
-    m, programs = problem.microbatches, []
+    programs = []
     for device in range(shape.devices):
-        stages = shape.stages_of(device)
         program: list[Op] = []
-        for stage in stages:
-            warm_up = min(shape.stages - stage - 1, m, depth)
-            order = [("F", j) for j in range(warm_up)]
-            for j in range(m - warm_up):
-                order += [("F", warm_up + j), ("B", j)]
-            order += [("B", j) for j in range(m - warm_up, m)]
-            for kind, j in order:
-                if kind == "F":
-                    program += [Op(F, stage, j), Op(O, stage, j)]
-                else:
-                    program += [Op(R, stage, j), Op(B, stage, j), Op(W, stage, j)]
+        for stage in shape.stages_of(device):
+            begun = 0
+            for done, j in enumerate(order):
+                for i in range(begun, min(problem.microbatches, max(j, warm_up[stage] + done) + 1)):
+                    program += [Op(F, stage, i), Op(O, stage, i)]
+                    begun = i + 1
+                program += [Op(R, stage, j), Op(B, stage, j), Op(W, stage, j)]
         programs.append(program)
-    return Schedule(shape, programs, meta={"name": f"offload-everything:{depth}"})
+    return Schedule(shape, programs, meta={"name": name})
