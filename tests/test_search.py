@@ -107,7 +107,7 @@ def test_it_improves_a_poor_start(offload: dict[str, Any]) -> None:
     profile = uniform(4, offload={"t_offload_ns": 6, "t_reload_ns": 6, **offload})
     problem = make_problem(profile, 8, 200)
     start = offload_everything(problem, 2)
-    found = search(problem, [start], evaluations=8000, seed=1)
+    found = search(problem, [start], evaluations=40_000, seed=1)
     assert found is not None
     before, after = problem.replay(start).makespan_ns, problem.replay(found).makespan_ns
     assert after < before

@@ -74,6 +74,7 @@ def search_job(
         evaluations=evaluations,
         seed=seed,
         on_incumbent=lambda schedule, _: report("incumbent", schedule),
+        others=others,
     )
     if best is not None:
         report("incumbent", best)

@@ -18,6 +18,7 @@ from ..ops import BW, TRANSFERS, OpKind
 from ..schedule import Schedule
 from . import search_core as core
 from . import search_times as times
+from .portfolio import Others, nobody
 from .problem import Problem
 from .search_links import link_arrays
 from .starts import park_first
@@ -25,17 +26,17 @@ from .starts import park_first
 # Visits, over and over: the temperature they begin at (in typical op durations), their
 # evaluations per op, and whether they start from the best or from one of the starts.
 VISITS = (
-    (0.05, 5, True),
-    (0.3, 20, True),
-    (0.3, 80, False),
+    (0.01, 20, True),
+    (0.02, 20, True),
+    (0.05, 20, True),
     (0.1, 20, True),
-    (0.5, 40, True),
-    (0.3, 40, False),
+    (0.3, 80, False),
+    (0.3, 40, True),
 )
 # Each round ends with visits that begin with a microbatch parked on the hosts, and in which some of
 # the changes let microbatches pass one another. In the others these would mostly be in the way.
-PARKED = (0.2, 40)
-PASSING = 0.2  # of the changes
+PARKED = (0.2, 80)
+PASSING = 0.25  # of the changes
 COLD = 0.01  # the temperature they end at
 WEIGHT = 0.3  # of the mean end of an op, so that plateaus have a slope
 CHUNK_OPS = 4_000_000  # ops evaluated between two looks at the clock, some 60 ms
@@ -181,6 +182,7 @@ def search(
     seed: int = 0,
     on_incumbent: Callable[[Schedule, int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
+    others: Others = nobody,
 ) -> Schedule | None:
     """The best schedule that annealing from `starts` finds; None where none of them fits.
 
@@ -190,6 +192,7 @@ def search(
         goal_ns: stop at this cost (a proven bound).
         evaluations: in all; None: as many as `time_limit` (seconds) allows.
         on_incumbent: called with each better schedule and its cost in ns.
+        others: gives schedules that were found elsewhere meanwhile, to go on from where they are better.
     """
     work = Workspace(problem)
     span_counts = problem.objective == "span"
@@ -219,20 +222,34 @@ def search(
             return done >= evaluations
         return time.monotonic() - began >= time_limit
 
-    def visits() -> Iterator[tuple[float, int, float, Programs]]:
+    def listen() -> bool:
+        """Take what others have found; returns whether it is better."""
+        nonlocal best, best_programs
+        schedule = others()
+        if schedule is None:
+            return False
+        programs = pack(problem, schedule)
+        makespan, span, _ = work.evaluate(programs)
+        cost = span if span_counts and makespan < times.NEVER else makespan
+        if cost >= best:
+            return False
+        best, best_programs = cost, programs
+        return True
+
+    def visits() -> Iterator[tuple[float, int, float, bool, Programs]]:
         for visit in count():
             rounds, at = divmod(visit, len(VISITS))
             heat, effort, from_best = VISITS[(seed + at) % len(VISITS)]
             start = best_programs if from_best else packed[(seed + visit) % len(packed)][2]
             longer = 2 ** (rounds // 2)
-            yield heat, effort * longer, 0.0, start.copy()
+            yield heat, effort * longer, 0.0, from_best, start.copy()
             if at == len(VISITS) - 1:
                 for _ in range(2 * longer):
                     parked = _parked(problem, work, random)
                     if parked is not None:
-                        yield *PARKED, PASSING, parked
+                        yield *PARKED, PASSING, False, parked
 
-    for heat, effort, passing, start in visits():
+    for heat, effort, passing, from_best, start in visits():
         if over():
             break
         steps = effort * int(start.length.sum())
@@ -241,6 +258,8 @@ def search(
         for at in range(0, steps, chunk):
             if over():
                 break
+            if listen() and from_best:
+                start = best_programs.copy()
             todo = min(chunk, steps - at)
             if evaluations is not None:
                 todo = min(todo, evaluations - done)
