@@ -2,8 +2,8 @@
 
 The search runs in phases, each a model of its own (`cpsat_model`). First in, first out is where good
 schedules are. Where something can be offloaded that is a restriction, so more follow that allow
-nothing but a lower cost: a relaxation to ranks, quick and often enough; any order, each op in the window in which
-every better schedule has it; and the orders in which microbatches pass one another (`cpsat_order` has
+nothing but a lower cost: any order, each op in the window in which every better schedule has it;
+a relaxation to ranks; and the orders in which microbatches pass one another (`cpsat_order` has
 the proofs). The bound holds for every schedule.
 """
 

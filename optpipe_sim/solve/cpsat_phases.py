@@ -71,7 +71,7 @@ def phases(problem: Problem, options: CpsatOptions, strict: bool) -> list[Phase]
     if options.order == FREE:
         return [Phase(FREE, strict=strict)]
     moves = any(cpsat_model.may_move(problem, s) for s in range(problem.shape.stages))
-    share = 0.5 if problem.microbatches <= BY_ORDER else 0.75
+    share = 0.4 if problem.microbatches <= BY_ORDER else 0.75
     planned = [
         Phase(FIFO, share if moves else 1.0, strict=strict, covers="sorted" if moves else "all")
     ]
@@ -83,8 +83,8 @@ def phases(problem: Problem, options: CpsatOptions, strict: bool) -> list[Phase]
         ]
     pairs = 10 * problem.shape.devices * (problem.shape.chunks * problem.microbatches) ** 2
     if moves and options.order == "auto" and pairs <= MOST_PAIRS:
-        planned += [Phase(RANKS, 0.5, strict=True)]
         if problem.objective == "flush" and options.quantum_ns is None:
-            planned += [Phase(WINDOWS, 0.7, strict=True)]
+            planned += [Phase(WINDOWS, 0.6, strict=True)]
+        planned += [Phase(RANKS, 0.5, strict=True)]
         planned += [Phase(PASSING, strict=True, covers="passing")]
     return [*planned[:-1], replace(planned[-1], share=1.0)]

@@ -19,7 +19,8 @@ from .waves import wave_search
 
 # Searches by greedy runs take these parts of a search job's time, at least and at most: waves, where
 # devices have several chunks, then AdaOffload; in between, twice as long as they took to the last gain.
-WAVES, GREEDY = (0.1, 0.4), (0.1, 0.3)
+WAVES, GREEDY = (0.1, 0.4), (0.2, 0.3)
+AFTER_WAVES = (0.1, 0.2)
 RUNS = 1000  # of each, where evaluations count and not the clock
 KEPT = 2  # of the schedules of each, where there are both
 PATTERNS = (0.4, 0.4)  # and where links are shared, the search for a pattern to start from
@@ -49,7 +50,7 @@ def search_job(
     if anneals and problem.shape.chunks > 1:
         clock.share(*WAVES)
         waves = wave_search(problem, clock.over, runs=runs, seed=seed, keep=KEPT, found=found)
-    clock.share(*(GREEDY if anneals else (1.0, 1.0)))
+    clock.share(*(AFTER_WAVES if waves else GREEDY if anneals else (1.0, 1.0)))
     greedy = greedy_search(
         problem, clock.over, runs=runs if anneals else 10**6, seed=seed, found=found
     )
