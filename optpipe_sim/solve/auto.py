@@ -22,7 +22,7 @@ from .starts import fixed_schedules
 from .tidy import tidy
 
 ENGINES = ("auto", "adaoffload", "search", "cpsat", "milp")
-HUNT_SHARE = 0.5  # of the time, at most, for the bounds by one device
+HUNT_SHARE = 0.25  # of the time, at most, for the bounds by one device
 TIDY_SHARE = 0.1  # of the time limit, on top of it, to drop what is offloaded in vain
 GRACE_S = 1.0  # for an engine alone to hand in its bound after its time
 FIXED_SHARE = 0.3  # of the time, at most, to build the published schedules
