@@ -7,15 +7,19 @@ Structure is drawn by hypothesis; the interleaving comes from one drawn seed, wh
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 from typing import Any
 
 from hypothesis import strategies as st
 
+from optpipe_sim import simulate
+from optpipe_sim.errors import Deadlock, OutOfMemory
 from optpipe_sim.ops import BW, COMPUTE, B, F, O, Op, R, W
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.stage_cost import StageCost
+from optpipe_sim.trace import Trace
 
 SEEDS = st.integers(0, 2**32 - 1)
 
@@ -107,6 +111,17 @@ def limited(profile: CostProfile, random: Random) -> CostProfile:
         for least, act in zip(profile.least_limits, most, strict=True)
     )
     return replace(profile, memory_limit=limit)
+
+
+def that_fits(
+    profile: CostProfile, schedule: Schedule, objective: str = "flush"
+) -> tuple[CostProfile, Trace]:
+    """The replay of a schedule; where it does not fit, with its own peaks as the limit."""
+    try:
+        return profile, simulate(schedule, profile, objective=objective, engine="replay")
+    except (Deadlock, OutOfMemory):
+        trace = simulate(schedule, profile, objective=objective, engine="replay", enforce=False)
+        return replace(profile, memory_limit=tuple(map(int, trace.peak_bytes))), trace
 
 
 @st.composite

@@ -11,7 +11,7 @@ import pytest
 from exhaustive import least_cost
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import SEEDS, limited, profiles, schedules
+from strategies import SEEDS, limited, profiles, schedules, that_fits
 from test_adaoffload import any_setting, uniform
 
 from optpipe_sim import CostProfile, simulate
@@ -23,7 +23,6 @@ from optpipe_sim.analyse.device_core import NEVER
 from optpipe_sim.analyse.device_prices import prices
 from optpipe_sim.analyse.device_search import best_device_bound, device_bound
 from optpipe_sim.analyse.linear import Linear
-from optpipe_sim.errors import Deadlock, OutOfMemory
 from optpipe_sim.profile import Offload
 from optpipe_sim.schedules.adaoffload_runs import Problem as Greedy
 from optpipe_sim.solve.device_bounds import best_bound, bounds_job, one_device_bound
@@ -118,11 +117,7 @@ def test_no_random_schedule_beats_a_bound(
 ) -> None:
     schedule = data.draw(schedules(profile))
     profile = limited(profile, Random(data.draw(SEEDS)))
-    try:
-        trace = simulate(schedule, profile, objective=objective, engine="replay")
-    except (Deadlock, OutOfMemory):
-        trace = simulate(schedule, profile, objective=objective, engine="replay", enforce=False)
-        profile = replace(profile, memory_limit=tuple(map(int, trace.peak_bytes)))
+    profile, trace = that_fits(profile, schedule, objective)
     found = bounds(
         profile, schedule.shape.microbatches, objective, data.draw(st.sampled_from((20, 2000)))
     )

@@ -12,15 +12,14 @@ import pytest
 from exhaustive import least_cost
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from strategies import SEEDS, limited, profiles, schedules
+from strategies import SEEDS, limited, profiles, schedules, that_fits
 from test_adaoffload import uniform
 from test_bounds_lp import tiny
 
-from optpipe_sim import CostProfile, check, simulate
+from optpipe_sim import CostProfile, check
 from optpipe_sim.analyse.bounds import lower_bound
 from optpipe_sim.analyse.device_search import best_device_bound
 from optpipe_sim.analyse.windows import Pipeline, Windows
-from optpipe_sim.errors import Deadlock, OutOfMemory
 from optpipe_sim.ops import B, F
 from optpipe_sim.solve.cpsat import CpsatOptions, solve_cpsat
 from optpipe_sim.solve.device_bounds import best_bound
@@ -70,11 +69,7 @@ def test_every_schedule_below_the_goal_is_in_the_windows(
 ) -> None:
     schedule = data.draw(schedules(profile))
     profile = limited(profile, Random(data.draw(SEEDS)))
-    try:
-        trace = simulate(schedule, profile, engine="replay")
-    except (Deadlock, OutOfMemory):
-        trace = simulate(schedule, profile, engine="replay", enforce=False)
-        profile = replace(profile, memory_limit=tuple(map(int, trace.peak_bytes)))
+    profile, trace = that_fits(profile, schedule)
     pipe = pipeline(profile, schedule.shape.microbatches)
     windows = pipe.narrow(trace.makespan_ns + above)
     assert windows is not None

@@ -29,8 +29,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,9 +45,8 @@ NODES = 4_000  # room for a search; one that does not end in it shaves nothing
 FINEST = 8  # windows are shaved in steps of the shortest op by this at least
 
 
-@dataclass
-class Windows:
-    """The earliest and the latest starts.
+class Windows(NamedTuple):
+    """The earliest and the latest starts, in arrays that are narrowed in place.
 
     Attributes:
         earliest_f, latest_f, earliest_b, latest_b: (stages, m) ns, of the n-th F and backward.
@@ -69,9 +69,7 @@ class Windows:
         return int((self.latest_f - self.earliest_f + self.latest_b - self.earliest_b).sum())
 
     def copy(self) -> Windows:
-        return Windows(
-            self.earliest_f.copy(), self.latest_f.copy(), self.earliest_b.copy(), self.latest_b.copy()
-        )  # fmt: skip
+        return Windows(*(ends.copy() for ends in self))
 
 
 class OutOfTime(Exception):
@@ -177,11 +175,8 @@ class _Narrowing:
         return True
 
     def changed(self, device: int, before: Windows) -> bool:
-        rows, w = list(self.pipeline.devices[device].stages), self.windows
-        pairs = (
-            (w.earliest_f, before.earliest_f), (w.latest_f, before.latest_f),
-            (w.earliest_b, before.earliest_b), (w.latest_b, before.latest_b),
-        )  # fmt: skip
+        rows = list(self.pipeline.devices[device].stages)
+        pairs = zip(self.windows, before, strict=True)
         return any((now[rows] != then[rows]).any() for now, then in pairs)
 
     def excluded(self, device: int, windows: Windows) -> bool:

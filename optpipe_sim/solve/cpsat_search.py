@@ -9,7 +9,7 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
-from ..analyse.windows import Pipeline
+from ..analyse.windows import Pipeline, Windows
 from ..errors import Deadlock, OptPipeError, OutOfMemory
 from ..schedule import Schedule
 from ..trace import Trace
@@ -151,9 +151,15 @@ class Search:
     def solve(self, phase: Phase, seconds: float) -> int | None:
         """Run one phase; returns the least cost in ns that it leaves possible, None for none."""
         upper = None if self.best is None else self.best.cost_ns - phase.strict
+        until, windows = time.monotonic() + seconds, None
+        if phase.order == WINDOWS and upper is not None:
+            windows = self.narrow(upper, NARROWING * seconds)
+            if windows is None:
+                return upper + 1
         model = self.build(phase, upper)
-        if phase.order == WINDOWS and not self.narrow(model, upper, seconds):
-            return None if upper is None else upper + 1
+        if windows is not None:
+            take_places(model, windows)
+            seconds = until - time.monotonic()
         if self.best is not None and not phase.strict:
             hint(model, self.best)
         call = Call(self, model, phase, seconds, self.seed + len(self.log))
@@ -202,17 +208,12 @@ class Search:
             model.cp.minimize(model.cost)
         return model
 
-    def narrow(self, model: Model, upper_ns: int | None, seconds: float) -> bool:
-        """Put each op into a window; returns whether schedules of at most `upper_ns` may be left."""
+    def narrow(self, upper_ns: int, seconds: float) -> Windows | None:
+        """The windows of all schedules of at most `upper_ns`; None: there are none."""
         costs, limits = self.problem.profile, self.problem.limits
-        if upper_ns is None or limits is None:
-            return True
+        assert limits is not None  # else nothing moves, and first in, first out is all there is
         pipeline = Pipeline(costs, self.problem.microbatches, limits)
-        windows = pipeline.narrow(upper_ns + 1, time.monotonic() + NARROWING * seconds)
-        if windows is None:
-            return False
-        take_places(model, windows)
-        return True
+        return pipeline.narrow(upper_ns + 1, time.monotonic() + seconds)
 
     def to_ns(self, units: int) -> int:
         """The least cost in ns that a cost in units stands for."""

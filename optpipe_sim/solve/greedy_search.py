@@ -22,7 +22,6 @@ from ..schedules.adaoffload_runs import Problem as Runs
 from ..schedules.adaoffload_state import KIND, MICROBATCH, STAGE
 from .problem import Problem
 from .search import Programs, Workspace, can_search, shares_links
-from .search_times import NEVER
 
 CHOICES: dict[str, tuple[int, ...]] = {
     "prefer": (0, 0, 1, 2),
@@ -116,7 +115,7 @@ def greedy_search(
             cost = played.cost_ns(problem.objective)
             pool = sorted({cost: setting, **dict(pool)}.items())[:POOL]
         else:
-            if quick is not None and _cost_ns(problem, quick, played) >= worst:
+            if quick is not None and _cost_ns(quick, played) >= worst:
                 continue
             schedule = played.schedule(problem.microbatches)
             try:
@@ -132,7 +131,7 @@ def greedy_search(
     return [schedules[entry.number] for entry in best]
 
 
-def _cost_ns(problem: Problem, work: Workspace, played: Greedy) -> int:
+def _cost_ns(work: Workspace, played: Greedy) -> int:
     """What a run's programs cost with the costs of the problem, in ns; hardly ever more than they do
     in a replay, and found in a small part of its time."""
     low, high = work.costs[-2:]
@@ -140,8 +139,7 @@ def _cost_ns(problem: Problem, work: Workspace, played: Greedy) -> int:
     for device, rows in enumerate(played.log):
         code = rows[:, KIND] << high | rows[:, STAGE] << low | rows[:, MICROBATCH]
         prog[device, : len(rows)] = code
-    makespan, span, _ = work.evaluate(Programs(prog, np.array([len(rows) for rows in played.log])))
-    return span if problem.objective == "span" and makespan < NEVER else makespan
+    return work.cost_ns(Programs(prog, np.array([len(rows) for rows in played.log])))
 
 
 def _off(draw: np.random.Generator, problem: Problem) -> np.ndarray:

@@ -141,6 +141,7 @@ class Workspace:
             return np.zeros(size, np.int64)
 
         self.costs = compiled_costs(problem)
+        self.span_counts = problem.objective == "span"
         self.space = (
             ints(devices), ints(devices), ints(devices, 2), ints(devices), ints(devices),
             ints(devices), ints(devices + 1), np.zeros(devices, np.bool_), ints(devices),
@@ -157,6 +158,11 @@ class Workspace:
             self.end, self.ready, self.cause,
         )  # fmt: skip
 
+    def cost_ns(self, programs: Programs) -> int:
+        """By the objective; `search_times.NEVER` where it cannot go on."""
+        makespan, span, _ = self.evaluate(programs)
+        return span if self.span_counts else makespan
+
 
 def _parked(problem: Problem, work: Workspace, random: Random) -> Programs | None:
     """A start with the first microbatch parked; None where that is no way to begin."""
@@ -169,7 +175,7 @@ def _parked(problem: Problem, work: Workspace, random: Random) -> Programs | Non
         ones, twos = random.randint(stages // 2, stages), random.randint(0, stages // 2)
     spare = [(stage < twos) + (stage < ones) for stage in range(stages)]
     programs = pack(problem, park_first(problem, passed, spare))
-    return programs if work.evaluate(programs)[0] < times.NEVER else None
+    return programs if work.cost_ns(programs) < times.NEVER else None
 
 
 def search(
@@ -195,14 +201,13 @@ def search(
         others: gives schedules that were found elsewhere meanwhile, to go on from where they are better.
     """
     work = Workspace(problem)
-    span_counts = problem.objective == "span"
     began = time.monotonic()
     packed: list[tuple[int, int, Programs]] = []
     for schedule in starts:
         programs = pack(problem, schedule)
-        makespan, span, _ = work.evaluate(programs)
-        if makespan < times.NEVER:
-            packed.append((span if span_counts else makespan, len(packed), programs))
+        cost = work.cost_ns(programs)
+        if cost < times.NEVER:
+            packed.append((cost, len(packed), programs))
     if not packed:
         return None
     packed.sort(key=lambda entry: entry[:2])
@@ -229,8 +234,7 @@ def search(
         if schedule is None:
             return False
         programs = pack(problem, schedule)
-        makespan, span, _ = work.evaluate(programs)
-        cost = span if span_counts and makespan < times.NEVER else makespan
+        cost = work.cost_ns(programs)
         if cost >= best:
             return False
         best, best_programs = cost, programs
@@ -267,7 +271,7 @@ def search(
             before = best
             best, used = core.anneal(
                 start.prog, start.length, work.costs, work.links, work.space, work.end, work.ready, work.cause,
-                best_programs.prog, best_programs.length, best, todo, begin, end, span_counts,
+                best_programs.prog, best_programs.length, best, todo, begin, end, work.span_counts,
                 weight, problem.may_offload, alike, goal_ns, passing,
             )  # fmt: skip
             done += max(used, 1)

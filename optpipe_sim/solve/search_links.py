@@ -70,6 +70,18 @@ def _after(key, lasts, shift):
 
 
 @njit(cache=True)
+def _next_transfer(prog, length, queue, slot, shared, high):
+    """Where a queue's next transfer stands in the program of its device, from `slot` on, or its end."""
+    d = queue >> 1
+    while slot < length[d]:
+        kind = prog[d, slot] >> high
+        if kind >= O and (shared or kind == O + (queue & 1)):
+            break
+        slot += 1
+    return slot
+
+
+@njit(cache=True)
 def evaluate_links(prog, length, costs, links, space, end, ready, cause):
     """As `search_times.evaluate`, for transfers that share links; `links`: see `link_arrays`."""
     (_, act, _, moved, place, limit, static, lag, occupancy, serial, shared, _, low, high) = costs
@@ -100,13 +112,9 @@ def evaluate_links(prog, length, costs, links, space, end, ready, cause):
         came[queue] = NEVER
         d = queue >> 1
         slot = 0 if queue & one == queue else length[d]
-        while slot < length[d]:
-            kind = prog[d, slot] >> high
-            if kind >= O and (shared or kind == O + (queue & 1)):
-                head[queue] = prog[d, slot]
-                break
-            slot += 1
-        where[queue] = slot
+        where[queue] = _next_transfer(prog, length, queue, slot, shared, high)
+        if where[queue] < length[d]:
+            head[queue] = prog[d, where[queue]]
     for link in range(count):
         link_free[link] = 0
         link_op[link] = -1
@@ -326,13 +334,9 @@ def evaluate_links(prog, length, costs, links, space, end, ready, cause):
         turn[queue] = now + 1
         head[queue] = -1
         slot = where[queue] + 1
-        while slot < length[d]:
-            kind = prog[d, slot] >> high
-            if kind >= O and (shared or kind == O + (queue & 1)):
-                head[queue] = prog[d, slot]
-                break
-            slot += 1
-        where[queue] = slot
+        where[queue] = _next_transfer(prog, length, queue, slot, shared, high)
+        if where[queue] < length[d]:
+            head[queue] = prog[d, where[queue]]
         for other in range(2 * d, 2 * d + 2):
             op = head[other]
             if op >= 0 and came[2 * d + (op >> high & 1)] == NEVER:
