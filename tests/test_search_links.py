@@ -54,7 +54,7 @@ def test_times_are_those_of_the_replay_event_by_event(case: tuple[Problem, Sched
         assert makespan >= NEVER
         return
     codes = _codes(schedule, problem)
-    assert work.end[codes].tolist() == end.tolist()
+    assert work.times.end[codes].tolist() == end.tolist()
     assert makespan == end.max()
     compute = schedule.table[:, 0] < OpKind.O
     assert total == end[compute].sum()
@@ -74,11 +74,11 @@ def _check_causes(
     hop = problem.profile.t_comm_ns
     low, high = work.costs[-2:]
     for code in start:
-        cause = int(work.cause[code])
+        cause = int(work.times.cause[code])
         if cause < 0:
             assert start[code] == 0
             continue
-        end = int(work.end[cause])
+        end = int(work.times.end[cause])
         message = (
             cause >> high == code >> high < OpKind.O
             and problem.profile.placement[cause >> low & (1 << high - low) - 1]
@@ -110,7 +110,7 @@ def test_the_critical_path_goes_over_the_link_that_holds_things_up() -> None:
     makespan = work.evaluate(programs)[0]
     high = work.costs[-1]
     path = np.zeros(100, np.int64)
-    size = _critical(work.end, work.cause, programs.prog, programs.length, path, high)
+    size = _critical(work.times.end, work.times.cause, programs.prog, programs.length, path, high)
     kinds = [OpKind(code >> high) for code in path[:size].tolist()]
     transfers = [kind for kind in kinds if kind in TRANSFERS]
     assert 40 * len(transfers) > 0.8 * makespan

@@ -60,7 +60,7 @@ def pattern_start(
         if over():
             break
         cost, period = core.anneal_pattern(
-            times, away, period, work.costs, work.links, work.space, work.end, work.ready, work.cause,
+            times, away, period, work.costs, work.links, work.times,
             *programs, *best, cost, heat[at : at + CHUNK], problem.objective == "span", weight, typical,
         )  # fmt: skip
     return unpack(problem, best, "pattern")

@@ -10,7 +10,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .search_times import NEVER, B, F, O, R, W, measure
+from .search_state import B, F, O, R, W
+from .search_times import NEVER, measure
 
 KINDS = (F, B, W, O, R)
 
@@ -75,7 +76,7 @@ def _change(times, away, typical, lasts_back):
 
 @njit(cache=True)
 def anneal_pattern(
-    times, away, period, costs, links, space, end, ready, cause, prog, length,
+    times, away, period, costs, links, t, prog, length,
     best_prog, best_length, best, part, span_counts, mean_weight, typical,
 ):  # fmt: skip
     """Anneal a pattern in place through the temperatures of `part` (ns, one per evaluation).
@@ -92,7 +93,7 @@ def anneal_pattern(
         elif step >= 0:
             _change(times, away, typical, costs[0][R])
         write(times, away, period, costs, prog, length)
-        makespan, span, total = measure(prog, length, costs, links, space, end, ready, cause)
+        makespan, span, total = measure(prog, length, costs, links, t)
         new = span if span_counts else makespan
         new_score = new + mean_weight * total
         if makespan < NEVER and (

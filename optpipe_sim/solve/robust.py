@@ -281,8 +281,8 @@ def _improve(problem: Problem, entries: _Field, until: float, seed: int) -> None
     best = min(best, again) if again is not None else best
     nominal = work.evaluate(programs)[0]
     while time.monotonic() < until:
-        changed = _moved(programs, problem, random, low, high)
-        if changed is None:
+        changed = programs.copy()
+        if not _move(changed, work.slots(changed), problem, random, low, high):
             continue
         # what can never go on, or is much slower even without noise, need not be lowered
         makespan = work.evaluate(changed)[0]
@@ -293,21 +293,19 @@ def _improve(problem: Problem, entries: _Field, until: float, seed: int) -> None
             programs, best, nominal = changed, found, min(nominal, makespan)
 
 
-def _moved(
-    programs: Programs, problem: Problem, random: Random, low: int, high: int
-) -> Programs | None:
-    """A copy with one op elsewhere, or one activation offloaded or kept; None where that is not to
-    be had."""
-    changed = programs.copy()
-    device = random.randrange(len(changed.length))
-    size = int(changed.length[device])
+def _move(
+    programs: Programs, slot: np.ndarray, problem: Problem, random: Random, low: int, high: int
+) -> bool:
+    """Put one op elsewhere, or offload or keep one activation; returns whether that was to be had."""
+    device = random.randrange(len(programs.length))
+    size = int(programs.length[device])
     at = random.randrange(size)
     if problem.may_offload and random.random() < 0.2:
-        unit = int(changed.prog[device, at]) & (1 << high) - 1
+        unit = int(programs.prog[device, at]) & (1 << high) - 1
         if not problem.profile.stages[unit >> low].offloadable:
-            return None
-        core.toggle(changed.prog, changed.length, device, unit, random.choice(AHEAD), high)
-        return changed
+            return False
+        ahead = random.choice(AHEAD)
+        core.toggle(programs.prog, programs.length, slot, device, unit, ahead, high)
+        return True
     stop = min(size - 1, max(0, at + random.choice((-1, 1)) * random.randint(1, REACH)))
-    reached = core.shift(changed.prog, device, at, stop, low, high)
-    return changed if reached != at else None
+    return bool(core.shift(programs.prog, slot, device, at, stop, low, high) != at)

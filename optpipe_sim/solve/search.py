@@ -21,21 +21,21 @@ from . import search_times as times
 from .portfolio import Others, nobody
 from .problem import Problem
 from .search_links import link_arrays
+from .search_state import fill_slots, make_times
 from .starts import park_first
 
 # Visits, over and over: the temperature they begin at (in typical op durations), their
 # evaluations per op, and whether they start from the best or from one of the starts.
 VISITS = (
-    (0.01, 20, True),
-    (0.02, 20, True),
-    (0.05, 20, True),
-    (0.1, 20, True),
+    (0.01, 10, True),
+    (0.03, 40, True),
+    (0.08, 160, True),
     (0.3, 80, False),
-    (0.3, 40, True),
+    (0.15, 160, True),
 )
 # Each round ends with visits that begin with a microbatch parked on the hosts, and in which some of
 # the changes let microbatches pass one another. In the others these would mostly be in the way.
-PARKED = (0.2, 80)
+PARKED = (0.2, 160)
 PASSING = 0.25  # of the changes
 COLD = 0.01  # the temperature they end at
 WEIGHT = 0.3  # of the mean end of an op, so that plateaus have a slope
@@ -133,30 +133,22 @@ class Workspace:
     """The arrays that evaluations work in; one per process."""
 
     def __init__(self, problem: Problem) -> None:
-        shape = problem.shape
-        devices, codes = shape.devices, len(OpKind) << _bits(problem)[1]
-        room = shape.microbatches * shape.stages + 1
-
-        def ints(*size: int) -> np.ndarray:
-            return np.zeros(size, np.int64)
-
+        codes = len(OpKind) << _bits(problem)[1]
         self.costs = compiled_costs(problem)
         self.span_counts = problem.objective == "span"
-        self.space = (
-            ints(devices), ints(devices), ints(devices, 2), ints(devices), ints(devices),
-            ints(devices), ints(devices + 1), np.zeros(devices, np.bool_), ints(devices),
-            ints(devices, room), ints(devices), ints(devices), ints(devices),
-            ints(devices, devices),
-        )  # fmt: skip
-        self.end, self.ready, self.cause = ints(codes), ints(codes), ints(codes)
+        self.times = make_times(codes, problem.shape.devices)
         self.links = link_arrays(problem.profile, _bits(problem), shares_links(problem))
 
     def evaluate(self, programs: Programs) -> tuple[int, int, int]:
         """(makespan, longest span, sum of ends); `search_times.NEVER` first where it cannot go on."""
         return times.measure(  # type: ignore[no-any-return]
-            programs.prog, programs.length, self.costs, self.links, self.space,
-            self.end, self.ready, self.cause,
-        )  # fmt: skip
+            programs.prog, programs.length, self.costs, self.links, self.times
+        )
+
+    def slots(self, programs: Programs) -> np.ndarray:
+        """Of each code the slot it stands in, or -1; until the next evaluation."""
+        fill_slots(programs.prog, programs.length, self.times.slot)
+        return self.times.slot
 
     def cost_ns(self, programs: Programs) -> int:
         """By the objective; `search_times.NEVER` where it cannot go on."""
@@ -245,7 +237,7 @@ def search(
             rounds, at = divmod(visit, len(VISITS))
             heat, effort, from_best = VISITS[(seed + at) % len(VISITS)]
             start = best_programs if from_best else packed[(seed + visit) % len(packed)][2]
-            longer = 2 ** (rounds // 2)
+            longer = 2**rounds
             yield heat, effort * longer, 0.0, from_best, start.copy()
             if at == len(VISITS) - 1:
                 for _ in range(2 * longer):
@@ -270,8 +262,7 @@ def search(
             begin, end = (hot * (cold / hot) ** (part / steps) for part in (at, at + todo))
             before = best
             best, used = core.anneal(
-                start.prog, start.length, work.costs, work.links, work.space, work.end, work.ready, work.cause,
-                best_programs.prog, best_programs.length, best, todo, begin, end, work.span_counts,
+                start.prog, start.length, work.costs, work.links, work.times, best_programs.prog, best_programs.length, best, todo, begin, end, work.span_counts,
                 weight, problem.may_offload, alike, goal_ns, passing,
             )  # fmt: skip
             done += max(used, 1)

@@ -59,7 +59,8 @@ def link_arrays(profile: CostProfile, bits: tuple[int, int], shared: bool) -> tu
         ints(queues), ints(queues), ints(queues), ints(queues), ints(queues), ints(queues),
         ints(devices), ints(count), ints(count), ints(count), ints(count),
         ints(devices, room), ints(devices, room), ints(devices, room), ints(devices), ints(devices),
-        ints(devices, 2 * room), ints(devices), ints(devices),
+        ints(devices, 2 * room), ints(devices), ints(devices), *(ints(devices) for _ in range(7)),
+        ints(devices, room), ints(devices), ints(devices), ints(devices), ints(devices, devices),
     )  # fmt: skip
 
 
@@ -82,14 +83,13 @@ def _next_transfer(prog, length, queue, slot, shared, high):
 
 
 @njit(cache=True)
-def evaluate_links(prog, length, costs, links, space, end, ready, cause):
+def evaluate_links(prog, length, costs, links, end, ready, cause):
     """As `search_times.evaluate`, for transfers that share links; `links`: see `link_arrays`."""
     (_, act, _, moved, place, limit, static, lag, occupancy, serial, shared, _, low, high) = costs
-    (at, free, _, granted, anchor, anchor_op, stack, _, level, queued, q_head, q_tail, began,
-     pair) = space  # fmt: skip
     (link_of, count, shift, members, first, lasts, gives, waits, head, where, came, turn, engine, engine_op,
      late, due, pick, link_free, link_op, asked, asked_from, asked_op, a_head, a_tail, gave, g_tail,
-     granted_op) = links  # fmt: skip
+     granted_op, at, free, granted, anchor, anchor_op, stack, level, queued, q_head, q_tail, began,
+     pair) = links  # fmt: skip
     devices, last_stage = len(length), len(act) - 1
     mask, above = (1 << high) - 1, 1 << low
     outs, backs = O << high, R << high

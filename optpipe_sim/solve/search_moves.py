@@ -1,7 +1,7 @@
 """Compiled changes of programs that concern whole microbatches: offload one, or let some pass another.
 
-For programs as codes see `search_times`; why passing can pay where something is offloaded, and only
-there, see `cpsat_order`.
+All of them keep `slot`, where each op stands, up to date. For programs as codes see `search_times`; why
+passing can pay where something is offloaded, and only there, see `cpsat_order`.
 """
 
 from __future__ import annotations
@@ -9,50 +9,52 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from .search_times import B, F, O, R
+from .search_state import B, F, O, R
 
 
 @njit(cache=True)
-def find(prog, d, length, code):
-    """The slot of an op in the program of device d, or -1."""
-    for slot in range(length):
-        if prog[d, slot] == code:
-            return slot
-    return -1
-
-
-@njit(cache=True)
-def offload(prog, length, d, unit, ahead, high):
+def offload(prog, length, slot, d, unit, ahead, high):
     """Offload an activation that stays: O behind its F, R `ahead` ops before its B."""
-    forward = find(prog, d, length[d], unit)
-    backward = find(prog, d, length[d], unit | B << high)
+    forward, backward = slot[unit], slot[unit | B << high]
     where = max(forward + 1, backward - ahead)
-    for slot in range(length[d] - 1, where - 1, -1):
-        prog[d, slot + 2] = prog[d, slot]
-    for slot in range(where, forward, -1):
-        prog[d, slot + 1] = prog[d, slot]
-    prog[d, forward + 1] = unit | O << high
-    prog[d, where + 1] = unit | R << high
+    for at in range(length[d] - 1, where - 1, -1):
+        _put(prog, slot, d, at + 2, prog[d, at])
+    for at in range(where - 1, forward, -1):
+        _put(prog, slot, d, at + 1, prog[d, at])
+    _put(prog, slot, d, forward + 1, unit | O << high)
+    _put(prog, slot, d, where + 1, unit | R << high)
     length[d] += 2
 
 
 @njit(cache=True)
-def keep(prog, length, d, unit, high):
+def keep(prog, length, slot, d, unit, high):
     """Drop the O and the R of an activation, as far as they are there; returns how many were."""
     out, back = unit | O << high, unit | R << high
+    begin = slot[out] if slot[out] >= 0 else slot[back]
+    if begin < 0:
+        return 0
+    if slot[back] >= 0:
+        begin = min(begin, slot[back])
     gone = 0
-    for slot in range(length[d]):
-        code = prog[d, slot]
+    for at in range(begin, length[d]):
+        code = prog[d, at]
         if code in (out, back):
             gone += 1
+            slot[code] = -1
         else:
-            prog[d, slot - gone] = code
+            _put(prog, slot, d, at - gone, code)
     length[d] -= gone
     return gone
 
 
 @njit(cache=True)
-def overtake(prog, length, costs, code, far, stays, parks, ahead):
+def _put(prog, slot, d, at, code):
+    prog[d, at] = code
+    slot[code] = at
+
+
+@njit(cache=True)
+def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
     """Give the microbatch of op `code`, an F or a B, a place `far` later from this op on, or earlier.
 
     Its way leads through the forwards of all stages, then back through the backwards. It and those
@@ -74,8 +76,8 @@ def overtake(prog, length, costs, code, far, stays, parks, ahead):
     ones = (1 << low) - 1
     order = np.empty(m, np.int64)
     count, at = 0, -1
-    for slot in range(length[place[stage]]):
-        other = prog[place[stage], slot]
+    for there in range(length[place[stage]]):
+        other = prog[place[stage], there]
         if other >> low == code >> low:
             if other == code:
                 at = count
@@ -91,43 +93,43 @@ def overtake(prog, length, costs, code, far, stays, parks, ahead):
         becomes[order[turn]] = order[turn + step]
     becomes[order[to]] = order[at]
     for d in range(len(length)):
-        for slot in range(length[d]):
-            old = prog[d, slot]
+        for there in range(length[d]):
+            old = prog[d, there]
             micro = old & ones
             if becomes[micro] == micro:
                 continue
             here, what = (old & ((1 << high) - 1)) >> low, old >> high
             returns = what not in (F, O)
             if (kind == F and here >= stage) or (returns and (kind == F or here <= stage)):
-                prog[d, slot] = old - micro + becomes[micro]
+                if slot[old] == there:  # else another op has its name already
+                    slot[old] = -1
+                _put(prog, slot, d, there, old - micro + becomes[micro])
     for here in range(stage if kind == F else stage + 1):
         d = place[here]
         for turn in range(at, to + step, step):
             passed = turn == at if step > 0 else turn != at
             parked = parks and passed and costs[3][here] > 0
-            _mend(prog, length, d, here << low | order[turn], stays, parked, ahead, high)
+            _mend(prog, length, slot, d, here << low | order[turn], stays, parked, ahead, high)
     return True
 
 
 @njit(cache=True)
-def _mend(prog, length, d, unit, stays, parks, ahead, high):
+def _mend(prog, length, slot, d, unit, stays, parks, ahead, high):
     """Bring the ops of one activation into an order that can be, after its B and R were exchanged.
 
     An F behind its B goes ahead of it. If of O and R one is there, both are or neither; if both are
     there and one is on the wrong side of the other, neither.
     """
-    forward = find(prog, d, length[d], unit)
-    backward = find(prog, d, length[d], unit | B << high)
-    for slot in range(forward, backward, -1):
-        prog[d, slot] = prog[d, slot - 1]
+    forward, backward = slot[unit], slot[unit | B << high]
+    for at in range(forward, backward, -1):
+        _put(prog, slot, d, at, prog[d, at - 1])
     if backward < forward:
-        prog[d, backward] = unit
+        _put(prog, slot, d, backward, unit)
         forward, backward = backward, backward + 1
-    went = find(prog, d, length[d], unit | O << high)
-    came = find(prog, d, length[d], unit | R << high)
+    went, came = slot[unit | O << high], slot[unit | R << high]
     if forward < went < came < backward:
         return
-    keep(prog, length, d, unit, high)
+    keep(prog, length, slot, d, unit, high)
     torn = (went < 0) != (came < 0)
     if parks or (torn and (went >= 0) == stays):
-        offload(prog, length, d, unit, ahead, high)
+        offload(prog, length, slot, d, unit, ahead, high)

@@ -1,0 +1,177 @@
+"""What a change of the programs changes, against all times found anew."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import SEEDS
+from test_search import problems
+
+from optpipe_sim.ops import OpKind
+from optpipe_sim.schedule import Schedule
+from optpipe_sim.solve import search_core as core
+from optpipe_sim.solve import search_state as state
+from optpipe_sim.solve import search_tails as tails
+from optpipe_sim.solve import search_times as times
+from optpipe_sim.solve.problem import Problem
+from optpipe_sim.solve.search import Programs, Workspace, can_search, pack, shares_links
+
+FAR = 4  # times the makespan is where evaluations give up
+
+
+class Walk:
+    """Programs that are changed at random, and their times, kept up to date."""
+
+    def __init__(self, problem: Problem, start: Schedule, seed: int) -> None:
+        self.problem, self.random = problem, Random(seed)
+        core.seed_random(seed)
+        self.work, self.anew = Workspace(problem), Workspace(problem)
+        self.costs, self.t = self.work.costs, self.work.times
+        self.high = int(self.costs[-1])  # type: ignore[call-overload]
+        self.programs = pack(problem, start)
+        self.saved = self.programs.copy()
+        self.makespan, _, self.total = self.work.evaluate(self.programs)
+
+    def change(self) -> bool:
+        """Change something; returns whether it made any difference."""
+        prog, length = self.programs
+        random, slot = self.random, self.t.slot
+        device = random.randrange(len(length))
+        at = random.randrange(length[device])
+        code = int(prog[device, at])
+        draw, offloads = random.random(), self.problem.may_offload
+        if draw < 0.2:
+            core._repeat(prog, length, slot, self.costs, code, offloads)
+        elif draw < 0.4:
+            core._pass(
+                prog, length, slot, self.costs, code >> self.high, code & (1 << self.high) - 1
+            )
+        elif draw < 0.6 and offloads:
+            unit = code & (1 << self.high) - 1
+            core.toggle(prog, length, slot, device, unit, random.randint(1, 11), self.high)
+        else:
+            to = min(max(0, at + random.randint(-8, 8)), int(length[device]) - 1)
+            core.shift(prog, slot, device, at, to, int(self.costs[-2]), self.high)  # type: ignore[call-overload]
+        assert (slot == self.anew.slots(self.programs)).all()
+        state.begin(self.t)
+        marked = [
+            state.mark(prog, length, *self.saved, device, self.t, self.high)
+            for device in range(len(length))
+        ]
+        return any(marked)
+
+    def update(self) -> bool:
+        """Bring the times up to date; returns whether the programs can go on."""
+        most, ahead = float(FAR * self.makespan), self.random.choice((0, 1, 5, 50))
+        self.t.tail[:] = 0
+        total = times.update(
+            *self.programs, self.costs, self.t, self.total, most, 0.0, 0, ahead, True
+        )
+        makespan, span, correct = self.anew.evaluate(self.programs)
+        if makespan > most:
+            assert total == times.FAILED
+            return False
+        assert total == correct
+        assert times.longest(*self.programs, self.costs, self.t) == (makespan, span)
+        self.compare("end", "before")
+        return True
+
+    def compare(self, *names: str) -> None:
+        codes = codes_of(self.programs)
+        for name in names:
+            found, correct = getattr(self.t, name), getattr(self.anew.times, name)
+            assert (found[codes] == correct[codes]).all(), name
+
+    def take(self) -> None:
+        """Go on from the changed programs."""
+        self.saved = self.programs.copy()
+        self.makespan, _, self.total = self.anew.evaluate(self.programs)
+
+    def take_back(self) -> None:
+        prog, length = self.programs
+        state.undo(self.t)
+        for device, first in enumerate(self.t.changed[:, 0]):
+            if first >= 0:
+                core._take(prog, length, self.t.slot, *self.saved, device, first)
+        self.anew.evaluate(self.programs)
+        assert (codes_of(self.programs) == codes_of(self.saved)).all()
+        assert (self.t.slot == self.anew.times.slot).all()
+        self.compare("end", "before")
+
+
+def codes_of(programs: Programs) -> np.ndarray:
+    return np.concatenate([row[:n] for row, n in zip(*programs, strict=True)])
+
+
+def walk(case: tuple[Problem, Schedule], seed: int) -> Walk | None:
+    problem, schedule = case
+    if not can_search(problem) or shares_links(problem):
+        return None
+    found = Walk(problem, schedule, seed)
+    return found if found.makespan < times.NEVER else None
+
+
+@settings(deadline=None)
+@given(problems(), SEEDS)
+def test_what_changes_is_what_would_be_found_anew(
+    case: tuple[Problem, Schedule], seed: int
+) -> None:
+    here = walk(case, seed)
+    for _ in range(25 if here else 0):
+        assert here is not None
+        if not here.change():
+            continue
+        if here.update() and here.random.random() < 0.7:
+            here.take()
+        else:
+            here.take_back()
+
+
+@settings(deadline=None)
+@given(problems(), SEEDS, st.booleans())
+def test_tails_end_with_the_last(case: tuple[Problem, Schedule], seed: int, spans: bool) -> None:
+    """No op and its tail end after everything, some op on each critical path with it, and what is
+    kept up to date is what would be found anew."""
+    here = walk(case, seed)
+    if here is None:
+        return
+    tails.find_tails(*here.programs, here.costs, here.t, spans)
+    _check_tails(here, spans)
+    for _ in range(25):
+        tail = here.t.tail.copy()
+        if not here.change():
+            continue
+        if not here.update():
+            here.t.tail[:] = tail
+            here.take_back()
+            continue
+        here.t.tail[:] = tail
+        begun = here.t.end[here.programs.prog[:, 0]].tolist()
+        tails.renew_tails(*here.programs, *here.saved, here.costs, here.t)
+        here.take()
+        kept = here.t.tail.copy()
+        tails.find_tails(*here.programs, here.costs, here.t, spans)
+        if not spans and _takers_hold(here):
+            codes = codes_of(here.programs)
+            known = (kept[codes] > state.UNKNOWN // 2) | (here.t.tail[codes] > state.UNKNOWN // 2)
+            assert (kept[codes] == here.t.tail[codes])[known].all(), begun
+        _check_tails(here, spans)
+
+
+def _check_tails(here: Walk, spans: bool) -> None:
+    codes = codes_of(here.programs)
+    computes = codes[codes >> here.high < OpKind.O]
+    ends = here.t.end[computes] + here.t.tail[computes]
+    makespan, span = times.longest(*here.programs, here.costs, here.t)
+    assert ends.max() == (span if spans else makespan)
+
+
+def _takers_hold(here: Walk) -> bool:
+    """Whether all memory that went to an op still does: else a tail may be too long for a while."""
+    t = here.t
+    anew = here.anew.times
+    outs = [code for code in codes_of(here.programs) if code >> here.high == OpKind.O]
+    return bool((t.taker[outs] == anew.taker[outs]).all())
