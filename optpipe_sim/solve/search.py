@@ -24,8 +24,8 @@ from .search_links import link_arrays
 from .search_state import fill_slots, make_times
 from .starts import park_first
 
-# Visits, over and over: the temperature they begin at (in typical op durations), their
-# evaluations per op, and whether they start from the best or from one of the starts.
+# Visits, over and over, each time twice as long: the temperature they begin at (in typical op
+# durations), their evaluations per op, and whether they start from the best or from one of the starts.
 VISITS = (
     (0.01, 10, True),
     (0.03, 40, True),
@@ -33,9 +33,19 @@ VISITS = (
     (0.3, 80, False),
     (0.15, 160, True),
 )
+# Where links are shared every evaluation is one of everything: shorter ones, and longer only every
+# other time.
+LINKED = (
+    (0.01, 20, True),
+    (0.02, 20, True),
+    (0.05, 20, True),
+    (0.1, 20, True),
+    (0.3, 80, False),
+    (0.3, 40, True),
+)
 # Each round ends with visits that begin with a microbatch parked on the hosts, and in which some of
 # the changes let microbatches pass one another. In the others these would mostly be in the way.
-PARKED = (0.2, 160)
+PARKED, LINKED_PARKED = (0.2, 160), (0.2, 80)
 PASSING = 0.25  # of the changes
 COLD = 0.01  # the temperature they end at
 WEIGHT = 0.3  # of the mean end of an op, so that plateaus have a slope
@@ -210,6 +220,8 @@ def search(
     weight = WEIGHT / int(best_programs.length.sum())
     places = list(problem.profile.placement)
     alike = places == list(range(problem.profile.devices))
+    linked = shares_links(problem)
+    listed, parked_visit = (LINKED, LINKED_PARKED) if linked else (VISITS, PARKED)
     done = 0
 
     def over() -> bool:
@@ -234,16 +246,16 @@ def search(
 
     def visits() -> Iterator[tuple[float, int, float, bool, Programs]]:
         for visit in count():
-            rounds, at = divmod(visit, len(VISITS))
-            heat, effort, from_best = VISITS[(seed + at) % len(VISITS)]
+            rounds, at = divmod(visit, len(listed))
+            heat, effort, from_best = listed[(seed + at) % len(listed)]
             start = best_programs if from_best else packed[(seed + visit) % len(packed)][2]
-            longer = 2**rounds
+            longer = 2 ** (rounds // 2 if linked else rounds)
             yield heat, effort * longer, 0.0, from_best, start.copy()
-            if at == len(VISITS) - 1:
+            if at == len(listed) - 1:
                 for _ in range(2 * longer):
                     parked = _parked(problem, work, random)
                     if parked is not None:
-                        yield *PARKED, PASSING, False, parked
+                        yield *parked_visit, PASSING, False, parked
 
     for heat, effort, passing, from_best, start in visits():
         if over():
