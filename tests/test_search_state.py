@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numba import njit
 from strategies import SEEDS
 from test_search import problems
 
@@ -20,6 +21,43 @@ from optpipe_sim.solve.problem import Problem
 from optpipe_sim.solve.search import Programs, Workspace, can_search, pack, shares_links
 
 FAR = 4  # times the makespan is where evaluations give up
+
+
+# what follows is compiled without a door to Python
+
+
+@njit
+def changed(prog, length, saved, saved_length, t, high):  # type: ignore[no-untyped-def]
+    state.begin(t)
+    some = False
+    for device in range(len(length)):
+        some |= state.mark(prog, length, saved, saved_length, device, t, high)
+    return some
+
+
+@njit
+def updated(prog, length, costs, t, total, most, ahead):  # type: ignore[no-untyped-def]
+    return times.update(prog, length, costs, t, total, most, 0.0, 0, ahead, True)
+
+
+@njit
+def longest(prog, length, costs, t):  # type: ignore[no-untyped-def]
+    return times.longest(prog, length, costs, t)
+
+
+@njit
+def undone(t):  # type: ignore[no-untyped-def]
+    state.undo(t)
+
+
+@njit
+def find_tails(prog, length, costs, t, span_counts):  # type: ignore[no-untyped-def]
+    tails.find_tails(prog, length, costs, t, span_counts)
+
+
+@njit
+def renew_tails(prog, length, saved, saved_length, costs, t):  # type: ignore[no-untyped-def]
+    tails.renew_tails(prog, length, saved, saved_length, costs, t)
 
 
 class Walk:
@@ -56,26 +94,19 @@ class Walk:
             to = min(max(0, at + random.randint(-8, 8)), int(length[device]) - 1)
             core.shift(prog, slot, device, at, to, int(self.costs[-2]), self.high)  # type: ignore[call-overload]
         assert (slot == self.anew.slots(self.programs)).all()
-        state.begin(self.t)
-        marked = [
-            state.mark(prog, length, *self.saved, device, self.t, self.high)
-            for device in range(len(length))
-        ]
-        return any(marked)
+        return bool(changed(prog, length, *self.saved, self.t, self.high))
 
     def update(self) -> bool:
         """Bring the times up to date; returns whether the programs can go on."""
         most, ahead = float(FAR * self.makespan), self.random.choice((0, 1, 5, 50))
         self.t.tail[:] = 0
-        total = times.update(
-            *self.programs, self.costs, self.t, self.total, most, 0.0, 0, ahead, True
-        )
+        total = updated(*self.programs, self.costs, self.t, self.total, most, ahead)
         makespan, span, correct = self.anew.evaluate(self.programs)
         if makespan > most:
             assert total == times.FAILED
             return False
         assert total == correct
-        assert times.longest(*self.programs, self.costs, self.t) == (makespan, span)
+        assert longest(*self.programs, self.costs, self.t) == (makespan, span)
         self.compare("end", "before")
         return True
 
@@ -92,7 +123,7 @@ class Walk:
 
     def take_back(self) -> None:
         prog, length = self.programs
-        state.undo(self.t)
+        undone(self.t)
         for device, first in enumerate(self.t.changed[:, 0]):
             if first >= 0:
                 core._take(prog, length, self.t.slot, *self.saved, device, first)
@@ -138,7 +169,7 @@ def test_tails_end_with_the_last(case: tuple[Problem, Schedule], seed: int, span
     here = walk(case, seed)
     if here is None:
         return
-    tails.find_tails(*here.programs, here.costs, here.t, spans)
+    find_tails(*here.programs, here.costs, here.t, spans)
     _check_tails(here, spans)
     for _ in range(25):
         tail = here.t.tail.copy()
@@ -150,10 +181,10 @@ def test_tails_end_with_the_last(case: tuple[Problem, Schedule], seed: int, span
             continue
         here.t.tail[:] = tail
         begun = here.t.end[here.programs.prog[:, 0]].tolist()
-        tails.renew_tails(*here.programs, *here.saved, here.costs, here.t)
+        renew_tails(*here.programs, *here.saved, here.costs, here.t)
         here.take()
         kept = here.t.tail.copy()
-        tails.find_tails(*here.programs, here.costs, here.t, spans)
+        find_tails(*here.programs, here.costs, here.t, spans)
         if not spans and _takers_hold(here):
             codes = codes_of(here.programs)
             known = (kept[codes] > state.UNKNOWN // 2) | (here.t.tail[codes] > state.UNKNOWN // 2)
@@ -165,7 +196,7 @@ def _check_tails(here: Walk, spans: bool) -> None:
     codes = codes_of(here.programs)
     computes = codes[codes >> here.high < OpKind.O]
     ends = here.t.end[computes] + here.t.tail[computes]
-    makespan, span = times.longest(*here.programs, here.costs, here.t)
+    makespan, span = longest(*here.programs, here.costs, here.t)
     assert ends.max() == (span if spans else makespan)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..trace import Trace
 
 KNOWN = ("warm start", "cache", "cache, adapted")  # who finds without searching
+COMPILING = "compiling the engines for this machine, this once: about half a minute ..."
 MANY_OPS = 200_000  # beyond this the published schedules are not built for comparison
 
 
@@ -55,6 +56,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 "objective": arguments.objective,
                 "seed": arguments.seed,
                 "watch": _all(watchers),
+                "on_wait": lambda: out.hint(COMPILING),
                 "workers": arguments.workers,
                 "solver": arguments.solver,
                 "cache": not arguments.no_cache,

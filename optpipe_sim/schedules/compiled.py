@@ -24,6 +24,12 @@ def step(function: _Function) -> _Function:
     return njit(cache=True, _nrt=False, **options)(function)  # type: ignore[no-any-return]
 
 
+def part(function: _Function) -> _Function:
+    """Compile a function that only compiled code calls, too long to be copied into each caller."""
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return njit(cache=True, _nrt=False, **options)(function)  # type: ignore[no-any-return]
+
+
 @step
 def push(heap: np.ndarray, size: int, time: int, code: int) -> None:
     """Add an event to the heap of `size` rows (time, code)."""

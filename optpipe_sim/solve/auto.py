@@ -12,9 +12,10 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedules.adaoffload import adaoffload
 from .cache import open_cache, recall, remember
+from .compiling import compile_engines
 from .device_bounds import bounds_job
 from .jobs import exact_job, search_job
-from .portfolio import Job, Race, run_race
+from .portfolio import Job, Race, nobody, run_race
 from .problem import make_problem
 from .result import SolveResult, make_result
 from .search import can_search
@@ -41,6 +42,7 @@ def solve(
     warm_start: Schedule | str | None = None,
     on_incumbent: Callable[[Schedule, int], None] | None = None,
     watch: Callable[[Race], None] | None = None,
+    on_wait: Callable[[], None] = nobody,
     workers: int | None = None,
     evaluations: int | None = None,
     solver: str = "highs",
@@ -58,6 +60,8 @@ def solve(
             instead of by the clock, which makes it deterministic.
         warm_start: a schedule to start from, if it fits; ``none``: engines start from nothing.
         on_incumbent: called with each better schedule and its cost in ns.
+        on_wait: called where engines have to be compiled first, once on a machine; the clock starts
+            after that.
         watch: called with the race (its seconds, cost_ns, bound_ns, engine ...) at all news.
         solver: which MILP solver ``milp`` uses.
         save: a file that always holds the best schedule so far, whatever becomes of this process.
@@ -83,6 +87,8 @@ def solve(
         if on_incumbent is not None:
             on_incumbent(schedule, cost)
 
+    if engine in ("auto", "search"):
+        compile_engines(problem, on_wait)
     race = Race(problem, on_incumbent=improved, watch=watch)
     bound = lower_bound(profile, microbatches, objective=objective, memory_limit=problem.limits)
     race.prove(bound.ns, bound.name)

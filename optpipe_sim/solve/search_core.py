@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from ..schedules.compiled import entry, part, step
 from .search_moves import keep, offload, overtake
 from .search_state import LOGGED, B, F, O, W, begin, fill_slots, mark, undo
 from .search_tails import find_tails, renew_tails
@@ -16,7 +17,7 @@ from .search_times import FAILED, NEVER, last_start, longest, measure, update
 FAR = 3.0  # times its score is where a schedule is given up anyway
 
 
-@njit(cache=True)
+@step
 def _blocks(one, two, low, high):
     """Whether `one` must stay before `two`, its neighbour in a program."""
     if (one ^ two) & ((1 << high) - 1) == 0:  # F, O, R, B, W of one microbatch and stage
@@ -49,7 +50,7 @@ def toggle(prog, length, slot, d, unit, ahead, high):
         offload(prog, length, slot, d, unit, ahead, high)
 
 
-@njit(cache=True)
+@part
 def _copy_neighbour(prog, length, slot, d, other, step):
     """Give device d the order of a neighbour, for one stage per device on both."""
     for at in range(length[d]):
@@ -60,7 +61,7 @@ def _copy_neighbour(prog, length, slot, d, other, step):
     length[d] = length[other]
 
 
-@njit(cache=True)
+@entry
 def _critical(end, cause, prog, length, path, high):
     """Ops on one critical path from the last end back; returns how many."""
     last = -1
@@ -79,7 +80,7 @@ def _critical(end, cause, prog, length, path, high):
     return count
 
 
-@njit(cache=True)
+@entry
 def _repeat(prog, length, slot, costs, code, offloads):
     """Make the same change to an op for a run of microbatches, here and perhaps on the devices near
     by; returns whether on others, too."""
@@ -135,7 +136,7 @@ def seed_random(seed):
     np.random.seed(seed)
 
 
-@njit(cache=True)
+@entry
 def _take(prog, length, slot, saved, saved_length, d, begin):
     """Give a device back its program from slot `begin` on."""
     for at in range(begin, length[d]):
@@ -180,9 +181,9 @@ def anneal(
         best_length[:] = length
     begun, old_tails = 0, True
     since_path = 0  # ops evaluated in changes that were taken since the path was found
-    for step in range(steps):
+    for trial in range(steps):
         if best <= goal:
-            return best, step
+            return best, trial
         if not linked and old_tails:
             find_tails(prog, length, costs, t, span_counts)
             begun = last_start(prog, costs, t) if span_counts else 0
@@ -190,7 +191,7 @@ def anneal(
         if since_path > on_path:
             on_path = _critical(t.end, t.cause, prog, length, path, high)
             since_path = 0
-        temperature = hot * (cold / hot) ** (step / steps)
+        temperature = hot * (cold / hot) ** (trial / steps)
         draw = np.random.random()
         if on_path and draw < 0.7:
             code = path[np.random.randint(on_path)]

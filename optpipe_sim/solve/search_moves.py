@@ -9,10 +9,11 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from ..schedules.compiled import part, step
 from .search_state import B, F, O, R
 
 
-@njit(cache=True)
+@part
 def offload(prog, length, slot, d, unit, ahead, high):
     """Offload an activation that stays: O behind its F, R `ahead` ops before its B."""
     forward, backward = slot[unit], slot[unit | B << high]
@@ -26,7 +27,7 @@ def offload(prog, length, slot, d, unit, ahead, high):
     length[d] += 2
 
 
-@njit(cache=True)
+@part
 def keep(prog, length, slot, d, unit, high):
     """Drop the O and the R of an activation, as far as they are there; returns how many were."""
     out, back = unit | O << high, unit | R << high
@@ -47,7 +48,7 @@ def keep(prog, length, slot, d, unit, high):
     return gone
 
 
-@njit(cache=True)
+@step
 def _put(prog, slot, d, at, code):
     prog[d, at] = code
     slot[code] = at
@@ -113,7 +114,7 @@ def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
     return True
 
 
-@njit(cache=True)
+@part
 def _mend(prog, length, slot, d, unit, stays, parks, ahead, high):
     """Bring the ops of one activation into an order that can be, after its B and R were exchanged.
 

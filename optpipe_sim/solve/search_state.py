@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from ..schedules.compiled import part, step
 from .search_links import B as B
 from .search_links import F as F
 from .search_links import O as O
@@ -74,13 +75,14 @@ def make_times(codes: int, devices: int) -> Times:
 @njit(cache=True)
 def fill_slots(prog, length, slot):
     """Fill in where each op stands."""
-    slot[:] = -1
+    for code in range(len(slot)):
+        slot[code] = -1
     for d in range(len(length)):
         for at in range(length[d]):
             slot[prog[d, at]] = at
 
 
-@njit(cache=True)
+@step
 def begin(t):
     """A new trial: nothing is stale, nothing logged."""
     t.tally[TRIAL] += 1
@@ -90,7 +92,7 @@ def begin(t):
         t.pending[d] = 0
 
 
-@njit(cache=True)
+@part
 def mark(prog, length, saved, saved_length, d, t, high):
     """Mark what a change of the program of device d makes stale; returns whether it is any other
     than the `saved` one, whose times `t` has."""
@@ -106,7 +108,8 @@ def mark(prog, length, saved, saved_length, d, t, high):
     t.changed[d, 0], t.changed[d, 1] = first, max(first, size - rest - 1)
     code = prog[d, first]
     log_op(code, t)
-    t.before[code] = t.before[saved[d, first]]
+    for which in range(STATE):
+        t.before[code, which] = t.before[saved[d, first], which]
     for slot in range(first, t.changed[d, 1] + 1):
         t.stale[prog[d, slot]] = t.tally[TRIAL]
     t.pending[d] = t.changed[d, 1] + 1 - first
@@ -138,19 +141,19 @@ def mark(prog, length, saved, saved_length, d, t, high):
     return True
 
 
-@njit(cache=True)
+@part
 def undo(t):
     """Take back what the trial changed in the times."""
     for at in range(t.tally[LOGGED]):
         code = t.log[at]
         t.end[code], t.ready[code], t.cause[code] = t.kept[at, 0], t.kept[at, 1], t.kept[at, 2]
         t.taker[code], t.asker[code] = t.kept[at, 3], t.kept[at, 4]
-        for part in range(STATE):
-            t.before[code, part] = t.kept[at, 5 + part]
+        for which in range(STATE):
+            t.before[code, which] = t.kept[at, 5 + which]
     t.tally[LOGGED] = 0
 
 
-@njit(cache=True, forceinline=True)
+@step
 def log_op(code, t):
     """Keep what is known of a code, once in a trial."""
     if t.logged[code] == t.tally[TRIAL]:
@@ -161,11 +164,11 @@ def log_op(code, t):
     t.log[at] = code
     t.kept[at, 0], t.kept[at, 1], t.kept[at, 2] = t.end[code], t.ready[code], t.cause[code]
     t.kept[at, 3], t.kept[at, 4] = t.taker[code], t.asker[code]
-    for part in range(STATE):
-        t.kept[at, 5 + part] = t.before[code, part]
+    for which in range(STATE):
+        t.kept[at, 5 + which] = t.before[code, which]
 
 
-@njit(cache=True, forceinline=True)
+@step
 def spoil(code, d, after, t):
     """An op of device d, if it is behind slot `after`, has to be evaluated again."""
     if code >= 0 and t.slot[code] > after and t.stale[code] != t.tally[TRIAL]:
@@ -173,7 +176,7 @@ def spoil(code, d, after, t):
         t.pending[d] += 1
 
 
-@njit(cache=True, forceinline=True)
+@step
 def next_out(prog, d, begin, end, high):
     """The slot of the first O from `begin` on, or -1."""
     for slot in range(begin, end):

@@ -10,9 +10,9 @@ behind which something is different, now from the end to the beginning.
 
 from __future__ import annotations
 
-from numba import njit
-
+from ..schedules.compiled import part, step
 from .search_state import (
+    AFTER,
     ASKED,
     FOLLOWING,
     GIVEN,
@@ -29,7 +29,7 @@ from .search_state import (
 )
 
 
-@njit(cache=True)
+@part
 def find_tails(prog, length, costs, t, span_counts):
     """Fill in ``t.tail``: of each op the longest way over the ops that wait for it, ns.
 
@@ -38,14 +38,16 @@ def find_tails(prog, length, costs, t, span_counts):
     """
     lasts, low, high = costs[0], costs[12], costs[13]
     t.tally[TRIAL] += 1
-    t.tail[:] = UNKNOWN
+    for code in range(len(t.tail)):
+        t.tail[code] = UNKNOWN
     for d in range(len(length)):
         for slot in range(length[d]):
             t.stale[prog[d, slot]] = t.tally[TRIAL]
         t.pending[d] = length[d]
         first, last = prog[d, 0], prog[d, length[d] - 1]
         t.wake[d], t.key[d] = length[d] - 1, t.end[last]
-        t.after[last] = UNKNOWN
+        for which in range(AFTER):
+            t.after[last, which] = UNKNOWN
         t.after[last, FOLLOWING] = 0
         if span_counts:
             began = t.end[first] - lasts[first >> high, (first & ((1 << high) - 1)) >> low]
@@ -53,7 +55,7 @@ def find_tails(prog, length, costs, t, span_counts):
     _renew(prog, length, costs, t)
 
 
-@njit(cache=True)
+@part
 def renew_tails(prog, length, saved, saved_length, costs, t):
     """Bring ``t.tail`` up to date after the changes from `saved` that `search_times.mark` has marked
     and `search_times.update` evaluated."""
@@ -67,7 +69,8 @@ def renew_tails(prog, length, saved, saved_length, costs, t):
         if first < 0:
             continue
         was = saved_length[d] - length[d] + last
-        t.after[prog[d, last]] = t.after[saved[d, was]]
+        for which in range(AFTER):
+            t.after[prog[d, last], which] = t.after[saved[d, was], which]
         _wake(prog[d, last], d, t)
         for slot in range(first, last + 1):
             _spoil(prog[d, slot], d, length[d], t)
@@ -88,7 +91,7 @@ def renew_tails(prog, length, saved, saved_length, costs, t):
     _renew(prog, length, costs, t)
 
 
-@njit(cache=True, forceinline=True)
+@step
 def _spoil(code, d, before, t):
     """An op of device d, if it is ahead of slot `before`, has to be looked at again."""
     if 0 <= t.slot[code] < before and t.stale[code] != t.tally[TRIAL]:
@@ -96,14 +99,14 @@ def _spoil(code, d, before, t):
         t.pending[d] += 1
 
 
-@njit(cache=True, forceinline=True)
+@step
 def _wake(code, d, t):
     """A device that is not being looked at has to be, from this op on."""
     if t.slot[code] > t.wake[d]:
         t.wake[d], t.key[d] = t.slot[code], t.end[code]
 
 
-@njit(cache=True, forceinline=True)
+@step
 def _from_start(code, lasts, t, low, high):
     """The tail of an op and what it lasts itself; ``UNKNOWN`` where it is not known, or not there."""
     if t.slot[code] < 0 or t.tail[code] == UNKNOWN:
@@ -111,7 +114,7 @@ def _from_start(code, lasts, t, low, high):
     return t.tail[code] + lasts[code >> high, (code & ((1 << high) - 1)) >> low]
 
 
-@njit(cache=True, forceinline=True)
+@step
 def _is_taken(code, prog, d, t):
     """Whether what an O gave back went to its taker, or to nobody since the order is another."""
     taker = t.taker[code]
@@ -124,7 +127,7 @@ def _is_taken(code, prog, d, t):
     return first < 0 or t.slot[first] < t.slot[code]
 
 
-@njit(cache=True)
+@part
 def _renew(prog, length, costs, t):
     """Look at what is stale, and at all that this changes, the last first."""
     lasts, place, lag, low, high = costs[0], costs[4], costs[7], costs[12], costs[13]

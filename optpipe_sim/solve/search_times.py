@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from ..schedules.compiled import part, step
 from .search_links import NEVER as NEVER
 from .search_links import evaluate_links
 from .search_state import (
@@ -32,6 +33,7 @@ from .search_state import (
     OTHER,
     OUT,
     OUT_OP,
+    STATE,
     TRIAL,
     B,
     F,
@@ -47,7 +49,7 @@ from .search_state import (
 FAILED = -1  # in place of a sum of ends
 
 
-@njit(cache=True)
+@part
 def evaluate(prog, length, costs, t):
     """The times of a set of programs, into `t`.
 
@@ -69,10 +71,12 @@ def evaluate(prog, length, costs, t):
         t.pending[d] = length[d]
         for slot in range(length[d]):
             t.stale[prog[d, slot]] = t.tally[TRIAL]
-        first = t.before[prog[d, 0]]
-        first[:] = 0
-        first[ANCHOR_OP] = first[OUT_OP] = first[BACK_OP] = first[GIVEN] = -1
-        first[LEVEL] = static[d] - limit[d]
+        first = prog[d, 0]
+        for which in range(STATE):
+            t.before[first, which] = 0
+        for which in (ANCHOR_OP, OUT_OP, BACK_OP, GIVEN):
+            t.before[first, which] = -1
+        t.before[first, LEVEL] = static[d] - limit[d]
     total = update(prog, length, costs, t, 0, np.inf, 0.0, 0, NEVER, False)
     if total == FAILED:
         return NEVER, NEVER, 0
@@ -88,7 +92,7 @@ def measure(prog, length, costs, links, t):
     return evaluate(prog, length, costs, t)
 
 
-@njit(cache=True)
+@part
 def last_start(prog, costs, t):
     """When the last device begins."""
     lasts, low, high = costs[0], costs[12], costs[13]
@@ -99,7 +103,7 @@ def last_start(prog, costs, t):
     return last
 
 
-@njit(cache=True)
+@part
 def longest(prog, length, costs, t):
     """(makespan, longest span) of programs that begin and end with compute ops."""
     lasts, low, high = costs[0], costs[12], costs[13]
@@ -112,7 +116,7 @@ def longest(prog, length, costs, t):
     return makespan, span
 
 
-@njit(cache=True)
+@part
 def update(prog, length, costs, t, total, most, weight, begun, ahead, logs):
     """Evaluate what is stale, and all that this changes.
 
@@ -355,7 +359,7 @@ def update(prog, length, costs, t, total, most, weight, begun, ahead, logs):
     return total
 
 
-@njit(cache=True, forceinline=True)
+@step
 def _given(code, low, high, act, held):
     """What a compute op gives back at its end."""
     kind = code >> high

@@ -1,0 +1,97 @@
+"""Compile what the engines run: once on a machine, and never at the cost of the time they have.
+
+Numba keeps what it compiled on disk; from the second time on this takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ..profile_io import load_profile
+from ..schedules.adaoffload import adaoffload
+from . import search_core
+from .device_bounds import best_bound
+from .greedy_search import greedy_search
+from .patterns import pattern_start
+from .portfolio import nobody
+from .problem import Problem, make_problem
+from .search import search, shares_links
+from .starts import offload_everything
+from .waves import wave_search
+
+
+def compile_engines(problem: Problem, on_wait: Callable[[], None] = nobody) -> None:
+    """Run on a tiny problem of the same kind all that is compiled for one like `problem`.
+
+    Args:
+        on_wait: called first where nothing is there yet, so that it will take half a minute.
+    """
+    kind = problem.shape.chunks > 1, shares_links(problem)
+    if not _kept():
+        on_wait()
+        context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+        processes = [context.Process(target=part, args=kind) for part in PARTS]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    _compile(*kind)
+
+
+def _kept() -> bool:
+    """Whether the search was compiled on this machine since it was written."""
+    source = Path(search_core.__file__)
+    kept = Path(search_core.anneal.stats.cache_path)
+    written = source.stat().st_mtime
+    return any(
+        index.stat().st_mtime > written for index in kept.glob(f"{source.stem}.anneal-*.nbi")
+    )
+
+
+@cache
+def _compile(chunks: bool, linked: bool) -> None:
+    for part in PARTS:
+        part(chunks, linked)
+
+
+def _tiny(chunks: bool, linked: bool) -> Problem:
+    profile = load_profile(
+        {
+            "devices": 2,
+            "chunks": 1 + chunks,
+            "placement": "loop",
+            "stages": {"t_f_ns": 2, "t_b_ns": 2, "t_w_ns": 2, "act_bytes": 2, "w_bytes": 1},
+            "offload": {
+                "t_offload_ns": 1, "t_reload_ns": 1, "host_link_groups": [[0, 1]] if linked else [],
+            },
+        }
+    )  # fmt: skip
+    return make_problem(profile, 3, 12, "flush")
+
+
+def _greedy(chunks: bool, linked: bool) -> None:
+    problem = _tiny(chunks, linked)
+    adaoffload(problem.profile, 3, problem.limits)
+    if chunks:
+        wave_search(problem, lambda: False, runs=2)
+    greedy_search(problem, lambda: False, runs=2)
+
+
+def _search(_: bool, linked: bool) -> None:
+    problem = _tiny(False, linked)  # the search is the same for several chunks
+    start = offload_everything(problem, 1)
+    if linked:
+        pattern_start(problem, start, lambda: False, steps=1)
+    search(problem, [start], evaluations=2)
+
+
+def _bounds(chunks: bool, linked: bool) -> None:
+    best_bound(_tiny(chunks, linked), 1.0)
+
+
+PARTS = (_search, _greedy, _bounds)
