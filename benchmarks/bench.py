@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -25,8 +26,11 @@ from optpipe_sim import CostProfile, Schedule, build, load_profile, simulate
 from optpipe_sim.files import write_mapping, write_text
 from optpipe_sim.profile_io import profile_to_json
 from optpipe_sim.schedules import REGISTRY
+from optpipe_sim.schedules.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.sim.noise import Noise, replay_noisy
+from optpipe_sim.solve.problem import make_problem
+from optpipe_sim.solve.search import Workspace, pack, search
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.run import sweep
 
@@ -155,6 +159,25 @@ def doors() -> None:
     console.print(table)
 
 
+def annealing() -> None:
+    title = "Annealing from AdaOffload at a quarter of 1F1B's memory: a change tried, all evaluated"
+    table = Table(title=title)
+    for column in ("devices", "microbatches", "ops", "change us", "all us", "all / change"):
+        table.add_column(column, justify="right")
+    for devices, microbatches in ((4, 16), (8, 32), (16, 64), (32, 128)):
+        limit = devices * 100 * 2**20 // 4
+        problem = make_problem(profile(devices), microbatches, limit, "flush")
+        start = adaoffload(problem.profile, microbatches, limit=problem.limits)
+        work, programs, count = Workspace(problem), pack(problem, start), 20_000
+        changes = best(partial(search, problem, [start], evaluations=count), 3.0) / count
+        everything = best(partial(work.evaluate, programs))
+        cells = [f"{value * 1e6:.1f}" for value in (changes, everything)]
+        ops = f"{int(programs.length.sum()):,}"
+        ratio = f"{everything / changes:.0f}"
+        table.add_row(str(devices), str(microbatches), ops, *cells, ratio)
+    console.print(table)
+
+
 def sweeps() -> None:
     grid = {"schedule": [*REPLAYED], "profile.t_comm_ms": [at / 50 for at in range(100)]}
     base = {"profile": profile_to_json(profile(8)), "microbatches": 32}
@@ -179,7 +202,7 @@ def main() -> None:
     parser.add_argument("--write", metavar="FILE", help="also write the tables to a Markdown file")
     options = parser.parse_args()
     console.print(f"Python {platform.python_version()} on {platform.machine()}, one core")
-    for part in (per_op, against_size, builders, doors, sweeps):
+    for part in (per_op, against_size, builders, doors, annealing, sweeps):
         part()
     if options.write:
         write_text(options.write, f"# Benchmarks\n\n```\n{console.export_text()}```\n")

@@ -14,7 +14,10 @@ def test_every_part_runs_through(chunks: bool, linked: bool) -> None:
     """A start that did not fit would leave the search uncompiled."""
     assert compiling.shares_links(compiling._tiny(chunks, linked)) == linked
     problem = compiling._tiny(False, linked)
-    assert problem.replay(compiling.offload_everything(problem, 1)).fits
+    start = compiling.offload_everything(problem, 1)
+    assert problem.replay(start).fits
+    if linked:
+        assert compiling.pattern_start(problem, start, lambda: False, steps=1) is not None
     for part in compiling.PARTS:
         part(chunks, linked)
     assert compiling._kept()

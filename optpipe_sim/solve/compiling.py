@@ -65,9 +65,9 @@ def _tiny(chunks: bool, linked: bool) -> Problem:
             "devices": 2,
             "chunks": 1 + chunks,
             "placement": "loop",
-            "stages": {"t_f_ns": 2, "t_b_ns": 2, "t_w_ns": 2, "act_bytes": 2, "w_bytes": 1},
+            "stages": {"t_f_ns": 20, "t_b_ns": 20, "t_w_ns": 20, "act_bytes": 2, "w_bytes": 1},
             "offload": {
-                "t_offload_ns": 1, "t_reload_ns": 1, "host_link_groups": [[0, 1]] if linked else [],
+                "t_offload_ns": 10, "t_reload_ns": 10, "host_link_groups": [[0, 1]] if linked else [],
             },
         }
     )  # fmt: skip

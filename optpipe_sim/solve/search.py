@@ -1,7 +1,8 @@
 """Search over programs: annealing from several starts, evaluated by a compiled replay.
 
 Where transfers share links the evaluation follows them in the order of time, first come first
-served, some three times slower. Deterministic for a seed and a number of evaluations.
+served, each time all of it, some ten times slower. Deterministic for a seed and a number of
+evaluations.
 """
 
 from __future__ import annotations
