@@ -23,6 +23,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 LAYERS = (
     {"errors", "ops"},
     {"units", "files"},
+    {"compiled"},
     {"shape", "stage_cost", "steps", "schedule", "profile", "profile_io"},
     {"trace"},
     {"schedules", "sim", "analyse"},

@@ -14,6 +14,7 @@ from test_search import problems
 from optpipe_sim.ops import OpKind
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.solve import search_core as core
+from optpipe_sim.solve import search_moves as moves
 from optpipe_sim.solve import search_state as state
 from optpipe_sim.solve import search_tails as tails
 from optpipe_sim.solve import search_times as times
@@ -82,17 +83,17 @@ class Walk:
         code = int(prog[device, at])
         draw, offloads = random.random(), self.problem.may_offload
         if draw < 0.2:
-            core._repeat(prog, length, slot, self.costs, code, offloads)
+            moves.repeat(prog, length, slot, self.costs, code, offloads)
         elif draw < 0.4:
-            core._pass(
+            moves.let_pass(
                 prog, length, slot, self.costs, code >> self.high, code & (1 << self.high) - 1
             )
         elif draw < 0.6 and offloads:
             unit = code & (1 << self.high) - 1
-            core.toggle(prog, length, slot, device, unit, random.randint(1, 11), self.high)
+            moves.toggle(prog, length, slot, device, unit, random.randint(1, 11), self.high)
         else:
             to = min(max(0, at + random.randint(-8, 8)), int(length[device]) - 1)
-            core.shift(prog, slot, device, at, to, int(self.costs[-2]), self.high)  # type: ignore[call-overload]
+            moves.shift(prog, slot, device, at, to, int(self.costs[-2]), self.high)  # type: ignore[call-overload]
         assert (slot == self.anew.slots(self.programs)).all()
         return bool(changed(prog, length, *self.saved, self.t, self.high))
 

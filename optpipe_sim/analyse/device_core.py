@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..schedules.compiled import entry, step
+from ..compiled import entry, step
 from .device_heap import copy, hashed_row, pop, push
 
 # one per node; TC, TO, TR: until when compute, O and R engine are busy; GC, GO: what ends then gives back

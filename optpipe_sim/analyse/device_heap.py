@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..schedules.compiled import step
+from ..compiled import step
 
 
 @step

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from ..compiled import entry, pop, step
 from .adaoffload_state import (
     ACT,
     ARRIVAL,
@@ -63,7 +64,6 @@ from .adaoffload_state import (
     start_forward,
     wake,
 )
-from .compiled import entry, pop, step
 
 
 @step

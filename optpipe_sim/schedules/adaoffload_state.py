@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .compiled import push, step
+from ..compiled import push, step
 
 FOREVER = 2**62
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from ..compiled import compiled
 
 F, O, R = 0, 4, 5  # noqa: E741  as in ops.OpKind, for the compiler
 
 
-@njit(cache=True)
+@compiled
 def _push(heap_time, heap_row, size, time, row):
     at = size
     while at > 0:
@@ -21,7 +22,7 @@ def _push(heap_time, heap_row, size, time, row):
     return size + 1
 
 
-@njit(cache=True)
+@compiled
 def _pop(heap_time, heap_row, size):
     """Remove the first; the caller has read it at index 0."""
     size -= 1
@@ -41,7 +42,7 @@ def _pop(heap_time, heap_row, size):
     return size
 
 
-@njit(cache=True)
+@compiled
 def run_events(
     kinds,
     device_of,

@@ -7,12 +7,13 @@ last a while, and edges from the start or the end of one node to the start of an
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from ..compiled import compiled, step
 
 F, O, R = 0, 4, 5  # noqa: E741  as in ops.OpKind, for the compiler
 
 
-@njit(cache=True)
+@compiled
 def program_edges(kinds, offsets, shared):
     """Edges that follow from the order of the programs, and how many R's there are.
 
@@ -59,7 +60,7 @@ def program_edges(kinds, offsets, shared):
     return source[:count], at_end[:count], target[:count], reloads
 
 
-@njit(cache=True)
+@compiled
 def sort_graph(nodes, source, at_end, target, lag):
     """The graph in topological order, its incoming edges grouped by node.
 
@@ -118,7 +119,7 @@ def sort_graph(nodes, source, at_end, target, lag):
     return order[:done], first, inputs, lags
 
 
-@njit(cache=True)
+@compiled
 def longest_path(first, inputs, lags, lasts, times):
     """Fill `times` (2, nodes in topological order: start and end, interleaved) as early as can be."""
     for node in range(len(lasts)):
@@ -131,7 +132,7 @@ def longest_path(first, inputs, lags, lasts, times):
         times[2 * node + 1] = start + lasts[node]
 
 
-@njit(cache=True, inline="always")  # a call in the inner loop costs 7 ns per op
+@step  # a call in the inner loop costs 7 ns per op
 def _noisy_start(node, first, inputs, lags, hop, times):
     """When a node can start, with messages that take `hop` times as long."""
     start = 0
@@ -145,7 +146,7 @@ def _noisy_start(node, first, inputs, lags, hop, times):
     return start
 
 
-@njit(cache=True)
+@compiled
 def noisy_paths(
     first, inputs, lags, lasts, spread, device, message, opens, closes, drift, hop, random, costs
 ):
@@ -184,7 +185,7 @@ def noisy_paths(
         costs[sample, 1] = span
 
 
-@njit(cache=True)
+@compiled
 def scenario_paths(
     first, inputs, lags, lasts, unit, device, message, opens, closes, factors, drift, hop, costs
 ):

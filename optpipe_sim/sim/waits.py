@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
+
+from ..compiled import compiled
 
 F, O, R = 0, 4, 5  # noqa: E741  as in ops.OpKind, for the compiler
 
 
-@njit(cache=True)
+@compiled
 def find_waits(kinds, offsets, taken, given, static, limits, granted_as, ended_as):
     """The releases each F and R has to wait for, so that its device keeps its limit whatever
     the ops last.

@@ -8,15 +8,15 @@ next k. Only the order of the times counts. Programs and their times: see `searc
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from ..compiled import compiled
 from .search_state import B, F, O, R, W
 from .search_times import NEVER, measure
 
 KINDS = (F, B, W, O, R)
 
 
-@njit(cache=True)
+@compiled
 def write(times, away, period, costs, prog, length):
     """Fill in the programs of all microbatches, in the order of the pattern's times."""
     place, m, low, high = costs[4], costs[11], costs[12], costs[13]
@@ -42,7 +42,7 @@ def write(times, away, period, costs, prog, length):
                     length[d] += 1
 
 
-@njit(cache=True)
+@compiled
 def _change(times, away, typical, lasts_back):
     """One random change of a pattern: an op, all that follows one, or what is offloaded."""
     _, stages, k = times.shape
@@ -74,7 +74,7 @@ def _change(times, away, typical, lasts_back):
                 times[R, other, i] = times[B, other, i] - lasts_back[other]
 
 
-@njit(cache=True)
+@compiled
 def anneal_pattern(
     times, away, period, costs, links, t, prog, length,
     best_prog, best_length, best, part, span_counts, mean_weight, typical,

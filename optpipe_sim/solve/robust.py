@@ -23,7 +23,7 @@ from ..sim.lower import lower
 from ..sim.noise import Noise
 from ..sim.scenarios import Scenarios, draw_scenarios, replay_scenarios, scenario_bounds
 from ..trace import Trace
-from . import search_core as core
+from . import search_moves as moves
 from . import search_times as times
 from .auto import solve
 from .greedy_search import greedy_search
@@ -305,7 +305,7 @@ def _move(
         if not problem.profile.stages[unit >> low].offloadable:
             return False
         ahead = random.choice(AHEAD)
-        core.toggle(programs.prog, programs.length, slot, device, unit, ahead, high)
+        moves.toggle(programs.prog, programs.length, slot, device, unit, ahead, high)
         return True
     stop = min(size - 1, max(0, at + random.choice((-1, 1)) * random.randint(1, REACH)))
-    return bool(core.shift(programs.prog, slot, device, at, stop, low, high) != at)
+    return bool(moves.shift(programs.prog, slot, device, at, stop, low, high) != at)

@@ -17,8 +17,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from ..compiled import compiled
 from ..ops import OpKind
 from ..profile import CostProfile
 from ..sim.links import link_keys
@@ -64,13 +64,13 @@ def link_arrays(profile: CostProfile, bits: tuple[int, int], shared: bool) -> tu
     )  # fmt: skip
 
 
-@njit(cache=True)
+@compiled
 def _after(key, lasts, shift):
     """The key `lasts` ns after a key."""
     return key if lasts == 0 else ((key >> shift) + lasts) << shift
 
 
-@njit(cache=True)
+@compiled
 def _next_transfer(prog, length, queue, slot, shared, high):
     """Where a queue's next transfer stands in the program of its device, from `slot` on, or its end."""
     d = queue >> 1
@@ -82,7 +82,7 @@ def _next_transfer(prog, length, queue, slot, shared, high):
     return slot
 
 
-@njit(cache=True)
+@compiled
 def evaluate_links(prog, length, costs, links, end, ready, cause):
     """As `search_times.evaluate`, for transfers that share links; `links`: see `link_arrays`."""
     (_, act, _, moved, place, limit, static, lag, occupancy, serial, shared, _, low, high) = costs

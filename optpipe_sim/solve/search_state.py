@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 
-from ..schedules.compiled import part, step
+from ..compiled import compiled, part, step
 from .search_links import B as B
 from .search_links import F as F
 from .search_links import O as O
@@ -72,7 +71,7 @@ def make_times(codes: int, devices: int) -> Times:
     )  # fmt: skip
 
 
-@njit(cache=True)
+@compiled
 def fill_slots(prog, length, slot):
     """Fill in where each op stands."""
     for code in range(len(slot)):

@@ -10,7 +10,7 @@ behind which something is different, now from the end to the beginning.
 
 from __future__ import annotations
 
-from ..schedules.compiled import part, step
+from ..compiled import part, step
 from .search_state import (
     AFTER,
     ASKED,

@@ -15,9 +15,8 @@ Compiled by numba; all times ns, all memory bytes, int64.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
-from ..schedules.compiled import part, step
+from ..compiled import compiled, part, step
 from .search_links import NEVER as NEVER
 from .search_links import evaluate_links
 from .search_state import (
@@ -84,7 +83,7 @@ def evaluate(prog, length, costs, t):
     return makespan, span, total
 
 
-@njit(cache=True)
+@compiled
 def measure(prog, length, costs, links, t):
     """`evaluate`, or `evaluate_links` where there are links that are shared."""
     if links[1] > 0:

@@ -1,14 +1,24 @@
-"""What the compiled event loops share: how they are compiled, and a heap of events."""
+"""How functions are compiled, and that none is run that was compiled from older sources; a heap of
+events, which several of the compiled loops have."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from numba import njit
 
+from .files import write_text
+
 _Function = TypeVar("_Function", bound=Callable[..., object])
+
+
+def compiled(function: _Function) -> _Function:
+    """Compile a function that anybody calls."""
+    return njit(cache=True)(function)  # type: ignore[no-any-return]
 
 
 def entry(function: _Function) -> _Function:
@@ -28,6 +38,29 @@ def part(function: _Function) -> _Function:
     """Compile a function that only compiled code calls, too long to be copied into each caller."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return njit(cache=True, _nrt=False, **options)(function)  # type: ignore[no-any-return]
+
+
+def forget_older() -> None:
+    """Remove what numba has kept, if any source of it has changed since.
+
+    Numba itself looks at the source of each function only, not at what was compiled into it.
+    """
+    package = Path(__file__).parent
+    sources = [
+        path for path in sorted(package.rglob("*.py")) if b"compiled import" in path.read_bytes()
+    ]
+    states = [(path.relative_to(package), path.stat()) for path in [Path(__file__), *sources]]
+    now = "".join(f"{path} {state.st_mtime_ns} {state.st_size}\n" for path, state in states)
+    kept = package / "__pycache__" / "compiled.txt"
+    if kept.exists() and kept.read_text() == now:
+        return
+    with suppress(OSError):  # where nothing can be written, numba keeps nothing either
+        for path in package.rglob("__pycache__/*.nb[ic]"):
+            path.unlink(missing_ok=True)
+        write_text(kept, now)
+
+
+forget_older()
 
 
 @step
