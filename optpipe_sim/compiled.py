@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numba import njit
@@ -16,9 +16,9 @@ from .files import write_text
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
-def compiled(function: _Function) -> _Function:
-    """Compile a function that anybody calls."""
-    return njit(cache=True)(function)  # type: ignore[no-any-return]
+def compiled(function: Any) -> Any:
+    """Compile a function that anybody calls, and that may allocate."""
+    return njit(cache=True)(function)
 
 
 def entry(function: _Function) -> _Function:

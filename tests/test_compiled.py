@@ -27,7 +27,9 @@ def test_nothing_runs_that_was_compiled_from_older_sources(tmp_path: Path) -> No
         (package / name).write_text(text)
 
     def run() -> str:
-        code = "from small.outer import outer; print(outer(1), sum(outer.stats.cache_hits.values()))"
+        code = (
+            "from small.outer import outer; print(outer(1), sum(outer.stats.cache_hits.values()))"
+        )
         done = subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONPATH": str(tmp_path)},

@@ -13,7 +13,7 @@ from ..compiled import compiled, entry, part, step
 from .search_state import B, F, O, R
 
 
-@part
+@compiled
 def change(prog, length, slot, costs, path, offloads, alike, passing):
     """Change the programs at random: of most changes the first op is one of `path`.
 
