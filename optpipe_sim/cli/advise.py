@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .kinds import count, names, seconds, size
+from .models import add_kernels, add_machine, add_model, model_and_machine
 
 if TYPE_CHECKING:
     from ..costs.advise_rows import Advice, Row
-    from ..costs.calibrate import Calibration
-    from ..costs.machines import Machine
     from .show import Out
 
 EXAMPLE = (
@@ -34,14 +33,8 @@ _LISTS = (
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What `advise` understands."""
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="a name (qwen3-8b, gpt-14.6b, ...), a short config (.yaml) or a Hugging Face config.json",
-    )
-    parser.add_argument(
-        "--machine", required=True, help="a name (a100, h100, ...) or a machine file (.yaml)"
-    )
+    add_model(parser)
+    add_machine(parser)
     for name, text in (
         ("gpus", "GPUs in all"),
         ("global-batch", "sequences per iteration, over all replicas"),
@@ -67,22 +60,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="only these; default: all, offloading ones where the machine has PCIe data",
     )
-    parser.add_argument(
-        "--no-flash", action="store_true", help="attention scores go through memory"
-    )
-    parser.add_argument(
-        "--dtype", default="bf16", metavar="TYPE", help="bf16, fp16, fp8, tf32, fp32"
-    )
+    add_kernels(parser)
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
         type=size,
         help="per device; default: what driver and libraries leave, less 5 %%",
-    )
-    parser.add_argument(
-        "--calibrate",
-        metavar="FILE",
-        help="fit the machine's rates to the measurements in this file first",
     )
     parser.add_argument("--top", type=count, default=5, metavar="N", help="rows of the answer (5)")
     parser.add_argument(
@@ -96,11 +79,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search, show, write."""
-    from ..costs import load_machine, load_model
     from ..costs.advise import advise
 
-    model, machine = load_model(arguments.model), load_machine(arguments.machine)
-    fitted = _calibration(arguments.calibrate, machine)
+    model, machine, fitted = model_and_machine(arguments)
     with out.progress("advising") as progress:
         found = advise(
             model,
@@ -138,14 +119,6 @@ def _zeros(text: str) -> tuple[int, ...]:
     if not set(text.split(",")) <= set("0123"):
         raise argparse.ArgumentTypeError(f"expected some of 0, 1, 2, 3, got {text!r}")
     return tuple(map(int, text.split(",")))
-
-
-def _calibration(path: str | None, machine: Machine) -> Calibration | None:
-    if path is None:
-        return None
-    from ..costs.calibrate import calibrate, load_measurements
-
-    return calibrate(load_measurements(path, machine), machine, path)
 
 
 def _write(arguments: argparse.Namespace, found: Advice) -> dict[str, str]:

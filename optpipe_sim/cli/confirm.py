@@ -6,8 +6,8 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptPipeError
-from .estimate import layer_list
 from .kinds import count, share, size, whole
+from .models import layer_list
 
 if TYPE_CHECKING:
     from ..costs.models import Model

@@ -5,7 +5,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ..errors import OptPipeError
+from .models import (
+    add_kernels,
+    add_layers,
+    add_machine,
+    add_model,
+    layer_list,
+    model_and_machine,
+)
 
 if TYPE_CHECKING:
     from ..profile import CostProfile
@@ -20,14 +27,8 @@ SUMMARY = "estimate a profile from a model's shape and a machine's data sheet"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What `estimate` understands."""
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="a name (qwen3-8b, gpt-14.6b, ...), a short config (.yaml) or a Hugging Face config.json",
-    )
-    parser.add_argument(
-        "--machine", required=True, help="a name (a100, h100, ...) or a machine file (.yaml)"
-    )
+    add_model(parser)
+    add_machine(parser)
     parser.add_argument(
         "--devices",
         type=int,
@@ -55,45 +56,30 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what replicas share out: 1 optimizer states, 2 and gradients, 3 and weights (0)",
     )
     parser.add_argument("--placement", choices=("loop", "vee"), default="loop")
-    parser.add_argument("--layers", metavar="A,B,...", help="layers per stage; default: balanced")
+    add_layers(parser)
     parser.add_argument(
         "--recompute",
         choices=("none", "norms", "full"),
         default="none",
         help="done again in B: nothing; norms, activation functions and dropout; the whole layer",
     )
-    parser.add_argument(
-        "--no-flash", action="store_true", help="attention scores go through memory"
-    )
-    parser.add_argument(
-        "--dtype", default="bf16", metavar="TYPE", help="bf16, fp16, fp8, tf32 or fp32"
-    )
+    add_kernels(parser)
     parser.add_argument(
         "--offload",
         choices=("auto", "yes", "no"),
         default="auto",
         help="an offload section from the machine's PCIe data (auto: where there are any)",
     )
-    parser.add_argument(
-        "--calibrate",
-        metavar="FILE",
-        help="fit the machine's rates to the measurements in this file first",
-    )
     parser.add_argument("--save", metavar="P.yaml", help="write the profile")
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Estimate, show, save."""
-    from ..costs import estimate, load_machine, load_model
+    from ..costs import estimate
     from ..profile_io import save_profile
 
-    model, machine = load_model(arguments.model), load_machine(arguments.machine)
-    fitted = None
-    if arguments.calibrate:
-        from ..costs.calibrate import calibrate, load_measurements
-
-        measured = load_measurements(arguments.calibrate, machine)
-        fitted = calibrate(measured, machine, arguments.calibrate)
+    model, machine, fitted = model_and_machine(arguments)
+    if fitted is not None:
         machine = machine.with_rates(fitted.rates)
     profile = estimate(
         model,
@@ -117,16 +103,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     out.result({**_facts(profile, model), "files": files, "calibration": _residuals(fitted)})
     _show(out, profile, model, fitted, arguments.save)
     return 0
-
-
-def layer_list(text: str | None) -> list[int] | None:
-    """What ``--layers`` says."""
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise OptPipeError(f"--layers {text}: expected whole numbers, as in 3,4,4,3") from None
 
 
 def _facts(profile: CostProfile, model: Any) -> dict[str, Any]:

@@ -6,8 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptPipeError
-from .estimate import layer_list, runs
+from .estimate import runs
 from .kinds import count, whole
+from .models import add_layers, add_model, layer_list
 
 if TYPE_CHECKING:
     from ..profile import CostProfile
@@ -20,11 +21,7 @@ FAKE_MACHINE = "h100-sxm"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What `profile` understands."""
-    parser.add_argument(
-        "--model",
-        required=True,
-        help="a name (llama2-7b, gpt-1.5b, ...), a short config (.yaml) or a Hugging Face config.json",
-    )
+    add_model(parser)
     parser.add_argument(
         "--device",
         required=True,
@@ -62,7 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", metavar="TYPE", help="fp32, bf16 or fp16; default: fp32 on cpu, else bf16"
     )
-    parser.add_argument("--layers", metavar="A,B,...", help="layers per stage; default: balanced")
+    add_layers(parser)
     parser.add_argument(
         "--machine",
         metavar="NAME_OR_FILE",

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import OptPipeError
-from .estimate import layer_list
 from .kinds import count, seconds, size, whole
+from .models import add_layers, add_model, layer_list
 from .profile import need_torch
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ INTERRUPTED = 130
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What `train` understands."""
-    parser.add_argument("--model", required=True, help="a name, a short config or a config.json")
+    add_model(parser)
     parser.add_argument(
         "--stages", required=True, type=count, metavar="P", help="devices: processes on this CPU"
     )
@@ -51,7 +51,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", type=count, default=usual, metavar="N", help=f"{text} ({usual})"
         )
-    parser.add_argument("--layers", metavar="A,B,...", help="layers per stage; default: balanced")
+    add_layers(parser)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of everything (0)")
     parser.add_argument("--lr", type=seconds, default=3e-3, metavar="X", help="of AdamW (0.003)")
     parser.add_argument(
