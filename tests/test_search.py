@@ -13,9 +13,10 @@ from strategies import SEEDS, limits, profiles, schedules
 from optpipe_sim import CostProfile, Schedule, build, load_profile, simulate
 from optpipe_sim.analyse.check import check, check_trace
 from optpipe_sim.errors import Deadlock, OutOfMemory
+from optpipe_sim.schedules.adaoffload import adaoffload
 from optpipe_sim.solve.greedy_search import greedy_search
 from optpipe_sim.solve.problem import Problem, make_problem
-from optpipe_sim.solve.search import Workspace, can_search, pack, search, unpack
+from optpipe_sim.solve.search import Workspace, pack, search, unpack
 from optpipe_sim.solve.search_times import NEVER
 from optpipe_sim.solve.starts import fixed_schedules, offload_everything
 
@@ -42,7 +43,7 @@ def problems(draw: st.DrawFn) -> tuple[Problem, Schedule]:
 @given(problems())
 def test_the_evaluation_is_the_replay_or_later(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
-    if not can_search(problem):
+    if problem.host_limit is not None:
         return
     programs = pack(problem, schedule)
     assert unpack(problem, programs) == schedule
@@ -65,7 +66,7 @@ def test_what_is_found_fits_and_costs_what_is_said(
     case: tuple[Problem, Schedule], seed: int
 ) -> None:
     problem, schedule = case
-    if not can_search(problem):
+    if problem.host_limit is not None:
         return
     seen: list[int] = []
     found = search(
@@ -133,10 +134,30 @@ def test_it_stops_at_the_goal_and_when_told() -> None:
     assert search(problem, [build("gpipe", uniform(4), 8)], evaluations=10) is None  # does not fit
 
 
-def test_a_host_limit_is_left_to_other_engines() -> None:
-    copies = {"t_offload_ns": 5, "t_reload_ns": 5, "host_limit_bytes": 300}
-    assert not can_search(make_problem(uniform(4, offload=copies), 8, 200))
-    assert can_search(make_problem(uniform(4), 8, 200))
+@pytest.mark.parametrize("bytes_per_node", [200, 300, 600])
+def test_host_memory_is_kept_to(bytes_per_node: int) -> None:
+    """Most of what the search finds does not fit into so little; what it returns does."""
+    copies = {"t_offload_ns": 5, "t_reload_ns": 5}
+    ample = make_problem(uniform(4, offload={**copies, "host_limit_bytes": 3200}), 8, 200)
+    scarce = make_problem(
+        uniform(4, offload={**copies, "host_limit_bytes": bytes_per_node}), 8, 200
+    )
+    assert (ample.host_limit, scarce.host_limit) == (None, bytes_per_node)
+    starts = [adaoffload(scarce.profile, 8, limit=scarce.limits), offload_everything(scarce, 4)]
+    found = search(scarce, starts, evaluations=3000)
+    assert found is not None
+    assert scarce.replay(found).host_peak_bytes <= bytes_per_node
+    assert scarce.replay(found).cost_ns <= scarce.replay(starts[0]).cost_ns
+    plain = make_problem(uniform(4, offload=copies), 8, 200)
+    assert search(ample, starts, evaluations=300) == search(plain, starts, evaluations=300)
+
+
+def test_nothing_that_takes_too_much_host_memory_counts() -> None:
+    copies = {"t_offload_ns": 5, "t_reload_ns": 5, "host_limit_bytes": 100}
+    problem = make_problem(uniform(4, offload=copies), 8, 200)
+    with pytest.raises(OutOfMemory, match=r"offload\.host_limit: .* but only 100 B are allowed"):
+        problem.replay(offload_everything(problem, 4))
+    assert search(problem, [offload_everything(problem, 4)], evaluations=10) is None
 
 
 def test_costs_a_little_off_lead_the_greedy_to_an_optimum() -> None:

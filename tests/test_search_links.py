@@ -14,7 +14,7 @@ from optpipe_sim.errors import Deadlock
 from optpipe_sim.ops import TRANSFERS, OpKind
 from optpipe_sim.sim.replay import run_events
 from optpipe_sim.solve.problem import Problem, make_problem
-from optpipe_sim.solve.search import Workspace, can_search, pack, shares_links, unpack
+from optpipe_sim.solve.search import Workspace, pack, shares_links, unpack
 from optpipe_sim.solve.search_core import _critical
 from optpipe_sim.solve.search_times import NEVER
 from optpipe_sim.solve.starts import offload_everything
@@ -45,7 +45,7 @@ def linked(draw: st.DrawFn) -> tuple[Problem, Schedule]:
 def test_times_are_those_of_the_replay_event_by_event(case: tuple[Problem, Schedule]) -> None:
     problem, schedule = case
     assert shares_links(problem)
-    assert can_search(problem)
+    assert problem.host_limit is None
     work = Workspace(problem)
     makespan, span, total = work.evaluate(pack(problem, schedule))
     try:

@@ -19,7 +19,7 @@ from optpipe_sim.solve import search_state as state
 from optpipe_sim.solve import search_tails as tails
 from optpipe_sim.solve import search_times as times
 from optpipe_sim.solve.problem import Problem
-from optpipe_sim.solve.search import Programs, Workspace, can_search, pack, shares_links
+from optpipe_sim.solve.search import Programs, Workspace, pack, shares_links
 
 FAR = 4  # times the makespan is where evaluations give up
 
@@ -140,7 +140,7 @@ def codes_of(programs: Programs) -> np.ndarray:
 
 def walk(case: tuple[Problem, Schedule], seed: int) -> Walk | None:
     problem, schedule = case
-    if not can_search(problem) or shares_links(problem):
+    if problem.host_limit is not None or shares_links(problem):
         return None
     found = Walk(problem, schedule, seed)
     return found if found.makespan < times.NEVER else None

@@ -18,7 +18,6 @@ from .jobs import exact_job, search_job
 from .portfolio import Job, Race, nobody, run_race
 from .problem import make_problem
 from .result import SolveResult, make_result
-from .search import can_search
 from .starts import fixed_schedules
 from .tidy import tidy
 
@@ -167,9 +166,7 @@ def _jobs(
     if race.proven or seconds <= 0:
         return []
     names = ["search"] * cores
-    if not can_search(problem):
-        names = ["cpsat"]
-    elif ops <= SMALL:
+    if ops <= SMALL or problem.host_limit is not None:
         names = ["search"] * max(1, cores - 1) + ["cpsat"]
     jobs = [
         (

@@ -21,7 +21,7 @@ from ..schedules.adaoffload_runs import UNBOUNDED, Greedy, Setting
 from ..schedules.adaoffload_runs import Problem as Runs
 from ..schedules.adaoffload_state import KIND, MICROBATCH, STAGE
 from .problem import Problem
-from .search import Programs, Workspace, can_search, shares_links
+from .search import Programs, Workspace, shares_links
 
 CHOICES: dict[str, tuple[int, ...]] = {
     "prefer": (0, 0, 1, 2),
@@ -65,7 +65,7 @@ def greedy_search(
 
     Each run draws a setting at random or, half the time, changes one or two parameters of one of
     the best; from run PLAIN on they play the best settings again, with costs a little off (not
-    where host memory is limited: only with the true costs does the greedy keep to that), or with the
+    where host memory may bind: only with the true costs does the greedy keep to that), or with the
     costs of one of the best runs, changed a little.
     Runs that would end later than the best few are cut short.
 
@@ -79,7 +79,7 @@ def greedy_search(
         true = Runs(problem.profile, problem.microbatches, problem.limits)
     except OptPipeError:  # the host memory does not allow what the greedy wants
         return []
-    quick = Workspace(problem) if can_search(problem) and not shares_links(problem) else None
+    quick = None if shares_links(problem) else Workspace(problem)
     best: list[_Run] = []
     pool: list[tuple[int, Setting]] = []
     schedules: dict[int, Schedule] = {}
@@ -88,7 +88,7 @@ def greedy_search(
         if over():
             break
         off = None
-        if run < PLAIN or not pool or true.host_limit is not None:
+        if run < PLAIN or not pool or problem.host_limit is not None:
             setting = _next_setting(random, [entry.setting for entry in best], run)
             if setting in seen:
                 continue

@@ -13,7 +13,7 @@ from .greedy_search import greedy_search
 from .patterns import STEPS, pattern_start
 from .portfolio import Others, Report, nobody
 from .problem import Problem
-from .search import can_search, search, shares_links
+from .search import search, shares_links
 from .starts import offload_everything
 from .waves import wave_search
 
@@ -45,17 +45,12 @@ def search_job(
         clock.gained()
         report("incumbent", schedule)
 
-    anneals = can_search(problem)
     waves: list[Schedule] = []
-    if anneals and problem.shape.chunks > 1:
+    if problem.shape.chunks > 1:
         clock.share(*WAVES)
         waves = wave_search(problem, clock.over, runs=runs, seed=seed, keep=KEPT, found=found)
-    clock.share(*(AFTER_WAVES if waves else GREEDY if anneals else (1.0, 1.0)))
-    greedy = greedy_search(
-        problem, clock.over, runs=runs if anneals else 10**6, seed=seed, found=found
-    )
-    if not anneals:
-        return
+    clock.share(*(AFTER_WAVES if waves else GREEDY))
+    greedy = greedy_search(problem, clock.over, runs=runs, seed=seed, found=found)
     starts = [start] if start is not None else []
     starts += [*waves, *(greedy[:KEPT] if waves else greedy)]
     if problem.may_offload:
@@ -79,6 +74,9 @@ def search_job(
     )
     if best is not None:
         report("incumbent", best)
+    if problem.host_limit is not None:
+        # where that was what ended the search, AdaOffload has the time left
+        greedy_search(problem, lambda: clock.left <= 0, runs=runs, seed=seed + 1, found=found)
 
 
 class _Clock:

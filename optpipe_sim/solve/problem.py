@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..errors import OptPipeError
+from ..errors import OptPipeError, OutOfMemory
 from ..ops import COMPUTE, Op, R
 from ..profile import CostProfile
 from ..schedule import Schedule, Shape
 from ..sim import require_limit, simulate
 from ..sim.links import link_keys
 from ..trace import OBJECTIVES, Trace
+from ..units import format_size
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,27 @@ class Problem:
         """Whether an offload can be part of a good solution at all."""
         return self.profile.offload is not None and self.limits is not None
 
+    @cached_property
+    def host_limit(self) -> int | None:
+        """Pinned host bytes per node; None where they suffice for all activations at once."""
+        offload = self.profile.offload
+        if offload is None or offload.host_limit_bytes is None:
+            return None
+        per_node = offload.devices_per_node or self.profile.devices
+        sizes = [0] * -(-self.profile.devices // per_node)
+        for device, cost in zip(self.profile.placement, self.profile.stages, strict=True):
+            sizes[device // per_node] += cost.offloadable
+        limit = offload.host_limit_bytes
+        return limit if self.microbatches * max(sizes) > limit else None
+
     def replay(self, schedule: Schedule) -> Trace:
-        """The trace of a schedule under the problem's limit; see `sim.simulate` for what it raises."""
-        return simulate(
+        """The trace of a schedule under the problem's limits.
+
+        Raises:
+            OutOfMemory: also where it takes more pinned host memory than there is. The others: see
+                `sim.simulate`.
+        """
+        trace = simulate(
             schedule,
             self.profile,
             self.limits,
@@ -50,6 +69,12 @@ class Problem:
             objective=self.objective,
             engine="replay",
         )
+        if self.host_limit is not None and trace.host_peak_bytes > self.host_limit:
+            raise OutOfMemory(
+                f"offload.host_limit: {format_size(trace.host_peak_bytes)} of pinned host memory on"
+                f" one node, but only {format_size(self.host_limit)} are allowed"
+            )
+        return trace
 
 
 def make_problem(

@@ -29,7 +29,7 @@ from .auto import solve
 from .greedy_search import greedy_search
 from .problem import Problem, make_problem
 from .result import FEASIBLE, SolveResult
-from .search import Programs, Workspace, can_search, pack, search, unpack
+from .search import Programs, Workspace, pack, search, unpack
 from .starts import fixed_schedules
 
 NOMINAL, PADDED = 0.35, 0.25  # of the time: the deterministic race, the searches with slack
@@ -171,7 +171,7 @@ def solve_robust(
         entries.offer(schedule, name)
         if time.monotonic() - began > 0.9 * time_limit:
             break
-    if can_search(problem):
+    if problem.host_limit is None:
         _improve(problem, entries, began + time_limit, seed)
     judges = draw_scenarios(profile, microbatches, noise, samples, seed + 1)
     final = _Field(problem, judges, quantile)
@@ -260,7 +260,7 @@ def _candidates(
         yield "adaoffload", schedule
     for name, schedule in fixed_schedules(problem):
         yield name, schedule
-    if not can_search(problem):
+    if problem.host_limit is not None:
         return
     share = PADDED * time_limit / len(PADDINGS)
     for padding in PADDINGS:

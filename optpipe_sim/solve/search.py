@@ -1,8 +1,10 @@
 """Search over programs: annealing from several starts, evaluated by a compiled replay.
 
 Where transfers share links the evaluation follows them in the order of time, first come first
-served, each time all of it, some ten times slower. Deterministic for a seed and a number of
-evaluations.
+served, each time all of it, some ten times slower. Host memory it does not see: where that may
+bind, each better schedule is replayed, and the search ends with the first that does not fit.
+
+Deterministic for a seed and a number of evaluations.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import OptPipeError
 from ..ops import BW, TRANSFERS, OpKind
 from ..schedule import Schedule
 from . import search_core as core
@@ -91,12 +94,6 @@ def _bits(problem: Problem) -> tuple[int, int]:
     return low, low + max(1, (problem.shape.stages - 1).bit_length())
 
 
-def can_search(problem: Problem) -> bool:
-    """Whether the compiled evaluation covers the problem: all but a limit on host memory."""
-    offload = problem.profile.offload
-    return offload is None or not problem.may_offload or offload.host_limit_bytes is None
-
-
 def shares_links(problem: Problem) -> bool:
     """Whether transfers of several queues go over one link."""
     offload = problem.profile.offload
@@ -167,6 +164,17 @@ class Workspace:
         return span if self.span_counts else makespan
 
 
+def _fits_host(problem: Problem, schedule: Schedule) -> bool:
+    """Whether what it offloads fits into the memory of the hosts."""
+    if problem.host_limit is None:
+        return True
+    try:
+        problem.replay(schedule)
+    except OptPipeError:
+        return False
+    return True
+
+
 def _parked(problem: Problem, work: Workspace, random: Random) -> Programs | None:
     """A start with the first microbatch parked; None where that is no way to begin."""
     stages = problem.shape.stages
@@ -209,7 +217,7 @@ def search(
     for schedule in starts:
         programs = pack(problem, schedule)
         cost = work.cost_ns(programs)
-        if cost < times.NEVER:
+        if cost < times.NEVER and _fits_host(problem, schedule):
             packed.append((cost, len(packed), programs))
     if not packed:
         return None
@@ -223,10 +231,10 @@ def search(
     alike = places == list(range(problem.profile.devices))
     linked = shares_links(problem)
     listed, parked_visit = (LINKED, LINKED_PARKED) if linked else (VISITS, PARKED)
-    done = 0
+    done, fitting = 0, True
 
     def over() -> bool:
-        if best <= goal_ns or stop():
+        if best <= goal_ns or not fitting or stop():
             return True
         if evaluations is not None:
             return done >= evaluations
@@ -273,12 +281,21 @@ def search(
             if evaluations is not None:
                 todo = min(todo, evaluations - done)
             begin, end = (hot * (cold / hot) ** (part / steps) for part in (at, at + todo))
-            before = best
+            before, kept = (
+                best,
+                best_programs.copy() if problem.host_limit is not None else best_programs,
+            )
             best, used = core.anneal(
                 start.prog, start.length, work.costs, work.links, work.times, best_programs.prog, best_programs.length, best, todo, begin, end, work.span_counts,
                 weight, problem.may_offload, alike, goal_ns, passing,
             )  # fmt: skip
             done += max(used, 1)
-            if best < before and on_incumbent is not None:
-                on_incumbent(unpack(problem, best_programs), best)
+            if best == before:
+                continue
+            found = unpack(problem, best_programs)
+            fitting = _fits_host(problem, found)
+            if not fitting:
+                best, best_programs = before, kept
+            elif on_incumbent is not None:
+                on_incumbent(found, best)
     return unpack(problem, best_programs)
