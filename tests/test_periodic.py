@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 from dataclasses import replace
 from random import Random
 
@@ -111,3 +114,11 @@ def test_errors_say_what_is_wrong():
         periodic_pattern(problem, 1, per_period=0)
     with pytest.raises(NoSolution, match="more memory"):
         periodic_pattern(replace(problem, limits=(99, 99)), 5)
+
+
+def test_ctrl_c_ends_it_and_stays_pythons_own() -> None:
+    for _ in range(2):  # CP-SAT's handler, once there, would have the second kill this process
+        ctrl_c = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        ctrl_c.start()
+        with pytest.raises(KeyboardInterrupt):
+            periodic_pattern(pipeline(12, limit=350), 60, per_period=3)

@@ -28,7 +28,12 @@ OnIncumbent = Callable[[float, int, Schedule], None]
 
 # Proofs come from conflicts here: linear relaxations of a schedule say next to nothing and cost
 # most of the time, and so does probing (measured: factors of 2 to 20).
-PARAMETERS = {"linearization_level": 0, "cp_model_probing_level": 0}
+# Ctrl-C: CP-SAT's own handler would stay in Python's place, and the next one kill the process.
+PARAMETERS = {
+    "linearization_level": 0,
+    "cp_model_probing_level": 0,
+    "catch_sigint_signal": False,
+}
 SUBSOLVERS = ("no_lp", "quick_restart_no_lp")  # of two and more workers; others join as they can
 
 
@@ -257,7 +262,6 @@ class Call(cp_model.CpSolverSolutionCallback):
             "num_workers": search.workers,
             "random_seed": seed,
             "interleave_search": search.options.deterministic,
-            "catch_sigint_signal": False,
             **({"subsolvers": SUBSOLVERS} if search.workers > 1 else {}),
             **search.options.parameters,
         }

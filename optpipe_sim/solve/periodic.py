@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -323,7 +324,13 @@ class _Circle:
             setattr(solver.parameters, name, value)
         if workers > 1:
             solver.parameters.subsolvers.extend(SUBSOLVERS)
-        status = solver.solve(self.cp)
+        with ThreadPoolExecutor(1) as thread:  # or Ctrl-C would have to wait for the solver
+            solving = thread.submit(solver.solve, self.cp)
+            try:
+                status = solving.result()
+            except KeyboardInterrupt:
+                solver.stop_search()
+                raise
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         return {

@@ -11,7 +11,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -215,7 +215,11 @@ def _on_cores(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Fini
 @contextmanager
 def _ctrl_c_for_us_alone() -> Iterator[None]:
     """Processes started here ignore Ctrl-C, which a terminal sends to all of them: this one ends
-    them, and theirs."""
+    them, and theirs. The one that cleans up after them does not say what it finds cleaned up."""
+    quiet = "ignore:resource_tracker:UserWarning"
+    wanted = os.environ.get("PYTHONWARNINGS", "")
+    if quiet not in wanted:
+        os.environ["PYTHONWARNINGS"] = f"{wanted},{quiet}".lstrip(",")
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -243,10 +247,11 @@ def _parallel(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Fini
     folder = str(store.folder.resolve())
     calls = (delayed(compute_and_keep)(point, folder) for point in points)
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="A worker stopped")
+        warnings.filterwarnings("ignore", message="A worker stopped|.* tasks which were still")
         with _ctrl_c_for_us_alone():
             finished = pool(calls)  # starts the processes
-        yield from finished
+        with closing(finished):  # here, where it says nothing of the points that Ctrl-C cuts short
+            yield from finished
 
 
 def _table(
