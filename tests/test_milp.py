@@ -18,7 +18,7 @@ from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import BW
 from optpipe_sim.profile import Offload
 from optpipe_sim.schedule import Schedule
-from optpipe_sim.solve.milp import solve_milp
+from optpipe_sim.solve.milp import solve_milp, write_model
 from optpipe_sim.solve.milp_model import build_model
 from optpipe_sim.solve.milp_sets import MilpOptions, Sets
 from optpipe_sim.solve.milp_size import size_formula
@@ -305,16 +305,27 @@ def test_ctrl_c_keeps_the_incumbent() -> None:
     assert len(found.incumbents) == len(heard)
 
 
+def test_bounds_are_told_as_they_rise() -> None:
+    heard: list[int] = []
+    found = solve_milp(uniform(), 20, threads=1, options=SCRATCH, on_bound=heard.append)
+    assert len(heard) > 1
+    assert heard == sorted(set(heard))
+    assert heard == [bound for _, bound in found.bounds]
+    assert heard[-1] <= found.lower_bound_ns == found.objective_ns
+    assert [at for at, _ in found.bounds] == sorted(at for at, _ in found.bounds)
+
+
 @pytest.mark.parametrize("kind", ["lp", "mps"])
 def test_the_model_is_written(kind: str, tmp_path: Path) -> None:
     path = tmp_path / f"model.{kind}"
-    found = solve_milp(TINY["offload"], 20, threads=1, options=SCRATCH, write=path)
+    found = solve_milp(TINY["offload"], 20, threads=1, options=SCRATCH)
+    unit_ns = write_model(TINY["offload"], path, options=SCRATCH)
     solver = highspy.Highs()
     solver.setOptionValue("output_flag", False)
     solver.readModel(str(path))
     solver.setOptionValue("mip_rel_gap", 0.0)
     solver.run()
-    assert solver.getObjectiveValue() == pytest.approx(found.objective_ns)
+    assert solver.getObjectiveValue() * unit_ns == pytest.approx(found.objective_ns)
 
 
 def test_any_solver_that_pyomo_knows() -> None:
@@ -332,7 +343,8 @@ def _other_shape() -> Schedule:
     ("run", "says"),
     [
         (lambda: solve_milp(uniform(), 0), "time limit: must be above 0 seconds, got 0"),
-        (lambda: solve_milp(uniform(), 1, write="model.txt"), ".lp or .mps"),
+        (lambda: write_model(uniform(), "model.txt"), ".lp or .mps"),
+        (lambda: write_model(uniform(m=400), "model.lp"), "MILP would have .* constraints"),
         (lambda: solve_milp(uniform(), 1, solver="nosuch"), "'nosuch' is not available"),
         (
             lambda: solve_milp(uniform(), 1, solver="gurobi"),

@@ -123,8 +123,32 @@ def test_warm_start(cli: Any) -> None:
     assert cli(f"{line} --warm-start none").json["found_by"] == "adaoffload"
 
 
+def test_close_enough_ends_it(cli: Any) -> None:
+    line = "solve p.yaml -m 8 --memory-limit 150B --no-cache --json --time-limit"
+    proven = cli(f"{line} 20 --gap 200%").json
+    assert proven["gap"] <= 2
+    assert proven["seconds"] < 10
+    assert len(proven["incumbents"]) <= 2  # AdaOffload's, at once
+    limits = "--limits 150B:250B:50B --time-limit 20 --gap 200% --json"
+    points = cli(f"frontier p.yaml -m 8 {limits}").json["points"]
+    assert all(point["gap"] <= 2 for point in points)
+
+
+def test_the_milp_is_written_whatever_the_engine(cli: Any) -> None:
+    line = "solve p.yaml -m 3 --memory-limit 200B --engine adaoffload --no-cache"
+    found = cli(f"{line} --write-model m.mps --json").json
+    assert found["files"] == {"m.mps": found["files"]["m.mps"]}
+    assert "units of" in found["files"]["m.mps"]
+    assert Path("m.mps").read_text().rstrip().endswith("ENDATA")
+    refused = cli(f"{line} --write-model m.lp --chunks any").complaint
+    assert "leave out --chunks any" in refused
+
+
 BAD = {
     "solve p.yaml": "required: -m",
+    "solve p.yaml -m 4 --gap -1": "must be a share, as in 5% or 0.05, got '-1'",
+    "solve p.yaml -m 4 --write-model model.txt": "model.txt: the model is written as .lp or .mps",
+    "solve p.yaml -m 500 --write-model model.mps": "take another engine, or force it",
     "solve p.yaml -m 4 --engine magic": "invalid choice: 'magic'",
     "solve p.yaml -m 4 --time-limit 0": "above 0, got '0'",
     "solve p.yaml -m 4 --workers 0": "at least 1, got '0'",

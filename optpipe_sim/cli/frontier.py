@@ -52,6 +52,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             arguments.engine,
             arguments.seed,
             workers=arguments.workers,
+            gap=arguments.gap,
             schedules=arguments.schedules,
             cache=not arguments.no_cache,
             on_point=teller.point,

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from .. import __version__
 from . import advise, confirm, estimate, figures, profile, sweep, train
-from .kinds import chunks, count, names, seconds, size, sizes, whole
+from .kinds import chunks, count, names, seconds, share, size, sizes, whole
 
 PROFILE = "experiments/profiles/zb-1.5b-p8-m24.yaml"
 OFFLOADING = "experiments/profiles/zb-14.6b-p16-m48-offload.yaml"
@@ -175,6 +175,14 @@ def _solve(parser: Parser) -> None:
         help="for --engine milp: highs (default), gurobi, or another MILP solver that Pyomo knows",
     )
     parser.add_argument(
+        "--write-model",
+        metavar="F.mps",
+        help="write OptPipe's MILP of this problem, whatever the engine (.lp or .mps)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="state that MILP even where it is very large"
+    )
+    parser.add_argument(
         "--warm-start",
         metavar="FILE|none",
         help="a schedule file to start from; none: engines start from nothing (default: the best"
@@ -239,6 +247,13 @@ def _search(parser: Parser, usual: float, what: str) -> None:
         type=seconds,
         default=usual,
         help=f"{what}; it ends sooner where the best is proven (default: {usual:g})",
+    )
+    parser.add_argument(
+        "--gap",
+        metavar="SHARE",
+        type=share,
+        default=0.0,
+        help="end where the best is proven to be this close to the best possible, as 1%% (default: 0)",
     )
     parser.add_argument(
         "--seed", metavar="N", type=whole, default=0, help="of random choices (default: 0)"

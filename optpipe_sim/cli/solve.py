@@ -43,6 +43,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         if any_shape:
             raise OptPipeError("--chunks any: starts from many schedules; leave out --warm-start")
         check_start(start, arguments.warm_start, profile, arguments.microbatches)
+    files = _write_model(arguments, profile, start) if arguments.write_model else {}
     with ExitStack() as stack:
         watchers: list[Callable[[Race], None]] = []
         if arguments.log:
@@ -58,7 +59,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 "watch": _all(watchers),
                 "on_wait": lambda: out.hint(COMPILING),
                 "workers": arguments.workers,
+                "gap": arguments.gap,
                 "solver": arguments.solver,
+                "force": arguments.force,
                 "cache": not arguments.no_cache,
                 "save": arguments.save,
             }
@@ -73,7 +76,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             raise
     assert result.trace is not None  # solve raises without one
     _describe(result, arguments)
-    files = _write_trace(arguments, result.trace)
+    files |= _write_trace(arguments, result.trace)
     if arguments.log:
         files[arguments.log] = "objective and bound over time"
     out.result(
@@ -126,6 +129,25 @@ def check_start(
             raise OptPipeError(
                 f"--warm-start {path}: is for {name} {have}, the problem has {name} {want}"
             )
+
+
+def _write_model(
+    arguments: argparse.Namespace, profile: CostProfile, start: Schedule | str | None
+) -> dict[str, str]:
+    """OptPipe's MILP into a file; the file and what it is."""
+    from ..solve.milp import write_model
+    from ..solve.problem import make_problem
+
+    if arguments.chunks == "any":
+        raise OptPipeError("--write-model: is of one shape; leave out --chunks any")
+    problem = make_problem(profile, arguments.microbatches, None, arguments.objective)
+    unit_ns = write_model(
+        problem,
+        arguments.write_model,
+        warm_start=start if isinstance(start, Schedule) else None,
+        force=arguments.force,
+    )
+    return {arguments.write_model: f"OptPipe's MILP, times in units of {unit_ns:g} ns"}
 
 
 def _nothing(arguments: argparse.Namespace, error: OptPipeError) -> dict[str, Any]:

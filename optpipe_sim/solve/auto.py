@@ -44,7 +44,9 @@ def solve(
     on_wait: Callable[[], None] = nobody,
     workers: int | None = None,
     evaluations: int | None = None,
+    gap: float = 0.0,
     solver: str = "highs",
+    force: bool = False,
     save: str | os.PathLike[str] | None = None,
     cache: bool = False,
 ) -> SolveResult:
@@ -62,7 +64,8 @@ def solve(
         on_wait: called where engines have to be compiled first, once on a machine; the clock starts
             after that.
         watch: called with the race (its seconds, cost_ns, bound_ns, engine ...) at all news.
-        solver: which MILP solver ``milp`` uses.
+        gap: end where the best is proven to be this close to the best possible (0.01: 1 %).
+        solver: which MILP solver ``milp`` uses. `force`: state that model however large it is.
         save: a file that always holds the best schedule so far, whatever becomes of this process.
         cache: start from what is kept on disk of this problem or of those like it, and keep what
             is found (`solve.cache`). Without it a run depends on nothing but its arguments.
@@ -76,6 +79,8 @@ def solve(
         raise OptPipeError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
     if not time_limit > 0:
         raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
+    if not 0 <= gap < float("inf"):
+        raise OptPipeError(f"gap: must be a share of at least 0, as in 0.01, got {gap}")
     if isinstance(warm_start, str) and warm_start != "none":
         raise OptPipeError(f"warm start: expected a schedule or 'none', got {warm_start!r}")
     problem = make_problem(profile, microbatches, memory_limit, objective)
@@ -88,7 +93,7 @@ def solve(
 
     if engine in ("auto", "search"):
         compile_engines(problem, on_wait)
-    race = Race(problem, on_incumbent=improved, watch=watch)
+    race = Race(problem, gap, on_incumbent=improved, watch=watch)
     bound = lower_bound(profile, microbatches, objective=objective, memory_limit=problem.limits)
     race.prove(bound.ns, bound.name)
     cores = workers or os.cpu_count() or 1
@@ -120,7 +125,7 @@ def solve(
             if counted:
                 arguments["evaluations"] = evaluations
             elif engine == "milp":
-                arguments["solver"] = solver
+                arguments |= {"solver": solver, "gap": gap, "force": force}
             until = float("inf") if counted else time_limit + GRACE_S
             run_race(race, [(engine, job, arguments)], until)
             if race.refusal is not None:

@@ -84,6 +84,7 @@ def frontier(
     *,
     workers: int | None = None,
     evaluations: int | None = None,
+    gap: float = 0.0,
     schedules: Sequence[str] | None = None,
     cache: bool = False,
     on_point: Callable[[Point], None] | None = None,
@@ -97,7 +98,7 @@ def frontier(
 
     Args:
         limits: bytes per device, each for all devices.
-        time_limit: seconds for each limit. `evaluations`: as for `solve`.
+        time_limit: seconds for each limit. `evaluations, gap`: as for `solve`.
         schedules: names of published schedules to compare with; None: all of them.
         cache: take points that were worked on for as long before as they are, and keep the others:
             a frontier that was interrupted goes on where it stopped.
@@ -118,13 +119,13 @@ def frontier(
 
     def run(limit: int) -> Point:
         if cache:
-            found = _finished(profile, microbatches, limit, objective, time_limit, before)
+            found = _finished(profile, microbatches, limit, objective, time_limit, gap, before)
             if found is not None:
                 return Point(limit, found, found.status)
         result = solve(
             profile, microbatches, limit, engine, time_limit, objective, seed,
             warm_start=before.schedule if before else None, on_incumbent=on_incumbent, workers=workers,
-            evaluations=evaluations, cache=cache,
+            evaluations=evaluations, gap=gap, cache=cache,
         )  # fmt: skip
         return Point(limit, result, result.status)
 
@@ -162,10 +163,11 @@ def _finished(
     limit: int,
     objective: str,
     time_limit: float,
+    gap: float,
     before: SolveResult | None,
 ) -> SolveResult | None:
-    """A point that the cache knows, proven or worked on for as long, and no worse than the one
-    before."""
+    """A point that the cache knows, proven to the gap or worked on for as long, and no worse than
+    the one before."""
     problem = make_problem(profile, microbatches, limit, objective)
     entry = open_cache().get(problem)
     if entry is None:
@@ -176,7 +178,8 @@ def _finished(
         info={"found_by": "cache", "spent_s": entry.seconds},
     )  # fmt: skip
     worse = before is not None and before.objective_ns < result.objective_ns
-    enough = result.status == OPTIMAL or entry.seconds >= time_limit
+    close = result.objective_ns <= result.lower_bound_ns * (1 + gap)
+    enough = close or entry.seconds >= time_limit
     return result if enough and not worse else None
 
 

@@ -112,6 +112,8 @@ def exact_job(
     seed: int,
     cores: int = 1,
     solver: str = "highs",
+    gap: float = 0.0,
+    force: bool = False,
     others: Others = nobody,
 ) -> None:
     """An exact model, for proofs and for what the search does not cover: ``cpsat``, or ``milp``,
@@ -131,7 +133,10 @@ def exact_job(
         )
     else:
         from .milp import solve_milp
+        from .milp_sets import MilpOptions
+        from .milp_size import size_formula
 
+        report("size", size_formula(problem, MilpOptions()))  # a proof may end it before it ends
         found = solve_milp(
             problem,
             seconds,
@@ -139,7 +144,10 @@ def exact_job(
             solver=solver,
             seed=seed,
             threads=cores,
+            gap=gap,
+            force=force,
             on_incumbent=lambda schedule, *_: report("incumbent", schedule),
+            on_bound=lambda bound: report("bound", bound),
         )
     report("size", (found.variables, found.constraints))
     if found.status == "infeasible":

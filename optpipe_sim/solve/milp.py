@@ -22,12 +22,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from math import ceil, isfinite
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from ..analyse.bounds import lower_bound
 from ..errors import NoSolution, OptPipeError
+from ..files import write_bytes
 from ..schedule import Schedule
 from ..schedules.adaoffload import adaoffload
 from ..trace import Trace
@@ -65,7 +67,7 @@ def solve_milp(
     gap: float = 0.0,
     options: MilpOptions | None = None,
     on_incumbent: Callable[[Schedule, int], None] | None = None,
-    write: str | os.PathLike[str] | None = None,
+    on_bound: Callable[[int], None] | None = None,
     force: bool = False,
 ) -> SolveResult:
     """The best schedule that a MILP solver finds, and the bound it proves.
@@ -77,8 +79,8 @@ def solve_milp(
         seed, threads: for HiGHS and Gurobi (0 threads: as they like).
         gap: the relative gap at which these may stop.
         options: the accelerations; all by default.
-        on_incumbent: called with each better schedule and its cost in ns.
-        write: a file for the model, ``.lp`` or ``.mps``.
+        on_incumbent: called with each better schedule and its cost in ns. `on_bound`: with each
+            better bound in ns, as far as the solver tells of them while it runs.
         force: state the model however large it is.
 
     Returns:
@@ -90,26 +92,17 @@ def solve_milp(
 
     Raises:
         OptPipeError: for a time limit that is not above 0, a solver that is not there, a model too
-            large to be stated, a file name of another kind, or a warm start of another shape.
+            large to be stated, or a warm start of another shape.
     """
     begun = time.perf_counter()
     options = options or MilpOptions()
     if not time_limit > 0:
         raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
-    if write is not None and Path(write).suffix not in (".lp", ".mps"):
-        raise OptPipeError(f"{write}: the model is written as .lp or .mps")
     require_solver(solver)
-    size = size_formula(problem, options)
-    if size[1] > MOST_ROWS and not force:
-        raise OptPipeError(
-            f"the MILP would have {size[0]} variables and {size[1]} constraints, more than the"
-            f" {MOST_ROWS} constraints that are still worth a try; take another engine, or force it"
-        )
-    run = _Run(problem, options, begun, on_incumbent)
+    size = _size(problem, options, force)
+    run = _Run(problem, options, begun, on_incumbent, on_bound)
     run.warm(warm_start)
     model = build_model(run.sets, run.upper_ns, run.proven_ns)
-    if write is not None:
-        model.pyomo.write(str(write), io_options={"symbolic_solver_labels": True})
     form = matrix(model)
     starts = plan(run.sets, run.best[1]) if run.best else None
     if run.best and starts is not None:
@@ -117,18 +110,67 @@ def solve_milp(
     start = form.start() if starts is not None else None
     left = max(0.1, begun + time_limit - time.perf_counter())
     settings = Settings(left, threads, seed, gap)
-    took = time.perf_counter() - begun
 
     def improved(values: np.ndarray) -> bool:
         return run.improve(model, form, values)
 
+    def raised(bound: float) -> None:
+        run.raised(_safe_ns(model, bound))
+
     if solver == "highs":
-        outcome = highs(form, settings, start, improved)
+        outcome = highs(form, settings, start, improved, raised)
     elif solver == "gurobi":
-        outcome = gurobi(form, settings, start, improved)
+        outcome = gurobi(form, settings, start, improved, raised)
     else:
         outcome = other(solver, model, form, settings, start is not None, improved)
-    return run.result(model, outcome, solver, took, size, (len(form.columns), len(form.low)))
+    return run.result(model, outcome, solver, size, (len(form.columns), len(form.low)))
+
+
+def write_model(
+    problem: Problem,
+    path: str | os.PathLike[str],
+    *,
+    warm_start: Schedule | None = None,
+    options: MilpOptions | None = None,
+    force: bool = False,
+) -> float:
+    """Write the MILP of a problem as `solve_milp` states it, for another solver.
+
+    Args:
+        path: ``.lp`` or ``.mps``. The others: as for `solve_milp`; what the warm start or
+            AdaOffload cost is the model's upper bound.
+
+    Returns:
+        The unit of its times, in ns: an objective of 5 is a cost of 5 units.
+
+    Raises:
+        OptPipeError: for a file name of another kind, a file that cannot be written, a model too
+            large to be stated, or a warm start of another shape.
+    """
+    kind = Path(path).suffix
+    if kind not in (".lp", ".mps"):
+        raise OptPipeError(f"{path}: the model is written as .lp or .mps")
+    options = options or MilpOptions()
+    _size(problem, options, force)
+    run = _Run(problem, options, time.perf_counter())
+    run.warm(warm_start)
+    model = build_model(run.sets, run.upper_ns, run.proven_ns)
+    with TemporaryDirectory(prefix="optpipe-model-") as folder:
+        made = Path(folder) / f"model{kind}"
+        model.pyomo.write(str(made), io_options={"symbolic_solver_labels": True})
+        write_bytes(path, made.read_bytes())
+    return model.unit_ns
+
+
+def _size(problem: Problem, options: MilpOptions, force: bool) -> tuple[int, int]:
+    """Variables and constraints, where so many are worth a try."""
+    size = size_formula(problem, options)
+    if size[1] > MOST_ROWS and not force:
+        raise OptPipeError(
+            f"the MILP would have {size[0]} variables and {size[1]} constraints, more than the"
+            f" {MOST_ROWS} constraints that are still worth a try; take another engine, or force it"
+        )
+    return size
 
 
 class _Run:
@@ -139,14 +181,16 @@ class _Run:
         problem: Problem,
         options: MilpOptions,
         begun: float,
-        on_incumbent: Callable[[Schedule, int], None] | None,
+        on_incumbent: Callable[[Schedule, int], None] | None = None,
+        on_bound: Callable[[int], None] | None = None,
     ) -> None:
         self.problem, self.options, self.begun = problem, options, begun
-        self.on_incumbent = on_incumbent
+        self.on_incumbent, self.on_bound = on_incumbent, on_bound
         self.sets = Sets(problem, options)
         self.best: tuple[Schedule, Trace] | None = None
         self.from_warm_start = True
         self.incumbents: list[tuple[float, int]] = []
+        self.bounds: list[tuple[float, int]] = []  # of the solver
         self.rejected = 0
         self.proven_ns, self.name = 0, "none"
         if options.bounds:
@@ -186,6 +230,11 @@ class _Run:
                 self.offer(schedule, trace)
 
     @property
+    def restricted(self) -> bool:
+        """Whether `fifo` leaves schedules out, so that a bound of the solver's is none of theirs."""
+        return self.options.in_order and self.options.fifo and not self.sets.exact_order
+
+    @property
     def upper_ns(self) -> int:
         """What a best schedule costs at most."""
         return self.best[1].cost_ns if self.best else serial_ns(self.sets)
@@ -203,17 +252,23 @@ class _Run:
             self.from_warm_start = False
         return self.best is not None and self.best[1].cost_ns <= self.proven_ns
 
+    def raised(self, bound_ns: int) -> None:
+        """Hear of a bound of the solver's."""
+        if self.restricted or (self.bounds and bound_ns <= self.bounds[-1][1]):
+            return
+        self.bounds.append((time.perf_counter() - self.begun, bound_ns))
+        if self.on_bound is not None:
+            self.on_bound(bound_ns)
+
     def result(
         self,
         model: Model,
         outcome: Outcome,
         solver: str,
-        took: float,
         size: tuple[int, int],
         reduced: tuple[int, int],
     ) -> SolveResult:
         """Everything in its place. The solver's bound counts unless `fifo` restricted it."""
-        restricted = self.options.in_order and self.options.fifo and not self.sets.exact_order
         bound = _safe_ns(model, outcome.bound)
         info: dict[str, Any] = {
             "solver": solver,
@@ -225,15 +280,13 @@ class _Run:
             "reduced": reduced,
             "rejected": self.rejected,
         }
-        proven, name, bounds = self.proven_ns, self.name, []
-        if restricted:
+        proven, name = self.proven_ns, self.name
+        if self.restricted:
             info["restricted_bound_ns"] = bound
-        else:
-            bounds = [(took + at, _safe_ns(model, value)) for at, value in outcome.log]
-            if bound > proven and outcome.status != INFEASIBLE:
-                proven, name = bound, solver
+        elif bound > proven and outcome.status != INFEASIBLE:
+            proven, name = bound, solver
         more: dict[str, Any] = {}
-        if self.best is None and outcome.status == INFEASIBLE and not restricted:
+        if self.best is None and outcome.status == INFEASIBLE and not self.restricted:
             more["status"] = "infeasible"
         return make_result(
             self.problem,
@@ -245,7 +298,7 @@ class _Run:
             variables=size[0],
             constraints=size[1],
             incumbents=tuple(self.incumbents),
-            bounds=tuple(bounds),
+            bounds=tuple(self.bounds),
             info=info,
             **more,
         )

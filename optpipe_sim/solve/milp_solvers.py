@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -36,11 +35,11 @@ class Outcome:
     interrupted: bool = False
     started: bool = False
     nodes: int = 0
-    log: list[tuple[float, float]] = field(default_factory=list)
 
 
 # what a run is told of: values of the columns of a better solution; True: good enough, stop
 Improved = Callable[[np.ndarray], bool]
+Raised = Callable[[float], None]  # and of better bounds, in the model's units
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def require_solver(name: str) -> None:
 
 
 def highs(
-    form: Matrix, settings: Settings, start: np.ndarray | None, improved: Improved
+    form: Matrix, settings: Settings, start: np.ndarray | None, improved: Improved, raised: Raised
 ) -> Outcome:
     """HiGHS. It runs in a thread of its own, so that Ctrl-C and `improved` are heard."""
     highspy = need("highspy", "highspy")
@@ -119,22 +118,21 @@ def highs(
         solution.value_valid = True
         started = solver.setSolution(solution) == highspy.HighsStatus.kOk
     found: list[np.ndarray] = []
-    log: list[tuple[float, float]] = []
-    begun = time.perf_counter()
+    bounds: list[float] = []
 
     def better(event: Any) -> None:
         found.append(np.array(event.data_out.mip_solution, float))
 
     def logged(event: Any) -> None:
         bound = float(event.data_out.mip_dual_bound)
-        if np.isfinite(bound) and (not log or bound > log[-1][1]):
-            log.append((time.perf_counter() - begun, bound))
+        if np.isfinite(bound) and (not bounds or bound > bounds[-1]):
+            bounds.append(bound)
 
     solver.HandleUserInterrupt = True
     solver.cbMipImprovingSolution += better
     solver.cbMipLogging += logged
     interrupted = done = False
-    seen = 0
+    seen = told = 0
     thread = solver.startSolve()
     while not done:
         try:
@@ -143,6 +141,9 @@ def highs(
                 seen += 1
                 if improved(found[seen - 1]):
                     solver.cancelSolve()
+            while told < len(bounds):
+                told += 1
+                raised(bounds[told - 1])
         except KeyboardInterrupt:
             interrupted = True
             solver.cancelSolve()
@@ -155,7 +156,6 @@ def highs(
         interrupted,
         started,
         int(info.mip_node_count),
-        log,
     )
 
 
@@ -173,7 +173,8 @@ def _highs_model(highspy: Any, form: Matrix, settings: Settings) -> Any:
     highspy.Highs.resetGlobalScheduler(True)  # or the threads of an earlier run stay
     solver = highspy.Highs()
     for name, value in {
-        "output_flag": False,
+        "output_flag": True,  # without, nothing is logged, and `cbMipLogging` is never called
+        "log_to_console": False,
         "time_limit": settings.seconds,
         "threads": settings.threads,
         "random_seed": settings.seed % 2**31,
@@ -187,11 +188,10 @@ def _highs_model(highspy: Any, form: Matrix, settings: Settings) -> Any:
 
 
 def gurobi(
-    form: Matrix, settings: Settings, start: np.ndarray | None, improved: Improved
+    form: Matrix, settings: Settings, start: np.ndarray | None, improved: Improved, raised: Raised
 ) -> Outcome:
     """Gurobi, where it is installed and has a licence that admits the size."""
     gp = need("gurobipy", "gurobipy")
-    log: list[tuple[float, float]] = []
     try:
         with gp.Env(params={"OutputFlag": 0}) as env, gp.Model(env=env) as solver:
             kinds = np.where(form.whole, "I", "C")
@@ -217,8 +217,8 @@ def gurobi(
                         running.terminate()
                 elif where == gp.GRB.Callback.MIP:
                     bound = running.cbGet(gp.GRB.Callback.MIP_OBJBND)
-                    if np.isfinite(bound) and (not log or bound > log[-1][1]):
-                        log.append((running.cbGet(gp.GRB.Callback.RUNTIME), bound))
+                    if np.isfinite(bound):
+                        raised(bound)
 
             solver.optimize(callback)
             status = {gp.GRB.OPTIMAL: OPTIMAL, gp.GRB.INFEASIBLE: INFEASIBLE}
@@ -228,7 +228,6 @@ def gurobi(
                 solver.Status == gp.GRB.INTERRUPTED and not enough,
                 start is not None,
                 int(solver.NodeCount),
-                log,
             )
     except gp.GurobiError as error:
         raise OptPipeError(f"gurobi: {str(error).splitlines()[0]}") from None

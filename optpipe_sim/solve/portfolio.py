@@ -31,6 +31,7 @@ class Race:
     """What the engines have reached so far.
 
     Attributes:
+        gap: how far above the bound the best may be when the race ends, as a share.
         best, cost_ns, engine: the best schedule, its cost, and whose it is.
         bound_ns, bound_name: the best proven bound and whose it is.
         incumbents, bounds: (seconds, ns) of each improvement.
@@ -43,6 +44,7 @@ class Race:
     """
 
     problem: Problem
+    gap: float = 0.0
     began: float = field(default_factory=time.monotonic)
     best: Schedule | None = None
     cost_ns: int = 2**62
@@ -70,7 +72,9 @@ class Race:
 
     @property
     def proven(self) -> bool:
-        return self.infeasible or (self.best is not None and self.cost_ns <= self.bound_ns)
+        """Whether no schedule fits, or none is better than the best by more than `gap`."""
+        enough = self.bound_ns * (1 + self.gap)
+        return self.infeasible or (self.best is not None and self.cost_ns <= enough)
 
     def offer(self, schedule: Schedule, engine: str) -> bool:
         """Take a schedule if its replay under the limit is better than the best so far."""
@@ -123,7 +127,7 @@ class Race:
 
 def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: float) -> None:
     """Run each job (engine name, function, arguments) in its process until all have ended, the
-    clock (seconds of the race) runs out, or what one found meets what one proved.
+    clock (seconds of the race) runs out, or what one found comes to what one proved (`Race.gap`).
 
     A job is called as ``function(problem, report, others=others, **arguments)`` and reports
     ``report("incumbent", schedule)``, ``("bound", ns)``, ``("named bound",

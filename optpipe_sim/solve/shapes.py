@@ -41,6 +41,7 @@ def solve_any(
     *,
     time_limit: float = 60.0,
     objective: str = "flush",
+    gap: float = 0.0,
     warm_start: str | None = None,
     on_incumbent: Callable[[Schedule, int], None] | None = None,
     save: str | os.PathLike[str] | None = None,
@@ -109,7 +110,8 @@ def solve_any(
     improved(best_found.schedule, best_found.objective_ns)
     for at, (start, shaped) in enumerate(quick):
         left = time_limit - (time.monotonic() - began)
-        if left <= 0 or interrupted or bounds[at] >= best_found.objective_ns:
+        hopeless = bounds[at] * (1 + gap) >= best_found.objective_ns
+        if left <= 0 or interrupted or hopeless:
             continue
         found = solve(
             shaped,
@@ -117,6 +119,7 @@ def solve_any(
             memory_limit,
             time_limit=left if at == len(quick) - 1 else left / 2,
             objective=objective,
+            gap=gap,
             warm_start=warm_start or start.schedule,
             on_incumbent=improved,
             **options,
