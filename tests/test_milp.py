@@ -279,7 +279,15 @@ def test_fused_backwards_and_serial_links_keep_the_bound_true() -> None:
     assert found.lower_bound_ns > 4 * (10 + 15)
 
 
-def test_infeasible_is_proven() -> None:
+@pytest.fixture(params=["highs", "gurobi"])
+def solver(request: pytest.FixtureRequest) -> str:
+    """A solver; Gurobi where it is installed: its own licence admits what is asked of it here."""
+    if request.param == "gurobi":
+        pytest.importorskip("gurobipy")
+    return str(request.param)
+
+
+def test_infeasible_is_proven(solver: str) -> None:
     wanted = problem(
         [(1, 1, 1, 2, 0, 2)] * 2,
         devices=1,
@@ -287,8 +295,16 @@ def test_infeasible_is_proven() -> None:
         copies=(1, 1),
         offload={"host_limit_bytes": 1},
     )
-    found = solve_milp(wanted, 10, threads=1)
+    found = solve_milp(wanted, 10, solver=solver, threads=1)
     assert (found.status, found.schedule) == ("infeasible", None)
+
+
+def test_solvers_agree_and_take_a_start(solver: str) -> None:
+    wanted = uniform(limit=300)
+    begun = build("1f1b", wanted.profile, 4)
+    found = solve_milp(wanted, 20, solver=solver, warm_start=begun, options=SCRATCH, threads=1)
+    assert (found.status, found.objective_ns, found.bound_name) == ("optimal", 152, solver)
+    assert found.info["started"]
 
 
 def test_ctrl_c_keeps_the_incumbent() -> None:
@@ -305,9 +321,11 @@ def test_ctrl_c_keeps_the_incumbent() -> None:
     assert len(found.incumbents) == len(heard)
 
 
-def test_bounds_are_told_as_they_rise() -> None:
+def test_bounds_are_told_as_they_rise(solver: str) -> None:
     heard: list[int] = []
-    found = solve_milp(uniform(), 20, threads=1, options=SCRATCH, on_bound=heard.append)
+    found = solve_milp(
+        uniform(), 20, solver=solver, threads=1, options=SCRATCH, on_bound=heard.append
+    )
     assert len(heard) > 1
     assert heard == sorted(set(heard))
     assert heard == [bound for _, bound in found.bounds]

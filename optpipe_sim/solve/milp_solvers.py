@@ -198,8 +198,13 @@ def gurobi(
             v = solver.addMVar(
                 len(form.columns), lb=form.least, ub=form.most, obj=form.cost, vtype=kinds
             )
-            solver.addConstr(form.rows @ v >= form.low)
-            solver.addConstr(form.rows @ v <= form.high)
+            equal = form.low == form.high
+            for part, sense, side in (
+                (equal, "=", form.low),
+                (~equal & np.isfinite(form.low), ">", form.low),
+                (~equal & np.isfinite(form.high), "<", form.high),
+            ):
+                solver.addMConstr(form.rows[part], v, sense, side[part])
             if start is not None:
                 v.Start = start
             solver.Params.TimeLimit = settings.seconds
@@ -221,10 +226,12 @@ def gurobi(
                         raised(bound)
 
             solver.optimize(callback)
-            status = {gp.GRB.OPTIMAL: OPTIMAL, gp.GRB.INFEASIBLE: INFEASIBLE}
+            # costs are at least 0: what is "infeasible or unbounded" is infeasible
+            ends = {gp.GRB.OPTIMAL: OPTIMAL, gp.GRB.INFEASIBLE: INFEASIBLE}
+            status = {**ends, gp.GRB.INF_OR_UNBD: INFEASIBLE}.get(solver.Status, STOPPED)
             return Outcome(
-                status.get(solver.Status, STOPPED),
-                float(solver.ObjBound) if solver.Status != gp.GRB.INFEASIBLE else np.inf,
+                status,
+                float(solver.ObjBound) if status != INFEASIBLE else np.inf,
                 solver.Status == gp.GRB.INTERRUPTED and not enough,
                 start is not None,
                 int(solver.NodeCount),
