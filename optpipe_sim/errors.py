@@ -27,5 +27,9 @@ class NoSolution(OptPipeError):
     """No schedule was found (or none exists) for what was asked."""
 
 
+class Infeasible(NoSolution):
+    """Proven: what was asked has no schedule."""
+
+
 class RuntimeFault(OptPipeError):
     """A real run that went wrong; names the op and the device, or the rank and its last op."""

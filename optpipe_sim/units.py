@@ -70,6 +70,11 @@ def format_size(size: int) -> str:
     return f"{size} B"
 
 
+def counted(number: int, thing: str, things: str = "") -> str:
+    """``1 device``, ``2 devices``."""
+    return f"{number} {thing if number == 1 else things or f'{thing}s'}"
+
+
 def format_time(time_ns: float) -> str:
     """Nanoseconds for people: ``1.234 s``, ``18.5 ms``."""
     for unit, factor in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):

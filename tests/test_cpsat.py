@@ -239,6 +239,20 @@ def test_stop_and_ctrl_c_keep_what_was_found(how):
     assert found.objective_ns <= problem.replay(start).cost_ns
 
 
+def test_bounds_and_models_are_told():
+    bounds, models = [], []
+    problem = pipeline(3, limit=200, copy_ns=16, m=4)
+    found = solve_cpsat(
+        problem,
+        60,
+        on_bound=lambda *pair: bounds.append(pair),
+        on_model=lambda *size: models.append(size),
+    )
+    assert tuple(bounds) == found.bounds
+    assert max(models) == (found.variables, found.constraints)
+    assert bounds[-1][1] == found.lower_bound_ns
+
+
 def test_a_known_bound_ends_the_search():
     problem = pipeline(2, limit=200, copy_ns=5, m=4)
     best = solve_cpsat(problem, 60)

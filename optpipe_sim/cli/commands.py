@@ -19,9 +19,11 @@ from . import profile as profiling
 from .show import Out
 
 if TYPE_CHECKING:
+    from ..analyse.bounds import Bound
     from ..trace import Trace
 
 DONE, NO = 0, 1
+BOUND_S = 3.0  # for `explain --solution` to look for a better bound
 PICTURES = (".png", ".svg", ".pdf")
 
 
@@ -131,16 +133,17 @@ def explain(arguments: argparse.Namespace, out: Out) -> int:
     op = parse_op(arguments.op) if arguments.op else None
     profile = _profile(arguments)
     schedule = _schedule(arguments.schedule, arguments.microbatches, profile)
-    trace, reason = simulate_or_report(schedule, profile)
+    objective = arguments.objective or schedule.meta.get("objective", "flush")
+    trace, reason = simulate_or_report(schedule, profile, objective=objective)
     answer: dict[str, Any] = {"schedule": arguments.schedule, "op": op and str(op)}
     text = why(trace, op) if op else explained(trace)
     files: dict[str, str] = {}
     if arguments.solution or arguments.chart:
-        from ..analyse.bounds import lower_bound
         from ..analyse.solution import analyse_solution, explain_solution
 
-        bound = lower_bound(trace.profile, schedule.shape.microbatches)
-        text = explain_solution(trace, bound)
+        bound = _bound(schedule, trace, out)
+        solution = explain_solution(trace, bound)
+        text = f"{text.rstrip()}\n\n{solution}" if op else solution
         found = analyse_solution(trace, bound)
         answer["solution"] = found.to_json()
         if arguments.chart:
@@ -148,10 +151,24 @@ def explain(arguments: argparse.Namespace, out: Out) -> int:
 
             save_solution_chart(found, arguments.chart)
             files[arguments.chart] = "idle time, and how much of it is forced"
-    out.result({**answer, "text": text, "fits": trace.fits, "reason": reason})
+    out.result({**answer, "text": text, "fits": trace.fits, "reason": reason, "files": files})
     show.explained(out, text, reason)
     show.written(out, files)
     return DONE if trace.fits else NO
+
+
+def _bound(schedule: Schedule, trace: Trace, out: Out) -> Bound:
+    """The best bound that is known for a replayed schedule, or found in a few seconds."""
+    from ..analyse.bounds import lower_bound
+    from ..solve.known import known_bound
+    from ..solve.problem import make_problem
+
+    m = schedule.shape.microbatches
+    if not trace.fits:  # no schedule of the problem
+        return lower_bound(trace.profile, m, trace.objective)
+    problem = make_problem(trace.profile, m, trace.memory_limit, trace.objective)
+    with out.progress("looking for a better bound"):
+        return known_bound(problem, schedule, BOUND_S)
 
 
 def export(arguments: argparse.Namespace, out: Out) -> int:

@@ -12,9 +12,10 @@ from rich.text import Text
 
 from ..files import write_text
 from ..schedule import Schedule
-from ..units import format_size, format_time
+from ..units import counted, format_size, format_time
 from . import show
 from .show import Out, Progress
+from .solve import COMPILING, rechunked
 
 if TYPE_CHECKING:
     from ..solve.frontier import Frontier, Point
@@ -38,7 +39,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ..solve.frontier import frontier
     from .commands import DONE, NO, _profile
 
-    profile = _profile(arguments)
+    profile = rechunked(_profile(arguments), arguments.chunks, arguments.placement)
     done: list[Point] = []
     with out.progress("solving") as progress:
         teller = _Teller(arguments, progress, done)
@@ -57,6 +58,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             cache=not arguments.no_cache,
             on_point=teller.point,
             on_incumbent=teller.incumbent,
+            on_wait=lambda: out.wait(COMPILING),
         )
     files = {}
     if arguments.csv:
@@ -67,6 +69,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
         save_frontier(curve, arguments.chart)
         files[arguments.chart] = "time over memory"
+    elif arguments.chart:
+        out.wait(f"{arguments.chart}: not drawn, as no limit has a schedule")
     out.result(
         {
             "profile": profile.name,
@@ -124,8 +128,8 @@ def _write_csv(path: str, points: list[Point]) -> None:
 
 
 def _show(out: Out, arguments: argparse.Namespace, curve: Frontier, files: dict[str, str]) -> None:
-    head = f"{curve.profile.name}: {curve.profile.devices} devices"
-    head += f", {curve.microbatches} microbatches"
+    head = f"{curve.profile.name}: {counted(curve.profile.devices, 'device')}"
+    head += f", {counted(curve.microbatches, 'microbatch', 'microbatches')}"
     out.print(Text("Best time by memory limit", "bold"), "on", Text(head))
     out.print()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
@@ -137,16 +141,23 @@ def _show(out: Out, arguments: argparse.Namespace, curve: Frontier, files: dict[
     if curve.interrupted:
         total = len(set(arguments.limits))
         text = f"interrupted: {len(curve.points)} of {total} limits"
-        out.print(Text(f"{text}; the same command goes on from there", "yellow"))
+        kept = "" if arguments.no_cache else "; the same command goes on from there"
+        out.print(Text(f"{text}{kept}", "yellow"))
     if any(point.result is None for point in curve.points):
         least = curve.least_limit_bytes
-        out.print(Text(f"✗: below {format_size(least)} ({least}B) no schedule exists", "dim"))
+        chunks = counted(curve.profile.chunks, "chunk")
+        text = (
+            f"✗: with {chunks} per device no schedule exists below {format_size(least)} ({least}B)"
+        )
+        out.print(Text(text, "dim"))
     show.written(out, files)
     path, m = shlex.quote(arguments.profile), arguments.microbatches
+    shape = f" --chunks {arguments.chunks}" if arguments.chunks else ""
+    shape += f" --placement {arguments.placement}" if arguments.placement else ""
     chosen = next((point for point in curve.points if point.result is not None), None)
     if chosen is not None:
         limit = show.size_text(chosen.limit_bytes)
-        line = f"optpipe-sim solve {path} -m {m} --memory-limit {limit} --save best.json"
+        line = f"optpipe-sim solve {path} -m {m} --memory-limit {limit}{shape} --save best.json"
         show.hint(out, line, code=True)
     if not arguments.chart:
         show.hint(out, "draw it with --chart frontier.png")

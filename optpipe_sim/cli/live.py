@@ -13,6 +13,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import OptPipeError
 from ..files import write_text
 from ..units import format_time
 
@@ -75,13 +76,18 @@ def _told(race: Race, seconds: float) -> list[Spinner | Text]:
 
 
 class Log:
-    """A CSV of seconds, objective and bound, a row per improvement; the file is whole at all times."""
+    """A CSV of seconds, objective and bound, a row per improvement; the file is whole at all times.
+
+    Attributes:
+        error: why it could not be written the last time, as when a disk is full; the rows are kept.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
         self.rows = ["seconds,objective_ns,lower_bound_ns"]
         self.last = ("", "")
-        self.write()
+        self.error: OptPipeError | None = None
+        write_text(self.path, f"{self.rows[0]}\n")
 
     def __call__(self, race: Race) -> None:
         now = ("" if race.best is None else str(race.cost_ns), str(race.bound_ns))
@@ -91,4 +97,9 @@ class Log:
             self.write()
 
     def write(self) -> None:
-        write_text(self.path, "\n".join(self.rows) + "\n")
+        """The rows so far; a search does not end because of its log."""
+        try:
+            write_text(self.path, "\n".join(self.rows) + "\n")
+            self.error = None
+        except OptPipeError as error:
+            self.error = error

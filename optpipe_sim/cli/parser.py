@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 from .. import __version__
@@ -183,23 +183,23 @@ def _solve(parser: Parser) -> None:
         "--force", action="store_true", help="state that MILP even where it is very large"
     )
     parser.add_argument(
+        "--evaluations",
+        metavar="N",
+        type=count,
+        help="for --engine search: stop after so many schedules and not by the clock, so that a seed"
+        " always gives the same",
+    )
+    parser.add_argument(
         "--warm-start",
         metavar="FILE|none",
         help="a schedule file to start from; none: engines start from nothing (default: the best"
         " of AdaOffload, the published schedules and the cache)",
     )
-    parser.add_argument(
-        "--chunks",
-        metavar="V|any",
-        type=chunks,
-        help="chunks per device; any: several numbers of chunks and placements, never worse than"
+    _shape(
+        parser,
+        chunks,
+        "chunks per device; any: several numbers of chunks and placements, never worse than"
         " the best published schedule; default: the profile's own",
-    )
-    parser.add_argument(
-        "--placement",
-        choices=("loop", "vee"),
-        help="where chunks lie: loop (stage s on device s mod p) or vee (two chunks, there and back);"
-        " default: the profile's own, loop where --chunks is given",
     )
     _pictures(parser, "the")
     parser.add_argument(
@@ -207,6 +207,18 @@ def _solve(parser: Parser) -> None:
     )
     parser.add_argument(
         "--log", metavar="F.csv", help="write objective and bound over time, at each improvement"
+    )
+
+
+def _shape(parser: Parser, kind: Callable[[str], object], help: str) -> None:
+    """The options for other chunks and placements than the profile's."""
+    metavar = "V|any" if kind is chunks else "V"
+    parser.add_argument("--chunks", metavar=metavar, type=kind, help=help)
+    parser.add_argument(
+        "--placement",
+        choices=("loop", "vee"),
+        help="where chunks lie: loop (stage s on device s mod p) or vee (two chunks, there and back);"
+        " default: the profile's own, loop where --chunks is given",
     )
 
 
@@ -227,6 +239,7 @@ def _frontier(parser: Parser) -> None:
         type=names,
         help="published schedules to compare with; default: all of them",
     )
+    _shape(parser, count, "chunks per device; default: the profile's own")
     parser.add_argument("--chart", "--gantt", metavar="F.png", help="draw the curve and its bound")
     parser.add_argument("--csv", metavar="F.csv", help="write the points; whole after each of them")
 
@@ -259,7 +272,11 @@ def _search(parser: Parser, usual: float, what: str) -> None:
         "--seed", metavar="N", type=whole, default=0, help="of random choices (default: 0)"
     )
     parser.add_argument(
-        "--workers", metavar="N", type=count, help="processes (default: the cores there are)"
+        "--workers",
+        metavar="N",
+        type=count,
+        help="processes at work (default: the cores there are); auto has one more for bounds, for a"
+        " quarter of the time, and at least one each to search and, if small enough, for CP-SAT",
     )
     parser.add_argument(
         "--no-cache",
@@ -292,6 +309,11 @@ def _explain(parser: Parser) -> None:
     )
     parser.add_argument(
         "--chart", metavar="F.png", help="draw that idle time, and the forced part (.png .svg .pdf)"
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("flush", "span"),
+        help="what counts as the time (default: what the schedule was solved for, or flush)",
     )
     _microbatches(parser, "needed with a name; a file says it itself")
     _limit(parser)

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from ..trace import CAUSES, Trace
-from ..units import format_size, format_time
+from ..units import counted, format_size, format_time
 
 if TYPE_CHECKING:
     from ..profile import CostProfile
@@ -66,6 +66,11 @@ class Out:
         """Text for people."""
         if not self.json:
             self.console.print(*parts, **options)
+
+    def wait(self, text: str) -> None:
+        """What takes a while, for people who did not ask for quiet; on stderr, as progress is."""
+        if not self.json and not self.quiet:
+            print(text, file=sys.stderr, flush=True)
 
     def hint(self, *parts: Any, **options: Any) -> None:
         """Text for people who did not ask for quiet."""
@@ -205,7 +210,8 @@ def versions(out: Out, found: Mapping[str, str | None]) -> None:
 
 
 def headline(profile: CostProfile, microbatches: int) -> Text:
-    parts = [f"{profile.name}: {profile.devices} devices", f"{microbatches} microbatches"]
+    parts = [f"{profile.name}: {counted(profile.devices, 'device')}"]
+    parts.append(counted(microbatches, "microbatch", "microbatches"))
     parts.append(f"limit {limit_text(profile)}" if profile.memory_limit else "no memory limit")
     return Text(", ".join(parts))
 

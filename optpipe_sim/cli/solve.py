@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from ..errors import NoSolution, OptPipeError, OutOfMemory
+from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule, Shape
-from ..units import format_size, format_time
+from ..units import counted, format_size, format_time
 from . import show
 from .show import Out
 
 if TYPE_CHECKING:
     from ..solve.portfolio import Race
+    from ..solve.problem import Problem
     from ..solve.result import SolveResult
     from ..trace import Trace
 
@@ -30,6 +31,7 @@ MANY_OPS = 200_000  # beyond this the published schedules are not built for comp
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search for the best schedule; the best so far on Ctrl-C."""
     from ..solve.auto import solve
+    from ..solve.problem import make_problem
     from ..solve.shapes import solve_any
     from .commands import DONE, _profile, _write_trace
     from .live import Log, watching
@@ -46,8 +48,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     files = _write_model(arguments, profile, start) if arguments.write_model else {}
     with ExitStack() as stack:
         watchers: list[Callable[[Race], None]] = []
-        if arguments.log:
-            watchers.append(Log(arguments.log))
+        log = Log(arguments.log) if arguments.log else None
+        if log is not None:
+            watchers.append(log)
         live = watching(out, "solving", arguments.time_limit)
         watchers.append(stack.enter_context(live))
         try:
@@ -57,11 +60,13 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 "objective": arguments.objective,
                 "seed": arguments.seed,
                 "watch": _all(watchers),
-                "on_wait": lambda: out.hint(COMPILING),
+                "on_wait": lambda: out.wait(COMPILING),
                 "workers": arguments.workers,
+                "evaluations": arguments.evaluations,
                 "gap": arguments.gap,
                 "solver": arguments.solver,
-                "force": arguments.force,
+                "force": arguments.force
+                and (arguments.engine == "milp" or not arguments.write_model),
                 "cache": not arguments.no_cache,
                 "save": arguments.save,
             }
@@ -75,10 +80,18 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             out.result(_nothing(arguments, error))
             raise
     assert result.trace is not None  # solve raises without one
-    _describe(result, arguments)
-    files |= _write_trace(arguments, result.trace)
-    if arguments.log:
-        files[arguments.log] = "objective and bound over time"
+    shaped = profile.for_shape(result.trace.schedule.shape)
+    _describe(result, make_problem(shaped, arguments.microbatches, objective=arguments.objective))
+    unsaved = result.info["failures"].pop("save", None)
+    failed = [] if unsaved is None else [OptPipeError(unsaved)]
+    try:
+        files |= _write_trace(arguments, result.trace)
+        if log is not None:
+            log.write()
+            failed += [] if log.error is None else [log.error]
+            files[arguments.log] = "objective and bound over time"
+    except OptPipeError as error:  # the answer comes first
+        failed.append(error)
     out.result(
         {
             "schedule": "optpipe",
@@ -92,6 +105,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     if not out.json:
         _show(out, arguments, profile, result, files)
+    if failed:
+        raise failed[0]
     return DONE
 
 
@@ -152,7 +167,7 @@ def _write_model(
 
 def _nothing(arguments: argparse.Namespace, error: OptPipeError) -> dict[str, Any]:
     """The answer where there is no schedule."""
-    infeasible = isinstance(error, OutOfMemory) or "proven" in str(error)
+    infeasible = isinstance(error, OutOfMemory | Infeasible)
     return {
         "schedule": "optpipe",
         "status": "infeasible" if infeasible else "unknown",
@@ -165,18 +180,18 @@ def _nothing(arguments: argparse.Namespace, error: OptPipeError) -> dict[str, An
     }
 
 
-def _describe(result: SolveResult, arguments: argparse.Namespace) -> None:
+def _describe(result: SolveResult, problem: Problem) -> None:
     """Write into the schedule's notes where it comes from."""
+    from ..solve.known import note
+
     assert result.schedule is not None
     result.schedule.meta.update(
         name="optpipe",
         status=result.status,
-        objective=arguments.objective,
         objective_ns=result.objective_ns,
-        lower_bound_ns=result.lower_bound_ns,
-        bound=result.bound_name,
         found_by=result.info["found_by"],
     )
+    note(problem, result.schedule, result.lower_bound_ns, result.bound_name)
 
 
 # -- for people -----------------------------------------------------------------------------------
@@ -202,7 +217,7 @@ def _show(
     by = f"from the {found_by}" if found_by in KNOWN else f"by {found_by}"
     time.append(f", {by} after {when:.1f} of {result.seconds:.1f} s", "dim")
     show.line(out, "time per iteration", time)
-    show.line(out, "proven", _proof(result))
+    show.line(out, "proven", _proof(result, any_shape=arguments.chunks == "any"))
     flush = trace.objective == "flush"
     show.line(out, "bubble", f"{trace.bubble_rate_flush if flush else trace.bubble_rate:.1%}")
     show.line(out, "peak memory", show.peak_text(trace))
@@ -231,11 +246,16 @@ def _placement(shape: Shape) -> str:
     return name if isinstance(name, str) else "as listed"
 
 
-def _proof(result: SolveResult) -> Text:
+def _proof(result: SolveResult, any_shape: bool) -> Text:
+    assert result.schedule is not None
+    # other numbers of chunks have schedules of their own, which may be faster
+    chunks = f"with {counted(result.schedule.shape.chunks, 'chunk')} per device "
+    which = "" if any_shape else chunks
     bound = f"{format_time(result.lower_bound_ns)} ({result.bound_name})"
     if result.status == "optimal":
-        return Text(f"✓ optimal: no schedule takes less than {bound}", "green")
-    return Text(f"at most {result.gap:.2%} above the best possible: none takes less than {bound}")
+        return Text(f"✓ optimal: {which}no schedule takes less than {bound}", "green")
+    above = f"at most {result.gap:.2%} above the best possible"
+    return Text(f"{above}: {which}none takes less than {bound}")
 
 
 def _fixed(profile: CostProfile, result: SolveResult) -> tuple[str, Trace] | None:
@@ -281,7 +301,7 @@ def _hints(
         shape = fixed[1].schedule.shape
         if shape.placement != trace.schedule.shape.placement:
             show.hint(out, f"optpipe-sim solve {path} -m {m}{bound} --chunks any", code=True)
-    elif result.status != "optimal":
+    elif result.status != "optimal" and result.seconds > 0.9 * arguments.time_limit:
         show.hint(out, f"a longer --time-limit (now {arguments.time_limit:g} s)")
     if arguments.save and arguments.chunks is None and arguments.placement is None:
         saved = shlex.quote(arguments.save)
@@ -292,13 +312,15 @@ def _hints(
     if profile.memory_limit and max(profile.memory_limit) > least:
         top = max(profile.memory_limit)
         step = max(1, (top - least) // 6)
-        sizes = ":".join(_rounded(size) for size in (least, top, step))
+        digit = 2**20 if least >= 2**26 else 1
+        step = max(digit, step // digit * digit)
+        sizes = ":".join(_rounded(size, digit) for size in (least, top, step))
         show.hint(out, f"optpipe-sim frontier {path} -m {m} --limits {sizes}", code=True)
 
 
-def _rounded(size: int) -> str:
-    """A size for a command line, to a MiB where that is fine enough."""
-    return f"{-(-size // 2**20)}MiB" if size >= 2**26 else str(size)
+def _rounded(size: int, digit: int) -> str:
+    """A size for a command line, in MiB or in bytes, not below what it is."""
+    return f"{-(-size // digit)}MiB" if digit > 1 else str(size)
 
 
 # -- cache ----------------------------------------------------------------------------------------

@@ -80,7 +80,12 @@ def solution_chart(solution: Solution, ax: Axes | None = None) -> Axes:
         ax.set_ylabel("device")
         ax.set_xlabel(f"idle time per iteration ({name})")
         ax.grid(axis="x")
-        _legend(ax, list(used))
+        if used:
+            _legend(ax, list(used))
+        else:
+            ax.text(0.5, 0.5, "no device idles", transform=ax.transAxes, ha="center", color=MUTED)
+            ax.set_xticks([])
+            ax.set_xlabel("")
     return ax
 
 

@@ -9,7 +9,7 @@ from ..ops import TRANSFERS
 from ..profile import CostProfile
 from ..schedule import Schedule, validate
 from ..trace import Trace
-from ..units import format_size
+from ..units import counted, format_size
 from .links import check_link_order
 
 
@@ -84,9 +84,11 @@ def require_limit(profile: CostProfile, limits: Sequence[int]) -> None:
     """
     for device, (least, limit) in enumerate(zip(profile.least_limits, limits, strict=True)):
         if limit < least:
+            shape = f"{counted(profile.chunks, 'chunk')} per device"
+            large = f" ({format_size(least)})" if least >= 2**10 else ""
             raise OutOfMemory(
                 f"device {device}: the limit of {format_size(limit)} is below what one microbatch"
-                f" needs; the least limit that works is {least}B ({format_size(least)})"
+                f" needs; the least limit that works is {least}B{large}, with {shape}"
             )
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ..analyse.bounds import lower_bound
-from ..errors import NoSolution, OptPipeError
+from ..errors import Infeasible, NoSolution, OptPipeError
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..schedules.adaoffload import adaoffload
+from ..schedules.adaoffload import LEAST_RUNS, adaoffload
 from .cache import open_cache, recall, remember
 from .compiling import compile_engines
 from .device_bounds import bounds_job
@@ -24,6 +25,7 @@ from .tidy import tidy
 ENGINES = ("auto", "adaoffload", "search", "cpsat", "milp")
 HUNT_SHARE = 0.25  # of the time, at most, for the bounds by one device
 TIDY_SHARE = 0.1  # of the time limit, on top of it, to drop what is offloaded in vain
+TIDY_TRIES = 1000  # for that, where evaluations count and not the clock
 GRACE_S = 1.0  # for an engine alone to hand in its bound after its time
 FIXED_SHARE = 0.3  # of the time, at most, to build the published schedules
 SMALL = 1500  # compute ops up to which CP-SAT is worth a process
@@ -57,48 +59,70 @@ def solve(
         engine: ``auto`` (all that help, at once), ``adaoffload``, ``search``, ``cpsat``, ``milp``.
         time_limit: seconds in all. `workers`: processes (default: the cores there are).
         objective: ``flush`` (makespan) or ``span`` (longest device span).
-        seed: for whatever draws at random. `evaluations`: for ``search``: stop after so many
+        seed: for whatever draws at random. `evaluations`: for ``search`` alone: stop after so many
             instead of by the clock, which makes it deterministic.
         warm_start: a schedule to start from, if it fits; ``none``: engines start from nothing.
-        on_incumbent: called with each better schedule and its cost in ns.
+        on_incumbent: called with each better schedule and its cost in ns. The result may be the last
+            of them without offloads that gain nothing.
         on_wait: called where engines have to be compiled first, once on a machine; the clock starts
             after that.
         watch: called with the race (its seconds, cost_ns, bound_ns, engine ...) at all news.
         gap: end where the best is proven to be this close to the best possible (0.01: 1 %).
         solver: which MILP solver ``milp`` uses. `force`: state that model however large it is.
         save: a file that always holds the best schedule so far, whatever becomes of this process.
+            Where it can no longer be written, ``info["failures"]["save"]`` of the result says so.
         cache: start from what is kept on disk of this problem or of those like it, and keep what
             is found (`solve.cache`). Without it a run depends on nothing but its arguments.
 
     Raises:
         OutOfMemory: where the limit is below what one microbatch needs.
-        NoSolution: where no schedule is found (or proven not to exist).
-        OptPipeError: for settings that make no sense.
+        Infeasible: where no schedule fits, proven. NoSolution: where none is found.
+        OptPipeError: for settings that make no sense, a MILP solver that is not there, a MILP too
+            large to be stated, or an engine, run alone, that fails.
     """
     if engine not in ENGINES:
         raise OptPipeError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
     if not time_limit > 0:
         raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
-    if not 0 <= gap < float("inf"):
-        raise OptPipeError(f"gap: must be a share of at least 0, as in 0.01, got {gap}")
+    if not 0 <= gap < 1:
+        raise OptPipeError(f"gap: must be a share from 0 to below 1, as in 0.01, got {gap}")
+    counted = evaluations is not None
+    if counted and engine != "search":
+        raise OptPipeError(f"evaluations: only the engine 'search' counts them, not {engine!r}")
+    if engine != "milp" and (solver != "highs" or force):
+        raise OptPipeError(f"solver, force: are for the engine 'milp', not {engine!r}")
     if isinstance(warm_start, str) and warm_start != "none":
         raise OptPipeError(f"warm start: expected a schedule or 'none', got {warm_start!r}")
     problem = make_problem(profile, microbatches, memory_limit, objective)
 
     def improved(schedule: Schedule, cost: int) -> None:
         if save is not None:
-            schedule.save(save)
+            keep(schedule)
         if on_incumbent is not None:
             on_incumbent(schedule, cost)
 
-    if engine in ("auto", "search"):
-        compile_engines(problem, on_wait)
+    def keep(schedule: Schedule) -> None:
+        try:
+            schedule.save(save)  # type: ignore[arg-type]
+        except OptPipeError as error:
+            if len(race.incumbents) < 2:
+                raise  # nothing is lost yet: better now than in an hour
+            race.failures["save"] = str(error)
+        else:
+            race.failures.pop("save", None)
+
+    if engine == "milp":
+        from .milp import require_milp
+
+        require_milp(problem, solver, force=force)
+    compile_engines(problem, on_wait)
     race = Race(problem, gap, on_incumbent=improved, watch=watch)
     bound = lower_bound(profile, microbatches, objective=objective, memory_limit=problem.limits)
     race.prove(bound.ns, bound.name)
     cores = workers or os.cpu_count() or 1
     cold = warm_start == "none"
     kept = open_cache() if cache else None
+    slow = False
     try:
         if isinstance(warm_start, Schedule):
             race.offer(warm_start, "warm start")
@@ -106,43 +130,56 @@ def solve(
             recall(race, kept)
         # one run of the greedy at once, so that there is something to show; then the best of many
         for parameters in ({"prefer": 0}, {}):
-            if not race.proven:
+            if race.proven or (parameters == {} and slow):
+                break
+            began = race.seconds
+            try:
                 made = adaoffload(
                     profile, microbatches, problem.limits, None, objective, **parameters
                 )
-                race.offer(made, "adaoffload")
+            except NoSolution as error:  # pinned host memory may be too scarce for a greedy
+                race.failures["adaoffload"] = str(error)
+                break
+            race.offer(made, "adaoffload")
+            slow = not counted and (race.seconds - began) * LEAST_RUNS > FIXED_SHARE * time_limit
         if engine != "adaoffload" and not race.proven:
             for name, schedule in fixed_schedules(problem):
                 race.offer(schedule, name)
-                if race.proven or race.seconds > FIXED_SHARE * time_limit:
+                if race.proven or (not counted and race.seconds > FIXED_SHARE * time_limit):
                     break
         left = time_limit - race.seconds
         if engine == "auto":
             run_race(race, _jobs(race, left, seed, cores, cold), time_limit)
         elif engine != "adaoffload" and not race.proven and left > 0:
             job, arguments = _job(engine, race, left, seed, cores, cold)
-            counted = engine == "search" and evaluations is not None
             if counted:
                 arguments["evaluations"] = evaluations
             elif engine == "milp":
                 arguments |= {"solver": solver, "gap": gap, "force": force}
             until = float("inf") if counted else time_limit + GRACE_S
             run_race(race, [(engine, job, arguments)], until)
+            if engine in race.failures and race.refusal is None and not race.killed:
+                race.refusal = OptPipeError(f"{engine}: {race.failures[engine]}")
             if race.refusal is not None:
                 raise race.refusal
+        elif engine != "adaoffload" and not race.proven:
+            race.failures[engine] = "no time was left for it"
+        if race.best is not None and engine != "adaoffload":
+            # offloads that gain nothing only cost host memory and PCIe traffic
+            seconds = min(1.0, TIDY_SHARE * time_limit)
+            limits = (float("inf"), TIDY_TRIES) if counted else (seconds, None)
+            tidied = tidy(problem, race.best, *limits)
+            if tidied is not race.best and not race.offer(tidied, race.engine):
+                race.best = tidied
+                if save is not None:
+                    keep(tidied)
     except KeyboardInterrupt:
         race.interrupted = True
         if race.best is None:
             raise
-    if race.best is not None and engine != "adaoffload" and not race.interrupted:
-        # offloads that gain nothing only cost host memory and PCIe traffic
-        tidied = tidy(problem, race.best, min(1.0, TIDY_SHARE * time_limit))
-        if tidied is not race.best and not race.offer(tidied, race.engine):
-            race.best = tidied
-            if save is not None:
-                tidied.save(save)
     if kept is not None:
-        remember(race, kept)
+        with suppress(KeyboardInterrupt):  # a second one
+            remember(race, kept)
     return _result(race, engine)
 
 
@@ -187,10 +224,11 @@ def _jobs(
 
 def _result(race: Race, engine: str) -> SolveResult:
     if race.best is None:
+        reasons = "".join(f"; {name}: {reason}" for name, reason in race.failures.items())
         if race.infeasible:
-            raise NoSolution("no schedule fits the limit (proven)")
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in race.failures.items())
-        raise NoSolution(f"no schedule found in {race.seconds:.1f} s {reasons}".strip())
+            raise Infeasible(f"no schedule fits the limit (proven){reasons}")
+        raise NoSolution(f"no schedule found in {race.seconds:.1f} s{reasons}")
+    race.failures.pop("adaoffload", None)  # others have found one
     return make_result(
         race.problem,
         race.engine if engine == "auto" else engine,

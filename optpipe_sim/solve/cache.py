@@ -247,8 +247,12 @@ def _head(path: Path) -> dict[str, Any] | None:
     if checksum != _checksum(body):
         return None
     line, _, content = body.partition(b"\n")
-    head: dict[str, Any] = json.loads(line)
-    return {**head, "content": content} if head["format"] == [FORMAT, __version__] else None
+    try:
+        head = json.loads(line)
+    except ValueError:
+        return None
+    known = isinstance(head, dict) and head.get("format") == [FORMAT, __version__]
+    return {**head, "content": content} if known else None
 
 
 def _read(path: Path) -> Entry | None:
@@ -256,9 +260,12 @@ def _read(path: Path) -> Entry | None:
     head = _head(path)
     if head is None:
         return None
-    schedule = Schedule.from_json(json.loads(zlib.decompress(head["content"])))
-    problem = Identity(head["problem"], 1)
-    return Entry(problem, schedule, head["bound"], head["bound_name"], head["seconds"])
+    try:
+        schedule = Schedule.from_json(json.loads(zlib.decompress(head["content"])))
+        problem = Identity(head["problem"], 1)
+        return Entry(problem, schedule, head["bound"], head["bound_name"], head["seconds"])
+    except (KeyError, ValueError, zlib.error, OptPipeError):  # written by something else
+        return None
 
 
 def _files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
@@ -268,7 +275,8 @@ def _files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
         return
     for entry in entries:
         try:
-            yield Path(entry.path), entry.stat()
+            if entry.is_file():
+                yield Path(entry.path), entry.stat()
         except OSError:  # another process was faster
             continue
 

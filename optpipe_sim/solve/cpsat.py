@@ -13,12 +13,12 @@ import threading
 
 from ..schedule import Schedule
 from .cpsat_phases import CpsatOptions
-from .cpsat_search import OnIncumbent, Search
+from .cpsat_search import OnBound, OnIncumbent, OnModel, Search
 from .portfolio import Others, nobody
 from .problem import Problem
 from .result import SolveResult
 
-__all__ = ["CpsatOptions", "OnIncumbent", "feasible", "prove", "solve_cpsat"]
+__all__ = ["CpsatOptions", "OnBound", "OnIncumbent", "OnModel", "feasible", "prove", "solve_cpsat"]
 
 
 def solve_cpsat(
@@ -30,6 +30,8 @@ def solve_cpsat(
     workers: int = 2,
     lower_bound_ns: int = 0,
     on_incumbent: OnIncumbent | None = None,
+    on_bound: OnBound | None = None,
+    on_model: OnModel | None = None,
     stop: threading.Event | None = None,
     others: Others = nobody,
     options: CpsatOptions | None = None,
@@ -43,7 +45,9 @@ def solve_cpsat(
         seed: two runs with the same one and one worker (or ``deterministic``) that end before the
             time limit give the same.
         lower_bound_ns: a proven bound on the cost; the search stops where it is reached.
-        on_incumbent: called with seconds, cost and schedule at each better one.
+        on_incumbent: called with seconds, cost and schedule at each better one. `on_bound`: with
+            seconds and ns at each better bound. `on_model`: with the variables and constraints of
+            each model that is built.
         others: gives schedules that were found elsewhere meanwhile; only better ones count then.
 
     Raises:
@@ -58,6 +62,8 @@ def solve_cpsat(
         lower_bound_ns=lower_bound_ns,
         stop=stop,
         on_incumbent=on_incumbent,
+        on_bound=on_bound,
+        on_model=on_model,
         others=others,
     )
     if warm_start is not None:

@@ -25,6 +25,8 @@ from .result import FEASIBLE, INFEASIBLE, UNKNOWN, SolveResult, make_result
 ENGINE = "cpsat"
 NARROWING = 0.5  # of the time of a phase, at most, to find windows
 OnIncumbent = Callable[[float, int, Schedule], None]
+OnBound = Callable[[float, int], None]
+OnModel = Callable[[int, int], None]
 
 # Proofs come from conflicts here: linear relaxations of a schedule say next to nothing and cost
 # most of the time, and so does probing (measured: factors of 2 to 20).
@@ -58,6 +60,8 @@ class Search:
         lower_bound_ns: int = 0,
         stop: threading.Event | None = None,
         on_incumbent: OnIncumbent | None = None,
+        on_bound: OnBound | None = None,
+        on_model: OnModel | None = None,
         first_will_do: bool = False,
         others: Others = nobody,
     ) -> None:
@@ -74,7 +78,8 @@ class Search:
         # a span that is rounded to units loses up to one of them: both its ends are rounded
         self.lost = 1 if exact % self.unit_ns and problem.objective == "span" else 0
         self.problem, self.seed, self.workers, self.stop = problem, seed, workers, stop
-        self.on_incumbent, self.first_will_do, self.others = on_incumbent, first_will_do, others
+        self.on_incumbent, self.on_bound, self.on_model = on_incumbent, on_bound, on_model
+        self.first_will_do, self.others = first_will_do, others
         self.began, self.time_limit = time.monotonic(), time_limit
         self.best: Trace | None = None
         self.lock = threading.Lock()
@@ -126,6 +131,8 @@ class Search:
         elif bound_ns > self.lower_ns:
             self.lower_ns, self.proven = bound_ns, ENGINE
             self.bounds.append((self.seconds, bound_ns))
+            if self.on_bound is not None:
+                self.on_bound(*self.bounds[-1])
 
     def run(self, strict: bool = False) -> SolveResult:
         """All phases, as long as there is something to gain and time left."""
@@ -165,12 +172,16 @@ class Search:
         if windows is not None:
             take_places(model, windows)
             seconds = until - time.monotonic()
+            if seconds <= 0:  # the windows took it all
+                return self.lower_ns
         if self.best is not None and not phase.strict:
             hint(model, self.best)
+        size = len(model.cp.proto.variables), len(model.cp.proto.constraints)
+        self.sizes.append(size)
+        if self.on_model is not None:
+            self.on_model(*size)
         call = Call(self, model, phase, seconds, self.seed + len(self.log))
-        status = call.run()
-        proto, solver = model.cp.proto, call.solver
-        self.sizes.append((len(proto.variables), len(proto.constraints)))
+        status, solver = call.run(), call.solver
         if status == cp_model.MODEL_INVALID:
             raise OptPipeError(f"CP-SAT refuses the model: {model.cp.validate()}")
         bound: int | None = self.to_ns(round(solver.best_objective_bound))

@@ -12,6 +12,7 @@ from ..schedule import Schedule
 from .auto import solve
 from .cache import open_cache
 from .fixed import FixedPoint, best_fixed, fixed_points, published
+from .portfolio import nobody
 from .problem import make_problem
 from .result import FEASIBLE, INFEASIBLE, OPTIMAL, UNKNOWN, SolveResult, make_result
 
@@ -89,6 +90,7 @@ def frontier(
     cache: bool = False,
     on_point: Callable[[Point], None] | None = None,
     on_incumbent: Callable[[Schedule, int], None] | None = None,
+    on_wait: Callable[[], None] = nobody,
 ) -> Frontier:
     """Solve under each limit, from the lowest to the highest, each from the schedule before it.
 
@@ -102,7 +104,8 @@ def frontier(
         schedules: names of published schedules to compare with; None: all of them.
         cache: take points that were worked on for as long before as they are, and keep the others:
             a frontier that was interrupted goes on where it stopped.
-        on_point: called with each point when it is finished. `on_incumbent`: as for `solve`.
+        on_point: called with each point when it is finished. `on_incumbent, on_wait`: as for
+            `solve`.
 
     Raises:
         OptPipeError: without limits, or for settings that make no sense.
@@ -124,8 +127,8 @@ def frontier(
                 return Point(limit, found, found.status)
         result = solve(
             profile, microbatches, limit, engine, time_limit, objective, seed,
-            warm_start=before.schedule if before else None, on_incumbent=on_incumbent, workers=workers,
-            evaluations=evaluations, gap=gap, cache=cache,
+            warm_start=before.schedule if before else None, on_incumbent=on_incumbent, on_wait=on_wait,
+            workers=workers, evaluations=evaluations, gap=gap, cache=cache,
         )  # fmt: skip
         return Point(limit, result, result.status)
 

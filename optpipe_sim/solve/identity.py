@@ -83,7 +83,7 @@ def identity(problem: Problem) -> Identity:
             data["engines"] = {
                 "copy": offload.copy_engines,
                 "link": offload.host_link,
-                "groups": [list(group) for group in offload.host_link_groups if len(group) > 1],
+                "groups": [list(group) for group in offload.host_link_groups],  # number them
                 "host": None if host is None else host // part,
                 "node": None if host is None else offload.devices_per_node,
             }

@@ -130,13 +130,17 @@ def exact_job(
             lower_bound_ns=bound_ns,
             others=others,
             on_incumbent=lambda seconds, cost, schedule: report("incumbent", schedule),
+            on_bound=lambda seconds, bound: report("bound", bound),
+            on_model=lambda *size: report("size", size),
         )
     else:
         from .milp import solve_milp
         from .milp_sets import MilpOptions
         from .milp_size import size_formula
 
-        report("size", size_formula(problem, MilpOptions()))  # a proof may end it before it ends
+        # from nothing means without AdaOffload, too
+        options = MilpOptions(adaoffload=start is not None)
+        report("size", size_formula(problem, options))  # a proof may end it before it ends
         found = solve_milp(
             problem,
             seconds,
@@ -144,6 +148,7 @@ def exact_job(
             solver=solver,
             seed=seed,
             threads=cores,
+            options=options,
             gap=gap,
             force=force,
             on_incumbent=lambda schedule, *_: report("incumbent", schedule),

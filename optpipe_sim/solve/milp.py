@@ -98,8 +98,7 @@ def solve_milp(
     options = options or MilpOptions()
     if not time_limit > 0:
         raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
-    require_solver(solver)
-    size = _size(problem, options, force)
+    size = require_milp(problem, solver, options, force)
     run = _Run(problem, options, begun, on_incumbent, on_bound)
     run.warm(warm_start)
     model = build_model(run.sets, run.upper_ns, run.proven_ns)
@@ -151,7 +150,7 @@ def write_model(
     if kind not in (".lp", ".mps"):
         raise OptPipeError(f"{path}: the model is written as .lp or .mps")
     options = options or MilpOptions()
-    _size(problem, options, force)
+    require_milp(problem, options=options, force=force)
     run = _Run(problem, options, time.perf_counter())
     run.warm(warm_start)
     model = build_model(run.sets, run.upper_ns, run.proven_ns)
@@ -162,9 +161,21 @@ def write_model(
     return model.unit_ns
 
 
-def _size(problem: Problem, options: MilpOptions, force: bool) -> tuple[int, int]:
-    """Variables and constraints, where so many are worth a try."""
-    size = size_formula(problem, options)
+def require_milp(
+    problem: Problem,
+    solver: str = "highs",
+    options: MilpOptions | None = None,
+    force: bool = False,
+) -> tuple[int, int]:
+    """The variables and constraints of the MILP, where there is such a solver and so many are still
+    worth a try.
+
+    Raises:
+        OptPipeError: for a solver that is not there, or a model too large to be stated (not with
+            `force`).
+    """
+    require_solver(solver)
+    size = size_formula(problem, options or MilpOptions())
     if size[1] > MOST_ROWS and not force:
         raise OptPipeError(
             f"the MILP would have {size[0]} variables and {size[1]} constraints, more than the"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -22,8 +23,11 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ..errors import NoSolution, OptPipeError
 from ..files import write_mapping, write_text
@@ -45,7 +49,7 @@ class SolverProcess:
     Args:
         profile, microbatches, memory_limit: as for `solve`.
         folder: where its files go; kept. None: a temporary one, gone with this object.
-        warm_start: a schedule to start from.
+        warm_start: a schedule to start from; ``none``: engines start from nothing.
         options: the other arguments of `solve` that are plain data (``engine``, ``time_limit``,
             ``objective``, ``seed``, ``workers``, ``cache`` ...).
 
@@ -60,21 +64,28 @@ class SolverProcess:
         memory_limit: int | Sequence[int] | None = None,
         *,
         folder: str | os.PathLike[str] | None = None,
-        warm_start: Schedule | None = None,
+        warm_start: Schedule | str | None = None,
         **options: Any,
     ) -> None:
+        if "save" in options:
+            raise OptPipeError(f"save: its own {BEST} holds the best; give a folder to keep it")
         for name, value in options.items():
             if not isinstance(value, PLAIN):
                 raise OptPipeError(f"{name}: must be plain data, got {type(value).__name__}")
         own = None if folder is not None else tempfile.mkdtemp(prefix="optpipe-solver-")
         self.folder = Path(folder if own is None else own)  # type: ignore[arg-type]
-        limit = memory_limit if isinstance(memory_limit, int | None) else list(memory_limit)
+        limit: Any = memory_limit
+        if memory_limit is not None:  # numpy's numbers are no plain data
+            each = isinstance(memory_limit, Sequence | np.ndarray)
+            limit = [int(size) for size in memory_limit] if each else int(memory_limit)  # type: ignore
         save_profile(profile, self.folder / PROFILE)
         for old in (BEST, STATE, START):
             (self.folder / old).unlink(missing_ok=True)
-        if warm_start is not None:
+        task = {"microbatches": int(microbatches), "memory_limit": limit, **options}
+        if isinstance(warm_start, Schedule):
             warm_start.save(self.folder / START)
-        task = {"microbatches": microbatches, "memory_limit": limit, **options}
+        elif warm_start is not None:
+            task["warm_start"] = warm_start
         write_mapping(self.folder / TASK, task)
         self._process = _start(self.folder)
         self._finalizer = weakref.finalize(self, _end, self._process, own)
@@ -151,8 +162,8 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
     paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
     with (folder / LOG).open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", __name__, str(folder)],
-            stdin=subprocess.PIPE,  # ends with the caller, which is how the solver knows
+            [sys.executable, "-m", __name__, str(folder), str(os.getpid())],
+            stdin=subprocess.PIPE,  # for a word to stop
             stdout=subprocess.DEVNULL,
             stderr=log,
             env={**os.environ, "PYTHONPATH": paths},
@@ -161,8 +172,11 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
 
 
 def _halt(process: subprocess.Popen[bytes]) -> None:
-    if process.stdin is not None:
-        process.stdin.close()
+    if process.stdin is not None and not process.stdin.closed:
+        with suppress(BrokenPipeError):  # it has ended
+            # a word, as the end of stdin does not come while a child of the caller's has it, too
+            process.stdin.write(b"stop")
+            process.stdin.close()
     try:
         process.wait(PATIENCE_S)
     except subprocess.TimeoutExpired:
@@ -204,25 +218,26 @@ class _Reporter:
         write_text(self.folder / STATE, json.dumps(state) + "\n")
 
 
-def _leave_with_caller() -> None:
-    """Interrupt when stdin ends: the caller closed it, or is gone."""
-    while os.read(0, 4096):
+def _leave_with_caller(caller: int) -> None:
+    """Interrupt when the caller says so on stdin, closes it, or is gone."""
+    while os.getppid() == caller and not select.select([0], [], [], 1.0)[0]:
         pass
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def main(folder: Path) -> None:
-    """Solve the task in a folder."""
+def main(folder: Path, caller: int) -> None:
+    """Solve the task in a folder, as long as its caller is there."""
     # started from a job in the background it may have been told to ignore what ends it
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=_leave_with_caller, daemon=True).start()
+    threading.Thread(target=_leave_with_caller, args=(caller,), daemon=True).start()
     report = _Reporter(folder)
     state: dict[str, Any] = {}
     try:
         task = json.loads((folder / TASK).read_text())
-        start = Schedule.load(folder / START) if (folder / START).exists() else None
+        if (folder / START).exists():
+            task["warm_start"] = Schedule.load(folder / START)
         profile = load_profile(folder / PROFILE)
-        result = solve(profile, **task, warm_start=start, watch=report, save=folder / BEST)
+        result = solve(profile, **task, watch=report, save=folder / BEST)
         keys = ("status", "seconds", "objective_ns", "lower_bound_ns", "bound")
         measures = result.measures()
         state = {key: measures[key] for key in keys} | {"found_by": result.info["found_by"]}
@@ -236,4 +251,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), int(sys.argv[2]))

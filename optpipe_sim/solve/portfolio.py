@@ -5,9 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import queue
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -38,7 +40,7 @@ class Race:
         infeasible: proven that nothing fits. `interrupted`: by Ctrl-C.
         variables, constraints: of the last model that an engine built.
         failures: what stopped an engine, by its name. `refusal`: the last error among them that
-            says what the user should change.
+            says what the user should change. `killed`: whether one's process was killed.
         on_incumbent: called with each better schedule and its cost.
         watch: called with the race at every piece of news, and often while engines run.
     """
@@ -59,6 +61,7 @@ class Race:
     constraints: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     refusal: OptPipeError | None = None
+    killed: bool = False
     on_incumbent: Callable[[Schedule, int], None] | None = None
     watch: Callable[[Race], None] | None = None
 
@@ -146,8 +149,9 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
         )
         for number, (_, function, arguments) in enumerate(jobs)
     ]
-    for process in running:
-        process.start()
+    with _no_ctrl_c():
+        for process in running:
+            process.start()
     try:
         for number, what, value in _listen(news, running, race, until):
             known = race.best
@@ -159,13 +163,30 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
                     if other != number and running[other].is_alive():
                         queue_of.put(race.best)
     finally:
-        for process in running:
+        for (name, *_), process in zip(jobs, running, strict=True):
+            if process.exitcode is not None and process.exitcode < 0:
+                how = signal.Signals(-process.exitcode).name
+                race.failures[name] = f"its process was killed by {how}"
+                race.killed = True
             process.terminate()
         for process in running:
             process.join()
         for queue_of in word:
             queue_of.close()
             queue_of.cancel_join_thread()  # nobody is there to read what is left
+
+
+@contextmanager
+def _no_ctrl_c() -> Iterator[None]:
+    """Ctrl-C waits: while a process is forked, Python drops the exception it would raise."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _listen(
@@ -194,6 +215,8 @@ def _work(
     arguments: dict[str, Any],
 ) -> None:
     """The main function of process `number`."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     threading.Thread(target=_leave_with_parent, daemon=True).start()
 
     def report(what: str, value: Any) -> None:

@@ -8,6 +8,7 @@ samples. The best of them is then changed op by op as long as that helps.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -127,6 +128,7 @@ def solve_robust(
     objective: str = "flush",
     seed: int = 0,
     on_incumbent: Callable[[Schedule, int], None] | None = None,
+    save: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> RobustResult:
     """The schedule with the least mean (or quantile) of its cost when durations scatter.
@@ -140,6 +142,7 @@ def solve_robust(
         quantile: None: the mean; 0.9: what nine of ten iterations do not exceed.
         on_incumbent: called with the deterministic race's schedules, and the better ones after it,
             and their cost with the profile's own durations, in ns.
+        save: a file that holds the best schedule so far: of the deterministic race, then the robust.
         options: for the deterministic race; see `auto.solve`, as for the other arguments.
 
     Raises:
@@ -159,7 +162,7 @@ def solve_robust(
 
     nominal = solve(
         profile, microbatches, memory_limit, time_limit=NOMINAL * time_limit, objective=objective,
-        seed=seed, on_incumbent=heard, **options,
+        seed=seed, on_incumbent=heard, save=save, **options,
     )  # fmt: skip
     assert nominal.schedule is not None
     problem = make_problem(profile, microbatches, memory_limit, objective)
@@ -181,6 +184,8 @@ def solve_robust(
         final.offer(entry.schedule, entry.name)
     chosen = final.best[0]
     trace = problem.replay(chosen.schedule)
+    if save is not None:
+        chosen.schedule.save(save)
     if on_incumbent is not None and chosen.name != "deterministic":
         on_incumbent(chosen.schedule, trace.cost_ns)
     return RobustResult(
@@ -236,6 +241,8 @@ class _Field:
         """Measure a schedule; None where it does not fit. Returns the measure."""
         try:
             lowered = lower(schedule, self.problem.profile, self.problem.limits)
+            if self.problem.host_limit is not None:
+                self.problem.replay(schedule)  # which lowering does not ask
         except OptPipeError:
             return None
         costs = replay_scenarios(lowered, self.scenarios, self.problem.objective)

@@ -14,14 +14,17 @@ from .search import Workspace, pack
 SECONDS = 1.0
 
 
-def tidy(problem: Problem, schedule: Schedule, seconds: float = SECONDS) -> Schedule:
+def tidy(
+    problem: Problem, schedule: Schedule, seconds: float = SECONDS, tries: int | None = None
+) -> Schedule:
     """The schedule without the offloads that can go while its cost stays; itself where none can.
 
     Sets of offloads are tried together, those that free memory for the shortest time first, and
     halved where they cannot go. Replayed before and after: the result is never worse.
 
     Args:
-        problem: what the schedule solves. `seconds`: to spend at most.
+        problem: what the schedule solves. `seconds`: to spend at most. `tries`: sets of offloads to
+            try at most.
     """
     table = schedule.table
     if not (table[:, 0] == O).any() or (table[:, 0] == BW).any():
@@ -61,8 +64,10 @@ def tidy(problem: Problem, schedule: Schedule, seconds: float = SECONDS) -> Sche
     gone: set[tuple[int, int]] = set()
     order = sorted(away, key=lambda unit: (away[unit], unit))
     todo: list[Sequence[tuple[int, int]]] = [order]
-    while todo and time.monotonic() < until:
+    left = float("inf") if tries is None else tries
+    while todo and left > 0 and time.monotonic() < until:
         some = todo.pop()
+        left -= 1
         if fits(gone | set(some)):
             gone |= set(some)
         elif len(some) > 1:

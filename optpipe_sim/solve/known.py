@@ -1,0 +1,46 @@
+"""What is proven of a problem: by formulas, by whoever solved it, by the cache, or in a few seconds."""
+
+from __future__ import annotations
+
+from ..analyse.bounds import Bound, lower_bound
+from ..schedule import Schedule
+from .cache import open_cache
+from .device_bounds import best_bound
+from .identity import identity
+from .problem import Problem
+
+
+def note(problem: Problem, schedule: Schedule, bound_ns: int, name: str) -> None:
+    """Write into a schedule's notes what is proven of its problem, and of which problem."""
+    schedule.meta.update(
+        problem=identity(problem).key,
+        objective=problem.objective,
+        lower_bound_ns=bound_ns,
+        bound=name,
+    )
+
+
+def known_bound(problem: Problem, schedule: Schedule, seconds: float) -> Bound:
+    """The best bound on the cost of any schedule of a problem that is known, or soon found.
+
+    Args:
+        schedule: fits; its notes (see `note`) count where they are about this very problem. What
+            claims more than it costs is wrong and does not count.
+        seconds: to look for a better one, where none meets the cost.
+    """
+    costs, m, objective = problem.profile, problem.microbatches, problem.objective
+    cost_ns = problem.replay(schedule).cost_ns
+    known = [
+        lower_bound(costs, m, objective, problem.limits),
+        Bound(*open_cache().bound_ns(problem)),
+    ]
+    notes = schedule.meta
+    claim = notes.get("lower_bound_ns")
+    if isinstance(claim, int) and notes.get("problem") == identity(problem).key:
+        known.append(Bound(claim, str(notes.get("bound"))))
+    best = max((bound for bound in known if bound.ns <= cost_ns), key=lambda bound: bound.ns)
+    if best.ns < cost_ns:
+        found: list[Bound] = [best]
+        best_bound(problem, seconds, cost_ns, lambda ns, name: found.append(Bound(ns, name)))
+        best = max(found, key=lambda bound: bound.ns)
+    return best
