@@ -168,12 +168,12 @@ class Search:
             windows = self.narrow(upper, NARROWING * seconds)
             if windows is None:
                 return upper + 1
-        model = self.build(phase, upper)
-        if windows is not None:
-            take_places(model, windows)
             seconds = until - time.monotonic()
             if seconds <= 0:  # the windows took it all
                 return self.lower_ns
+        model = self.build(phase, upper)
+        if windows is not None:
+            take_places(model, windows)
         if self.best is not None and not phase.strict:
             hint(model, self.best)
         size = len(model.cp.proto.variables), len(model.cp.proto.constraints)

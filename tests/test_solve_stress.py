@@ -1,0 +1,280 @@
+"""`solve` while disks fill, engines die, Ctrl-C comes and time is short: the best is kept, and said."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import unit_profile
+from test_online import hard
+from test_search import uniform
+from test_solve import verify
+
+from optpipe_sim import Schedule, solve
+from optpipe_sim.errors import Infeasible, OptPipeError, OutOfMemory
+from optpipe_sim.sim.noise import Noise
+from optpipe_sim.solve import auto, shapes
+from optpipe_sim.solve.cpsat import solve_cpsat
+from optpipe_sim.solve.cpsat_search import Search
+from optpipe_sim.solve.identity import identity
+from optpipe_sim.solve.jobs import exact_job
+from optpipe_sim.solve.known import known_bound, note
+from optpipe_sim.solve.online import SolverProcess
+from optpipe_sim.solve.portfolio import Race
+from optpipe_sim.solve.problem import make_problem
+from optpipe_sim.solve.robust import solve_robust
+from optpipe_sim.solve.shapes import solve_any
+
+# -- disks, dead engines, Ctrl-C --------------------------------------------------------------------
+
+
+def test_a_disk_that_fills_does_not_end_the_search(tmp_path: Path, monkeypatch: Any) -> None:
+    path, saves = tmp_path / "best.json", []
+    save = Schedule.save
+
+    def full(self: Schedule, to: Any) -> Path:
+        saves.append(to)
+        if len(saves) > 1:
+            raise OptPipeError(f"{to}: cannot be written: No space left on device")
+        return save(self, to)
+
+    monkeypatch.setattr(Schedule, "save", full)
+    found = solve(uniform(4, 16), 8, 200, "search", evaluations=2000, time_limit=5, save=path)
+    assert len(saves) > 1
+    assert "No space left" in found.info["failures"]["save"]
+    verify(found, uniform(4, 16), 200)
+    saves.append(path)
+    with pytest.raises(OptPipeError, match="No space left"):  # at once, before anything is lost
+        solve(uniform(4, 16), 8, 200, time_limit=5, save=path)
+
+
+def _dies(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("engine", ["auto", "search"])
+def test_killed_engines_are_named_and_the_best_is_kept(engine: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(auto, "search_job", _dies)
+    monkeypatch.setattr(auto, "exact_job", _dies)
+    monkeypatch.setattr(auto, "bounds_job", _dies)
+    found = solve(uniform(4, 16), 8, 200, engine, time_limit=20)
+    verify(found, uniform(4, 16), 200)
+    assert found.info["failures"]["search"] == "its process was killed by SIGKILL"
+    assert found.seconds < 15
+
+
+def _breaks(*_: Any, **__: Any) -> None:
+    raise ZeroDivisionError("by nought")
+
+
+def test_an_engine_alone_that_breaks_is_no_answer(monkeypatch: Any) -> None:
+    monkeypatch.setattr(auto, "exact_job", _breaks)
+    with pytest.raises(OptPipeError, match="cpsat: ZeroDivisionError: by nought"):
+        solve(uniform(4, 16), 8, 200, "cpsat", time_limit=5)
+
+
+def test_ctrl_c_while_it_tidies_up(monkeypatch: Any) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(auto, "tidy", interrupt)
+    found = solve(uniform(4, 16), 8, 200, time_limit=1)
+    assert found.info["interrupted"]
+    verify(found, uniform(4, 16), 200)
+
+
+@pytest.mark.parametrize("calls", [1, 3, 6])
+def test_ctrl_c_between_shapes_keeps_the_best(calls: int, monkeypatch: Any, tmp_path: Path) -> None:
+    left, offer = [calls], Race.offer
+
+    def count(self: Race, schedule: Schedule, engine: str) -> bool:
+        taken = offer(self, schedule, engine)
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return taken
+
+    monkeypatch.setattr(Race, "offer", count)
+    path = tmp_path / "best.json"
+    found = solve_any(uniform(4, 16), 8, 200, time_limit=5, save=path)
+    assert found.info["interrupted"]
+    assert found.seconds < 4
+    verify(found, uniform(4, 16), 200)
+    assert found.schedule is not None
+    assert Schedule.load(path).programs == found.schedule.programs
+
+
+# -- time -------------------------------------------------------------------------------------------
+
+
+def test_any_shape_keeps_to_its_time_and_tells_of_all_shapes_as_one() -> None:
+    seen: list[tuple[float, int, int]] = []
+
+    def watch(race: Race) -> None:
+        if race.best is not None:
+            seen.append((race.seconds, race.cost_ns, race.bound_ns))
+
+    found = solve_any(uniform(8, 16), 16, 300, time_limit=3, watch=watch)
+    assert found.seconds < 6
+    for (before, cost, bound), (after, less, more) in pairwise(seen):
+        assert before <= after
+        assert cost >= less
+        assert bound <= more
+    assert seen[-1][1] == found.objective_ns
+    assert seen[-1][2] == found.lower_bound_ns
+
+
+def test_without_time_shapes_are_left_out(monkeypatch: Any) -> None:
+    slow = shapes.fixed_schedules
+
+    def slowly(problem: Any) -> Any:
+        for pair in slow(problem):
+            time.sleep(0.3)
+            yield pair
+
+    monkeypatch.setattr(shapes, "fixed_schedules", slowly)
+    found = solve_any(uniform(4), 8, 400, time_limit=0.5)
+    assert found.seconds < 3
+
+
+def test_windows_that_take_all_the_time_leave_the_best(monkeypatch: Any) -> None:
+    tried: list[float] = []
+
+    def late(self: Search, upper_ns: int, seconds: float) -> Any:
+        tried.append(seconds)
+        time.sleep(seconds * 2.5)
+        return ()
+
+    monkeypatch.setattr(Search, "narrow", late)
+    problem = make_problem(uniform(4, 16), 6, 200)
+    found = solve_cpsat(problem, 2.0)
+    assert tried
+    assert found.trace is not None
+    assert found.lower_bound_ns <= found.objective_ns
+
+
+def test_evaluations_are_for_the_search_and_know_no_clock() -> None:
+    with pytest.raises(OptPipeError, match="only the engine 'search' counts them, not 'auto'"):
+        solve(uniform(4), 8, 400, evaluations=5)
+    found = [
+        solve(uniform(6, 16), 12, 250, "search", limit, evaluations=1500, seed=3)
+        for limit in (0.05, 30)
+    ]
+    assert found[0].schedule == found[1].schedule
+    assert [cost for _, cost in found[0].incumbents] == [cost for _, cost in found[1].incumbents]
+
+
+def test_options_that_would_do_nothing_are_refused() -> None:
+    for options in ({"solver": "nosuch"}, {"force": True}):
+        with pytest.raises(OptPipeError, match="are for the engine 'milp', not 'auto'"):
+            solve(uniform(4), 8, 400, **options)  # type: ignore[arg-type]
+    with pytest.raises(OptPipeError, match="'nosuch' is not available"):
+        solve(uniform(4), 8, 10_000, "milp", solver="nosuch")  # AdaOffload would prove it
+    with pytest.raises(OptPipeError, match="MILP would have .* constraints"):
+        solve(uniform(4), 100_000, 400, "milp", time_limit=5)
+    with pytest.raises(OptPipeError, match=r"gap: must be a share from 0 to below 1, as in 0\.01"):
+        solve(uniform(4), 8, 400, gap=1)
+
+
+# -- what is proven ---------------------------------------------------------------------------------
+
+
+def test_from_nothing_is_without_adaoffload_for_the_milp_too() -> None:
+    problem = make_problem(uniform(3, 16), 4, 200)
+    first: dict[bool, int] = {}
+    for cold in (False, True):
+        start = None if cold else solve(uniform(3, 16), 4, 200, "adaoffload").schedule
+        heard: list[int] = []
+
+        def report(what: str, value: Any, heard: list[int] = heard) -> None:
+            if what == "incumbent":
+                heard.append(problem.replay(value).cost_ns)
+
+        exact_job(problem, report, "milp", start, 0, 1.5, 0)
+        first[cold] = heard[0]
+    assert first[True] > first[False]
+
+
+def test_what_solve_proved_is_known_later(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setenv("OPTPIPE_SIM_CACHE", str(tmp_path))
+    profile = uniform(4, 16)
+    problem = make_problem(profile, 8, 200)
+    found = solve(profile, 8, 200, "adaoffload")
+    assert found.schedule is not None
+    quick = known_bound(problem, found.schedule, 0.0)
+    cost = found.objective_ns
+    note(problem, found.schedule, cost - 1, "a proof")
+    kept = Schedule.from_json(json.loads(json.dumps(found.schedule.to_json())))
+    assert known_bound(problem, kept, 0.0) == (cost - 1, "a proof")
+    # of another problem it says nothing, and what claims too much is wrong
+    other = make_problem(profile, 8, 250)
+    assert known_bound(other, kept, 0.0).ns < cost - 1
+    note(problem, found.schedule, cost + 1, "a mistake")
+    assert known_bound(problem, found.schedule, 0.0) == quick
+    assert known_bound(problem, found.schedule, 5.0).ns > quick.ns
+
+
+def test_the_host_may_be_too_small_for_any_schedule() -> None:
+    profile = unit_profile(
+        2, offload={"t_offload_ms": 1, "t_reload_ms": 1, "host_limit_bytes": 50}
+    ).rechunk(2, "loop")
+    with pytest.raises(Infeasible, match=r"\(proven\); adaoffload: offload.host_limit"):
+        solve(profile, 3, 50, time_limit=20)
+
+
+def test_the_least_limit_over_all_shapes_is_named() -> None:
+    least = max(uniform(4).rechunk(2, "vee").least_limits)
+    with pytest.raises(OutOfMemory, match=f"least limit that works is {least}B, with"):
+        solve_any(uniform(4), 8, 1)
+
+
+def test_the_number_of_a_link_is_part_of_the_problem() -> None:
+    def key(*groups: list[int]) -> str:
+        offload = {"t_offload_ms": 1, "t_reload_ms": 1, "host_link_groups": list(groups)}
+        return identity(make_problem(unit_profile(4, offload=offload), 4, 200)).key
+
+    assert key([2, 3]) != key([0], [1], [2, 3])  # link 0 and link 2
+    assert key([2, 3]) == key([2, 3])
+
+
+# -- robust, in the background ----------------------------------------------------------------------
+
+
+def test_robust_keeps_the_host_limit_and_saves_what_it_returns(tmp_path: Path) -> None:
+    profile = uniform(4, 16)
+    assert profile.offload is not None
+    tight = replace(profile, offload=replace(profile.offload, host_limit_bytes=600))
+    path = tmp_path / "robust.json"
+    found = solve_robust(
+        tight, 8, 200, noise=Noise(0.2), samples=50, quantile=0.9, time_limit=3, save=path
+    )
+    assert found.trace.host_peak_bytes <= 600
+    assert Schedule.load(path).programs == found.schedule.programs
+
+
+def test_it_stops_though_a_child_of_the_caller_has_its_stdin() -> None:
+    solver = SolverProcess(hard(), 12, np.int64(250), time_limit=120, warm_start="none")
+    while solver.best() is None:
+        time.sleep(0.02)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    try:
+        solver.stop()
+        assert solver.state()["status"] == "feasible"
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_its_own_file_is_its_own() -> None:
+    with pytest.raises(OptPipeError, match=r"save: its own best\.json"):
+        SolverProcess(unit_profile(3), 4, save="here.json")
