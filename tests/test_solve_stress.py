@@ -179,7 +179,7 @@ def test_options_that_would_do_nothing_are_refused() -> None:
             solve(uniform(4), 8, 400, **options)  # type: ignore[arg-type]
     with pytest.raises(OptPipeError, match="'nosuch' is not available"):
         solve(uniform(4), 8, 10_000, "milp", solver="nosuch")  # AdaOffload would prove it
-    with pytest.raises(OptPipeError, match="MILP would have .* constraints"):
+    with pytest.raises(OptPipeError, match=r"MILP would have .* constraints"):
         solve(uniform(4), 100_000, 400, "milp", time_limit=5)
     with pytest.raises(OptPipeError, match=r"gap: must be a share from 0 to below 1, as in 0\.01"):
         solve(uniform(4), 8, 400, gap=1)

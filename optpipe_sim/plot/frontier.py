@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,12 @@ if TYPE_CHECKING:
 BEST, BOUND, FIXED = "#3F7FBF", "#5E2D79", "#D9622B"
 _WIDTH, _HEIGHT, _FONT = 9.0, 5.2, 7.5  # inches; points, of names
 _Box = tuple[float, float, float, float]
+_Place = tuple[float, float]
+# where a name may begin (or end), in points from its place
+_AROUND = (
+    (7, 0), (-7, 0), (5, 9), (5, -9), (-5, 9), (-5, -9), (5, 18), (5, -18), (-5, 18), (-5, -18),
+    (8, 27), (8, -27), (-8, 27), (-8, -27),
+)  # fmt: skip
 _SLOWEST = 1.6  # published schedules slower than the best by more than this are out of the picture
 
 
@@ -114,8 +122,18 @@ def _draw(frontier: Frontier, ax: Axes) -> None:
     ax.set_ylabel(f"time per iteration ({unit})")
     shape = f"{frontier.profile.devices} devices, {frontier.microbatches} microbatches"
     ax.set_title(f"{frontier.profile.name}: {shape}", loc="left", pad=10)
-    write_names(ax, names, list(zip(limits, times, strict=True)))
+    steps = [_corners(limits, values, right) for values in (times, bounds)]
+    write_names(ax, names, list(zip(limits, times, strict=True)), steps)
     ax.legend(loc="upper right", framealpha=0.9, frameon=True, edgecolor="none")
+
+
+def _corners(limits: list[float], values: list[float], right: float) -> list[_Place]:
+    """The corners of a curve that holds each value up to the next limit."""
+    return [
+        (limit, value)
+        for at, value in enumerate(values)
+        for limit in (limits[at], [*limits, right][at + 1])
+    ]
 
 
 def _published(
@@ -148,16 +166,22 @@ def _published(
 
 
 def write_names(
-    ax: Axes, names: dict[tuple[float, float], str], marks: list[tuple[float, float]]
+    ax: Axes,
+    names: dict[_Place, str],
+    marks: Sequence[_Place],
+    steps: Sequence[Sequence[_Place]] = (),
 ) -> None:
-    """Write each name beside its point, at the first place of six that is free of other names and
-    of the curve's marks."""
+    """Write each name beside its point, at the first place that is free of other names, of the
+    curve's marks and of the lines, or the freest; `steps` has the corners of each line."""
     outline = [withStroke(linewidth=2.5, foreground="white")]
     size = points(ax)
     unit = ax.transScale + ax.transLimits
     at = {place: unit.transform(place) * size for place in names}
     around = [*at.values(), *(unit.transform(mark) * size for mark in marks)]
     taken = [(x - 4, y - 4, x + 4, y + 4) for x, y in around]
+    for corners in steps:
+        for (x, y), (u, v) in pairwise(unit.transform(corners) * size):
+            taken.append((min(x, u) - 1, min(y, v) - 1, max(x, u) + 1, max(y, v) + 1))
     for place, text in names.items():
         wide, (x, y) = 72 * text_inches(text, _FONT), at[place]
         boxes = [
@@ -167,15 +191,32 @@ def write_names(
                 x + dx + (0 if dx < 0 else wide),
                 y + dy + 4,
             )
-            for dx, dy in ((7, 0), (-7, 0), (5, 9), (5, -9), (-5, 9), (-5, -9))
+            for dx, dy in _AROUND
         ]
-        free = [box for box in boxes if box[0] > 0 and box[2] < size[0] and not _hits(box, taken)]
-        box = (free or boxes)[0]
+        inside = [box for box in boxes if box[0] > 0 and box[1] > 14 and box[2] < size[0]]
+        box = min(inside or boxes, key=lambda box: _covered(box, taken))  # the first of the free
         taken.append(box)
+        middle = (box[1] + box[3]) / 2
+        if abs(middle - y) > 12:  # too far off to be seen as its own
+            near = min((box[0] - 1, box[2] + 1), key=lambda end: abs(end - x))
+            ax.annotate(
+                "",
+                (x, y),
+                (near, middle),
+                xycoords=("axes points", "axes points"),
+                textcoords=("axes points", "axes points"),
+                arrowprops={
+                    "arrowstyle": "-",
+                    "lw": 0.6,
+                    "color": MUTED,
+                    "shrinkA": 0,
+                    "shrinkB": 3,
+                },
+            )
         ax.annotate(
             text,
             (0, 0),
-            ((box[0]), (box[1] + box[3]) / 2),
+            (box[0], middle),
             xycoords="axes fraction",
             textcoords="offset points",
             ha="left",
@@ -186,8 +227,10 @@ def write_names(
         )
 
 
-def _hits(box: _Box, others: list[_Box]) -> bool:
-    return any(
-        box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3]
+def _covered(box: _Box, others: list[_Box]) -> float:
+    """How much of a box others cover, in square points."""
+    return sum(
+        max(0.0, min(box[2], other[2]) - max(box[0], other[0]))
+        * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))
         for other in others
     )
