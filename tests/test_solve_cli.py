@@ -144,7 +144,42 @@ def test_the_milp_is_written_whatever_the_engine(cli: Any) -> None:
     assert "leave out --chunks any" in refused
 
 
+def test_durations_that_scatter(cli: Any) -> None:
+    line = "solve p.yaml -m 6 --memory-limit 200B --noise op=10%,copy=20% --samples 50 --no-cache"
+    found = cli(f"{line} --quantile 90% --time-limit 2 --save s.json --json").json
+    assert found["noise"] == {"op": 0.1, "copy": 0.2}
+    assert (found["measure"], found["samples"]) == ("quantile 0.9", 50)
+    assert found["quantiles_ns"]["0.9"] == found["objective_ns"] <= found["nominal_objective_ns"]
+    assert found["lower_bound_ns"] <= found["objective_ns"]
+    profile = load_profile(PROFILE)
+    assert simulate(Schedule.load("s.json"), profile, 200).cost_ns == found["cost_ns"]
+    text = cli(f"{line} --time-limit 2").out
+    for words in ("mean time", "best without noise", "10% .. 50% .. 90%", "50 samples"):
+        assert words in text
+
+
+def test_explain_knows_what_was_proven_and_for_which_objective(cli: Any) -> None:
+    solved = cli(
+        "solve p.yaml -m 6 --memory-limit 150B --objective span --time-limit 4 --save s.json --json"
+        " --no-cache"
+    ).json
+    line = "explain s.json p.yaml --memory-limit 150B --solution"
+    found = cli(f"{line} --json --chart c.png --op B0.0").json
+    assert found["solution"]["cost_ns"] == solved["cost_ns"] < solved["makespan_ns"]
+    assert found["solution"]["lower_bound_ns"] >= solved["lower_bound_ns"]
+    assert list(found["files"]) == ["c.png"]
+    assert "B0.0" in found["text"]
+    assert "The longest device span takes" in found["text"]
+    flush = cli(f"{line} --objective flush --json").json["solution"]
+    assert flush["cost_ns"] == solved["makespan_ns"]
+
+
 BAD = {
+    "solve p.yaml -m 4 --noise wind=5%": "knows op, copy, device, comm, straggler, not 'wind'",
+    "solve p.yaml -m 4 --noise 5% --chunks any": "--chunks any: not with --noise",
+    "solve p.yaml -m 4 --noise 5% --log l.csv": "--log: not with --noise",
+    "solve p.yaml -m 4 --quantile 90%": "give --noise as well",
+    "solve p.yaml -m 4 --solver scip": "are for the engine 'milp', not 'auto'",
     "solve p.yaml": "required: -m",
     "solve p.yaml -m 4 --gap -1": "must be a share, as in 5% or 0.05, got '-1'",
     "solve p.yaml -m 4 --write-model model.txt": "model.txt: the model is written as .lp or .mps",

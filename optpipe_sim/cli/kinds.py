@@ -50,6 +50,19 @@ def share(text: str) -> float:
     return value
 
 
+def noise(text: str) -> dict[str, float]:
+    """``10%`` of every op, or ``op=5%,copy=20%``."""
+    known = ("op", "copy", "device", "comm", "straggler")
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.rpartition("=")
+        name = name.strip() if equals else "op"
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"knows {', '.join(known)}, not {name!r}")
+        found[name] = share(value.strip())
+    return found
+
+
 def size(text: str) -> int:
     try:
         return parse_size(text)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from .. import __version__
 from . import advise, confirm, estimate, figures, profile, sweep, train
-from .kinds import chunks, count, names, seconds, share, size, sizes, whole
+from .kinds import chunks, count, names, noise, seconds, share, size, sizes, whole
 
 PROFILE = "experiments/profiles/zb-1.5b-p8-m24.yaml"
 OFFLOADING = "experiments/profiles/zb-14.6b-p16-m48-offload.yaml"
@@ -194,6 +194,22 @@ def _solve(parser: Parser) -> None:
         metavar="FILE|none",
         help="a schedule file to start from; none: engines start from nothing (default: the best"
         " of AdaOffload, the published schedules and the cache)",
+    )
+    parser.add_argument(
+        "--noise",
+        metavar="SHARES",
+        type=noise,
+        help="durations scatter by so much: 10%%, or each of op, copy, device, comm, straggler as in"
+        " op=5%%,copy=20%%; finds the schedule with the least mean time over samples",
+    )
+    parser.add_argument(
+        "--quantile",
+        metavar="Q",
+        type=share,
+        help="with --noise: the least quantile instead, as 90%%",
+    )
+    parser.add_argument(
+        "--samples", metavar="N", type=count, default=400, help="with --noise (default: 400)"
     )
     _shape(
         parser,

@@ -46,6 +46,26 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             raise OptPipeError("--chunks any: starts from many schedules; leave out --warm-start")
         check_start(start, arguments.warm_start, profile, arguments.microbatches)
     files = _write_model(arguments, profile, start) if arguments.write_model else {}
+    options: dict[str, Any] = {
+        "engine": arguments.engine,
+        "time_limit": arguments.time_limit,
+        "objective": arguments.objective,
+        "seed": arguments.seed,
+        "on_wait": lambda: out.wait(COMPILING),
+        "workers": arguments.workers,
+        "evaluations": arguments.evaluations,
+        "gap": arguments.gap,
+        "solver": arguments.solver,
+        "force": arguments.force and (arguments.engine == "milp" or not arguments.write_model),
+        "cache": not arguments.no_cache,
+        "save": arguments.save,
+    }
+    if arguments.noise:
+        from . import robust
+
+        return robust.run(arguments, out, profile, files, options)
+    if arguments.quantile is not None:
+        raise OptPipeError("--quantile: of what scatters; give --noise as well")
     with ExitStack() as stack:
         watchers: list[Callable[[Race], None]] = []
         log = Log(arguments.log) if arguments.log else None
@@ -53,23 +73,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             watchers.append(log)
         live = watching(out, "solving", arguments.time_limit)
         watchers.append(stack.enter_context(live))
+        options["watch"] = _all(watchers)
         try:
-            options = {
-                "engine": arguments.engine,
-                "time_limit": arguments.time_limit,
-                "objective": arguments.objective,
-                "seed": arguments.seed,
-                "watch": _all(watchers),
-                "on_wait": lambda: out.wait(COMPILING),
-                "workers": arguments.workers,
-                "evaluations": arguments.evaluations,
-                "gap": arguments.gap,
-                "solver": arguments.solver,
-                "force": arguments.force
-                and (arguments.engine == "milp" or not arguments.write_model),
-                "cache": not arguments.no_cache,
-                "save": arguments.save,
-            }
             if any_shape:
                 result = solve_any(
                     profile, arguments.microbatches, warm_start=arguments.warm_start, **options
