@@ -160,10 +160,10 @@ def test_durations_that_scatter(cli: Any) -> None:
 
 def test_explain_knows_what_was_proven_and_for_which_objective(cli: Any) -> None:
     solved = cli(
-        "solve p.yaml -m 6 --memory-limit 150B --objective span --time-limit 4 --save s.json --json"
+        "solve p.yaml -m 6 --memory-limit 400B --objective span --time-limit 4 --save s.json --json"
         " --no-cache"
     ).json
-    line = "explain s.json p.yaml --memory-limit 150B --solution"
+    line = "explain s.json p.yaml --memory-limit 400B --solution"
     found = cli(f"{line} --json --chart c.png --op B0.0").json
     assert found["solution"]["cost_ns"] == solved["cost_ns"] < solved["makespan_ns"]
     assert found["solution"]["lower_bound_ns"] >= solved["lower_bound_ns"]
