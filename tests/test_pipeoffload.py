@@ -155,6 +155,23 @@ def test_uneven_costs_run_through(data: st.DataObject) -> None:
     assert simulate(schedule, profile, trace.peak_bytes).makespan_ns == trace.makespan_ns
 
 
+def test_an_offload_waits_for_a_reload_on_a_link_of_ones_own() -> None:
+    stage = {"t_f_us": 1, "t_b_us": 1, "t_w_us": 0, "act_bytes": 1}
+    copies = {
+        f"t_{kind}_us": [0, 0, 0, us] + 6 * [0] for kind, us in (("offload", 5), ("reload", 18))
+    }
+    offload = {**copies, "host_link": "single"}
+    profile = load_profile(
+        {"devices": 5, "chunks": 2, "stages": stage, "t_comm_us": 10, "offload": offload}
+    )
+    away, kept = (
+        simulate(build("po", profile, 6, chunks=2, group=1, offloaded=count), profile)
+        for count in (1, 0)
+    )
+    assert away.offloaded > 0
+    assert away.makespan_ns == kept.makespan_ns
+
+
 @pytest.mark.parametrize("name", ["po", "po-h", "po-f"])
 def test_needs_an_offload_section(name: str) -> None:
     with pytest.raises(InvalidSchedule, match="has no offload section"):

@@ -48,6 +48,8 @@ def with_copies(base: Schedule, costs: CostProfile, offloaded: int) -> Schedule:
     after: list[list[tuple[int, Op]]] = [[] for _ in base.programs]
     link_order: dict[str, list[Op]] = {}
     shared, dropped = costs.offload.copy_engines == "shared", 0
+    # two engines on one link: an offload must not go ahead of a reload that is due
+    both_ways = costs.offload.host_link == "single" and not shared
     for group in costs.host_links:
         pairs = [pair for d in group for pair in _pairs(base, costs, begin, d, offloaded)]
         stages = {pair.forward.stage for pair in pairs}
@@ -56,7 +58,7 @@ def with_copies(base: Schedule, costs: CostProfile, offloaded: int) -> Schedule:
         dropped += len(pairs) - len(plan) // 2
         for slot, device, op in sorted(plan):
             after[device].append((slot * slot_ns, op))
-            if len(group) > 1:
+            if len(group) > 1 or both_ways:
                 link_order.setdefault(keys[2 * device + (op.kind is R)], []).append(op)
     programs = [
         _insert(ops, [begin[op] for op in ops], copies, shared)
