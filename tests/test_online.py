@@ -107,14 +107,14 @@ def test_a_caller_that_is_killed_takes_it_along(tmp_path: Path) -> None:
 
 
 def test_what_it_cannot_solve_it_says(tmp_path: Path) -> None:
-    for options, error in (
-        ({"memory_limit": 10}, "the least limit that works is 100B"),
-        ({"engine": "magic"}, "engine: expected one of"),
-        ({"magic": 1}, "unexpected keyword argument 'magic'"),
+    for options, status, error in (
+        ({"memory_limit": 10}, "infeasible", "the least limit that works is 100B"),
+        ({"engine": "magic"}, "failed", "engine: expected one of"),
+        ({"magic": 1}, "failed", "unexpected keyword argument 'magic'"),
     ):
         solver = SolverProcess(unit_profile(3), 4, folder=tmp_path, **options)
         assert solver.wait(40)
-        assert solver.state()["status"] == "failed"
+        assert solver.state()["status"] == status
         assert error in solver.state()["error"]
         assert solver.best() is None
     with pytest.raises(OptPipeError, match="watch: must be plain data"):

@@ -120,5 +120,8 @@ def test_ctrl_c_ends_it_and_stays_pythons_own() -> None:
     for _ in range(2):  # CP-SAT's handler, once there, would have the second kill this process
         ctrl_c = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
         ctrl_c.start()
-        with pytest.raises(KeyboardInterrupt):
-            periodic_pattern(pipeline(12, limit=350), 60, per_period=3)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                periodic_pattern(pipeline(12, limit=350), 60, per_period=3)
+        finally:
+            ctrl_c.cancel()

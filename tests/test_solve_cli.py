@@ -179,6 +179,7 @@ BAD = {
     "solve p.yaml -m 4 --noise 5% --chunks any": "--chunks any: not with --noise",
     "solve p.yaml -m 4 --noise 5% --log l.csv": "--log: not with --noise",
     "solve p.yaml -m 4 --quantile 90%": "give --noise as well",
+    "solve p.yaml -m 4 --samples 9": "give --noise as well",
     "solve p.yaml -m 4 --solver scip": "are for the engine 'milp', not 'auto'",
     "solve p.yaml": "required: -m",
     "solve p.yaml -m 4 --gap -1": "must be a share, as in 5% or 0.05, got '-1'",

@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 from conftest import unit_profile
-from test_online import hard
+from test_online import hard, until
 from test_search import uniform
 from test_solve import verify
 
 from optpipe_sim import Schedule, solve
-from optpipe_sim.errors import Infeasible, OptPipeError, OutOfMemory
+from optpipe_sim.errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.sim.noise import Noise
-from optpipe_sim.solve import auto, shapes
+from optpipe_sim.sim.scenarios import draw_scenarios
+from optpipe_sim.solve import auto, first, shapes
+from optpipe_sim.solve.cache import open_cache
 from optpipe_sim.solve.cpsat import solve_cpsat
 from optpipe_sim.solve.cpsat_search import Search
 from optpipe_sim.solve.identity import identity
@@ -31,7 +33,7 @@ from optpipe_sim.solve.known import known_bound, note
 from optpipe_sim.solve.online import SolverProcess
 from optpipe_sim.solve.portfolio import Race
 from optpipe_sim.solve.problem import make_problem
-from optpipe_sim.solve.robust import solve_robust
+from optpipe_sim.solve.robust import _Field, solve_robust
 from optpipe_sim.solve.shapes import solve_any
 
 # -- disks, dead engines, Ctrl-C --------------------------------------------------------------------
@@ -134,16 +136,21 @@ def test_any_shape_keeps_to_its_time_and_tells_of_all_shapes_as_one() -> None:
 
 
 def test_without_time_shapes_are_left_out(monkeypatch: Any) -> None:
-    slow = shapes.fixed_schedules
+    slow = first.fixed_schedules
+
+    tried = []
 
     def slowly(problem: Any) -> Any:
+        tried.append(problem)
         for pair in slow(problem):
             time.sleep(0.3)
             yield pair
 
-    monkeypatch.setattr(shapes, "fixed_schedules", slowly)
+    monkeypatch.setattr(first, "fixed_schedules", slowly)
     found = solve_any(uniform(4), 8, 400, time_limit=0.5)
-    assert found.seconds < 3
+    assert found.seconds < 5
+    assert len(tried) == 1
+    assert 0 < found.lower_bound_ns <= found.objective_ns  # also of the others
 
 
 def test_windows_that_take_all_the_time_leave_the_best(monkeypatch: Any) -> None:
@@ -158,6 +165,7 @@ def test_windows_that_take_all_the_time_leave_the_best(monkeypatch: Any) -> None
     problem = make_problem(uniform(4, 16), 6, 200)
     found = solve_cpsat(problem, 2.0)
     assert tried
+    assert "windows" not in [phase["order"] for phase in found.info["phases"]]
     assert found.trace is not None
     assert found.lower_bound_ns <= found.objective_ns
 
@@ -167,7 +175,7 @@ def test_evaluations_are_for_the_search_and_know_no_clock() -> None:
         solve(uniform(4), 8, 400, evaluations=5)
     found = [
         solve(uniform(6, 16), 12, 250, "search", limit, evaluations=1500, seed=3)
-        for limit in (0.05, 30)
+        for limit in (1e-6, 30)
     ]
     assert found[0].schedule == found[1].schedule
     assert [cost for _, cost in found[0].incumbents] == [cost for _, cost in found[1].incumbents]
@@ -185,23 +193,66 @@ def test_options_that_would_do_nothing_are_refused() -> None:
         solve(uniform(4), 8, 400, gap=1)
 
 
+def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
+    def only_vee(profile: Any, *rest: Any, **options: Any) -> Any:
+        if profile.shape(1).placement_name != "vee":
+            raise NoSolution("not this one")
+        return solve(profile, *rest, **options)
+
+    monkeypatch.setattr(shapes, "solve", only_vee)
+    monkeypatch.setattr(shapes, "run_adaoffload", lambda race, until: None)
+    monkeypatch.setattr(shapes, "run_published", lambda race, until: None)
+    found = solve_any(uniform(4), 6, 400, time_limit=3)
+    assert found.schedule is not None
+    assert found.schedule.shape.placement_name == "vee"
+
+
+def test_a_disk_that_fills_ends_no_search_over_shapes(tmp_path: Path, monkeypatch: Any) -> None:
+    path, saves, save = tmp_path / "best.json", [], Schedule.save
+
+    def full(self: Schedule, to: Any) -> Path:
+        saves.append(to)
+        if len(saves) > 1:
+            raise OptPipeError(f"{to}: cannot be written: No space left on device")
+        return save(self, to)
+
+    monkeypatch.setattr(Schedule, "save", full)
+    found = solve_any(uniform(4, 16), 8, 200, time_limit=2, save=path)
+    assert len(saves) > 1
+    assert "No space left" in found.info["failures"]["save"]
+    verify(found, uniform(4, 16), 200)
+
+
+def test_robust_ends_with_ctrl_c_and_keeps_the_best(monkeypatch: Any) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("optpipe_sim.solve.robust.greedy_search", interrupt)
+    found = solve_robust(uniform(4, 16), 6, 200, noise=Noise(0.1), samples=20, time_limit=3)
+    assert found.interrupted
+    assert found.objective_ns <= found.nominal_objective_ns
+
+
 # -- what is proven ---------------------------------------------------------------------------------
 
 
 def test_from_nothing_is_without_adaoffload_for_the_milp_too() -> None:
+    class First(Exception):
+        pass
+
+    def report(what: str, value: Any) -> None:
+        if what == "incumbent":
+            raise First(problem.replay(value).cost_ns)
+
     problem = make_problem(uniform(3, 16), 4, 200)
-    first: dict[bool, int] = {}
-    for cold in (False, True):
-        start = None if cold else solve(uniform(3, 16), 4, 200, "adaoffload").schedule
-        heard: list[int] = []
-
-        def report(what: str, value: Any, heard: list[int] = heard) -> None:
-            if what == "incumbent":
-                heard.append(problem.replay(value).cost_ns)
-
-        exact_job(problem, report, "milp", start, 0, 1.5, 0)
-        first[cold] = heard[0]
-    assert first[True] > first[False]
+    known = solve(uniform(3, 16), 4, 200, "adaoffload")
+    costs = []
+    for start in (known.schedule, None):
+        with pytest.raises(First) as first:
+            exact_job(problem, report, "milp", start, 0, 60.0, 0)
+        costs.append(first.value.args[0])
+    assert costs[0] == known.objective_ns
+    assert costs[1] != known.objective_ns
 
 
 def test_what_solve_proved_is_known_later(monkeypatch: Any, tmp_path: Path) -> None:
@@ -210,17 +261,20 @@ def test_what_solve_proved_is_known_later(monkeypatch: Any, tmp_path: Path) -> N
     problem = make_problem(profile, 8, 200)
     found = solve(profile, 8, 200, "adaoffload")
     assert found.schedule is not None
-    quick = known_bound(problem, found.schedule, 0.0)
     cost = found.objective_ns
+    quick = known_bound(problem, found.schedule, cost, 0.0)
     note(problem, found.schedule, cost - 1, "a proof")
     kept = Schedule.from_json(json.loads(json.dumps(found.schedule.to_json())))
-    assert known_bound(problem, kept, 0.0) == (cost - 1, "a proof")
+    assert known_bound(problem, kept, cost, 0.0) == (cost - 1, "a proof")
     # of another problem it says nothing, and what claims too much is wrong
     other = make_problem(profile, 8, 250)
-    assert known_bound(other, kept, 0.0).ns < cost - 1
+    assert known_bound(other, kept, cost, 0.0).ns < cost - 1
     note(problem, found.schedule, cost + 1, "a mistake")
-    assert known_bound(problem, found.schedule, 0.0) == quick
-    assert known_bound(problem, found.schedule, 5.0).ns > quick.ns
+    assert known_bound(problem, found.schedule, cost, 0.0) == quick
+    assert known_bound(problem, found.schedule, cost, 30.0).ns > quick.ns
+    # what the cache has of this very problem counts as well
+    open_cache().put(problem, found.schedule, cost - 2, "a search", 1.0)
+    assert known_bound(problem, found.schedule, cost, 0.0) == (cost - 2, "a search")
 
 
 def test_the_host_may_be_too_small_for_any_schedule() -> None:
@@ -253,6 +307,13 @@ def test_robust_keeps_the_host_limit_and_saves_what_it_returns(tmp_path: Path) -
     profile = uniform(4, 16)
     assert profile.offload is not None
     tight = replace(profile, offload=replace(profile.offload, host_limit_bytes=600))
+    problem = make_problem(tight, 8, 200)
+    free = solve(profile, 8, 200, "adaoffload")
+    assert free.schedule is not None
+    assert free.trace is not None
+    assert free.trace.host_peak_bytes > 600
+    field = _Field(problem, draw_scenarios(tight, 8, Noise(0.2), 5, 0), None)
+    assert field.offer(free.schedule, "too much for the host") is None
     path = tmp_path / "robust.json"
     found = solve_robust(
         tight, 8, 200, noise=Noise(0.2), samples=50, quantile=0.9, time_limit=3, save=path
@@ -261,10 +322,10 @@ def test_robust_keeps_the_host_limit_and_saves_what_it_returns(tmp_path: Path) -
     assert Schedule.load(path).programs == found.schedule.programs
 
 
-def test_it_stops_though_a_child_of_the_caller_has_its_stdin() -> None:
+def test_it_stops_though_a_child_of_the_caller_has_its_stdin(monkeypatch: Any) -> None:
+    monkeypatch.setattr("optpipe_sim.solve.online.PATIENCE_S", 30.0)
     solver = SolverProcess(hard(), 12, np.int64(250), time_limit=120, warm_start="none")
-    while solver.best() is None:
-        time.sleep(0.02)
+    until(solver.best)
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     child.start()
     try:

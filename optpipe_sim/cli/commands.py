@@ -31,7 +31,16 @@ def run(arguments: argparse.Namespace) -> int:
     """Do what the arguments ask for."""
     for option in ("gantt", "chart", "figure"):
         _check_picture(option, getattr(arguments, option, None))
-    written = ("gantt", "chart", "figure", "trace", "save_trace", "save", "save_profile")
+    written = (
+        "gantt",
+        "chart",
+        "figure",
+        "trace",
+        "save_trace",
+        "save",
+        "save_profile",
+        "write_model",
+    )
     for option in (*written, "out", "log", "csv"):
         _check_writable(option, getattr(arguments, option, None))
     out = Out(json=arguments.json, quiet=arguments.quiet)
@@ -168,7 +177,7 @@ def _bound(schedule: Schedule, trace: Trace, out: Out) -> Bound:
         return lower_bound(trace.profile, m, trace.objective)
     problem = make_problem(trace.profile, m, trace.memory_limit, trace.objective)
     with out.progress("looking for a better bound"):
-        return known_bound(problem, schedule, BOUND_S)
+        return known_bound(problem, schedule, trace.cost_ns, BOUND_S)
 
 
 def export(arguments: argparse.Namespace, out: Out) -> int:
@@ -299,6 +308,9 @@ def _write_trace(
 ) -> dict[str, str]:
     """The files asked for of one trace, each with what it holds."""
     files: dict[str, str] = {}
+    if arguments.save:
+        trace.schedule.save(arguments.save)
+        files[arguments.save] = "the schedule"
     if arguments.gantt:
         from ..plot.overview import save_overview
 
@@ -313,7 +325,4 @@ def _write_trace(
             progress("writing the trace", 1, 1)
         save_chrome_trace(trace, arguments.trace)
         files[arguments.trace] = "trace; open it at https://ui.perfetto.dev"
-    if arguments.save:
-        trace.schedule.save(arguments.save)
-        files[arguments.save] = "the schedule"
     return files

@@ -209,7 +209,7 @@ def _solve(parser: Parser) -> None:
         help="with --noise: the least quantile instead, as 90%%",
     )
     parser.add_argument(
-        "--samples", metavar="N", type=count, default=400, help="with --noise (default: 400)"
+        "--samples", metavar="N", type=count, help="with --noise: of durations (default: 400)"
     )
     _shape(
         parser,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from ..errors import OptPipeError
+from ..errors import NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..units import counted, format_size, format_time
 from . import show
@@ -16,6 +17,8 @@ from .show import Out
 
 if TYPE_CHECKING:
     from ..solve.robust import RobustResult
+
+SAMPLES = 400
 
 
 def run(
@@ -32,40 +35,32 @@ def run(
     """
     from ..sim.noise import Noise
     from ..solve.robust import solve_robust
-    from .commands import DONE, _write_trace
     from .live import watching
+    from .solve import finish, nothing
 
-    for option in ("log", "warm_start"):
+    for option in ("log", "warm_start", "evaluations"):
         if getattr(arguments, option) is not None:
             raise OptPipeError(f"--{option.replace('_', '-')}: not with --noise")
     if arguments.chunks == "any":
         raise OptPipeError("--chunks any: not with --noise; give a number")
     noise = Noise(**{"op": 0.0, **arguments.noise})
-    limit = arguments.time_limit
-    with watching(out, "solving without noise first", limit) as watch:
-        result = solve_robust(
-            profile,
-            arguments.microbatches,
-            noise=noise,
-            samples=arguments.samples,
-            quantile=arguments.quantile,
-            **{**options, "watch": watch},
-        )
+    with watching(out, "solving without noise first", arguments.time_limit) as watch:
+        try:
+            result = solve_robust(
+                profile,
+                arguments.microbatches,
+                noise=noise,
+                samples=arguments.samples or SAMPLES,
+                quantile=arguments.quantile,
+                **{**options, "watch": watch},
+            )
+        except (OutOfMemory, NoSolution) as error:
+            out.result(nothing(arguments, error))
+            raise
     result.schedule.meta.update(name="optpipe, robust", objective=arguments.objective)
-    files |= _write_trace(arguments, result.trace)
-    out.result(
-        {
-            "schedule": "optpipe",
-            **result.measures(),
-            "noise": arguments.noise,
-            "chunks": result.trace.schedule.shape.chunks,
-            "reason": None,
-            "files": files,
-        }
-    )
-    if not out.json:
-        _show(out, arguments, profile, result, files)
-    return DONE
+    answer = {**result.measures(), "noise": arguments.noise}
+    shown = partial(_show, out, arguments, profile, result, files)
+    return finish(arguments, out, result.trace, answer, files, shown)
 
 
 def _show(
@@ -79,6 +74,8 @@ def _show(
     samples = counted(len(result.costs_ns), "sample")
     out.print(Text("optpipe", "bold"), "on", show.headline(profile, arguments.microbatches))
     out.print(Text(f"durations scatter: {scatter}; {samples}", "dim"))
+    if result.interrupted:
+        out.print(Text("interrupted: the best so far", "yellow"))
     out.print()
     what = "mean time" if result.quantile is None else f"{result.quantile:.0%} quantile"
     time = Text(format_time(result.objective_ns), "bold")
@@ -97,6 +94,7 @@ def _show(
     if result.trace.offloaded:
         host = format_size(result.trace.host_peak_bytes)
         show.line(out, "offloaded", f"{result.trace.offloaded}; host memory peaks at {host}")
+    show.failed(out, result.failures)
     show.written(out, files)
     if not arguments.save:
         show.hint(out, "keep it with --save robust.json, draw it with --gantt gantt.png")

@@ -279,6 +279,13 @@ def _verdict(out: Out, result: Comparison) -> None:
         out.print(Text(note, "dim"))
 
 
+def failed(out: Out, failures: Mapping[str, str]) -> None:
+    """What went wrong in a search that has an answer nevertheless."""
+    for engine, reason in failures.items():
+        if engine != "save":  # the command ends with it
+            line(out, "failed", Text(f"{engine}: {reason}", "yellow"))
+
+
 def written(out: Out, files: Mapping[str, str]) -> None:
     for path, what in files.items():
         out.hint(Text("wrote ").append(str(path), "bold").append(f"  {what}"), soft_wrap=True)

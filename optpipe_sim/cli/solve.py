@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
-from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
+from ..errors import NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule, Shape
 from ..units import counted, format_size, format_time
@@ -33,7 +33,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ..solve.auto import solve
     from ..solve.problem import make_problem
     from ..solve.shapes import solve_any
-    from .commands import DONE, _profile, _write_trace
+    from .commands import _profile
     from .live import Log, watching
 
     profile, any_shape = _profile(arguments), arguments.chunks == "any"
@@ -45,6 +45,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         if any_shape:
             raise OptPipeError("--chunks any: starts from many schedules; leave out --warm-start")
         check_start(start, arguments.warm_start, profile, arguments.microbatches)
+    if arguments.noise is None and (arguments.quantile, arguments.samples) != (None, None):
+        raise OptPipeError("--quantile, --samples: of what scatters; give --noise as well")
     files = _write_model(arguments, profile, start) if arguments.write_model else {}
     options: dict[str, Any] = {
         "engine": arguments.engine,
@@ -56,6 +58,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         "evaluations": arguments.evaluations,
         "gap": arguments.gap,
         "solver": arguments.solver,
+        # it may be meant for --write-model alone
         "force": arguments.force and (arguments.engine == "milp" or not arguments.write_model),
         "cache": not arguments.no_cache,
         "save": arguments.save,
@@ -64,8 +67,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         from . import robust
 
         return robust.run(arguments, out, profile, files, options)
-    if arguments.quantile is not None:
-        raise OptPipeError("--quantile: of what scatters; give --noise as well")
     with ExitStack() as stack:
         watchers: list[Callable[[Race], None]] = []
         log = Log(arguments.log) if arguments.log else None
@@ -82,36 +83,54 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             else:
                 result = solve(profile, arguments.microbatches, warm_start=start, **options)
         except (OutOfMemory, NoSolution) as error:
-            out.result(_nothing(arguments, error))
+            out.result(nothing(arguments, error))
             raise
     assert result.trace is not None  # solve raises without one
     shaped = profile.for_shape(result.trace.schedule.shape)
     _describe(result, make_problem(shaped, arguments.microbatches, objective=arguments.objective))
-    unsaved = result.info["failures"].pop("save", None)
-    failed = [] if unsaved is None else [OptPipeError(unsaved)]
-    try:
-        files |= _write_trace(arguments, result.trace)
-        if log is not None:
-            log.write()
-            failed += [] if log.error is None else [log.error]
-            files[arguments.log] = "objective and bound over time"
-    except OptPipeError as error:  # the answer comes first
-        failed.append(error)
-    out.result(
-        {
-            "schedule": "optpipe",
-            **result.measures(),
-            "chunks": result.trace.schedule.shape.chunks,
-            "found_by": result.info["found_by"],
-            "interrupted": result.info["interrupted"],
-            "reason": None,
-            "files": files,
-        }
+    if log is not None:
+        log.write()
+        files[arguments.log] = "objective and bound over time"
+    more = {"found_by": result.info["found_by"], "interrupted": result.info["interrupted"]}
+    return finish(
+        arguments,
+        out,
+        result.trace,
+        {**result.measures(), **more},
+        files,
+        lambda: _show(out, arguments, profile, result, files),
+        None if log is None else log.error,
     )
+
+
+def finish(
+    arguments: argparse.Namespace,
+    out: Out,
+    trace: Trace,
+    answer: dict[str, Any],
+    files: dict[str, str],
+    tell: Callable[[], None],
+    error: OptPipeError | None = None,
+) -> int:
+    """Write the files that are asked for (they join `files`) and give the answer; only then complain
+    of what could not be written, as when a disk is full.
+
+    Args:
+        answer: for ``--json``. `tell`: gives it to people. `error`: what could not be written before.
+    """
+    from .commands import DONE, _write_trace
+
+    try:
+        files |= _write_trace(arguments, trace)
+    except OptPipeError as failed:
+        error = failed
+    chunks = trace.schedule.shape.chunks
+    common = {"chunks": chunks, "reason": None, "files": files}
+    out.result({"schedule": "optpipe", **answer, **common})
     if not out.json:
-        _show(out, arguments, profile, result, files)
-    if failed:
-        raise failed[0]
+        tell()
+    if error is not None:
+        raise error
     return DONE
 
 
@@ -170,12 +189,13 @@ def _write_model(
     return {arguments.write_model: f"OptPipe's MILP, times in units of {unit_ns:g} ns"}
 
 
-def _nothing(arguments: argparse.Namespace, error: OptPipeError) -> dict[str, Any]:
+def nothing(arguments: argparse.Namespace, error: OptPipeError) -> dict[str, Any]:
     """The answer where there is no schedule."""
-    infeasible = isinstance(error, OutOfMemory | Infeasible)
+    from ..solve.result import status_of
+
     return {
         "schedule": "optpipe",
-        "status": "infeasible" if infeasible else "unknown",
+        "status": status_of(error),
         "engine": arguments.engine,
         "objective_ns": None,
         "lower_bound_ns": None,
@@ -240,8 +260,7 @@ def _show(
     fixed = _fixed(profile, result) if not out.quiet else None
     if not out.quiet and len(trace.schedule) <= MANY_OPS:
         show.line(out, "against", _against(trace, fixed))
-    for engine, reason in result.info["failures"].items():
-        show.line(out, "failed", Text(f"{engine}: {reason}", "yellow"))
+    show.failed(out, result.info["failures"])
     show.written(out, files)
     _hints(out, arguments, profile, result, fixed)
 

@@ -273,7 +273,7 @@ class Planner:
 
     def _tell_of(self, solver: SolverProcess) -> None:
         state = solver.state()
-        if state.get("status") in ("failed", "unknown"):
+        if state.get("status") in ("failed", "unknown", "infeasible"):
             self._tell("solver_failed", error=str(state.get("error", "no reason given")))
             return
         keys = ("status", "seconds", "objective_ns", "lower_bound_ns", "found_by")

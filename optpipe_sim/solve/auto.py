@@ -11,15 +11,14 @@ from ..analyse.bounds import lower_bound
 from ..errors import Infeasible, NoSolution, OptPipeError
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..schedules.adaoffload import LEAST_RUNS, adaoffload
 from .cache import open_cache, recall, remember
 from .compiling import compile_engines
 from .device_bounds import bounds_job
+from .first import ADAOFFLOAD, run_adaoffload, run_published
 from .jobs import exact_job, search_job
 from .portfolio import Job, Race, nobody, run_race
 from .problem import make_problem
 from .result import SolveResult, make_result
-from .starts import fixed_schedules
 from .tidy import tidy
 
 ENGINES = ("auto", "adaoffload", "search", "cpsat", "milp")
@@ -80,107 +79,92 @@ def solve(
         OptPipeError: for settings that make no sense, a MILP solver that is not there, a MILP too
             large to be stated, or an engine, run alone, that fails.
     """
-    if engine not in ENGINES:
-        raise OptPipeError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
-    if not time_limit > 0:
-        raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
-    if not 0 <= gap < 1:
-        raise OptPipeError(f"gap: must be a share from 0 to below 1, as in 0.01, got {gap}")
-    counted = evaluations is not None
-    if counted and engine != "search":
-        raise OptPipeError(f"evaluations: only the engine 'search' counts them, not {engine!r}")
-    if engine != "milp" and (solver != "highs" or force):
-        raise OptPipeError(f"solver, force: are for the engine 'milp', not {engine!r}")
+    check_settings(engine, time_limit, gap, evaluations, solver, force)
     if isinstance(warm_start, str) and warm_start != "none":
         raise OptPipeError(f"warm start: expected a schedule or 'none', got {warm_start!r}")
     problem = make_problem(profile, microbatches, memory_limit, objective)
-
-    def improved(schedule: Schedule, cost: int) -> None:
-        if save is not None:
-            keep(schedule)
-        if on_incumbent is not None:
-            on_incumbent(schedule, cost)
-
-    def keep(schedule: Schedule) -> None:
-        try:
-            schedule.save(save)  # type: ignore[arg-type]
-        except OptPipeError as error:
-            if len(race.incumbents) < 2:
-                raise  # nothing is lost yet: better now than in an hour
-            race.failures["save"] = str(error)
-        else:
-            race.failures.pop("save", None)
 
     if engine == "milp":
         from .milp import require_milp
 
         require_milp(problem, solver, force=force)
     compile_engines(problem, on_wait)
-    race = Race(problem, gap, on_incumbent=improved, watch=watch)
+    race = Race(problem, gap, save=save, on_incumbent=on_incumbent, watch=watch)
     bound = lower_bound(profile, microbatches, objective=objective, memory_limit=problem.limits)
     race.prove(bound.ns, bound.name)
     cores = workers or os.cpu_count() or 1
     cold = warm_start == "none"
     kept = open_cache() if cache else None
-    slow = False
+    until = time_limit if evaluations is None else float("inf")
     try:
         if isinstance(warm_start, Schedule):
             race.offer(warm_start, "warm start")
         if kept is not None and not cold:
             recall(race, kept)
-        # one run of the greedy at once, so that there is something to show; then the best of many
-        for parameters in ({"prefer": 0}, {}):
-            if race.proven or (parameters == {} and slow):
-                break
-            began = race.seconds
-            try:
-                made = adaoffload(
-                    profile, microbatches, problem.limits, None, objective, **parameters
-                )
-            except NoSolution as error:  # pinned host memory may be too scarce for a greedy
-                race.failures["adaoffload"] = str(error)
-                break
-            race.offer(made, "adaoffload")
-            slow = not counted and (race.seconds - began) * LEAST_RUNS > FIXED_SHARE * time_limit
-        if engine != "adaoffload" and not race.proven:
-            for name, schedule in fixed_schedules(problem):
-                race.offer(schedule, name)
-                if race.proven or (not counted and race.seconds > FIXED_SHARE * time_limit):
-                    break
-        left = time_limit - race.seconds
+        if not race.proven:
+            run_adaoffload(race, FIXED_SHARE * until)
+        if engine != ADAOFFLOAD and not race.proven:
+            run_published(race, FIXED_SHARE * until)
+        left = until - race.seconds
         if engine == "auto":
-            run_race(race, _jobs(race, left, seed, cores, cold), time_limit)
-        elif engine != "adaoffload" and not race.proven and left > 0:
+            run_race(race, _jobs(race, left, seed, cores, cold), until)
+        elif engine != ADAOFFLOAD and not race.proven and left > 0:
             job, arguments = _job(engine, race, left, seed, cores, cold)
-            if counted:
+            if evaluations is not None:
                 arguments["evaluations"] = evaluations
             elif engine == "milp":
                 arguments |= {"solver": solver, "gap": gap, "force": force}
-            until = float("inf") if counted else time_limit + GRACE_S
-            run_race(race, [(engine, job, arguments)], until)
-            if engine in race.failures and race.refusal is None and not race.killed:
-                race.refusal = OptPipeError(f"{engine}: {race.failures[engine]}")
+            run_race(race, [(engine, job, arguments)], until + GRACE_S)
             if race.refusal is not None:
                 raise race.refusal
-        elif engine != "adaoffload" and not race.proven:
+        elif engine != ADAOFFLOAD and not race.proven:
             race.failures[engine] = "no time was left for it"
-        if race.best is not None and engine != "adaoffload":
-            # offloads that gain nothing only cost host memory and PCIe traffic
-            seconds = min(1.0, TIDY_SHARE * time_limit)
-            limits = (float("inf"), TIDY_TRIES) if counted else (seconds, None)
-            tidied = tidy(problem, race.best, *limits)
-            if tidied is not race.best and not race.offer(tidied, race.engine):
-                race.best = tidied
-                if save is not None:
-                    keep(tidied)
+        if race.best is not None and engine != ADAOFFLOAD:
+            _tidy(race, time_limit, evaluations is not None)
     except KeyboardInterrupt:
         race.interrupted = True
         if race.best is None:
             raise
-    if kept is not None:
-        with suppress(KeyboardInterrupt):  # a second one
+    with suppress(KeyboardInterrupt):  # a second one
+        race.keep()
+        if kept is not None:
             remember(race, kept)
     return _result(race, engine)
+
+
+def check_settings(
+    engine: str,
+    time_limit: float,
+    gap: float,
+    evaluations: int | None,
+    solver: str,
+    force: bool,
+) -> None:
+    """Refuse settings of `solve` that make no sense, or that its engine would ignore.
+
+    Raises:
+        OptPipeError: names the setting and what would be right.
+    """
+    if engine not in ENGINES:
+        raise OptPipeError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
+    if not time_limit > 0:
+        raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
+    if not 0 <= gap < 1:
+        raise OptPipeError(f"gap: must be a share from 0 to below 1, as in 0.01, got {gap}")
+    if evaluations is not None and engine != "search":
+        raise OptPipeError(f"evaluations: only the engine 'search' counts them, not {engine!r}")
+    if engine != "milp" and (solver != "highs" or force):
+        raise OptPipeError(f"solver, force: are for the engine 'milp', not {engine!r}")
+
+
+def _tidy(race: Race, time_limit: float, counted: bool) -> None:
+    """Drop offloads that gain nothing: they only cost host memory and PCIe traffic."""
+    assert race.best is not None
+    seconds = min(1.0, TIDY_SHARE * time_limit)
+    limits = (float("inf"), TIDY_TRIES) if counted else (seconds, None)
+    tidied = tidy(race.problem, race.best, *limits)
+    if tidied is not race.best and not race.offer(tidied, race.engine):
+        race.best = tidied
 
 
 def _job(
@@ -228,7 +212,7 @@ def _result(race: Race, engine: str) -> SolveResult:
         if race.infeasible:
             raise Infeasible(f"no schedule fits the limit (proven){reasons}")
         raise NoSolution(f"no schedule found in {race.seconds:.1f} s{reasons}")
-    race.failures.pop("adaoffload", None)  # others have found one
+    race.failures.pop(ADAOFFLOAD, None)  # others have found one
     return make_result(
         race.problem,
         race.engine if engine == "auto" else engine,

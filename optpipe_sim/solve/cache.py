@@ -28,6 +28,7 @@ from .portfolio import Race
 from .problem import Problem
 
 FORMAT = 1
+HEAD = ("problem", "bound", "bound_name", "seconds")  # what a file says before its schedule
 FOLDER, SIZE = "OPTPIPE_SIM_CACHE", "OPTPIPE_SIM_CACHE_MIB"
 DEFAULT_MIB = 256
 MOST_LOOKED_AT = 200  # entries of a family
@@ -251,8 +252,9 @@ def _head(path: Path) -> dict[str, Any] | None:
         head = json.loads(line)
     except ValueError:
         return None
-    known = isinstance(head, dict) and head.get("format") == [FORMAT, __version__]
-    return {**head, "content": content} if known else None
+    if not isinstance(head, dict) or not head.keys() >= {"format", *HEAD}:
+        return None
+    return {**head, "content": content} if head["format"] == [FORMAT, __version__] else None
 
 
 def _read(path: Path) -> Entry | None:
@@ -264,7 +266,7 @@ def _read(path: Path) -> Entry | None:
         schedule = Schedule.from_json(json.loads(zlib.decompress(head["content"])))
         problem = Identity(head["problem"], 1)
         return Entry(problem, schedule, head["bound"], head["bound_name"], head["seconds"])
-    except (KeyError, ValueError, zlib.error, OptPipeError):  # written by something else
+    except (ValueError, zlib.error, OptPipeError):  # written by something else
         return None
 
 

@@ -301,14 +301,12 @@ class Call(cp_model.CpSolverSolutionCallback):
             try:
                 self.over.wait(0.02)
                 self.search.listen()
-                if self.search.done:
-                    self.solver.stop_search()
                 if self.search.stop is not None and self.search.stop.is_set():
                     self.search.ended = "stopped"
-                    self.solver.stop_search()
+                if self.search.done or self.search.ended:
+                    self.solver.stop_search()  # again and again: before it has begun it does not hear
             except KeyboardInterrupt:
                 self.search.ended = "interrupted"
-                self.solver.stop_search()
         if self.error is not None:
             raise self.error
         return self.status

@@ -14,7 +14,7 @@ from .cache import open_cache
 from .fixed import FixedPoint, best_fixed, fixed_points, published
 from .portfolio import nobody
 from .problem import make_problem
-from .result import FEASIBLE, INFEASIBLE, OPTIMAL, UNKNOWN, SolveResult, make_result
+from .result import FEASIBLE, OPTIMAL, UNKNOWN, SolveResult, make_result, status_of, within
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,8 @@ def frontier(
             try:
                 point = run(limit)
                 interrupted = bool(point.result and point.result.info.get("interrupted"))
-            except OutOfMemory as error:
-                point = Point(limit, None, INFEASIBLE, str(error))
-            except NoSolution as error:
-                point = Point(limit, None, UNKNOWN, str(error))
+            except (OutOfMemory, NoSolution) as error:
+                point = Point(limit, None, status_of(error), str(error))
             same = (limit,) * profile.devices
             fixed = best_fixed(built, profile, same, objective)
             point = replace(point, fixed=fixed and (fixed[0], fixed[1].cost_ns))
@@ -181,7 +179,7 @@ def _finished(
         info={"found_by": "cache", "spent_s": entry.seconds},
     )  # fmt: skip
     worse = before is not None and before.objective_ns < result.objective_ns
-    close = result.objective_ns <= result.lower_bound_ns * (1 + gap)
+    close = within(result.objective_ns, result.lower_bound_ns, gap)
     enough = close or entry.seconds >= time_limit
     return result if enough and not worse else None
 

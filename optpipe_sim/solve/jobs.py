@@ -140,7 +140,7 @@ def exact_job(
 
         # from nothing means without AdaOffload, too
         options = MilpOptions(adaoffload=start is not None)
-        report("size", size_formula(problem, options))  # a proof may end it before it ends
+        report("size", size_formula(problem, options))  # first, as a proof may end the race
         found = solve_milp(
             problem,
             seconds,

@@ -20,27 +20,29 @@ def note(problem: Problem, schedule: Schedule, bound_ns: int, name: str) -> None
     )
 
 
-def known_bound(problem: Problem, schedule: Schedule, seconds: float) -> Bound:
+def known_bound(problem: Problem, schedule: Schedule, cost_ns: int, seconds: float) -> Bound:
     """The best bound on the cost of any schedule of a problem that is known, or soon found.
 
     Args:
-        schedule: fits; its notes (see `note`) count where they are about this very problem. What
-            claims more than it costs is wrong and does not count.
+        schedule, cost_ns: one that fits, and its cost; its notes (see `note`) count where they are
+            about this very problem. What claims more than it costs is wrong and does not count.
         seconds: to look for a better one, where none meets the cost.
     """
-    costs, m, objective = problem.profile, problem.microbatches, problem.objective
-    cost_ns = problem.replay(schedule).cost_ns
+    cache = open_cache()
     known = [
-        lower_bound(costs, m, objective, problem.limits),
-        Bound(*open_cache().bound_ns(problem)),
+        lower_bound(problem.profile, problem.microbatches, problem.objective, problem.limits),
+        Bound(*cache.bound_ns(problem)),
     ]
+    entry = cache.get(problem)
+    if entry is not None:
+        known.append(Bound(entry.bound * entry.problem.time_unit_ns, entry.bound_name))
     notes = schedule.meta
     claim = notes.get("lower_bound_ns")
     if isinstance(claim, int) and notes.get("problem") == identity(problem).key:
         known.append(Bound(claim, str(notes.get("bound"))))
     best = max((bound for bound in known if bound.ns <= cost_ns), key=lambda bound: bound.ns)
     if best.ns < cost_ns:
-        found: list[Bound] = [best]
+        found = [best]
         best_bound(problem, seconds, cost_ns, lambda ns, name: found.append(Bound(ns, name)))
         best = max(found, key=lambda bound: bound.ns)
     return best

@@ -17,12 +17,17 @@ OPTIMAL, INFEASIBLE, STOPPED = "optimal", "infeasible", "stopped"
 
 @dataclass(frozen=True)
 class Settings:
-    """Seconds, threads (0: as the solver likes), seed and relative gap of a solver run."""
+    """Seconds, threads (0: as the solver likes), seed and relative gap of a solver run. Solvers take
+    the gap as a share of the cost (`gap_of_cost`), `SolveResult` as one of the bound."""
 
     seconds: float
     threads: int = 0
     seed: int = 0
     gap: float = 0.0
+
+    @property
+    def gap_of_cost(self) -> float:
+        return self.gap / (1 + self.gap)
 
 
 @dataclass
@@ -134,20 +139,23 @@ def highs(
     interrupted = done = False
     seen = told = 0
     thread = solver.startSolve()
-    while not done:
-        try:
-            done, _ = solver.wait(0.02)
-            while seen < len(found):
-                seen += 1
-                if improved(found[seen - 1]):
-                    solver.cancelSolve()
-            while told < len(bounds):
-                told += 1
-                raised(bounds[told - 1])
-        except KeyboardInterrupt:
-            interrupted = True
-            solver.cancelSolve()
-    thread.join()
+    try:
+        while not done:
+            try:
+                done, _ = solver.wait(0.02)
+                while seen < len(found):
+                    seen += 1
+                    if improved(found[seen - 1]):
+                        solver.cancelSolve()
+                while told < len(bounds):
+                    told += 1
+                    raised(bounds[told - 1])
+            except KeyboardInterrupt:
+                interrupted = True
+                solver.cancelSolve()
+    finally:  # also where a callback of the caller's fails
+        solver.cancelSolve()
+        thread.join()
     info, status = solver.getInfo(), solver.getModelStatus()
     names = highspy.HighsModelStatus
     return Outcome(
@@ -178,7 +186,7 @@ def _highs_model(highspy: Any, form: Matrix, settings: Settings) -> Any:
         "time_limit": settings.seconds,
         "threads": settings.threads,
         "random_seed": settings.seed % 2**31,
-        "mip_rel_gap": settings.gap,
+        "mip_rel_gap": settings.gap_of_cost,
         "mip_feasibility_tolerance": 1e-7,
         "primal_feasibility_tolerance": 1e-7,
     }.items():
@@ -210,7 +218,7 @@ def gurobi(
             solver.Params.TimeLimit = settings.seconds
             solver.Params.Threads = settings.threads
             solver.Params.Seed = settings.seed % 2_000_000_000
-            solver.Params.MIPGap = settings.gap
+            solver.Params.MIPGap = settings.gap_of_cost
 
             enough = False
 
@@ -246,11 +254,13 @@ def other(
     """Any MILP solver that Pyomo knows by name; it is heard only when it has ended."""
     factory = need("pyomo.environ", "pyomo").SolverFactory(name)
     options: dict[str, Any] = {"load_solutions": False, "timelimit": settings.seconds}
-    if started and factory.warm_start_capable():
+    if started and getattr(factory, "warm_start_capable", bool)():
         options["warmstart"] = True
     interrupted = False
     try:
         results = factory.solve(model.pyomo, **options)
+    except AttributeError:
+        raise OptPipeError(f"solver {name}: is no solver of MILPs that Pyomo can call") from None
     except KeyboardInterrupt:
         return Outcome(STOPPED, -np.inf, True, started)
     except (ValueError, RuntimeError, OSError) as error:

@@ -29,13 +29,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import NoSolution, OptPipeError
+from ..errors import NoSolution, OptPipeError, OutOfMemory
 from ..files import write_mapping, write_text
 from ..profile import CostProfile
 from ..profile_io import load_profile, save_profile
 from ..schedule import Schedule
 from .auto import solve
 from .portfolio import Race
+from .result import status_of
 
 BEST, STATE, LOG = "best.json", "state.json", "log.txt"
 TASK, PROFILE, START = "task.json", "profile.json", "start.json"
@@ -215,7 +216,8 @@ class _Reporter:
         )
 
     def write(self, **state: Any) -> None:
-        write_text(self.folder / STATE, json.dumps(state) + "\n")
+        with suppress(OptPipeError):  # a disk that is full now may have room later
+            write_text(self.folder / STATE, json.dumps(state) + "\n")
 
 
 def _leave_with_caller(caller: int) -> None:
@@ -243,8 +245,8 @@ def main(folder: Path, caller: int) -> None:
         state = {key: measures[key] for key in keys} | {"found_by": result.info["found_by"]}
     except KeyboardInterrupt:
         state = {"status": "unknown", "error": "stopped before a schedule was found"}
-    except NoSolution as error:
-        state = {"status": "unknown", "error": str(error)}
+    except (OutOfMemory, NoSolution) as error:
+        state = {"status": status_of(error), "error": str(error)}
     except (OptPipeError, TypeError) as error:  # TypeError: an option that solve does not have
         state = {"status": "failed", "error": str(error)}
     report.write(**state)

@@ -329,7 +329,9 @@ class _Circle:
             try:
                 status = solving.result()
             except KeyboardInterrupt:
-                solver.stop_search()
+                while not solving.done():  # before it has begun it does not hear
+                    solver.stop_search()
+                    time.sleep(0.01)
                 raise
         if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None

@@ -8,20 +8,25 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from ..errors import OptPipeError
 from ..schedule import Schedule
 from .identity import identity
 from .problem import Problem
+from .result import within
 
 Job = Callable[..., None]
 Report = Callable[[str, Any], None]
 Others = Callable[[], Schedule | None]  # the best that other engines have found since the last call
+
+
+PATIENCE_S = 1.0  # for a process that has ended to be gone
 
 
 def nobody() -> None:
@@ -39,8 +44,9 @@ class Race:
         incumbents, bounds: (seconds, ns) of each improvement.
         infeasible: proven that nothing fits. `interrupted`: by Ctrl-C.
         variables, constraints: of the last model that an engine built.
-        failures: what stopped an engine, by its name. `refusal`: the last error among them that
-            says what the user should change. `killed`: whether one's process was killed.
+        failures: what stopped an engine, by its name; also ``save``, see `keep`. `refusal`: the last
+            of them that an engine reported itself.
+        save: a file for the best schedule.
         on_incumbent: called with each better schedule and its cost.
         watch: called with the race at every piece of news, and often while engines run.
     """
@@ -61,7 +67,7 @@ class Race:
     constraints: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     refusal: OptPipeError | None = None
-    killed: bool = False
+    save: str | os.PathLike[str] | None = None
     on_incumbent: Callable[[Schedule, int], None] | None = None
     watch: Callable[[Race], None] | None = None
 
@@ -76,8 +82,8 @@ class Race:
     @property
     def proven(self) -> bool:
         """Whether no schedule fits, or none is better than the best by more than `gap`."""
-        enough = self.bound_ns * (1 + self.gap)
-        return self.infeasible or (self.best is not None and self.cost_ns <= enough)
+        close = self.best is not None and within(self.cost_ns, self.bound_ns, self.gap)
+        return self.infeasible or close
 
     def offer(self, schedule: Schedule, engine: str) -> bool:
         """Take a schedule if its replay under the limit is better than the best so far."""
@@ -85,14 +91,35 @@ class Race:
             cost = self.problem.replay(schedule).cost_ns
         except OptPipeError:
             return False
-        if cost >= self.cost_ns:
+        return self.take(schedule, cost, engine)
+
+    def take(self, schedule: Schedule, cost_ns: int, engine: str) -> bool:
+        """Take a schedule whose cost is known if it is better than the best so far."""
+        if cost_ns >= self.cost_ns:
             return False
-        self.best, self.cost_ns, self.engine = schedule, cost, engine
-        self.incumbents.append((self.seconds, cost))
+        self.best, self.cost_ns, self.engine = schedule, cost_ns, engine
+        self.incumbents.append((self.seconds, cost_ns))
+        self.keep()
         if self.on_incumbent is not None:
-            self.on_incumbent(schedule, cost)
+            self.on_incumbent(schedule, cost_ns)
         self.look()
         return True
+
+    def keep(self) -> None:
+        """Save the best. A disk that fills up later ends no search, but is noted in `failures`.
+
+        Raises:
+            OptPipeError: where the first schedule cannot be saved: better now than in an hour.
+        """
+        if self.save is None or self.best is None:
+            return
+        try:
+            self.best.save(self.save)
+            self.failures.pop("save", None)
+        except OptPipeError as error:
+            if len(self.incumbents) < 2:
+                raise
+            self.failures["save"] = str(error)
 
     def hear(self, engine: str, what: str, value: Any) -> None:
         """Take what an engine reports; see `run_race`."""
@@ -109,6 +136,8 @@ class Race:
         elif what == "failed":
             if isinstance(value, OptPipeError):
                 self.refusal, value = value, f"{type(value).__name__}: {value}"
+            else:
+                self.refusal = OptPipeError(f"{engine}: {value}")
             self.failures[engine] = value
 
     def prove(self, bound_ns: int, name: str) -> None:
@@ -139,41 +168,50 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
     A process that dies takes nothing with it but itself. Ctrl-C ends the race and keeps the best.
     """
     context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
-    news: Any = context.Queue()
     word: list[Any] = [context.Queue() for _ in jobs]  # to each process, of what others found
-    running = [
-        context.Process(
-            target=_work,
-            args=(number, news, word[number], function, race.problem, arguments),
-            daemon=True,
-        )
-        for number, (_, function, arguments) in enumerate(jobs)
-    ]
+    running, news = [], []
     with _no_ctrl_c():
-        for process in running:
+        for (_, function, arguments), heard in zip(jobs, word, strict=True):
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_work, args=(theirs, heard, function, race.problem, arguments), daemon=True
+            )
             process.start()
+            theirs.close()  # or the pipe would not end with the process
+            running.append(process)
+            news.append(ours)
+    ended: set[int] = set()
     try:
-        for number, what, value in _listen(news, running, race, until):
+        for number, what, value in _listen(news, race, until, ended):
             known = race.best
             race.hear(jobs[number][0], what, value)
             if race.proven:
                 break
             if race.best is not known:
                 for other, queue_of in enumerate(word):
-                    if other != number and running[other].is_alive():
+                    if other != number and other not in ended:
                         queue_of.put(race.best)
     finally:
-        for (name, *_), process in zip(jobs, running, strict=True):
-            if process.exitcode is not None and process.exitcode < 0:
-                how = signal.Signals(-process.exitcode).name
-                race.failures[name] = f"its process was killed by {how}"
-                race.killed = True
+        for number, process in enumerate(running):
+            if number in ended:
+                process.join(PATIENCE_S)
+                if process.exitcode:
+                    race.failures[jobs[number][0]] = _how(process.exitcode)
             process.terminate()
         for process in running:
             process.join()
+        for pipe in news:
+            pipe.close()
         for queue_of in word:
             queue_of.close()
             queue_of.cancel_join_thread()  # nobody is there to read what is left
+
+
+def _how(code: int) -> str:
+    """How a process ended that should not have."""
+    if code < 0:
+        return f"its process was killed by {signal.Signals(-code).name}"
+    return f"its process ended with status {code}"
 
 
 @contextmanager
@@ -190,37 +228,40 @@ def _no_ctrl_c() -> Iterator[None]:
 
 
 def _listen(
-    news: Any, running: list[Any], race: Race, until: float
+    news: Sequence[Connection], race: Race, until: float, ended: set[int]
 ) -> Iterator[tuple[int, str, Any]]:
-    """What comes in while there is time and somebody is at work."""
-    while race.seconds < until:
-        try:
-            yield news.get(timeout=max(0.0, min(0.05, until - race.seconds)))
-        except queue.Empty:
+    """What comes in (the number of the process, what, value) while there is time and somebody is at
+    work; notes in `ended` who no longer is."""
+    while len(ended) < len(news) and race.seconds < until:
+        at_work = [number for number in range(len(news)) if number not in ended]
+        left = max(0.0, min(0.05, until - race.seconds))
+        ready = wait([news[number] for number in at_work], left)
+        if not ready:
             race.look()
-            if not any(process.is_alive() for process in running):
-                try:
-                    while True:
-                        yield news.get(timeout=0.01)
-                except queue.Empty:
-                    return
+        for number in at_work:
+            if news[number] not in ready:
+                continue
+            try:
+                what, value = news[number].recv()
+            except (EOFError, OSError):  # also in the midst of what it was sending
+                ended.add(number)
+                continue
+            yield number, what, value
 
 
 def _work(
-    number: int,
-    news: Any,
+    news: Connection,
     word: Any,
     function: Job,
     problem: Problem,
     arguments: dict[str, Any],
 ) -> None:
-    """The main function of process `number`."""
-    if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    """The main function of a process."""
+    lock = threading.Lock()  # engines report from several threads
 
     def report(what: str, value: Any) -> None:
-        news.put((number, what, value))
+        with lock:
+            news.send((what, value))
 
     def others() -> Schedule | None:
         last = None
@@ -231,16 +272,18 @@ def _work(
             return last
 
     try:
-        function(problem, report, others=others, **arguments)
-    except KeyboardInterrupt:
-        pass
-    except OptPipeError as error:
-        report("failed", error)
-    except Exception as error:  # whatever it is, the others go on; the race says who failed
-        # as text: not every error can be sent as it is
-        report("failed", f"{type(error).__name__}: {error}")
-    news.close()
-    news.join_thread()
+        threading.Thread(target=_leave_with_parent, daemon=True).start()
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        try:
+            function(problem, report, others=others, **arguments)
+        except OptPipeError as error:
+            report("failed", error)
+        except Exception as error:  # whatever it is, the others go on; the race says who failed
+            # as text: not every error can be sent as it is
+            report("failed", f"{type(error).__name__}: {error}")
+    except (KeyboardInterrupt, BrokenPipeError):
+        pass  # the parent keeps what it has
 
 
 def _leave_with_parent() -> None:

@@ -5,12 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..errors import NoSolution
+from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from ..schedule import Schedule
 from ..trace import Trace
 from .problem import Problem
 
 OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN = "optimal", "feasible", "infeasible", "unknown"
+
+
+def within(cost_ns: float, bound_ns: float, gap: float) -> bool:
+    """Whether a cost is at most `gap` above a bound, as a share of the bound."""
+    return cost_ns <= bound_ns * (1 + gap)
+
+
+def status_of(error: OptPipeError) -> str:
+    """The status of a problem that has no result because of an error."""
+    return INFEASIBLE if isinstance(error, OutOfMemory | Infeasible) else UNKNOWN
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,8 @@ class RobustResult:
         nominal: the deterministic result.
         lower_bound_ns: no schedule has a lower measure on these samples.
         found_by: which kind of candidate it is. `tried`: how many were compared.
-        seconds: of wall time.
+        seconds: of wall time. `interrupted`: by Ctrl-C, which keeps the best so far.
+        failures: what went wrong on the way, as in the ``info`` of `SolveResult`.
     """
 
     schedule: Schedule
@@ -68,6 +69,8 @@ class RobustResult:
     found_by: str
     tried: int
     seconds: float
+    interrupted: bool = False
+    failures: dict[str, str] = field(default_factory=dict)
     bound_name: str = field(default="work, sample by sample")
     status: str = field(default=FEASIBLE)
     engine: str = field(default="robust")
@@ -106,6 +109,7 @@ class RobustResult:
             "nominal_objective_ns": self.nominal_objective_ns,
             "found_by": self.found_by,
             "tried": self.tried,
+            "interrupted": self.interrupted,
         }
 
 
@@ -170,12 +174,16 @@ def solve_robust(
         problem, draw_scenarios(profile, microbatches, noise, TUNING, seed), quantile, _smooth
     )
     entries.offer(nominal.schedule, "deterministic")
-    for name, schedule in _candidates(problem, nominal, seen, time_limit, seed):
-        entries.offer(schedule, name)
-        if time.monotonic() - began > 0.9 * time_limit:
-            break
-    if problem.host_limit is None:
-        _improve(problem, entries, began + time_limit, seed)
+    interrupted = bool(nominal.info["interrupted"])
+    try:
+        for name, schedule in _candidates(problem, nominal, seen, time_limit, seed):
+            if interrupted or time.monotonic() - began > 0.9 * time_limit:
+                break
+            entries.offer(schedule, name)
+        if problem.host_limit is None and not interrupted:
+            _improve(problem, entries, began + time_limit, seed)
+    except KeyboardInterrupt:
+        interrupted = True
     judges = draw_scenarios(profile, microbatches, noise, samples, seed + 1)
     final = _Field(problem, judges, quantile)
     final.offer(nominal.schedule, "deterministic")  # of equal ones, the first
@@ -184,8 +192,12 @@ def solve_robust(
         final.offer(entry.schedule, entry.name)
     chosen = final.best[0]
     trace = problem.replay(chosen.schedule)
+    failures = dict(nominal.info["failures"])
     if save is not None:
-        chosen.schedule.save(save)
+        try:
+            chosen.schedule.save(save)
+        except OptPipeError as error:
+            failures["save"] = str(error)
     if on_incumbent is not None and chosen.name != "deterministic":
         on_incumbent(chosen.schedule, trace.cost_ns)
     return RobustResult(
@@ -200,6 +212,8 @@ def solve_robust(
         chosen.name,
         entries.tried,
         time.monotonic() - began,
+        interrupted,
+        failures,
     )
 
 

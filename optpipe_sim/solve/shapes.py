@@ -6,14 +6,18 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import NoSolution, OptPipeError, OutOfMemory
+from ..analyse.bounds import Bound, lower_bound
+from ..analyse.device_core import NEVER
+from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
-from .auto import ENGINES, solve
-from .portfolio import Race
+from ..units import counted
+from .auto import check_settings, solve
+from .compiling import compile_engines
+from .first import run_adaoffload, run_published
+from .portfolio import Race, nobody
 from .problem import Problem, make_problem
-from .result import SolveResult, make_result
-from .starts import fixed_schedules
+from .result import SolveResult, make_result, within
 
 QUICK_SHARE = 0.5  # of the time, at most, for AdaOffload and the published schedules of all shapes
 
@@ -58,99 +62,94 @@ class _Common:
     Attributes:
         race: stands for all of them: the best schedule, the least of their bounds.
         costs, bounds, starts: per shape what is known of it.
+        reasons: why a shape has no schedule, in one line.
         found: the result whose schedule is the best, where a `solve` has handed in one.
     """
 
-    def __init__(
-        self,
-        problems: Sequence[Problem],
-        gap: float,
-        on_incumbent: Callable[[Schedule, int], None] | None,
-        watch: Callable[[Race], None] | None,
-        save: str | os.PathLike[str] | None,
-    ) -> None:
-        self.problems, self.save = problems, save
-        self.race = Race(problems[0], gap, on_incumbent=on_incumbent, watch=watch)
+    def __init__(self, problems: Sequence[Problem], race: Race) -> None:
+        self.problems, self.race = problems, race
         self.costs = [float("inf")] * len(problems)
-        self.bounds = [0] * len(problems)
         self.starts: list[Schedule | None] = [None] * len(problems)
+        self.reasons: list[str] = []
         self.shape = 0
         self.found: SolveResult | None = None
+        self.bounds = [
+            lower_bound(each.profile, each.microbatches, each.objective, each.limits)
+            for each in problems
+        ]
+        self.prove(0, *self.bounds[0])
 
     def hopeless(self, at: int) -> bool:
         """Whether nothing that counts can be better in this shape than the best of all."""
-        return self.race.cost_ns <= self.bounds[at] * (1 + self.race.gap)
+        return within(self.race.cost_ns, self.bounds[at].ns, self.race.gap)
 
     def watcher(self, at: int) -> Callable[[Race], None]:
         """What watches the race of a shape."""
 
         def watch(race: Race) -> None:
             if race.best is not None:
-                self.offer(at, race.best, race.cost_ns, race.engine)
+                self.take(at, race.best, race.cost_ns, race.engine)
             self.prove(at, race.bound_ns, race.bound_name)
             self.race.look()
 
         return watch
 
-    def offer(self, at: int, schedule: Schedule, cost_ns: int, engine: str) -> None:
+    def take(self, at: int, schedule: Schedule, cost_ns: int, engine: str) -> None:
         """Take the best schedule of a shape."""
         if cost_ns < self.costs[at]:
             self.costs[at], self.starts[at] = cost_ns, schedule
-        whole = self.race
-        if cost_ns >= whole.cost_ns:
-            return
-        whole.best, whole.cost_ns, whole.engine, self.shape = schedule, cost_ns, engine, at
-        whole.incumbents.append((whole.seconds, cost_ns))
-        self.keep(schedule)
-        if whole.on_incumbent is not None:
-            whole.on_incumbent(schedule, cost_ns)
+        if cost_ns < self.race.cost_ns:
+            self.shape, self.found = at, None
+            self.race.take(schedule, cost_ns, engine)
 
     def prove(self, at: int, bound_ns: int, name: str) -> None:
         """Take a bound of one shape."""
-        self.bounds[at] = max(self.bounds[at], bound_ns)
-        least = min(self.bounds)
-        if least > self.race.bound_ns:
-            self.race.bound_ns, self.race.bound_name = least, name
-            self.race.bounds.append((self.race.seconds, least))
+        if bound_ns > self.bounds[at].ns:
+            self.bounds[at] = Bound(bound_ns, name)
+        least = min(self.bounds, key=lambda bound: bound.ns)
+        self.race.prove(*least)
 
-    def quick(self, at: int, problem: Problem, until: float) -> None:
+    def quick(self, at: int, until: float) -> None:
         """AdaOffload and the published schedules of a shape, as long as there is time."""
-        limits, m = problem.limits, problem.microbatches
-        own = Race(problem, watch=self.watcher(at))
-        found = solve(
-            problem.profile, m, limits, "adaoffload", until, problem.objective, watch=own.watch
-        )
-        self.take(at, found)
-        if found.info["interrupted"]:
-            raise KeyboardInterrupt
-        for name, schedule in fixed_schedules(problem):
-            own.offer(schedule, name)
-            if self.race.seconds > until:
-                break
+        own = Race(self.problems[at], self.race.gap, watch=self.watcher(at))
+        own.prove(*self.bounds[at])
+        run_adaoffload(own, until)
+        run_published(own, until - self.race.seconds)
+        self.reasons += own.failures.values()
 
-    def take(self, at: int, found: SolveResult) -> None:
+    def solved(self, at: int, found: SolveResult) -> None:
         """Take the result of a shape: its schedule may have lost what gains nothing."""
         assert found.schedule is not None
-        self.offer(at, found.schedule, found.objective_ns, found.info["found_by"])
+        self.take(at, found.schedule, found.objective_ns, found.info["found_by"])
         self.prove(at, found.lower_bound_ns, found.bound_name)
         self.race.failures |= found.info["failures"]
+        self.race.interrupted |= found.info["interrupted"]
         if self.shape == at and found.objective_ns <= self.race.cost_ns:
             self.found, self.race.best = found, found.schedule
 
-    def keep(self, schedule: Schedule) -> None:
-        if self.save is not None:
-            schedule.save(self.save)
+    def without(self, at: int, error: OptPipeError) -> None:
+        """Note that a shape has no result, and why."""
+        chunks = counted(self.problems[at].shape.chunks, "chunk")
+        self.reasons.append(f"{chunks}: {error}")
+        if isinstance(error, Infeasible):
+            self.prove(at, NEVER, "infeasible")
 
     def result(self) -> SolveResult:
-        """The best of all, and what bounds all."""
-        whole, problem = self.race, self.problems[self.shape]
-        assert whole.best is not None
-        self.keep(whole.best)
+        """The best of all, and what bounds all.
+
+        Raises:
+            NoSolution: where no shape has a schedule.
+        """
+        whole = self.race
+        if whole.best is None:
+            kind = Infeasible if min(bound.ns for bound in self.bounds) >= NEVER else NoSolution
+            raise kind("; ".join(self.reasons))
+        whole.keep()
         sizes = {} if self.found is None else {
             "variables": self.found.variables, "constraints": self.found.constraints
         }  # fmt: skip
         return make_result(
-            problem,
+            self.problems[self.shape],
             whole.engine,
             whole.best,
             whole.bound_ns,
@@ -172,12 +171,17 @@ def solve_any(
     microbatches: int,
     memory_limit: int | Sequence[int] | None = None,
     *,
+    engine: str = "auto",
     time_limit: float = 60.0,
     objective: str = "flush",
     gap: float = 0.0,
     warm_start: str | None = None,
     on_incumbent: Callable[[Schedule, int], None] | None = None,
     watch: Callable[[Race], None] | None = None,
+    on_wait: Callable[[], None] = nobody,
+    evaluations: int | None = None,
+    solver: str = "highs",
+    force: bool = False,
     save: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> SolveResult:
@@ -190,52 +194,56 @@ def solve_any(
 
     Args: as for `solve`; the arguments not named here are handed on. `warm_start` can only be
         ``none``: with it the engines start from nothing, not from the best published schedule.
-        `watch` is called with a race that stands for those of all shapes.
+        `watch` is called with a race that stands for those of all shapes. `evaluations` do not
+        count here: the shapes share the time.
 
     Raises:
         OutOfMemory, NoSolution: where no shape has a schedule; for the shape that needs least.
+        OptPipeError: for settings that make no sense.
     """
-    engine = options.get("engine", "auto")
-    if engine not in ENGINES:
-        raise OptPipeError(f"engine: expected one of {', '.join(ENGINES)}, got {engine!r}")
+    check_settings(engine, time_limit, gap, evaluations, solver, force)
+    if evaluations is not None:
+        raise OptPipeError("evaluations: not over several shapes, which share the time")
     if warm_start not in (None, "none"):
         raise OptPipeError("warm start: a schedule is of one shape; expected 'none' for any shape")
     problems, reasons = _problems(profile, microbatches, memory_limit, objective)
     if not problems:
         raise min(reasons, key=lambda reason: reason[0])[1]
-    common = _Common(problems, gap, on_incumbent, watch, save)
-    whole = common.race
+    for problem in problems:
+        compile_engines(problem, on_wait)
+    whole = Race(problems[0], gap, save=save, on_incumbent=on_incumbent, watch=watch)
+    common = _Common(problems, whole)
     try:
-        for at, problem in enumerate(problems):
+        for at in range(len(problems)):
             if whole.best is not None and whole.seconds > QUICK_SHARE * time_limit:
                 break
-            common.quick(at, problem, QUICK_SHARE * time_limit)
+            common.quick(at, QUICK_SHARE * time_limit)
         order = sorted(range(len(problems)), key=lambda at: common.costs[at])
         for place, at in enumerate(order):
             left = time_limit - whole.seconds
-            if left <= 0 or common.hopeless(at):
+            if left <= 0 or whole.interrupted or common.hopeless(at):
                 continue
-            found = solve(
-                problems[at].profile,
-                microbatches,
-                memory_limit,
-                time_limit=left if place == len(order) - 1 else left / 2,
-                objective=objective,
-                gap=gap,
-                warm_start=warm_start or common.starts[at],
-                watch=common.watcher(at),
-                **options,
-            )
-            common.take(at, found)
-            if found.info["interrupted"]:
-                whole.interrupted = True
-                break
+            try:
+                found = solve(
+                    problems[at].profile,
+                    microbatches,
+                    memory_limit,
+                    engine,
+                    time_limit=left if place == len(order) - 1 else left / 2,
+                    objective=objective,
+                    gap=gap,
+                    warm_start=warm_start or common.starts[at],
+                    watch=common.watcher(at),
+                    solver=solver,
+                    force=force,
+                    **options,
+                )
+            except NoSolution as error:
+                common.without(at, error)
+            else:
+                common.solved(at, found)
     except KeyboardInterrupt:
         whole.interrupted = True
         if whole.best is None:
             raise
-    except (OutOfMemory, NoSolution) as error:
-        if whole.best is None:
-            raise
-        whole.failures["shapes"] = str(error)
     return common.result()

@@ -215,11 +215,7 @@ def _on_cores(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Fini
 @contextmanager
 def _ctrl_c_for_us_alone() -> Iterator[None]:
     """Processes started here ignore Ctrl-C, which a terminal sends to all of them: this one ends
-    them, and theirs. The one that cleans up after them does not say what it finds cleaned up."""
-    quiet = "ignore:resource_tracker:UserWarning"
-    wanted = os.environ.get("PYTHONWARNINGS", "")
-    if quiet not in wanted:
-        os.environ["PYTHONWARNINGS"] = f"{wanted},{quiet}".lstrip(",")
+    them, and theirs."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -228,6 +224,21 @@ def _ctrl_c_for_us_alone() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def _quiet_cleaner() -> Iterator[None]:
+    """joblib's process that cleans up, if started here, does not say what it finds cleaned up
+    already, as after Ctrl-C."""
+    before = os.environ.get("PYTHONWARNINGS")
+    wanted = [*filter(None, [before]), "ignore:resource_tracker:UserWarning"]
+    os.environ["PYTHONWARNINGS"] = ",".join(wanted)
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 def _parallel(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Finished]:
@@ -248,7 +259,7 @@ def _parallel(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Fini
     calls = (delayed(compute_and_keep)(point, folder) for point in points)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A worker stopped|.* tasks which were still")
-        with _ctrl_c_for_us_alone():
+        with _ctrl_c_for_us_alone(), _quiet_cleaner():
             finished = pool(calls)  # starts the processes
         with closing(finished):  # here, where it says nothing of the points that Ctrl-C cuts short
             yield from finished
