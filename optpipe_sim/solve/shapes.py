@@ -223,13 +223,14 @@ def solve_any(
             left = time_limit - whole.seconds
             if left <= 0 or whole.interrupted or common.hopeless(at):
                 continue
+            hopeful = any(not common.hopeless(later) for later in order[place + 1 :])
             try:
                 found = solve(
                     problems[at].profile,
                     microbatches,
                     memory_limit,
                     engine,
-                    time_limit=left if place == len(order) - 1 else left / 2,
+                    time_limit=left / 2 if hopeful else left,
                     objective=objective,
                     gap=gap,
                     warm_start=warm_start or common.starts[at],
