@@ -193,6 +193,14 @@ def test_options_that_would_do_nothing_are_refused() -> None:
         solve(uniform(4), 8, 400, gap=1)
 
 
+def test_a_bound_on_all_shapes_is_in_no_unit_of_one_of_them() -> None:
+    """One chunk costs whole ms, two cost halves: rounded up to ms a bound of 25.5 would be wrong."""
+    profile = unit_profile(4)
+    found = solve_any(profile, 8, 400, time_limit=3)
+    assert found.lower_bound_ns <= found.objective_ns
+    assert found.objective_ns % 10**6 != 0
+
+
 def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
     def only_vee(profile: Any, *rest: Any, **options: Any) -> Any:
         if profile.shape(1).placement_name != "vee":
