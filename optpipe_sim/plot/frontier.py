@@ -193,7 +193,11 @@ def write_names(
             )
             for dx, dy in _AROUND
         ]
-        inside = [box for box in boxes if box[0] > 0 and box[1] > 14 and box[2] < size[0]]
+        inside = [  # of the picture, and above the note on what is outside of it
+            box
+            for box in boxes
+            if box[0] > 0 and box[1] > 14 and box[2] < size[0] and box[3] < size[1]
+        ]
         box = min(inside or boxes, key=lambda box: _covered(box, taken))  # the first of the free
         taken.append(box)
         middle = (box[1] + box[3]) / 2

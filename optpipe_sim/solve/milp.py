@@ -154,10 +154,13 @@ def write_model(
     run = _Run(problem, options, time.perf_counter())
     run.warm(warm_start)
     model = build_model(run.sets, run.upper_ns, run.proven_ns)
-    with TemporaryDirectory(prefix="optpipe-model-") as folder:
-        made = Path(folder) / f"model{kind}"
-        model.pyomo.write(str(made), io_options={"symbolic_solver_labels": True})
-        write_bytes(path, made.read_bytes())
+    try:
+        with TemporaryDirectory(prefix="optpipe-model-") as folder:
+            made = Path(folder) / f"model{kind}"
+            model.pyomo.write(str(made), io_options={"symbolic_solver_labels": True})
+            write_bytes(path, made.read_bytes())
+    except OSError as error:
+        raise OptPipeError(f"{path}: cannot be written: {error.strerror}") from None
     return model.unit_ns
 
 
