@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from .errors import InvalidSchedule
+from .errors import InvalidSchedule, OptPipeError
 from .profile import CostProfile
 from .schedule import Schedule
 from .schedules import REGISTRY, Entry
@@ -103,7 +103,11 @@ def optpipe(
     from .solve.shapes import solve_any
 
     door: Callable[..., SolveResult] = solve
-    if chunks == "any" and placement is None:
+    if chunks == "any":
+        if placement is not None:
+            raise OptPipeError(
+                f"placement: any chunks have placements of their own, not {placement}"
+            )
         door = solve_any
     elif isinstance(chunks, int) or placement is not None:
         count = chunks if isinstance(chunks, int) else profile.chunks

@@ -175,6 +175,7 @@ def test_explain_knows_what_was_proven_and_for_which_objective(cli: Any) -> None
 
 
 BAD = {
+    "solve p.yaml -m 4 --chunks any --placement vee": "--placement: --chunks any has placements",
     "solve p.yaml -m 4 --noise wind=5%": "knows op, copy, device, comm, straggler, not 'wind'",
     "solve p.yaml -m 4 --noise 5% --chunks any": "--chunks any: not with --noise",
     "solve p.yaml -m 4 --noise 5% --log l.csv": "--log: not with --noise",

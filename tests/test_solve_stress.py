@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
@@ -17,7 +18,7 @@ import pytest
 from conftest import unit_profile
 from test_online import hard, until
 from test_search import uniform
-from test_solve import verify
+from test_solve import _sleeps, verify
 
 from optpipe_sim import Schedule, solve
 from optpipe_sim.errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
@@ -31,10 +32,11 @@ from optpipe_sim.solve.identity import identity
 from optpipe_sim.solve.jobs import exact_job
 from optpipe_sim.solve.known import known_bound, note
 from optpipe_sim.solve.online import SolverProcess
-from optpipe_sim.solve.portfolio import Race
+from optpipe_sim.solve.portfolio import Race, run_race
 from optpipe_sim.solve.problem import make_problem
 from optpipe_sim.solve.robust import _Field, solve_robust
 from optpipe_sim.solve.shapes import solve_any
+from optpipe_sim.solve.starts import offload_everything
 
 # -- disks, dead engines, Ctrl-C --------------------------------------------------------------------
 
@@ -347,3 +349,54 @@ def test_it_stops_though_a_child_of_the_caller_has_its_stdin(monkeypatch: Any) -
 def test_its_own_file_is_its_own() -> None:
     with pytest.raises(OptPipeError, match=r"save: its own best\.json"):
         SolverProcess(unit_profile(3), 4, save="here.json")
+
+
+def test_ctrl_c_while_processes_are_made_leaves_none(monkeypatch: Any) -> None:
+    context = multiprocessing.get_context("fork")
+    made: list[Any] = []
+    start = context.Process.start
+
+    def start_and_interrupt(self: Any) -> None:
+        start(self)
+        made.append(self)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(context.Process, "start", start_and_interrupt)
+    race = Race(make_problem(uniform(4, 16), 8, 200))
+    with pytest.raises(KeyboardInterrupt):
+        run_race(race, [("slow", _sleeps, {}), ("slower", _sleeps, {})], until=30.0)
+    assert len(made) == 2
+    assert not any(process.is_alive() for process in made)
+
+
+def _deaf(*_: Any, **__: Any) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+
+
+def test_an_engine_that_will_not_end_is_killed() -> None:
+    race = Race(make_problem(uniform(4, 16), 8, 200))
+    began = time.monotonic()
+    run_race(race, [("deaf", _deaf, {})], until=1.0)
+    assert time.monotonic() - began < 20
+    assert race.failures == {}
+
+
+def _hears_nothing(problem: Any, report: Any, **_: Any) -> None:
+    time.sleep(3)
+
+
+def _talks(problem: Any, report: Any, **_: Any) -> None:
+    """Ever better schedules, more than a pipe holds."""
+    shape = problem.shape
+    for depth in range(40):
+        report("incumbent", offload_everything(problem, depth % shape.stages))
+        time.sleep(0.02)
+
+
+def test_nobody_waits_for_one_who_does_not_listen() -> None:
+    race = Race(make_problem(uniform(16, 1), 64, None))
+    threads = threading.active_count()
+    run_race(race, [("deaf", _hears_nothing, {}), ("talks", _talks, {})], until=20.0)
+    assert race.best is not None
+    assert threading.active_count() == threads

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from ..errors import OptPipeError
 from ..files import write_text
 from ..schedule import Schedule
 from ..units import counted, format_size, format_time
@@ -60,17 +62,12 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             on_incumbent=teller.incumbent,
             on_wait=lambda: out.wait(COMPILING),
         )
-    files = {}
-    if arguments.csv:
-        _write_csv(arguments.csv, curve.points)
-        files[arguments.csv] = "the points"
-    if arguments.chart and any(point.result for point in curve.points):
-        from ..plot.frontier import save_frontier
-
-        save_frontier(curve, arguments.chart)
-        files[arguments.chart] = "time over memory"
-    elif arguments.chart:
-        out.wait(f"{arguments.chart}: not drawn, as no limit has a schedule")
+    files: dict[str, str] = {}
+    failed: OptPipeError | None = None
+    try:
+        _write(arguments, out, curve, files)
+    except OptPipeError as error:  # the answer comes first
+        failed = error
     out.result(
         {
             "profile": profile.name,
@@ -88,7 +85,23 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     if not out.json:
         _show(out, arguments, curve, files)
+    if failed is not None:
+        raise failed
     return DONE if any(point.result for point in curve.points) else NO
+
+
+def _write(arguments: argparse.Namespace, out: Out, curve: Frontier, files: dict[str, str]) -> None:
+    """The files that are asked for."""
+    if arguments.csv:
+        _write_csv(arguments.csv, curve.points)
+        files[arguments.csv] = "the points"
+    if arguments.chart and any(point.result for point in curve.points):
+        from ..plot.frontier import save_frontier
+
+        save_frontier(curve, arguments.chart)
+        files[arguments.chart] = "time over memory"
+    elif arguments.chart:
+        out.wait(f"{arguments.chart}: not drawn, as no limit has a schedule")
 
 
 class _Teller:
@@ -108,7 +121,8 @@ class _Teller:
     def point(self, point: Point) -> None:
         self.done.append(point)
         if self.arguments.csv:
-            _write_csv(self.arguments.csv, self.done)
+            with suppress(OptPipeError):  # in the end it is said
+                _write_csv(self.arguments.csv, self.done)
         self.next()
 
     def incumbent(self, _: Schedule, cost_ns: int) -> None:

@@ -37,6 +37,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from .live import Log, watching
 
     profile, any_shape = _profile(arguments), arguments.chunks == "any"
+    if any_shape and arguments.placement:
+        raise OptPipeError("--placement: --chunks any has placements of its own; leave one out")
     if not any_shape:
         profile = rechunked(profile, arguments.chunks, arguments.placement)
     start: Schedule | str | None = arguments.warm_start

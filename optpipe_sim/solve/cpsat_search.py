@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 from ortools.sat.python import cp_model
@@ -332,5 +333,9 @@ class Call(cp_model.CpSolverSolutionCallback):
             self.stop_search()
 
     def on_bound(self, bound: float) -> None:
-        if self.phase.covers == "all":
-            self.search.prove(self.search.to_ns(round(bound)))
+        try:
+            if self.phase.covers == "all" and isfinite(bound):
+                self.search.prove(self.search.to_ns(round(bound)))
+        except BaseException as error:
+            self.error = error  # as above
+            self.solver.stop_search()

@@ -11,9 +11,12 @@ from .problem import Problem
 
 
 def note(problem: Problem, schedule: Schedule, bound_ns: int, name: str) -> None:
-    """Write into a schedule's notes what is proven of its problem, and of which problem."""
+    """Write into a schedule's notes what is proven of its problem, and of which problem, in which
+    unit of time: problems that differ in nothing else have one key."""
+    wanted = identity(problem)
     schedule.meta.update(
-        problem=identity(problem).key,
+        problem=wanted.key,
+        time_unit_ns=wanted.time_unit_ns,
         objective=problem.objective,
         lower_bound_ns=bound_ns,
         bound=name,
@@ -36,9 +39,10 @@ def known_bound(problem: Problem, schedule: Schedule, cost_ns: int, seconds: flo
     entry = cache.get(problem)
     if entry is not None:
         known.append(Bound(entry.bound * entry.problem.time_unit_ns, entry.bound_name))
-    notes = schedule.meta
+    notes, wanted = schedule.meta, identity(problem)
     claim = notes.get("lower_bound_ns")
-    if isinstance(claim, int) and notes.get("problem") == identity(problem).key:
+    same = notes.get("problem"), notes.get("time_unit_ns")
+    if isinstance(claim, int) and same == (wanted.key, wanted.time_unit_ns):
         known.append(Bound(claim, str(notes.get("bound"))))
     best = max((bound for bound in known if bound.ns <= cost_ns), key=lambda bound: bound.ns)
     if best.ns < cost_ns:

@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import OptPipeError
 from .milp_model import Model, need
 
+FEW_DIGITS = 1e-5  # some solvers print their bounds with six
 OPTIMAL, INFEASIBLE, STOPPED = "optimal", "infeasible", "stopped"
 
 
@@ -272,6 +273,8 @@ def other(
         improved(np.array([column.value for column in form.columns], float))
     bound = results.problem.lower_bound
     known = isinstance(bound, int | float) and np.isfinite(bound)
+    if known and status != OPTIMAL:
+        bound -= FEW_DIGITS * abs(bound)
     return Outcome(status, float(bound) if known else -np.inf, interrupted, "warmstart" in options)
 
 

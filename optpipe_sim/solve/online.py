@@ -127,11 +127,12 @@ class SolverProcess:
         """What it last said: ``status`` (``running``, then that of `SolveResult`, or ``failed``),
         ``seconds, objective_ns, lower_bound_ns, bound, found_by``, and ``error``, a line, where it
         failed. Empty before it has said anything."""
+        running = self.running  # before reading, or what it writes last would be missed
         try:
             data: dict[str, Any] = json.loads((self.folder / STATE).read_text())
         except FileNotFoundError:
             data = {}
-        if not self.running and data.get("status", "running") == "running":
+        if not running and data.get("status", "running") == "running":
             data |= {"status": "failed", "error": self._last_words()}
         return data
 
@@ -249,6 +250,7 @@ def main(folder: Path, caller: int) -> None:
         state = {"status": status_of(error), "error": str(error)}
     except (OptPipeError, TypeError) as error:  # TypeError: an option that solve does not have
         state = {"status": "failed", "error": str(error)}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has come to its end
     report.write(**state)
 
 

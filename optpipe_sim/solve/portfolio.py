@@ -46,7 +46,7 @@ class Race:
         variables, constraints: of the last model that an engine built.
         failures: what stopped an engine, by its name; also ``save``, see `keep`. `refusal`: the last
             of them that an engine reported itself.
-        save: a file for the best schedule.
+        save: a file for the best schedule. `saved`: whether it has one.
         on_incumbent: called with each better schedule and its cost.
         watch: called with the race at every piece of news, and often while engines run.
     """
@@ -68,6 +68,7 @@ class Race:
     failures: dict[str, str] = field(default_factory=dict)
     refusal: OptPipeError | None = None
     save: str | os.PathLike[str] | None = None
+    saved: bool = False
     on_incumbent: Callable[[Schedule, int], None] | None = None
     watch: Callable[[Race], None] | None = None
 
@@ -115,9 +116,10 @@ class Race:
             return
         try:
             self.best.save(self.save)
+            self.saved = True
             self.failures.pop("save", None)
         except OptPipeError as error:
-            if len(self.incumbents) < 2:
+            if not self.saved:
                 raise
             self.failures["save"] = str(error)
 
@@ -168,43 +170,77 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
     A process that dies takes nothing with it but itself. Ctrl-C ends the race and keeps the best.
     """
     context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
-    word: list[Any] = [context.Queue() for _ in jobs]  # to each process, of what others found
-    running, news = [], []
-    with _no_ctrl_c():
-        for (_, function, arguments), heard in zip(jobs, word, strict=True):
-            ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(
-                target=_work, args=(theirs, heard, function, race.problem, arguments), daemon=True
-            )
-            process.start()
-            theirs.close()  # or the pipe would not end with the process
-            running.append(process)
-            news.append(ours)
+    running: list[Any] = []
+    news: list[Connection] = []
+    words: list[_Word] = []  # to each process, of what others found
     ended: set[int] = set()
     try:
+        with ctrl_c_later():  # while a process is forked Python drops the exception it would raise
+            for _, function, arguments in jobs:
+                ours, theirs = context.Pipe(duplex=False)
+                hears, tells = context.Pipe(duplex=False)
+                process = context.Process(
+                    target=_work,
+                    args=(theirs, hears, function, race.problem, arguments),
+                    daemon=True,
+                )
+                process.start()
+                for pipe in (theirs, hears):  # or what it has would not end with it
+                    pipe.close()
+                running.append(process)
+                news.append(ours)
+                words.append(_Word(tells))
         for number, what, value in _listen(news, race, until, ended):
             known = race.best
             race.hear(jobs[number][0], what, value)
             if race.proven:
                 break
-            if race.best is not known:
-                for other, queue_of in enumerate(word):
+            if race.best is not None and race.best is not known:
+                for other, word in enumerate(words):
                     if other != number and other not in ended:
-                        queue_of.put(race.best)
+                        word.tell(race.best)
     finally:
         for number, process in enumerate(running):
-            if number in ended:
-                process.join(PATIENCE_S)
-                if process.exitcode:
-                    race.failures[jobs[number][0]] = _how(process.exitcode)
-            process.terminate()
-        for process in running:
-            process.join()
+            if number not in ended:
+                process.terminate()
+        for number, process in enumerate(running):
+            process.join(PATIENCE_S)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            elif number in ended and process.exitcode:
+                race.failures[jobs[number][0]] = _how(process.exitcode)
         for pipe in news:
             pipe.close()
-        for queue_of in word:
-            queue_of.close()
-            queue_of.cancel_join_thread()  # nobody is there to read what is left
+        for word in words:
+            word.close()
+
+
+class _Word:
+    """Tells a process of the newest schedule, and never waits for it."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self.newest: queue.Queue[Schedule | None] = queue.Queue()
+        self.thread = threading.Thread(target=self._send, daemon=True)
+        self.thread.start()
+
+    def tell(self, schedule: Schedule) -> None:
+        self.newest.put(schedule)
+
+    def close(self) -> None:
+        """Once the process is gone."""
+        self.newest.put(None)
+        self.thread.join()
+        self.pipe.close()
+
+    def _send(self) -> None:
+        while (schedule := self.newest.get()) is not None:
+            if self.newest.empty():  # else there is a better one
+                try:
+                    self.pipe.send(schedule)
+                except OSError:  # the process is gone
+                    return
 
 
 def _how(code: int) -> str:
@@ -215,16 +251,19 @@ def _how(code: int) -> str:
 
 
 @contextmanager
-def _no_ctrl_c() -> Iterator[None]:
-    """Ctrl-C waits: while a process is forked, Python drops the exception it would raise."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
+def ctrl_c_later() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, and is raised there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread hears of it
         return
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
 
 
 def _listen(
@@ -251,7 +290,7 @@ def _listen(
 
 def _work(
     news: Connection,
-    word: Any,
+    word: Connection,
     function: Job,
     problem: Problem,
     arguments: dict[str, Any],
@@ -265,16 +304,14 @@ def _work(
 
     def others() -> Schedule | None:
         last = None
-        try:
-            while True:
-                last = word.get_nowait()
-        except queue.Empty:
-            return last
+        while word.poll():
+            last = word.recv()
+        return last
 
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the caller makes of it is not for us
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         threading.Thread(target=_leave_with_parent, daemon=True).start()
-        if hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         try:
             function(problem, report, others=others, **arguments)
         except OptPipeError as error:
@@ -282,7 +319,7 @@ def _work(
         except Exception as error:  # whatever it is, the others go on; the race says who failed
             # as text: not every error can be sent as it is
             report("failed", f"{type(error).__name__}: {error}")
-    except (KeyboardInterrupt, BrokenPipeError):
+    except (KeyboardInterrupt, BrokenPipeError, EOFError):
         pass  # the parent keeps what it has
 
 

@@ -28,6 +28,7 @@ from . import search_moves as moves
 from . import search_times as times
 from .auto import solve
 from .greedy_search import greedy_search
+from .portfolio import ctrl_c_later
 from .problem import Problem, make_problem
 from .result import FEASIBLE, SolveResult
 from .search import Programs, Workspace, pack, search, unpack
@@ -170,12 +171,11 @@ def solve_robust(
     )  # fmt: skip
     assert nominal.schedule is not None
     problem = make_problem(profile, microbatches, memory_limit, objective)
-    entries = _Field(
-        problem, draw_scenarios(profile, microbatches, noise, TUNING, seed), quantile, _smooth
-    )
-    entries.offer(nominal.schedule, "deterministic")
-    interrupted = bool(nominal.info["interrupted"])
+    interrupted, entries = bool(nominal.info["interrupted"]), None
     try:
+        tuning = draw_scenarios(profile, microbatches, noise, TUNING, seed)
+        entries = _Field(problem, tuning, quantile, _smooth)
+        entries.offer(nominal.schedule, "deterministic")
         for name, schedule in _candidates(problem, nominal, seen, time_limit, seed):
             if interrupted or time.monotonic() - began > 0.9 * time_limit:
                 break
@@ -184,18 +184,24 @@ def solve_robust(
             _improve(problem, entries, began + time_limit, seed)
     except KeyboardInterrupt:
         interrupted = True
-    judges = draw_scenarios(profile, microbatches, noise, samples, seed + 1)
-    final = _Field(problem, judges, quantile)
-    final.offer(nominal.schedule, "deterministic")  # of equal ones, the first
-    nominal_costs = final.best[0].costs_ns
-    for entry in entries.best[:FINALISTS]:
-        final.offer(entry.schedule, entry.name)
+    try:
+        with ctrl_c_later():  # a moment, without which there is no answer
+            judges = draw_scenarios(profile, microbatches, noise, samples, seed + 1)
+            final = _Field(problem, judges, quantile)
+            final.offer(nominal.schedule, "deterministic")  # of equal ones, the first
+            nominal_costs = final.best[0].costs_ns
+            for entry in entries.best[:FINALISTS] if entries is not None else ():
+                final.offer(entry.schedule, entry.name)
+            bound_ns = measure(scenario_bounds(profile, judges, objective), quantile)
+    except KeyboardInterrupt:
+        interrupted = True
     chosen = final.best[0]
     trace = problem.replay(chosen.schedule)
     failures = dict(nominal.info["failures"])
     if save is not None:
         try:
             chosen.schedule.save(save)
+            failures.pop("save", None)
         except OptPipeError as error:
             failures["save"] = str(error)
     if on_incumbent is not None and chosen.name != "deterministic":
@@ -208,9 +214,9 @@ def solve_robust(
         chosen.costs_ns,
         nominal,
         nominal_costs,
-        measure(scenario_bounds(profile, judges, objective), quantile),
+        bound_ns,
         chosen.name,
-        entries.tried,
+        0 if entries is None else entries.tried,
         time.monotonic() - began,
         interrupted,
         failures,

@@ -115,8 +115,8 @@ class _Common:
         """AdaOffload and the published schedules of a shape, as long as there is time."""
         own = Race(self.problems[at], self.race.gap, watch=self.watcher(at))
         own.prove(*self.bounds[at])
-        run_adaoffload(own, until)
-        run_published(own, until - self.race.seconds)
+        run_adaoffload(own, until - self.race.seconds)
+        run_published(own, own.seconds + until - self.race.seconds)
         self.reasons += own.failures.values()
 
     def solved(self, at: int, found: SolveResult) -> None:
@@ -133,11 +133,12 @@ class _Common:
         """Note that a shape has no result, and why."""
         chunks = counted(self.problems[at].shape.chunks, "chunk")
         self.reasons.append(f"{chunks}: {error}")
+        self.race.failures[chunks] = str(error)
         if isinstance(error, Infeasible):
             self.prove(at, NEVER, "infeasible")
 
-    def result(self) -> SolveResult:
-        """The best of all, and what bounds all.
+    def result(self, engine: str) -> SolveResult:
+        """The best of all, and what bounds all; `engine`: which was asked for.
 
         Raises:
             NoSolution: where no shape has a schedule.
@@ -152,7 +153,7 @@ class _Common:
         }  # fmt: skip
         return make_result(
             self.problems[self.shape],
-            whole.engine,
+            whole.engine if engine == "auto" else engine,
             whole.best,
             whole.bound_ns,
             f"{whole.bound_name}, least over {len(self.problems)} shapes",
@@ -204,6 +205,10 @@ def solve_any(
         OptPipeError: for settings that make no sense.
     """
     check_settings(engine, time_limit, gap, evaluations, solver, force)
+    if engine == "milp":
+        from .milp_solvers import require_solver
+
+        require_solver(solver)
     if evaluations is not None:
         raise OptPipeError("evaluations: not over several shapes, which share the time")
     if warm_start not in (None, "none"):
@@ -241,7 +246,7 @@ def solve_any(
                     force=force,
                     **options,
                 )
-            except NoSolution as error:
+            except OptPipeError as error:  # a MILP too large for one shape may do for another
                 common.without(at, error)
             else:
                 common.solved(at, found)
@@ -249,4 +254,4 @@ def solve_any(
         whole.interrupted = True
         if whole.best is None:
             raise
-    return common.result()
+    return common.result(engine)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-from ...errors import NoSolution, OutOfMemory
+from ...errors import NoSolution, OptPipeError, OutOfMemory
 from ...solve import SolveResult, solve
 from ...solve.shapes import solve_any
 from . import CostProfile, Count, Limit, Row, Seconds
@@ -35,7 +35,11 @@ def run(
     is used. Without a schedule ``fits`` is False, with the reason.
     """
     door: Callable[..., SolveResult] = solve
-    if chunks == "any" and placement == "own":
+    if chunks == "any":
+        if placement != "own":
+            raise OptPipeError(
+                f"placement: any chunks have placements of their own, not {placement}"
+            )
         door = solve_any
     elif isinstance(chunks, int) or placement != "own":
         count = chunks if isinstance(chunks, int) else profile.chunks
