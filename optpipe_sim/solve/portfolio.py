@@ -261,7 +261,7 @@ def ctrl_c_later() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)
     if came:
         raise KeyboardInterrupt
 

@@ -112,6 +112,6 @@ def provenance(rows: Sequence[Row]) -> str:
     words.append(f"on {os.cpu_count()} cores ({platform.machine()})")
     if loads:
         words.append(f"with a load of {min(loads):.1f} to {max(loads):.1f} when a cell began")
-    found = versions(("numpy", "numba", "ortools", "highspy", "pyomo"))
-    tools = [f"{name} {number or 'not installed'}" for name, number in found.items()]
+    found = versions(("numpy", "numba", "ortools", "highspy", "pyomo", "gurobipy"))
+    tools = [f"{name} {number}" for name, number in found.items() if number]
     return f"{' '.join(words)}; {', '.join(tools)}."
