@@ -133,7 +133,8 @@ class _Common:
         """Note that a shape has no result, and why."""
         chunks = counted(self.problems[at].shape.chunks, "chunk")
         self.reasons.append(f"{chunks}: {error}")
-        self.race.failures[chunks] = str(error)
+        if not isinstance(error, NoSolution):
+            self.race.failures[chunks] = str(error)
         if isinstance(error, Infeasible):
             self.prove(at, NEVER, "infeasible")
 
