@@ -399,4 +399,4 @@ def test_nobody_waits_for_one_who_does_not_listen() -> None:
     threads = threading.active_count()
     run_race(race, [("deaf", _hears_nothing, {}), ("talks", _talks, {})], until=20.0)
     assert race.best is not None
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
