@@ -23,7 +23,7 @@ from optpipe_sim.solve.milp_model import build_model
 from optpipe_sim.solve.milp_sets import MilpOptions, Sets
 from optpipe_sim.solve.milp_size import size_formula
 from optpipe_sim.solve.milp_solvers import matrix
-from optpipe_sim.solve.milp_times import earliest, keeps, plan, scheduled, set_values
+from optpipe_sim.solve.milp_times import earliest, plan, scheduled, set_values
 from optpipe_sim.solve.milp_windows import serial_ns
 from optpipe_sim.solve.problem import Problem, make_problem
 from optpipe_sim.stage_cost import StageCost
@@ -207,7 +207,7 @@ def test_schedules_are_solutions_of_the_model(seed: int) -> None:
             continue
         if schedule.shape != wanted.shape:
             continue
-        trace = keeps(wanted, schedule)
+        trace = wanted.keeps(schedule)
         starts = None if trace is None else plan(sets, trace)
         if trace is None or starts is None:
             continue
@@ -258,7 +258,7 @@ def test_improves_on_a_poor_start() -> None:
     wanted = uniform(limit=300)
     poor = build("gpipe", wanted.profile, 4)
     poor_cost = wanted.replay(build("1f1b", wanted.profile, 4)).cost_ns
-    assert keeps(wanted, poor) is None  # does not fit, and is passed over
+    assert wanted.keeps(poor) is None  # does not fit, and is passed over
     found = solve_milp(wanted, 20, warm_start=poor, options=SCRATCH, threads=1)
     assert found.status == "optimal"
     assert not found.info["from_warm_start"]
@@ -297,6 +297,18 @@ def test_infeasible_is_proven(solver: str) -> None:
     )
     found = solve_milp(wanted, 10, solver=solver, threads=1)
     assert (found.status, found.schedule) == ("infeasible", None)
+
+
+def test_a_start_over_the_host_limit_is_passed_over() -> None:
+    free = uniform(16)
+    begun = build("adaoffload", free.profile, 4, limit=200)
+    peak = free.replay(begun).host_peak_bytes
+    assert free.profile.offload is not None
+    offload = replace(free.profile.offload, host_limit_bytes=peak - 1)
+    tight = make_problem(replace(free.profile, offload=offload), 4, 200)
+    assert tight.keeps(begun) is None
+    found = solve_milp(tight, 5, warm_start=begun, threads=1)
+    assert found.trace is None or found.trace.host_peak_bytes < peak
 
 
 def test_solvers_agree_and_take_a_start(solver: str) -> None:

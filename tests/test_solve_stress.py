@@ -41,17 +41,24 @@ from optpipe_sim.solve.starts import offload_everything
 # -- disks, dead engines, Ctrl-C --------------------------------------------------------------------
 
 
-def test_a_disk_that_fills_does_not_end_the_search(tmp_path: Path, monkeypatch: Any) -> None:
-    path, saves = tmp_path / "best.json", []
+@pytest.fixture
+def saves(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A disk that is full after one schedule; what has been asked of it."""
+    asked: list[Any] = []
     save = Schedule.save
 
     def full(self: Schedule, to: Any) -> Path:
-        saves.append(to)
-        if len(saves) > 1:
+        asked.append(to)
+        if len(asked) > 1:
             raise OptPipeError(f"{to}: cannot be written: No space left on device")
         return save(self, to)
 
     monkeypatch.setattr(Schedule, "save", full)
+    return asked
+
+
+def test_a_disk_that_fills_does_not_end_the_search(tmp_path: Path, saves: list[Any]) -> None:
+    path = tmp_path / "best.json"
     found = solve(uniform(4, 16), 8, 200, "search", evaluations=2000, time_limit=5, save=path)
     assert len(saves) > 1
     assert "No space left" in found.info["failures"]["save"]
@@ -217,16 +224,8 @@ def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
     assert found.schedule.shape.placement_name == "vee"
 
 
-def test_a_disk_that_fills_ends_no_search_over_shapes(tmp_path: Path, monkeypatch: Any) -> None:
-    path, saves, save = tmp_path / "best.json", [], Schedule.save
-
-    def full(self: Schedule, to: Any) -> Path:
-        saves.append(to)
-        if len(saves) > 1:
-            raise OptPipeError(f"{to}: cannot be written: No space left on device")
-        return save(self, to)
-
-    monkeypatch.setattr(Schedule, "save", full)
+def test_a_disk_that_fills_ends_no_search_over_shapes(tmp_path: Path, saves: list[Any]) -> None:
+    path = tmp_path / "best.json"
     found = solve_any(uniform(4, 16), 8, 200, time_limit=2, save=path)
     assert len(saves) > 1
     assert "No space left" in found.info["failures"]["save"]

@@ -18,8 +18,6 @@ from .show import Out
 if TYPE_CHECKING:
     from ..solve.robust import RobustResult
 
-SAMPLES = 400
-
 
 def run(
     arguments: argparse.Namespace,
@@ -43,6 +41,7 @@ def run(
             raise OptPipeError(f"--{option.replace('_', '-')}: not with --noise")
     if arguments.chunks == "any":
         raise OptPipeError("--chunks any: not with --noise; give a number")
+    samples = {} if arguments.samples is None else {"samples": arguments.samples}
     noise = Noise(**{"op": 0.0, **arguments.noise})
     with watching(out, "solving without noise first", arguments.time_limit) as watch:
         try:
@@ -50,9 +49,8 @@ def run(
                 profile,
                 arguments.microbatches,
                 noise=noise,
-                samples=arguments.samples or SAMPLES,
                 quantile=arguments.quantile,
-                **{**options, "watch": watch},
+                **{**options, **samples, "watch": watch},
             )
         except (OutOfMemory, NoSolution) as error:
             out.result(nothing(arguments, error))

@@ -207,8 +207,8 @@ def write_names(
                 "",
                 (x, y),
                 (near, middle),
-                xycoords=("axes points", "axes points"),
-                textcoords=("axes points", "axes points"),
+                xycoords="axes points",
+                textcoords="axes points",
                 arrowprops={
                     "arrowstyle": "-",
                     "lw": 0.6,

@@ -18,7 +18,7 @@ from .first import ADAOFFLOAD, run_adaoffload, run_published
 from .jobs import exact_job, search_job
 from .portfolio import Job, Race, nobody, run_race
 from .problem import make_problem
-from .result import SolveResult, make_result
+from .result import SolveResult
 from .tidy import tidy
 
 ENGINES = ("auto", "adaoffload", "search", "cpsat", "milp")
@@ -83,7 +83,6 @@ def solve(
     if isinstance(warm_start, str) and warm_start != "none":
         raise OptPipeError(f"warm start: expected a schedule or 'none', got {warm_start!r}")
     problem = make_problem(profile, microbatches, memory_limit, objective)
-
     if engine == "milp":
         from .milp import require_milp
 
@@ -213,20 +212,4 @@ def _result(race: Race, engine: str) -> SolveResult:
             raise Infeasible(f"no schedule fits the limit (proven){reasons}")
         raise NoSolution(f"no schedule found in {race.seconds:.1f} s{reasons}")
     race.failures.pop(ADAOFFLOAD, None)  # others have found one
-    return make_result(
-        race.problem,
-        race.engine if engine == "auto" else engine,
-        race.best,
-        race.bound_ns,
-        race.bound_name,
-        race.seconds,
-        variables=race.variables,
-        constraints=race.constraints,
-        incumbents=tuple(race.incumbents),
-        bounds=tuple(race.bounds),
-        info={
-            "found_by": race.engine,
-            "failures": race.failures,
-            "interrupted": race.interrupted,
-        },
-    )
+    return race.result(engine)

@@ -11,7 +11,7 @@ from typing import Any
 from ortools.sat.python import cp_model
 
 from ..analyse.windows import Pipeline, Windows
-from ..errors import Deadlock, OptPipeError, OutOfMemory
+from ..errors import OptPipeError
 from ..schedule import Schedule
 from ..trace import Trace
 from . import cpsat_memory, cpsat_model
@@ -103,13 +103,8 @@ class Search:
 
     def offer(self, schedule: Schedule) -> None:
         """Take a schedule where it is better than the best; one that does not run is left aside."""
-        try:
-            trace = self.problem.replay(schedule)
-        except (Deadlock, OutOfMemory):
-            return
-        offload = self.problem.profile.offload
-        pinned = offload.host_limit_bytes if offload is not None else None
-        if pinned is not None and trace.host_peak_bytes > pinned:
+        trace = self.problem.keeps(schedule)
+        if trace is None:
             return
         with self.lock:  # the solver's callbacks come in a thread of their own
             if self.best is not None and trace.cost_ns >= self.best.cost_ns:

@@ -47,7 +47,7 @@ from .milp_solvers import (
     other,
     require_solver,
 )
-from .milp_times import earliest, keeps, plan, scheduled, set_values
+from .milp_times import earliest, plan, scheduled, set_values
 from .milp_windows import serial_ns
 from .problem import Problem
 from .result import SolveResult, make_result
@@ -239,7 +239,7 @@ class _Run:
                     )
                 )
         for schedule in starts:
-            trace = keeps(problem, schedule)
+            trace = problem.keeps(schedule)
             if trace is not None:
                 self.offer(schedule, trace)
 

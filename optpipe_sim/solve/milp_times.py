@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import Deadlock
 from ..ops import BW, COMPUTE, B, F, O, Op, R, W
 from ..schedule import Schedule
 from ..trace import Trace
@@ -156,24 +155,13 @@ def scheduled(problem: Problem, starts: dict[Op, int]) -> tuple[Schedule, Trace]
     """The schedule of a timing and its replay, with B and W fused where that is better; None where
     the replay cannot go on or breaks the host limit, as it may start copies earlier."""
     schedule = schedule_from_times(problem, starts)
-    found = [(one, keeps(problem, one)) for one in (schedule, _fused(problem, schedule)) if one]
+    found = [(one, problem.keeps(one)) for one in (schedule, _fused(problem, schedule)) if one]
     good = [(trace.cost_ns, at) for at, (_, trace) in enumerate(found) if trace is not None]
     if not good:
         return None
     schedule, trace = found[min(good)[1]]
     assert trace is not None
     return schedule, trace
-
-
-def keeps(problem: Problem, schedule: Schedule) -> Trace | None:
-    """The replay of a schedule under the limits, the host's included; None where it breaks one."""
-    try:
-        trace = problem.replay(schedule)
-    except Deadlock:
-        return None
-    offload = problem.profile.offload
-    most = offload.host_limit_bytes if offload else None
-    return trace if most is None or trace.host_peak_bytes <= most else None
 
 
 def _fused(problem: Problem, schedule: Schedule) -> Schedule | None:

@@ -19,13 +19,11 @@ from ..errors import OptPipeError
 from ..schedule import Schedule
 from .identity import identity
 from .problem import Problem
-from .result import within
+from .result import SolveResult, make_result, within
 
 Job = Callable[..., None]
 Report = Callable[[str, Any], None]
 Others = Callable[[], Schedule | None]  # the best that other engines have found since the last call
-
-
 PATIENCE_S = 1.0  # for a process that has ended to be gone
 
 
@@ -153,6 +151,26 @@ class Race:
             self.bounds.append((self.seconds, bound_ns))
             self.look()
 
+    def result(self, engine: str) -> SolveResult:
+        """What has been reached; there has to be a best. `engine`: which was asked for."""
+        return make_result(
+            self.problem,
+            self.engine if engine == "auto" else engine,
+            self.best,
+            self.bound_ns,
+            self.bound_name,
+            self.seconds,
+            variables=self.variables,
+            constraints=self.constraints,
+            incumbents=tuple(self.incumbents),
+            bounds=tuple(self.bounds),
+            info={
+                "found_by": self.engine,
+                "failures": self.failures,
+                "interrupted": self.interrupted,
+            },
+        )
+
     def look(self) -> None:
         """Let whoever watches look."""
         if self.watch is not None:
@@ -172,6 +190,7 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
     context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     running: list[Any] = []
     news: list[Connection] = []
+    tellers: list[Connection] = []
     words: list[_Word] = []  # to each process, of what others found
     ended: set[int] = set()
     try:
@@ -189,7 +208,8 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
                     pipe.close()
                 running.append(process)
                 news.append(ours)
-                words.append(_Word(tells))
+                tellers.append(tells)
+        words += map(_Word, tellers)  # their threads begin once nothing is forked any more
         for number, what, value in _listen(news, race, until, ended):
             known = race.best
             race.hear(jobs[number][0], what, value)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..errors import OptPipeError, OutOfMemory
+from ..errors import Deadlock, OptPipeError, OutOfMemory
 from ..ops import COMPUTE, Op, R
 from ..profile import CostProfile
 from ..schedule import Schedule, Shape
@@ -75,6 +75,13 @@ class Problem:
                 f" one node, but only {format_size(self.host_limit)} are allowed"
             )
         return trace
+
+    def keeps(self, schedule: Schedule) -> Trace | None:
+        """The replay of a schedule under the limits, the host's included; None where it breaks one."""
+        try:
+            return self.replay(schedule)
+        except (Deadlock, OutOfMemory):
+            return None
 
 
 def make_problem(

@@ -17,7 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import OptPipeError
 from ..ops import BW, TRANSFERS, OpKind
 from ..schedule import Schedule
 from . import search_core as core
@@ -166,13 +165,7 @@ class Workspace:
 
 def _fits_host(problem: Problem, schedule: Schedule) -> bool:
     """Whether what it offloads fits into the memory of the hosts."""
-    if problem.host_limit is None:
-        return True
-    try:
-        problem.replay(schedule)
-    except OptPipeError:
-        return False
-    return True
+    return problem.host_limit is None or problem.keeps(schedule) is not None
 
 
 def _parked(problem: Problem, work: Workspace, random: Random) -> Programs | None:
@@ -281,10 +274,8 @@ def search(
             if evaluations is not None:
                 todo = min(todo, evaluations - done)
             begin, end = (hot * (cold / hot) ** (part / steps) for part in (at, at + todo))
-            before, kept = (
-                best,
-                best_programs.copy() if problem.host_limit is not None else best_programs,
-            )
+            before = best
+            kept = best_programs.copy() if problem.host_limit is not None else best_programs
             best, used = core.anneal(
                 start.prog, start.length, work.costs, work.links, work.times, best_programs.prog, best_programs.length, best, todo, begin, end, work.span_counts,
                 weight, problem.may_offload, alike, goal_ns, passing,

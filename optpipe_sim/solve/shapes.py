@@ -17,7 +17,7 @@ from .compiling import compile_engines
 from .first import run_adaoffload, run_published
 from .portfolio import Race, nobody
 from .problem import Problem, make_problem
-from .result import SolveResult, make_result, within
+from .result import SolveResult, within
 
 QUICK_SHARE = 0.5  # of the time, at most, for AdaOffload and the published schedules of all shapes
 
@@ -60,10 +60,9 @@ class _Common:
     """What the shapes have reached together.
 
     Attributes:
-        race: stands for all of them: the best schedule, the least of their bounds.
+        race: stands for all of them: the best schedule and its problem, the least of their bounds.
         costs, bounds, starts: per shape what is known of it.
         reasons: why a shape has no schedule, in one line.
-        found: the result whose schedule is the best, where a `solve` has handed in one.
     """
 
     def __init__(self, problems: Sequence[Problem], race: Race) -> None:
@@ -71,8 +70,6 @@ class _Common:
         self.costs = [float("inf")] * len(problems)
         self.starts: list[Schedule | None] = [None] * len(problems)
         self.reasons: list[str] = []
-        self.shape = 0
-        self.found: SolveResult | None = None
         self.bounds = [
             lower_bound(each.profile, each.microbatches, each.objective, each.limits)
             for each in problems
@@ -99,7 +96,8 @@ class _Common:
         if cost_ns < self.costs[at]:
             self.costs[at], self.starts[at] = cost_ns, schedule
         if cost_ns < self.race.cost_ns:
-            self.shape, self.found = at, None
+            self.race.problem = self.problems[at]
+            self.race.variables = self.race.constraints = 0  # until its `solve` hands them in
             self.race.take(schedule, cost_ns, engine)
 
     def prove(self, at: int, bound_ns: int, name: str) -> None:
@@ -126,8 +124,9 @@ class _Common:
         self.prove(at, found.lower_bound_ns, found.bound_name)
         self.race.failures |= found.info["failures"]
         self.race.interrupted |= found.info["interrupted"]
-        if self.shape == at and found.objective_ns <= self.race.cost_ns:
-            self.found, self.race.best = found, found.schedule
+        if self.race.problem is self.problems[at] and found.objective_ns <= self.race.cost_ns:
+            self.race.best = found.schedule
+            self.race.variables, self.race.constraints = found.variables, found.constraints
 
     def without(self, at: int, error: OptPipeError) -> None:
         """Note that a shape has no result, and why."""
@@ -149,25 +148,8 @@ class _Common:
             kind = Infeasible if min(bound.ns for bound in self.bounds) >= NEVER else NoSolution
             raise kind("; ".join(self.reasons))
         whole.keep()
-        sizes = {} if self.found is None else {
-            "variables": self.found.variables, "constraints": self.found.constraints
-        }  # fmt: skip
-        return make_result(
-            self.problems[self.shape],
-            whole.engine if engine == "auto" else engine,
-            whole.best,
-            whole.bound_ns,
-            f"{whole.bound_name}, least over {len(self.problems)} shapes",
-            whole.seconds,
-            incumbents=tuple(whole.incumbents),
-            bounds=tuple(whole.bounds),
-            info={
-                "found_by": whole.engine,
-                "failures": whole.failures,
-                "interrupted": whole.interrupted,
-            },
-            **sizes,
-        )
+        whole.bound_name += f", least over {len(self.problems)} shapes"
+        return whole.result(engine)
 
 
 def solve_any(
