@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from .errors import InvalidSchedule, OptPipeError
+from .errors import InvalidSchedule
 from .profile import CostProfile
 from .schedule import Schedule
 from .schedules import REGISTRY, Entry
 from .schedules import build as build_pattern
 from .schedules import parse_name as parse_entry
 from .units import parse_size
-
-if TYPE_CHECKING:
-    from .solve import SolveResult
 
 
 def _seconds(text: str) -> float:
@@ -99,19 +96,9 @@ def optpipe(
     Raises:
         OutOfMemory, NoSolution, OptPipeError: as `solve`.
     """
-    from .solve import solve  # compiled code comes with it
-    from .solve.shapes import solve_any
+    from .solve.shapes import door_for  # compiled code comes with it
 
-    door: Callable[..., SolveResult] = solve
-    if chunks == "any":
-        if placement is not None:
-            raise OptPipeError(
-                f"placement: any chunks have placements of their own, not {placement}"
-            )
-        door = solve_any
-    elif isinstance(chunks, int) or placement is not None:
-        count = chunks if isinstance(chunks, int) else profile.chunks
-        profile = profile.rechunk(count, placement or "loop")
+    door, profile = door_for(profile, chunks, placement)
     found = door(
         profile,
         microbatches,

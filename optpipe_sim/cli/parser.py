@@ -5,12 +5,21 @@ from __future__ import annotations
 import argparse
 import difflib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NoReturn
 
 from .. import __version__
 from . import advise, confirm, estimate, figures, profile, sweep, train
-from .kinds import chunks, count, names, noise, seconds, share, size, sizes, whole
+from .kinds import names, seconds
+from .options import (
+    add_limit,
+    add_microbatches,
+    add_objective,
+    add_pictures,
+    add_profile,
+    add_schedule,
+)
+from .search_options import add_cache, add_frontier, add_solve
 
 PROFILE = "experiments/profiles/zb-1.5b-p8-m24.yaml"
 OFFLOADING = "experiments/profiles/zb-14.6b-p16-m48-offload.yaml"
@@ -106,8 +115,10 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
 
     _simulate(command("simulate", "replay one schedule and print its times and memory"))
     _compare(command("compare", "replay many schedules and set them side by side"))
-    _solve(command("solve", "search for the best schedule, and prove how good it is"))
-    _frontier(command("frontier", "the best schedule and its bound over a range of memory limits"))
+    add_solve(command("solve", "search for the best schedule, and prove how good it is"))
+    add_frontier(
+        command("frontier", "the best schedule and its bound over a range of memory limits")
+    )
     _check(command("check", "check a schedule, independently of the simulator"))
     _explain(command("explain", "say why devices wait, or why one op does"))
     estimate.add_options(command("estimate", estimate.SUMMARY))
@@ -118,37 +129,37 @@ def _parsers() -> tuple[Parser, dict[str, Parser]]:
     sweep.add_options(command("sweep", sweep.SUMMARY))
     figures.add_options(command("figures", figures.SUMMARY))
     _export(command("export", "write a schedule for torch, or its trace for Perfetto"))
-    _cache(command("cache", "say which solved schedules are kept on disk, or forget them"))
+    add_cache(command("cache", "say which solved schedules are kept on disk, or forget them"))
     command("versions", "print the versions of optpipe-sim and of what it runs on")
     return parser, commands
 
 
 def _simulate(parser: Parser) -> None:
-    _profile(parser)
+    add_profile(parser)
     parser.add_argument(
         "--schedule",
         required=True,
         metavar="NAME_OR_FILE",
         help="a schedule by name, options after a colon (gis:group=6), or a schedule file (.json)",
     )
-    _microbatches(parser, "needed with a name; a file says it itself")
-    _limit(parser)
-    _objective(parser)
-    _pictures(parser, "the")
+    add_microbatches(parser, "needed with a name; a file says it itself")
+    add_limit(parser)
+    add_objective(parser)
+    add_pictures(parser, "the")
     parser.add_argument("--save", metavar="S.json", help="write the schedule")
 
 
 def _compare(parser: Parser) -> None:
-    _profile(parser)
-    _microbatches(parser, required=True)
-    _limit(parser)
+    add_profile(parser)
+    add_microbatches(parser, required=True)
+    add_limit(parser)
     parser.add_argument(
         "--schedules",
         metavar="A,B,C",
         type=names,
         help="names (with options: gis:group=6) or files, comma between them; default: every one",
     )
-    _objective(parser)
+    add_objective(parser)
     parser.add_argument(
         "--time-limit",
         metavar="SECONDS",
@@ -156,167 +167,23 @@ def _compare(parser: Parser) -> None:
         default=10.0,
         help="for each schedule that is searched for (optpipe); the others need none (default: 10)",
     )
-    _pictures(parser, "the best")
+    add_pictures(parser, "the best")
     parser.add_argument(
         "--chart", metavar="F.png", help="draw time and peak memory of every schedule"
     )
     parser.add_argument("--save", metavar="S.json", help="write the best schedule")
 
 
-def _solve(parser: Parser) -> None:
-    _profile(parser)
-    _microbatches(parser, required=True)
-    _limit(parser)
-    _search(parser, 60.0, "in all")
-    parser.add_argument(
-        "--solver",
-        metavar="NAME",
-        default="highs",
-        help="for --engine milp: highs (default), gurobi, or another MILP solver that Pyomo knows",
-    )
-    parser.add_argument(
-        "--write-model",
-        metavar="F.mps",
-        help="write OptPipe's MILP of this problem, whatever the engine (.lp or .mps)",
-    )
-    parser.add_argument(
-        "--force", action="store_true", help="state that MILP even where it is very large"
-    )
-    parser.add_argument(
-        "--evaluations",
-        metavar="N",
-        type=count,
-        help="for --engine search: stop after so many schedules and not by the clock, so that a seed"
-        " always gives the same",
-    )
-    parser.add_argument(
-        "--warm-start",
-        metavar="FILE|none",
-        help="a schedule file to start from; none: engines start from nothing (default: the best"
-        " of AdaOffload, the published schedules and the cache)",
-    )
-    parser.add_argument(
-        "--noise",
-        metavar="SHARES",
-        type=noise,
-        help="durations scatter by so much: 10%%, or each of op, copy, device, comm, straggler as in"
-        " op=5%%,copy=20%%; finds the schedule with the least mean time over samples",
-    )
-    parser.add_argument(
-        "--quantile",
-        metavar="Q",
-        type=share,
-        help="with --noise: the least quantile instead, as 90%%",
-    )
-    parser.add_argument(
-        "--samples", metavar="N", type=count, help="with --noise: of durations (default: 400)"
-    )
-    _shape(
-        parser,
-        chunks,
-        "chunks per device; any: several numbers of chunks and placements, never worse than"
-        " the best published schedule; default: the profile's own",
-    )
-    _pictures(parser, "the")
-    parser.add_argument(
-        "--save", metavar="S.json", help="a file that always holds the best schedule so far"
-    )
-    parser.add_argument(
-        "--log", metavar="F.csv", help="write objective and bound over time, at each improvement"
-    )
-
-
-def _shape(parser: Parser, kind: Callable[[str], object], help: str) -> None:
-    """The options for other chunks and placements than the profile's."""
-    metavar = "V|any" if kind is chunks else "V"
-    parser.add_argument("--chunks", metavar=metavar, type=kind, help=help)
-    parser.add_argument(
-        "--placement",
-        choices=("loop", "vee"),
-        help="where chunks lie: loop (stage s on device s mod p) or vee (two chunks, there and back);"
-        " default: the profile's own, loop where --chunks is given",
-    )
-
-
-def _frontier(parser: Parser) -> None:
-    _profile(parser)
-    _microbatches(parser, required=True)
-    parser.add_argument(
-        "--limits",
-        metavar="FROM:TO:STEP",
-        required=True,
-        type=sizes,
-        help="memory limits per device, as 10GiB:80GiB:10GiB or 10GiB,20GiB,40GiB",
-    )
-    _search(parser, 10.0, "for each limit")
-    parser.add_argument(
-        "--schedules",
-        metavar="A,B,C",
-        type=names,
-        help="published schedules to compare with; default: all of them",
-    )
-    _shape(parser, count, "chunks per device; default: the profile's own")
-    parser.add_argument("--chart", "--gantt", metavar="F.png", help="draw the curve and its bound")
-    parser.add_argument("--csv", metavar="F.csv", help="write the points; whole after each of them")
-
-
-def _search(parser: Parser, usual: float, what: str) -> None:
-    """The options of whatever searches."""
-    parser.add_argument(
-        "--engine",
-        choices=("auto", "milp", "cpsat", "search", "adaoffload"),
-        default="auto",
-        help="auto (all that help, at once; default), OptPipe's MILP, CP-SAT, search over programs,"
-        " or the AdaOffload greedy alone",
-    )
-    _objective(parser)
-    parser.add_argument(
-        "--time-limit",
-        metavar="SECONDS",
-        type=seconds,
-        default=usual,
-        help=f"{what}; it ends sooner where the best is proven (default: {usual:g})",
-    )
-    parser.add_argument(
-        "--gap",
-        metavar="SHARE",
-        type=share,
-        default=0.0,
-        help="end where the best is proven to be this close to the best possible, as 1%% (default: 0)",
-    )
-    parser.add_argument(
-        "--seed", metavar="N", type=whole, default=0, help="of random choices (default: 0)"
-    )
-    parser.add_argument(
-        "--workers",
-        metavar="N",
-        type=count,
-        help="processes at work (default: the cores there are); auto has one more for bounds, for a"
-        " quarter of the time, and at least one each to search and, if small enough, for CP-SAT",
-    )
-    parser.add_argument(
-        "--no-cache",
-        action="store_true",
-        help="neither start from solved schedules kept on disk nor keep what is found",
-    )
-
-
-def _cache(parser: Parser) -> None:
-    group = parser.add_mutually_exclusive_group()
-    group.add_argument("--info", action="store_true", help="how many and how large (default)")
-    group.add_argument("--clear", action="store_true", help="forget all of them")
-
-
 def _check(parser: Parser) -> None:
-    _schedule(parser)
-    _profile(parser)
-    _microbatches(parser, "needed with a name; a file says it itself")
-    _limit(parser)
+    add_schedule(parser)
+    add_profile(parser)
+    add_microbatches(parser, "needed with a name; a file says it itself")
+    add_limit(parser)
 
 
 def _explain(parser: Parser) -> None:
-    _schedule(parser)
-    _profile(parser)
+    add_schedule(parser)
+    add_profile(parser)
     parser.add_argument("--op", metavar="F3.7", help="why this op starts when it does")
     parser.add_argument(
         "--solution",
@@ -331,13 +198,13 @@ def _explain(parser: Parser) -> None:
         choices=("flush", "span"),
         help="what counts as the time (default: what the schedule was solved for, or flush)",
     )
-    _microbatches(parser, "needed with a name; a file says it itself")
-    _limit(parser)
+    add_microbatches(parser, "needed with a name; a file says it itself")
+    add_limit(parser)
 
 
 def _export(parser: Parser) -> None:
-    _schedule(parser)
-    _profile(parser, nargs="?", help="profile (YAML or JSON); needed for perfetto and for names")
+    add_schedule(parser)
+    add_profile(parser, nargs="?", help="profile (YAML or JSON); needed for perfetto and for names")
     parser.add_argument(
         "--format",
         required=True,
@@ -348,60 +215,5 @@ def _export(parser: Parser) -> None:
     parser.add_argument(
         "-o", "--out", metavar="FILE", help="default: the schedule's name with .csv or .trace.json"
     )
-    _microbatches(parser, "needed with a name; a file says it itself")
-    _limit(parser)
-
-
-def _schedule(parser: Parser) -> None:
-    parser.add_argument(
-        "schedule", metavar="SCHEDULE", help="a schedule file (.json), or a name, with -m"
-    )
-
-
-def _profile(
-    parser: Parser, nargs: str | None = None, help: str = "profile of costs (YAML or JSON)"
-) -> None:
-    parser.add_argument("profile", metavar="PROFILE", nargs=nargs, help=help)
-
-
-def _microbatches(parser: Parser, note: str = "", required: bool = False) -> None:
-    parser.add_argument(
-        "-m",
-        "--microbatches",
-        metavar="M",
-        type=count,
-        required=required,
-        help="microbatches per iteration" + (f"; {note}" if note else ""),
-    )
-
-
-def _limit(parser: Parser) -> None:
-    parser.add_argument(
-        "--memory-limit",
-        metavar="SIZE",
-        type=size,
-        help="per device: 40GiB, 512MiB, 200B or plain bytes; default: the profile's own",
-    )
-
-
-def _objective(parser: Parser) -> None:
-    parser.add_argument(
-        "--objective",
-        choices=("flush", "span"),
-        default="flush",
-        help="what counts as the time: flush (until all is done; default) or span (the longest"
-        " device, for iterations chained without a flush)",
-    )
-
-
-def _pictures(parser: Parser, which: str) -> None:
-    parser.add_argument(
-        "--gantt",
-        metavar="F.png",
-        help=f"draw {which} schedule with its memory (.png, .svg or .pdf)",
-    )
-    parser.add_argument(
-        "--trace",
-        metavar="F.json",
-        help=f"write the trace of {which} schedule for https://ui.perfetto.dev",
-    )
+    add_microbatches(parser, "needed with a name; a file says it itself")
+    add_limit(parser)

@@ -238,3 +238,27 @@ def solve_any(
         if whole.best is None:
             raise
     return common.result(engine)
+
+
+def door_for(
+    profile: CostProfile, chunks: int | str, placement: str | None
+) -> tuple[Callable[..., SolveResult], CostProfile]:
+    """Who solves for chunks as they are asked for, and with which profile.
+
+    Args:
+        chunks: ``own`` (as the profile has them), a number, or ``any`` (`solve_any`).
+        placement: ``loop`` or ``vee``; None: the profile's own, ``loop`` where chunks are given.
+
+    Raises:
+        OptPipeError: for any chunks with a placement, which would not count.
+    """
+    if chunks == "any":
+        if placement is not None:
+            raise OptPipeError(
+                f"placement: any chunks have placements of their own, not {placement}"
+            )
+        return solve_any, profile
+    if isinstance(chunks, int) or placement is not None:
+        count = chunks if isinstance(chunks, int) else profile.chunks
+        profile = profile.rechunk(count, placement or "loop")
+    return solve, profile

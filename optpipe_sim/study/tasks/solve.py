@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Literal
 
-from ...errors import NoSolution, OptPipeError, OutOfMemory
-from ...solve import SolveResult, solve
-from ...solve.shapes import solve_any
+from ...errors import NoSolution, OutOfMemory
+from ...solve.shapes import door_for
 from . import CostProfile, Count, Limit, Row, Seconds
 from .simulate import measures, refused
 
@@ -34,16 +32,7 @@ def run(
     engine from nothing, ``best`` from the best of AdaOffload and the published schedules; no cache
     is used. Without a schedule ``fits`` is False, with the reason.
     """
-    door: Callable[..., SolveResult] = solve
-    if chunks == "any":
-        if placement != "own":
-            raise OptPipeError(
-                f"placement: any chunks have placements of their own, not {placement}"
-            )
-        door = solve_any
-    elif isinstance(chunks, int) or placement != "own":
-        count = chunks if isinstance(chunks, int) else profile.chunks
-        profile = profile.rechunk(count, "loop" if placement == "own" else placement)
+    door, profile = door_for(profile, chunks, None if placement == "own" else placement)
     try:
         found = door(
             profile,

@@ -1,0 +1,62 @@
+"""Options that several commands have; light, as `parser` is."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+
+from .kinds import count, size
+
+
+def add_schedule(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "schedule", metavar="SCHEDULE", help="a schedule file (.json), or a name, with -m"
+    )
+
+
+def add_profile(
+    parser: ArgumentParser, nargs: str | None = None, help: str = "profile of costs (YAML or JSON)"
+) -> None:
+    parser.add_argument("profile", metavar="PROFILE", nargs=nargs, help=help)
+
+
+def add_microbatches(parser: ArgumentParser, note: str = "", required: bool = False) -> None:
+    parser.add_argument(
+        "-m",
+        "--microbatches",
+        metavar="M",
+        type=count,
+        required=required,
+        help="microbatches per iteration" + (f"; {note}" if note else ""),
+    )
+
+
+def add_limit(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        type=size,
+        help="per device: 40GiB, 512MiB, 200B or plain bytes; default: the profile's own",
+    )
+
+
+def add_objective(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--objective",
+        choices=("flush", "span"),
+        default="flush",
+        help="what counts as the time: flush (until all is done; default) or span (the longest"
+        " device, for iterations chained without a flush)",
+    )
+
+
+def add_pictures(parser: ArgumentParser, which: str) -> None:
+    parser.add_argument(
+        "--gantt",
+        metavar="F.png",
+        help=f"draw {which} schedule with its memory (.png, .svg or .pdf)",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="F.json",
+        help=f"write the trace of {which} schedule for https://ui.perfetto.dev",
+    )
