@@ -17,7 +17,7 @@ DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
 DEMO_LIMIT := 24GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench confirm-cpu train-switch tables figures results-fast notebooks readme-picture clean
+.PHONY: help docs demo test lint format bench confirm-cpu confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture clean
 
 help:
 	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
@@ -25,11 +25,15 @@ help:
 	@echo "make lint            ruff and mypy     (make format: let ruff repair the layout)"
 	@echo "make bench           how fast the simulator is, on this machine"
 	@echo "make confirm-cpu     a small model profiled and run on this CPU, beside its prediction (3 minutes)"
+	@echo "make confirm-gpu     the same on a GPU, in under 9 minutes: needs no .venv but torch, numpy, scipy, yaml"
+	@echo "make confirm-gpu-long  models of 7 and 14 billion parameters at several lengths (10 minutes)"
 	@echo "make train-switch    a training run that changes its schedule, beside the unpipelined one (8 minutes)"
 	@echo "make tables          the published bubble rates against ours, into results/"
+	@echo "make claims          every number of README.md and results/README.md, as the tables give it"
 	@echo "make figures         draw every figure of results/ again, from the tables there"
 	@echo "make results-fast    run the experiments again that take ten minutes in all, and draw them"
 	@echo "make notebooks       run the notebooks again and keep their outputs"
+	@echo "make docs            the documentation as a site that works offline, into out/site"
 	@echo "make readme-picture  the picture of the README"
 	@echo "make clean           remove .venv and out/"
 
@@ -76,19 +80,37 @@ train-switch: $(DEV)
 confirm-cpu: $(DEV)
 	$(BIN)/python benchmarks/confirm_cpu.py --write results/confirm_cpu
 
+# with the Python that has torch for this GPU, whatever else it lacks
+confirm-gpu:
+	$(PYTHON) benchmarks/confirm_gpu.py --write results/confirm_gpu
+
+confirm-gpu-long:
+	$(PYTHON) benchmarks/confirm_gpu.py --long --write results/confirm_gpu_long
+
 tables: $(RUN)
-	$(BIN)/optpipe-sim sweep experiments/zb_tables.yaml --fresh
+	$(BIN)/optpipe-sim sweep experiments/zb_tables --fresh
 	$(BIN)/optpipe-sim figures zb_tables
+
+claims: $(RUN)
+	$(BIN)/python -m optpipe_sim.study.claims
 
 figures: $(RUN)
 	$(BIN)/optpipe-sim figures
 
 results-fast: $(RUN)
-	$(BIN)/optpipe-sim sweep experiments/*.yaml --under 10 --fresh
+	$(BIN)/optpipe-sim sweep experiments/*/experiment.yaml --under 10 --fresh
 	$(BIN)/optpipe-sim figures
 
 notebooks: $(DEV)
 	$(BIN)/python notebooks/execute.py
+
+docs: $(VENV)/.ready-to-document
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "out/site/index.html"
+
+$(VENV)/.ready-to-document: pyproject.toml constraints.txt | $(BIN)/python
+	@$(PIP) -e '.[docs]'
+	@touch $@
 
 readme-picture: $(RUN)
 	$(BIN)/optpipe-sim simulate $(DEMO_PROFILE) --schedule adaoffload:chunks=2 -m 24 \

@@ -26,11 +26,11 @@ from optpipe_sim import CostProfile, Schedule, build, load_profile, simulate
 from optpipe_sim.files import write_mapping, write_text
 from optpipe_sim.profile_io import profile_to_json
 from optpipe_sim.schedules import REGISTRY
-from optpipe_sim.schedules.adaoffload import adaoffload
+from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.sim.noise import Noise, replay_noisy
-from optpipe_sim.solve.problem import make_problem
-from optpipe_sim.solve.search import Workspace, pack, search
+from optpipe_sim.solvers.anneal.engine import Workspace, pack, search
+from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.run import sweep
 
@@ -85,13 +85,16 @@ def per_op() -> None:
         ),
         "noisy replay, per op and sample": (noisy / ops / samples, 100e-9),
         "replay with offload under a limit": (
-            best(lambda: simulate(fresh(offloading), costs, memory, engine="replay"))
-            / len(offloading),
+            best(lambda: simulate(fresh(offloading), costs, memory)) / len(offloading),
             None,
         ),
-        "SimPy engine, 1F1B": (best(lambda: simulate(fresh(schedule), costs)) / ops, None),
+        "SimPy engine, 1F1B": (
+            best(lambda: simulate(fresh(schedule), costs, engine="simpy")) / ops,
+            None,
+        ),
         "SimPy engine, offload under a limit": (
-            best(lambda: simulate(fresh(offloading), costs, memory)) / len(offloading),
+            best(lambda: simulate(fresh(offloading), costs, memory, engine="simpy"))
+            / len(offloading),
             15e-6,
         ),
     }

@@ -22,18 +22,19 @@ import torch
 from rich.console import Console
 
 from optpipe_sim import CostProfile, build, simulate
-from optpipe_sim.cli.confirm_show import show_confirmation
-from optpipe_sim.cli.show import Out
+from optpipe_sim.cli.outputs.confirm import show_confirmation
+from optpipe_sim.cli.outputs.show import Out
 from optpipe_sim.costs.models import Model
 from optpipe_sim.files import write_text
 from optpipe_sim.plot.confirm import save_confirm
 from optpipe_sim.profile_io import save_profile
-from optpipe_sim.runtime.case import Case
-from optpipe_sim.runtime.confirm import MODES, confirm
-from optpipe_sim.runtime.launch import Ranks
-from optpipe_sim.runtime.plan import Plan
-from optpipe_sim.runtime.profiler import measure
-from optpipe_sim.runtime.verdict import Confirmation
+from optpipe_sim.runtime.confirm.case import Case
+from optpipe_sim.runtime.confirm.confirm import MODES, confirm
+from optpipe_sim.runtime.confirm.verdict import Confirmation
+from optpipe_sim.runtime.execute.launch import Ranks
+from optpipe_sim.runtime.measure.profiler import measure
+from optpipe_sim.runtime.model.plan import Plan
+from optpipe_sim.sim.difference import beside_copies
 from optpipe_sim.units import format_size, format_time
 
 MODEL = Model("llama-6m", 8, 256, 8, 512, kv_heads=4, ffn=704)
@@ -89,11 +90,26 @@ def report(profile: CostProfile, found: dict[str, Confirmation]) -> str:
         "|---|--:|--:|--:|--:|---|---|",
         *(row(confirmation) for confirmation in found.values()),
         "",
-        "The spread is that of the iterations or sweeps, as a share of what was predicted.",
+        "The spread is that of the iterations or sweeps, as a share of what was predicted. Makespans of"
+        " `replay` and `loop` are composed of what every op took in the median.",
+        "",
+        *slowdown(found["loop"]),
     ]
     for mode, confirmation in found.items():
         lines += ["", f"## {mode}", "", "```", printed(profile, confirmation), "```"]
     return "\n".join(lines) + "\n"
+
+
+def slowdown(loop: Confirmation) -> list[str]:
+    """Whether copies slow the ops beside them, and what repeats of the same measurement differ by."""
+    ratios = beside_copies(loop.difference, loop.last)
+    said = {"alone": "with no copy on their device at that time", "beside": "beside a copy"}
+    parts = [f"{ratio:.3f} times the profile's time {said[how]}" for how, ratio in ratios.items()]
+    noise = (loop.noise_ns or 0) / loop.difference.predicted.makespan_ns
+    return [
+        f"In `loop`, compute ops took (median) {' and '.join(parts)}; the makespans composed of every other"
+        f" sweep and of the rest differ by {noise:.1%}.",
+    ]
 
 
 def row(found: Confirmation) -> str:

@@ -10,37 +10,53 @@ print(trace.bubble_rate, trace.peak_bytes)
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__ as __version__
+
 if TYPE_CHECKING:
-    from .analyse.check import check as check
+    from .checker.check import check as check
+    from .costs.advise.advise import advise as advise
+    from .costs.estimate import estimate as estimate
     from .names import build as build
     from .ops import Op as Op
     from .ops import OpKind as OpKind
+    from .plot.gantt import gantt as gantt
     from .profile import CostProfile as CostProfile
     from .profile_io import load_profile as load_profile
     from .profile_io import save_profile as save_profile
+    from .reasons.explain import explain as explain
     from .schedule import Schedule as Schedule
-    from .schedule import Shape as Shape
+    from .schedule.shape import Shape as Shape
     from .sim import simulate as simulate
-    from .solve import SolveResult as SolveResult
-    from .solve import solve as solve
+    from .solvers.frontier import frontier as frontier
+    from .solvers.result import SolveResult as SolveResult
+    from .solvers.solve import solve as solve
+    from .stage_cost import RecomputeLevel as RecomputeLevel
+    from .stage_cost import StageCost as StageCost
+    from .study.compare import compare as compare
     from .trace import Trace as Trace
-
-__version__ = "0.1.0"
 
 # Names are looked up on first use, so that importing the package costs next to nothing.
 _HOME = {
-    "check": ".analyse.check",
-    "Op": ".ops",
-    "OpKind": ".ops",
-    "CostProfile": ".profile",
+    "advise": ".costs.advise.advise",
+    "build": ".names",
+    "check": ".checker.check",
+    "compare": ".study.compare",
+    "estimate": ".costs.estimate",
+    "explain": ".reasons.explain",
+    "frontier": ".solvers.frontier",
+    "gantt": ".plot.gantt",
     "load_profile": ".profile_io",
     "save_profile": ".profile_io",
-    "Schedule": ".schedule",
-    "Shape": ".schedule",
-    "build": ".names",
     "simulate": ".sim",
-    "solve": ".solve",
-    "SolveResult": ".solve",
+    "solve": ".solvers.solve",
+    "CostProfile": ".profile",
+    "Op": ".ops",
+    "OpKind": ".ops",
+    "RecomputeLevel": ".stage_cost",
+    "Schedule": ".schedule",
+    "Shape": ".schedule.shape",
+    "SolveResult": ".solvers.result",
+    "StageCost": ".stage_cost",
     "Trace": ".trace",
 }
 __all__ = sorted(_HOME)
@@ -53,4 +69,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_HOME]
+    return [*__all__, "__version__"]

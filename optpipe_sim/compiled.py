@@ -5,39 +5,47 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-from numba import njit
 
 from .files import write_text
+
+njit: Any = None  # without numba, or with one that refuses this numpy: the same loops, much slower
+with suppress(ImportError):
+    njit = import_module("numba").njit
 
 _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
+def _compile(function: _Function, **options: bool) -> _Function:
+    return function if njit is None else njit(**options)(function)
+
+
 def compiled(function: Any) -> Any:
     """Compile a function that anybody calls, and that may allocate."""
-    return njit(cache=True)(function)
+    return _compile(function, cache=True)
 
 
 def entry(function: _Function) -> _Function:
     """Compile a function that Python calls."""
     # nothing in these loops allocates: without reference counts it runs twice as fast
-    return njit(cache=True, _nrt=False)(function)  # type: ignore[no-any-return]
+    return _compile(function, cache=True, _nrt=False)
 
 
 def step(function: _Function) -> _Function:
     """Compile a function that only compiled code calls."""
     # wrappers for Python would double the time to compile; calls pass whole runs, array by array
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
-    return njit(cache=True, _nrt=False, **options)(function)  # type: ignore[no-any-return]
+    return _compile(function, cache=True, _nrt=False, **options)
 
 
 def part(function: _Function) -> _Function:
     """Compile a function that only compiled code calls, too long to be copied into each caller."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return njit(cache=True, _nrt=False, **options)(function)  # type: ignore[no-any-return]
+    return _compile(function, cache=True, _nrt=False, **options)
 
 
 def forget_older() -> None:
@@ -47,7 +55,10 @@ def forget_older() -> None:
     """
     package = Path(__file__).parent
     sources = [
-        path for path in sorted(package.rglob("*.py")) if b"compiled import" in path.read_bytes()
+        path
+        for path in sorted(package.rglob("*.py"))
+        # `codes` has constants that are compiled in
+        if path.name == "codes.py" or b"compiled import" in path.read_bytes()
     ]
     states = [(path.relative_to(package), path.stat()) for path in [Path(__file__), *sources]]
     now = "".join(f"{path} {state.st_mtime_ns} {state.st_size}\n" for path, state in states)

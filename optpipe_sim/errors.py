@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+
 
 class OptPipeError(Exception):
     """Whatever optpipe_sim refuses or cannot do."""
@@ -33,3 +36,25 @@ class Infeasible(NoSolution):
 
 class RuntimeFault(OptPipeError):
     """A real run that went wrong; names the op and the device, or the rank and its last op."""
+
+
+LONGEST = 1000  # characters of a complaint that are printed
+
+
+def one_line(message: str) -> str:
+    """`message` on one line of sensible length; what is wrong stands in front, what would be right
+    at the end, so that what is too long is cut in the middle."""
+    line = " ".join(message.split())
+    if len(line) > LONGEST:
+        line = f"{line[: LONGEST - LONGEST // 4]} ... {line[-LONGEST // 4 :]}"
+    return line
+
+
+def hint_for(word: str, known: Iterable[str], most: int = 1) -> str:
+    """``did you mean 1f1b?`` where `word` is near to a known one, whatever its case; else all of them."""
+    names = list(known)
+    lowered = {name.lower(): name for name in reversed(names)}
+    close = difflib.get_close_matches(word.lower(), lowered, most)
+    if close:
+        return f"did you mean {' or '.join(lowered[name] for name in close)}?"
+    return f"known are {', '.join(names)}"

@@ -1,67 +1,66 @@
-"""Files, read with clear errors and written whole or not at all."""
+"""Files, read with clear errors and written whole or not at all; devices and pipes are written through."""
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 import os
-import re
+import stat
+import sys
 import tempfile
-from decimal import Decimal, InvalidOperation
+from collections.abc import Mapping
+from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from .errors import OptPipeError
+from .units import format_size
+from .yaml_text import Number, parse_yaml
+
+MOST_BYTES = 2**29  # of a file; more of a schedule or a trace takes longer to read than to make
+MOST_STREAM_BYTES = 2**26  # of a device or a pipe, which may have no end
+MOST_YAML_BYTES = 2**24
 
 
-class _Loader(yaml.SafeLoader):
-    """Safe YAML whose decimals are exact (`Decimal`) and whose keys occur once."""
+def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
+    """The contents of a file of at most `most` bytes (of a device or a pipe: 64 MiB).
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if not isinstance(key, str | int):
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is not a word", key_node.start_mark
-                )
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"key {key!r} is given twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep)
-
-
-def _decimal(loader: yaml.SafeLoader, node: yaml.ScalarNode) -> Decimal:
-    text = node.value.replace("_", "").lower()
+    Raises:
+        OptPipeError: one line that names the file and why it cannot be read.
+    """
     try:
-        return Decimal(
-            {".inf": "inf", "+.inf": "inf", "-.inf": "-inf", ".nan": "nan"}.get(text, text)
-        )
-    except InvalidOperation:  # 1:30.5, which YAML 1.1 takes for minutes and seconds
-        raise yaml.constructor.ConstructorError(
-            None, None, f"{node.value} is no decimal number", node.start_mark
-        ) from None
-
-
-_Loader.add_constructor("tag:yaml.org,2002:float", _decimal)
-# YAML 1.1 takes 1e3 for a text (it wants 1.0e+3); people, and JSON, mean the number.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
-
-
-def read_text(path: str | os.PathLike[str]) -> str:
-    """The text of a file; any failure is one line that names it."""
-    try:
-        return Path(path).read_text(encoding="utf-8")
+        with open(os.fspath(path), "rb") as stream:  # a number would be a descriptor
+            status = os.fstat(stream.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                most = min(most, MOST_STREAM_BYTES)
+            if status.st_size > most:
+                size = format_size(status.st_size)
+                raise OptPipeError(
+                    f"{path}: is too large: {size}, and at most {format_size(most)} are read"
+                )
+            data = bytearray()
+            while len(data) <= most and (part := stream.read(2**20)):
+                data += part
     except FileNotFoundError:
         raise OptPipeError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+    except (OSError, ValueError) as error:  # ValueError: a null character in the name
+        reason = error.strerror if isinstance(error, OSError) else error
         raise OptPipeError(f"{path}: cannot be read: {reason}") from None
+    if len(data) > most:
+        raise OptPipeError(f"{path}: does not end: at most {format_size(most)} are read")
+    return bytes(data)
+
+
+def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
+    """The text of a file, as `read_bytes`; any failure is one line that names it."""
+    try:
+        return read_bytes(path, most).decode()
+    except UnicodeDecodeError:
+        raise OptPipeError(f"{path}: cannot be read: not UTF-8 text") from None
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -75,13 +74,20 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file, decimals as `Decimal`."""
-    text = read_text(path)
+    """The mapping in a YAML or JSON file, decimals as `Decimal`.
+
+    Raises:
+        OptPipeError: one line that names the file, the place, and what is wrong there.
+    """
+    is_json = str(path).endswith(".json")
+    text = read_text(path, MOST_BYTES if is_json else MOST_YAML_BYTES)
     try:
-        if str(path).endswith(".json"):
-            data = json.loads(text, parse_float=Decimal, object_pairs_hook=_once)
+        if is_json:
+            data = json.loads(
+                text, parse_float=Number, parse_constant=Number, object_pairs_hook=_once
+            )
         else:
-            data = yaml.load(text, _Loader)  # a safe loader
+            data = parse_yaml(text)
     except json.JSONDecodeError as error:
         raise OptPipeError(
             f"{path}: not valid JSON: {error.msg} at line {error.lineno}, column {error.colno}"
@@ -90,35 +96,156 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or "cannot be parsed"
+        problem = getattr(error, "problem", None) or getattr(error, "reason", "cannot be parsed")
         raise OptPipeError(f"{path}: not valid YAML: {problem}{place}") from None
     except (ValueError, RecursionError) as error:
-        # a key given twice in JSON, a day that is none, a number of 5000 digits, endless nesting
-        raise OptPipeError(f"{path}: cannot be parsed: {str(error).splitlines()[0]}") from None
+        # a key given twice in JSON, a number of 5000 digits, endless nesting
+        raise OptPipeError(f"{path}: cannot be parsed: {_cause(error)}") from None
     if not isinstance(data, dict):
         raise OptPipeError(f"{path}: holds {type(data).__name__}, expected a mapping of keys")
     return data
 
 
+def _cause(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return "a number of too many digits" if "digits" in str(error) else str(error)
+
+
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
-    """Write a file whole or not at all (temporary file beside it, then renamed)."""
-    target = Path(path)
-    temporary = None
+    """Write `data` to `path`; symbolic links are followed.
+
+    A regular file is written whole or not at all: to a temporary file beside it, which then takes
+    its place and its permissions. Character devices, pipes and descriptors of this process
+    (``/dev/stdout``) are written through. A missing folder is made.
+
+    Raises:
+        OptPipeError: one line that names the file and why it cannot be written.
+        BrokenPipeError: the reader of a pipe has gone.
+    """
+    write_together({path: data})
+    return Path(path)
+
+
+def write_together(contents: Mapping[str | os.PathLike[str], bytes]) -> None:
+    """`write_bytes` for files that belong together: no regular file is replaced before all are written.
+
+    Raises:
+        OptPipeError, BrokenPipeError: as `write_bytes`.
+    """
+    waiting: list[tuple[str, str]] = []
+    path: str | os.PathLike[str] = ""
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(temporary, 0o666 & ~umask)
-        os.replace(temporary, target)
+        for path, data in contents.items():
+            descriptor = _open_stream(path)
+            if descriptor is None:
+                target = os.path.realpath(path)
+                waiting.append((_write_beside(target, data), target))
+            else:
+                with os.fdopen(descriptor, "wb", buffering=0) as stream:
+                    _write_all(stream, data)
+        while waiting:
+            os.replace(*waiting[0])
+            del waiting[0]
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise OptPipeError(f"{path}: cannot be written: {error.strerror}") from None
     finally:
-        if temporary and os.path.exists(temporary):
-            os.unlink(temporary)
-    return target
+        for temporary, _ in waiting:
+            with suppress(OSError):
+                os.unlink(temporary)
+
+
+def _write_beside(target: str, data: bytes) -> str:
+    """Write a temporary file in the folder of `target`, with the permissions that `target` is to have."""
+    folder, name = os.path.split(target)
+    os.makedirs(folder, exist_ok=True)
+    try:
+        mode = stat.S_IMODE(os.stat(target).st_mode)
+        if not os.access(target, os.W_OK):
+            raise PermissionError(errno.EACCES, "the file is read-only")
+    except FileNotFoundError:
+        umask = os.umask(0)
+        os.umask(umask)
+        mode = 0o666 & ~umask
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{name[:40]}.")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        os.chmod(temporary, mode)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return temporary
+
+
+def _write_all(stream: io.RawIOBase | io.FileIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[stream.write(left) :]
+
+
+def is_stream(path: str | os.PathLike[str]) -> bool:
+    """Whether `write_bytes` writes through: a device, a pipe or a descriptor, which nothing can rewrite."""
+    if _descriptor(path) is not None:
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except OSError:
+        return False
+    return stat.S_ISCHR(mode) or stat.S_ISFIFO(mode)
+
+
+def file_identity(path: str | os.PathLike[str]) -> tuple[int, int] | str:
+    """What a path leads to, equal for all names of one file: device and inode, else the real path."""
+    descriptor, real = _descriptor(path), os.path.realpath(path)
+    try:
+        status = os.stat(real) if descriptor is None else os.fstat(descriptor)
+    except OSError:
+        return real
+    return status.st_dev, status.st_ino
+
+
+def _open_stream(path: str | os.PathLike[str]) -> int | None:
+    """A descriptor for what is written through; None for a regular file and where nothing is yet.
+
+    Raises:
+        OSError: for a folder, a block device or a socket, and as `os.open`.
+    """
+    descriptor = _descriptor(path)
+    if descriptor is not None:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # what was printed before stands before
+        return os.dup(descriptor)
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return None
+    if stat.S_ISREG(mode):
+        return None
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+        return os.open(path, os.O_WRONLY | os.O_NOCTTY)
+    kind = "block device" if stat.S_ISBLK(mode) else "socket"
+    raise OSError(errno.EINVAL, f"it is a {kind}")
+
+
+def _descriptor(path: str | os.PathLike[str]) -> int | None:
+    """N where `path` leads to ``/dev/fd/N`` or ``/proc/self/fd/N`` of this process, as ``/dev/stdout``
+    does; else None. Opening such a path anew would truncate the file that is behind it."""
+    name = os.fspath(path)
+    for _ in range(40):  # as many links as Linux follows
+        folder, last = os.path.split(os.path.join(os.getcwd(), name))
+        folder = os.path.realpath(folder)
+        if last.isdecimal() and folder in ("/dev/fd", f"/proc/{os.getpid()}/fd"):
+            return int(last)
+        name = os.path.join(folder, last)
+        if not os.path.islink(name):
+            return None
+        name = os.path.join(folder, os.readlink(name))
+    return None
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> Path:
@@ -133,6 +260,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, Decimal):
+        if not value.is_finite() or abs(value.adjusted()) > 300:  # no number that files can hold
+            return str(value)
         return int(value) if value == value.to_integral_value() else float(value)
     return value
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
-from .errors import InvalidSchedule
+from .errors import InvalidSchedule, NoSolution
 from .profile import CostProfile
 from .schedule import Schedule
 from .schedules import REGISTRY, Entry
@@ -21,6 +22,18 @@ def _seconds(text: str) -> float:
         raise InvalidSchedule(f"optpipe: time={text} is no number of seconds") from None
 
 
+def _yes(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise InvalidSchedule(f"tuned={text}: expected yes or no")
+    return text == "yes"
+
+
+def _workers(text: str) -> int:
+    if not 1 <= int(text) <= 1024:
+        raise InvalidSchedule(f"optpipe: workers={text}: must be from 1 to 1024")
+    return int(text)
+
+
 def _chunks(text: str) -> int | str:
     return text if text in ("any", "own") else int(text)
 
@@ -32,7 +45,7 @@ OPTPIPE = Entry(
         "engine": str,
         "time": _seconds,
         "seed": int,
-        "workers": int,
+        "workers": _workers,
         "solver": str,
         "objective": str,
         "limit": parse_size,
@@ -40,7 +53,11 @@ OPTPIPE = Entry(
         "placement": str,
     },
 )
-ENTRIES: Mapping[str, Entry] = {**REGISTRY, "optpipe": OPTPIPE}
+TUNED = ("gis", "po")  # what may be asked for with the best of its options
+ENTRIES: Mapping[str, Entry] = {
+    name: replace(entry, options={**entry.options, "tuned": _yes}) if name in TUNED else entry
+    for name, entry in {**REGISTRY, "optpipe": OPTPIPE}.items()
+}
 
 
 def parse_name(text: str) -> tuple[str, dict[str, Any]]:
@@ -56,9 +73,12 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
     """The schedule `name` (``zb-h1``, ``gis:group=6``, ``optpipe:time=10``) for a profile and m
     microbatches; options may follow the name or be given as keywords.
 
-    See `schedules.build` for the published ones and `optpipe` for the one that is searched for.
+    See `schedules.build` for the published ones and `optpipe` for the one that is searched for;
+    ``gis:tuned=yes`` and ``po:tuned=yes`` are the fastest of these that fit the profile's limit.
     """
     base, given = parse_name(name)
+    if "tuned" in given:
+        return _tuned(name, profile, microbatches, {**given, **options})
     if base != "optpipe":
         return build_pattern(name, profile, microbatches, **options)
     for key in options:
@@ -68,6 +88,28 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
     schedule = optpipe(profile, microbatches, **{**given, **options})
     schedule.meta["name"] = name
     return schedule
+
+
+def _tuned(
+    name: str, profile: CostProfile, microbatches: int, options: Mapping[str, Any]
+) -> Schedule:
+    """The fastest of ``gis`` or ``po`` that fits the profile's limit, whatever chunks, group and
+    offloaded chunks that takes; they are part of its name.
+
+    Raises:
+        InvalidSchedule: for options beside. NoSolution: where none fits.
+    """
+    from .solvers.fixed import best_tuned
+
+    base, rest = parse_name(name)[0], {key: v for key, v in options.items() if key != "tuned"}
+    if not options["tuned"]:
+        return build_pattern(base, profile, microbatches, **rest)
+    if rest:
+        raise InvalidSchedule(f"{name}: tuned chooses {', '.join(rest)} itself; leave it out")
+    found = best_tuned(base, profile, microbatches, profile.memory_limit)
+    if found is None:
+        raise NoSolution(f"{name}: no chunks, groups and offloads fit the memory limit")
+    return found[1].schedule.replace(meta={"name": found[0]})
 
 
 def optpipe(
@@ -90,15 +132,15 @@ def optpipe(
     Args:
         limit: bytes per device; None: the profile's own.
         chunks: ``own`` (as the profile has them), a number, or ``any``: as the profile or as the
-            published schedules have them, whatever is best (`solve.shapes.solve_any`).
+            published schedules have them, whatever is best (`solvers.shapes.solve_any`).
         placement: ``loop`` or ``vee``, where chunks are given.
 
     Raises:
         OutOfMemory, NoSolution, OptPipeError: as `solve`.
     """
-    from .solve.shapes import door_for  # compiled code comes with it
+    from .solvers.shapes import solver_for  # compiled code comes with it
 
-    door, profile = door_for(profile, chunks, placement)
+    door, profile = solver_for(profile, chunks, placement)
     found = door(
         profile,
         microbatches,
@@ -118,5 +160,6 @@ def optpipe(
         "lower_bound_ns": found.lower_bound_ns,
         "bound": found.bound_name,
         "found_by": found.info["found_by"],
+        **({"interrupted": True} if found.info.get("interrupted") else {}),  # by Ctrl-C
     }
     return found.schedule.replace(meta=meta)

@@ -10,22 +10,24 @@ from collections.abc import Iterator
 from enum import IntEnum
 from typing import NamedTuple
 
+from . import codes
 from .errors import InvalidSchedule
 
 
 class OpKind(IntEnum):
     """What an op does (values are the column codes of `Schedule.table`)."""
 
-    F = 0  # forward
-    B = 1  # backward, input gradient
-    W = 2  # backward, weight gradient
-    BW = 3  # B and W fused
-    O = 4  # noqa: E741  offload the activation, device to host
-    R = 5  # reload it, host to device
+    F = codes.F  # forward
+    B = codes.B  # backward, input gradient
+    W = codes.W  # backward, weight gradient
+    BW = codes.BW  # B and W fused
+    C = codes.C  # recompute what was dropped of the activation
+    O = codes.O  # noqa: E741  offload the activation, device to host
+    R = codes.R  # reload it, host to device
 
 
-F, B, W, BW, O, R = OpKind  # noqa: E741
-COMPUTE = (F, B, W, BW)
+F, B, W, BW, C, O, R = OpKind  # noqa: E741
+COMPUTE = (F, B, W, BW, C)
 TRANSFERS = (O, R)
 
 
@@ -40,7 +42,7 @@ class Op(NamedTuple):
         return f"{self.kind.name}{self.stage}.{self.microbatch}"
 
 
-_NOTATION = re.compile(r"(BW|[FBWOR])(\d+)\.(\d+)")
+_NOTATION = re.compile(r"(BW|[FBWCOR])([0-9]{1,18})\.([0-9]{1,18})")  # int64
 
 
 def parse_op(text: str) -> Op:
@@ -52,7 +54,7 @@ def parse_op(text: str) -> Op:
     found = _NOTATION.fullmatch(text) if isinstance(text, str) else None
     if not found:
         raise InvalidSchedule(
-            f"{text!r} is not an op: write KIND stage . microbatch, as in F3.7 (kinds: F B W BW O R)"
+            f"{text!r} is not an op: write KIND stage . microbatch, as in F3.7 (kinds: F B W BW C O R)"
         )
     return Op(OpKind[found[1]], int(found[2]), int(found[3]))
 
@@ -66,13 +68,16 @@ class Rule(NamedTuple):
 
 
 # BW stands for B: what needs the B of a stage takes its BW where the two are fused. A rule whose
-# producer does not exist in a schedule (no stage s-1, an activation never offloaded) does not bind.
+# producer does not exist in a schedule (no stage s-1, an activation never offloaded or recomputed) does not bind.
 RULES = (
     Rule(F, F, -1),
     Rule(B, F, 0),
     Rule(B, B, +1),
     Rule(B, R, 0),
+    Rule(B, C, 0),
     Rule(W, B, 0),
+    Rule(C, F, 0),
+    Rule(C, R, 0),
     Rule(O, F, 0),
     Rule(R, O, 0),
 )

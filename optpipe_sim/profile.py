@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from .errors import InvalidSchedule, ProfileError
-from .ops import BW, B, F, O, OpKind, R, W
-from .shape import Shape, expand_placement
-from .stage_cost import MAX_TIME_NS, StageCost, divide, merge
-from .units import exact, round_half_up
+from .op_table import KEEP, OpTable, make_table
+from .schedule.shape import Shape, expand_placement
+from .stage_cost import MAX_TIME_NS, RecomputeLevel, StageCost, regroup
+from .units import counted, exact, format_size, format_time, html_table, round_half_up
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,10 @@ class CostProfile:
         devices: p. `chunks`: v. `placement`: the device of each stage (``loop``, ``vee`` or a list).
         stages: one `StageCost` per stage, in model order.
         latency_ns, occupancy_ns: one hop between devices takes their sum; with ``serial`` links a
-            message occupies its directed device pair for the latter.
-        links: ``latency`` (any number of messages in flight) or ``serial`` (one per directed pair).
+            message occupies its directed device pair for the latter, with ``blocking`` links the
+            compute stream of its sender.
+        links: ``latency`` (any number of messages in flight), ``serial`` (one per directed pair) or
+            ``blocking`` (the sender computes nothing while it sends).
         offload: copy engines and host links; None: no offloading.
         memory_limit: bytes per device, or None.
         meta: provenance and notes; plain data, no part of the costs.
@@ -102,11 +104,14 @@ class CostProfile:
             raise ProfileError(
                 f"stages: lists {len(self.stages)}, but {self.devices} devices x {self.chunks} chunks make {count}"
             )
-        if self.links not in ("latency", "serial"):
-            raise ProfileError(f"links: expected latency or serial, got {self.links!r}")
+        if self.links not in ("latency", "serial", "blocking"):
+            raise ProfileError(f"links: expected latency, serial or blocking, got {self.links!r}")
         for key in ("latency_ns", "occupancy_ns"):
             if not 0 <= getattr(self, key) <= MAX_TIME_NS:
-                raise ProfileError(f"t_comm: must be at least 0, got {getattr(self, key)} ns")
+                raise ProfileError(
+                    f"t_comm: must be from 0 to {format_time(MAX_TIME_NS)}, got"
+                    f" {format_time(getattr(self, key))}"
+                )
         if self.memory_limit is not None:
             limit = tuple(self.memory_limit)
             if len(limit) != self.devices:
@@ -117,6 +122,34 @@ class CostProfile:
                 raise ProfileError(f"memory_limit: must be at least 0, got {min(limit)}")
             object.__setattr__(self, "memory_limit", limit)
         self._check_offload()
+
+    def __repr__(self) -> str:
+        each = self.stages[0]
+        return (
+            f"<CostProfile {self.name}: p={self.devices} v={self.chunks},"
+            f" F {format_time(each.t_f_ns)}, act {format_size(each.act_bytes)} (stage 0)>"
+        )
+
+    def _repr_html_(self) -> str:
+        """A small table, for notebooks."""
+        times = [cost.work_ns for cost in self.stages]
+        limit = self.memory_limit
+        return html_table(
+            {
+                "profile": self.name,
+                "devices": self.devices,
+                "chunks per device": self.chunks,
+                "F + B + W of a stage": f"{format_time(min(times))} to {format_time(max(times))}",
+                "a hop": format_time(self.t_comm_ns),
+                "activation of a stage": format_size(max(c.act_bytes for c in self.stages)),
+                "offloading": "yes" if self.offload else "no",
+                "levels of recomputation": ", ".join(
+                    dict.fromkeys(one.name for c in self.stages for one in c.recompute)
+                )
+                or "none",
+                "memory limit": format_size(max(limit)) if limit else "none",
+            }
+        )
 
     def _check_offload(self) -> None:
         if self.offload is None:
@@ -152,34 +185,29 @@ class CostProfile:
         return self.latency_ns + self.occupancy_ns
 
     @cached_property
+    def op_table(self) -> OpTable:
+        """What every op takes, allocates and releases, by kind, stage and treatment."""
+        return make_table(self.stages)
+
+    @property
     def durations_ns(self) -> np.ndarray:
-        """(kinds, stages) int64: how long each op kind of each stage lasts."""
-        table = np.zeros((len(OpKind), len(self.stages)), np.int64)
-        table[F] = [cost.t_f_ns for cost in self.stages]
-        table[B] = [cost.t_b_ns for cost in self.stages]
-        table[W] = [cost.t_w_ns for cost in self.stages]
-        table[BW] = [cost.fused_ns for cost in self.stages]
-        table[O] = [cost.t_offload_ns or 0 for cost in self.stages]
-        table[R] = [cost.t_reload_ns or 0 for cost in self.stages]
-        return table
+        """(kinds, stages) int64: the duration of each op kind, where activations are kept whole."""
+        return self.op_table.duration_ns[:, :, KEEP]
 
-    @cached_property
+    @property
     def allocated_bytes(self) -> np.ndarray:
-        """(kinds, stages) int64: what an op takes when it starts (R: when it is granted)."""
-        table = np.zeros((len(OpKind), len(self.stages)), np.int64)
-        table[F] = [cost.act_bytes for cost in self.stages]
-        table[R] = [cost.offloadable for cost in self.stages]
-        return table
+        """(kinds, stages) int64: what an op allocates, where activations are kept whole."""
+        return self.op_table.allocated_bytes[:, :, KEEP]
 
-    @cached_property
+    @property
     def released_bytes(self) -> np.ndarray:
-        """(kinds, stages) int64: what an op gives back when it ends."""
-        table = np.zeros((len(OpKind), len(self.stages)), np.int64)
-        table[B] = [cost.act_bytes - cost.w_bytes for cost in self.stages]
-        table[W] = [cost.w_bytes for cost in self.stages]
-        table[BW] = [cost.act_bytes for cost in self.stages]
-        table[O] = [cost.offloadable for cost in self.stages]
-        return table
+        """(kinds, stages) int64: what an op releases, where activations are kept whole."""
+        return self.op_table.released_bytes[:, :, KEEP]
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether any stage can be recomputed."""
+        return any(cost.recompute for cost in self.stages)
 
     @cached_property
     def static_bytes(self) -> tuple[int, ...]:
@@ -193,15 +221,36 @@ class CostProfile:
     def least_limits(self) -> tuple[int, ...]:
         """Per device, the least memory limit that any schedule can keep.
 
-        When F(s, j) runs, the device holds its act and, of the stages before s that live there, at
-        least what cannot be offloaded of microbatch j; taking one microbatch at a time through the
-        pipeline needs no more.
+        When F(s, j) or its backward runs, the device holds what that needs under the cheapest
+        treatment and, of the stages before s that live there, at least what can neither be
+        offloaded nor dropped of microbatch j; taking one microbatch at a time through the pipeline
+        needs no more.
         """
         least, rest = list(self.static_bytes), list(self.static_bytes)
         for cost, device in zip(self.stages, self.placement, strict=True):
-            least[device] = max(least[device], rest[device] + cost.act_bytes)
-            rest[device] += cost.act_bytes - (cost.offloadable if self.offload else 0)
+            least[device] = max(least[device], rest[device] + cost.least_running_bytes)
+            rest[device] += cost.least_waiting_bytes(self.offload is not None)
         return tuple(least)
+
+    @property
+    def shares_copy_engine(self) -> bool:
+        """Whether a device has one copy engine for both directions."""
+        return self.offload is not None and self.offload.copy_engines == "shared"
+
+    @property
+    def shares_host_link(self) -> bool:
+        """Whether a host link carries one transfer at a time in both directions together."""
+        return self.offload is not None and self.offload.host_link == "single"
+
+    @property
+    def devices_per_node(self) -> int:
+        """How many devices pin the memory of one host."""
+        return (self.offload and self.offload.devices_per_node) or self.devices
+
+    @property
+    def sending_ns(self) -> int:
+        """How long a message keeps the compute stream of its sender busy."""
+        return self.occupancy_ns if self.links == "blocking" else 0
 
     @property
     def host_links(self) -> tuple[tuple[int, ...], ...]:
@@ -230,7 +279,12 @@ class CostProfile:
         """The same model and devices with another number of chunks per device, or placement.
 
         Adjacent stages merge (times, act, w, offload, static add up) or a stage divides equally,
-        the integer remainder to the first part. Messages stay as they are.
+        between its layers where it says how many it has; see `stage_cost.divide`. Messages stay as
+        they are.
+
+        Raises:
+            ProfileError: for more chunks than `most_chunks`, a stage too short to divide, or a
+                placement that does not fit.
         """
         if not 1 <= chunks <= 4096:
             raise ProfileError(f"chunks: must be a whole number from 1 to 4096, got {chunks!r}")
@@ -241,10 +295,37 @@ class CostProfile:
         if chunks == self.chunks and placed == self.placement:
             return self
         shared = gcd(chunks, self.chunks)
-        pieces = [part for cost in self.stages for part in divide(cost, chunks // shared)]
         size = self.chunks // shared
-        stages = [merge(pieces[at : at + size]) for at in range(0, len(pieces), size)]
+        stages: list[StageCost] = []
+        for at in range(0, len(self.stages), size):
+            try:
+                stages += regroup(self.stages[at : at + size], chunks // shared)
+            except ProfileError as error:
+                raise ProfileError(f"stages[{at}]: {error}{self._chunks_hint(chunks)}") from None
         return replace(self, chunks=chunks, placement=placed, stages=tuple(stages))
+
+    @cached_property
+    def most_chunks(self) -> int | None:
+        """The largest number of chunks per device that the stages' layers allow; None where no
+        stage says its layers."""
+        layers = [cost.layers for cost in self.stages]
+        said = [count for count in layers if count is not None]
+        if not said:
+            return None
+        if len(said) < len(layers):  # some merged stages divide anywhere, those that say do not
+            return self.chunks * min(said)
+        for chunks in range(sum(said) // self.devices, self.chunks, -1):
+            size = self.chunks // gcd(chunks, self.chunks)
+            runs = range(0, len(said), size)
+            if all(sum(said[at : at + size]) * self.chunks >= chunks * size for at in runs):
+                return chunks
+        return self.chunks
+
+    def _chunks_hint(self, chunks: int) -> str:
+        most = self.most_chunks
+        if most is None or chunks <= most:
+            return ""
+        return f"; the layers of {self.name} make at most {counted(most, 'chunk')} per device"
 
     def for_shape(self, shape: Shape) -> CostProfile:
         """The profile with the chunks and placement of a schedule's shape.
@@ -270,8 +351,17 @@ class CostProfile:
         def times(value: int | None, factor: float, least: int = 0) -> int | None:
             return None if value is None else max(least, round_half_up(value * exact(factor)))
 
+        def level(old: RecomputeLevel) -> RecomputeLevel:
+            return replace(
+                old,
+                t_ns=times(old.t_ns, compute) or 0,
+                keep_bytes=times(old.keep_bytes, memory) or 0,
+                work_bytes=times(old.work_bytes, memory),
+                b_work_bytes=times(old.b_work_bytes, memory),
+            )
+
         def change(_: int, cost: StageCost) -> StageCost:
-            changed: dict[str, int | None] = {}
+            changed: dict[str, Any] = {"recompute": tuple(map(level, cost.recompute))}
             for key, factor, least in (
                 ("t_f_ns", compute, 1),
                 ("t_b_ns", compute, 1),
@@ -284,7 +374,7 @@ class CostProfile:
                 ("offload_bytes", memory, 0),
             ):
                 changed[key] = times(getattr(cost, key), factor, least)
-            return replace(cost, **changed)  # type: ignore[arg-type]
+            return replace(cost, **changed)
 
         return replace(
             self.map_stages(change),

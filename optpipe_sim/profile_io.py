@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
-from .errors import ProfileError
+from .errors import InvalidSchedule, ProfileError
 from .files import plain, read_mapping, write_mapping
 from .profile import CostProfile, Offload
-from .stage_cost import StageCost, transfer_ns
-from .units import BYTE_UNITS, TIME_UNITS, exact, round_half_up
+from .schedule.shape import require_stages
+from .stage_cost import RecomputeLevel, StageCost, transfer_ns
+from .units import BYTE_UNITS, TIME_UNITS, exact, is_plain, round_half_up
 
+LONGEST_NAME = 255  # as of a file
 _STAGE_TIMES = ("t_f", "t_b", "t_w", "t_bw")
 _STAGE_BYTES = ("act", "w", "offload", "static")
 
 
 class _Reader:
-    """A mapping read key by key; what nobody asked for is refused at the end."""
+    """A mapping read key by key; unknown keys are refused at the end."""
 
     def __init__(self, data: Any, where: str) -> None:
         if not isinstance(data, Mapping):
@@ -86,7 +88,8 @@ def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProf
     if isinstance(source, Mapping):
         return _profile(source)
     data = read_mapping(source)
-    data.setdefault("name", os.path.splitext(os.path.basename(source))[0])
+    stem = os.path.splitext(os.path.basename(source))[0]
+    data.setdefault("name", stem if is_plain(stem) else "profile")
     try:
         return _profile(data)
     except ProfileError as error:
@@ -102,9 +105,18 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
     if not (1 <= devices <= 4096 and 1 <= chunks <= 4096):
         key, value = ("chunks", chunks) if 1 <= devices <= 4096 else ("devices", devices)
         raise reader.fail(key, f"must be a whole number from 1 to 4096, got {value}")
+    try:
+        require_stages(devices, chunks)
+    except InvalidSchedule as error:
+        raise ProfileError(str(error)) from None
     name = reader.take("name", "profile")
     if not isinstance(name, str):
         raise reader.fail("name", f"expected a text, got {name!r}")
+    if len(name) > LONGEST_NAME or not is_plain(name):
+        raise reader.fail(
+            "name",
+            f"must be of at most {LONGEST_NAME} characters, none of them a control character",
+        )
     stages = _stages(reader, devices * chunks)
     latency_ns, occupancy_ns = _comm(reader)
     limit = _limit(reader, devices)
@@ -161,11 +173,44 @@ def _stage(reader: _Reader) -> StageCost:
     for stem in _STAGE_BYTES:
         amount = reader.amount(stem, BYTE_UNITS, needed=stem == "act")
         values[f"{stem}_bytes"] = 0 if amount is None and stem in ("w", "static") else amount
-    reader.finish("t_f_ms, t_b_ms, t_w_ms, t_bw_ms, act_mib, w_mib, offload_mib, static_mib")
+    values["layers"] = reader.count("layers", None)
+    levels = _levels(reader)
+    reader.finish(
+        "t_f_ms, t_b_ms, t_w_ms, t_bw_ms, act_mib, w_mib, offload_mib, static_mib, layers,"
+        " recompute"
+    )
     try:
-        return StageCost(**values)  # type: ignore[arg-type]
+        return StageCost(**values, recompute=levels)  # type: ignore[arg-type]
     except ProfileError as error:
         raise ProfileError(f"{reader.where}.{error}") from None
+
+
+def _levels(reader: _Reader) -> tuple[RecomputeLevel, ...]:
+    """The levels of recomputation of a stage."""
+    data = reader.take("recompute")
+    if data is None:
+        return ()
+    if not isinstance(data, list):
+        raise reader.fail(
+            "recompute",
+            f"expected a list of levels, as [{{name: full, t_ms: 18.5, keep_mib: 24}}], got {data!r}",
+        )
+    levels = []
+    for at, entry in enumerate(data):
+        inner = _Reader(entry, f"{reader.where}.recompute[{at}]")
+        values: dict[str, Any] = {
+            "name": inner.take("name"),
+            "t_ns": inner.amount("t", TIME_UNITS, positive=True, needed=True),
+            "keep_bytes": inner.amount("keep", BYTE_UNITS, needed=True),
+            "work_bytes": inner.amount("work", BYTE_UNITS),
+            "b_work_bytes": inner.amount("b_work", BYTE_UNITS),
+        }
+        inner.finish("name, t_ms, keep_mib, work_mib, b_work_mib")
+        try:
+            levels.append(RecomputeLevel(**values))
+        except ProfileError as error:
+            raise ProfileError(f"{inner.where}.{error}") from None
+    return tuple(levels)
 
 
 def _comm(reader: _Reader) -> tuple[int, int]:
@@ -236,7 +281,7 @@ def _offload(reader: _Reader, stages: list[StageCost]) -> tuple[Offload, list[St
         " host_link_groups, host_limit_gib, devices_per_node"
     )
     return offload, [
-        replace(cost, **{key: times[at] for key, times in costs.items()})
+        replace(cost, **{key: times[at] for key, times in costs.items()})  # type: ignore[arg-type]
         for at, cost in enumerate(stages)
     ]
 
@@ -262,7 +307,7 @@ def profile_to_json(profile: CostProfile) -> dict[str, Any]:
     """The profile as a mapping of the file format, every number exact (ns and bytes)."""
     stages = []
     for cost in profile.stages:
-        entry = {
+        entry: dict[str, Any] = {
             "t_f_ns": cost.t_f_ns,
             "t_b_ns": cost.t_b_ns,
             "t_w_ns": cost.t_w_ns,
@@ -273,6 +318,13 @@ def profile_to_json(profile: CostProfile) -> dict[str, Any]:
         }
         if cost.t_bw_ns is not None:
             entry["t_bw_ns"] = cost.t_bw_ns
+        if cost.layers is not None:
+            entry["layers"] = cost.layers
+        if cost.recompute:
+            entry["recompute"] = [
+                {key: value for key, value in asdict(level).items() if value is not None}
+                for level in cost.recompute
+            ]
         stages.append(entry)
     shape = profile.shape(1)
     data: dict[str, Any] = {

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from decimal import Decimal
 from fractions import Fraction
+from html import escape
 from typing import Any
 
 from .errors import OptPipeError
@@ -40,7 +42,10 @@ def exact(value: Any) -> Fraction:
         if number and abs(number.adjusted()) > 400:  # no float is; 1e999999999 takes for ever
             raise ValueError(f"expected a number of sensible size, got {value}")
         return Fraction(number)
-    return Fraction(value)
+    whole = Fraction(value)
+    if abs(whole) >= 10**400:
+        raise ValueError("expected a number of sensible size, got one of more than 400 digits")
+    return whole
 
 
 def round_half_up(value: Fraction) -> int:
@@ -62,12 +67,27 @@ def parse_size(text: str | int) -> int:
     return round_half_up(Fraction(found[1]) * _FACTORS[(found[2] or "b").lower()])
 
 
-def format_size(size: int) -> str:
+def format_size(size: int, digits: int = 4) -> str:
     """Bytes for people: ``13.2 GiB``."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(size) >= factor:
-            return f"{size / factor:.4g} {unit}"
+            return f"{size / factor:.{digits}g} {unit}"
     return f"{size} B"
+
+
+def format_sizes(*sizes: int) -> list[str]:
+    """Bytes for people, with as many digits as tell different ones apart: ``24 GiB``,
+    ``24.00000001 GiB``."""
+    for digits in range(4, 17):
+        texts = [format_size(size, digits) for size in sizes]
+        if len(set(texts)) == len(set(sizes)):
+            return texts
+    return [f"{size} B" for size in sizes]
+
+
+def is_plain(text: str) -> bool:
+    """Whether a text has no control characters: it can be printed on a line."""
+    return not any(ord(sign) < 32 or ord(sign) == 127 for sign in text)
 
 
 def counted(number: int, thing: str, things: str = "") -> str:
@@ -81,3 +101,12 @@ def format_time(time_ns: float) -> str:
         if abs(time_ns) >= factor:
             return f"{time_ns / factor:.4g} {unit}"
     return f"{time_ns:.4g} ns"
+
+
+def html_table(rows: Mapping[str, object]) -> str:
+    """A table of two columns for notebooks; whatever the texts hold is shown as text."""
+    cells = "".join(
+        f"<tr><th style='text-align:left'>{escape(key)}</th><td>{escape(str(value))}</td></tr>"
+        for key, value in rows.items()
+    )
+    return f"<table>{cells}</table>"

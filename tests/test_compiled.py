@@ -9,7 +9,8 @@ from pathlib import Path
 import optpipe_sim
 
 SOURCES = {
-    "inner.py": "from .compiled import part\n\n@part\ndef inner(x):\n    return x + 1\n",
+    "codes.py": "STEP = 1\n",
+    "inner.py": "from .codes import STEP\nfrom .compiled import part\n\n@part\ndef inner(x):\n    return x + STEP\n",
     "outer.py": (
         "from .compiled import compiled\nfrom .inner import inner\n\n"
         "@compiled\ndef outer(x):\n    return inner(x)\n"
@@ -21,7 +22,7 @@ def test_nothing_runs_that_was_compiled_from_older_sources(tmp_path: Path) -> No
     """Numba would go on with the old `inner` in `outer`, whose own source is the same."""
     package = tmp_path / "small"
     package.mkdir()
-    for name in ("compiled.py", "files.py", "errors.py"):
+    for name in ("compiled.py", "files.py", "errors.py", "units.py", "yaml_text.py"):
         shutil.copy(Path(optpipe_sim.__file__).with_name(name), package)
     for name, text in {"__init__.py": "", **SOURCES}.items():
         (package / name).write_text(text)
@@ -40,5 +41,7 @@ def test_nothing_runs_that_was_compiled_from_older_sources(tmp_path: Path) -> No
         return done.stdout.strip()
 
     assert [run(), run()] == ["2 0", "2 1"]
-    (package / "inner.py").write_text(SOURCES["inner.py"].replace("+ 1", "+ 10"))
+    (package / "inner.py").write_text(SOURCES["inner.py"].replace("x + STEP", "x + 10 * STEP"))
     assert [run(), run()] == ["11 0", "11 1"]
+    (package / "codes.py").write_text("STEP = 20\n")  # constants are compiled in
+    assert [run(), run()] == ["201 0", "201 1"]

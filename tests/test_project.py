@@ -8,8 +8,11 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 import yaml
 
 import optpipe_sim
@@ -21,79 +24,108 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 # Each row may import from itself and from the rows above it.
 LAYERS = (
-    {"errors", "ops"},
-    {"units", "files"},
+    {"codes", "errors", "ops", "version"},
+    {"units", "files", "yaml_text", "spread"},
     {"compiled"},
-    {"shape", "stage_cost", "steps", "schedule", "profile", "profile_io"},
+    {
+        "stage_cost",
+        "schedule",
+        "op_table",
+        "profile",
+        "profile_io",
+        "op_costs",
+    },
     {"trace"},
-    {"schedules", "sim", "analyse"},
-    {"solve"},
+    {"schedules", "sim", "bounds", "checker", "reasons"},
+    {"solvers"},
     {"names"},
-    {"costs", "plot", "export"},
+    {"costs", "plot", "frameworks"},
     {"study"},
     {"runtime"},
     {"cli", "__main__"},
+    {""},  # the package itself, which looks names up everywhere
 )
 LAYER = {name: at for at, names in enumerate(LAYERS) for name in names}
 
 
-def imports(path: Path) -> set[str]:
-    """The modules of the package that a file imports anywhere, as ``sim.engine``."""
-    here = path.relative_to(PACKAGE).with_suffix("").parts
+def _dotted(path: Path) -> str:
+    """A file of the package as ``sim.engine``; ``__init__.py`` as its folder."""
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+FILES = {_dotted(path): path for path in PACKAGE.rglob("*.py")}
+
+
+def _imports(path: Path) -> set[str]:
+    """The modules of the package that a file imports anywhere, lazily and for types as well."""
+    package = ("optpipe_sim", *path.relative_to(PACKAGE).parts[:-1])
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
-            base = ("optpipe_sim", *here)[: -node.level] if node.level else ()
+            base = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join((*base, *filter(None, [node.module])))
-            found |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
+            # `from room import name`: a file of the room, or else what its __init__ has
+            found |= {
+                name if name.removeprefix("optpipe_sim.") in FILES else module
+                for name in (f"{module}.{alias.name}" for alias in node.names)
+            }
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-    inside = {
-        name.removeprefix("optpipe_sim.") for name in found if name.startswith("optpipe_sim.")
-    }
-    return {name for name in inside if _file(name)}
+    inside = {name for name in found if name.split(".")[0] == "optpipe_sim"}
+    return {name.removeprefix("optpipe_sim").removeprefix(".") for name in inside} & set(FILES)
 
 
-def _file(dotted: str) -> Path | None:
-    stem = PACKAGE.joinpath(*dotted.split("."))
-    return next((f for f in (stem.with_suffix(".py"), stem / "__init__.py") if f.exists()), None)
+IMPORTS = {name: _imports(path) for name, path in FILES.items()}
 
 
-MODULES = [path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py"]
+def _room(name: str) -> str:
+    return name.split(".")[0]
 
 
-def test_imports_run_one_way() -> None:
+def _reached(start: str) -> set[str]:
+    """All that a file imports, and what that imports, and so on."""
+    seen: set[str] = set()
+    todo = {start}
+    while todo:
+        seen |= todo
+        todo = set().union(*(IMPORTS[name] for name in todo)) - seen
+    return seen
+
+
+def test_imports_run_one_way_between_rooms() -> None:
     wrong = [
-        f"{path.relative_to(ROOT)} imports {name}"
-        for path in MODULES
-        for name in imports(path)
-        if LAYER[name.split(".")[0]] > LAYER[path.relative_to(PACKAGE).parts[0].removesuffix(".py")]
+        f"{name} imports {other}"
+        for name, others in IMPORTS.items()
+        for other in others
+        if LAYER[_room(other)] > LAYER[_room(name)]
     ]
     assert not wrong
-    assert sum(len(imports(path)) for path in MODULES) > 50  # the reader above reads
+    assert sum(map(len, IMPORTS.values())) > 500  # the reader above reads
+    assert {"ops", "solvers.problem"} <= IMPORTS["solvers.milp.sets"]
+    assert "schedules" in IMPORTS["names"]  # an __init__
 
 
-def test_the_checker_does_not_know_the_simulator() -> None:
-    seen, todo = set(), ["analyse.check"]
-    while todo:
-        name = todo.pop()
-        seen.add(name)
-        todo += imports(_file(name)) - seen
-    assert {name for name in seen if name.split(".")[0] == "sim"} == set()
-    assert "schedule" in seen
+def test_no_circle_of_imports_between_files() -> None:
+    left = {name: set(others) for name, others in IMPORTS.items()}
+    while free := {name for name, others in left.items() if not others & set(left)}:
+        left = {name: others for name, others in left.items() if name not in free}
+    circles = {name: sorted(others & set(left)) for name, others in left.items()}
+    assert circles == {}, "each of these imports others of them"
+
+
+def test_the_checker_does_not_know_the_simulator_or_the_solvers() -> None:
+    seen = {
+        room for name in FILES if _room(name) == "checker" for room in map(_room, _reached(name))
+    }
+    assert not seen & {"sim", "solvers", "schedules", "bounds"}
+    assert {"schedule", "profile"} <= seen
 
 
 def test_torch_only_in_the_runtime_and_the_runtime_only_for_the_command_line() -> None:
-    parts = {path: path.relative_to(PACKAGE).parts[0].removesuffix(".py") for path in MODULES}
-    seen = {
-        part for path, part in parts.items() if any(n.startswith("runtime") for n in imports(path))
-    }
-    with_torch = {part for path, part in parts.items() if _imports_torch(path)}
-    assert seen <= {"runtime", "cli"}
-    assert with_torch <= {"runtime"}
-    assert not any(
-        n.startswith("study") for path in MODULES if parts[path] == "runtime" for n in imports(path)
-    )
+    users = {_room(name) for name, others in IMPORTS.items() if "runtime" in map(_room, others)}
+    assert users == {"runtime", "cli"}
+    assert {_room(name) for name, path in FILES.items() if _imports_torch(path)} == {"runtime"}
 
 
 def _imports_torch(path: Path) -> bool:
@@ -107,6 +139,12 @@ def _imports_torch(path: Path) -> bool:
         if any(name.split(".")[0] == "torch" for name in names):
             return True
     return False
+
+
+def test_rooms_stay_small() -> None:
+    """Under 16 files beside `__init__` and `__main__`, so that a look at a room says what it is."""
+    rooms = Counter(path.parent for path in FILES.values() if not path.name.startswith("__"))
+    assert {str(room): count for room, count in rooms.items() if count > 15} == {}
 
 
 def test_importing_the_package_is_light() -> None:
@@ -161,18 +199,34 @@ def test_conda_environment_says_what_pyproject_says() -> None:
     assert int(low) <= int(python.removeprefix("python=3.")) < int(high)
 
 
-def test_readme_names_every_schedule_and_command() -> None:
+PAGES = [ROOT / "README.md", ROOT / "results" / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def test_the_documentation_names_every_schedule_and_command() -> None:
     from optpipe_sim.cli.parser import EXAMPLES
 
-    readme = (ROOT / "README.md").read_text()
-    missing = [name for name in (*REGISTRY, *EXAMPLES) if f"`{name}" not in readme]
-    assert not missing
+    schedules = (ROOT / "docs" / "schedules.md").read_text()
+    commands = (ROOT / "docs" / "commands.md").read_text()
+    assert [name for name in REGISTRY if f"`{name}" not in schedules] == []
+    assert [name for name in EXAMPLES if f"`{name}" not in commands] == []
 
 
-def test_readme_links_lead_somewhere() -> None:
-    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", (ROOT / "README.md").read_text())
-    assert links
-    assert [link for link in links if not (ROOT / link).exists()] == []
+def test_the_reference_has_every_public_name() -> None:
+    import optpipe_sim
+
+    reference = (ROOT / "docs" / "reference.md").read_text()
+    entries = {line.rpartition(".")[2] for line in reference.splitlines() if line.startswith(":::")}
+    assert set(optpipe_sim.__all__) <= entries
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 def test_readme_code_prints_what_it_says(monkeypatch, capsys) -> None:
@@ -184,13 +238,13 @@ def test_readme_code_prints_what_it_says(monkeypatch, capsys) -> None:
     assert capsys.readouterr().out == output
 
 
-def test_readme_refusals_are_the_real_ones(monkeypatch, capsys) -> None:
+def test_the_refusals_shown_are_the_real_ones(monkeypatch, capsys) -> None:
     from optpipe_sim.cli import main
 
     monkeypatch.chdir(ROOT)
     shown = re.findall(
         r"^\$ optpipe-sim (.*)\n((?:optpipe-sim.*\n)+)",
-        (ROOT / "README.md").read_text(),
+        (ROOT / "docs" / "commands.md").read_text(),
         re.MULTILINE,
     )
     assert len(shown) >= 2
@@ -199,13 +253,14 @@ def test_readme_refusals_are_the_real_ones(monkeypatch, capsys) -> None:
         assert capsys.readouterr().err == refusal
 
 
-def test_readme_shows_the_results_that_are_there() -> None:
+def test_the_pages_show_the_results_that_are_there() -> None:
     with (ROOT / "results" / "zb_tables.csv").open() as file:
         cells = list(csv.DictReader(file))
     simulated = {
         (cell["profile"], cell["schedule"]): f"{float(cell['simulated']):.4f}" for cell in cells
     }
-    rows = re.findall(r"^\| (.*) \|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    page = (ROOT / "docs" / "how-true.md").read_text()
+    rows = re.findall(r"^\| (.*) \|$", page, re.MULTILINE)
     table = [[cell.strip() for cell in row.split("|")] for row in rows]
     head = next(row for row in table if row[0] == "profile")
     shown = {
@@ -217,9 +272,22 @@ def test_readme_shows_the_results_that_are_there() -> None:
     }
     assert len(shown) > 20
     assert {key: simulated[key] for key in shown} == shown
-    equal = sum(cell["simulated"] == cell["published"] for cell in cells)
-    interleaved = sum(cell["schedule"] == "1F1B-I" for cell in cells)
-    text = " ".join((ROOT / "README.md").read_text().split())
-    assert f"{len(cells)} cells" in text
-    assert f"{equal} come out equal" in text
-    assert f"the {interleaved} of 1F1B-I differ" in text
+
+
+def test_the_package_completes_to_what_one_uses() -> None:
+    assert set(dir(optpipe_sim)) == {*optpipe_sim.__all__, "__version__"}
+    assert {"estimate", "advise", "compare", "explain", "frontier", "gantt"} <= set(
+        dir(optpipe_sim)
+    )
+    for name in optpipe_sim.__all__:
+        assert getattr(optpipe_sim, name).__doc__, name
+
+
+def test_a_profile_and_a_trace_show_themselves_in_a_line() -> None:
+    profile = optpipe_sim.load_profile(ROOT / "experiments/profiles/zb-1.5b-p8-m24.yaml")
+    trace = optpipe_sim.simulate(optpipe_sim.build("zb-h1", profile, 24), profile)
+    for shown in (profile, trace):
+        assert len(repr(shown)) < 100
+        assert "<table>" in shown._repr_html_()
+    hostile = replace(profile, name="<script>")
+    assert "<script>" not in hostile._repr_html_()

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from ..errors import NoSolution, OptPipeError, OutOfMemory
-from .parser import parse
+from ..errors import NoSolution, OptPipeError, OutOfMemory, one_line
+from .parser import COMMANDS, UsageError, parse
+from .status import BAD_INPUT, BROKEN_PIPE, INTERRUPTED, NO, SCHEMA
 
-DONE, NO, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
+if TYPE_CHECKING:
+    from .outputs.show import Out
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,34 +21,40 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: done. 1: the answer is no (does not fit, not valid, nothing found). 2: bad input, with one
     line on stderr. 130: interrupted. 141: whoever read the output went away. Never a traceback,
-    unless OPTPIPE_SIM_TRACEBACK is set.
+    unless OPTPIPE_SIM_TRACEBACK is set. With ``--json`` what went wrong is on stdout as well, where
+    no answer is: ``{"schema": 1, "error": {"kind", "message", "exit_status"}}``.
     """
+    words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
         # a terminal that cannot show a sign gets a question mark, not an error
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    complaint = _Complaint(words)
     try:
-        code = _run(argv)
+        code = _run(words, complaint)
         sys.stdout.flush()
     except BrokenPipeError:
-        # what is still buffered must not fail again when the interpreter closes stdout
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return BROKEN_PIPE
+        return _broken_pipe()
     except KeyboardInterrupt:
-        return _complain("interrupted", INTERRUPTED)
-    except SystemExit as stop:  # argparse, after --help or its one line
+        return complaint("interrupted", "interrupted", INTERRUPTED)
+    except SystemExit as stop:  # argparse, after --help
         return stop.code if isinstance(stop.code, int) else BAD_INPUT
-    except (OutOfMemory, NoSolution) as error:
-        return _complain(str(error), NO)
+    except UsageError as error:
+        return complaint("usage", str(error), BAD_INPUT, "")
+    except OutOfMemory as error:
+        return complaint("out_of_memory", str(error), NO)
+    except NoSolution as error:
+        return complaint("no_solution", str(error), NO)
     except OptPipeError as error:
-        return _complain(str(error), BAD_INPUT)
+        return complaint("bad_input", str(error), BAD_INPUT)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _complain(f"{where}{error.strerror or error}", BAD_INPUT)
+        return complaint("bad_input", f"{where}{error.strerror or error}", BAD_INPUT)
     except Exception as error:
         if os.environ.get("OPTPIPE_SIM_TRACEBACK"):
             raise
-        return _complain(
+        return complaint(
+            "internal",
             f"internal error: {type(error).__name__}: {error}; please report it with what"
             " OPTPIPE_SIM_TRACEBACK=1 prints",
             BAD_INPUT,
@@ -52,13 +62,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _run(argv: Sequence[str] | None) -> int:
-    arguments = parse(argv)
-    from . import commands  # after --help and usage errors, which should be instant
+def _run(words: list[str], complaint: _Complaint) -> int:
+    arguments = parse(words)
+    # after --help and usage errors, which should be instant
+    from .outputs.files import check_files
+    from .outputs.show import Out
 
-    return commands.run(arguments)
+    aside = check_files(arguments)
+    complaint.out = out = Out(json=arguments.json, quiet=arguments.quiet, aside=aside)
+    return COMMANDS[arguments.command].run(arguments, out)
 
 
-def _complain(message: str, code: int) -> int:
-    print("optpipe-sim:", " ".join(message.split()), file=sys.stderr)
-    return code
+class _Complaint:
+    """Says what went wrong: a line on stderr, and with ``--json`` an object on stdout, unless the
+    command has given its answer there."""
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.json = "--json" in words
+        self.out: Out | None = None
+
+    def __call__(self, kind: str, message: str, code: int, prefix: str = "optpipe-sim: ") -> int:
+        line = one_line(message)
+        print(f"{prefix}{line}", file=sys.stderr)
+        if self.json and not (self.out is not None and self.out.answered):
+            error = {"kind": kind, "message": line, "exit_status": code}
+            try:
+                print(json.dumps({"schema": SCHEMA, "error": error}), flush=True)
+            except BrokenPipeError:
+                return _broken_pipe()
+        return code
+
+
+def _broken_pipe() -> int:
+    # what is still buffered must not fail again when the interpreter closes stdout
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return BROKEN_PIPE

@@ -54,6 +54,7 @@ _OPTIONS = [
     "recompute",
     "flash",
     "dtype",
+    "exchange",
     "layers",
 ]
 _MEASURED = ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms", "iteration_ms", "peak_gib", "profile")
@@ -77,7 +78,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A number somebody measured.
+    """A measured number.
 
     Attributes:
         label: which one, for people.
@@ -234,7 +235,7 @@ class Replays:
             if self.schedule is None:
                 assert setup.schedule is not None
                 self.schedule = build(setup.schedule, profile, setup.microbatches)
-            self.seen = rates, simulate(self.schedule, profile, enforce=False, engine="replay")
+            self.seen = rates, simulate(self.schedule, profile, enforce=False)
         return self.seen[1]
 
 
@@ -314,6 +315,12 @@ def _row(row: dict[str, Any], machine: Machine) -> list[Measurement]:
         number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         if key in _MEASURED and key != "profile" and not number:
             raise OptPipeError(f"{key}: must be a number above 0, got {value!r}")
+    for key in ("devices", "microbatches", "tp", "cp", "ep", "dp", "chunks", "microbatch", "seq"):
+        if type(row.get(key, 1)) is not int or row.get(key, 1) < 1:
+            raise OptPipeError(f"{key}: must be a whole number of at least 1, got {row[key]!r}")
+    for key in ("model", "schedule", "profile"):
+        if not isinstance(row.get(key, ""), str):
+            raise OptPipeError(f"{key}: expected a text, got {row[key]!r}")
     options = {key: row[key] for key in _OPTIONS if key in row}
     setup = Setup(
         row["model"], row["devices"], options, row.get("schedule"), row.get("microbatches", 0)

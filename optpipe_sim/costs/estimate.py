@@ -12,6 +12,7 @@ from ..errors import OptPipeError
 from ..profile import CostProfile, Offload
 from ..stage_cost import StageCost
 from .layer import Layer, Work, check_work, device_parameters, layer
+from .levels import stage_levels
 from .machine_files import load_machine
 from .machines import Machine, MachineError, Rates
 from .model_files import load_model
@@ -21,6 +22,7 @@ from .parallelism import (
     optimizer_seconds,
     split_layers,
     stage_kinds,
+    stage_layers,
     static_bytes,
     sync_seconds,
     zero_seconds,
@@ -50,8 +52,10 @@ def estimate(
     recompute: str = "none",
     flash: bool = True,
     dtype: str = "bf16",
+    exchange: str = "plain",
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
+    levels: bool = False,
     rates: Rates | None = None,
     name: str | None = None,
 ) -> CostProfile:
@@ -67,8 +71,12 @@ def estimate(
         recompute: ``none``, ``norms`` (norms, activation functions, dropout) or ``full``.
         flash: fused attention.
         dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
+        exchange: how tokens reach experts: ``plain``, ``per-node``, ``overlapped`` or
+            ``per-node-overlapped``; see `layer.EXCHANGES`.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
+        levels: whether stages get levels of recomputation (see `levels`), so that schedules and
+            solvers may recompute some activations and not others; not with `recompute`.
         rates: achieved rates in the place of the machine's own, such as `calibrate` returns.
 
     Raises:
@@ -80,13 +88,19 @@ def estimate(
     layout = Layout(devices, tp, cp, ep, dp, zero)
     if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
         raise OptPipeError(f"chunks: must be a whole number of at least 1, got {chunks!r}")
-    work = Work(microbatch, seq, tp, cp, ep, layout.expert_tp, flash, recompute, dtype, tp > 1)
+    work = Work(
+        microbatch, seq, tp, cp, ep, layout.expert_tp, flash, recompute, dtype, tp > 1, exchange
+    )
     check_work(model, work)
     machine.peak(dtype)
     plan = _Plan(model, machine, layout, work)
     stages = layout.pipeline * chunks
     counts = plan.counts(stages, layers)
-    costs, notes = plan.stages(counts, chunks)
+    if levels and recompute != "none":
+        raise OptPipeError(
+            f"levels: say what may be recomputed, recompute={recompute} that everything is; give one"
+        )
+    costs, notes = plan.stages(counts, chunks, levels)
     costs, section = _offloading(costs, machine, layout, offload)
     latency, occupancy = _hop(model, machine, layout, work)
     limit = machine.usable_bytes
@@ -153,18 +167,23 @@ class _Plan:
         first, last = (sum(end[op].total for op in OPS) for end in self.ends)
         return split_layers(each, first, last, stages, self.model.name)
 
-    def stages(self, counts: Sequence[int], chunks: int) -> tuple[list[StageCost], dict[str, Any]]:
+    def stages(
+        self, counts: Sequence[int], chunks: int, levels: bool
+    ) -> tuple[list[StageCost], dict[str, Any]]:
         """The cost of every stage, and what holds for the whole iteration."""
         kinds = stage_kinds(self.model, counts)
         keys = [(kind, at == 0, at == len(kinds) - 1) for at, kind in enumerate(kinds)]
         # most stages are alike
         known = {key: self._parts(*key) for key in dict.fromkeys(keys)}
         costs = {key: self._stage(part, chunks) for key, part in known.items()}
+        if levels:
+            costs = {key: self._with_levels(cost, key[0]) for key, cost in costs.items()}
         spent = {op: OpTime() for op in OPS}
         for key, number in Counter(keys).items():
             for op in OPS:
                 spent[op] = spent[op].plus(known[key].times[op].times(number))
-        made = [costs[key] for key in keys]
+        said = stage_layers(counts)
+        made = [replace(costs[key], layers=said[at]) for at, key in enumerate(keys)]
         weights = [known[key].weights for key in keys]
         return made, self._notes(spent, weights, chunks)
 
@@ -223,6 +242,20 @@ class _Plan:
             static_bytes=static + part.reserve // chunks,
         )
 
+    def _with_levels(self, cost: StageCost, kind: tuple[int, int]) -> StageCost:
+        """A stage of so many plain and expert layers, with its levels of recomputation."""
+        layers = [
+            (self.layers[dense], number)
+            for dense, number in zip((True, False), kind, strict=True)
+            if number
+        ]
+        if not layers:
+            return cost
+        found = stage_levels(
+            layers, cost.act_bytes, cost.w_bytes, self.model, self.machine, self.work
+        )
+        return replace(cost, recompute=found)
+
     def _working_set(self, one: Layer) -> int:
         """What the backward pass of one layer needs besides what is kept for it.
 
@@ -264,12 +297,13 @@ class _Plan:
                 for part in OpTime._fields
             },
             "flops_per_microbatch": self._flops(),
+            "flops_per_microbatch_causal": self._flops(causal=True),
         }
 
-    def _flops(self) -> int:
+    def _flops(self, causal: bool = False) -> int:
         """Model FLOPs of the whole model's F, B and W of one microbatch, as MFU counts them.
 
-        Every score is counted, causal or not, and no recomputation (as Megatron-LM does).
+        Every score is counted, or with `causal` half of them, and no recomputation.
         """
         whole = Work(self.work.microbatch, self.work.seq)
         total = 3 * head_gemm(self.model, whole).flops
@@ -278,6 +312,8 @@ class _Plan:
             if number:
                 one = layer(self.model, kind, whole)
                 total += number * sum(one.flops(op) for op in OPS)
+                if causal:  # F once, B twice
+                    total -= number * 3 * one.attention_flops // 2
         return total
 
 

@@ -16,6 +16,9 @@ from typing import NamedTuple
 from ..errors import OptPipeError
 from .models import Model, expert_parameters, layer_parameters
 
+# How tokens reach their experts: every copy on its own, or once per node (as DeepEP sends them);
+# waited for, or hidden behind the compute of another microbatch (as Megatron-LM can).
+EXCHANGES = ("plain", "per-node", "overlapped", "per-node-overlapped")
 RECOMPUTE = ("none", "norms", "full")
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}  # bytes of an activation
 LSE_BYTES = 4  # flash attention keeps one fp32 per head and token, the log-sum-exp of its scores
@@ -34,6 +37,7 @@ class Work:
             the backward pass from what is kept); ``full`` (only the layer's input is kept).
         dtype: of the matrix products.
         sequence_parallel: norms and dropout are shared by the tp devices as well.
+        exchange: how tokens reach experts on other devices, one of `EXCHANGES`.
     """
 
     microbatch: int
@@ -46,6 +50,7 @@ class Work:
     recompute: str = "none"
     dtype: str = "bf16"
     sequence_parallel: bool = True
+    exchange: str = "plain"
 
     @property
     def tokens(self) -> int:
@@ -93,7 +98,7 @@ class Message(NamedTuple):
     group: str  # tp, cp, ep
     op: str  # F, B, W
     size: int
-    behind: str = ""  # "" exposed; "attention"; "gemm"
+    behind: str = ""  # "" exposed; "attention"; "gemm"; "all" compute
 
 
 @dataclass(frozen=True)
@@ -278,10 +283,13 @@ def _experts(
         Kept("expert outputs", e * routed * h),
     )
     held = e * routed * (h + 2 * f + f + h) + e * n * h
-    moved_f = e * routed * 3 * f + e * 4 * routed * h  # activation; gather and scatter of tokens
-    moved_b = e * routed * 5 * f + e * 4 * routed * h
+    # tokens are gathered for their experts and scattered back, each a read and a write; where they
+    # go to other devices, they are sorted on both sides
+    sorts = e * (8 if work.ep > 1 else 4) * routed * h
+    moved_f, moved_b = e * routed * 3 * f + sorts, e * routed * 5 * f + sorts
     size = e * routed * h * (work.ep - 1) // work.ep
-    messages = tuple(Message("ep", op, 2 * size) for op in "FB") if size else ()
+    hidden = "all" if work.exchange.endswith("overlapped") else ""
+    messages = tuple(Message("ep", op, 2 * size, hidden) for op in "FB") if size else ()
     if model.shared_ffn:
         more = _mlp(model, work, model.shared_ffn)
         gemms, kept = gemms + more[0], kept + more[1]
@@ -347,6 +355,8 @@ def check_work(model: Model, work: Work) -> None:
             raise OptPipeError(f"{key}: must be a whole number of at least 1, got {value!r}")
     if work.recompute not in RECOMPUTE:
         raise OptPipeError(f"recompute: expected {', '.join(RECOMPUTE)}, got {work.recompute!r}")
+    if work.exchange not in EXCHANGES:
+        raise OptPipeError(f"exchange: expected {', '.join(EXCHANGES)}, got {work.exchange!r}")
     if work.dtype not in DTYPES:
         raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
     for key, whole in (("heads", model.heads), ("ffn", model.ffn)):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, fields
@@ -11,7 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ..errors import hint_for
 from ..files import plain, read_mapping
+from ..units import is_plain
 from .machines import Machine, MachineError, Pcie, Rates
 
 
@@ -37,13 +38,18 @@ def load_machine(source: str | os.PathLike[str] | Mapping[str, Any]) -> Machine:
     key = _ALIASES.get(text.lower(), text.lower())
     known = machine_names()
     if key not in known:
-        close = difflib.get_close_matches(key, [*known, *_ALIASES], 2)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
+        hint = hint_for(text, [*known, *_ALIASES], 2)
         raise MachineError(f"machine {text!r}: no such name, and no such file; {hint}")
     return _builtin(key)
 
 
-_ALIASES = {"a100": "a100-80gb", "h100": "h100-sxm", "h200": "h200-sxm", "4090": "rtx4090"}
+_ALIASES = {
+    "a100": "a100-80gb-megatron",
+    "h100": "h100-sxm",
+    "h200": "h200-sxm",
+    "b200": "b200-sxm",
+    "4090": "rtx4090",
+}
 
 
 def machine_names() -> list[str]:
@@ -67,12 +73,11 @@ def _builtin(name: str) -> Machine:
 def _machine(data: dict[str, Any], name: str) -> Machine:
     base = data.pop("base", None)
     if base is not None:
-        under = _raw(_ALIASES.get(str(base), str(base))) if _known(base) else None
-        if under is None:
+        if not _known(base):
             raise MachineError(
                 f"machine {name}: base: no machine {base!r}; known are {', '.join(machine_names())}"
             )
-        data = _over(under, data)
+        data = _over(_whole(_ALIASES.get(str(base), str(base))), data)
     data.pop("name", None)
     known = [e.name for e in fields(Machine) if e.name not in ("name", "rates")] + ["achieved"]
     _refuse_unknown(data, known, f"machine {name}", "")
@@ -89,10 +94,9 @@ def _machine(data: dict[str, Any], name: str) -> Machine:
         )
     for key, value in peak.items():
         _positive(name, f"peak_tflops.{key}", value)
-    for key in ("units", "memory_gib", "memory_gb_per_s", "devices_per_node"):
-        _positive(name, key, data[key])
-    for key in ("link_gb_per_s", "network_gb_per_s"):
-        _positive(name, key, data[key])
+    for entry in fields(Machine):
+        if entry.name in data and not (data[entry.name] is None and "None" in str(entry.type)):
+            _check_kind(name, entry.name, str(entry.type), data[entry.name])
     pcie = data.pop("pcie", None)
     made = {key: value for key, value in data.items() if key != "achieved"}
     made.setdefault("title", name)
@@ -108,6 +112,13 @@ def _known(name: Any) -> bool:
     return _ALIASES.get(str(name), str(name)) in machine_names()
 
 
+def _whole(name: str) -> dict[str, Any]:
+    """The data of a built-in machine, laid over that of its base."""
+    data = dict(_raw(name))
+    base = data.pop("base", None)
+    return data if base is None else _over(_whole(str(base)), data)
+
+
 def _over(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
     """`data` laid over `base`, mappings key by key."""
     merged = dict(base)
@@ -115,6 +126,9 @@ def _over(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
         under = merged.get(key)
         both = isinstance(under, Mapping) and isinstance(value, Mapping)
         merged[key] = _over(under, value) if both else value  # type: ignore[arg-type]
+    fitted = base.get("fitted")
+    if isinstance(fitted, Mapping) and "fitted" not in data:  # a rate given anew is not fitted
+        merged["fitted"] = {key: source for key, source in fitted.items() if key not in data}
     return merged
 
 
@@ -143,9 +157,23 @@ def _pcie(data: Any, name: str) -> Pcie:
     for entry in fields(Pcie):
         if entry.default is MISSING and entry.name not in data:
             raise MachineError(f"machine {name}: pcie.{entry.name}: missing")
-        if entry.type in ("int", "float") and entry.name in data:
-            _positive(name, f"pcie.{entry.name}", data[entry.name])
+        if entry.name in data:
+            _check_kind(name, f"pcie.{entry.name}", str(entry.type), data[entry.name])
     return Pcie(**data)
+
+
+def _check_kind(name: str, key: str, kind: str, value: Any) -> None:
+    """Refuse a value that is not of the kind its field is annotated with."""
+    if kind.startswith(("int", "float")):
+        _positive(name, key, value)
+    if kind == "int" and not isinstance(value, int):
+        raise MachineError(f"machine {name}: {key}: must be a whole number, got {value!r}")
+    if kind == "str" and not (isinstance(value, str) and is_plain(value)):
+        raise MachineError(f"machine {name}: {key}: expected a text on one line, got {value!r}")
+    if kind.startswith("Mapping[str, str]") and not (
+        isinstance(value, Mapping) and all(isinstance(text, str) for text in value.values())
+    ):
+        raise MachineError(f"machine {name}: {key}: expected a mapping of texts, got {value!r}")
 
 
 def _positive(name: str, key: str, value: Any) -> None:
@@ -156,6 +184,5 @@ def _positive(name: str, key: str, value: Any) -> None:
 def _refuse_unknown(data: Mapping[str, Any], known: list[str], where: str, prefix: str) -> None:
     for key in data:
         if key not in known:
-            close = difflib.get_close_matches(str(key), known, 1)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+            hint = hint_for(str(key), known)
             raise MachineError(f"{where}: {prefix}{key}: unknown key; {hint}")

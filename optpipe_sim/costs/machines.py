@@ -12,6 +12,18 @@ class MachineError(OptPipeError):
     """A machine that cannot be; names the machine, the key, and what would be right."""
 
 
+_SHARES = (
+    "gemm",
+    "attention",
+    "bandwidth",
+    "collective",
+    "network_collective",
+    "all_to_all",
+    "p2p",
+    "p2p_network",
+)
+
+
 @dataclass(frozen=True)
 class Rates:
     """The few numbers that turn a data sheet into times; calibration fits some of them.
@@ -20,12 +32,17 @@ class Rates:
         gemm: of the peak FLOP/s that a large product reaches.
         attention: of the peak, of a fused attention kernel, counting what it executes.
         bandwidth: of the memory bandwidth, of kernels that only move data.
-        collective: of the links' bandwidth, of collectives within a stage.
+        collective: of the links' bandwidth, of collectives within a stage and a node.
+        network_collective: of the network's bandwidth, of collectives that leave the node.
+        all_to_all: of the links' bandwidth, of the exchange of tokens between experts in a node.
         p2p, p2p_network: of the links' and of the network's bandwidth, of messages between stages
             (point-to-point transfers use few of a node's links).
         p2p_latency_us: of one such message.
         half_inner, half_waves: a product reaches half of `gemm` when its inner dimension is the
             former, or when its tiles fill the latter part of the device once.
+        half_rows: an expert's products reach half of that when it has this many tokens.
+        expert_us: of one layer with experts and one microbatch, F and B together, that is in no
+            kernel (many small launches, waiting for how many tokens each expert gets).
         gemm_overlap: part of a GEMM's time behind which a collective that allows it can hide.
         memory_factor: activation bytes in use per byte counted (fragmentation, buffers).
         working_set: of one layer's activations (without recompute), what its backward pass needs
@@ -39,11 +56,15 @@ class Rates:
     attention: float
     bandwidth: float
     collective: float = 0.5
+    network_collective: float = 0.8
+    all_to_all: float = 0.6
     p2p: float = 0.15
     p2p_network: float = 0.6
     p2p_latency_us: float = 20.0
     half_inner: float = 64.0
     half_waves: float = 0.25
+    half_rows: float = 150.0
+    expert_us: float = 4000.0
     gemm_overlap: float = 0.8
     memory_factor: float = 1.0
     working_set: float = 0.5
@@ -52,7 +73,7 @@ class Rates:
     fitted: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:
-        for key in ("gemm", "attention", "bandwidth", "collective", "p2p", "p2p_network"):
+        for key in _SHARES:
             if not 0 < getattr(self, key) <= 1.5:
                 raise MachineError(f"achieved.{key}: must be from 0 to 1, got {getattr(self, key)}")
         for entry in fields(self):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -11,7 +11,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from ..errors import hint_for
 from ..files import plain, read_mapping
+from ..units import is_plain
 from .models import Model, ModelError
 
 _KEYS = tuple(entry.name for entry in fields(Model))
@@ -63,6 +65,8 @@ _TYPES: dict[str, dict[str, Any]] = {
     "mixtral": {},
     "qwen2_moe": {"qkv_bias": True},
     "qwen3_moe": {"qk_norm": True},
+    "gpt_oss": {"qkv_bias": True},
+    "gemma3_text": {"qk_norm": True, "tied": True},
     "deepseek_v2": {},
     "deepseek_v3": {},
 }
@@ -71,7 +75,8 @@ _TYPES: dict[str, dict[str, Any]] = {
 def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
     """The model of that name, or in a YAML or JSON file, or in a mapping.
 
-    A file or mapping is a short config (the fields of `Model`) or a Hugging Face ``config.json``
+    A folder stands for the ``config.json`` in it, ``owner/Name`` of a hub for the model of that name
+    that ships. A file or mapping is a short config (the fields of `Model`) or a Hugging Face ``config.json``
     (it has ``model_type``).
 
     Raises:
@@ -81,6 +86,10 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
     if isinstance(source, Mapping):
         return _model(dict(source), "model")
     text = str(source)
+    if Path(text).is_dir():
+        if not (Path(text) / "config.json").is_file():
+            raise ModelError(f"model {text!r}: this folder has no config.json")
+        text = str(Path(text) / "config.json")
     if text.endswith((".json", ".yaml", ".yml")) or Path(text).is_file():
         data = plain(read_mapping(text))
         default = Path(text).parent.name if Path(text).name == "config.json" else Path(text).stem
@@ -89,11 +98,21 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
         except ModelError as error:
             raise ModelError(f"{text}: {error}") from None
     known = _builtin()
+    same = {_bare(name): name for name in known}.get(_bare(text))
+    if same is not None:
+        return known[same]
     if text.lower() not in known:
-        close = difflib.get_close_matches(text.lower(), known, 3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
+        hint = hint_for(text.rpartition("/")[2].lower(), known, 3)
         raise ModelError(f"model {text!r}: no such name, and no such file; {hint}")
     return known[text.lower()]
+
+
+def _bare(name: str) -> str:
+    """What is left of a name, or a hub's ``owner/Name-Instruct``, without owner, signs and variants
+    that change no shape."""
+    text = name.lower().rpartition("/")[2]
+    text = re.sub(r"-(instruct|chat|base|hf|it|pt|v0\.\d)(?=-|$)", "", text)
+    return re.sub(r"[^a-z0-9]", "", text.removeprefix("meta-"))
 
 
 def model_names() -> list[str]:
@@ -114,7 +133,10 @@ def _builtin() -> dict[str, Model]:
 def _model(data: dict[str, Any], name: str) -> Model:
     if "model_type" in data or "architectures" in data:
         return _hugging_face(data, name)
-    return _short(data, str(data.pop("name", name)))
+    given = data.pop("name", name)
+    if not isinstance(given, str) or not given or not is_plain(given):
+        raise ModelError(f"model {name}: name: expected a text on one line, got {given!r}")
+    return _short(data, given)
 
 
 def _short(data: Any, name: str) -> Model:
@@ -122,8 +144,7 @@ def _short(data: Any, name: str) -> Model:
         raise ModelError(f"model {name}: expected a mapping of keys, got {data!r}")
     for key in data:
         if key not in _KEYS:
-            close = difflib.get_close_matches(str(key), _KEYS, 1)
-            hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(_KEYS)}"
+            hint = hint_for(str(key), _KEYS)
             raise ModelError(f"model {name}: {key}: unknown key; {hint}")
     missing = [key for key in _NEEDED if key not in data]
     if missing:
@@ -133,8 +154,10 @@ def _short(data: Any, name: str) -> Model:
 
 def _made(data: dict[str, Any]) -> Model:
     for key in ("published_parameters", "published_active"):
-        if key in data:
-            data[key] = float(data[key])
+        value = data.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
+            raise ModelError(f"model {data['name']}: {key}: must be a number, got {value!r}")
+        data[key] = float(value)
     try:
         return Model(**data)
     except (TypeError, ZeroDivisionError):
@@ -143,20 +166,25 @@ def _made(data: dict[str, Any]) -> Model:
         ) from None
 
 
+def _hugging_face_name(data: Mapping[str, Any], name: str) -> str:
+    given = data.get("_name_or_path")
+    return given if isinstance(given, str) and given and is_plain(given) else name
+
+
 def _hugging_face(data: dict[str, Any], name: str) -> Model:
     """A model from ``config.json``; keys that do not change costs are passed over."""
     kind = data.get("model_type")
-    if kind not in _TYPES:
+    if not isinstance(kind, str) or kind not in _TYPES:
         raise ModelError(
             f"model {name}: model_type: {kind!r} is not supported; supported are"
             f" {', '.join(_TYPES)}; or write a short config"
         )
     names = dict(_GPT2 if kind == "gpt2" else _COMMON)
-    if kind in ("mixtral", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"):
+    if kind in ("mixtral", "gpt_oss", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"):
         names |= _EXPERTS
     if kind.startswith("deepseek"):
         names |= _LATENT
-    made: dict[str, Any] = {"name": str(data.get("_name_or_path") or name), **_TYPES[kind]}
+    made: dict[str, Any] = {"name": _hugging_face_name(data, name), **_TYPES[kind]}
     for theirs, ours in names.items():
         if data.get(theirs) is not None:
             made[ours] = data[theirs]
@@ -164,7 +192,7 @@ def _hugging_face(data: dict[str, Any], name: str) -> Model:
         if ours not in made:
             theirs = next(key for key, value in names.items() if value == ours)
             raise ModelError(f"model {name}: {theirs}: missing in the config.json")
-    if kind == "mixtral":  # there every expert has the width of the MLP
+    if kind in ("mixtral", "gpt_oss"):  # there every expert has the width of the MLP
         made["expert_ffn"] = made.get("ffn", 0)
     if kind.startswith("deepseek"):
         made.pop("kv_heads", None)  # meaningless there: one latent serves every head

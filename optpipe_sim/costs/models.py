@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from ..errors import OptPipeError
 
 STYLES = ("gpt", "llama")
+MOST_LAYERS = 10_000  # the deepest models have a few hundred
 
 
 class ModelError(OptPipeError):
@@ -83,6 +84,8 @@ class Model:
         for key in ("layers", "hidden", "heads", "vocab", "kv_heads", "head_dim"):
             if getattr(self, key) < 1:
                 raise self._fail(key, f"must be at least 1, got {getattr(self, key)}")
+        if self.layers > MOST_LAYERS:
+            raise self._fail("layers", f"must be at most {MOST_LAYERS}, got {self.layers}")
         if self.heads % self.kv_heads:
             raise self._fail("kv_heads", f"{self.kv_heads} does not divide the {self.heads} heads")
         if self.experts and not 1 <= self.experts_per_token <= self.experts:

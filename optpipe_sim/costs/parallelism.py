@@ -125,8 +125,14 @@ def zero_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> d
 
 
 def _replica_bandwidth(layout: Layout, copies: int, machine: Machine) -> float:
-    """Replicas lie in different nodes as soon as a whole one fills a node."""
-    return bandwidth_within(layout.devices * copies // max(1, layout.cp), machine)
+    """Bytes per second of one device in a collective over `copies` of the same weights.
+
+    Replicas lie in different nodes as soon as a whole one fills a node. Members of one node share
+    what crosses the network: it enters their node once, over all their adapters.
+    """
+    span = layout.devices * copies // max(1, layout.cp)
+    together = max(1, min(copies, machine.devices_per_node * copies // span))
+    return bandwidth_within(span, machine, together)
 
 
 def split_layers(
@@ -202,6 +208,16 @@ def _split_equal(layers: int, each: float, first: float, last: float, stages: in
     low, more = divmod(layers - head - tail, middle)
     # the earlier a stage, the more microbatches it holds: the longer ones come last
     return [head] + [low] * (middle - more) + [low + 1] * more + [tail]
+
+
+def stage_layers(counts: Sequence[int]) -> list[int | None]:
+    """What a profile calls the `layers` of each stage: where it may be divided.
+
+    Embedding and head count as one layer each, on the first and the last stage. None for a stage
+    in the middle without any layer.
+    """
+    last = len(counts) - 1
+    return [count + (at == 0) + (at == last) or None for at, count in enumerate(counts)]
 
 
 def stage_kinds(model: Model, counts: Sequence[int]) -> list[tuple[int, int]]:

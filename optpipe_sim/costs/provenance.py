@@ -6,10 +6,28 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..profile import CostProfile
+from .doubt import doubt, kind_of
 from .layer import Work
 from .machines import Machine
 from .models import Model
 from .parallelism import Layout
+
+_USED = (
+    "gemm",
+    "attention",
+    "bandwidth",
+    "collective",
+    "network_collective",
+    "p2p",
+    "memory_factor",
+    "overhead",
+)
+_ONCE = (
+    "optimizer_ms",
+    "gradient_sync_ms",
+    "flops_per_microbatch",
+    "flops_per_microbatch_causal",
+)
 
 
 def provenance(
@@ -23,11 +41,11 @@ def provenance(
     """What a profile says of itself: the plan, and which of its numbers are estimated or fitted."""
     rates = machine.rates
     how = {key: f"fitted to {source}" for key, source in rates.fitted.items()}
-    used = ("gemm", "attention", "bandwidth", "collective", "p2p", "memory_factor", "overhead")
+    used = (*_USED, "all_to_all", "expert_us") if model.experts else _USED
     times = "estimated" if not how else "estimated with fitted rates"
     return {
         "source": f"optpipe-sim estimate: {model.name} on {machine.name}",
-        "model": {"name": model.name, "source": model.source},
+        "model": {"name": model.name, "source": model.source, "kind": kind_of(model)},
         "machine": {"name": machine.name, "title": machine.title},
         "parallel": {
             key: getattr(layout, key) for key in ("devices", "tp", "cp", "ep", "dp", "zero")
@@ -38,15 +56,15 @@ def provenance(
             "recompute": work.recompute,
             "flash": work.flash,
             "dtype": work.dtype,
+            **({"exchange": work.exchange} if work.ep > 1 else {}),
         },
         "layers_per_stage": list(counts),
-        "iteration": {
-            key: notes[key] for key in ("optimizer_ms", "gradient_sync_ms", "flops_per_microbatch")
-        }
+        "iteration": {key: notes[key] for key in _ONCE}
         | {"overhead": rates.overhead, "peak_flops_per_device": machine.peak(work.dtype)},
         "parameters_per_device": notes["parameters_per_device"],
         "weights_bytes_per_device": notes["weights_bytes_per_device"],
         "time_spent": notes["time_spent"],
+        "doubt": doubt(model, machine, layout, work).to_json(),
         "provenance": {
             "t_f, t_b, t_w": times,
             "t_comm": times if "p2p" in how else "estimated",
@@ -75,8 +93,26 @@ def iteration_ns(profile: CostProfile, makespan_ns: float) -> float:
     return makespan_ns / (1 - extra.get("overhead", 0.0)) + once
 
 
-def mfu(profile: CostProfile, iteration: float, microbatches: int) -> float:
-    """Model FLOPs per second over the peak of all devices, for an iteration of so many ns."""
+def mfu(profile: CostProfile, iteration: float, microbatches: int, causal: bool = False) -> float:
+    """Model FLOPs per second over the peak of all devices, for an iteration of so many ns.
+
+    Recomputation does not count. Of the attention's scores every one does (as in Megatron-LM's logs
+    and Korthikanti et al., arXiv 2205.05198), or with `causal` the half that a causal mask leaves
+    (as in Megatron-Bridge).
+    """
     extra, parallel = profile.meta["iteration"], profile.meta["parallel"]
-    done = extra["flops_per_microbatch"] * microbatches / (iteration * 1e-9)
+    key = "flops_per_microbatch_causal" if causal else "flops_per_microbatch"
+    done = extra[key] * microbatches / (iteration * 1e-9)
     return float(done / (extra["peak_flops_per_device"] * parallel["devices"]))
+
+
+def mfu_ceiling(profile: CostProfile, causal: bool = False) -> float:
+    """The MFU of an estimated profile without bubbles, waiting, gradient sync or update.
+
+    The slowest device works all the time; no schedule of the profile reaches more.
+    """
+    busy = [0] * profile.devices
+    for device, cost in zip(profile.placement, profile.stages, strict=True):
+        busy[device] += cost.t_f_ns + cost.t_b_ns + cost.t_w_ns
+    whole = max(busy) / (1 - profile.meta["iteration"].get("overhead", 0.0))
+    return mfu(profile, whole, 1, causal)

@@ -2,28 +2,33 @@
 
 A product of (m x k) by (k x n) reaches ``gemm * k / (k + half_inner) * w / (w + half_waves)`` of the
 peak, times what padding to tiles of 128 leaves; w is how often its tiles fill all multiprocessors.
-It takes at least the time its operands need to pass through memory.
+The grouped products of experts reach ``m / (m + half_rows)`` of that, m tokens each.
+It takes at least the time its operands need to pass through memory. With fp8 the router and the
+head stay in bf16, and every other product has its operands cast first.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from .layer import Gemm, Layer, Work
+from .layer import Gemm, Layer, Message, Work
 from .machines import Machine
 from .models import Model
 
 TILE = 128
+EXPERT_SHARE = {"F": 1 / 3, "B": 2 / 3}  # of `Rates.expert_us`
 GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32: W reads and writes it
 
 
 class OpTime(NamedTuple):
-    """Seconds of one op, by what they are spent on; `messages` is the exposed part."""
+    """Seconds of one op, by what they are spent on; `messages` is the exposed part, `launches` what
+    layers with experts spend in no kernel."""
 
     gemm: float = 0.0
     attention: float = 0.0
     elementwise: float = 0.0
     messages: float = 0.0
+    launches: float = 0.0
 
     @property
     def total(self) -> float:
@@ -51,8 +56,31 @@ def gemm_seconds(gemm: Gemm, op: str, machine: Machine, dtype: str, element: int
         out_bytes = element
     moved = element * (rows * inner + inner * columns) + out_bytes * rows * columns
     memory = gemm.groups * moved / (machine.memory_gb_per_s * 1e9 * machine.rates.bandwidth)
-    peak = machine.peak(dtype) * efficiency(machine, rows, inner, columns, gemm.groups)
+    peak = machine.peak(gemm_dtype(gemm, dtype))
+    peak *= efficiency(machine, rows, inner, columns, gemm.groups)
+    if gemm.groups > 1 and gemm.weights:
+        peak *= gemm.rows / (gemm.rows + machine.rates.half_rows)
     return max(gemm.flops / peak, memory)
+
+
+def gemm_dtype(gemm: Gemm, dtype: str) -> str:
+    """The type a product is computed in: fp8 recipes leave the router and the head in bf16."""
+    return "bf16" if dtype == "fp8" and gemm.name in ("router", "head") else dtype
+
+
+def cast_bytes(layer: Layer, op: str, dtype: str) -> int:
+    """Bytes moved to cast the operands of one layer's products to fp8, 0 for other types.
+
+    An input (F) or an output gradient (B) is read for its largest entry, read again, and written
+    twice, as it is and transposed. Casts of weights count once per iteration and are left out.
+    """
+    if dtype != "fp8" or op == "W":
+        return 0
+    products = [gemm for gemm in layer.gemms if gemm_dtype(gemm, dtype) == "fp8"]
+    return sum(
+        6 * gemm.groups * gemm.rows * (gemm.inner if op == "F" else gemm.columns)
+        for gemm in products
+    )
 
 
 def efficiency(machine: Machine, rows: int, inner: int, columns: int, groups: int = 1) -> float:
@@ -76,14 +104,21 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
     if op == "B" and layer.recompute == "norms":
         # each of the dropped tensors is written once more, from an input of about its size
         moved += 2 * (layer.kept_bytes("none") - layer.kept_bytes("norms"))
+    moved += cast_bytes(layer, op, dtype)
     elementwise = moved / (machine.memory_gb_per_s * 1e9 * rates.bandwidth)
-    exposed = 0.0
+    exposed = launches = 0.0
     for message in layer.messages:
         if message.op == op:
-            seconds = message.size / group_bandwidth(message.group, machine, work)
-            cover = {"attention": attention, "gemm": gemm * rates.gemm_overlap}
+            seconds = message_seconds(message, machine, model, work)
+            cover = {
+                "attention": attention,
+                "gemm": gemm * rates.gemm_overlap,
+                "all": (gemm + attention + elementwise) * rates.gemm_overlap,
+            }
             exposed += max(0.0, seconds - cover.get(message.behind, 0.0))
-    time = OpTime(gemm, attention, elementwise, exposed)
+    if op != "W" and any(gemm.name == "router" for gemm in layer.gemms):
+        launches = rates.expert_us * 1e-6 * EXPERT_SHARE[op]
+    time = OpTime(gemm, attention, elementwise, exposed, launches)
     if op == "B" and layer.recompute == "full":
         return time.plus(op_time(layer, "F", machine, model, work))
     return time
@@ -104,21 +139,41 @@ def _attention_seconds(layer: Layer, op: str, machine: Machine, dtype: str, elem
     return total
 
 
+def message_seconds(message: Message, machine: Machine, model: Model, work: Work) -> float:
+    """How long a message takes; tokens for experts go over the links and the network at once.
+
+    Sent once per node, a token crosses the network as often as its experts, drawn evenly, lie in
+    other nodes, and reaches them from there over the links.
+    """
+    if message.group != "ep":
+        return message.size / group_bandwidth(message.group, machine, work)
+    rates, ep = machine.rates, work.ep
+    inside = min(ep, max(1, machine.devices_per_node // work.expert_tp))
+    each = message.size / (ep - 1)  # to one of the others
+    near = each * (inside - 1) / (machine.link_gb_per_s * 1e9 * rates.all_to_all)
+    apart = each * (ep - inside)
+    if work.exchange.startswith("per-node") and ep > inside:
+        nodes, chosen = ep / inside, model.experts_per_token
+        apart *= (1 - (1 - 1 / nodes) ** chosen) * nodes / chosen
+    far = apart / (machine.network_gb_per_s * 1e9 * rates.network_collective)
+    return max(near, far)
+
+
 def group_bandwidth(group: str, machine: Machine, work: Work) -> float:
-    """Bytes per second of one device in the collectives of ``tp``, ``cp`` or ``ep``."""
-    span = {
-        "tp": work.tp,
-        "cp": work.tp * work.cp,
-        "ep": work.ep * work.expert_tp,
-    }[group]
-    return bandwidth_within(span, machine)
+    """Bytes per second of one device in the collectives of ``tp`` or ``cp``."""
+    if group == "tp":
+        return bandwidth_within(work.tp, machine, min(work.tp, machine.devices_per_node))
+    return bandwidth_within(work.tp * work.cp, machine)
 
 
-def bandwidth_within(span: int, machine: Machine) -> float:
-    """Bytes per second of one device in a collective over that many neighbouring devices."""
-    within = span <= machine.devices_per_node
-    rate = machine.link_gb_per_s if within else machine.network_gb_per_s
-    return rate * 1e9 * machine.rates.collective
+def bandwidth_within(span: int, machine: Machine, together: int = 1) -> float:
+    """Bytes per second of one device in a collective over that many neighbouring devices, of which
+    `together` lie in each node."""
+    near = machine.link_gb_per_s * 1e9 * machine.rates.collective
+    if span <= machine.devices_per_node:
+        return near
+    far = machine.network_gb_per_s * 1e9 * machine.rates.network_collective
+    return min(near, together * far)
 
 
 def embedding_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:

@@ -15,7 +15,7 @@ from .axis import points, size_unit, text_inches, time_unit
 from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
 
 if TYPE_CHECKING:
-    from ..costs.advise_rows import Advice, Point
+    from ..costs.advise.rows import Advice, Point
 
 FITS, OVER, FRONT, BEST = "#3F7FBF", "#B9B9B9", "#5E2D79", "#D9622B"
 _WIDTH, _HEIGHT, _FONT = 9.0, 5.4, 7.5  # inches; points, of names

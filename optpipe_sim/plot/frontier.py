@@ -18,7 +18,7 @@ from .axis import points, size_unit, text_inches, time_unit
 from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
 
 if TYPE_CHECKING:
-    from ..solve.frontier import Frontier
+    from ..solvers.frontier import Frontier
 
 BEST, BOUND, FIXED = "#3F7FBF", "#5E2D79", "#D9622B"
 _WIDTH, _HEIGHT, _FONT = 9.0, 5.2, 7.5  # inches; points, of names

@@ -10,6 +10,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from ..op_costs import op_costs
 from ..ops import COMPUTE, TRANSFERS, O, OpKind
 from ..trace import Trace
 from .axis import BOTTOM, WIDTH, place, points, time_unit
@@ -19,7 +20,7 @@ RASTERISE_ABOVE = 6000  # boxes; a vector file of more is large and slow to show
 LARGEST_LABEL, LEAST_LABEL = 8.0, 4.5  # points
 # widths in ems: a digit, and the name of each kind of compute op
 _DIGIT = 0.636
-_NAME = {OpKind.F: 0.575, OpKind.B: 0.686, OpKind.W: 0.989, OpKind.BW: 1.675}
+_NAME = {OpKind.F: 0.575, OpKind.B: 0.686, OpKind.W: 0.989, OpKind.BW: 1.675, OpKind.C: 0.698}
 _FILL = 0.88  # how much of its box a label may take
 _EDGE_FROM = 3.0  # points; where boxes are narrower, edges would cover them
 
@@ -121,6 +122,8 @@ def _boxes(trace: Trace, ax: Axes) -> None:
                     gid=f"{kind.name}-{chunk}",
                 )
             )
+            if kind in (OpKind.B, OpKind.BW):
+                _recomputed_share(trace, ax, rows, lanes, size, bottom, rasterized=many)
             if labels and kind in COMPUTE:
                 named, font = labels
                 for row, lane in zip(rows.tolist(), lanes.tolist(), strict=True):
@@ -135,6 +138,38 @@ def _boxes(trace: Trace, ax: Axes) -> None:
                         va="center_baseline",
                         clip_on=True,
                     )
+
+
+def _recomputed_share(
+    trace: Trace,
+    ax: Axes,
+    rows: np.ndarray,
+    lanes: np.ndarray,
+    size: int,
+    bottom: float,
+    *,
+    rasterized: bool,
+) -> None:
+    """Underline the part of each backward that is a recomputation inside it."""
+    kinds, stages = trace.schedule.table[rows, 0], trace.schedule.table[rows, 1]
+    planned = op_costs(trace.schedule, trace.profile).duration_ns[rows]
+    share = 1 - trace.profile.durations_ns[kinds, stages] / np.maximum(planned, 1)
+    inside = share > 0
+    if not inside.any():
+        return
+    start, end = trace.start_ns[rows][inside] / size, trace.end_ns[rows][inside] / size
+    ax.add_collection(
+        boxes(
+            start,
+            start + (end - start) * share[inside],
+            lanes[inside] + bottom - 0.12,
+            lanes[inside] + bottom,
+            shade(OpKind.C, 0, 1),
+            rasterized=rasterized,
+            zorder=1.5,
+            gid="recomputed-inside",
+        )
+    )
 
 
 def boxes(
@@ -192,8 +227,10 @@ def _legend(trace: Trace) -> list[Patch]:
     """Kinds that occur, shades of chunks where there are several, idle."""
     shape = trace.schedule.shape
     handles = []
+    inside = trace.recomputed > 0
     for kind in OpKind:
-        if (trace.schedule.table[:, 0] == kind).any():
+        apart = (trace.schedule.table[:, 0] == kind).any()
+        if apart or (inside and kind is OpKind.C):
             label = f"{kind.name}  {KIND_NAMES[kind]}"
             handles.append(Patch(facecolor=shade(kind, 0, shape.chunks), label=label))
         if kind is OpKind.F:  # one kind shows how the shades go

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ..analyse.explain import Gap, idle
+from ..reasons.explain import Gap, idle
 from ..trace import CAUSES, Trace
 from ..units import format_time
 from .axis import BOTTOM, LEFT, WIDTH, place, points, text_inches, time_unit

@@ -1,8 +1,10 @@
-"""Names written beside what they name, in the place of a legend, so that none covers another."""
+"""How lines look, and names written beside them in the place of a legend, so that none covers another."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import cycle, islice, product
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
@@ -11,9 +13,24 @@ FONT = 7.5  # points
 NAMES = {
     "gpipe": "GPipe", "zb-1p": "ZB-1p", "zb-2p": "ZB-2p", "v-half": "V-Half", "v-min": "V-Min",
     "po": "PipeOffload", "po-h": "PO-H", "po-f": "PO-F", "adaoffload": "AdaOffload",
-    "optpipe": "OptPipe", "dualpipe-v": "DualPipeV",
+    "optpipe": "this search", "dualpipe-v": "DualPipeV",
 }  # fmt: skip
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart; black last
+COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+DASHES = ("-", "--", ":", "-.")
 OUTLINE = [withStroke(linewidth=2.5, foreground="white")]
+
+
+def line_styles(count: int) -> list[dict[str, Any]]:
+    """So many looks of lines that differ in more than their colour, for ``ax.plot(**look)``."""
+    looks = zip(
+        cycle(COLOURS), cycle(MARKERS), (d for d, _ in product(DASHES * 9, COLOURS)), strict=False
+    )
+    return [
+        {"color": colour, "marker": marker, "linestyle": dash, "markersize": 4}
+        for colour, marker, dash in islice(looks, count)
+    ]
 
 
 def schedule_label(name: str) -> str:

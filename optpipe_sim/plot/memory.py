@@ -8,8 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
 from matplotlib.ticker import MaxNLocator
 
-from ..steps import Steps
 from ..trace import Trace
+from ..trace.steps import Steps
 from ..units import format_size
 from .axis import BOTTOM, WIDTH, place, size_unit, time_unit
 from .style import INK, LIMIT, MUTED, STATIC, new_figure, styled

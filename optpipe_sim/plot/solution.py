@@ -8,7 +8,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from ..analyse.solution import FORCED, SHORT, Solution
+from ..reasons.solution import FORCED, SHORT, Solution
 from ..trace import CAUSES
 from ..units import format_time
 from .axis import BOTTOM, LEFT, WIDTH, place, time_unit

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib import font_manager
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 from ..errors import OptPipeError
 from ..files import write_bytes
-from ..ops import BW, B, F, O, OpKind, R, W
+from ..ops import BW, B, C, F, O, OpKind, R, W
 
 # Told apart with every common colour blindness (a test simulates them): at least 16 apart in Lab.
 COLOURS: dict[OpKind, str] = {
@@ -28,6 +31,7 @@ COLOURS: dict[OpKind, str] = {
     B: "#F0A830",
     W: "#4DB38A",
     BW: "#D9622B",
+    C: "#7A4B1E",
     O: "#C77CB0",
     R: "#5E2D79",
 }
@@ -36,6 +40,7 @@ KIND_NAMES: dict[OpKind, str] = {
     B: "backward, input",
     W: "backward, weight",
     BW: "backward",
+    C: "recomputation",
     O: "offload",
     R: "reload",
 }
@@ -45,8 +50,21 @@ STATIC = "#D5D5D5"
 LIGHTEST = 0.6  # how far the last chunk's shade goes towards white
 
 FORMATS = (".png", ".svg", ".pdf")
+# for what DejaVu lacks, where one of them is installed
+FALLBACKS = (
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Source Han Sans SC",
+    "WenQuanYi Micro Hei",
+    "WenQuanYi Zen Hei",
+    "Microsoft YaHei",
+    "PingFang SC",
+    "Hiragino Sans",
+    "Arial Unicode MS",
+)
 STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",  # comes with matplotlib: figures look alike everywhere
+    "text.parse_math": False,  # a name may have a dollar sign
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.labelsize": 9,
@@ -81,9 +99,20 @@ STYLE: dict[Any, Any] = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """matplotlib's settings while a figure of ours is drawn or written."""
-    with matplotlib.rc_context(STYLE):
+    """matplotlib's settings while a figure of ours is drawn or written.
+
+    A sign that no installed font has is drawn as a box, without a warning for each.
+    """
+    settings = {**STYLE, "font.family": [STYLE["font.family"], *_fallbacks()]}
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
         yield
+
+
+@cache
+def _fallbacks() -> tuple[str, ...]:
+    installed = set(font_manager.get_font_names())
+    return tuple(name for name in FALLBACKS if name in installed)
 
 
 def new_figure(width: float, height: float) -> Figure:

@@ -84,8 +84,8 @@ def _task(arguments: argparse.Namespace) -> Any:
     from ..costs import load_model
     from ..names import build
     from ..profile_io import load_profile
-    from .case import plan_of
-    from .task import Task
+    from .confirm.case import plan_of
+    from .execute.task import Task
 
     profile = load_profile(arguments.profile)
     if arguments.memory_limit is not None:
@@ -129,6 +129,9 @@ def _meet(device: str) -> None:
     import torch.distributed as dist
 
     if device == "cuda":
+        from .measure.environment import prepare_cuda
+
+        prepare_cuda()
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
     else:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
@@ -142,13 +145,15 @@ def _measure(task: Any, rank: int) -> dict[str, Any]:
 
     from ..sim.difference import Difference
     from ..sim.lower import lower
-    from .executor import measured_trace
+    from .execute.executor import measured_trace
 
     result = task.perform(rank)
     gathered: list[Any] = [None] * dist.get_world_size()
-    dist.gather_object(result.records, gathered if rank == 0 else None)
+    dist.gather_object((result.records, result.message_bytes), gathered if rank == 0 else None)
     if rank:
         return {}
+    message_bytes = [size for _, size in gathered]
+    gathered = [records for records, _ in gathered]
     lowered = lower(task.schedule, task.profile, task.memory_limit)
     traces = [measured_trace(lowered, records) for records in zip(*gathered, strict=True)]
     best = min(traces, key=lambda trace: trace.makespan_ns)
@@ -164,6 +169,7 @@ def _measure(task: Any, rank: int) -> dict[str, Any]:
         "ratio": difference.ratio,
         "iterations_ns": [trace.makespan_ns for trace in traces],
         "causes_ns": difference.causes_ns,
+        "message_buffer_bytes": message_bytes,
     }
     if task.mode == "gradient":
         predicted = difference.predicted.peak_bytes
@@ -178,7 +184,7 @@ def _measure(task: Any, rank: int) -> dict[str, Any]:
 def _show(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
     facts, trace = found["facts"], found["trace"]
     if arguments.trace:
-        from ..export.chrome_trace import save_chrome_trace
+        from ..frameworks.chrome_trace import save_chrome_trace
 
         save_chrome_trace(trace, arguments.trace)
     if arguments.save_trace:
@@ -199,6 +205,9 @@ def _show(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
         peaks = zip(facts["predicted_peak_bytes"], facts["measured_peak_bytes"], strict=True)
         for rank, (said, held) in enumerate(peaks):
             print(f"  rank {rank}: peak predicted {format_size(said)}, held {format_size(held)}")
+        if any(facts["message_buffer_bytes"]):
+            sizes = ", ".join(map(format_size, facts["message_buffer_bytes"]))
+            print(f"  beyond that, NCCL's communicators hold {sizes} per rank")
 
 
 def _part() -> None:

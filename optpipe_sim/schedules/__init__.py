@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-from ..errors import InvalidSchedule
+from ..errors import InvalidSchedule, ProfileError, hint_for
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import parse_size
+from .recompute import at_level, parse_yes_no, with_level
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,8 @@ class Entry:
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
+# What any name takes.
+COMMON: dict[str, Callable[[str], Any]] = {"recompute": str, "apart": parse_yes_no}
 _CHUNKS = {"chunks": int}
 _GROUPED = {"chunks": int, "group": int}
 _OFFLOADED = {"chunks": int, "group": int, "offloaded": int}
@@ -49,7 +52,9 @@ REGISTRY: dict[str, Entry] = {
     "po-h": Entry("pipeoffload", "po_h", _GROUPED),
     "po-f": Entry("pipeoffload", "po_f", _GROUPED),
     "dualpipe-v": Entry("dualpipe", "dualpipe_v"),
-    "adaoffload": Entry("adaoffload", "adaoffload", {"limit": parse_size, "chunks": int}),
+    "adaoffload": Entry(
+        "adaoffload.adaoffload", "adaoffload", {"limit": parse_size, "chunks": int}
+    ),
 }
 
 
@@ -61,7 +66,7 @@ def parse_name(text: str, entries: Mapping[str, Entry] = REGISTRY) -> tuple[str,
     """
     name, _, tail = text.partition(":")
     if name not in entries:
-        raise InvalidSchedule(f"{name!r} is no schedule; known are {', '.join(entries)}")
+        raise InvalidSchedule(f"{name!r} is no schedule; {hint_for(name, entries, 2)}")
     options: dict[str, Any] = {}
     for part in filter(None, tail.split(",")):
         key, equals, value = part.partition("=")
@@ -72,7 +77,7 @@ def parse_name(text: str, entries: Mapping[str, Entry] = REGISTRY) -> tuple[str,
 
 
 def _parsed(name: str, options: Mapping[str, Any], entry: Entry) -> dict[str, Any]:
-    parsers = entry.options
+    parsers = {**entry.options, **COMMON}
     parsed = {}
     for key, value in options.items():
         if key not in parsers:
@@ -82,6 +87,8 @@ def _parsed(name: str, options: Mapping[str, Any], entry: Entry) -> dict[str, An
             parsed[key] = parsers[key](value) if isinstance(value, str) else value
         except ValueError:
             raise InvalidSchedule(f"{name}: {key}={value} is not a whole number") from None
+        if parsers[key] is int and abs(parsed[key]) >= 2**31:
+            raise InvalidSchedule(f"{name}: {key}={value} is too large a number")
     return parsed
 
 
@@ -89,7 +96,9 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
     """The schedule `name` (``zb-h1``, ``gis:group=6``) for a profile and m microbatches.
 
     Options may follow the name or be given as keywords. Chunks default to the profile's own where
-    it has more than one, else to 2, for the schedules that interleave.
+    it has more than one, else to 2, for the schedules that interleave. Any name takes
+    ``recompute=LEVEL``, every activation at that level, inside its backward or, with
+    ``apart=yes``, by an op of its own.
 
     Raises:
         InvalidSchedule: for unknown names and options, and for what the schedule does not admit.
@@ -103,8 +112,19 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
     base, given = parse_name(name)
     entry = REGISTRY[base]
     given.update(_parsed(base, options, entry))
+    level, apart = given.pop("recompute", None), given.pop("apart", False)
+    if apart and level is None:
+        raise InvalidSchedule(
+            f"{name}: apart=yes says how to recompute; give recompute=LEVEL as well"
+        )
+    planned = profile if level is None else at_level(profile, level)
     function = getattr(import_module(f".{entry.module}", __name__), entry.function)
-    schedule: Schedule = function(profile, microbatches, **entry.fixed, **given)
+    try:
+        schedule: Schedule = function(planned, microbatches, **entry.fixed, **given)
+        if level is not None:
+            schedule = with_level(schedule, profile, level, apart)
+    except ProfileError as error:  # more chunks than the profile has layers, say
+        raise InvalidSchedule(f"{name}: {error}") from None
     schedule.meta.setdefault("name", name)
     return schedule
 

@@ -40,7 +40,7 @@ def with_copies(base: Schedule, costs: CostProfile, offloaded: int) -> Schedule:
     finds no slots, counted in ``meta["dropped"]``. The profile has to have an offload section.
     """
     assert costs.offload is not None
-    trace = simulate(base, costs, enforce=False, engine="replay")
+    trace = simulate(base, costs, enforce=False)
     begin = dict(
         zip((op for ops in base.programs for op in ops), trace.start_ns.tolist(), strict=True)
     )

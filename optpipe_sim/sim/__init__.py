@@ -20,7 +20,8 @@ def simulate(
     *,
     enforce: bool = True,
     objective: str = "flush",
-    engine: str = "simpy",
+    engine: str = "replay",
+    explain: bool = True,
 ) -> Trace:
     """Replay `schedule` with the costs of `profile`; everything starts as early as it can.
 
@@ -29,7 +30,9 @@ def simulate(
         memory_limit: bytes per device (one number, or one per device); None: the profile's own.
         enforce: False reports the peak without holding anything back.
         objective: what ``trace.cost_ns`` counts: ``flush`` or ``span``.
-        engine: ``simpy`` (the discrete-event simulator) or ``replay`` (compiled; the same times).
+        engine: ``replay`` (compiled) or ``simpy`` (the discrete-event simulator; the same times, to
+            the nanosecond).
+        explain: False: of a deadlock, ``replay`` says no more than that it is one, at once.
 
     Raises:
         InvalidSchedule: where ops are missing, doubled or misplaced, or do not fit the profile.
@@ -47,12 +50,15 @@ def simulate(
     if limits is not None:
         require_limit(profile, limits)
     if engine == "simpy":
-        from .engine import run_engine as run
+        from .engine import run_engine
+
+        start, end, grant = run_engine(schedule, profile, limits)
     elif engine == "replay":
-        from .replay import run_replay as run
+        from .replay import run_replay
+
+        start, end, grant = run_replay(schedule, profile, limits, explain)
     else:
-        raise InvalidSchedule(f"engine: expected simpy or replay, got {engine!r}")
-    start, end, grant = run(schedule, profile, limits)
+        raise InvalidSchedule(f"engine: expected replay or simpy, got {engine!r}")
     return Trace(schedule, profile, start, end, grant, limits, objective)
 
 

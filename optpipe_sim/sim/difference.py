@@ -149,7 +149,7 @@ class Difference:
     @cached_property
     def _event_times(self) -> np.ndarray:
         """Measured begin and end of every node: ops and grants; messages of serial links, which
-        nobody measures, as late as their producers and the predicted link make them."""
+        which are not measured, as late as their producers and the predicted link make them."""
         graph, measured = self.lowered.graph, self.measured
         times = np.zeros(2 * len(graph.lasts), np.int64)
         times[2 * graph.grant_at] = times[2 * graph.grant_at + 1] = measured.grant_ns
@@ -201,3 +201,25 @@ def compare_traces(lowered: Lowered, measured: Trace) -> Difference:
     if measured.schedule.programs != lowered.schedule.programs:
         raise InvalidSchedule("the measured trace is of another schedule than the predicted one")
     return Difference(lowered, lowered.replay(), measured)
+
+
+def beside_copies(difference: Difference, measured: Trace | None = None) -> dict[str, float]:
+    """How many times the profile's time compute ops took, in the median: of those that ran while a
+    copy ran on their device (``beside``) and of the others (``alone``). A kind that has none is
+    left out.
+
+    Args:
+        measured: another trace of the same schedule, to be looked at instead.
+    """
+    trace = measured or difference.measured
+    kinds, devices = trace.schedule.table[:, 0], trace.schedule.devices
+    copies = np.isin(kinds, TRANSFERS)
+    took = trace.end_ns - trace.start_ns
+    expected = difference.predicted.end_ns - difference.predicted.start_ns
+    ratios: dict[str, list[float]] = {"alone": [], "beside": []}
+    for row in np.flatnonzero(~copies & (expected > 0)).tolist():
+        there = copies & (devices == devices[row])
+        overlap = (trace.start_ns < trace.end_ns[row]) & (trace.end_ns > trace.start_ns[row])
+        how = "beside" if (there & overlap).any() else "alone"
+        ratios[how].append(float(took[row] / expected[row]))
+    return {how: float(np.median(found)) for how, found in ratios.items() if found}

@@ -1,7 +1,7 @@
 """The discrete-event simulator: SimPy processes for streams, memory, copy engines and links.
 
 Per device one process works off the compute stream and one each queue of transfers; `_Memory`
-grants F's and R's in program order; `_Link` serves the transfers of its devices. Everything runs
+grants what allocates in program order; `_Link` serves the transfers of its devices. Everything runs
 as early as dependencies, engines and memory allow. At one instant ends come first, then grants
 and compute starts, then links are served: SimPy pops equal times by priority, then by age, and
 links are served at the lowest priority.
@@ -16,7 +16,8 @@ import numpy as np
 import simpy
 
 from ..errors import Deadlock
-from ..ops import COMPUTE, F, O, R
+from ..op_costs import op_costs
+from ..ops import COMPUTE, O, R
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import format_size, format_time
@@ -27,7 +28,7 @@ _Process = Generator[simpy.Event, Any, None]
 
 
 class _Memory:
-    """The memory of one device: grants its F's and R's in program order, each when it fits."""
+    """The memory of one device: grants what allocates in program order, each when it fits."""
 
     def __init__(self, run: _Run, queue: list[int], level: int, limit: int | None) -> None:
         self.run, self.queue, self.level, self.limit = run, queue, level, limit
@@ -47,7 +48,7 @@ class _Memory:
                 self.advance()
 
     def advance(self) -> None:
-        """Grant what can be granted. An F asks when it could start, an R when its anchor starts."""
+        """Grant what can be granted. A compute op asks when it could start, an R when its anchor starts."""
         run, queue = self.run, self.queue
         while self.head < len(queue):
             row = queue[self.head]
@@ -104,12 +105,13 @@ class _Run:
     ) -> None:
         self.env = simpy.Environment()
         self.schedule, self.profile, self.limits = schedule, profile, limits
-        kinds, stages = schedule.table[:, 0], schedule.table[:, 1]
-        self.kind: list[int] = kinds.tolist()
+        costs = op_costs(schedule, profile)
+        self.kind: list[int] = schedule.table[:, 0].tolist()
         self.device: list[int] = schedule.devices.tolist()
-        self.lasts: list[int] = profile.durations_ns[kinds, stages].tolist()
-        self.taken: list[int] = profile.allocated_bytes[kinds, stages].tolist()
-        self.given: list[int] = profile.released_bytes[kinds, stages].tolist()
+        self.lasts: list[int] = costs.duration_ns.tolist()
+        self.taken: list[int] = costs.allocated_bytes.tolist()
+        self.given: list[int] = costs.released_bytes.tolist()
+        self.asks: list[bool] = costs.asks.tolist()
         size = len(schedule)
         self.start, self.end, self.grant = [-1] * size, [-1] * size, [-1] * size
         self.needs: list[list[int]] = [[] for _ in range(size)]
@@ -136,7 +138,7 @@ class _Run:
         self.compute: list[list[int]] = []
         # the R's that a compute op (or, at -1 - device, the start) anchors
         self.anchored: dict[int, list[int]] = {}
-        shared = self.profile.offload is not None and self.profile.offload.copy_engines == "shared"
+        shared = self.profile.shares_copy_engine
         order = {
             key: [self.schedule.row(op) for op in ops]
             for key, ops in self.schedule.link_order.items()
@@ -154,7 +156,7 @@ class _Run:
             self.memory.append(
                 _Memory(
                     self,
-                    [row for row in rows if self.kind[row] in (F, R)],
+                    [row for row in rows if self.asks[row]],
                     self.profile.static_bytes[device],
                     self.limits[device] if self.limits else None,
                 )
@@ -192,7 +194,7 @@ class _Run:
                     yield self.ended(needed)
                 if self.device[needed] != device and self.ready[needed] > self.now:
                     yield env.timeout(self.ready[needed] - self.now)
-            if self.kind[row] == F:
+            if self.asks[row]:
                 yield memory.ask(row, env.event())
             else:
                 self.grant[row] = self.now
@@ -201,6 +203,8 @@ class _Run:
                 self.anchor_started(reload)
             yield env.timeout(self.lasts[row])
             self.finish(row)
+            if self.sends_to[row] >= 0 and self.profile.sending_ns:
+                yield env.timeout(self.profile.sending_ns)
 
     def transfers(self, queue: list[int]) -> _Process:
         """A queue of transfers: the head comes to its link when it may go, and heads the queue
@@ -323,7 +327,7 @@ def _explain_deadlock(run: _Run) -> str:
 def _waits(run: _Run, row: int) -> str:
     """Why an op that has not started cannot."""
     op, memory = run.schedule.op(row), run.memory[run.device[row]]
-    asks = run.kind[row] in (F, R) and run.grant[row] < 0
+    asks = run.asks[row] and run.grant[row] < 0
     if not (asks and run.kind[row] == R):
         for needed in run.needs[row]:
             if run.end[needed] < 0:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..op_costs import op_costs
 from ..ops import O, R
 from ..profile import CostProfile
 from ..schedule import Schedule
@@ -62,19 +63,25 @@ def build_graph(
     """
     kinds = schedule.table[:, 0]
     size = len(kinds)
-    shared = profile.offload is not None and profile.offload.copy_engines == "shared"
-    source, at_end, target, reloads = paths.program_edges(kinds, schedule.offsets, shared)
+    costs = op_costs(schedule, profile)
+    waiting, needed = schedule.edges
+    across = schedule.devices[waiting] != schedule.devices[needed]
+    sending = np.zeros(size, np.int64)
+    sending[needed[across]] = profile.sending_ns
+    source, at_end, target, lag, reloads = paths.program_edges(
+        kinds, costs.asks, sending, schedule.offsets, profile.shares_copy_engine
+    )
     grant_node = np.arange(size)
     grant_node[kinds == R] = size + np.arange(reloads)
     sources, ends, targets = [source], [at_end], [target]
+    lags = [lag]
 
-    def add(source: np.ndarray, target: np.ndarray) -> None:
+    def add(source: np.ndarray, target: np.ndarray, lag: int = 0) -> None:
         sources.append(source)
         ends.append(np.ones(len(source), np.int64))
         targets.append(target)
+        lags.append(np.full(len(source), lag, np.int64))
 
-    waiting, needed = schedule.edges
-    across = schedule.devices[waiting] != schedule.devices[needed]
     # on one compute stream the program order implies what points forwards
     implied = ~across & (needed < waiting) & (kinds[needed] < O) & (kinds[waiting] < O)
     add(needed[~across & ~implied], waiting[~across & ~implied])
@@ -82,7 +89,6 @@ def build_graph(
         add(np.asarray(rows[:-1], np.int64), np.asarray(rows[1:], np.int64))
     if waits is not None:
         add(waits[1], grant_node[waits[0]])
-    plain = sum(map(len, sources))
     waiting, needed = waiting[across], needed[across]
     messages = 0
     if profile.links == "serial":
@@ -93,20 +99,14 @@ def build_graph(
         follows = pair[order][1:] == pair[order][:-1]
         add(needed[order], node)
         add(node[:-1][follows], node[1:][follows])
-        plain = sum(map(len, sources))
-        add(node, waiting[order])
-        lag = profile.latency_ns
+        add(node, waiting[order], profile.latency_ns)
     else:
-        add(needed, waiting)
-        lag = profile.t_comm_ns
+        add(needed, waiting, profile.t_comm_ns)
     lasts = np.zeros(size + reloads + messages, np.int64)
-    lasts[:size] = profile.durations_ns[kinds, schedule.table[:, 1]]
+    lasts[:size] = costs.duration_ns
     lasts[size + reloads :] = profile.occupancy_ns
-    lags = np.zeros(sum(map(len, sources)), np.int64)
-    lags[plain:] = lag
-    order, first, inputs, lags = paths.sort_graph(
-        len(lasts), np.concatenate(sources), np.concatenate(ends), np.concatenate(targets), lags
-    )
+    edges = (np.concatenate(part) for part in (sources, ends, targets, lags))
+    order, first, inputs, lag = paths.sort_graph(len(lasts), *edges)
     if len(order) < len(lasts):
         return None
     position = np.empty(len(order), np.int64)
@@ -114,7 +114,7 @@ def build_graph(
     return Graph(
         first,
         inputs,
-        lags,
+        lag,
         lasts[order],
         position[:size],
         position[grant_node],
@@ -130,7 +130,7 @@ def shared_links(schedule: Schedule, profile: CostProfile) -> dict[str, list[int
     if not len(rows):
         return {}
     keys = link_keys(profile)
-    shared = profile.offload is not None and profile.offload.copy_engines == "shared"
+    shared = profile.shares_copy_engine
     queues: dict[str, set[int]] = {}
     on_link: dict[str, list[int]] = {}
     for row, device, reload in zip(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from ..errors import InvalidSchedule
 from ..ops import Op, R
-from ..profile import CostProfile, Offload
+from ..profile import CostProfile
 from ..schedule import Schedule
 
 
@@ -14,7 +14,7 @@ def link_keys(profile: CostProfile) -> tuple[str, ...]:
     """The link of each device and direction, as ``link_order`` names it: entry ``2 d`` for the O's
     of device d, ``2 d + 1`` for its R's. The number is the host-link group (lone devices follow the
     groups in rank order)."""
-    single = (profile.offload or Offload()).host_link == "single"
+    single = profile.shares_host_link
     keys = [""] * (2 * profile.devices)
     for number, group in enumerate(profile.host_links):
         for device in group:

@@ -9,6 +9,7 @@ from heapq import heapify, heappop, heappush
 
 import numpy as np
 
+from ..op_costs import op_costs
 from ..ops import COMPUTE, TRANSFERS, F, O, Op, R
 from ..profile import CostProfile
 from ..schedule import Schedule, validate
@@ -42,7 +43,7 @@ class Lowered:
 
     @cached_property
     def waits(self) -> dict[Op, tuple[Op, ...]]:
-        """For each F and R that waits for memory, the ops whose end it waits for: the last one on
+        """For each op that waits for memory, the ops whose end it waits for: the last one on
         the compute stream and the last O; the ones before them on their engines are implied."""
         waits: dict[Op, tuple[Op, ...]] = {}
         for row, needed in zip(self.wait_rows.tolist(), self.wait_for_rows.tolist(), strict=True):
@@ -98,12 +99,13 @@ def lower(
             # a link serves one at a time: what started earlier ended earlier in the sequence
             orders[key] = sorted(on_link[key], key=lambda row: (start[row], ended_as[row]))
         if limits is not None:
-            kinds, stages = schedule.table[:, 0], schedule.table[:, 1]
+            costs = op_costs(schedule, profile)
             waits = find_waits(
-                kinds,
+                schedule.table[:, 0],
+                costs.asks,
                 schedule.offsets,
-                profile.allocated_bytes[kinds, stages],
-                profile.released_bytes[kinds, stages],
+                costs.allocated_bytes,
+                costs.released_bytes,
                 np.array(profile.static_bytes, np.int64),
                 np.array(limits, np.int64),
                 granted_as,
@@ -146,26 +148,32 @@ def _issue_order(
         pairs = zip(
             (waits[1][here] - first).tolist(), (waits[0][here] - first).tolist(), strict=True
         )
-        order = _reorder(schedule.programs[device], profile, list(pairs))
+        asks = op_costs(schedule, profile).asks[first:last].tolist()
+        order = _reorder(schedule.programs[device], profile, asks, list(pairs))
         old_rows[first:last] = first + np.array(order)
     new_row = np.empty_like(old_rows)
     new_row[old_rows] = np.arange(len(old_rows))
     table = schedule.table[old_rows]
     return (
         Schedule.from_table(
-            schedule.shape, table, schedule.offsets, schedule.link_order, schedule.meta
+            schedule.shape,
+            table,
+            schedule.offsets,
+            schedule.link_order,
+            schedule.meta,
+            schedule.levels,
         ),
         new_row,
     )
 
 
 def _reorder(
-    program: Sequence[Op], profile: CostProfile, pairs: list[tuple[int, int]]
+    program: Sequence[Op], profile: CostProfile, asks: Sequence[bool], pairs: list[tuple[int, int]]
 ) -> list[int]:
     """Positions in the order nearest to the program's own that has each pair (before, after) so,
     and keeps: the order on each engine, of grants, R's behind their anchors, and what dependencies
     the program already has in order."""
-    shared = profile.offload is not None and profile.offload.copy_engines == "shared"
+    shared = profile.shares_copy_engine
     after: list[list[int]] = [[] for _ in program]
     missing = [0] * len(program)
     last: dict[str, int] = {}
@@ -177,7 +185,7 @@ def _reorder(
             follows.append("compute")
         if op.kind in TRANSFERS:
             follows.append("copies" if shared else op.kind.name)
-        if op.kind in (F, R):
+        if asks[here]:
             follows.append("grants")
         pairs += [(last[what], here) for what in follows if what in last]
         if op.kind is R and "compute" in last:

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..codes import O, R
 from ..compiled import compiled, step
-
-F, O, R = 0, 4, 5  # noqa: E741  as in ops.OpKind, for the compiler
 
 
 @compiled
-def program_edges(kinds, offsets, shared):
+def program_edges(kinds, asks, sending, offsets, shared):
     """Edges that follow from the order of the programs, and how many R's there are.
 
-    Node ``len(kinds) + k`` is the grant of the k-th R. Returns (source, at_end, target) arrays.
+    Node ``len(kinds) + k`` is the grant of the k-th R. `asks`: per row, whether it is granted memory
+    in program order. `sending`: per row, how long its message keeps the compute stream busy, ns.
+    Returns (source, at_end, target, lag) arrays.
     """
     size = len(kinds)
     source = np.empty(4 * size, np.int64)
     at_end = np.empty(4 * size, np.int64)
     target = np.empty(4 * size, np.int64)
+    lag = np.zeros(4 * size, np.int64)
     count = 0
     reloads = 0
     for device in range(len(offsets) - 1):
@@ -33,8 +35,9 @@ def program_edges(kinds, offsets, shared):
             if kind < O:
                 if compute >= 0:
                     source[count], at_end[count], target[count] = compute, 1, row
+                    lag[count] = sending[compute]
                     count += 1
-                if kind == F and granted >= 0:
+                if asks[row] and granted >= 0:
                     source[count], at_end[count], target[count] = granted, 0, row
                     count += 1
                     granted = -1
@@ -57,7 +60,7 @@ def program_edges(kinds, offsets, shared):
                 source[count], at_end[count], target[count] = grant, 0, row
                 count += 1
                 granted = grant
-    return source[:count], at_end[:count], target[:count], reloads
+    return source[:count], at_end[:count], target[:count], lag[:count], reloads
 
 
 @compiled

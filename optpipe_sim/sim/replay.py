@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import Deadlock, OptPipeError
+from ..op_costs import op_costs
 from ..ops import O
 from ..profile import CostProfile
 from ..schedule import Schedule
@@ -16,28 +17,37 @@ from .links import link_keys
 Times = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
-def run_replay(schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None) -> Times:
+def run_replay(
+    schedule: Schedule,
+    profile: CostProfile,
+    limits: tuple[int, ...] | None,
+    explain: bool = True,
+) -> Times:
     """Starts, ends and grants, as `engine.run_engine` gives them, to the nanosecond.
 
     A longest path, as long as no limit binds and no link is served first come first served; else
     event by event.
 
     Raises:
-        Deadlock: as the engine words it.
+        Deadlock: as the engine words it, or without `explain`, which takes longer than the replay,
+            in one word.
     """
     orders = {key: rows for key in schedule.link_order if (rows := given_order(schedule, key))}
     if set(shared_links(schedule, profile)) <= set(orders):
         graph = build_graph(schedule, profile, orders)
         times = None if graph is None else graph.times()
         if times is None:
-            explain_deadlock(schedule, profile, limits)
+            explain_deadlock(schedule, profile, limits, explain)
         elif limits is None or _within(schedule, profile, times, limits):
             return times
-    return run_events(schedule, profile, limits)[:3]
+    return run_events(schedule, profile, limits, explain)[:3]
 
 
 def run_events(
-    schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None
+    schedule: Schedule,
+    profile: CostProfile,
+    limits: tuple[int, ...] | None,
+    explain: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Starts, ends and grants event by event, and the places of grants and ends in the sequence
     of all happenings (what came first at one instant).
@@ -45,7 +55,7 @@ def run_events(
     Raises:
         Deadlock: as the engine words it.
     """
-    kinds, stages = schedule.table[:, 0], schedule.table[:, 1]
+    costs = op_costs(schedule, profile)
     waiting, needed = schedule.edges
     order = np.argsort(waiting, kind="stable")
     first = np.zeros(len(schedule) + 1, np.int64)
@@ -55,27 +65,29 @@ def run_events(
     number = {key: at for at, key in enumerate(names)}
     link_rows = [given_order(schedule, key) or [] for key in names]
     times = events.run_events(
-        kinds,
-        schedule.devices,
-        schedule.offsets,
-        profile.durations_ns[kinds, stages],
-        profile.allocated_bytes[kinds, stages],
-        profile.released_bytes[kinds, stages],
-        first,
-        needed[order],
-        np.array(profile.static_bytes, np.int64),
-        np.array(limits or (-1,) * profile.devices, np.int64),
-        profile.offload is not None and profile.offload.copy_engines == "shared",
-        np.array([number[key] for key in keys], np.int64).reshape(-1, 2),
-        len(names),
-        np.cumsum([0, *map(len, link_rows)]),
-        np.array([row for rows in link_rows for row in rows], np.int64),
-        profile.links == "serial",
-        profile.latency_ns,
-        profile.occupancy_ns,
+        events.Ops(
+            schedule.table[:, 0],
+            schedule.devices,
+            schedule.offsets,
+            *costs,
+            first,
+            needed[order],
+        ),
+        events.World(
+            np.array(profile.static_bytes, np.int64),
+            np.array(limits or (-1,) * profile.devices, np.int64),
+            profile.shares_copy_engine,
+            np.array([number[key] for key in keys], np.int64).reshape(-1, 2),
+            np.cumsum([0, *map(len, link_rows)]),
+            np.array([row for rows in link_rows for row in rows], np.int64),
+            profile.links == "serial",
+            profile.latency_ns,
+            profile.occupancy_ns,
+            profile.sending_ns,
+        ),
     )
     if times[1].min() < 0:
-        explain_deadlock(schedule, profile, limits)
+        explain_deadlock(schedule, profile, limits, explain)
     return times  # type: ignore[no-any-return]
 
 
@@ -93,11 +105,20 @@ def _within(
 
 
 def explain_deadlock(
-    schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None
+    schedule: Schedule,
+    profile: CostProfile,
+    limits: tuple[int, ...] | None,
+    explain: bool = True,
 ) -> None:
-    """Have the engine say why nothing goes on."""
-    from .engine import run_engine
-
+    """Raise the deadlock; with `explain` the engine says why nothing goes on."""
+    if not explain:
+        raise Deadlock("deadlock")
+    try:
+        from .engine import run_engine
+    except ModuleNotFoundError as missing:
+        raise Deadlock(
+            f"deadlock (which ops wait is told where {missing.name} is installed)"
+        ) from None
     run_engine(schedule, profile, limits)
     raise OptPipeError(
         "internal error: the replay deadlocks where the engine does not"

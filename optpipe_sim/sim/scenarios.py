@@ -12,11 +12,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import OptPipeError
-from ..ops import BW, B, F, O, OpKind, W
+from ..ops import BW, B, C, F, O, OpKind, R, W
 from ..profile import CostProfile
 from . import paths
 from .lower import Lowered
 from .noise import Noise, factors
+
+MOST_FACTORS = 2**26  # drawn at once: half a GiB, and as much again while they are drawn
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,23 +38,39 @@ class Scenarios:
         return len(self.hop)
 
 
+def require_samples(profile: CostProfile, microbatches: int, samples: int) -> None:
+    """Refuse a number of samples that cannot be drawn.
+
+    Raises:
+        OptPipeError: for less than one, or for more factors than fit into memory.
+    """
+    if samples < 1:
+        raise OptPipeError(f"samples: must be at least 1, got {samples}")
+    ops = len(OpKind) * len(profile.stages) * microbatches
+    if samples * ops > MOST_FACTORS:
+        raise OptPipeError(
+            f"samples: {samples} are too many for {len(profile.stages)} stages and {microbatches}"
+            f" microbatches: at most {MOST_FACTORS // ops} can be drawn"
+        )
+
+
 def draw_scenarios(
     profile: CostProfile, microbatches: int, noise: Noise, samples: int, seed: int = 0
 ) -> Scenarios:
     """Draw `samples` sets of durations for schedules with the profile's chunks and placement.
 
     Raises:
-        OptPipeError: for less than one sample.
+        OptPipeError: for less than one sample, or more than can be drawn.
     """
-    if samples < 1:
-        raise OptPipeError(f"samples: must be at least 1, got {samples}")
+    require_samples(profile, microbatches, samples)
     random = np.random.default_rng(seed)
     drift = factors(random, noise.device, (samples, profile.devices))
     slow = random.integers(profile.devices, size=samples)
     drift[np.arange(samples), slow] *= 1 + noise.straggler
     hop = factors(random, noise.comm, (samples,))
     own = np.ones((samples, len(OpKind), len(profile.stages), microbatches), np.float32)
-    for kinds, sigma in ((slice(0, O), noise.op), (slice(O, None), noise.copy)):
+    # C last: what schedules without recomputation draw does not depend on it
+    for kinds, sigma in (([F, B, W, BW], noise.op), ([O, R], noise.copy), ([C], noise.op)):
         if sigma:
             own[:, kinds] = factors(random, sigma, own[:, kinds].shape)
     return Scenarios(own, drift, hop)
@@ -92,7 +110,7 @@ def scenario_bounds(
 ) -> np.ndarray:
     """Per scenario, a cost in ns that no schedule can beat in it, (samples,) int64.
 
-    The bound `analyse.bounds.naive`, sample by sample: a device does all its work, with
+    The bound `bounds.bounds.naive`, sample by sample: a device does all its work, with
     each backward as the cheaper of B + W and BW, and starts (for ``flush``) no sooner than the
     quickest microbatch comes to its first stage. Whatever is lost to rounding, a ns per op, is
     taken off.

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..codes import O, R
 from ..compiled import compiled
-
-F, O, R = 0, 4, 5  # noqa: E741  as in ops.OpKind, for the compiler
 
 
 @compiled
-def find_waits(kinds, offsets, taken, given, static, limits, granted_as, ended_as):
-    """The releases each F and R has to wait for, so that its device keeps its limit whatever
+def find_waits(kinds, asks, offsets, taken, given, static, limits, granted_as, ended_as):
+    """The releases each op that allocates has to wait for, so that its device keeps its limit whatever
     the ops last.
 
     Of the releases that came before a grant in one feasible run it takes the fewest, in the order
@@ -45,9 +44,9 @@ def find_waits(kinds, offsets, taken, given, static, limits, granted_as, ended_a
         freed, moved = 0, 0  # bytes they gave back
         for row in range(begin, stop):
             kind = kinds[row]
-            if kind in (F, R):
+            if asks[row]:
                 need += taken[row]
-                surely = ahead if kind == F else max(ahead - 1, 0)
+                surely = ahead if kind != R else max(ahead - 1, 0)
                 while done < surely:
                     freed += given[compute[done]]
                     done += 1

@@ -4,68 +4,151 @@ from __future__ import annotations
 
 import datetime
 import logging
+import queue
 import socket
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from multiprocessing import current_process
 from typing import Any
 from urllib.parse import urlsplit
 
-from .. import __version__
 from ..errors import OptPipeError
+from ..version import __version__
+from .compute import DIED, Finished, compute
 from .points import Point
-from .run import DIED, Finished, compute
-from .store import Record
+from .store.store import Record
 
 CONNECT_S = 10
+LOOK_S = 2.0  # without news for so long, whether anybody works is looked at
+ANSWER_S = 10.0  # that a scheduler may take for an answer
+WORKERS_S = 20.0  # how long workers that have gone may take to come back
+CLOSE_S = 2
 BATCH = 8  # points sent at once where there are many for each worker
 
 
-def on_cluster(points: Sequence[Point], address: str) -> Iterator[Finished]:
+def on_cluster(
+    points: Sequence[Point], address: str, notice: Callable[[str], None] = lambda text: None
+) -> Iterator[Finished]:
     """The points as the workers finish them. What a worker that dies had not delivered runs
     elsewhere; a point that kills several is recorded as failed.
 
+    Without a worker it waits for one, for `WORKERS_S` seconds, and says so to `notice`.
+
     Raises:
-        OptPipeError: where Dask is not installed, nobody answers, no worker is there, or one has
-            another version of this package.
+        OptPipeError: where Dask is not installed, the address does not answer, no worker is there or comes back,
+            the scheduler goes away, or a worker has another version of this package.
     """
     try:
-        from distributed import Client, KilledWorker, as_completed
+        from distributed import Client
     except ImportError:
         raise OptPipeError(
             "--cluster: needs Dask; install it with pip install 'optpipe-sim[cluster]'"
         ) from None
     _check_address(address)
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)  # it reports what is handled here
+    for name in [
+        name for name in logging.root.manager.loggerDict if name.startswith("distributed")
+    ]:
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they report what is handled here
     try:
         client: Any = Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
         why = str(error).splitlines()[0] if str(error) else "no answer"
         raise OptPipeError(f"--cluster {address}: cannot be reached: {why}") from None
-    with client:
+    try:
         workers = _check_workers(client, address)
         size = max(1, min(BATCH, len(points) // (4 * workers)))
         batches = [points[at : at + size] for at in range(0, len(points), size)]
-        futures = {client.submit(_compute_all, batch, pure=False): batch for batch in batches}
-        waiting: Any = as_completed(futures, loop=client.loop)
-        for future in waiting:
-            batch = futures.pop(future)
-            problem = future.exception()
-            if problem is None:
-                yield from future.result()
-            elif isinstance(problem, KilledWorker) and len(batch) > 1:
-                alone = {
-                    client.submit(_compute_all, [point], pure=False): [point] for point in batch
-                }
-                futures.update(alone)
-                waiting.update(alone)
-            elif isinstance(problem, KilledWorker):
-                yield batch[0].key, Record([], DIED, 0.0, datetime.date.today().isoformat())
-            else:
-                raise OptPipeError(f"--cluster {address}: {type(problem).__name__}: {problem}")
+        yield from _delivered(_Cluster(client, address, notice), batches)
+    finally:
+        with suppress(Exception):  # a scheduler that has gone has nothing to be told
+            client.close(timeout=CLOSE_S)
+
+
+class _Cluster:
+    """A client with the futures it waits for, and whether any worker is left to run them."""
+
+    def __init__(self, client: Any, address: str, notice: Callable[[str], None]) -> None:
+        self.client, self.address, self.notice = client, address, notice
+        self.done: queue.Queue[Any] = queue.Queue()
+        self.idle_since: float | None = None
+
+    def submit(self, batch: Sequence[Point]) -> Any:
+        """Send points; their future comes out of `next` once it is done."""
+        future = self.client.submit(_compute_all, batch, pure=False)
+        future.add_done_callback(self.done.put)
+        return future
+
+    def next(self) -> Any:
+        """The next future that is done.
+
+        Raises:
+            OptPipeError: where the scheduler has gone, or all workers have and none comes back.
+        """
+        while True:
+            try:
+                return self.done.get(timeout=LOOK_S)
+            except queue.Empty:
+                self._look()
+
+    def result(self, future: Any) -> list[Finished]:
+        """What a future has found; where its worker died with it, another one computes it again.
+
+        Raises:
+            OptPipeError: as `next`.
+        """
+        while True:
+            try:
+                found: list[Finished] = future.result(timeout=LOOK_S)
+                return found
+            except TimeoutError:
+                self._look()
+
+    def _look(self) -> None:
+        where = f"--cluster {self.address}"
+        if self.client.status != "running":
+            raise OptPipeError(f"{where}: the scheduler has gone")
+        try:
+            workers = self.client.sync(self.client.scheduler.ncores, callback_timeout=ANSWER_S)
+        except Exception:  # of the many ways in which a connection ends
+            raise OptPipeError(f"{where}: the scheduler does not answer any more") from None
+        if workers:
+            self.idle_since = None
+            return
+        now = time.monotonic()
+        if self.idle_since is None:
+            self.idle_since = now
+            self.notice(
+                f"{where}: all workers have gone; waiting {WORKERS_S:g} s for dask worker {self.address}"
+            )
+        elif now - self.idle_since > WORKERS_S:
+            raise OptPipeError(f"{where}: all workers have gone, and none came back")
+
+
+def _delivered(cluster: _Cluster, batches: Sequence[Sequence[Point]]) -> Iterator[Finished]:
+    """What the workers deliver, as it comes."""
+    from distributed import KilledWorker
+
+    futures = {cluster.submit(batch): batch for batch in batches}
+    while futures:
+        future = cluster.next()
+        batch = futures.pop(future)
+        if future.cancelled():  # as all are that a lost scheduler had
+            raise OptPipeError(f"--cluster {cluster.address}: the scheduler has gone")
+        problem = future.exception(timeout=ANSWER_S)
+        if problem is None:
+            yield from cluster.result(future)
+        elif isinstance(problem, KilledWorker) and len(batch) > 1:
+            futures.update({cluster.submit([point]): [point] for point in batch})
+        elif isinstance(problem, KilledWorker):
+            yield batch[0].key, Record([], DIED, 0.0, datetime.date.today().isoformat())
+        else:
+            why = f"{type(problem).__name__}: {problem}"
+            raise OptPipeError(f"--cluster {cluster.address}: {why}")
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address where nobody listens, before Dask tries it again and again."""
+    """Refuse an address that does not answer, before Dask tries it again and again."""
     try:
         where = urlsplit(address)
         host, port = where.hostname, where.port

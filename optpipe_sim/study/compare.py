@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..analyse.bounds import Bound, lower_bound
+from ..bounds.bounds import Bound, lower_bound
 from ..errors import InvalidSchedule, NoSolution, OutOfMemory
 from ..names import ENTRIES, build, parse_name
 from ..profile import CostProfile
@@ -16,7 +16,6 @@ from ..trace import Trace
 
 BASELINE = "1f1b"
 ANY_CHUNKS = "optpipe:chunks=any"
-MANY_OPS = 100_000
 
 _Key = tuple[int, tuple[int, ...], bool]  # what schedules with a bound in common have in common
 
@@ -74,12 +73,15 @@ class Row:
 @dataclass(frozen=True)
 class Comparison:
     """`rows`, those that fit first, fastest first; `refused`: per schedule that is not among them,
-    what it does not admit; `baseline`: the replay of 1F1B."""
+    what it does not admit; `baseline`: the replay of 1F1B; `left_out`: schedules that Ctrl-C came
+    before, with `interrupted`."""
 
     rows: list[Row]
     refused: dict[str, str]
     baseline: Trace
     memory_limit: tuple[int, ...] | None = field(default=None)
+    left_out: tuple[str, ...] = ()
+    interrupted: bool = False
 
 
 def compare(
@@ -119,6 +121,7 @@ def compare_all(
     """`compare`, with what was refused and the baseline.
 
     `progress` is called before each schedule with its name, how many are done, and of how many.
+    Ctrl-C ends it with the rows there are; where there is none yet, it is raised.
     """
     wanted = [*ENTRIES, ANY_CHUNKS] if schedules is None else list(schedules)
     for name in wanted:
@@ -127,40 +130,73 @@ def compare_all(
     limits = profile.limits(memory_limit)
     profile = replace(profile, memory_limit=limits)  # what schedules that plan for a limit look at
     baseline, _ = _replay(build(BASELINE, profile, microbatches), profile, objective)
-    found: list[tuple[str, Trace, _Key, str | None]] = []
-    refused: dict[str, str] = {}
-    bounds: dict[_Key, Bound] = {}
-    for done, entry in enumerate(wanted):
-        name = _name_of(entry)
-        if progress:
-            progress(name, done, len(wanted))
-        if name in refused or any(other == name for other, *_ in found):
-            continue
+    run = _Run(profile, microbatches, objective, time_limit)
+    names = list(dict.fromkeys(map(_name_of, wanted)))
+    interrupted = False
+    try:
+        for done, entry in enumerate(wanted):
+            if progress:
+                progress(_name_of(entry), done, len(wanted))
+            if run.add(entry):
+                interrupted = True
+                break
+    except KeyboardInterrupt:
+        if not run.found:
+            raise
+        interrupted = True
+    if not run.found:
+        name, reason = next(iter(run.refused.items()), ("schedules", "none were given"))
+        raise InvalidSchedule(f"{name}: {reason}")
+    rows = run.rows(baseline)
+    left_out = tuple(name for name in names if name not in (*run.found, *run.refused))
+    return Comparison(rows, run.refused, baseline, limits, left_out, interrupted)
+
+
+class _Run:
+    """What was compared so far, schedule by schedule."""
+
+    def __init__(
+        self, profile: CostProfile, microbatches: int, objective: str, time_limit: float
+    ) -> None:
+        self.profile, self.microbatches = profile, microbatches
+        self.objective, self.time_limit = objective, time_limit
+        self.found: dict[str, tuple[Trace, _Key, str | None]] = {}
+        self.refused: dict[str, str] = {}
+        self.bounds: dict[_Key, Bound] = {}
+
+    def add(self, entry: str | Schedule) -> bool:
+        """Replay a schedule, unless that is done; whether Ctrl-C has ended the search for it."""
+        name, microbatches, objective = _name_of(entry), self.microbatches, self.objective
+        if name in self.refused or name in self.found:
+            return False
         try:
             schedule = (
-                _build(entry, profile, microbatches, objective, time_limit)
+                _build(entry, self.profile, microbatches, objective, self.time_limit)
                 if isinstance(entry, str)
                 else entry
             )
             if schedule.shape.microbatches != microbatches:
                 raise InvalidSchedule(f"is for {schedule.shape.microbatches} microbatches")
-            trace, reason = _replay(schedule, profile, objective)
+            trace, reason = _replay(schedule, self.profile, objective)
         except (InvalidSchedule, OutOfMemory, NoSolution) as error:
-            refused[name] = str(error)
-            continue
+            self.refused[name] = str(error)
+            return False
         # A replay without the limit is measured against what can be done without it.
         key = (trace.profile.chunks, trace.profile.placement, trace.fits)
-        if key not in bounds:
+        if key not in self.bounds:
             free = trace.profile if trace.fits else replace(trace.profile, memory_limit=None)
-            bounds[key] = lower_bound(free, microbatches, objective=objective)
-        bounds[key] = max(bounds[key], _proven(entry, schedule, objective))
-        found.append((name, trace, key, reason))
-    if not found:
-        name, reason = next(iter(refused.items()), ("schedules", "none were given"))
-        raise InvalidSchedule(f"{name}: {reason}")
-    rows = [Row(name, trace, bounds[key], baseline, why) for name, trace, key, why in found]
-    rows.sort(key=lambda row: (not row.trace.fits, row.trace.cost_ns, row.schedule))
-    return Comparison(rows, refused, baseline, limits)
+            self.bounds[key] = lower_bound(free, microbatches, objective=objective)
+        self.bounds[key] = max(self.bounds[key], _proven(entry, schedule, objective))
+        self.found[name] = (trace, key, reason)
+        return isinstance(entry, str) and bool(schedule.meta.get("interrupted"))
+
+    def rows(self, baseline: Trace) -> list[Row]:
+        """The rows, those that fit first, fastest first."""
+        rows = [
+            Row(name, trace, self.bounds[key], baseline, why)
+            for name, (trace, key, why) in self.found.items()
+        ]
+        return sorted(rows, key=lambda row: (not row.trace.fits, row.trace.cost_ns, row.schedule))
 
 
 def _build(
@@ -183,9 +219,7 @@ def _proven(name: str | Schedule, schedule: Schedule, objective: str) -> Bound:
 
 
 def _replay(schedule: Schedule, profile: CostProfile, objective: str) -> tuple[Trace, str | None]:
-    # both give the same times; the compiled replay takes seconds to load and then far less per op
-    engine = "replay" if len(schedule) > MANY_OPS else "simpy"
-    return simulate_or_report(schedule, profile, objective=objective, engine=engine)
+    return simulate_or_report(schedule, profile, objective=objective)
 
 
 def _name_of(entry: str | Schedule) -> str:

@@ -6,16 +6,23 @@ import itertools
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
+from decimal import Decimal
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptPipeError
+from ..errors import OptPipeError, hint_for
 from ..files import read_mapping
 from .tasks import Task, load_task
 
-KEYS = ("name", "question", "run", "minutes", "cores", "base", "grid", "fast")
+FILE = "experiment.yaml"  # of an experiment that is a folder
+KEYS = ("name", "question", "run", "minutes", "cores", "seeds", "base", "grid", "fast")
 NEEDED = ("name", "question", "run", "minutes")
+
+
+MOST_POINTS = 100_000
+MOST_CORES = 1024
+MOST_MINUTES = 10**6
 
 
 @dataclass(frozen=True)
@@ -23,7 +30,7 @@ class Experiment:
     """What a file asks for.
 
     Attributes:
-        path: the file. name: the file's too. question: what it answers, in a sentence.
+        path: the file. name: that of the file, or of its folder. question: what it answers, in a sentence.
         task: what runs at each point.
         minutes: about how long it takes on 2 cores.
         cores: how many cores one point keeps busy.
@@ -59,16 +66,27 @@ def split_key(key: str) -> list[str]:
 
 
 def load_experiment(path: str | os.PathLike[str], fast: bool = False) -> Experiment:
-    """The experiment in a file; with `fast`, its overrides for a quick run in place.
+    """The experiment in a folder or a file; with `fast`, its overrides for a quick run in place.
+
+    ``NAME.yaml`` also stands for the folder ``NAME``.
 
     Raises:
         OptPipeError: one line that names the file, the key, and what would be right.
     """
+    path = _file(Path(path))
     data = read_mapping(path)
     try:
-        return _experiment(Path(path), data, fast)
+        return _experiment(path, data, fast)
     except OptPipeError as error:
         raise OptPipeError(f"{path}: {error}") from None
+
+
+def _file(path: Path) -> Path:
+    if path.is_dir():
+        return path / FILE
+    if not path.exists() and (path.with_suffix("") / FILE).exists():
+        return path.with_suffix("") / FILE
+    return path
 
 
 def _experiment(path: Path, data: Mapping[str, Any], fast: bool) -> Experiment:
@@ -77,19 +95,21 @@ def _experiment(path: Path, data: Mapping[str, Any], fast: bool) -> Experiment:
     for key in NEEDED:
         if data.get(key) in (None, ""):
             raise OptPipeError(f"{key}: missing; an experiment has {', '.join(NEEDED)}")
-    if data["name"] != path.stem:
-        raise OptPipeError(f"name: {data['name']!r} is not the file's; write {path.stem!r}")
+    folder = path.name == FILE
+    name = path.resolve().parent.name if folder else path.stem
+    if data["name"] != name:
+        whose = "folder" if folder else "file"
+        raise OptPipeError(f"name: {data['name']!r} is not the {whose}'s; write {name!r}")
     try:
-        task = load_task(data["run"])
+        task = load_task(data["run"], path.parent)
     except OptPipeError as error:
         raise OptPipeError(f"run: {error}") from None
     minutes, cores = data["minutes"], data.get("cores", 1)
-    if isinstance(minutes, bool) or (not isinstance(minutes, str) and not minutes > 0):
-        raise OptPipeError(f"minutes: must be a number above 0, got {minutes}")
-    if isinstance(minutes, str):
-        raise OptPipeError(f"minutes: must be a number, got {minutes!r}")
-    if type(cores) is not int or cores < 1:
-        raise OptPipeError(f"cores: must be a whole number of at least 1, got {cores!r}")
+    number = isinstance(minutes, int | float | Decimal) and not isinstance(minutes, bool)
+    if not number or not 0 < minutes < MOST_MINUTES:
+        raise OptPipeError(f"minutes: must be a number above 0, got {minutes!r}")
+    if type(cores) is not int or not 1 <= cores <= MOST_CORES:
+        raise OptPipeError(f"cores: must be a whole number from 1 to {MOST_CORES}, got {cores!r}")
     base = _mapping(data.get("base"), "base")
     listed = data.get("grid")
     grids = listed if isinstance(listed, list) else [listed]
@@ -104,6 +124,8 @@ def _experiment(path: Path, data: Mapping[str, Any], fast: bool) -> Experiment:
         names = names[: len(made)]  # grids that became equal are one
     if "cores" in task.kinds:
         base = {"cores": cores, **base}
+    if "seeds" in data:
+        made = _seeded(made, 1 if fast else data["seeds"], task)
     for where, keys in (
         ("base", base),
         ("fast", data.get("fast") or {}),
@@ -112,16 +134,29 @@ def _experiment(path: Path, data: Mapping[str, Any], fast: bool) -> Experiment:
         for key in keys:
             for name in split_key(str(key)):
                 _known(name.split(".")[0], tuple(task.kinds), f"{where}.")
+    points = sum(prod(map(len, grid.values())) for grid in made)
+    if points > MOST_POINTS:
+        raise OptPipeError(f"grid: makes {points} points, at most {MOST_POINTS} can be run")
     return Experiment(
         path, data["name"], str(data["question"]), task, float(minutes), cores, base, tuple(made)
     )
 
 
+def _seeded(grids: list[dict[str, list[Any]]], seeds: Any, task: Task) -> list[dict[str, Any]]:
+    """The grids with so many seeds, which vary fastest."""
+    if type(seeds) is not int or not 1 <= seeds <= MOST_POINTS:
+        raise OptPipeError(f"seeds: must be a whole number from 1 to {MOST_POINTS}, got {seeds!r}")
+    if "seed" not in task.kinds:
+        raise OptPipeError(f"seeds: {task.name} takes no seed; leave it out")
+    for grid in grids:
+        if "seed" in grid:
+            raise OptPipeError("grid.seed: is given by seeds already; leave one of them out")
+    return [{**grid, "seed": list(range(seeds))} for grid in grids]
+
+
 def _known(key: str, known: tuple[str, ...], where: str) -> None:
     if key not in known:
-        close = get_close_matches(key, known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-        raise OptPipeError(f"{where}{key}: unknown key; {hint}")
+        raise OptPipeError(f"{where}{key}: unknown key; {hint_for(key, known)}")
 
 
 def _mapping(data: Any, where: str) -> dict[str, Any]:

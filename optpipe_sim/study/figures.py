@@ -1,18 +1,16 @@
-"""Figures from results alone: a module of ``plot/studies`` per experiment, of the same name, whose
-``draw(rows)`` gives a figure, or several by name."""
+"""Figures from results alone: ``figure.py`` in the folder of an experiment, whose ``draw(rows)`` gives
+a figure, or several by name; where there is none, a measure over the axes of its grid."""
 
 from __future__ import annotations
 
 import os
-import pkgutil
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import OptPipeError
-from ..plot import studies
-from .tables import load_table, table_names
+from .code import load_code
+from .tables import load_manifest, load_table, table_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,28 +18,60 @@ if TYPE_CHECKING:
 FORMATS = ("pdf", "svg", "png")
 
 
+# where experiments are looked for: here, and in the clone that this package runs from
+FOLDERS = (Path("experiments"), Path(__file__).parents[2] / "experiments")
+
+
+def figure_files() -> dict[str, Path]:
+    """The files that draw the figures of experiments, by the experiments' names."""
+    found = [path for folder in FOLDERS for path in sorted(folder.glob("*/figure.py"))]
+    return {path.parent.name: path for path in reversed(found)}
+
+
 def figure_names() -> list[str]:
     """The experiments that have a figure."""
-    return sorted(module.name for module in pkgutil.iter_modules(studies.__path__))
+    return sorted(figure_files())
 
 
 def draw(name: str, results: str | os.PathLike[str]) -> Mapping[str, Figure]:
     """The figures of an experiment, from its table: by the ending of their names, ``""`` for the
     only one.
 
+    Args:
+        name: of the experiment, or the path of its folder.
+
     Raises:
-        OptPipeError: where there is no such figure or no such table, or the table lacks a column.
+        OptPipeError: where there is no such table, or it lacks a column or numbers to draw.
     """
-    if name not in figure_names():
-        raise OptPipeError(f"{name}: no such figure; known are {', '.join(figure_names())}")
-    rows = load_table(results, name)
-    try:
-        made = import_module(f"{studies.__name__}.{name}").draw(rows)
-    except KeyError as error:
+    path = _figure_file(name)
+    if path is None and name not in table_names(results):
+        known = ", ".join(dict.fromkeys([*figure_names(), *table_names(results)]))
         raise OptPipeError(
-            f"{Path(results) / name}.parquet: the figure needs a column {error}; make the table again"
+            f"{name}: no such figure, and no such table in {results}; known are {known}"
+        )
+    rows = load_table(results, _name(name))
+    if path is None:
+        from .default_figure import draw_default
+
+        return {"": draw_default(name, rows, load_manifest(results, name))}
+    try:
+        made = load_code(path).draw(rows)
+    except KeyError as error:
+        table = Path(results) / f"{_name(name)}.parquet"
+        raise OptPipeError(
+            f"{table}: the figure needs a column {error}; make the table again"
         ) from None
     return made if isinstance(made, Mapping) else {"": made}
+
+
+def _figure_file(name: str) -> Path | None:
+    here = Path(name) / "figure.py"
+    return here if here.exists() else figure_files().get(name)
+
+
+def _name(name: str) -> str:
+    """An experiment's name, also from the path of its folder."""
+    return Path(name).resolve().name if (Path(name) / "figure.py").exists() else name
 
 
 def save_figures(
@@ -50,20 +80,18 @@ def save_figures(
     folder: str | os.PathLike[str],
     formats: Sequence[str] = FORMATS,
 ) -> list[Path]:
-    """Draw and write figures as ``NAME.pdf`` and so on; without names, of every table that has one.
+    """Draw and write figures as ``NAME.pdf`` and so on; without names, of every table there is.
 
     Raises:
         OptPipeError: as `draw`; or where nothing is there to be drawn.
     """
     from ..plot.style import save
 
-    names = names or [name for name in table_names(results) if name in figure_names()]
+    names = names or table_names(results)
     if not names:
-        raise OptPipeError(
-            f"{results}: no tables with a figure here; make some with optpipe-sim sweep"
-        )
+        raise OptPipeError(f"{results}: no tables here; make some with optpipe-sim sweep")
     return [
-        save(figure, Path(folder) / f"{name}{f'-{part}' if part else ''}.{ending}")
+        save(figure, Path(folder) / f"{_name(name)}{f'-{part}' if part else ''}.{ending}")
         for name in names
         for part, figure in draw(name, results).items()
         for ending in formats

@@ -16,7 +16,7 @@ from ..names import build
 from ..profile import CostProfile
 from ..profile_io import load_profile, profile_to_json
 from ..sim import simulate
-from ..units import exact
+from ..units import exact, format_size
 from .experiment import Experiment
 from .profiles import changed, profile_of
 from .tasks import Row, Task
@@ -32,12 +32,14 @@ class Point:
             equal for equal work.
         parameters: what the task gets, as plain data.
         labels: the columns that tell this point from the others of its table.
+        source: of the task, where the experiment brings it along.
     """
 
     task: str
     key: str
     parameters: Mapping[str, Any]
     labels: Row
+    source: str = ""
 
 
 def plan(experiment: Experiment) -> list[Point]:
@@ -112,7 +114,7 @@ class _Resolver:
         }
         text = json.dumps([self.task.name, self.task.version, parameters], sort_keys=True)
         digest = hashlib.sha256(text.encode()).hexdigest()[:32]
-        return Point(self.task.name, digest, parameters, labels)
+        return Point(self.task.name, digest, parameters, labels, self.task.source)
 
     def _profile(self, key: str, value: Any) -> CostProfile:
         text = json.dumps(value, default=str)
@@ -125,18 +127,39 @@ class _Resolver:
 
     def _limit(self, key: str, values: Mapping[str, Any]) -> int | None:
         """Bytes per device: an absolute limit as it is; ``0.5x 1f1b`` is what is static and half of
-        what 1F1B holds beyond that, on the device where it holds most, without a limit."""
-        limit: int | tuple[Decimal, str] | None = values[key]
-        if not isinstance(limit, tuple):
-            return limit
-        share, name = limit
+        what 1F1B holds beyond that, on the device where it holds most, without a limit; ``1.5x 1f1b
+        or device`` is at most the profile's own limit.
+
+        Raises:
+            OptPipeError: for a limit above the profile's own, what its device has.
+        """
+        limit: int | tuple[Decimal, str, bool] | None = values[key]
+        profile = values.get("profile")
+        device = (
+            min(profile.memory_limit or (2**62,)) if isinstance(profile, CostProfile) else 2**62
+        )
+        if limit is None:
+            return None
+        if isinstance(limit, int):
+            found, capped = limit, False
+        else:
+            found, capped = self._relative(key, values, *limit[:2]), limit[2]
+        if found > device and not capped:
+            raise OptPipeError(
+                f"{key}: {format_size(found)} is more than the {format_size(device)} that a device of"
+                f" the profile has; write a lower limit, or '1.5x 1f1b or device'"
+            )
+        return min(found, device)
+
+    def _relative(self, key: str, values: Mapping[str, Any], share: Decimal, name: str) -> int:
+        """What is static and a share of what a schedule holds beyond that."""
         profile, m = values.get("profile"), values.get("microbatches")
         if not isinstance(profile, CostProfile) or not isinstance(m, int):
             raise OptPipeError(f"{key}: a share of {name} needs profile and microbatches as well")
         at = (json.dumps(profile_to_json(profile), default=str), m, name)
         if at not in self.held:
             try:
-                trace = simulate(build(name, profile, m), profile, enforce=False, engine="replay")
+                trace = simulate(build(name, profile, m), profile, enforce=False)
             except OptPipeError as error:
                 raise OptPipeError(f"{key}: {error}") from None
             peaks, static = trace.peak_bytes, trace.profile.static_bytes

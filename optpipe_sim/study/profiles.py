@@ -17,8 +17,8 @@ _SAME = {"d2h_gb_per_s": "t_offload", "h2d_gb_per_s": "t_reload"}
 
 
 def profile_of(value: Any, folder: Path) -> CostProfile:
-    """A profile as an experiment gives it: a file (relative to the experiment's folder), a mapping
-    of the file format, or ``{file: ...}`` or ``{estimate: {model, machine, devices, ...}}`` with
+    """A profile as an experiment gives it: a file (relative to the experiment's folder, or to the
+    folder of that, where several experiments share profiles), a mapping of the file format, or ``{file: ...}`` or ``{estimate: {model, machine, devices, ...}}`` with
     keys of the format beside it that take the place of those there.
 
     Raises:
@@ -32,7 +32,7 @@ def profile_of(value: Any, folder: Path) -> CostProfile:
     if "file" in value and "estimate" in value:
         raise OptPipeError("give file or estimate, not both")
     if "file" in value:
-        path = folder / str(changes.pop("file"))
+        path = _beside(str(changes.pop("file")), folder)
         data = read_mapping(path)
         data.setdefault("name", path.stem)
         start = path.as_posix()
@@ -45,6 +45,12 @@ def profile_of(value: Any, folder: Path) -> CostProfile:
         return load_profile(changed(data, changes))
     except OptPipeError as error:
         raise OptPipeError(f"{start}: {error}") from None
+
+
+def _beside(name: str, folder: Path) -> Path:
+    """The file that an experiment in `folder` names."""
+    above = folder / ".." / name
+    return above if not (folder / name).exists() and above.exists() else folder / name
 
 
 def _estimated(given: Any) -> dict[str, Any]:

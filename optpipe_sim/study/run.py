@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import json
 import os
 import platform
 import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,15 +17,17 @@ from typing import Any
 
 from ..errors import OptPipeError
 from ..files import plain
+from .cluster import on_cluster
+from .compute import DIED, Kept, compute_and_keep
 from .experiment import Experiment
-from .points import Point, arguments, plan
-from .store import Record, Store
+from .points import Point, plan
+from .store.locks import Locks, Running
+from .store.store import Record, Store
 from .tables import save_table
 from .tasks import Row, load_task
 from .versions import SOLVERS, versions
 
-DIED = "its process died (killed, or out of memory)"
-Finished = tuple[str, Record]
+OTHERS_S = 0.5  # how often points of other sweeps are looked for
 Progress = Callable[[int, int, int], None]  # finished, of how many, failed
 
 
@@ -66,6 +67,7 @@ def sweep(
     fresh: bool = False,
     retry_failed: bool = False,
     progress: Progress = lambda finished, total, failed: None,
+    notice: Callable[[str], None] = lambda text: None,
 ) -> Sweep:
     """Run the points of an experiment that are not finished, and write its table.
 
@@ -75,6 +77,10 @@ def sweep(
         cluster: the address of a Dask scheduler, instead of the cores here.
         fresh: compute what is known again. `retry_failed`: what is known to fail, only.
         progress: called with how many points are finished, of how many, and how many failed.
+        notice: called with a line where the sweep has to wait, for another sweep or for workers.
+
+    Several sweeps may share a folder, on several machines, too: what one of them computes the others
+    wait for, and do not compute again.
 
     Raises:
         OptPipeError: for an experiment that makes no sense, a disk that is full, a cluster that
@@ -88,15 +94,22 @@ def sweep(
     if retry_failed:
         known = {key: record for key, record in known.items() if record.error is None}
     waiting = {point.key: point for point in points if point.key not in known}
-    reused, total = len(known), len(known) + len(waiting)
+    total, ran = len(known) + len(waiting), 0
     failed = sum(record.error is not None for record in known.values())
-    progress(reused, total, failed)
+    progress(len(known), total, failed)
     try:
         left = list(waiting.values())
-        for key, record in _computed(left, store, experiment.cores, jobs, cluster):
-            known[key] = record
-            failed += record.error is not None
-            progress(len(known), total, failed)
+        again = fresh or retry_failed
+        how_many = jobs or default_jobs(experiment.cores)
+        with Running(store.folder) as locks:
+            for key, record, here in _computed(
+                left, store, locks, how_many, cluster, again, notice
+            ):
+                assert record is not None
+                known[key] = record
+                ran += here
+                failed += record.error is not None
+                progress(len(known), total, failed)
     except OptPipeError as error:
         if not known:
             raise
@@ -106,7 +119,7 @@ def sweep(
         ) from None
     rows, errors = _table(points, known)
     seconds = time.monotonic() - started
-    count = {"points": total, "ran": len(waiting), "reused": reused, "failed": failed}
+    count = {"points": total, "ran": ran, "reused": total - ran, "failed": failed}
     how = {
         **count,
         "jobs": (cluster and "cluster") or jobs or default_jobs(experiment.cores),
@@ -124,41 +137,6 @@ def default_jobs(cores: int) -> int:
     return max(1, int(cpu_count()) // cores)
 
 
-def compute(point: Point) -> Finished:
-    """Run one point; whatever goes wrong is its record, in one line."""
-    started = time.perf_counter()
-    rows: list[Row] = []
-    error = None
-    try:
-        task = load_task(point.task)
-        made = task.run(**arguments(task, point.parameters))
-        rows = json.loads(
-            json.dumps(plain(made if isinstance(made, list) else [made]), default=_number)
-        )
-    except OptPipeError as problem:
-        error = str(problem)
-    except Exception as problem:
-        error = f"{type(problem).__name__}: {problem}"
-    if error is not None:
-        error = " ".join(error.split())
-    today = datetime.date.today().isoformat()
-    return point.key, Record(rows, error, time.perf_counter() - started, today)
-
-
-def _number(value: Any) -> Any:
-    """A number of numpy's as one of Python's."""
-    if not hasattr(value, "item"):
-        raise TypeError(f"a row holds {value!r}, which no table can")
-    return value.item()
-
-
-def compute_and_keep(point: Point, folder: str) -> Finished:
-    """`compute`, kept on disk at once by the process that computed it."""
-    finished = compute(point)
-    Store(Path(folder)).put(*finished)
-    return finished
-
-
 def _end_with(parent: int) -> None:
     """Let this process end when the sweep that started it was killed."""
 
@@ -171,45 +149,104 @@ def _end_with(parent: int) -> None:
 
 
 def _computed(
-    points: Sequence[Point], store: Store, cores: int, jobs: int | None, cluster: str | None
-) -> Iterator[Finished]:
-    """The points as they are finished, all of them kept in the store."""
-    if not points:
-        return
-    if cluster is None:
-        yield from _on_cores(points, store, jobs or default_jobs(cores))
-        return
-    from .cluster import on_cluster
+    points: Sequence[Point],
+    store: Store,
+    locks: Locks,
+    jobs: int,
+    cluster: str | None,
+    fresh: bool,
+    notice: Callable[[str], None],
+) -> Iterator[Kept]:
+    """The points as they are finished, all of them kept in the store. What other sweeps compute is
+    waited for, and computed here where they end without it."""
+    left = {point.key: point for point in points}
+    told = False
+    while left:
+        free = [point for point in left.values() if locks.free(point.key)]
+        if free and cluster is None:
+            found = _on_cores(free, store, locks, jobs, fresh)
+        elif free:
+            found = _on_workers(free, store, locks, cluster or "", fresh, notice)
+        else:
+            found = _of_others(left, store, fresh)
+        for kept in found:
+            if kept.record is not None:
+                del left[kept.key]
+                yield kept
+        if left and not told:
+            notice(f"{len(left)} points are being computed by another sweep; waiting for them")
+            told = True
 
-    for finished in on_cluster(points, cluster):
-        store.put(*finished)
-        yield finished
+
+def _of_others(left: Iterable[str], store: Store, fresh: bool) -> Iterator[Kept]:
+    """What other sweeps have finished of these points after a moment; nothing where they are to be
+    computed anew."""
+    time.sleep(OTHERS_S)
+    done: dict[str, Record] = {} if fresh else store.find(left)[0]
+    for key, record in done.items():
+        yield Kept(key, record, False)
 
 
-def _on_cores(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Finished]:
-    """The points on processes of this machine. Where a process dies, those that may have been in
-    it run alone, one by one, so that only the point that kills is lost."""
+def _on_workers(
+    points: Sequence[Point],
+    store: Store,
+    locks: Locks,
+    cluster: str,
+    fresh: bool,
+    notice: Callable[[str], None],
+) -> Iterator[Kept]:
+    """The points on the workers of a cluster; this process locks and keeps them."""
+    taken = []
+    try:
+        for point in points:
+            if not locks.take(point.key):
+                continue
+            taken.append(point)
+        known: dict[str, Record] = {}
+        if not fresh:
+            known, _ = store.find(point.key for point in taken)
+        for key, record in known.items():
+            yield Kept(key, record, False)
+        waiting = [point for point in taken if point.key not in known]
+        for finished in on_cluster(waiting, cluster, notice) if waiting else ():
+            store.put(*finished)
+            locks.release(finished[0])
+            yield Kept(*finished, True)
+    finally:
+        for point in taken:
+            locks.release(point.key)
+
+
+def _on_cores(
+    points: Sequence[Point], store: Store, locks: Locks, jobs: int, fresh: bool
+) -> Iterator[Kept]:
+    """The points on processes of this machine; those that another sweep has, without a record.
+
+    Where a process dies, those that may have been in it run alone, one by one, so that only the
+    point that kills is lost.
+    """
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
     left = {point.key: point for point in points}
     while left:
         try:
-            for key, record in _parallel(list(left.values()), store, jobs):
-                del left[key]
-                yield key, record
+            for kept in _parallel(list(left.values()), store, locks, jobs, fresh):
+                del left[kept.key]
+                yield kept
         except TerminatedWorkerError:
-            done, _ = store.find(left)
+            done: dict[str, Record] = {} if fresh else store.find(left)[0]
             for key, record in done.items():
                 del left[key]
-                yield key, record
+                yield Kept(key, record, True)
             for point in list(left.values())[: 4 * jobs]:
                 del left[point.key]
                 try:
-                    yield from _parallel([point], store, 1)
+                    yield from _parallel([point], store, locks, 1, fresh)
                 except TerminatedWorkerError:
                     record = Record([], DIED, 0.0, datetime.date.today().isoformat())
                     store.put(point.key, record)
-                    yield point.key, record
+                    locks.release(point.key)
+                    yield Kept(point.key, record, True)
 
 
 @contextmanager
@@ -241,7 +278,9 @@ def _quiet_cleaner() -> Iterator[None]:
             os.environ["PYTHONWARNINGS"] = before
 
 
-def _parallel(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Finished]:
+def _parallel(
+    points: Sequence[Point], store: Store, locks: Locks, jobs: int, fresh: bool
+) -> Iterator[Kept]:
     from joblib import Parallel, delayed
 
     # Points of milliseconds are sent in batches, whose size joblib finds. With one job joblib would
@@ -256,7 +295,7 @@ def _parallel(points: Sequence[Point], store: Store, jobs: int) -> Iterator[Fini
         initargs=(os.getpid(),),
     )
     folder = str(store.folder.resolve())
-    calls = (delayed(compute_and_keep)(point, folder) for point in points)
+    calls = (delayed(compute_and_keep)(point, folder, locks.owner, fresh) for point in points)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A worker stopped|.* tasks which were still")
         with _ctrl_c_for_us_alone(), _quiet_cleaner():
@@ -275,8 +314,14 @@ def _table(
         if record.error is not None:
             errors.append((point.labels, record.error))
             rows.append({**point.labels, "error": record.error})
-        rows += [{**point.labels, **row} for row in record.rows]
+        how = _how(record) if load_task(point.task, source=point.source).searches else {}
+        rows += [{**point.labels, **row, **how} for row in record.rows]
     return rows, errors
+
+
+def _how(record: Record) -> Row:
+    """What the result of a search depends on beside its parameters."""
+    return {"point_s": round(record.seconds, 3), "load": record.load, "commit": record.commit}
 
 
 def _manifest(

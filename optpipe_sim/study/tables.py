@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptPipeError
-from ..files import plain, read_mapping, read_text, write_bytes
+from ..files import plain, read_mapping, read_text, write_together
 from .tasks import Row
 
 ENDINGS = (".parquet", ".csv", ".manifest.json")
@@ -35,18 +35,11 @@ def save_table(
         _spaced(json.dumps(plain(dict(manifest)), indent=1)).encode(),
     )
     paths = [Path(folder) / f"{name}{ending}" for ending in ENDINGS]
-    waiting = [path.with_name(f".{path.name}.new") for path in paths]
     try:
-        for path, data in zip(waiting, contents, strict=True):
-            write_bytes(path, data)
-        for before, path in zip(waiting, paths, strict=True):
-            os.replace(before, path)
+        write_together(dict(zip(paths, contents, strict=True)))
     except OptPipeError as error:
         why = str(error).rpartition(": ")[2]
         raise OptPipeError(f"{paths[0]}: the results cannot be written: {why}") from None
-    finally:
-        for path in waiting:
-            path.unlink(missing_ok=True)
     return paths
 
 
@@ -64,7 +57,7 @@ def load_table(folder: str | os.PathLike[str], name: str) -> list[Row]:
     """
     path = Path(folder) / f"{name}.parquet"
     if not path.exists():
-        raise OptPipeError(f"{path}: no such table; {HOW} experiments/{name}.yaml")
+        raise OptPipeError(f"{path}: no such table; {HOW} experiments/{name}")
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -90,7 +83,7 @@ def load_manifest(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
     """What a table was made of."""
     path = Path(folder) / f"{name}.manifest.json"
     if not path.exists():
-        raise OptPipeError(f"{path}: no such file; {HOW} experiments/{name}.yaml")
+        raise OptPipeError(f"{path}: no such file; {HOW} experiments/{name}")
     data: dict[str, Any] = plain(read_mapping(path))
     return data
 

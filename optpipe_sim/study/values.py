@@ -12,7 +12,8 @@ from ..files import plain
 from ..names import parse_name
 from ..units import parse_size
 
-RELATIVE = re.compile(r"(\d+(?:\.\d+)?)\s*x\s+(\S+)")
+# 0.5x 1f1b; with "or device" no more than the profile's own limit
+RELATIVE = re.compile(r"(\d+(?:\.\d+)?)\s*x\s+(\S+)( or device)?")
 
 
 def kind_of(annotation: Any) -> str:
@@ -65,7 +66,7 @@ def _limit(value: Any) -> Any:
     found = RELATIVE.fullmatch(value.strip()) if isinstance(value, str) else None
     if found:
         parse_name(found[2])
-        return Decimal(found[1]), found[2]
+        return Decimal(found[1]), found[2], found[3] is not None
     return None if value is None else _size(value)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import platform
+import subprocess
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
-from .. import __version__
+from ..version import __version__
 
 SOLVERS = ("numpy", "numba", "scipy", "ortools", "highspy", "pyomo", "gurobipy")
 
@@ -23,3 +26,20 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
         except PackageNotFoundError:
             found[name] = None
     return found
+
+
+@lru_cache(maxsize=1)
+def commit() -> str | None:
+    """The commit of the checkout that this code is run from, with a ``+`` where files of the package
+    differ from it; None where it is no checkout, or there is no git."""
+    here = str(Path(__file__).parent.parent)
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ("git", "-C", here, *words), capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=10", "HEAD") + ("+" if git("status", "-s", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -4,7 +4,7 @@ A task is a module here, named like the task, with a plain function ``run`` and 
 (to be raised when its results change: points computed by another version are computed again). The
 parameters of ``run``, by their annotations, are the keys that an experiment may give; it returns a
 row (a mapping of columns to numbers, texts, truth values, None, or lists, which tables keep as JSON)
-or several. `CostProfile` stands for a profile; the kinds below for what else has a notation.
+or several. A task that only one experiment has is a file ``task.py`` of the same kind in its folder. `CostProfile` stands for a profile; the kinds below for what else has a notation.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import inspect
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, get_type_hints
 
-from ...errors import OptPipeError
+from ...errors import OptPipeError, hint_for
+from ...files import read_text
 from ...profile import CostProfile as CostProfile
+from ..code import module_of
 
 Row = dict[str, Any]
 Rows = Row | list[Row]
@@ -40,6 +42,7 @@ class Task:
     Attributes:
         kinds: per parameter, the annotation that says what values it takes.
         needed: the parameters without a default.
+        source: the text of its file, for a task that an experiment has in its folder.
     """
 
     name: str
@@ -47,6 +50,12 @@ class Task:
     run: Callable[..., Rows]
     kinds: Mapping[str, Any]
     needed: Sequence[str]
+    source: str = ""
+
+    @property
+    def searches(self) -> bool:
+        """Whether its results depend on a seed and on how much was done in a time limit."""
+        return "seed" in self.kinds and bool({"time_limit", "times"} & set(self.kinds))
 
 
 def task_names() -> list[str]:
@@ -54,18 +63,29 @@ def task_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def load_task(name: str) -> Task:
-    """The task of that name; a name with dots is a module of your own, like those here.
+def load_task(name: str, folder: Path = Path(), source: str = "") -> Task:
+    """The task of that name; a name with dots is a module of your own, like those here, and one that
+    ends in ``.py`` a file in `folder`.
+
+    Args:
+        source: the text of such a file, where it is known; `name` is then the task's.
 
     Raises:
         OptPipeError: where there is none.
     """
-    module = _module(str(name))
+    name = str(name)
+    if name.endswith(".py"):
+        path = folder / name
+        source = read_text(path)
+        name = path.resolve().parent.name if path.stem == "task" else path.stem
+    module = module_of(f"task_{name}", source, f"{name}/task.py") if source else _module(name)
+    if not hasattr(module, "run") or not hasattr(module, "VERSION"):
+        raise OptPipeError(f"{name!r} is no task; it lacks a function run or a VERSION")
     kinds = get_type_hints(module.run, include_extras=True)
     kinds.pop("return", None)
     signature = inspect.signature(module.run).parameters
     needed = tuple(key for key, value in signature.items() if value.default is value.empty)
-    return Task(name, module.VERSION, module.run, kinds, needed)
+    return Task(name, module.VERSION, module.run, kinds, needed, source)
 
 
 def _module(name: str) -> ModuleType:
@@ -74,12 +94,11 @@ def _module(name: str) -> ModuleType:
         return import_module(f".{name}", __name__)
     if "." in name:
         try:
-            module = import_module(name)
+            return import_module(name)
         except (ImportError, ValueError) as error:
             raise OptPipeError(f"{name!r} cannot be imported: {error}") from None
-        if not hasattr(module, "run") or not hasattr(module, "VERSION"):
-            raise OptPipeError(f"{name!r} is no task; it lacks a function run or a VERSION")
-        return module
-    close = get_close_matches(name, known, 1)
-    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
-    raise OptPipeError(f"{name!r} is no task; {hint}, or a module of your own with dots")
+    hint = hint_for(name, known)
+    raise OptPipeError(
+        f"{name!r} is no task; {hint}, a file beside the experiment (task.py), or a module of your"
+        " own with dots"
+    )

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Sequence
 from time import perf_counter
 from typing import Literal, NamedTuple
 
-from ...analyse.bounds import lower_bound
+from ...bounds.bounds import lower_bound
 from ...errors import OptPipeError
 from ...schedule import Schedule
-from ...schedules.adaoffload import adaoffload
-from ...solve import solve
-from ...solve.cpsat import solve_cpsat
-from ...solve.milp import MOST_ROWS, solve_milp
-from ...solve.milp_sets import MilpOptions
-from ...solve.milp_size import size_formula
-from ...solve.problem import Problem, make_problem
-from ...solve.result import SolveResult, make_result
-from ...solve.search import search
-from ...solve.starts import offload_everything
+from ...schedules.adaoffload.adaoffload import adaoffload
+from ...solvers.anneal.engine import search
+from ...solvers.cpsat.engine import solve_cpsat
+from ...solvers.milp.engine import MOST_ROWS, solve_milp
+from ...solvers.milp.sets import MilpOptions
+from ...solvers.milp.size import size_formula
+from ...solvers.problem import Problem, make_problem
+from ...solvers.result import SolveResult, make_result
+from ...solvers.solve import solve
+from ...solvers.starts import offload_everything
 from . import CostProfile, Count, Limit, Row, Seconds
 
 VERSION = 1

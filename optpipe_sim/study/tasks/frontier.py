@@ -10,7 +10,7 @@ from ...errors import InvalidSchedule, OptPipeError
 from ...names import ENTRIES, build, parse_name
 from ...profile import CostProfile as Profile
 from ...sim import simulate
-from ...solve.frontier import frontier
+from ...solvers.frontier import frontier
 from ...trace import Trace
 from . import CostProfile, Count, Row, ScheduleNames, Seconds, Size
 
@@ -30,7 +30,7 @@ def run(
     cores: Count = 1,
 ) -> list[Row]:
     """A family of `schedules`, of which the fastest that fits counts at each limit, or, with
-    `chunks`, what `solve.frontier` finds and proves with so many.
+    `chunks`, what `solvers.frontier` finds and proves with so many.
 
     ``part`` is ``alone`` (a schedule without a limit: what it takes of memory and time), ``family``
     (the fastest under a limit; those that plan for one get it) or ``solved`` (under a limit; without
@@ -104,7 +104,7 @@ def _replay(
     options = {"limit": limit} if limit is not None and _plans(name) else {}
     try:
         schedule = build(name, profile, microbatches, **options)
-        return simulate(schedule, profile, objective=objective, engine="replay")
+        return simulate(schedule, profile, objective=objective)
     except InvalidSchedule:
         raise
     except OptPipeError:

@@ -12,7 +12,7 @@ from ...names import build, parse_name
 from ...profile import CostProfile as Profile
 from ...schedule import Schedule
 from ...sim import simulate_or_report
-from ...solve import solve
+from ...solvers.solve import solve
 from . import CostProfile, Count, Limit, Row, ScheduleNames, Seconds
 from .simulate import measures, refused
 
@@ -67,7 +67,6 @@ def run(
                 _without_links(planned) if planned_for == "assumed" else planned,
                 true,
                 memory_limit,
-                engine="replay",
             )
             proof = more if planned_for == "true" else {}
             rows.append({**row, **measures(trace), **proof, "reason": reason})

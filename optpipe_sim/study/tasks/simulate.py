@@ -28,7 +28,7 @@ def run(
         built = build(schedule, profile, microbatches)
     except (InvalidSchedule, OutOfMemory, NoSolution) as error:
         return refused(error)
-    trace, reason = simulate_or_report(built, profile, objective=objective, engine="replay")
+    trace, reason = simulate_or_report(built, profile, objective=objective)
     return {**measures(trace), "reason": reason}
 
 

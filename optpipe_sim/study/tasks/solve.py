@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from ...errors import NoSolution, OutOfMemory
-from ...solve.shapes import door_for
+from ...solvers.shapes import solver_for
 from . import CostProfile, Count, Limit, Row, Seconds
 from .simulate import measures, refused
 
@@ -32,7 +32,7 @@ def run(
     engine from nothing, ``best`` from the best of AdaOffload and the published schedules; no cache
     is used. Without a schedule ``fits`` is False, with the reason.
     """
-    door, profile = door_for(profile, chunks, None if placement == "own" else placement)
+    door, profile = solver_for(profile, chunks, None if placement == "own" else placement)
     try:
         found = door(
             profile,

@@ -1,0 +1,103 @@
+"""What a prediction is worth on a GPU: one command, under nine minutes, with what torch brings.
+
+    make confirm-gpu         (or: python benchmarks/confirm_gpu.py --write results/confirm_gpu)
+    make confirm-gpu-long    models of 7 and 14 billion parameters at several lengths
+
+One GPU plays all ranks, one after the other: each rank's whole program with its real copies, its
+neighbours played back over modelled links. Needs torch, numpy, scipy and yaml; numba makes it quick.
+`--rehearse` is the same on the CPU with a tiny model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from optpipe_sim import __version__
+from optpipe_sim.costs.models import Model
+from optpipe_sim.errors import OptPipeError
+
+FIRST = ("1f1b", "zb-h1", "adaoffload", "optimised")
+LLAMA_2B = Model("llama-2b", 16, 3072, 24, 32000, kv_heads=8, ffn=8192)
+TINY = Model("tiny", 4, 64, 4, 96, kv_heads=2, ffn=96)
+LENGTHS = {"llama2-7b": (2048, 4096, 8192), "gpt-14.6b": (1024, 2048)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", metavar="FOLDER", required=True, help="where the files go")
+    parser.add_argument("--long", action="store_true", help="7B and 14B models, several lengths")
+    parser.add_argument("--rehearse", action="store_true", help="on the CPU, with a tiny model")
+    parser.add_argument("--deterministic", action="store_true", help="kernels that repeat bitwise")
+    parser.add_argument("--seconds", type=float, help="in all (500; --long: 560)")
+    parser.add_argument("--no-tests", action="store_true", help="leave the tests for GPUs out")
+    arguments = parser.parse_args()
+    from optpipe_sim.runtime.measure.environment import prepare_cuda
+
+    environment = {} if arguments.rehearse else prepare_cuda(arguments.deterministic)
+    if arguments.rehearse:
+        import torch
+
+        torch.set_num_threads(1)
+    from optpipe_sim.runtime.confirm.campaign import Campaign, Runner
+
+    campaign = Campaign(
+        works(arguments.long, arguments.rehearse),
+        device="cpu" if arguments.rehearse else "cuda",
+        seconds=arguments.seconds or (560 if arguments.long else 500),
+        tests=not (arguments.no_tests or arguments.long),
+        traces=not arguments.long,
+        meta={
+            "made": datetime.now(UTC).isoformat(timespec="seconds"),
+            "by": f"optpipe_sim {__version__}, {' '.join(['confirm_gpu.py', *sys.argv[1:]])}",
+            "host": f"{platform.system()} {platform.release()}, {platform.machine()}",
+            "environment": environment,
+        },
+    )
+    try:
+        found = Runner(campaign, Path(arguments.write), lambda text: print(text, flush=True)).run()
+    except OptPipeError as error:
+        print(f"confirm_gpu: {error}", file=sys.stderr)
+        return 2
+    print((Path(arguments.write) / "report.md").read_text())
+    return 1 if any(part["problem"] for part in found["parts"]) else 0
+
+
+def works(long: bool, rehearse: bool):
+    """What is profiled and run."""
+    from optpipe_sim.costs import load_model
+    from optpipe_sim.runtime.confirm.campaign import Work
+
+    first = Work(LLAMA_2B, replays=("1f1b", "zb-h1"), loops=FIRST)
+    if rehearse:
+        small = {"devices": 2, "seq": 32, "dtype": "fp32", "microbatches": 4, "samples": 3}
+        return (replace(first, model=TINY, **small, iterations=2, sweeps=3, solve_seconds=2.0),)
+    if not long:
+        return (first,)
+    return tuple(
+        Work(
+            at_length(load_model(name), seq),
+            seq=seq,
+            samples=10,
+            sweeps=3,
+            loops=("1f1b", "adaoffload"),
+            capped=False,
+        )
+        for name, lengths in LENGTHS.items()
+        for seq in lengths
+    )
+
+
+def at_length(model: Model, seq: int) -> Model:
+    """The model with as many learned positions as the sequences need."""
+    return replace(model, positions=max(model.positions, seq)) if model.positions else model
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,222 @@
+"""Do the engines agree? Random small instances, solved by each, compared with what CP-SAT proves.
+
+    python -m experiments.agreement.run [--instances 200] [--write results/agreement]
+
+Uneven stages, one or two chunks, loop, vee and explicit placements, separate and shared copy
+engines, host-link groups, partial offloads, zero-length copies, limits from the least that works
+upwards. For each instance: no bound of anybody above the proven optimum, `auto` reaches it, the
+MILP agrees where it proves, and every schedule replays to its claim and passes the checker.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+import time
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from rich.progress import track
+
+from optpipe_sim import CostProfile, load_profile
+from optpipe_sim.bounds.bounds import lower_bound
+from optpipe_sim.checker.check import check
+from optpipe_sim.errors import OptPipeError, OutOfMemory
+from optpipe_sim.files import write_text
+from optpipe_sim.solvers.cpsat.engine import solve_cpsat
+from optpipe_sim.solvers.milp.engine import solve_milp
+from optpipe_sim.solvers.problem import Problem, make_problem
+from optpipe_sim.solvers.result import OPTIMAL, SolveResult
+from optpipe_sim.solvers.solve import solve
+
+COLUMNS = (
+    "seed", "p", "v", "m", "ops", "limit", "engines", "objective", "bound", "bound_by", "cpsat",
+    "cpsat_bound", "cpsat_proven", "cpsat_s", "auto", "auto_bound", "auto_status", "auto_s", "milp",
+    "milp_bound", "milp_proven", "milp_s", "problems",
+)  # fmt: skip
+
+
+def random_profile(random: Random) -> CostProfile:
+    devices, chunks = random.randint(2, 5), random.choice((1, 1, 2))
+    stages = devices * chunks
+    longest = random.choice((4, 12, 30))
+    placement: Any = "vee" if chunks == 2 and random.random() < 0.5 else "loop"
+    if random.random() < 0.15:
+        placement = list(range(devices)) * chunks
+        random.shuffle(placement)
+    costs = []
+    for _ in range(stages):
+        act = random.choice((4, 10, 12))
+        costs.append(
+            {
+                "t_f_ns": random.randint(1, longest),
+                "t_b_ns": random.randint(1, longest),
+                "t_w_ns": random.randint(0, longest),
+                "act_bytes": act,
+                "w_bytes": random.choice((0, act // 2, act)),
+                "offload_bytes": random.choice((act, act, act // 2)),
+                "static_bytes": random.choice((0, 5)),
+            }
+        )
+    if random.random() < 0.4:
+        costs = [costs[0]] * stages
+    left, groups = random.sample(range(devices), devices), []
+    while len(left) > 1 and random.random() < 0.5:
+        groups.append([left.pop(), left.pop()])
+    copy = random.choice((1, longest, 2 * longest))
+    return load_profile(
+        {
+            "devices": devices,
+            "chunks": chunks,
+            "placement": placement,
+            "stages": costs,
+            "t_comm_ns": random.choice((0, 1, longest // 2)),
+            "offload": {
+                "t_offload_ns": [random.randint(0, copy) for _ in range(stages)],
+                "t_reload_ns": [random.randint(0, copy) for _ in range(stages)],
+                "copy_engines": random.choice(("separate", "shared")),
+                "host_link_groups": groups,
+            },
+        }
+    )
+
+
+def instance(seed: int) -> Problem:
+    random = Random(seed)
+    profile = random_profile(random)
+    stages = len(profile.stages)
+    m = random.randint(2, 4 if stages <= 4 else 3 if stages <= 6 else 2)
+    room = max(cost.act_bytes for cost in profile.stages) * profile.chunks
+    more = random.choice((0, 0.5, 1, 2, 4))
+    limit = [least + int(more * room) for least in profile.least_limits]
+    return make_problem(profile, m, limit, random.choice(("flush", "flush", "span")))
+
+
+def examine(seed: int, seconds: float) -> dict[str, Any]:
+    """One row: what each engine says, and what is wrong with it."""
+    problem = instance(seed)
+    profile, m, limits = problem.profile, problem.microbatches, problem.limits
+    assert limits is not None
+    problems: list[str] = []
+    below = [limit - 1 for limit in profile.least_limits]
+    try:
+        solve(profile, m, below, time_limit=1)
+        problems.append("a limit below the least was accepted")
+    except OutOfMemory as error:
+        if "the least limit that works" not in str(error):
+            problems.append(f"the least limit is not named: {error}")
+    bound = lower_bound(profile, m, problem.objective, limits)
+    row: dict[str, Any] = {
+        "seed": seed, "p": profile.devices, "v": profile.chunks, "m": m,
+        "ops": 3 * len(profile.stages) * m, "limit": max(limits), "objective": problem.objective,
+        "engines": profile.offload.copy_engines if profile.offload else "",
+        "bound": bound.ns, "bound_by": bound.name,
+    }  # fmt: skip
+
+    def run(name: str, door: Any) -> SolveResult | None:
+        began = time.monotonic()
+        try:
+            found: SolveResult = door()
+        except OptPipeError as error:
+            problems.append(f"{name}: {error}")
+            return None
+        row[f"{name}_s"] = round(time.monotonic() - began, 2)
+        row[name] = found.objective_ns if found.schedule is not None else None
+        row[f"{name}_bound"] = found.lower_bound_ns
+        if found.schedule is not None:
+            problems.extend(f"{name}: {text}" for text in check(found.schedule, profile, limits))
+        return found
+
+    auto = run(
+        "auto",
+        lambda: solve(
+            profile, m, limits, time_limit=seconds, objective=problem.objective, workers=2
+        ),
+    )
+    start = auto.schedule if auto is not None else None
+    cpsat = run("cpsat", lambda: solve_cpsat(problem, 3 * seconds, workers=2, warm_start=start))
+    milp = run("milp", lambda: solve_milp(problem, seconds, warm_start=start))
+    row["auto_status"] = auto.status if auto else "none"
+    row["cpsat_proven"] = bool(cpsat and cpsat.status == OPTIMAL)
+    row["milp_proven"] = bool(milp and milp.status == OPTIMAL)
+    found = [result for result in (auto, cpsat, milp) if result and result.schedule is not None]
+    best = min((result.objective_ns for result in found), default=None)
+    for name, proven in (
+        ("bound", bound.ns),
+        *((n, row.get(f"{n}_bound", 0)) for n in ("auto", "cpsat", "milp")),
+    ):
+        if best is not None and proven > best:
+            problems.append(f"{name}: the bound {proven} is above a schedule of {best}")
+    if row["cpsat_proven"] or row["milp_proven"]:
+        for result in found:
+            if result.status == OPTIMAL and result.objective_ns != best:
+                problems += [f"{result.engine}: proves {result.objective_ns}, but {best} exists"]
+        if auto is not None and auto.objective_ns != best:
+            problems.append(f"auto: {auto.objective_ns} misses the optimum {best}")
+    row["problems"] = "; ".join(problems)
+    return row
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--instances", type=int, default=200)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--write", metavar="STEM", help="also write STEM.csv and STEM.md")
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    path = Path(f"{options.write}.csv") if options.write else None
+    if path is not None and path.exists():  # finished instances are kept
+        rows = list(csv.DictReader(io.StringIO(path.read_text())))
+    done = {int(row["seed"]) for row in rows}
+    for seed in track(range(options.first, options.first + options.instances)):
+        if seed in done:
+            continue
+        rows.append(examine(seed, options.seconds))
+        if rows[-1]["problems"]:
+            print(f"seed {seed}: {rows[-1]['problems']}", file=sys.stderr)
+        if path is not None:
+            stream = io.StringIO()
+            writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+            write_text(path, stream.getvalue())
+    text = report(rows)
+    print(text)
+    if path is not None:
+        write_text(path.with_suffix(".md"), text)
+    return any(row["problems"] for row in rows)
+
+
+def report(rows: list[dict[str, Any]]) -> str:
+    def count(test: Any) -> int:
+        return sum(bool(test(row)) for row in rows)
+
+    def true(value: Any) -> bool:
+        return str(value) == "True"
+
+    proven = [row for row in rows if true(row["cpsat_proven"])]
+    both = [row for row in proven if true(row["milp_proven"])]
+    return f"""# Do the engines agree?
+
+{len(rows)} random small instances (`python -m experiments.agreement.run`; p 2 to 5, v 1 or 2, uneven,
+shared engines and links, limits from the least upwards), solved by each engine.
+
+| | instances |
+|---|--:|
+| CP-SAT proves its optimum | {len(proven)} |
+| ... and `auto` has the same | {sum(str(row["auto"]) == str(row["cpsat"]) for row in proven)} |
+| ... and `auto` proves it itself | {sum(row["auto_status"] == OPTIMAL for row in proven)} |
+| the MILP on HiGHS proves its optimum | {count(lambda row: true(row["milp_proven"]))} |
+| ... and so does CP-SAT | {len(both)} |
+| ... with the same value | {sum(str(row["milp"]) == str(row["cpsat"]) for row in both)} |
+| the closed-form bound is the optimum | {sum(str(row["bound"]) == str(row["cpsat"]) for row in proven)} |
+| something is wrong | {count(lambda row: row["problems"])} |
+"""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

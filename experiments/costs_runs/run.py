@@ -1,0 +1,260 @@
+"""Estimates held against whole runs that others published.
+
+    python -m experiments.costs_runs.run
+
+estimates every run of ``costs/data/published/runs.yaml``, takes the held-out rows of
+``results/costs_cells.csv`` beside them, and writes ``costs_runs.csv`` and ``costs_runs.md`` and what
+estimates say of their own error, ``optpipe_sim/costs/data/compared/runs.yaml``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from optpipe_sim.costs import load_machine, load_model
+from optpipe_sim.costs.doubt import Compared, features, kind_of
+from optpipe_sim.costs.estimate import estimate
+from optpipe_sim.costs.layer import Work
+from optpipe_sim.costs.machines import Machine
+from optpipe_sim.costs.models import Model
+from optpipe_sim.costs.parallelism import Layout
+from optpipe_sim.costs.provenance import iteration_ns, mfu
+from optpipe_sim.costs.published import figure_15, published
+from optpipe_sim.errors import OptPipeError
+from optpipe_sim.files import write_text
+from optpipe_sim.names import build
+from optpipe_sim.profile import CostProfile
+from optpipe_sim.sim import simulate
+
+# Runs on A100s are estimated at the rates of the data sheet and at the fitted ones.
+VARIANTS = {"a100-80gb": ("a100-80gb", "a100-80gb-megatron")}
+_SPLIT = ("tp", "cp", "ep")
+_WORK = ("microbatch", "seq", "recompute", "dtype", "chunks", "layers", "exchange")
+
+
+def compare() -> list[Compared]:
+    """Every published run with its estimate's error."""
+    data = published("runs")
+    rows = [{**data["sources"][row["source"]]["options"], **row} for row in data["rows"]]
+    return [
+        _compare(row, load_machine(machine), data)
+        for row in rows
+        for machine in VARIANTS.get(row["machine"], (row["machine"],))
+    ]
+
+
+def _compare(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) -> Compared:
+    name = row["model"]
+    shape = data["models"].get(name)
+    model = load_model(name if shape is None else {**shape, "name": name})
+    split = {key: row.get(key, 1) for key in _SPLIT}
+    devices = row.get("pp", 1) * split["tp"] * split["cp"]
+    dp = row["gpus"] // devices
+    zero = row.get("zero", 1) if dp * split["cp"] > 1 else 0
+    work = {key: row[key] for key in _WORK if key in row}
+    profile = estimate(model, machine, devices, **split, dp=dp, zero=zero, offload=False, **work)
+    microbatches = row["global_batch"] // dp // row["microbatch"]
+    schedule = row["schedule"] if profile.chunks > 1 else "1f1b"
+    trace = simulate(build(schedule, profile, microbatches), profile, enforce=False)
+    measured = _measured_ns(row, profile, microbatches)
+    return Compared(
+        machine=machine.name,
+        kind=kind_of(model),
+        dtype=row["dtype"],
+        features=_features(model, machine, row, split, devices, dp, zero),
+        error=round(iteration_ns(profile, trace.makespan_ns) / measured - 1, 4),
+        mfu=round(mfu(profile, measured, microbatches), 4),
+        mfu_causal=round(mfu(profile, measured, microbatches, causal=True), 4),
+        run=f"{name} on {row['gpus']} GPUs, {row['seq']} tokens per sequence",
+        source=data["sources"][row["source"]]["title"],
+    )
+
+
+def _features(
+    model: Model,
+    machine: Machine,
+    row: Mapping[str, Any],
+    split: Mapping[str, int],
+    devices: int,
+    dp: int,
+    zero: int,
+) -> frozenset[str]:
+    layout = Layout(devices, **split, dp=dp, zero=zero)
+    work = Work(
+        row["microbatch"], row["seq"], recompute=row.get("recompute", "none"), dtype=row["dtype"]
+    )
+    return features(model, machine, layout, work)
+
+
+def _measured_ns(row: Mapping[str, Any], profile: CostProfile, microbatches: int) -> float:
+    """The published time of an iteration."""
+    if "iteration_ms" in row:
+        return float(row["iteration_ms"]) * 1e6
+    if "tflops" in row:
+        once = profile.meta["iteration"]["flops_per_microbatch_causal"] * microbatches
+        return float(once / (row["tflops"] * 1e12 * profile.meta["parallel"]["devices"]) * 1e9)
+    tokens = row["global_batch"] * row["seq"] / row["gpus"]
+    return float(tokens / row["tokens_per_s"] * 1e9)
+
+
+def held_out(path: Path) -> Iterator[Compared]:
+    """The rows of ``costs_cells.csv`` that no rate was fitted to, before and after the fit."""
+    causal = _causal_shares(figure_15())
+    with path.open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["role"] == "check"]
+    for row in rows:
+        if not row["quantity"].endswith("iteration_ms"):
+            continue
+        offloading = row["table"].startswith("PipeOffload")
+        names = {"pipeline parallelism"}
+        if offloading:
+            names.add("recomputation of norms")
+            seq, schedule = row["quantity"].split()[:2]
+            names |= {"offloading"} if schedule.startswith("po") else set()
+            shares = causal[row["model"], int(seq[2:]), schedule]
+        else:
+            names.add("unfused attention")
+            shares = (0.0, 0.0)
+        if row["model"] not in ("gpt-1.5b", "gpt-6.2b", "gpt-10.5b"):
+            names.add("several nodes")
+        for machine, key in (("a100-80gb", "before"), ("a100-80gb-megatron", "after")):
+            yield Compared(
+                machine,
+                "dense",
+                "fp16",
+                frozenset(names),
+                float(row[f"{key}_error"]),
+                *shares,
+                f"{row['model']}, {row['quantity'].removesuffix(' iteration_ms')}",
+                row["table"],
+            )
+
+
+def _causal_shares(runs: Sequence[Any]) -> dict[tuple[str, int, str], tuple[float, float]]:
+    """MFU of PipeOffload's runs, every score or the causal half counted."""
+    found = {}
+    for run in runs:
+        if run.outcome != "ran":
+            continue
+        setup = run.setup
+        profile = estimate(setup.model, "a100-80gb", setup.devices, **setup.options)
+        once = profile.meta["iteration"]
+        share = once["flops_per_microbatch_causal"] / once["flops_per_microbatch"]
+        whole = run.percent / 100
+        found[run.model, run.seq, run.schedule] = (whole, round(whole * share, 4))
+    return found
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def data_text(rows: Sequence[Compared], records: Sequence[Mapping[str, Any]]) -> str:
+    """``data/compared/runs.yaml``."""
+    lines = [
+        "# Published runs beside their estimates. Written by `python -m experiments.costs_runs.run`;",
+        "# `error` is estimated / published iteration time - 1; MFU is of the published run.",
+        "rows:",
+    ]
+    for row in rows:
+        values = {**row._asdict(), "features": "[" + ", ".join(sorted(row.features)) + "]"}
+        values |= {key: f'"{values[key]}"' for key in ("run", "source")}
+        lines.append("- {" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}")
+    lines.append("# Runs that no estimate was held against, for the best that was reached.")
+    lines.append("records:")
+    for record in records:
+        text = {**record, **{key: f'"{record[key]}"' for key in ("run", "source")}}
+        lines.append("- {" + ", ".join(f"{key}: {value}" for key, value in text.items()) + "}")
+    return "\n".join(lines) + "\n"
+
+
+def table_text(rows: Sequence[Compared]) -> str:
+    """``costs_runs.csv``."""
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(Compared._fields)
+    for row in rows:
+        writer.writerow([*row[:3], " + ".join(sorted(row.features)), *row[4:]])
+    return stream.getvalue()
+
+
+def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
+    """``costs_runs.md``."""
+    lines = [
+        "# Costs: estimated against whole runs that others published",
+        "",
+        "Regenerate with `python -m experiments.costs_runs.run`. Every run is in `costs_runs.csv`. Negative"
+        " errors: the estimate is too fast. `estimate` and `advise` state their doubt from these rows; what"
+        " is not here was not compared.",
+        "",
+        "## Per machine, kind of model, format and source",
+        "",
+        "| machine file | models | format | source | runs | median error | signed | worst |",
+        "|---|---|---|---|--:|--:|--:|--:|",
+    ]
+    groups: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        source = row.source.split(",")[0]
+        groups.setdefault((row.machine, row.kind, row.dtype, source), []).append(row.error)
+    lines += [
+        f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(groups.items())
+    ]
+    lines += [
+        "",
+        "## Per machine and feature",
+        "",
+        "| machine file | models | format | feature | runs | median error | signed | worst |",
+        "|---|---|---|---|--:|--:|--:|--:|",
+    ]
+    by_feature: dict[tuple[str, ...], list[float]] = {}
+    for row in rows:
+        for name in row.features:
+            by_feature.setdefault((row.machine, row.kind, row.dtype, name), []).append(row.error)
+    lines += [
+        f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(by_feature.items())
+    ]
+    lines += ["", "## Sources, and what an estimate cannot know of them", ""]
+    for source in data["sources"].values():
+        known = " ".join(source["known"].split())
+        lines.append(f"- {source['title']} ({source['where']}). {known}")
+    return "\n".join(lines) + "\n"
+
+
+def _errors(errors: Sequence[float]) -> str:
+    return (
+        f"{len(errors)} | **{median(map(abs, errors)):.1%}** | {median(errors):+.1%}"
+        f" | {max(errors, key=abs):+.1%}"
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the files; 0, or 2 for a folder that cannot be written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.costs_runs.run",
+        description=(__doc__ or "").splitlines()[0],
+    )
+    parser.add_argument("--results", default="results", help="default: %(default)s")
+    given = parser.parse_args(arguments)
+    data = published("runs")
+    results = Path(given.results)
+    inside = Path(str(files("optpipe_sim.costs") / "data" / "compared" / "runs.yaml"))
+    try:
+        rows = [*compare(), *held_out(results / "costs_cells.csv")]
+        print(write_text(inside, data_text(rows, data["records"])))
+        print(write_text(results / "costs_runs.csv", table_text(rows)))
+        print(write_text(results / "costs_runs.md", report_text(rows, data)))
+    except (OptPipeError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

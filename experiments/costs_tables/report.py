@@ -1,0 +1,108 @@
+"""The page of `costs_tables` for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from optpipe_sim.costs.machines import Machine, Rates
+from optpipe_sim.costs.published import published
+
+Medians = Mapping[tuple[str, str], tuple[int, float, float]]
+
+
+@dataclass(frozen=True)
+class Split:
+    """One way to spread a model over 32 devices, and what is predicted of it."""
+
+    model: str
+    seq: int
+    name: str
+    schedule: str
+    seconds: float
+    mfu: float
+    peak_gib: float
+    bubble: float
+    messages: float
+    gemm_rate: float
+    faster: float  # than 1F1B-I with tensor parallelism
+
+
+def report(
+    errors: Mapping[str, Medians],
+    splits: Sequence[Split],
+    machine: Machine,
+    rates: Rates,
+) -> str:
+    """Markdown: errors, rates, tensor parallelism."""
+    lines = [
+        "# Costs: estimated against published",
+        "",
+        "Regenerate with `python -m experiments.costs_tables.run`. Every number is in `costs_cells.csv`"
+        " and `costs_tp.csv`; who runs out of memory in PipeOffload's figure 15 is the experiment"
+        " `pipeoffload_models`. Rates are fitted to three models (1.5B and 14.6B of Zero"
+        " Bubble, 10.5B of PipeOffload); what is called a check was not seen by the fit (6.2B, 28.3B,"
+        " both also in the table of ZB-V; 18.1B, 42.9B).",
+        "",
+        "## Median error",
+        "",
+        "| source | quantity | checks | before | **after** | fitted rows | before | after |",
+        "|---|---|--:|--:|--:|--:|--:|--:|",
+    ]
+    for key in sorted({*errors["check"], *errors["fit"]}):
+        cells = []
+        for role in ("check", "fit"):
+            count, before, after = errors[role].get(key, (0, 0.0, 0.0))
+            strong = f"**{after:.1%}**" if role == "check" else f"{after:.1%}"
+            cells += [str(count), f"{before:.1%}", strong] if count else ["0", "", ""]
+        lines.append(f"| {key[0]} | {key[1]} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        *_rates(machine, rates),
+    ]
+    return "\n".join([*lines, "", *_splits(splits)]) + "\n"
+
+
+def _rates(machine: Machine, rates: Rates) -> list[str]:
+    names = ("gemm", "attention", "bandwidth", "p2p", "overhead", "memory_factor", "working_set")
+    lines = ["## Rates of the A100", "", "| rate | data sheet | fitted |", "|---|--:|--:|"]
+    lines += [
+        f"| {name} | {getattr(machine.rates, name):.3f} | {getattr(rates, name):.3f} |"
+        for name in (*names, "context_gib")
+    ]
+    return [
+        *lines,
+        "",
+        "`overhead` is the part of an iteration in no op: the papers' own op times, replayed, are 5 to"
+        " 10 % faster than their measured throughput. One p2p rate cannot give every T_comm: it is a mean over"
+        " hops of a node and between nodes, whose number and placement are not published.",
+    ]
+
+
+def _splits(splits: Sequence[Split]) -> list[str]:
+    low, high = published("pipeoffload")["faster_percent"]
+    lines = [
+        "## Tensor parallelism against pure pipeline parallelism (32 A100)",
+        "",
+        f"Published: pure PP with offloading is {low} to {high} % faster than 1F1B-I with TP 8 x PP 4.",
+        "",
+        "| model | sequence | split | schedule | iteration s | MFU | faster | bubble"
+        " | collectives, of busy time | GEMM TFLOP/s | peak GiB |",
+        "|---|--:|---|---|--:|--:|--:|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {one.model} | {one.seq} | {one.name} | {one.schedule} | {one.seconds:.1f} | {one.mfu:.1%}"
+        f" | {one.faster:+.1%} | {one.bubble:.1%} | {one.messages:.1%} | {one.gemm_rate:.0f}"
+        f" | {one.peak_gib:.1f} |"
+        for one in splits
+    ]
+    return [
+        *lines,
+        "",
+        "Why: with TP 8 every layer waits for four collectives in F and as many in B, which nothing"
+        " hides, for an eighth of the products between them; against that stands the larger bubble of 32"
+        " stages. The rate of collectives is the machine file's, which goes by another paper's figure and"
+        " not by this one. The 83.8B model has 78 layers, 2.5 per device with embedding and head: as whole"
+        " layers the fullest of 32 devices has 3, a sixth of the time is lost, and pure PP is predicted to be"
+        " slower; how the authors placed these layers is not published.",
+    ]

@@ -1,0 +1,289 @@
+"""Estimated against published costs, before and after calibration on a part of the rows.
+
+    python -m experiments.costs_tables.run
+
+takes the Zero Bubble papers' times, throughput and memory and PipeOffload's figure 15, fits the
+rates of the A100 to three of the seven models, and writes ``costs_cells.csv`` (every number),
+``costs_tp.csv`` (tensor against pure pipeline parallelism) and ``costs_tables.md``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from optpipe_sim.costs import load_model
+from optpipe_sim.costs.calibrate import Calibration, calibrate
+from optpipe_sim.costs.estimate import estimate
+from optpipe_sim.costs.machines import Machine, Rates
+from optpipe_sim.costs.provenance import iteration_ns, mfu
+from optpipe_sim.costs.published import (
+    Cell,
+    Run,
+    figure_15,
+    figure_15_cells,
+    machine_of,
+    published,
+    zero_bubble_cells,
+)
+from optpipe_sim.errors import OptPipeError
+from optpipe_sim.files import write_text
+from optpipe_sim.names import build
+from optpipe_sim.sim import simulate
+
+from .report import Split, report
+
+_GIB = 2**30
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published number beside what is estimated without and with calibration."""
+
+    table: str
+    model: str
+    quantity: str
+    role: str
+    kind: str
+    published: float
+    before: float
+    after: float
+
+    @property
+    def errors(self) -> tuple[float, float]:
+        """Estimated / published - 1, before and after."""
+        return self.before / self.published - 1, self.after / self.published - 1
+
+
+def fit(cells: Sequence[Cell], machine: Machine) -> tuple[Calibration, Calibration]:
+    """The rates of times, then those of memory, from the cells whose role is ``fit``.
+
+    Memory is fitted to schedules without offloading: what an offloading one holds depends as much
+    on where its copies go.
+    """
+    chosen = [cell for cell in cells if cell.role == "fit"]
+    times = [cell.measurement for cell in chosen if cell.measurement.kind != "memory"]
+    held = [
+        cell.measurement
+        for cell in chosen
+        if cell.measurement.kind == "memory" and "po-" not in cell.quantity
+    ]
+    source = "the Zero Bubble and PipeOffload papers (1.5B, 14.6B and 10.5B)"
+    first = calibrate(times, machine, source)
+    return first, calibrate(held, machine.with_rates(first.rates), source)
+
+
+def fit_context(runs: Iterable[Run], rates: Rates, machine: Machine) -> float:
+    """GiB that training cannot use: between the largest peak that ran and the least that did not."""
+    ran: list[float] = []
+    failed: list[float] = []
+    for one in runs:
+        if one.role == "fit" and not one.schedule.startswith("po-"):
+            peak = max(one.replays.trace(rates).peak_bytes) / _GIB
+            (ran if one.outcome == "ran" else failed).append(peak)
+    above = min((peak for peak in failed if peak > max(ran)), default=machine.memory_gib)
+    return max(0.0, machine.memory_gib - (max(ran) + above) / 2)
+
+
+def tensor_parallel(rates: Rates, machine: Machine) -> list[Split]:
+    """Pure pipeline parallelism of 32 with offloading, and 1F1B-I with TP 8 x PP 4."""
+    data, found = published("pipeoffload"), []
+    for row in data["tensor_parallel"]:
+        layers = load_model(row["model"]).layers
+        plans = [("TP 8 x PP 4", "1f1b-i", 8, (layers + 2) // 4)]
+        plans += [("PP 32", schedule, 1, 2) for schedule in row["offloading"]]
+        base = 0.0
+        for name, schedule, tp, chunks in plans:
+            profile = estimate(
+                row["model"],
+                machine,
+                32,
+                tp=tp,
+                chunks=chunks,
+                seq=row["seq"],
+                rates=rates,
+                offload=tp == 1,
+                **data["options"],
+            )
+            m = row["microbatches"]
+            trace = simulate(build(schedule, profile, m), profile, enforce=False)
+            time = iteration_ns(profile, trace.cost_ns)
+            base = base or time
+            spent = profile.meta["time_spent"]
+            busy = sum(stage.work_ns for stage in profile.stages) / 1e9
+            linear = _linear_flops(profile.meta, row["model"]) / profile.meta["parallel"]["tp"]
+            found.append(
+                Split(
+                    row["model"],
+                    row["seq"],
+                    name,
+                    schedule,
+                    time / 1e9,
+                    mfu(profile, time, m),
+                    max(trace.peak_bytes) / _GIB,
+                    trace.bubble_rate,
+                    spent["messages"],
+                    linear / (busy * spent["gemm"]) / 1e12,
+                    base / time - 1,
+                )
+            )
+    return found
+
+
+def _linear_flops(meta: dict[str, Any], name: str) -> float:
+    """Model FLOPs of one microbatch without the attention's scores."""
+    model, seq = load_model(name), meta["work"]["seq"]
+    scores = 6 * seq * seq * model.heads * (model.qk_dim + model.v_dim) * model.layers
+    return float(meta["iteration"]["flops_per_microbatch"] - scores)
+
+
+def medians(rows: Iterable[Row], role: str) -> dict[tuple[str, str], tuple[int, float, float]]:
+    """Per table and quantity: how many, and the median absolute error before and after."""
+    groups: dict[tuple[str, str], list[Row]] = {}
+    for row in rows:
+        if row.role == role:
+            groups.setdefault((row.table, row.quantity.split()[-1]), []).append(row)
+    return {
+        key: (
+            len(group),
+            median(abs(row.errors[0]) for row in group),
+            median(abs(row.errors[1]) for row in group),
+        )
+        for key, group in groups.items()
+    }
+
+
+def _csv(head: Sequence[str], lines: Iterable[Sequence[Any]]) -> str:
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(lines)
+    return stream.getvalue()
+
+
+def _files(rows: list[Row], splits: list[Split]) -> dict[str, str]:
+    return {
+        "costs_cells.csv": _csv(
+            [
+                "table",
+                "model",
+                "quantity",
+                "role",
+                "published",
+                "before",
+                "before_error",
+                "after",
+                "after_error",
+            ],
+            (
+                [
+                    r.table,
+                    r.model,
+                    r.quantity,
+                    r.role,
+                    f"{r.published:.6g}",
+                    f"{r.before:.6g}",
+                    f"{r.errors[0]:+.4f}",
+                    f"{r.after:.6g}",
+                    f"{r.errors[1]:+.4f}",
+                ]
+                for r in rows
+            ),
+        ),
+        "costs_tp.csv": _csv(
+            [
+                "model",
+                "seq",
+                "split",
+                "schedule",
+                "seconds",
+                "mfu",
+                "peak_gib",
+                "bubble",
+                "messages",
+                "gemm_tflops",
+                "faster",
+            ],
+            (
+                [
+                    s.model,
+                    s.seq,
+                    s.name,
+                    s.schedule,
+                    f"{s.seconds:.3f}",
+                    f"{s.mfu:.4f}",
+                    f"{s.peak_gib:.2f}",
+                    f"{s.bubble:.4f}",
+                    f"{s.messages:.4f}",
+                    f"{s.gemm_rate:.1f}",
+                    f"{s.faster:.4f}",
+                ]
+                for s in splits
+            ),
+        ),
+    }
+
+
+def tables(say: Say) -> dict[str, str]:
+    """The text of every file, by name."""
+    machine = machine_of("zero_bubble")
+    runs = figure_15()
+    say("what was published, at the rates of the data sheet")
+    cells = zero_bubble_cells() + figure_15_cells(runs)
+    before = [cell.measurement.predict(machine.rates) for cell in cells]
+    say("fitting rates")
+    _, fitted = fit(cells, machine)
+    context = fit_context(runs, fitted.rates, machine)
+    rates = fitted.rates.fit("who ran out of memory there (10.5B)", context_gib=round(context, 2))
+    say("the same at the fitted rates")
+    rows = [
+        Row(
+            cell.table,
+            cell.model,
+            cell.quantity,
+            cell.role,
+            cell.measurement.kind,
+            cell.measurement.value,
+            first,
+            cell.measurement.predict(rates),
+        )
+        for cell, first in zip(cells, before, strict=True)
+    ]
+    say("tensor against pipeline parallelism")
+    splits = tensor_parallel(rates, machine)
+    text = report(
+        {role: medians(rows, role) for role in ("check", "fit")},
+        splits,
+        machine,
+        rates,
+    )
+    return {**_files(rows, splits), "costs_tables.md": text}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the files; 0, or 2 for a folder that cannot be written."""
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.costs_tables.run",
+        description=(__doc__ or "").splitlines()[0],
+    )
+    parser.add_argument("--results", default="results", help="default: %(default)s")
+    given = parser.parse_args(arguments)
+    try:
+        for name, text in tables(lambda step: print(f"{step} ...", file=sys.stderr)).items():
+            print(write_text(Path(given.results) / name, text))
+    except OptPipeError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""PipeOffload's figure 1: the ratio k, and what offloading all of 1F1B costs where copies are slow."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from optpipe_sim.costs.free_lunch import free_lunch_ratio
+from optpipe_sim.costs.published import published
+from optpipe_sim.ops import BW, F, O, Op, R
+from optpipe_sim.profile import CostProfile
+from optpipe_sim.profile_io import load_profile
+from optpipe_sim.schedule import Schedule
+from optpipe_sim.schedules import build
+from optpipe_sim.schedules.copies import ROUND_TRIPS
+from optpipe_sim.sim import simulate
+from optpipe_sim.study.tasks import Count, Row
+from optpipe_sim.trace import Trace
+
+VERSION = 1
+_AHEAD = 4  # a reload is issued up to so many ops before its backward; the best is taken
+
+
+def run(
+    hidden: Count,
+    seq: Count,
+    devices: Count = 8,
+    microbatches: Count = 32,
+    compute_tflops: float = 220.0,
+    offload_gb_per_s: float = 15.0,
+    paired: bool = False,
+    overhead: float = 0.0,
+) -> Row:
+    """k by the formula, the slowdown of fully offloaded 1F1B in percent, and what was published of
+    both (None where nothing was).
+
+    One GPT layer per device, at the two rates: F, B and W by their FLOPs, 20 s h bytes (the ratio of
+    times knows nothing of the number of layers). One copy engine per device, for both directions.
+    What lives shorter than three round trips stays, as in the authors' code. `paired`: two devices
+    share a switch of twice the rate, one transfer at a time, so that a device gets `offload_gb_per_s`
+    where its neighbour copies as well and twice as much alone. `overhead`: the part of the time that
+    belongs to no op, by which everything that computes takes longer.
+    """
+    profile = _profile(
+        hidden, seq, devices, compute_tflops / (1 + overhead), offload_gb_per_s, paired
+    )
+    base = build("1f1b", profile, microbatches)
+    replay = partial(simulate, profile=profile, enforce=False)
+    plain = replay(base)
+    moved = [replay(_offloaded(plain, ahead, paired)) for ahead in range(1, _AHEAD + 1)]
+    best = min(moved, key=lambda trace: trace.makespan_ns)
+    figure = published("pipeoffload")["figure_1"]
+    at = figure["sequence"].index(seq) if seq in figure["sequence"] else None
+
+    def printed(table: str) -> float | None:
+        row = {int(key): row for key, row in figure[table].items()}.get(hidden)
+        return None if row is None or at is None else float(row[at])
+
+    return {
+        "k": free_lunch_ratio(hidden, seq, compute_tflops, offload_gb_per_s),
+        "published_k": printed("k"),
+        "slowdown_percent": 100 * (best.makespan_ns / plain.makespan_ns - 1),
+        "published_slowdown_percent": printed("slowdown_percent"),
+        "offloaded": best.measures()["offloaded"],
+        "peak_bytes": max(best.peak_bytes),
+        "peak_bytes_without": max(plain.peak_bytes),
+    }
+
+
+def _profile(
+    hidden: int, seq: int, devices: int, tflops: float, gb_per_s: float, paired: bool
+) -> CostProfile:
+    per_flop = seq * hidden / (tflops * 1e3)  # ns
+    copies = 20 * seq * hidden / gb_per_s / (2 if paired else 1)
+    groups = [[at, at + 1] for at in range(0, devices - 1, 2)] if paired else []
+    data = {
+        "name": f"h{hidden}-s{seq}",
+        "devices": devices,
+        "stages": {
+            "t_f_ns": round(per_flop * (24 * hidden + 4 * seq)),
+            "t_b_ns": round(per_flop * (24 * hidden + 8 * seq)),
+            "t_w_ns": round(per_flop * 24 * hidden),
+            "act_bytes": 20 * seq * hidden,
+        },
+        "offload": {
+            "t_offload_ns": round(copies),
+            "t_reload_ns": round(copies),
+            "copy_engines": "shared",
+            "host_link_groups": groups,
+        },
+    }
+    return load_profile(data)
+
+
+def _offloaded(trace: Trace, ahead: int, paired: bool) -> Schedule:
+    """The schedule of a trace with every activation offloaded that lives long enough, copies slow or
+    not: an O right after its F, an R so many compute ops before its BW. On a paired link a round trip
+    is counted as it is while the neighbour copies as well."""
+    base, lasts = trace.schedule, trace.profile.durations_ns
+    begin = {span.op: span.start_ns for span in trace.spans}
+    programs = []
+    for device, ops in enumerate(base.programs):
+        place = {op: at for at, op in enumerate(ops)}
+        stage = base.shape.stages_of(device)[0]
+        shortest = ROUND_TRIPS * (1 + paired) * (lasts[O][stage] + lasts[R][stage])
+        before: dict[int, list[Op]] = {}
+        after: dict[int, list[Op]] = {}
+        for j in range(base.shape.microbatches):
+            forward, backward = Op(F, stage, j), Op(BW, stage, j)
+            if begin[backward] - begin[forward] - lasts[F][stage] > shortest:
+                after.setdefault(place[forward], []).append(Op(O, stage, j))
+                at = max(place[backward] - ahead, place[forward] + 1)
+                before.setdefault(at, []).append(Op(R, stage, j))
+        program: list[Op] = []
+        for at, op in enumerate(ops):
+            program += [*before.get(at, ()), op, *after.get(at, ())]
+        programs.append(program)
+    return Schedule(base.shape, programs, {}, {})

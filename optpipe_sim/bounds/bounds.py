@@ -1,0 +1,394 @@
+"""Lower bounds on what any schedule costs, each with its proof.
+
+Words: device d holds the stages s_1 < ... < s_k (model order); work(d) is the compute time of one
+microbatch on it, every backward counted as the cheaper of B + W and BW; cap(d) is its memory limit
+less its static bytes; `back` of a stage is the cheaper of B and BW (what the stage before waits
+for). Messages take at least `t_comm` between devices, on serial links too; shared host links and
+host limits only make schedules later; so none of them can break a bound.
+
+With levels of recomputation all treatments of all activations are covered: heads, chains and
+work do not count recomputation, sizes are the least over the levels, and what recomputing costs to
+make activations fit is added where it is sure to come on top (`relief`; docs/bounds.md has the proofs).
+
+Used throughout: of one microbatch the F's of d run in model order and its B's in the reverse, so
+the first compute op of d is an F of s_1, its first backward one of s_k, its last backward one of
+s_1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..profile import CostProfile
+from ..stage_cost import StageCost
+from .chains import Chains, Drain, knapsack, pending_w_ways
+from .ends import after_last_forward, relief_of_one, wait_of_many, waits_of_one
+from .relaxed import relaxed, relaxed_cost
+from .relief import (
+    Step,
+    backwards,
+    copy_ns,
+    copy_rate,
+    kept_bytes,
+    most_saved,
+    steps,
+)
+
+
+class Bound(NamedTuple):
+    """A time that no schedule can beat, and the argument that gives it."""
+
+    ns: int
+    name: str
+
+
+def lower_bound(
+    profile: CostProfile,
+    microbatches: int,
+    objective: str = "flush",
+    memory_limit: int | Sequence[int] | None = None,
+) -> Bound:
+    """The best of the bounds of this module for schedules with the profile's chunks and placement.
+
+    Args:
+        profile: costs, chunks and placement; its memory limit counts unless `memory_limit` is given.
+        microbatches: m.
+        objective: ``flush`` (bounds the makespan) or ``span`` (the longest device span).
+        memory_limit: bytes per device (one number, or one per device).
+
+    Raises:
+        OptPipeError: for another objective.
+    """
+    bounds = [
+        Bound(naive(profile, microbatches, objective), "work"),
+        Bound(one_microbatch(profile, objective), "one microbatch"),
+        Bound(fill_and_drain(profile, microbatches, objective, memory_limit), "fill and drain"),
+        Bound(residency(profile, microbatches, objective, memory_limit), "residency"),
+    ]
+    return max(bounds, key=lambda bound: bound.ns)  # of equal ones the plainest
+
+
+def naive(profile: CostProfile, microbatches: int, objective: str = "flush") -> int:
+    """Every device does all its work, and cannot start before a microbatch has come to it.
+
+    Proof: the first op of d is an F of s_1, which ends a chain of F's and messages; from then on
+    the device works for at least m work(d). A span has no such head start. Where links are blocking
+    it sends all its messages as well, of a span all but that of its last backward.
+    """
+    chains = Chains(profile, objective)
+    best = 0
+    for stages in chains.stages_of.values():
+        sends = [sum(chains.sends(s)) for s in stages]
+        last = chains.sends(stages[0])[1] if objective == "span" else 0
+        work = microbatches * (chains.work(stages) + sum(sends)) - last
+        best = max(best, chains.head(stages[0]) + work)
+    return best
+
+
+def one_microbatch(profile: CostProfile, objective: str = "flush") -> int:
+    """The longest chain of ops of one microbatch.
+
+    Proof: F's from stage a to the last, backwards down to stage b, and the weight gradient of b
+    follow one another, messages between. For the makespan a = 0 and any b; for a span a = b, the
+    lowest stage of a device: both ends of the chain are ops of that device.
+    """
+    chains = Chains(profile, objective)
+    if objective == "span":
+        return max(
+            chains.until_back(stages[0])
+            - chains.forward_from(stages[0])
+            + chains.full_back(stages[0])
+            for stages in chains.stages_of.values()
+        )
+    return max(chains.until_back(s) + chains.full_back(s) for s in range(len(profile.stages)))
+
+
+def fill_and_drain(
+    profile: CostProfile,
+    microbatches: int,
+    objective: str = "flush",
+    memory_limit: int | Sequence[int] | None = None,
+) -> int:
+    """A device can only fill the time before its first backward with the forwards that fit its
+    memory, and the time after its last one with the W's that do.
+
+    Proof. Let t be the start of d's first backward. Then t >= b, the end of the chain of F's to the
+    last stage and of backwards down to s_k. Before t only F's run on d, x ns of them in all; after t
+    it has at least m work(d) - x to do. Let E be the end of its last backward; after E only W's
+    run, u ns of them in all. Hence ``E >= t - x + m work(d) - u``. After E the device works for u,
+    and other devices take the last microbatch down the stages below s_1: a chain of length
+    q. So ``makespan >= E + max(u, q) >= t - x + m work(d) + max(0, q - u)``. It remains to bound
+    t - x from below and u from above.
+
+    *u*: when the last backward starts, its own act and the w_bytes of each W pending are held, within
+    cap(d). So u is at most its own W and what W's of w_bytes that fit into cap(d) - act(s_1)
+    last: with one stage floor of that over w_bytes, at most m - 1; with more, at most the fractional
+    optimum.
+
+    *t - x, one stage*: if n F's run before t, ``t - x >= max(b, h + g_n) - n F``, h being the earliest
+    start of d's first F and g_n the earliest end of its n-th F after it. No B has released
+    anything before t, so when the n-th F starts, k O's have ended with ``n act <= cap + k offload``,
+    at least k_n; the k-th O to end follows k F's and the other O's (one engine, one at a time):
+    ``e_k >= max(e_{k-1}, g_k) + O``; so ``g_n >= max(g_{n-1}, e_{k_n}) + F``. The least over n is taken.
+
+    *t - x, several stages*: let y be the F time before b. As x <= y + t - b, ``t - x >= b - y``. Now
+    y <= b - h; and all F's that start before b have their act within cap(d) plus what O's have
+    released by then. Those O's start after the first F (of s_1) has ended; on one engine
+    they release at most the fractional optimum for that time, and F's of so many bytes last at most
+    the fractional optimum for these.
+
+    *After the last F, one stage*: let its last F start at s, within e - s = F, and let t <= s, so that
+    nothing before t is counted twice. The microbatch of that F comes back no sooner than delay D after e.
+    Until e + D the device runs B's and W's of others only: when s comes, others' activations and w_bytes
+    of pending W's lie within cap(d) - act, and what is on the host has a B no sooner than its R, granted after
+    s, has ended, the n-th of them no sooner than n R after s. What all that lasts at most is less than D by
+    some idle time. After the last B, which ends after e + D, a device idles q - u, as before. Or else
+    all of it is added up until e + D + B + q, its own microbatch included. If t > s, all m F's come
+    before t (n = m), and only q - u is counted.
+
+    For a span all times count from the first F of d, to which the chain to t goes back as well (the
+    first backward's microbatch came by s_1 no earlier); q is 0.
+    """
+    parts = fill_and_drain_parts(profile, microbatches, objective, memory_limit)
+    return max(part.ns for part in parts)
+
+
+class Parts(NamedTuple):
+    """What `fill_and_drain` counts on one device, in ns: `head` before its first op, `wait` (t - x
+    in the proof there, the head included), its `work`, and `tail` after it."""
+
+    device: int
+    head: int
+    wait: int
+    work: int
+    tail: int
+
+    @property
+    def ns(self) -> int:
+        """The bound that this device gives."""
+        return self.wait + self.work + self.tail
+
+
+def fill_and_drain_parts(
+    profile: CostProfile,
+    microbatches: int,
+    objective: str = "flush",
+    memory_limit: int | Sequence[int] | None = None,
+) -> list[Parts]:
+    """The bound `fill_and_drain`, device by device."""
+    chains = Chains(profile, objective)
+    limits = profile.limits(memory_limit)
+    parts = []
+    for d, stages in sorted(chains.stages_of.items()):
+        capacity = None if limits is None else limits[d] - profile.static_bytes[d]
+        head = chains.head(stages[0])
+        first_back = chains.until_back(stages[-1]) - (
+            chains.forward_from(stages[0]) if objective == "span" else 0
+        )
+        tail, drains = 0, [Drain(0, True, 0, 0)]
+        if objective == "flush" and stages[0] > 0:
+            tail = chains.tail(stages[0])
+            drains = pending_w_ways(profile, stages, microbatches, capacity)
+        after = min(one.extra_ns + max(0, tail - one.weights_ns) for one in drains)
+        if capacity is None or capacity < max(
+            relaxed_cost(profile.stages[s]).act_bytes for s in stages
+        ):
+            wait = head  # no limit, or one that nothing keeps
+        elif len(stages) == 1:
+            wait, after = _one_stage(
+                profile, stages[0], microbatches, capacity, head, first_back, tail, drains
+            )
+        else:
+            wait, after = _many_stages(
+                profile, stages, microbatches, capacity, head, first_back, tail, drains
+            )
+        part = Parts(d, head, wait, microbatches * chains.work(stages), after)
+        if profile.sending_ns:
+            lost = min(one.extra_ns + max(0, tail - one.weights_ns) for one in drains)
+            sending = _with_sends(chains, part, stages, microbatches, first_back, lost)
+            part = max(part, sending, key=lambda each: each.ns)
+        parts.append(part)
+    return parts
+
+
+def _with_sends(
+    chains: Chains,
+    part: Parts,
+    stages: Sequence[int],
+    microbatches: int,
+    first_back: int,
+    after: int,
+) -> Parts:
+    """The same bound for blocking links, whose messages count as work: those of n forwards before
+    the first backward, all but that of the last backward before that ends."""
+    sends = [chains.sends(s) for s in stages]
+    work = microbatches * (chains.work(stages) + sum(map(sum, sends))) - sends[0][1]
+    wait = part.head
+    if len(stages) == 1:
+        each = chains.profile.stages[stages[0]].t_f_ns + sends[0][0]
+        wait = min(max(first_back - n * each, part.head) for n in range(1, microbatches + 1))
+    return Parts(part.device, part.head, wait, work, after)
+
+
+def _one_stage(
+    profile: CostProfile,
+    s: int,
+    microbatches: int,
+    capacity: int,
+    head: int,
+    first_back: int,
+    tail: int,
+    drains: Sequence[Drain],
+) -> tuple[int, int]:
+    """t - x, and what the device loses from its last forward on, where their sum is the least.
+
+    What is recomputed after the first backward counts before it, or after the last forward, but not
+    in both.
+    """
+    waits = waits_of_one(profile, s, microbatches, capacity, head, first_back)
+    cost = profile.stages[s]
+    delay = first_back - head - cost.t_f_ns
+    offloads = profile.offload is not None
+    last = after_last_forward(cost, microbatches, capacity, delay, tail, drains, offloads)
+    plain = min(max(0, tail - one.weights_ns) for one in drains)
+    lost = min(one.extra_ns + max(0, tail - one.weights_ns) for one in drains)
+    relief = relief_of_one(profile, s, waits, capacity, head)
+    after = []
+    for n, (wait, relieved) in enumerate(zip(waits, relief, strict=False), 1):
+        idle, both = (last.in_all, last.lost) if n < microbatches else (plain, lost)
+        after.append(max((wait, both), (relieved, idle), key=sum))
+    return min(after, key=sum, default=(head, plain))
+
+
+def _many_stages(
+    profile: CostProfile,
+    stages: Sequence[int],
+    microbatches: int,
+    capacity: int,
+    head: int,
+    first_back: int,
+    tail: int,
+    drains: Sequence[Drain],
+) -> tuple[int, int]:
+    """As `_one_stage`, for several: what is recomputed counts before the first backward or after the last."""
+    plain = min(max(0, tail - one.weights_ns) for one in drains)
+    lost = min(one.extra_ns + max(0, tail - one.weights_ns) for one in drains)
+    relieved = wait_of_many(profile, stages, microbatches, capacity, head, first_back)
+    if lost == plain:
+        return relieved, plain
+    small = relaxed(profile)
+    wait = wait_of_many(small, stages, microbatches, capacity, head, first_back)
+    return max((wait, lost), (relieved, plain), key=sum)
+
+
+def residency(
+    profile: CostProfile,
+    microbatches: int,
+    objective: str = "flush",
+    memory_limit: int | Sequence[int] | None = None,
+) -> int:
+    """Little's law: bytes held, summed over time, fit into the limit times the device's span.
+
+    Proof. From the start of F(s, j) to that of its backward passes at least r, the chain to the
+    last stage and back. An activation that stays holds act all the while; one that goes to the host
+    holds its offloadable part at least during F, O and R and the rest all the while; then the backward
+    holds act while it runs, and w_bytes are held while W does (BW: act while it runs). All of it
+    lies between the first F of d and its last compute op, a window of T, and so do the O's and the
+    R's, one at a time per engine. So cap(d) T >= the sum of what the m microbatches of each
+    stage hold, where those that go to the host take no more engine time than T; the least sum is
+    the fractional optimum of giving the time of one engine to where it saves most per ns. T is at most the
+    span, and the makespan less the earliest start of d.
+    """
+    limits = profile.limits(memory_limit)
+    if limits is None:
+        return 0
+    chains = Chains(profile, objective)
+    best = 0
+    for d, stages in chains.stages_of.items():
+        capacity = limits[d] - profile.static_bytes[d]
+        if capacity < max(1, *(relaxed_cost(profile.stages[s]).act_bytes for s in stages)):
+            continue
+        waits = [chains.until_back(s) - chains.forward_from(s) for s in stages]
+        costs = [profile.stages[s] for s in stages]
+        held = microbatches * sum(map(_held_byte_ns, costs, waits))
+        saved = [
+            _saved_byte_ns(cost, wait) if profile.offload else 0
+            for cost, wait in zip(costs, waits, strict=True)
+        ]
+        relief = [
+            (Step(step.saved_bytes * wait, step.cost_ns), microbatches)
+            for cost, wait in zip(costs, waits, strict=True)
+            for step in steps(cost)
+            if wait
+        ]
+        work = microbatches * chains.work(stages)
+        for engine in _engine_ns(profile, stages):
+            savings = [
+                (microbatches * each, microbatches * lasts)
+                for each, lasts in zip(saved, engine, strict=True)
+            ]
+            window = _least_window(held, savings, capacity, work, relief)
+            best = max(best, chains.head(stages[0]) + window)
+    return best
+
+
+def _held_byte_ns(cost: StageCost, wait_ns: int) -> int:
+    """The byte-ns that one microbatch holds if it is kept, and what its backward holds at least."""
+    backward = min(
+        way.held_bytes * (cost.t_b_ns + way.extra_ns) + cost.w_bytes * cost.t_w_ns
+        if way.split
+        else way.held_bytes * (cost.fused_ns + way.extra_ns)
+        for way in backwards(cost)
+    )
+    return cost.act_bytes * wait_ns + backward
+
+
+def _saved_byte_ns(cost: StageCost, wait_ns: int) -> int:
+    """How many byte-ns fewer one microbatch holds at most if it is offloaded."""
+    copies = min(
+        copy_ns(cost, cost.t_offload_ns, keep) + copy_ns(cost, cost.t_reload_ns, keep)
+        for keep in kept_bytes(cost)
+    )
+    return cost.offloadable * max(0, wait_ns - cost.t_f_ns - copies)
+
+
+def _engine_ns(profile: CostProfile, stages: Sequence[int]) -> list[list[int]]:
+    """Per copy engine of a device, how long each of its stages keeps it to leave and return, at least."""
+    costs = [profile.stages[s] for s in stages]
+    out = [_whole_copy_ns(cost, cost.t_offload_ns) for cost in costs]
+    back = [_whole_copy_ns(cost, cost.t_reload_ns) for cost in costs]
+    if profile.shares_copy_engine:
+        return [[one + other for one, other in zip(out, back, strict=True)]]
+    return [out, back]
+
+
+def _whole_copy_ns(cost: StageCost, time_ns: int | None) -> int:
+    """How long all that can be moved takes, at the rate of the level that moves fastest (times of
+    copies are rounded)."""
+    rate = copy_rate(cost, time_ns)
+    if not rate:
+        return (time_ns or 0) if rate is not None else 0
+    return int(cost.offloadable / rate)
+
+
+def _least_window(
+    held: int,
+    savings: Sequence[tuple[int, int]],
+    capacity: int,
+    work: int,
+    relief: Sequence[tuple[Step, int]],
+) -> int:
+    """The least T with ``capacity T >= held - what engine time T saves - what recomputing for the time
+    beside the work does``: both sides are monotone."""
+    low, high = 0, max(work, -(-held // capacity))
+    while low < high:
+        middle = (low + high) // 2
+        saved = knapsack(savings, middle) + (
+            most_saved(relief, max(0, middle - work)) if relief else 0
+        )
+        if capacity * middle >= held - saved:
+            high = middle
+        else:
+            low = middle + 1
+    return low

@@ -1,0 +1,149 @@
+"""Least times along the pipeline, and what memory admits: what all lower bounds are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fractions import Fraction
+from functools import cached_property
+from typing import NamedTuple
+
+from ..errors import OptPipeError
+from ..profile import CostProfile
+from ..stage_cost import StageCost
+from ..trace import OBJECTIVES
+from .relief import Backward, backwards
+
+
+class Chains:
+    """Least times along the pipeline; `objective` decides where they count from."""
+
+    def __init__(self, profile: CostProfile, objective: str) -> None:
+        if objective not in OBJECTIVES:
+            raise OptPipeError(f"objective: expected flush or span, got {objective!r}")
+        self.profile, self.objective = profile, objective
+        self.stages_of: dict[int, list[int]] = {}
+        for s, d in enumerate(profile.placement):
+            self.stages_of.setdefault(d, []).append(s)
+
+    @cached_property
+    def _forward(self) -> list[int]:
+        """Per stage, the earliest start of an F of it; one more entry: the end of the last F."""
+        at = [0]
+        for s, cost in enumerate(self.profile.stages):
+            at.append(at[-1] + cost.t_f_ns + self._hop(s, s + 1))
+        return at
+
+    @cached_property
+    def _backward(self) -> list[int]:
+        """Per stage, the earliest start of a backward of it."""
+        at = self._forward[-1]
+        starts = []
+        for s in reversed(range(len(self.profile.stages))):
+            starts.append(at)
+            at += back_ns(self.profile.stages[s]) + self._hop(s, s - 1)
+        return starts[::-1]
+
+    def _hop(self, s: int, other: int) -> int:
+        place = self.profile.placement
+        inside = 0 <= other < len(place)
+        return self.profile.t_comm_ns if inside and place[s] != place[other] else 0
+
+    def head(self, s: int) -> int:
+        """The earliest start of F of s; 0 where spans are bounded."""
+        return self.forward_from(s) if self.objective == "flush" else 0
+
+    def forward_from(self, s: int) -> int:
+        return self._forward[s]
+
+    def until_back(self, s: int) -> int:
+        """The earliest start of a backward of s, counted from the start of all."""
+        return self._backward[s]
+
+    def full_back(self, s: int) -> int:
+        """The backward of s with its weight gradient."""
+        cost = self.profile.stages[s]
+        return min(cost.t_b_ns + cost.t_w_ns, cost.fused_ns)
+
+    def tail(self, s: int) -> int:
+        """From the end of a backward of s to the end of the stages below it."""
+        end = self._backward[s] + back_ns(self.profile.stages[s])
+        return max(self._backward[low] + self.full_back(low) - end for low in range(s))
+
+    def work(self, stages: Iterable[int]) -> int:
+        return sum(self.profile.stages[s].work_ns for s in stages)
+
+    def sends(self, s: int) -> tuple[int, int]:
+        """How long the messages of a stage's F and of its backward keep its device from computing."""
+        place, sending = self.profile.placement, self.profile.sending_ns
+        forward = s + 1 < len(place) and place[s + 1] != place[s]
+        return sending * forward, sending * (s > 0 and place[s - 1] != place[s])
+
+
+def back_ns(cost: StageCost) -> int:
+    return min(cost.t_b_ns, cost.fused_ns)
+
+
+def pending_w_ns(
+    profile: CostProfile, stages: Sequence[int], microbatches: int, capacity: int | None
+) -> int:
+    """The longest time that the W's after a device's last backward can take."""
+    ways = pending_w_ways(profile, stages, microbatches, capacity)
+    return max(drain.weights_ns for drain in ways)
+
+
+class Drain(NamedTuple):
+    """A way to run a device's last backward, and the longest time that the W's after it can take, given
+    what it holds while it runs."""
+
+    level: int
+    split: bool
+    extra_ns: int
+    weights_ns: int
+
+
+def pending_w_ways(
+    profile: CostProfile, stages: Sequence[int], microbatches: int, capacity: int | None
+) -> list[Drain]:
+    """The ways to run a device's last backward that fit."""
+    costs = [profile.stages[s] for s in stages]
+    every = [cost.t_w_ns * microbatches for cost in costs]
+    ways: list[Drain] = []
+
+    def add(way: Backward, weights_ns: int) -> None:
+        ways.append(Drain(way.level, way.split, way.extra_ns, weights_ns))
+
+    for way in backwards(costs[0]):
+        room = None if capacity is None else capacity - way.held_bytes
+        if room is None or room < 0:
+            continue
+        if len(stages) == 1:
+            w = costs[0].w_bytes
+            count = min(microbatches, room // w + way.split) if w else microbatches
+            add(way, count * costs[0].t_w_ns)
+            continue
+        weights = [
+            (total, cost.w_bytes * microbatches) for total, cost in zip(every, costs, strict=True)
+        ]
+        own = costs[0].t_w_ns if way.split else 0
+        add(way, min(sum(every), knapsack(weights, room) + own))
+    return ways or [Drain(0, True, 0, sum(every))]  # no limit, or one that nothing keeps
+
+
+def knapsack(items: Iterable[tuple[int, int]], room: int) -> int:
+    """The most value of (value, size) items, cut at will, that fits; rounded down, as what it
+    bounds is whole."""
+    value = Fraction(0)
+    left = Fraction(room)
+    for worth, size in sorted(items, key=_worth_per_size, reverse=True):
+        if size <= left:
+            value += worth
+            left -= size
+        else:
+            value += Fraction(worth) * left / size
+            break
+    return int(value)
+
+
+def _worth_per_size(item: tuple[int, int]) -> tuple[bool, Fraction]:
+    worth, size = item
+    return size == 0, Fraction(worth, max(1, size))

@@ -1,0 +1,207 @@
+"""Configurations: what a device can be at at the same time, within its memory.
+
+At every moment a device is in one *configuration*: its compute stream runs F, B, W, BW or C of one of its
+stages or nothing, its O engine moves an activation of some stage or none, and so its R
+engine. All that runs holds memory (F, B, BW, C, O and R their act_bytes, or what a level of recomputation
+keeps and works on, W its w_bytes, each of another microbatch), so not all configurations are possible, and
+each leaves some *room* for activations that only wait. Room counts in whole activations: the largest sum
+of what activations that wait can hold that fits beside what runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import NamedTuple
+
+from ..stage_cost import StageCost
+from .device.problem import OneDevice
+from .linear import Linear
+from .relief import copy_ns, kept_bytes
+
+
+class Part(NamedTuple):
+    """An op that runs: its kind, which of the device's stages, and the level of recomputation that
+    counts for it (from 1; 0: kept whole, or recomputed apart before)."""
+
+    kind: str
+    stage: int
+    level: int = 0
+
+
+NOTHING = Part("", 0)
+MANY_SUMS = 5000  # of levels of recomputation: more than these are not looked through
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """What runs at the same time, and the bytes left for what waits."""
+
+    parts: tuple[Part, ...]
+    room: int
+
+
+def configurations(device: OneDevice) -> Iterator[Configuration]:
+    """Those that fit into the device's memory."""
+    stages = range(len(device.stages))
+    copies = [s for s in stages if device.offloads and device.costs[s].offloadable]
+    sizes = {size for cost in device.costs for size in kept_bytes(cost)}
+    for s in copies:
+        cost = device.costs[s]
+        sizes |= {size - min(size, cost.offloadable) for size in kept_bytes(cost)}
+    leveled = any(cost.recompute for cost in device.costs)
+
+    @cache
+    def reach(room: int) -> int:
+        many = prod(room // size + 1 for size in sizes if size) > MANY_SUMS
+        return room if leveled and many else _reach(sizes, room)
+
+    computes = [NOTHING, *(Part(kind, s) for s in stages for kind in ("F", "B", "W", "BW"))]
+    levels = {s: range(1, len(device.costs[s].recompute) + 1) for s in stages}
+    kinds = ("F", "B", "BW", "C")
+    computes += [Part(kind, s, level) for s in stages for level in levels[s] for kind in kinds]
+    outs, backs = (
+        [
+            NOTHING,
+            *(Part(kind, s) for s in copies),
+            *(Part(kind, s, level) for s in copies for level in levels[s]),
+        ]
+        for kind in ("O", "R")
+    )
+    for compute in computes:
+        for out in outs:
+            for back in backs:
+                if device.exclusive and out.kind and back.kind:
+                    continue
+                parts = tuple(part for part in (compute, out, back) if part.kind)
+                room = device.capacity - sum(held_bytes(device.costs[p.stage], p) for p in parts)
+                if room >= 0:
+                    yield Configuration(parts, reach(room))
+
+
+def held_bytes(cost: StageCost, part: Part) -> int:
+    """What a microbatch holds while an op of it runs."""
+    if part.kind == "W":
+        return cost.w_bytes
+    if not part.level or part.kind == "C":
+        return cost.act_bytes
+    level = cost.recompute[part.level - 1]
+    if part.kind in ("F", "BW"):
+        return level.keep_bytes + level.working_bytes(cost.act_bytes)
+    if part.kind == "B":
+        return level.keep_bytes + level.b_working_bytes(cost.act_bytes, cost.w_bytes)
+    return level.keep_bytes
+
+
+def net_bytes(cost: StageCost, part: Part) -> int:
+    """What a device holds more after an op than before it."""
+    keep = kept_bytes(cost)[part.level]
+    moved = min(cost.offloadable, keep)
+    return {
+        "F": keep,
+        "C": cost.act_bytes - keep,
+        "B": cost.w_bytes - keep,
+        "W": -cost.w_bytes,
+        "BW": -keep,
+        "O": -moved,
+        "R": moved,
+    }[part.kind]
+
+
+def lasts_ns(cost: StageCost, kind: str, level: int = 0) -> int:
+    """How long an op takes; see `Part`."""
+    if kind in ("O", "R"):
+        time_ns = cost.t_offload_ns if kind == "O" else cost.t_reload_ns
+        return copy_ns(cost, time_ns, kept_bytes(cost)[level])
+    again = cost.recompute[level - 1].t_ns if level else 0
+    if kind == "C":
+        return again
+    times = {"F": cost.t_f_ns, "B": cost.t_b_ns, "W": cost.t_w_ns, "BW": cost.fused_ns}
+    return times[kind] + (again if kind in ("B", "BW") else 0)
+
+
+def _reach(sizes: Iterable[int], room: int) -> int:
+    """The largest sum of sizes (each as often as wanted) within `room`; or `room`, where that would be
+    long to find out."""
+    wanted = [size for size in sizes if 0 < size <= room]
+    if not wanted:
+        return 0
+    if len(wanted) == 1:
+        return room // wanted[0] * wanted[0]
+    sums = {0}
+    for size in wanted:
+        sums = {one + n * size for one in sums for n in range((room - one) // size + 1)}
+        if len(sums) > 2000:
+            return room
+    return max(sums)
+
+
+def add_ops(
+    model: Linear,
+    device: OneDevice,
+    uses: Sequence[tuple[Configuration, int]],
+    coming: int,
+    hosted: int,
+    waiting: Sequence[tuple[int, int]],
+) -> list[int]:
+    """The rows of ops and of waiting; `uses`: configurations and the variables of their times.
+
+    `coming` microbatches per stage with all their ops, `hosted` whose activation is on the host
+    already; `waiting`: see `waits`. Six rows per stage (F, B, W, BW, O, R), then the row of waiting. Returns, per stage, the
+    variable of how many are offloaded.
+    """
+    held, gone = 0, []
+    room = [(variable, one.room) for one, variable in uses]
+    both = coming + hosted
+    for s, cost in enumerate(device.costs):
+        moves = model.variable(coming if device.offloads and cost.offloadable else 0)
+        fused = model.variable(both if cost.fused_ns < cost.t_b_ns + cost.t_w_ns else 0)
+        gone.append(moves)
+        for kind, count, variable, each in (
+            ("F", coming, fused, 0),
+            ("B", both, fused, 1),
+            ("W", both, fused, 1),
+            ("BW", 0, fused, -1),
+            ("O", 0, moves, -1),
+            ("R", hosted, moves, -1),
+        ):
+            lasts = lasts_ns(cost, kind)
+            terms = [(used, 1) for one, used in uses if Part(kind, s) in one.parts]
+            model.at_least([*terms, (variable, each * lasts)], count * lasts)
+        stays, leaves = waiting[s]
+        held += coming * stays
+        room.append((moves, stays - leaves))
+    model.at_least(room, held)
+    return gone
+
+
+def waits(device: OneDevice, s: int, level: int = 0) -> tuple[int, int]:
+    """The byte-ns that an activation waits for its backward at least: if it stays, and if it is
+    offloaded (beside O and R); with what a level of recomputation keeps, recomputed inside."""
+    cost, delay = device.costs[s], device.delay[s]
+    copies = lasts_ns(cost, "O", level) + lasts_ns(cost, "R", level)
+    keep = kept_bytes(cost)[level]
+    rest = keep - min(cost.offloadable, keep)
+    stays = delay * keep
+    return stays, min(stays, rest * max(0, delay - copies))
+
+
+def empty(device: OneDevice) -> int:
+    """Byte-ns of room that nothing can fill: while the j-th F runs, or the j-th backward but the last
+    ones (the last itself aside), there are no more than j activations on the device."""
+    act = max(cost.act_bytes for cost in device.costs)
+    if not act:
+        return 0
+    total, every = 0, list(configurations(device))
+    for kinds, first in ((("F",), 1), (("B", "BW"), 2)):
+        lasts = min(lasts_ns(cost, kind) for cost in device.costs for kind in kinds)
+        least = min(
+            one.room + sum(device.costs[part.stage].act_bytes for part in one.parts)
+            for one in every
+            if any(part.kind in kinds for part in one.parts)
+        )
+        for count in range(first, device.microbatches * len(device.stages) + 1):
+            total += max(0, least - count * act) * lasts
+    return total

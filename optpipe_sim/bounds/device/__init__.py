@@ -1,0 +1,1 @@
+"""Lower bounds from one device at a time: the rest of the pipeline only sets times."""

@@ -1,0 +1,87 @@
+"""The best-first bound for a device whose activations may be recomputed.
+
+As `search`, with an activation's level in the state: F comes at each level, a backward recomputes
+inside, or a C makes the activation whole before. Of the exchanges there these hold here:
+
+- Microbatches that wait in the same place at the same level are alike: the oldest is the first to have
+  its backward, the newest to be offloaded, and a reloaded one goes before one that stayed.
+- C takes the oldest, and those that stay at the level lose their newest: that is no less than what any
+  choice leaves (a relaxation).
+- A compute op that starts when a W could have ended already may let that go first. (Not so for backwards:
+  those of other levels take other times.)
+- Of two nodes with the same counts, in each place at each level, the one that is no later in anything
+  makes the other needless: what is held when all that runs has ended is the same.
+
+The estimate adds to the work left what the activations that wait at a level will take to be recomputed.
+After the last backward the W's run that fit beside it, as it was run: one that recomputes leaves room
+for more of them, and takes longer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...op_table import inside, make_table
+from ...ops import BW, B, F, O, R, W
+from .core import FIELDS, FULL, NEVER, NONE
+from .levels_core import COLUMNS, COUNTS, MOVES, PLACES
+from .levels_search import search_levels
+from .problem import OneDevice
+
+KEEP = 6  # ends of F's told apart per stage and level
+
+
+def device_bound_with_levels(
+    problem: OneDevice, nodes: int = 100_000, goal_ns: int = NEVER
+) -> tuple[int, bool]:
+    """What every schedule costs at least, by one of its devices; see `search.device_bound`."""
+    if not problem.possible:
+        return 0, True
+    stages, m = len(problem.stages), problem.microbatches
+    levels = 1 + max(len(cost.recompute) for cost in problem.costs)
+    keep = min(m, KEEP)
+    scalars = (
+        m, problem.capacity, problem.exclusive, keep, levels, goal_ns,
+        problem.last.in_all, problem.last.lost,
+    )  # fmt: skip
+    drains = [(one.level, one.extra_ns, one.weights_ns) for one in problem.drains]
+    width = FIELDS + stages * (COUNTS + levels * (PLACES + keep))
+    bound, _, end = search_levels(
+        stages,
+        _costs(problem, levels),
+        np.array(scalars, np.int64),
+        problem.releases,
+        problem.backs,
+        problem.tails,
+        problem.follows,
+        np.array(drains, np.int64),
+        np.empty((nodes + 1, width), np.int64),
+        np.empty(nodes + 1, np.int64),
+        np.empty(nodes + 1, np.int32),
+        np.empty(nodes + 1, np.int64),
+        np.empty(nodes + 1, np.bool_),
+        np.empty(nodes + 1, np.int64),
+        np.full(1 << max(8, nodes.bit_length()), NONE, np.int64),
+        np.empty(stages * levels * MOVES, np.int64),
+    )
+    return int(bound), end != FULL
+
+
+def _costs(problem: OneDevice, levels: int) -> np.ndarray:
+    """(stages * levels, COLUMNS), see `levels_core`."""
+    lasts, taken, given, _ = make_table(problem.costs)
+    rows = np.full((len(problem.costs) * levels, COLUMNS), NONE, np.int64)
+    for s, cost in enumerate(problem.costs):
+        for level in range(1 + len(cost.recompute)):
+            way = inside(level) if level else 0
+            time, more, less = lasts[:, s, way], taken[:, s, way], given[:, s, way]
+            again = cost.recompute[level - 1].t_ns if level else 0
+            smaller = level and more[BW] < more[B]
+            fuses = cost.fused_ns < cost.t_b_ns + cost.t_w_ns or smaller
+            keep = int(more[F] - less[F])
+            rows[s * levels + level] = (
+                time[F], time[B], time[W], time[BW] if fuses else NONE, again, time[O], time[R],
+                more[F], less[F], more[B], less[B], more[BW], less[BW], cost.act_bytes - keep,
+                more[R] if problem.offloads else 0, cost.w_bytes, problem.delay[s], again,
+            )  # fmt: skip
+    return rows

@@ -1,0 +1,133 @@
+"""The best-first bound: the cheapest schedule of one device, whatever the others do.
+
+Proof that it bounds. Take any schedule and look at device d alone. In the order in which its ops start, let
+each start as early as the rest of `OneDevice` lets it; by induction none starts later
+than it did. So some order of ops reaches a cost no greater than the schedule's, and the search
+goes through all orders, except those that another of no greater cost replaces:
+
+- Microbatches of a stage are alike, so those that stay on the device all along leave it in the order in which
+  they came, those reloaded likewise (else exchange the two from the moment when both are in the same place).
+- Of those on the device the newest is offloaded: exchanged with an older one it is the older that is
+  ready sooner. (What has been on the host is taken to be ready when it is back: a relaxation.)
+- The backward takes a reloaded activation rather than one that stayed, if there is one: the other one can
+  still do whatever it could have.
+- A compute op that starts when a W, or the backward of a reloaded activation (or of one that stayed, while none is
+  reloaded), could have ended already may let that go first: it only gives memory back.
+- Two nodes with the same counts: the one that is no later in anything makes the other needless.
+
+Nodes are taken in the order of what they cost at least (work left and weight gradients
+that fit behind the last backward; the prices of `bounds.lp`; the tails of what has run), so that the cost of
+the next one bounds all schedules whenever the search stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...profile import CostProfile
+from .core import (
+    FIELDS,
+    FULL,
+    MOVES,
+    NEVER,
+    NONE,
+    WIDE,
+    search,
+)
+from .levels import device_bound_with_levels
+from .problem import OneDevice, one_device
+
+KEEP = 6  # ends of F's told apart per stage; more stay on the device only where memory is ample
+
+
+def device_bound(
+    problem: OneDevice,
+    prices: np.ndarray | None = None,
+    nodes: int = 100_000,
+    goal_ns: int = NEVER,
+) -> tuple[int, bool]:
+    """What every schedule costs at least, by one of its devices.
+
+    Args:
+        prices: (sets, stages, 10), from `bounds.lp.prices`; None: without.
+        nodes: room for the search; it stops when that is full.
+        goal_ns: no better bound is wanted.
+
+    Returns:
+        (bound in ns, whether more nodes cannot better it).
+    """
+    if any(cost.recompute for cost in problem.costs):
+        return device_bound_with_levels(problem, nodes, goal_ns)
+    stages, m = len(problem.stages), problem.microbatches
+    if not problem.possible:
+        return 0, True
+    most = [m if not c.act_bytes else problem.capacity // c.act_bytes for c in problem.costs]
+    keep = min(m, KEEP, max(most))
+    costs = np.array(
+        [
+            (
+                cost.t_f_ns,
+                cost.t_b_ns,
+                cost.t_w_ns,
+                cost.fused_ns if cost.fused_ns < cost.t_b_ns + cost.t_w_ns else NONE,
+                cost.t_offload_ns or 0,
+                cost.t_reload_ns or 0,
+                cost.act_bytes,
+                cost.w_bytes,
+                cost.offloadable if problem.offloads else 0,
+                delay,
+            )
+            for cost, delay in zip(problem.costs, problem.delay, strict=True)
+        ],
+        np.int64,
+    )
+    scalars = (
+        m, problem.capacity, problem.exclusive, keep, problem.after_ns, goal_ns, problem.last.lost
+    )  # fmt: skip
+    width = FIELDS + stages * (WIDE + keep)
+    bound, _, end = search(
+        costs,
+        np.array(scalars, np.int64),
+        problem.releases,
+        problem.backs,
+        problem.tails,
+        problem.follows,
+        np.zeros((0, stages, 10), np.int64) if prices is None else prices,
+        np.empty((nodes + 1, width), np.int64),
+        np.empty(nodes + 1, np.int64),
+        np.empty(nodes + 1, np.int32),
+        np.empty(nodes + 1, np.int64),
+        np.empty(nodes + 1, np.bool_),
+        np.empty(nodes + 1, np.int64),
+        np.full(1 << max(8, nodes.bit_length()), NONE, np.int64),
+        np.empty(stages * MOVES, np.int64),
+    )
+    return int(bound), end != FULL
+
+
+def best_device_bound(
+    profile: CostProfile,
+    microbatches: int,
+    objective: str = "flush",
+    memory_limit: int | Sequence[int] | None = None,
+    nodes: int = 20_000,
+) -> int:
+    """The best bound, in ns, that quick searches of all devices find; 0 without a limit.
+
+    A look at each, then a longer one at the two that promise most.
+    """
+    limits = profile.limits(memory_limit)
+    if limits is None:
+        return 0
+    best, promising = 0, []
+    for device in range(profile.devices):
+        problem = one_device(profile, microbatches, device, objective, limits)
+        bound, final = device_bound(problem, nodes=nodes // 20)
+        best = max(best, bound)
+        if not final:
+            promising.append((bound, device, problem))
+    for _, _, problem in sorted(promising, key=lambda entry: -entry[0])[:2]:
+        best = max(best, device_bound(problem, nodes=nodes)[0])
+    return best

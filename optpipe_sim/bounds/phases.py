@@ -1,0 +1,327 @@
+"""The rows of one device in the configuration LP (`lp`, where the proof is)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from .configurations import (
+    Configuration,
+    Part,
+    configurations,
+    empty,
+    lasts_ns,
+    net_bytes,
+    waits,
+)
+from .device.problem import OneDevice
+from .linear import Linear
+
+MANY = 1 << 70  # counts of ops are in 1/MANY where their times do not divide
+COMPUTE = ("F", "B", "W", "BW", "C")
+Event = tuple[str, str, int]  # first or last, F or B, stage
+Terms = list[tuple[int, int]]
+
+
+def less(terms: Iterable[tuple[int, int]]) -> Terms:
+    return [(variable, -factor) for variable, factor in terms]
+
+
+@dataclass
+class DeviceRows:
+    """The variables of one device: for each phase its configurations and how long each lasts."""
+
+    model: Linear
+    device: OneDevice
+    events: Sequence[Event]
+    above: int
+    uses: list[list[tuple[Configuration, int]]] = field(init=False)
+    timeless: dict[Part, list[int]] = field(init=False)  # ops that take no time, per phase
+
+    def __post_init__(self) -> None:
+        costs = self.device.costs
+        every = [
+            one
+            for one in configurations(self.device)
+            if all(lasts_ns(costs[part.stage], part.kind, part.level) for part in one.parts)
+        ]
+        self.uses = [
+            [
+                (one, self.model.variable())
+                for one in every
+                if all(self._may_run(part.kind, part.stage, k) for part in one.parts)
+            ]
+            for k in range(len(self.events))
+        ]
+        most = self.device.microbatches
+        parts = [Part(kind, i) for i in range(len(costs)) for kind in ("W", "O", "R")]
+        for i, cost in enumerate(costs):
+            levels = range(1, len(cost.recompute) + 1)
+            parts += [Part(kind, i, level) for level in levels for kind in ("C", "O", "R")]
+        self.timeless = {
+            part: [self.model.variable(most) for _ in self.events]
+            for part in parts
+            if not lasts_ns(costs[part.stage], part.kind, part.level)
+        }
+
+    @cached_property
+    def at(self) -> dict[Event, int]:
+        return {event: k for k, event in enumerate(self.events)}
+
+    @cached_property
+    def tracked(self) -> dict[int, int]:
+        """The stages that have events, and which of the device they are."""
+        return {s: i for i, s in enumerate(self.device.stages) if ("first", "F", s) in self.at}
+
+    @cached_property
+    def variables(self) -> list[dict[Part, list[int]]]:
+        """Per phase, the times of all configurations in which an op runs."""
+        found: list[dict[Part, list[int]]] = []
+        for used in self.uses:
+            found.append({})
+            for one, variable in used:
+                for part in one.parts:
+                    found[-1].setdefault(part, []).append(variable)
+        return found
+
+    @property
+    def low(self) -> int:
+        return self.device.stages[0]
+
+    def _may_run(self, kind: str, i: int, k: int) -> bool:
+        s = self.device.stages[i]
+        if s not in self.tracked:
+            return True
+        if kind in ("F", "O", "R", "C"):
+            return self.at["first", "F", s] <= k < self.at["last", "B", s]
+        return k >= self.at["first", "B", s]
+
+    def levels(self, i: int) -> range:
+        """0 for what is kept whole, and the levels of recomputation of a stage."""
+        return range(len(self.device.costs[i].recompute) + 1)
+
+    def times(self, part: Part, begin: int, end: int) -> Terms:
+        """What an op's runs in some phases last; where they take no time, how many they are."""
+        if part in self.timeless:
+            return [(variable, 1) for variable in self.timeless[part][begin:end]]
+        return [
+            (variable, 1) for phase in self.variables[begin:end] for variable in phase.get(part, [])
+        ]
+
+    def done(self, part: Part, end: int, *, up: bool = False) -> Terms:
+        """How many of an op have run before a phase, in 1/MANY, rounded down or up."""
+        lasts = lasts_ns(self.device.costs[part.stage], part.kind, part.level) or 1
+        each = -(-MANY // lasts) if up else MANY // lasts
+        return [(variable, each) for variable, _ in self.times(part, 0, end)]
+
+    def all_done(self, kinds: str, i: int, end: int, *, up: bool = False) -> Terms:
+        """`done` for several kinds of a stage, at all levels."""
+        return [
+            term
+            for kind in kinds.split()
+            for level in self.levels(i)
+            for term in self.done(Part(kind, i, level), end, up=up)
+        ]
+
+    def add_rows(self, phases: Sequence[int]) -> None:
+        """All rows that tell of this device alone."""
+        for phase, used in zip(phases, self.uses, strict=True):
+            self.model.at_least([(phase, 1), *((variable, -1) for _, variable in used)], 0)
+        self._add_ops()
+        for k in range(1, len(self.events)):
+            self._add_level(k)
+        self._add_ends(phases)
+
+    def _equal(self, terms: Terms, right: int) -> None:
+        self.model.at_least(terms, right)
+        self.model.at_least(less(terms), -right)
+
+    def _add_ops(self) -> None:
+        device, model, count = self.device, self.model, len(self.events)
+        m, held = device.microbatches, empty(device)
+        until = self.at["last", "B", self.low]  # from then on nothing waits
+        room = [(variable, one.room) for used in self.uses[:until] for one, variable in used]
+        for i, cost in enumerate(device.costs):
+            moves = model.variable(m if device.offloads and cost.offloadable else 0)
+            fused = model.variable(m if cost.fused_ns < cost.t_b_ns + cost.t_w_ns else 0)
+            ways = [_Level(*(model.variable(m) for _ in range(4))) for _ in cost.recompute]
+            again = [v for way in ways for v in (way.apart, way.split, way.fused)]
+            inside = [v for way in ways for v in (way.split, way.fused)]
+            rows: list[tuple[Part, int, list[int], int]] = [
+                (Part("F", i), m, again, 1),
+                (Part("B", i), m, [fused, *inside], 1),
+                (Part("W", i), m, [fused, *(way.fused for way in ways)], 1),
+                (Part("BW", i), 0, [fused], -1),
+                (Part("O", i), 0, [moves], -1),
+                (Part("R", i), 0, [moves], -1),
+            ]
+            for level, way in enumerate(ways, 1):
+                rows += [
+                    (Part("F", i, level), 0, [way.apart, way.split, way.fused], -1),
+                    (Part("C", i, level), 0, [way.apart], -1),
+                    (Part("B", i, level), 0, [way.split], -1),
+                    (Part("BW", i, level), 0, [way.fused], -1),
+                    (Part("O", i, level), 0, [way.moved], -1),
+                    (Part("R", i, level), 0, [way.moved], -1),
+                ]
+            for part, number, variables, each in rows:
+                lasts = lasts_ns(cost, part.kind, part.level) or 1
+                terms = [(variable, each * lasts) for variable in variables]
+                self._equal([*self.times(part, 0, count), *terms], number * lasts)
+            if ways:
+                model.at_least(less([(moves, 1), *((variable, 1) for variable in again)]), -m)
+            stays, leaves = waits(device, i)
+            held += m * stays
+            room.append((moves, stays - leaves))
+            for level, way in enumerate(ways, 1):
+                room += self._add_waits(i, level, way, stays)
+        model.at_least(room, held)
+        for s, i in self.tracked.items():
+            self._add_last(s, i)
+
+    def _add_waits(self, i: int, level: int, way: _Level, whole: int) -> Terms:
+        """What a level saves of the byte-ns that wait; `whole`: of an activation that is kept."""
+        cost = self.device.costs[i]
+        chosen = [(way.apart, 1), (way.split, 1), (way.fused, 1)]
+        offloads = self.device.offloads and cost.offloadable
+        self.model.at_least([*(chosen if offloads else []), (way.moved, -1)], 0)
+        stays, leaves = waits(self.device, i, level)
+        keep = cost.recompute[level - 1].keep_bytes
+        recomputed = keep * max(0, self.device.delay[i] - lasts_ns(cost, "C", level))
+        return [
+            (way.apart, whole - recomputed),
+            (way.split, whole - stays),
+            (way.fused, whole - stays),
+            (way.moved, stays - leaves),
+        ]
+
+    def _add_last(self, s: int, i: int) -> None:
+        """From the start of the last F (B) of a stage on one F (B or BW) of it runs."""
+        cost, count = self.device.costs[i], len(self.events)
+        begin = self.at["last", "F", s]
+        forwards = [
+            t for level in self.levels(i) for t in self.times(Part("F", i, level), begin, count)
+        ]
+        self._equal(forwards, cost.t_f_ns)
+        begin = self.at["last", "B", s]
+        if not cost.recompute:
+            whole = [(v, cost.t_b_ns) for v, _ in self.times(Part("BW", i), begin, count)]
+            split = [(v, cost.fused_ns) for v, _ in self.times(Part("B", i), begin, count)]
+            self._equal(whole + split, cost.t_b_ns * cost.fused_ns)
+            return
+        parts = [Part(kind, i, level) for level in self.levels(i) for kind in ("B", "BW")]
+        for up in (True, False):  # one of them, whichever, in 1/MANY rounded
+            terms = [term for part in parts for term in self.runs(part, begin, up=up)]
+            self.model.at_least(terms if up else less(terms), MANY if up else -MANY)
+
+    def backward_times(self, s: int) -> Terms:
+        """What the last backward of a stage lasts."""
+        i, begin, count = self.tracked[s], self.at["last", "B", s], len(self.events)
+        parts = [Part(kind, i, level) for level in self.levels(i) for kind in ("B", "BW")]
+        return [term for part in parts for term in self.times(part, begin, count)]
+
+    def runs(self, part: Part, begin: int, *, up: bool) -> Terms:
+        """How many of an op run from a phase on, in 1/MANY, rounded down or up."""
+        lasts = lasts_ns(self.device.costs[part.stage], part.kind, part.level) or 1
+        each = -(-MANY // lasts) if up else MANY // lasts
+        return [(variable, each) for variable, _ in self.times(part, begin, len(self.events))]
+
+    def _add_level(self, k: int) -> None:
+        """Memory when an event comes, and which ops come after which."""
+        _, kind, s = self.events[k]
+        starts = 0
+        if kind == "F" and s in self.tracked:
+            starts = self.device.costs[self.tracked[s]].least_running_bytes
+        level: Terms = [(self.above, max(cost.act_bytes for cost in self.device.costs) * MANY)]
+        for i, cost in enumerate(self.device.costs):
+            for number in self.levels(i):
+                for name in ("B", "W", "BW", "O", "F", "R", "C"):
+                    part = Part(name, i, number)
+                    if (name == "C" and not number) or (name == "W" and number):
+                        continue
+                    size = -net_bytes(cost, part)
+                    terms = self.done(part, k, up=size >= 0)
+                    level += [(variable, factor * size) for variable, factor in terms]
+                self._add_order_of(i, number, k)
+            ends = self.all_done("B", i, k, up=True)
+            self.model.at_least(ends + less(self.done(Part("W", i), k)), 0)
+        self.model.at_least(level, (starts - self.device.capacity) * MANY)
+
+    def _add_order_of(self, i: int, level: int, k: int) -> None:
+        """No more is taken from what a level keeps than has come to it."""
+        parts = {name: Part(name, i, level) for name in ("F", "R", "B", "BW", "O", "C")}
+        up = {name: self.done(part, k, up=True) for name, part in parts.items()}
+        taken = [t for name in ("B", "BW", "O") for t in self.done(parts[name], k)]
+        come = up["F"] + up["R"]
+        if level:
+            taken += self.done(parts["C"], k)
+        else:
+            again = [Part("C", i, other) for other in self.levels(i)[1:]]
+            come += [t for part in again for t in self.done(part, k, up=True)]
+        self.model.at_least(come + less(taken), 0)
+        self.model.at_least(up["O"] + less(self.done(parts["R"], k)), 0)
+
+    def _add_ends(self, phases: Sequence[int]) -> None:
+        device, model, low = self.device, self.model, self.low
+        last = self.at["last", "B", low]
+        after = [
+            term
+            for i in range(len(device.stages))
+            if Part("W", i) not in self.timeless
+            for term in self.times(Part("W", i), last, len(self.events))
+        ]
+        model.at_least(less(after), -device.after_ns)
+        if device.costs[0].recompute:  # the last backward, as it runs, lets these fit after it
+            admitted = [
+                (variable, factor * drain.weights_ns)
+                for drain in device.drains
+                for variable, factor in self.runs(
+                    Part("B" if drain.split else "BW", 0, drain.level), last, up=True
+                )
+            ]
+            model.at_least(admitted + [(variable, -MANY) for variable, _ in after], 0)
+        alone = [(Part("F", 0, level),) for level in self.levels(0)]
+        first = [
+            (variable, 1)
+            for used in self.uses[: self.at["first", "B", low]]
+            for one, variable in used
+            if one.parts in alone
+        ]
+        model.at_least(first, device.costs[0].t_f_ns)  # there is nothing to copy during the first F
+        if len(device.stages) == 1 and self.at["first", "B", low] < self.at["last", "F", low]:
+            before, final = self.at["first", "B", low], self.at["last", "F", low]
+            self._add_idle(phases, self.at["first", "F", low], before, device.before_ns, ("F",))
+            self._add_idle(phases, final, last, device.last.before)
+
+    def _add_idle(
+        self,
+        phases: Sequence[int],
+        begin: int,
+        end: int,
+        idle: int,
+        kinds: Sequence[str] = COMPUTE,
+    ) -> None:
+        """No more compute in phases [begin, end) than leaves so much idle time."""
+        self.model.at_least(
+            [*((phase, 1) for phase in phases[begin:end]), *self.busy(begin, end, kinds)], idle
+        )
+
+    def busy(self, begin: int, end: int, kinds: Sequence[str] = COMPUTE) -> Terms:
+        """Less the compute time in phases [begin, end)."""
+        return [
+            (variable, -1)
+            for used in self.uses[begin:end]
+            for one, variable in used
+            if any(part.kind in kinds for part in one.parts)
+        ]
+
+
+class _Level(NamedTuple):
+    """How many activations are recomputed at a level apart, inside B, inside BW, and offloaded."""
+
+    apart: int
+    split: int
+    fused: int
+    moved: int

@@ -1,0 +1,131 @@
+"""What recomputation and offloading make room for, and what that costs in time.
+
+Of an activation of act bytes a level of recomputation keeps fewer, for so many ns of compute. Only
+levels on the lower convex hull of (bytes, ns) count here: a mixture of two others takes no more of
+either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
+
+from ..op_table import in_proportion
+from ..stage_cost import StageCost
+
+
+class Step(NamedTuple):
+    """Bytes per activation that one more level drops, and what that costs in ns."""
+
+    saved_bytes: int
+    cost_ns: int
+
+    @property
+    def price(self) -> Fraction:
+        """ns per byte."""
+        return Fraction(self.cost_ns, self.saved_bytes)
+
+
+def steps(cost: StageCost) -> list[Step]:
+    """From keeping all to the level that keeps least, along the convex hull: ever more expensive per byte."""
+    points = [(cost.act_bytes, 0), *((one.keep_bytes, one.t_ns) for one in cost.recompute)]
+    hull: list[tuple[int, int]] = []  # from the most bytes to the fewest
+    for size, time in sorted(points, key=lambda point: (-point[0], point[1])):
+        if hull and size == hull[-1][0]:
+            continue
+        while len(hull) > 1 and _needless(hull[-2], hull[-1], (size, time)):
+            hull.pop()
+        hull.append((size, time))
+    return [Step(one[0] - other[0], other[1] - one[1]) for one, other in pairwise(hull)]
+
+
+def _needless(before: tuple[int, int], point: tuple[int, int], after: tuple[int, int]) -> bool:
+    """Whether a point of bytes and ns lies on or above what joins its neighbours."""
+    return (point[1] - before[1]) * (before[0] - after[0]) >= (after[1] - before[1]) * (
+        before[0] - point[0]
+    )
+
+
+def least_ns(
+    need_bytes: int | Fraction, relief: Iterable[tuple[Step, int]], rate: Fraction | None
+) -> Fraction | None:
+    """The least time in which `need_bytes` of memory are made room for; None: that is impossible.
+
+    Args:
+        relief: steps, and for how many activations each can be taken.
+        rate: bytes per ns that offloading frees while compute waits; None: as many as wanted.
+    """
+    if need_bytes <= 0 or rate is None:
+        return Fraction(0)
+    left, spent = Fraction(need_bytes), Fraction(0)
+    for step, count in sorted(relief, key=lambda one: one[0].price):
+        if rate and step.price * rate >= 1:
+            break  # to wait for copies is cheaper
+        taken = min(left, Fraction(step.saved_bytes * count))
+        spent += taken * step.price
+        left -= taken
+        if not left:
+            return spent
+    return spent + left / rate if rate else None
+
+
+def most_saved(relief: Iterable[tuple[Step, int]], budget_ns: int) -> Fraction:
+    """The most bytes that recomputing for so long saves, if each step counts as often as given."""
+    saved, left = Fraction(0), Fraction(budget_ns)
+    for step, count in sorted(relief, key=lambda one: one[0].price):
+        taken = min(left, Fraction(step.cost_ns * count))
+        saved += step.saved_bytes * count if taken == step.cost_ns * count else taken / step.price
+        left -= taken
+        if left <= 0 and step.cost_ns:
+            break
+    return saved
+
+
+def kept_bytes(cost: StageCost) -> list[int]:
+    """What an activation takes from its F to its backward, kept whole and at each level."""
+    return [cost.act_bytes, *(level.keep_bytes for level in cost.recompute)]
+
+
+def copy_ns(cost: StageCost, time_ns: int | None, keep_bytes: int) -> int:
+    """How long a copy takes of an activation of which so much is kept; `time_ns`: kept whole."""
+    return in_proportion(time_ns or 0, min(cost.offloadable, keep_bytes), cost.offloadable)
+
+
+def copy_rate(cost: StageCost, time_ns: int | None) -> Fraction | None:
+    """Bytes per ns that copies move at most; None: some take no time."""
+    best = Fraction(0)
+    for keep in kept_bytes(cost):
+        moved, lasts = min(cost.offloadable, keep), copy_ns(cost, time_ns, keep)
+        if moved and not lasts:
+            return None
+        if moved:
+            best = max(best, Fraction(moved, lasts))
+    return best
+
+
+class Backward(NamedTuple):
+    """A way to run a backward: the level that it recomputes inside (0: none), whether as B, with a weight
+    gradient still to come, or as BW; the ns that recomputing takes and the bytes held meanwhile."""
+
+    level: int
+    split: bool
+    extra_ns: int
+    held_bytes: int
+
+
+def backwards(cost: StageCost) -> list[Backward]:
+    """All ways to run a backward."""
+    act, w = cost.act_bytes, cost.w_bytes
+    ways = [Backward(0, True, 0, act), Backward(0, False, 0, act)]
+    for number, level in enumerate(cost.recompute, 1):
+        keep, work = level.keep_bytes, level.working_bytes(act)
+        ways.append(Backward(number, True, level.t_ns, keep + level.b_working_bytes(act, w)))
+        ways.append(Backward(number, False, level.t_ns, keep + work))
+    return ways
+
+
+def backward_bytes(cost: StageCost) -> int:
+    """The least that a device holds for an activation while its backward runs."""
+    return min(way.held_bytes for way in backwards(cost))

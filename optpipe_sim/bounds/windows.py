@@ -1,0 +1,264 @@
+"""Windows: when the n-th F and the n-th backward of each stage start, in schedules that cost less than a goal.
+
+The one-device problem (`device`) replaces the other devices by times that no schedule can beat. Given a goal they
+can be replaced by more: a schedule below the goal has to start the n-th F of s in a window, from the
+earliest that the stages before can feed it to the latest from which the rest can still be done in time. Each
+device by itself then narrows its windows, and hands them on:
+
+- Shave: if a device has no schedule below the goal in which its n-th F starts at t or later (the search
+  of `device.core` says so), then it starts sooner; likewise for too early, and for backwards.
+- Hand on: the n-th F of s + 1 starts no sooner than the n-th F of s has ended and a hop is over, whichever
+  microbatches those are; and the n-th F of s ends a hop before the latest start of the n-th F of s + 1. Backwards
+  likewise, the other way.
+
+When a window is empty, or a device is left without a schedule, there is none below the goal: the goal is
+a lower bound. That is how what two devices want at the same time comes to count, which no bound of
+a device alone sees. Where nothing more can be shaved, the windows hold for every schedule below the
+goal: an exact solver can start from them (`cpsat.order`).
+
+Proof: by induction over the steps. Take a schedule below the goal. On each stage it has an n-th F and an n-th B; that they
+lie in the windows so far is what the device's problem with those windows assumes (windows are releases
+and tails of that problem; its search allows whatever is no worse, see `device.search`), so the
+schedule is among those it looks at, and what it excludes the schedule does not do. Handing on only
+counts: n F's of s + 1 have begun only after n F's of s.
+
+For makespans; a span has no clock that two devices share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from ..profile import CostProfile
+from ..stage_cost import StageCost
+from .chains import back_ns
+from .device.prices import prices
+from .device.problem import OneDevice, one_device
+from .device.search import device_bound
+
+NODES = 4_000  # room for a search; one that does not end in it shaves nothing
+FINEST = 8  # windows are shaved in steps of the shortest op by this at least
+
+
+class Windows(NamedTuple):
+    """The earliest and the latest starts, in arrays that are narrowed in place.
+
+    Attributes:
+        earliest_f, latest_f, earliest_b, latest_b: (stages, m) ns, of the n-th F and backward.
+    """
+
+    earliest_f: np.ndarray
+    latest_f: np.ndarray
+    earliest_b: np.ndarray
+    latest_b: np.ndarray
+
+    @property
+    def empty(self) -> bool:
+        return bool((self.earliest_f > self.latest_f).any()) or bool(
+            (self.earliest_b > self.latest_b).any()
+        )
+
+    @property
+    def slack_ns(self) -> int:
+        """The widths of all windows together."""
+        return int((self.latest_f - self.earliest_f + self.latest_b - self.earliest_b).sum())
+
+    def copy(self) -> Windows:
+        return Windows(*(ends.copy() for ends in self))
+
+
+class OutOfTime(Exception):
+    """The clock ran out; the windows so far hold."""
+
+
+class Pipeline:
+    """All devices of a pipeline and what narrowing their windows needs to know of them."""
+
+    def __init__(self, profile: CostProfile, microbatches: int, limits: Sequence[int]) -> None:
+        self.profile, self.microbatches = profile, microbatches
+        self.devices = [
+            one_device(profile, microbatches, d, "flush", limits) for d in range(profile.devices)
+        ]
+        self.prices = [prices(one) if one.possible else None for one in self.devices]
+        self.forward = np.array([cost.t_f_ns for cost in profile.stages])
+        self.back = np.array([back_ns(cost) for cost in profile.stages])
+        self.longest = np.array([_longest_back_ns(cost) for cost in profile.stages])
+        place = profile.placement
+        self.hops = np.array([profile.t_comm_ns * (a != b) for a, b in pairwise(place)], np.int64)
+        self.step = max(1, int(min(self.forward.min(), self.back.min())) // FINEST)
+        self.searches = 0
+
+    def widest(self, goal_ns: int) -> Windows:
+        """The windows that the devices' own problems give."""
+        shape = (len(self.forward), self.microbatches)
+        windows = Windows(*(np.zeros(shape, np.int64) for _ in range(4)))
+        for one in self.devices:
+            rows = list(one.stages)
+            windows.earliest_f[rows], windows.earliest_b[rows] = one.releases, one.backs
+            windows.latest_f[rows] = goal_ns - 1 - one.follows - self.forward[rows, None]
+            windows.latest_b[rows] = goal_ns - 1 - one.tails - self.back[rows, None]
+        return windows
+
+    def hand_on(self, windows: Windows) -> None:
+        """From stage to stage, and from each op to the next of its kind."""
+        order = np.arange(self.microbatches)
+        early, late = np.maximum.accumulate, np.minimum.accumulate
+        f, b = self.forward[:, None] * order, self.back[:, None] * order
+        w, stages = windows, len(self.forward)
+        for s in range(stages):
+            if s:
+                least = w.earliest_f[s - 1] + self.forward[s - 1] + self.hops[s - 1]
+                w.earliest_f[s] = np.maximum(w.earliest_f[s], least)
+            w.earliest_f[s] = early(w.earliest_f[s] - f[s]) + f[s]
+            if s:
+                most = w.latest_b[s - 1] - self.hops[s - 1] - self.back[s]
+                w.latest_b[s] = np.minimum(w.latest_b[s], most)
+            w.latest_b[s] = late((w.latest_b[s] - b[s])[::-1])[::-1] + b[s]
+        for s in reversed(range(stages)):
+            if s + 1 < stages:
+                least = w.earliest_b[s + 1] + self.back[s + 1] + self.hops[s]
+                w.earliest_b[s] = np.maximum(w.earliest_b[s], least)
+                most = w.latest_f[s + 1] - self.hops[s] - self.forward[s]
+                w.latest_f[s] = np.minimum(w.latest_f[s], most)
+            w.earliest_b[s] = early(w.earliest_b[s] - b[s]) + b[s]
+            w.latest_f[s] = late((w.latest_f[s] - f[s])[::-1])[::-1] + f[s]
+
+    def narrow(self, goal_ns: int, until: float = float("inf")) -> Windows | None:
+        """The windows of all schedules that cost less than `goal_ns`; None: there is no such schedule.
+
+        Stops at `until` (of `time.monotonic`) with what it has; the windows are valid, but may be wide.
+        """
+        narrowing = _Narrowing(self, goal_ns, until)
+        try:
+            return narrowing.windows if narrowing.run() else None
+        except OutOfTime:
+            return narrowing.windows
+
+
+class _Narrowing:
+    """One run for one goal."""
+
+    def __init__(self, pipeline: Pipeline, goal_ns: int, until: float) -> None:
+        self.pipeline, self.goal, self.until = pipeline, goal_ns, until
+        self.windows = pipeline.widest(goal_ns)
+
+    def run(self) -> bool:
+        """Until nothing changes; returns whether schedules below the goal may be left."""
+        pipe, waiting = self.pipeline, list(range(len(self.pipeline.devices)))
+        pipe.hand_on(self.windows)
+        if self.windows.empty:
+            return False
+        while waiting:
+            device = waiting.pop(0)
+            before = self.windows.copy()
+            if not pipe.devices[device].possible:
+                continue
+            if self.excluded(device, self.windows) or not self.shave_all(device):
+                return False
+            pipe.hand_on(self.windows)
+            if self.windows.empty:
+                return False
+            for other in range(len(pipe.devices)):
+                if other not in waiting and other != device and self.changed(other, before):
+                    waiting.append(other)
+        return True
+
+    def changed(self, device: int, before: Windows) -> bool:
+        rows = list(self.pipeline.devices[device].stages)
+        pairs = zip(self.windows, before, strict=True)
+        return any((now[rows] != then[rows]).any() for now, then in pairs)
+
+    def excluded(self, device: int, windows: Windows) -> bool:
+        """Whether the device has no schedule below the goal in these windows."""
+        if time.monotonic() >= self.until:
+            raise OutOfTime
+        pipe = self.pipeline
+        pipe.searches += 1
+        problem = self.problem(pipe.devices[device], windows)
+        bound, _ = device_bound(problem, pipe.prices[device], NODES, self.goal)
+        return bound >= self.goal
+
+    def problem(self, one: OneDevice, windows: Windows) -> OneDevice:
+        pipe, rows = self.pipeline, list(one.stages)
+        last = self.goal - 1
+        backs = [last - windows.latest_b[s] - pipe.longest[s] for s in rows]
+        for row, s in enumerate(rows):
+            if s:  # it ends before the latest start of the next backward, and a hop
+                after = last - windows.latest_b[s - 1] + pipe.hops[s - 1]
+                backs[row] = np.maximum(backs[row], after)
+        return replace(
+            one,
+            releases=windows.earliest_f[rows],
+            backs=windows.earliest_b[rows],
+            follows=np.maximum(
+                one.follows, last - windows.latest_f[rows] - pipe.forward[rows, None]
+            ),
+            tails=np.maximum(one.tails, np.array(backs)),
+        )
+
+    def shave_all(self, device: int) -> bool:
+        """Both ends of every window of a device; returns whether something is left."""
+        for s in self.pipeline.devices[device].stages:
+            for n in range(self.pipeline.microbatches):
+                for back in (False, True):
+                    for late in (True, False):
+                        self.shave(device, s, n, back, late)
+                        if self.windows.empty:
+                            return False
+        return True
+
+    def shave(self, device: int, s: int, n: int, back: bool, late: bool) -> None:
+        """Cut off one end of a window, in steps that double while they succeed and then halve."""
+        step, grows = self.pipeline.step, True
+        while True:
+            earliest, latest = _ends(self.windows, back)
+            first, last = int(earliest[s, n]), int(latest[s, n])
+            if first > last:
+                return
+            trial = self.windows.copy()
+            # what is to be excluded: that it starts in the last (or first) `step` of the window
+            if late:
+                _raise(_ends(trial, back)[0], s, n, max(first, last - step + 1))
+            else:
+                _lower(_ends(trial, back)[1], s, n, min(last, first + step - 1))
+            if self.excluded(device, trial):
+                if late:
+                    _lower(latest, s, n, last - step)
+                else:
+                    _raise(earliest, s, n, first + step)
+                step = 2 * step if grows else step
+            else:
+                grows = False
+                step //= 2
+                if step < self.pipeline.step:
+                    return
+
+
+def _longest_back_ns(cost: StageCost) -> int:
+    """The longest that a backward takes: it may be a BW, or recompute inside."""
+    if cost.recompute:
+        return max(cost.t_b_ns, cost.fused_ns) + max(level.t_ns for level in cost.recompute)
+    fuses = cost.fused_ns < cost.t_b_ns + cost.t_w_ns
+    return max(cost.t_b_ns, cost.fused_ns) if fuses else cost.t_b_ns
+
+
+def _ends(windows: Windows, back: bool) -> tuple[np.ndarray, np.ndarray]:
+    if back:
+        return windows.earliest_b, windows.latest_b
+    return windows.earliest_f, windows.latest_f
+
+
+def _raise(earliest: np.ndarray, s: int, n: int, least: int) -> None:
+    """The n-th starts at `least` or later, and so do those after it."""
+    earliest[s, n:] = np.maximum(earliest[s, n:], least)
+
+
+def _lower(latest: np.ndarray, s: int, n: int, most: int) -> None:
+    """The n-th starts by `most`, and so do those before it."""
+    latest[s, : n + 1] = np.minimum(latest[s, : n + 1], most)

@@ -1,0 +1,100 @@
+"""The checker: what is wrong with a schedule, or with a trace, a sentence each.
+
+It shares no code with the simulator (`optpipe_sim.sim`) nor with the measures of a trace, so that it
+is evidence and not an echo: whether a schedule runs through is decided by the plain replay of
+`stepped`, whether given times are lawful by the rules spelt out in `times`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..errors import InvalidSchedule, ProfileError
+from ..ops import TRANSFERS
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..units import format_sizes, format_time
+from .ops import circle, completeness, level_problems, link_problems
+from .stepped import static, step_through
+from .times import check_times, host_problems
+
+__all__ = ["check", "check_trace"]
+
+check_trace = check_times
+
+
+def check(
+    schedule: Schedule, profile: CostProfile, memory_limit: int | Sequence[int] | None = None
+) -> list[str]:
+    """The problems of a schedule under a profile, one sentence each; empty where it is valid.
+
+    Looked at, in this order: the number of devices and chunks; missing, doubled and misplaced ops;
+    link orders; orders that can never go on; limits that nothing can keep; whether the replay runs
+    through under the memory limit, and stays within the pinned memory of the host. What cannot be
+    judged before an earlier problem is solved is left out.
+
+    Args:
+        memory_limit: bytes, for all devices or per device; None: the profile's own.
+
+    Raises:
+        ProfileError: where `memory_limit` is a list of the wrong length.
+    """
+    try:
+        profile = profile.for_shape(schedule.shape)
+    except (InvalidSchedule, ProfileError) as error:
+        return [str(error)]
+    problems = completeness(schedule) + level_problems(schedule, profile)
+    if profile.offload is None:
+        transfer = next(
+            (op for ops in schedule.programs for op in ops if op.kind in TRANSFERS), None
+        )
+        if transfer is not None:
+            device = schedule.shape.placement[transfer.stage]
+            problems.append(
+                f"device {device}: {transfer} is a transfer, but the profile {profile.name} has no"
+                " offload section"
+            )
+    problems = problems or link_problems(schedule, profile)
+    problems = problems or circle(schedule, profile)
+    limits = profile.limits(memory_limit)
+    if limits is not None:
+        problems += _too_small(profile, limits)
+    if problems:
+        return problems
+    times = step_through(schedule, profile, limits)
+    if times.stuck:
+        done, size = len(times.end_ns), sum(map(len, schedule.programs))
+        more = f"; and {len(times.stuck) - 4} more" if len(times.stuck) > 4 else ""
+        return [
+            f"the programs get stuck at {format_time(times.last_ns)} with {done} of {size} ops done: "
+            + "; ".join(times.stuck[:4])
+            + more
+        ]
+    return host_problems(schedule, profile, times.start_ns, times.end_ns)
+
+
+def _too_small(profile: CostProfile, limits: Sequence[int]) -> list[str]:
+    """Limits below what one microbatch needs on its way through the stages of a device."""
+    problems = []
+    for device, limit in enumerate(limits):
+        stays = static(profile, device)
+        least = stays
+        for cost, owner in zip(profile.stages, profile.placement, strict=True):
+            if owner != device:
+                continue
+            movable = (cost.offload_bytes or 0) if profile.offload is not None else 0
+            running, waiting = cost.act_bytes, cost.act_bytes - movable
+            for level in cost.recompute:
+                dropped = cost.act_bytes - level.keep_bytes
+                work = dropped if level.work_bytes is None else level.work_bytes
+                running = min(running, level.keep_bytes + work)
+                waiting = min(waiting, max(level.keep_bytes - movable, 0))
+            least = max(least, stays + running)
+            stays += waiting
+        if limit < least:
+            told, needed = format_sizes(limit, least)
+            problems.append(
+                f"device {device}: the memory limit of {told} is below the {needed} that"
+                " one microbatch needs"
+            )
+    return problems

@@ -1,0 +1,388 @@
+"""A plain replay for the checker: instant by instant, written apart from the simulator.
+
+It shares nothing with `optpipe_sim.sim`, so that the two can testify against each other. At every
+instant at which something happens it looks at all devices: what has ended, what may be granted and
+may start, and last which transfers the links serve.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from heapq import heappop, heappush
+
+from ..ops import BW, COMPUTE, B, C, F, O, Op, R, W, dependencies
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..stage_cost import RecomputeLevel, StageCost
+from ..units import format_sizes, round_half_up
+
+
+@dataclass
+class Times:
+    """Start, end and grant (F, R) of each op that got so far, in ns; `stuck` says who waits for
+    what where not all did, a clause per device."""
+
+    start_ns: dict[Op, int] = field(default_factory=dict)
+    end_ns: dict[Op, int] = field(default_factory=dict)
+    grant_ns: dict[Op, int] = field(default_factory=dict)
+    stuck: tuple[str, ...] = ()
+    last_ns: int = 0
+
+
+def link_of(profile: CostProfile, device: int, op: Op) -> str:
+    """The host link of a transfer, as link orders name it: ``0/O``, ``0/R`` or ``0/OR``."""
+    assert profile.offload is not None
+    grouped = [device for group in profile.offload.host_link_groups for device in group]
+    if device in grouped:
+        number = next(
+            at for at, group in enumerate(profile.offload.host_link_groups) if device in group
+        )
+    else:
+        lone = [other for other in range(profile.devices) if other not in grouped]
+        number = len(profile.offload.host_link_groups) + lone.index(device)
+    return f"{number}/{'OR' if profile.offload.host_link == 'single' else op.kind.name}"
+
+
+class Costs:
+    """What the ops of a schedule take, allocate and release, by the definition, op by op."""
+
+    def __init__(self, schedule: Schedule, profile: CostProfile) -> None:
+        self.profile = profile
+        self.levels = schedule.recompute
+        ops = {op for program in schedule.programs for op in program}
+        self.apart = {(op.stage, op.microbatch) for op in ops if op.kind is C}
+
+    def cost(self, op: Op) -> StageCost:
+        return self.profile.stages[op.stage]
+
+    def level_name(self, op: Op) -> str | None:
+        """The level of recomputation of an op's activation; what names it alone goes before."""
+        return self.levels.get(f"{op.stage}.{op.microbatch}", self.levels.get(f"{op.stage}"))
+
+    def level(self, op: Op) -> RecomputeLevel | None:
+        """That level in the profile."""
+        name = self.level_name(op)
+        return next((one for one in self.cost(op).recompute if one.name == name), None)
+
+    def kept(self, op: Op) -> int:
+        """The bytes that stay after F."""
+        level = self.level(op)
+        return self.cost(op).act_bytes if level is None else level.keep_bytes
+
+    def moved(self, op: Op) -> int:
+        """The bytes that O and R move."""
+        return min(self.cost(op).offload_bytes or 0, self.kept(op))
+
+    def is_inside(self, op: Op) -> bool:
+        """Whether the backward of an op's activation recomputes it."""
+        return self.level(op) is not None and (op.stage, op.microbatch) not in self.apart
+
+    def working(self, op: Op) -> int:
+        """What is held beside the kept bytes while this F, or this backward inside, runs."""
+        level, cost = self.level(op), self.cost(op)
+        if level is None:
+            return 0
+        work = level.work_bytes
+        if work is None:
+            work = cost.act_bytes - level.keep_bytes
+        if op.kind is B:
+            b_work = work if level.b_work_bytes is None else level.b_work_bytes
+            return max(b_work, cost.w_bytes - level.keep_bytes, 0)
+        return work
+
+    def lasts(self, op: Op) -> int:
+        """How long an op takes, in ns."""
+        cost, level = self.cost(op), self.level(op)
+        again = 0 if level is None else level.t_ns
+        inside = again if self.is_inside(op) else 0
+        if op.kind in (O, R):
+            whole = cost.offload_bytes or 0
+            time = (cost.t_offload_ns if op.kind is O else cost.t_reload_ns) or 0
+            if self.moved(op) == whole:
+                return time
+            return round_half_up(Fraction(time * self.moved(op), whole))
+        fused = cost.t_b_ns + cost.t_w_ns if cost.t_bw_ns is None else cost.t_bw_ns
+        return {
+            F: cost.t_f_ns,
+            B: cost.t_b_ns + inside,
+            W: cost.t_w_ns,
+            BW: fused + inside,
+            C: again,
+        }[op.kind]
+
+    def asks(self, op: Op) -> bool:
+        """Whether an op is granted memory in program order."""
+        return op.kind in (F, R, C) or (op.kind in (B, BW) and self.is_inside(op))
+
+    def takes(self, op: Op) -> int:
+        """The bytes that an op is granted."""
+        if op.kind is F:
+            return self.kept(op) + self.working(op)
+        if op.kind is R:
+            return self.moved(op)
+        if op.kind is C:
+            return self.cost(op).act_bytes - self.kept(op)
+        if op.kind in (B, BW) and self.is_inside(op):
+            return self.working(op)
+        return 0
+
+    def gives(self, op: Op) -> int:
+        """The bytes that are free once an op has ended."""
+        cost = self.cost(op)
+        held = cost.act_bytes
+        if self.is_inside(op):
+            held = self.kept(op) + self.working(op)
+        return {
+            F: self.working(op),
+            B: held - cost.w_bytes,
+            W: cost.w_bytes,
+            BW: held,
+            O: self.moved(op),
+        }.get(op.kind, 0)
+
+
+def static(profile: CostProfile, device: int) -> int:
+    """The bytes a device holds all the time."""
+    return sum(
+        cost.static_bytes
+        for cost, owner in zip(profile.stages, profile.placement, strict=True)
+        if owner == device
+    )
+
+
+def engines(profile: CostProfile, program: tuple[Op, ...]) -> list[list[Op]]:
+    """A device's transfers by copy engine, each in program order."""
+    shared = profile.shares_copy_engine
+    queues = [
+        [op for op in program if op.kind in kinds]
+        for kinds in ([(O, R)] if shared else [(O,), (R,)])
+    ]
+    return [queue for queue in queues if queue]
+
+
+def anchors(program: tuple[Op, ...]) -> dict[Op, Op | None]:
+    """The compute op that precedes each R in the program; None where there is none."""
+    found: dict[Op, Op | None] = {}
+    before = None
+    for op in program:
+        if op.kind in COMPUTE:
+            before = op
+        elif op.kind is R:
+            found[op] = before
+    return found
+
+
+def step_through(schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None) -> Times:
+    """Replay a complete schedule; `limits` are bytes per device that grants keep, or None."""
+    world = _World(schedule, profile, limits)
+    while True:
+        world.settle()
+        if not world.moments:
+            break
+        world.now = heappop(world.moments)
+    times = world.times
+    times.last_ns = world.now
+    if len(times.end_ns) < len(world.device):
+        times.stuck = tuple(world.reasons())
+    return times
+
+
+class _World:
+    """What runs, waits and is held at the instant `now`."""
+
+    def __init__(
+        self, schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None
+    ) -> None:
+        self.profile, self.limits, self.times, self.now = profile, limits, Times(), 0
+        self.costs = Costs(schedule, profile)
+        programs = schedule.programs
+        self.device = {op: at for at, program in enumerate(programs) for op in program}
+        self.needs = {
+            op: [need for need in dependencies(op) if need in self.device] for op in self.device
+        }
+        self.sent_to: dict[Op, int] = {}
+        for op, needs in self.needs.items():
+            for need in needs:
+                if self.device[need] != self.device[op]:
+                    self.sent_to[need] = self.device[op]
+        # each list is worked off from its end
+        self.compute = [[op for op in reversed(ops) if op.kind in COMPUTE] for ops in programs]
+        self.grants = [[op for op in reversed(ops) if self.costs.asks(op)] for ops in programs]
+        self.queues = [
+            (at, queue[::-1]) for at, ops in enumerate(programs) for queue in engines(profile, ops)
+        ]
+        self.anchor = {op: found for ops in programs for op, found in anchors(ops).items()}
+        self.link = {op: link_of(profile, at, op) for at, queue in self.queues for op in queue}
+        self.order = {key: list(reversed(ops)) for key, ops in schedule.link_order.items()}
+        self.line: dict[str, list[tuple[int, int, int, Op]]] = {
+            key: [] for key in sorted(set(self.link.values()))
+        }
+        self.engine = {op: at for at, (_, queue) in enumerate(self.queues) for op in queue}
+        self.at_work: list[Op | None] = [None] * len(programs)
+        self.copying: list[Op | None] = [None] * len(self.queues)
+        self.on_link: dict[str, Op | None] = dict.fromkeys(self.line)
+        self.held = [static(profile, at) for at in range(len(programs))]
+        self.arrival: dict[Op, int] = {}
+        self.pair_free: dict[tuple[int, int], int] = {}
+        self.sending: list[tuple[int, int]] = []  # until when which device sends, links blocking
+        self.moments: list[int] = []  # instants to look at, a heap
+        self.ending: dict[int, list[Op]] = {}
+
+    def settle(self) -> None:
+        """All that happens at `now`: ends; grants and starts until nothing more can; links."""
+        while self.end_now() | self.grant_and_compute() or self.serve_links():
+            pass
+
+    def begin(self, op: Op) -> None:
+        self.times.start_ns[op] = self.now
+        end = self.now + self.costs.lasts(op)
+        if end not in self.ending:
+            self.ending[end] = []
+            heappush(self.moments, end)
+        self.ending[end].append(op)
+
+    def end_now(self) -> bool:
+        for time, at in self.sending:
+            if time == self.now:
+                self.at_work[at] = None
+                self.sending.remove((time, at))
+                return True
+        ended = self.ending.pop(self.now, [])
+        for op in ended:
+            at = self.device[op]
+            self.times.end_ns[op] = self.now
+            self.held[at] -= self.costs.gives(op)
+            if op.kind in COMPUTE:
+                if self.profile.links != "blocking" or op not in self.sent_to:
+                    self.at_work[at] = None
+                else:
+                    self.sending.append((self.now + self.profile.occupancy_ns, at))
+            else:
+                self.copying[self.engine[op]] = None
+                self.on_link[self.link[op]] = None
+            if op in self.sent_to:
+                self.send(op, (at, self.sent_to[op]))
+        return bool(ended)
+
+    def send(self, op: Op, pair: tuple[int, int]) -> None:
+        leaves = self.now
+        if self.profile.links == "serial":
+            leaves = max(leaves, self.pair_free.get(pair, 0))
+            self.pair_free[pair] = leaves + self.profile.occupancy_ns
+        if self.profile.links == "blocking":
+            heappush(self.moments, leaves + self.profile.occupancy_ns)
+        self.arrival[op] = leaves + self.profile.occupancy_ns + self.profile.latency_ns
+        heappush(self.moments, self.arrival[op])
+
+    def arrived(self, op: Op, at: int) -> bool:
+        """Whether the result of `op` is there on device `at`."""
+        if op not in self.times.end_ns:
+            return False
+        return self.device[op] == at or self.arrival[op] <= self.now
+
+    def grant_and_compute(self) -> bool:
+        done = False
+        for at, compute in enumerate(self.compute):
+            while self.grants[at] and self.may_grant(self.grants[at][-1], at):
+                op = self.grants[at].pop()
+                self.times.grant_ns[op] = self.now
+                self.held[at] += self.costs.takes(op)
+                done = True
+                if op.kind in COMPUTE:
+                    self.start_compute(at)
+            if compute and not self.costs.asks(compute[-1]) and self.may_compute(compute[-1], at):
+                self.start_compute(at)
+                done = True
+        return done
+
+    def may_compute(self, op: Op, at: int) -> bool:
+        return (
+            self.at_work[at] is None
+            and self.compute[at][-1] == op
+            and all(self.arrived(need, at) for need in self.needs[op])
+        )
+
+    def start_compute(self, at: int) -> None:
+        op = self.compute[at].pop()
+        self.at_work[at] = op
+        self.begin(op)
+
+    def may_grant(self, op: Op, at: int) -> bool:
+        """Whether the next op of the program that allocates asks for its memory now, and gets it."""
+        if op.kind in COMPUTE:
+            asks = bool(self.compute[at]) and self.may_compute(op, at)
+        else:
+            anchor = self.anchor[op]
+            asks = anchor is None or anchor in self.times.start_ns
+        fits = self.limits is None or self.held[at] + self.costs.takes(op) <= self.limits[at]
+        return asks and fits
+
+    def serve_links(self) -> bool:
+        """Those that come join the line of their link; each free link serves the first one."""
+        for at, queue in self.queues:
+            if queue and self.comes(queue[-1]):
+                op = queue[-1]
+                joins = (self.now, at, op.kind.value, op)
+                if all(op != waiting[-1] for waiting in self.line[self.link[op]]):
+                    self.line[self.link[op]].append(joins)
+        started = []
+        for key, line in self.line.items():
+            entry: tuple[int, int, int, Op] | None
+            if key in self.order:
+                entry = next((one for one in line if one[-1] == self.order[key][-1]), None)
+            else:
+                entry = min(line, default=None)
+            if (
+                entry is not None
+                and self.on_link[key] is None
+                and self.copying[self.engine[entry[-1]]] is None
+            ):
+                line.remove(entry)
+                started.append(entry[-1])
+        for op in started:
+            if self.link[op] in self.order:
+                self.order[self.link[op]].pop()
+            self.on_link[self.link[op]] = self.copying[self.engine[op]] = op
+            self.queues[self.engine[op]][1].pop()
+            self.begin(op)
+        return bool(started)
+
+    def comes(self, op: Op) -> bool:
+        return all(need in self.times.end_ns for need in self.needs[op]) and (
+            op.kind is O or op in self.times.grant_ns
+        )
+
+    # -- where it stopped ------------------------------------------------------------------------
+
+    def reasons(self) -> list[str]:
+        """For each device that cannot go on, what its next compute op or transfer waits for."""
+        found = []
+        for at, compute in enumerate(self.compute):
+            if compute:
+                found.append(f"device {at}: {self.reason(compute[-1], at)}")
+        for at, queue in self.queues:
+            if queue:
+                found.append(f"device {at}: {self.reason(queue[-1], at)}")
+        # lack of memory is the root; the others only stand behind it
+        return sorted(found, key=lambda reason: not reason.endswith("are held"))
+
+    def reason(self, op: Op, at: int) -> str:
+        if op.kind is not R or op in self.times.grant_ns:
+            for need in self.needs[op]:
+                if need not in self.times.end_ns:
+                    return f"{op} waits for {need}"
+        if self.costs.asks(op) and op not in self.times.grant_ns:
+            head = self.grants[at][-1]
+            if head != op and not (head.kind in COMPUTE and op.kind in COMPUTE):
+                return f"{op} waits for {head} before it in the program to be granted"
+            anchor = self.anchor.get(op)
+            if anchor is not None and anchor not in self.times.start_ns:
+                return f"{op} waits for {anchor} before it in the program to start"
+            limit = self.limits[at] if self.limits is not None else 0
+            needs, held, most = format_sizes(self.costs.takes(op), self.held[at], limit)
+            return f"{op} needs {needs} where {held} of {most} are held"
+        order = self.order.get(self.link.get(op, ""))
+        if order:
+            return f"{op} waits for {order[-1]} before it in the link order"
+        return f"{op} waits for its turn"

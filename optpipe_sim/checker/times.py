@@ -1,0 +1,313 @@
+"""Whether given times are lawful: every rule of time and memory, applied to a finished trace."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from itertools import accumulate, pairwise
+
+from ..ops import COMPUTE, O, Op, R, dependencies
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..trace import Trace
+from ..units import format_sizes, format_time
+from .ops import completeness, level_problems, link_problems
+from .stepped import Costs, anchors, engines, link_of, static
+
+
+def check_times(trace: Trace, asap: bool = False) -> list[str]:
+    """The problems of a trace, one sentence each with op, device and time; empty where it is lawful.
+
+    Looked at: durations, dependencies with their messages, program order on streams and engines, one
+    op at a time on each of them and on each host link, link orders, grants, the memory limit (unless
+    the trace says that it does not fit), the pinned memory of the host.
+
+    Args:
+        asap: report as well what could have started or been granted earlier, and links that do not
+            serve first come, first served: what a replay never does, though a plan may.
+    """
+    schedule, profile = trace.schedule, trace.profile
+    if (profile.devices, profile.placement) != (schedule.shape.devices, schedule.shape.placement):
+        return ["the profile of the trace has other devices, chunks or placement than its schedule"]
+    problems = completeness(schedule) + level_problems(schedule, profile)
+    if profile.offload is None:
+        if any(op.kind in (O, R) for program in schedule.programs for op in program):
+            problems.append(
+                f"the trace offloads, but the profile {profile.name} has no offload section"
+            )
+    else:
+        problems += link_problems(schedule, profile)
+    if problems:
+        return problems
+    facts = _Facts(trace)
+    for rule in (_durations, _inputs, _streams, _engines, _links, _grants, _memory):
+        problems += rule(facts)
+    problems += host_problems(schedule, profile, facts.start, facts.end)
+    if asap:
+        problems += [*_early_compute(facts), *_early_reloads(facts), *_early_transfers(facts)]
+    return problems
+
+
+class _Facts:
+    """The times of a trace by op, and what the rules look up more than once."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.schedule, self.profile = trace.schedule, trace.profile
+        self.programs = self.schedule.programs
+        self.costs = Costs(self.schedule, self.profile)
+        flat = [op for program in self.programs for op in program]
+        self.start: dict[Op, int] = dict(zip(flat, trace.start_ns.tolist(), strict=True))
+        self.end: dict[Op, int] = dict(zip(flat, trace.end_ns.tolist(), strict=True))
+        self.grant: dict[Op, int] = dict(zip(flat, trace.grant_ns.tolist(), strict=True))
+        self.device = {op: at for at, program in enumerate(self.programs) for op in program}
+        self.limits = trace.memory_limit if trace.fits else None
+        self.arrival = _arrivals(self)
+        self.senders = {sender for sender, _ in self.arrival}
+        self.queues = [
+            (at, q) for at, ops in enumerate(self.programs) for q in engines(self.profile, ops)
+        ]
+        self.comes = _comes(self)
+        self.links: dict[str, list[Op]] = {}
+        for at, queue in self.queues:
+            for op in queue:
+                self.links.setdefault(link_of(self.profile, at, op), []).append(op)
+        for key, ops in self.links.items():
+            ordered = self.schedule.link_order.get(key)
+            self.links[key] = list(ordered) if ordered else sorted(ops, key=self.when)
+
+    def when(self, op: Op) -> tuple[int, int, int]:
+        """Sorts transfers as they follow one another; one of no length before what starts with it."""
+        return self.start[op], self.end[op], self.comes[op]
+
+    def sending(self, op: Op) -> int:
+        """How long the message of a compute op keeps its device busy after its end."""
+        sends = op in self.senders and self.profile.links == "blocking"
+        return self.profile.occupancy_ns if sends else 0
+
+    def name(self, op: Op) -> str:
+        return f"device {self.device[op]}: {op}"
+
+    def inputs(self, op: Op) -> Iterator[tuple[Op, int]]:
+        """What `op` needs, and when that is there."""
+        for need in dependencies(op):
+            if need in self.device:
+                yield need, self.arrival.get((need, op), self.end[need])
+
+
+def _comes(facts: _Facts) -> dict[Op, int]:
+    """When each transfer comes to its link: it heads its queue, has its input and, an R, its grant."""
+    comes = {}
+    for _, queue in facts.queues:
+        heads = 0
+        for op in queue:
+            granted = facts.grant[op] if op.kind is R else 0
+            comes[op] = max([heads, granted, *(there for _, there in facts.inputs(op))])
+            heads = facts.start[op]
+    return comes
+
+
+def _arrivals(facts: _Facts) -> dict[tuple[Op, Op], int]:
+    """When the message from one op to another on another device is there."""
+    sent: dict[tuple[int, int], list[tuple[int, Op, Op]]] = {}
+    for op, to in facts.device.items():
+        for need in dependencies(op):
+            if need in facts.device and facts.device[need] != to:
+                pair = (facts.device[need], to)
+                sent.setdefault(pair, []).append((facts.end[need], need, op))
+    found = {}
+    for messages in sent.values():
+        free = 0
+        for ready, need, op in sorted(messages):
+            leaves = max(ready, free) if facts.profile.links == "serial" else ready
+            free = leaves + facts.profile.occupancy_ns
+            found[need, op] = free + facts.profile.latency_ns
+    return found
+
+
+def _durations(facts: _Facts) -> Iterator[str]:
+    for op, start in facts.start.items():
+        wanted, took = facts.costs.lasts(op), facts.end[op] - start
+        if start < 0:
+            yield f"{facts.name(op)} starts at {start} ns, before time 0"
+        if took != wanted:
+            yield f"{facts.name(op)} at {start} ns lasts {took} ns, by the profile {wanted} ns"
+
+
+def _inputs(facts: _Facts) -> Iterator[str]:
+    for op, start in facts.start.items():
+        for need, there in facts.inputs(op):
+            if start < facts.end[need]:
+                yield f"{facts.name(op)} starts at {start} ns, before {need} ends at {facts.end[need]} ns"
+            elif start < there:
+                yield f"{facts.name(op)} starts at {start} ns, before the message of {need} arrives at {there} ns"
+
+
+def _streams(facts: _Facts) -> Iterator[str]:
+    for program in facts.programs:
+        yield from _one_at_a_time(
+            facts, [op for op in program if op.kind in COMPUTE], "the program", "the compute stream"
+        )
+
+
+def _engines(facts: _Facts) -> Iterator[str]:
+    for _, queue in facts.queues:
+        yield from _one_at_a_time(facts, queue, "the program", "the copy engine")
+
+
+def _links(facts: _Facts) -> Iterator[str]:
+    for key, ops in facts.links.items():
+        yield from _one_at_a_time(facts, ops, f"link order {key}", f"host link {key}")
+
+
+def _one_at_a_time(facts: _Facts, ops: list[Op], order: str, engine: str) -> Iterator[str]:
+    """`ops` run in their order, each after the end of the one before it."""
+    for before, op in pairwise(ops):
+        start = facts.start[op]
+        if start < facts.start[before]:
+            yield f"{facts.name(op)} starts at {start} ns, before {before}, which stands before it in {order}"
+        elif start < facts.end[before] + facts.sending(before):
+            until = facts.end[before] + facts.sending(before)
+            yield f"{facts.name(op)} starts at {start} ns, while {before} is on {engine} until {until} ns"
+
+
+def _grants(facts: _Facts) -> Iterator[str]:
+    for program in facts.programs:
+        anchor = anchors(program)
+        for op in program:
+            grant, start = facts.grant[op], facts.start[op]
+            if op.kind is not R:
+                if grant != start:
+                    yield f"{facts.name(op)} is granted at {grant} ns, but starts at {start} ns"
+                continue
+            if start < grant:
+                yield f"{facts.name(op)} starts at {start} ns, before it is granted at {grant} ns"
+            before = anchor[op]
+            if grant < (0 if before is None else facts.start[before]):
+                yield f"{facts.name(op)} is granted at {grant} ns, before {before or 'time 0'}, which precedes it, starts"
+        for earlier, op in pairwise([op for op in program if facts.costs.asks(op)]):
+            if facts.grant[op] < facts.grant[earlier]:
+                yield (
+                    f"{facts.name(op)} is granted at {facts.grant[op]} ns, before {earlier} at"
+                    f" {facts.grant[earlier]} ns, which stands before it in the program"
+                )
+
+
+def _memory(facts: _Facts) -> Iterator[str]:
+    """The bytes held at each instant, releases before allocations."""
+    if facts.limits is None:
+        return
+    for device, program in enumerate(facts.programs):
+        limit, level = facts.limits[device], static(facts.profile, device)
+        if level > limit:
+            yield f"device {device}: static memory of {level} bytes is above the limit of {limit}"
+        steps = [(facts.end[op], 0, -facts.costs.gives(op), op) for op in program]
+        steps += [(facts.grant[op], 1, facts.costs.takes(op), op) for op in program]
+        for time, _, change, op in sorted(steps):
+            level += change
+            if change > 0 and level > limit:
+                yield f"{facts.name(op)} raises memory to {level} bytes at {time} ns, above the limit of {limit}"
+
+
+def host_problems(
+    schedule: Schedule, profile: CostProfile, start: Mapping[Op, int], end: Mapping[Op, int]
+) -> list[str]:
+    """Where a node pins more host memory than it may: from the start of an O to the end of its R."""
+    offload = profile.offload
+    if offload is None or offload.host_limit_bytes is None:
+        return []
+    size, costs = profile.devices_per_node, Costs(schedule, profile)
+    limit, problems = offload.host_limit_bytes, []
+    for node in range(0, profile.devices, size):
+        ops = [op for program in schedule.programs[node : node + size] for op in program]
+        bytes_of = {op: costs.moved(op) for op in ops}
+        steps = [(end[op], 0, -bytes_of[op], op) for op in ops if op.kind is R]
+        steps += [(start[op], 1, bytes_of[op], op) for op in ops if op.kind is O]
+        level = 0
+        for time, _, change, op in sorted(steps):
+            level += change
+            if change > 0 and level > limit:
+                device = profile.placement[op.stage]
+                told, most = format_sizes(level, limit)
+                problems.append(
+                    f"device {device}: {op} raises the pinned memory of node {node // size} to"
+                    f" {told} at {format_time(time)}, above the host limit of {most}"
+                )
+                break
+    return problems
+
+
+# -- as soon as possible ------------------------------------------------------------------------------
+
+
+def _room(facts: _Facts, device: int) -> dict[Op, int]:
+    """When each op of a device that allocates fits at last: those before it hold theirs, and only ends that
+    release memory make room for it. Without a limit always at 0."""
+    program = facts.programs[device]
+    asking = [op for op in program if facts.costs.asks(op)]
+    if facts.limits is None:
+        return dict.fromkeys(asking, 0)
+    ends = sorted((facts.end[op], facts.costs.gives(op)) for op in program)
+    freed = list(accumulate(size for _, size in ends))
+    wanted = static(facts.profile, device) - facts.limits[device]
+    room = {}
+    for op in asking:
+        wanted += facts.costs.takes(op)
+        at = bisect_left(freed, wanted)
+        room[op] = 0 if wanted <= 0 or at == len(ends) else ends[at][0]
+    return room
+
+
+def _late(facts: _Facts, op: Op, does: str, time: int, could: int) -> Iterator[str]:
+    if time > could:
+        yield f"{facts.name(op)} {does} at {time} ns, but could have at {could} ns"
+
+
+def _early_compute(facts: _Facts) -> Iterator[str]:
+    for device, program in enumerate(facts.programs):
+        room, free, granted = _room(facts, device), 0, 0
+        for op in program:
+            if op.kind in COMPUTE:
+                could = max([free, *(there for _, there in facts.inputs(op))])
+                if facts.costs.asks(op):
+                    could = max(could, granted, room[op])
+                yield from _late(facts, op, "starts", facts.start[op], could)
+                free = facts.end[op] + facts.sending(op)
+            if facts.costs.asks(op):
+                granted = facts.grant[op]
+
+
+def _early_reloads(facts: _Facts) -> Iterator[str]:
+    for device, program in enumerate(facts.programs):
+        room, anchor, granted = _room(facts, device), anchors(program), 0
+        for op in program:
+            if op.kind is R:
+                before = anchor[op]
+                started = 0 if before is None else facts.start[before]
+                could = max(granted, room[op], started)
+                yield from _late(facts, op, "is granted", facts.grant[op], could)
+            if facts.costs.asks(op):
+                granted = facts.grant[op]
+
+
+def _early_transfers(facts: _Facts) -> Iterator[str]:
+    comes, free = facts.comes, {}
+    for _, queue in facts.queues:
+        for before, op in pairwise(queue):
+            free[op] = facts.end[before]
+    for key, ops in facts.links.items():
+        link = 0
+        for op in ops:
+            could = max(comes[op], free.get(op, 0), link)
+            yield from _late(facts, op, "starts", facts.start[op], could)
+            link = facts.end[op]
+        if key in facts.schedule.link_order:
+            continue
+        for first, second in pairwise(ops):
+            keys = [(comes[op], facts.device[op], op.kind) for op in (first, second)]
+            # two that come at the very instant of a start may have come one after the other
+            tie = keys[0][0] == keys[1][0] == facts.start[first]
+            if keys[1] < keys[0] and not tie:
+                yield (
+                    f"{facts.name(second)} comes to host link {key} at {comes[second]} ns, before"
+                    f" {first} at {comes[first]} ns, but is served after it"
+                )

@@ -1,0 +1,1 @@
+"""Commands that make profiles: estimated, measured, advised."""

@@ -1,0 +1,322 @@
+"""``advise``: how to split a model over so many GPUs."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...options.kinds import count, names, seconds, size
+from ...options.models import add_kernels, add_machine, add_model, model_and_machine
+
+if TYPE_CHECKING:
+    from ....costs.advise.rows import Advice, Row
+    from ...outputs.show import Out
+
+EXAMPLE = (
+    "optpipe-sim advise --model qwen3-8b --machine h100 --gpus 32 --global-batch 256 --seq 8192"
+)
+SUMMARY = "say how to split a model over so many GPUs, and which schedule to run"
+_LISTS = (
+    ("pp", "devices along the pipeline"),
+    ("tp", "devices that share each layer's matrices"),
+    ("cp", "devices that share the sequence; default: 1"),
+    ("dp", "replicas"),
+    ("ep", "devices that share the experts"),
+    ("microbatch", "sequences per microbatch; default: 1,2,4,8"),
+    ("chunks", "stages per device of the pipeline; default: 1,2,3,4"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `advise` understands."""
+    add_model(parser)
+    add_machine(parser)
+    for name, text in (
+        ("gpus", "GPUs in all"),
+        ("global-batch", "sequences per iteration, over all replicas"),
+        ("seq", "tokens per sequence"),
+    ):
+        parser.add_argument(f"--{name}", type=count, required=True, metavar="N", help=text)
+    for name, text in _LISTS:
+        parser.add_argument(
+            f"--{name}", type=_counts, metavar="A,B,...", help=f"only these: {text}"
+        )
+    parser.add_argument(
+        "--zero", type=_zeros, metavar="A,B,...", help="only these; default: 1,2,3 with replicas"
+    )
+    parser.add_argument(
+        "--recompute",
+        type=names,
+        metavar="A,B,...",
+        help="only these of none, norms (norms, activation functions, dropout) and full; default: all",
+    )
+    parser.add_argument(
+        "--schedules",
+        type=names,
+        metavar="A,B,...",
+        help="only these; default: all, offloading ones where the machine has PCIe data",
+    )
+    add_kernels(parser)
+    parser.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        type=size,
+        help="per device; default: what driver and libraries leave, less 5 %%",
+    )
+    parser.add_argument("--top", type=count, default=5, metavar="N", help="rows of the answer (5)")
+    parser.add_argument(
+        "--time-limit", type=seconds, default=15.0, metavar="SECONDS", help="in all (15)"
+    )
+    parser.add_argument("--csv", metavar="F.csv", help="write every configuration replayed")
+    parser.add_argument("--chart", metavar="F.png", help="draw time over memory of all of them")
+    parser.add_argument("--save-profile", metavar="P.yaml", help="write the profile of the best")
+    parser.add_argument("--save", metavar="S.json", help="write the schedule of the best")
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Search, show, write."""
+    from ....costs.advise.advise import advise
+
+    model, machine, fitted = model_and_machine(arguments)
+    with out.progress("advising") as progress:
+        found = advise(
+            model,
+            machine,
+            arguments.gpus,
+            arguments.global_batch,
+            arguments.seq,
+            top=arguments.top,
+            time_limit=arguments.time_limit,
+            memory_limit=arguments.memory_limit,
+            recompute=arguments.recompute,
+            schedules=arguments.schedules,
+            calibration=fitted,
+            on_progress=progress,
+            **{name: getattr(arguments, name) for name, _ in _LISTS},
+            zero=arguments.zero,
+            flash=not arguments.no_flash,
+            dtype=arguments.dtype,
+            exchange=arguments.exchange,
+        )
+    files = _write(arguments, found)
+    out.result({**found.to_json(), "files": files})
+    _show(out, found)
+    from ...outputs.show import written
+
+    written(out, files)
+    _next(out, arguments, found.rows[0])
+    return 0
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(count(part) for part in text.split(","))
+
+
+def _zeros(text: str) -> tuple[int, ...]:
+    if not set(text.split(",")) <= set("0123"):
+        raise argparse.ArgumentTypeError(f"expected some of 0, 1, 2, 3, got {text!r}")
+    return tuple(map(int, text.split(",")))
+
+
+def _write(arguments: argparse.Namespace, found: Advice) -> dict[str, str]:
+    files = {}
+    best = found.rows[0]
+    if arguments.csv:
+        from ....files import write_text
+
+        write_text(arguments.csv, _table_of_points(found))
+        files[arguments.csv] = f"{len(found.points)} configurations"
+    if arguments.chart:
+        from ....plot.advise import save_advice
+
+        save_advice(found, arguments.chart)
+        files[arguments.chart] = "time over memory"
+    if arguments.save_profile:
+        from ....profile_io import save_profile
+
+        save_profile(best.profile, arguments.save_profile)
+        files[arguments.save_profile] = "the profile of the best"
+    if arguments.save:
+        best.trace.schedule.save(arguments.save)
+        files[arguments.save] = "the schedule of the best"
+    return files
+
+
+def _table_of_points(found: Advice) -> str:
+    from dataclasses import asdict
+
+    text = io.StringIO()
+    keys = [*asdict(found.rows[0].choice), "schedule", "iteration_ns", "peak_bytes", "fits"]
+    table = csv.DictWriter(text, keys, lineterminator="\n")
+    table.writeheader()
+    for point in sorted(found.points, key=lambda point: (not point.fits, point.iteration_ns)):
+        table.writerow(
+            {
+                **asdict(point.choice),
+                "schedule": point.schedule,
+                "iteration_ns": round(point.iteration_ns),
+                "peak_bytes": point.peak_bytes,
+                "fits": str(point.fits).lower(),
+            }
+        )
+    return text.getvalue()
+
+
+def _show(out: Out, found: Advice) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from ....costs.advise.rows import limited_by
+    from ....units import format_size, format_time
+
+    question = found.question
+    out.print(
+        Text(f"{question.model.name} on {question.gpus} x {question.machine.title}:", "bold"),
+        f"{question.global_batch} sequences of {question.seq} tokens per iteration,"
+        f" {format_size(question.limit_bytes)} per device",
+        soft_wrap=True,
+    )
+    out.print()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    wide = [key for key in ("cp", "ep") if any(getattr(r.choice, key) > 1 for r in found.rows)]
+    left = ("recompute", "schedule", "limited by")
+    heads = ["pp", "tp", *wide, "dp", "zero", "batch", "recompute", "schedule", "v"]
+    heads += ["time", "tokens/s", "MFU", "memory", "limited by"]
+    for head in heads:
+        table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
+    for at, row in enumerate(found.rows):
+        parts = found.parts(row)
+        cells: dict[str, Any] = {
+            **{
+                key: str(getattr(row.choice, key)) for key in ("pp", "tp", "cp", "dp", "ep", "zero")
+            },
+            "batch": f"{row.choice.microbatch}x{row.choice.microbatches}",
+            "recompute": row.choice.recompute,
+            "schedule": row.schedule.partition(":")[0],
+            "v": str(row.choice.chunks),
+            "time": format_time(row.iteration_ns),
+            "tokens/s": f"{row.tokens_per_s:,.0f}",
+            "MFU": f"{row.mfu:.1%}",
+            "memory": format_size(row.peak_bytes),
+            "limited by": f"{limited_by(parts)} {_share(parts)}",
+        }
+        style = "bold" if at == 0 else "" if found.tied(row) else "dim"
+        table.add_row(*(cells[head] for head in heads), style=style)
+    out.print(table)
+    out.print()
+    best = found.rows[0]
+    spent = sorted(found.parts(best).items(), key=lambda part: -part[1])
+    text = ", ".join(f"{name} {share:.1%}" for name, share in spent if share >= 0.001)
+    out.print(Text("time of the best: ", "dim").append(text, "default"), soft_wrap=True)
+    out.print(
+        Text("layers per stage: ", "dim").append(
+            ", ".join(str(cost.layers or 0) for cost in best.profile.stages)
+            + " (embedding and head count as one each)",
+            "default",
+        ),
+        soft_wrap=True,
+    )
+    out.print(Text(f"MFU: {mfu_words(best.mfu_causal)}", "dim"), soft_wrap=True)
+    sure = found.basis
+    if found.error is None:
+        sure += "; no error can be stated for this plan"
+    else:
+        others = [row for row in found.rows[1:] if found.tied(row)]
+        sure += f"; {len(others) + 1} of these rows lie within that median" if others else ""
+    out.print(Text("how sure: ", "dim").append(sure, "default"), soft_wrap=True)
+    for doubt in found.doubts(best):
+        style = "yellow" if doubt.startswith("not plausible") else ""
+        out.print(Text(f"          {doubt}", style), soft_wrap=True)
+    strange = [row for row in found.rows if found.plausibility(row)[0] is False]
+    if strange and found.plausibility(best)[0] is not False:
+        out.print(Text(f"          {len(strange)} other rows are beyond any published run"))
+    if best.gap > 0:
+        out.print(
+            Text("at best: ", "dim").append(
+                f"no schedule of this split and profile is more than {best.gap:.1%} faster",
+                "default",
+            ),
+            soft_wrap=True,
+        )
+    plain = found.plainest
+    if plain is not None and plain.iteration_ns > best.iteration_ns:
+        slower = plain.iteration_ns / best.iteration_ns - 1
+        what = f"{plain.schedule} (v {plain.choice.chunks}) on {plain.choice}, zero {plain.choice.zero}"
+        out.print(
+            Text("plainest: ", "dim").append(
+                f"{what}, recompute {plain.choice.recompute}: {slower:.1%} slower, in"
+                f" {format_size(plain.peak_bytes)}",
+                "default",
+            ),
+            soft_wrap=True,
+        )
+    pruned = ", ".join(f"{number} by {why}" for why, number in sorted(found.pruned.items()))
+    told = f"{found.searched} replayed, {found.solved} solved, ruled out: {pruned or 'none'}"
+    if found.interrupted:
+        out.print(Text("interrupted: the best so far", "yellow"))
+    out.hint(Text(f"searched in {found.seconds:.1f} s: {told}", "dim"), soft_wrap=True)
+    if found.unsearched:
+        out.hint(
+            Text(
+                f"{found.unsearched} configurations were not searched to the end, none of them below"
+                f" {format_time(found.hope_ns or 0)}; more with --time-limit",
+                "dim",
+            ),
+            soft_wrap=True,
+        )
+
+
+def mfu_words(causal: float) -> str:
+    """What MFU counts, and the other way of counting."""
+    return (
+        "model FLOPs over the peak, every attention score counted, recomputation not; with the causal"
+        f" half of the scores {causal:.1%}"
+    )
+
+
+def _share(parts: dict[str, float]) -> str:
+    from ....costs.advise.rows import LIMITS, limited_by
+
+    keys = LIMITS.get(limited_by(parts), ("compute",))
+    return f"{sum(parts[key] for key in keys):.0%}"
+
+
+def _next(out: Out, arguments: argparse.Namespace, best: Row) -> None:
+    """The commands that look closer at the winner."""
+    from ...outputs.show import hint, program, size_text
+
+    choice, called = best.choice, program()
+    profile = arguments.save_profile or "P.yaml"
+    m, limit = choice.microbatches, size_text((best.profile.memory_limit or (0,))[0])
+    if not arguments.save_profile:
+        words = ["estimate", "--model", arguments.model, "--machine", arguments.machine]
+        words += ["--seq", str(arguments.seq)]
+        for key, value in choice.layout.items():
+            words += [f"--{key}", str(value)]
+        words += ["--no-flash"] * arguments.no_flash
+        words += ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []
+        words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
+        words += ["--calibrate", arguments.calibrate] if arguments.calibrate else []
+        hint(out, f"{called} {shlex.join([*words, '--save', profile])}", code=True)
+    where = f"{shlex.quote(profile)}"
+    if best.schedule != "optpipe":
+        known = (
+            Path(arguments.save).name and shlex.quote(arguments.save) if arguments.save else None
+        )
+        what = known or f"{best.schedule} -m {m}"
+        hint(
+            out,
+            f"{called} simulate {where} --schedule {what} --memory-limit {limit} --gantt gantt.png",
+            code=True,
+        )
+    if choice.pp > 1:
+        hint(
+            out,
+            f"{called} solve {where} -m {m} --memory-limit {limit} --save best.json",
+            code=True,
+        )

@@ -1,0 +1,304 @@
+"""``estimate``: a profile from a model, a machine and how the one is spread over the other."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ...options.models import (
+    add_kernels,
+    add_layers,
+    add_machine,
+    add_model,
+    layer_list,
+    model_and_machine,
+)
+
+if TYPE_CHECKING:
+    from ....profile import CostProfile
+    from ...outputs.show import Out
+
+EXAMPLE = (
+    "optpipe-sim estimate --model qwen3-8b --machine h100 --devices 8 --tp 2 --microbatch 1"
+    " --seq 8192 --save P.yaml"
+)
+SUMMARY = "estimate a profile from a model's shape and a machine's data sheet"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `estimate` understands."""
+    add_model(parser)
+    add_machine(parser)
+    parser.add_argument(
+        "--devices",
+        type=int,
+        required=True,
+        metavar="N",
+        help="GPUs of one replica of the model; the pipeline has N / (tp x cp) devices",
+    )
+    for name, text in (
+        ("tp", "devices that share each layer's matrices (with sequence parallelism)"),
+        ("cp", "devices that share the sequence (context parallelism)"),
+        ("ep", "devices that share the experts, among the tp x cp x dp of a stage"),
+        ("dp", "replicas of the model"),
+        ("microbatch", "sequences per microbatch"),
+        ("chunks", "stages per device of the pipeline"),
+    ):
+        parser.add_argument(f"--{name}", type=int, default=1, metavar="N", help=f"{text} (1)")
+    parser.add_argument(
+        "--seq", type=int, default=4096, metavar="N", help="tokens per sequence (4096)"
+    )
+    parser.add_argument(
+        "--zero",
+        type=int,
+        default=0,
+        choices=(0, 1, 2, 3),
+        help="what replicas share out: 1 optimizer states, 2 and gradients, 3 and weights (0)",
+    )
+    parser.add_argument("--placement", choices=("loop", "vee"), default="loop")
+    add_layers(parser)
+    parser.add_argument(
+        "--recompute",
+        choices=("none", "norms", "full"),
+        default="none",
+        help="done again in B: nothing; norms, activation functions and dropout; the whole layer",
+    )
+    parser.add_argument(
+        "--levels",
+        action="store_true",
+        help="give the stages levels of recomputation (norms, attention, MLP, k of L layers), for"
+        " schedules and solvers to choose from",
+    )
+    add_kernels(parser)
+    parser.add_argument(
+        "--offload",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="an offload section from the machine's PCIe data (auto: where there are any)",
+    )
+    parser.add_argument("--save", metavar="P.yaml", help="write the profile")
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Estimate, show, save."""
+    from ....costs import estimate
+    from ....costs.doubt import kind_of, plausibility
+    from ....costs.provenance import mfu_ceiling
+    from ....profile_io import save_profile
+
+    model, machine, fitted = model_and_machine(arguments)
+    if fitted is not None:
+        machine = machine.with_rates(fitted.rates)
+    profile = estimate(
+        model,
+        machine,
+        arguments.devices,
+        **{
+            key: getattr(arguments, key)
+            for key in ["tp", "cp", "ep", "dp", "zero", "microbatch", "seq", "chunks"]
+        },
+        placement=arguments.placement,
+        recompute=arguments.recompute,
+        levels=arguments.levels,
+        flash=not arguments.no_flash,
+        dtype=arguments.dtype,
+        exchange=arguments.exchange,
+        offload={"auto": None, "yes": True, "no": False}[arguments.offload],
+        layers=layer_list(arguments.layers),
+    )
+    files = {}
+    if arguments.save:
+        save_profile(profile, arguments.save)
+        files[arguments.save] = "the profile"
+    plausible = plausibility(
+        machine, kind_of(model), arguments.dtype, mfu_ceiling(profile, causal=True)
+    )
+    out.result(
+        {
+            **_facts(profile, model),
+            "mfu_ceiling": mfu_ceiling(profile),
+            "mfu_ceiling_causal": mfu_ceiling(profile, causal=True),
+            "ceiling_plausible": plausible[0],
+            "doubt": profile.meta["doubt"],
+            "files": files,
+            "calibration": _residuals(fitted),
+        }
+    )
+    _show(out, profile, model, fitted, arguments.save)
+    _show_doubt(out, profile, plausible)
+    return 0
+
+
+def _facts(profile: CostProfile, model: Any) -> dict[str, Any]:
+    from ....costs.models import active_parameters, parameters
+    from ....profile_io import profile_to_json
+
+    return {
+        "parameters": parameters(model),
+        "active_parameters": active_parameters(model),
+        "least_memory_bytes": list(profile.least_limits),
+        "profile": profile_to_json(profile),
+    }
+
+
+def _residuals(fitted: Any) -> list[dict[str, Any]] | None:
+    if fitted is None:
+        return None
+    return [
+        {
+            "measurement": after.label,
+            "measured": after.measured,
+            "before": before.estimated,
+            "after": after.estimated,
+            "error": after.error,
+        }
+        for before, after in zip(fitted.before, fitted.after, strict=True)
+    ]
+
+
+def _show_levels(out: Out, profile: CostProfile) -> None:
+    """The levels of recomputation of a stage in the middle of the pipeline."""
+    from rich import box
+    from rich.table import Table
+
+    from ....units import format_size, format_time
+
+    stage = len(profile.stages) // 2
+    cost = profile.stages[stage]
+    if not cost.recompute:
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    for head in (f"level (stage {stage})", "recomputing", "of F", "kept F to B", "of all"):
+        table.add_column(head, justify="left" if head.startswith("level") else "right")
+    for level in cost.recompute:
+        table.add_row(
+            level.name,
+            format_time(level.t_ns),
+            f"{level.t_ns / cost.t_f_ns:.0%}",
+            format_size(level.keep_bytes),
+            f"{level.keep_bytes / cost.act_bytes:.0%}",
+        )
+    out.print(table)
+    out.print()
+
+
+def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | None) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from ....costs.models import active_parameters, parameters
+    from ....units import format_size, format_time
+
+    meta = profile.meta
+    total, active = parameters(model), active_parameters(model)
+    used = f" ({active / 1e9:.3g}B per token)" if active != total else ""
+    out.print(
+        Text(model.name, "bold"),
+        f"{total / 1e9:.4g}B parameters{used} on {meta['machine']['title']}",
+    )
+    spread = ", ".join(f"{key} {meta['parallel'][key]}" for key in ("tp", "cp", "ep", "dp", "zero"))
+    work = meta["work"]
+    out.print(
+        f"pipeline of {profile.devices} devices, {profile.chunks} chunks each; {spread};"
+        f" sequences of {work['seq']}, {work['microbatch']} per microbatch; {work['dtype']},"
+        f" recompute {work['recompute']}, {'flash' if work['flash'] else 'unfused'} attention"
+    )
+    out.print()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    heads = ("stages", "layers", "F", "B", "W", "kept F to B", "to W", "O", "R", "static")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "stages" else "right", no_wrap=True)
+    for first, last in runs(profile):
+        cost = profile.stages[first]
+        table.add_row(
+            str(first) if first == last else f"{first}-{last}",
+            layers_text(profile, first),
+            *(format_time(t) for t in (cost.t_f_ns, cost.t_b_ns, cost.t_w_ns)),
+            format_size(cost.act_bytes),
+            format_size(cost.w_bytes),
+            *("-" if t is None else format_time(t) for t in (cost.t_offload_ns, cost.t_reload_ns)),
+            format_size(cost.static_bytes),
+        )
+    out.print(table)
+    out.print()
+    _show_levels(out, profile)
+    out.print(most_chunks_text(profile))
+    once = meta["iteration"]
+    limit = profile.memory_limit[0] if profile.memory_limit else 0
+    out.print(
+        f"a hop {format_time(profile.t_comm_ns)}; per iteration: gradients"
+        f" {once['gradient_sync_ms']:.3g} ms, update {once['optimizer_ms']:.3g} ms; memory for"
+        f" training {format_size(limit)} per device"
+    )
+    shares = ", ".join(f"{key} {share:.0%}" for key, share in meta["time_spent"].items() if share)
+    out.print(f"compute time: {shares}")
+    if max(profile.least_limits) > limit:
+        device = max(range(profile.devices), key=lambda d: profile.least_limits[d])
+        out.print(
+            Text(
+                f"✗ fits under no schedule: device {device} needs at least"
+                f" {format_size(profile.least_limits[device])}",
+                "red",
+            )
+        )
+    if fitted is not None:
+        names = ", ".join(f"{name} {getattr(fitted.rates, name):.3g}" for name in fitted.names)
+        errors = [abs(one.error) for one in fitted.after]
+        out.print(
+            f"fitted: {names}; error of {len(errors)} measurements: median"
+            f" {fitted.median_error():.1%}, largest {max(errors):.1%}"
+        )
+    else:
+        out.hint(
+            Text("estimated from data sheets; fit it to measurements with --calibrate FILE", "dim")
+        )
+    if saved:
+        out.hint(Text(f"{saved}: the profile", "dim"))
+
+
+def layers_text(profile: CostProfile, stage: int) -> str:
+    """The layers of an estimated or measured stage: ``7 + embedding``."""
+    ends = ["embedding"] * (stage == 0) + ["head"] * (stage == len(profile.stages) - 1)
+    return " + ".join([str(profile.meta["layers_per_stage"][stage]), *ends])
+
+
+def most_chunks_text(profile: CostProfile) -> str:
+    """How far the stages divide, in a sentence."""
+    from ....units import counted
+
+    most = profile.most_chunks
+    if most is None:
+        return "stages divide anywhere"
+    return f"stages divide between layers, into at most {counted(most, 'chunk')} per device"
+
+
+def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, str]) -> None:
+    """How much of the peak it could reach at most, whether any run did, and what was compared."""
+    from rich.text import Text
+
+    from ....costs.provenance import mfu_ceiling
+
+    out.print(
+        f"MFU without any bubble: {mfu_ceiling(profile):.1%} (every attention score counted; with the"
+        f" causal half {mfu_ceiling(profile, causal=True):.1%})",
+        soft_wrap=True,
+    )
+    sure = profile.meta["doubt"]["basis"]
+    if profile.meta["doubt"]["error"] is None:
+        sure += "; no error can be stated for this case"
+    out.print(Text("how sure: ", "dim").append(sure, "default"), soft_wrap=True)
+    if plausible[0] is not True:
+        text = f"expect less: {plausible[1]}" if plausible[0] is False else plausible[1]
+        out.print(Text(f"          {text}"), soft_wrap=True)
+
+
+def runs(profile: CostProfile) -> list[tuple[int, int]]:
+    """First and last stage of each run of equal ones."""
+    found: list[tuple[int, int]] = []
+    for at, cost in enumerate(profile.stages):
+        if found and profile.stages[found[-1][0]] == cost:
+            found[-1] = (found[-1][0], at)
+        else:
+            found.append((at, at))
+    return found

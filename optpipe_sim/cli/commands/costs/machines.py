@@ -1,0 +1,86 @@
+"""``machines``: which machines go by name, what they have, and how near estimates were."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ...status import DONE, NO
+
+if TYPE_CHECKING:
+    from ....costs.machines import Machine
+    from ...outputs.show import Out
+
+EXAMPLE = "optpipe-sim machines h100 --sources"
+SUMMARY = "list the machines that go by name"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `machines` understands."""
+    parser.add_argument(
+        "search", metavar="TEXT", nargs="*", help="only those whose name or title has all of these"
+    )
+    parser.add_argument("--sources", action="store_true", help="say where every number is from")
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """List them; 1 where none has what is searched for."""
+    from rich import box
+    from rich.table import Table
+
+    from ....costs import load_machine, machine_names
+
+    words = [word.lower() for word in arguments.search]
+    found = [load_machine(name) for name in machine_names()]
+    found = [m for m in found if all(w in f"{m.name} {m.title}".lower() for w in words)]
+    out.result({"machines": [_facts(one) for one in found]})
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    heads = ("machine", "bf16", "memory", "links", "network", "to host", "runs compared")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "machine" else "right", no_wrap=True)
+    for one in found:
+        facts = _facts(one)
+        error = facts["median_error"]
+        table.add_row(
+            one.name,
+            f"{one.peak_tflops.get('bf16', 0):g} TFLOP/s",
+            f"{one.memory_gib:g} GiB",
+            f"{one.link_gb_per_s:g} GB/s",
+            f"{one.network_gb_per_s:g} GB/s",
+            f"{one.pcie.d2h_gb_per_s:g} GB/s" if one.pcie else "-",
+            f"{facts['compared']}, median error {error:.1%}" if error is not None else "none",
+        )
+    if found:
+        out.print(table)
+    else:
+        out.print(f"no machine has {' and '.join(arguments.search)}; all: optpipe-sim machines")
+    if arguments.sources:
+        for one in found:
+            out.print()
+            out.print(f"{one.name}: {one.title}", style="bold")
+            for key, source in one.sources.items():
+                out.print(f"  {key}: {source}", soft_wrap=True)
+            for key, source in one.rates.fitted.items():
+                out.print(f"  achieved.{key}: fitted to {source}", soft_wrap=True)
+    out.hint("others: --machine FILE.yaml; base: NAME in it takes the rest from a machine above")
+    return DONE if found else NO
+
+
+def _facts(machine: Machine) -> dict[str, Any]:
+    from statistics import median
+
+    from ....costs.doubt import compared
+
+    errors = [abs(one.error) for one in compared() if one.machine == machine.name]
+    return {
+        "name": machine.name,
+        "title": machine.title,
+        "peak_tflops": dict(machine.peak_tflops),
+        "memory_gib": machine.memory_gib,
+        "link_gb_per_s": machine.link_gb_per_s,
+        "network_gb_per_s": machine.network_gb_per_s,
+        "compared": len(errors),
+        "median_error": median(errors) if errors else None,
+        "sources": dict(machine.sources),
+        "fitted": dict(machine.rates.fitted),
+    }

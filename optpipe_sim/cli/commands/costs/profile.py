@@ -1,0 +1,206 @@
+"""``profile``: a profile measured on this machine, or counted on fake tensors."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ....errors import OptPipeError
+from ...options.kinds import MOST_REPEATS, count, count_to, whole
+from ...options.models import add_layers, add_model, layer_list
+from .estimate import layers_text, most_chunks_text, runs
+
+if TYPE_CHECKING:
+    from ....profile import CostProfile
+    from ...outputs.show import Out
+
+EXAMPLE = "optpipe-sim profile --model llama2-7b --device fake --stages 8 --seq 4096 --save P.yaml"
+SUMMARY = "measure a profile here, stage by stage (or count its bytes without a device)"
+FAKE_MACHINE = "h100-sxm"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `profile` understands."""
+    add_model(parser)
+    parser.add_argument(
+        "--device",
+        required=True,
+        choices=("cpu", "cuda", "fake"),
+        help="measure on the CPU or a GPU (written, but not yet confirmed on one); fake: exact bytes"
+        " of any size, times estimated",
+    )
+    parser.add_argument(
+        "--stages",
+        required=True,
+        type=count,
+        metavar="P",
+        help="devices along the pipeline; each gets --chunks stages",
+    )
+    for name, usual, text in (
+        ("chunks", 1, "stages per device"),
+        ("seq", 2048, "tokens per sequence"),
+        ("samples", 30, "times that each op is measured"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=count_to(MOST_REPEATS) if name == "samples" else count,
+            default=usual,
+            metavar="N",
+            help=f"{text} ({usual})",
+        )
+    parser.add_argument(
+        "--microbatch",
+        "--micro-batch",
+        type=count,
+        default=1,
+        metavar="N",
+        help="sequences per microbatch (1)",
+    )
+    parser.add_argument(
+        "--warmup", type=whole, default=5, metavar="N", help="rounds before the samples (5)"
+    )
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the weights (0)")
+    parser.add_argument(
+        "--dtype", metavar="TYPE", help="fp32, bf16 or fp16; default: fp32 on cpu, else bf16"
+    )
+    add_layers(parser)
+    parser.add_argument(
+        "--machine",
+        metavar="NAME_OR_FILE",
+        help=f"estimate what cannot be measured for this one: the hop between devices, and with"
+        f" --device fake all times (there the default is {FAKE_MACHINE})",
+    )
+    parser.add_argument(
+        "--optimizer-bytes",
+        type=whole,
+        metavar="N",
+        help="per weight, in the static memory; default: Adam's 12 (8 with fp32)",
+    )
+    parser.add_argument("--save", metavar="P.yaml", help="write the profile")
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Measure, show, save."""
+    from ....costs import load_model
+    from ....profile_io import profile_to_json, save_profile
+
+    model = load_model(arguments.model)
+    need_torch("profile")
+    from ....runtime.measure.fake import fake_profile, with_hop
+    from ....runtime.measure.profiler import check_device, measure
+    from ....runtime.model.plan import Plan
+
+    fake = arguments.device == "fake"
+    if not fake:
+        check_device(arguments.device)
+    layers = layer_list(arguments.layers)
+    plan = Plan(
+        model,
+        arguments.stages,
+        arguments.chunks,
+        arguments.seq,
+        arguments.microbatch,
+        arguments.dtype or ("fp32" if arguments.device == "cpu" else "bf16"),
+        None if layers is None else tuple(layers),
+        arguments.seed,
+        arguments.optimizer_bytes,
+    )
+    with out.progress("profiling") as progress:
+        if fake:
+            profile = fake_profile(plan, arguments.machine or FAKE_MACHINE, progress)
+        else:
+            profile = measure(plan, arguments.device, arguments.samples, arguments.warmup, progress)
+            if arguments.machine:
+                profile = with_hop(profile, plan, arguments.machine)
+    files = {}
+    if arguments.save:
+        save_profile(profile, arguments.save)
+        files[arguments.save] = "the profile"
+    out.result(
+        {
+            "measured": not fake,
+            "least_memory_bytes": list(profile.least_limits),
+            "files": files,
+            "profile": profile_to_json(profile),
+        }
+    )
+    _show(out, profile, model.name, fake, files)
+    return 0
+
+
+def need_torch(command: str) -> None:
+    """Refuse in one line where torch is not installed."""
+    from importlib.util import find_spec
+
+    if find_spec("torch") is None:
+        raise OptPipeError(f"{command}: needs torch: pip install 'optpipe-sim[torch]'")
+
+
+def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str, str]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from ....units import format_size, format_time
+    from ...outputs.show import written
+
+    meta = profile.meta
+    work, device = meta["work"], meta["device"]
+    where = "fake tensors" if fake else device["name"]
+    out.print(
+        Text(name, "bold"),
+        f"on {where}: pipeline of {profile.devices} devices, {profile.chunks} chunks each;"
+        f" sequences of {work['seq']}, {work['microbatch']} per microbatch; {work['dtype']}",
+    )
+    out.print()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    ops = ("F", "B", "W") if fake else ("F", "B", "W", "BW")
+    heads = ("stages", "layers", *ops, "kept F to B", "to W", "O", "R", "static", "reserve")
+    for head in heads:
+        table.add_column(head, justify="left" if head == "stages" else "right", no_wrap=True)
+    for first, last in runs(profile):
+        cost, facts = profile.stages[first], meta["stages"][first]
+        times = [f"{format_time(t)} est." for t in (cost.t_f_ns, cost.t_b_ns, cost.t_w_ns)]
+        if not fake:
+            times = [_with_spread(facts["times_us"][op]) for op in ops]
+        table.add_row(
+            str(first) if first == last else f"{first}-{last}",
+            layers_text(profile, first),
+            *times,
+            format_size(cost.act_bytes),
+            format_size(cost.w_bytes),
+            *("-" if t is None else format_time(t) for t in (cost.t_offload_ns, cost.t_reload_ns)),
+            format_size(cost.static_bytes),
+            format_size(facts["static_bytes"]["reserve"]),
+        )
+    out.print(table)
+    out.print()
+    out.print(most_chunks_text(profile))
+    if fake:
+        out.print(
+            f"bytes are exact; times, copies and limit are estimated for {meta['machine']['title']}"
+        )
+    else:
+        out.print(_copies(meta["copies"]))
+        hop = meta["provenance"]["t_comm"]
+        if hop == "not measured":
+            out.hint(Text("no hop between devices: give --machine for an estimate of it", "dim"))
+        else:
+            out.print(f"a hop {format_time(profile.t_comm_ns)} ({hop})")
+    written(out, files)
+
+
+def _with_spread(times: dict[str, float]) -> str:
+    """A median with half the distance between the quartiles, relative."""
+    from ....units import format_time
+
+    half = (times["high"] - times["low"]) / 2 / times["median"] if times["median"] else 0.0
+    return f"{format_time(times['median'] * 1e3)} ±{half:.1%}"
+
+
+def _copies(modes: dict[str, Any]) -> str:
+    parts = [
+        f"{mode} {both['d2h']['gb_per_s']:.3g} and {both['h2d']['gb_per_s']:.3g}"
+        for mode, both in modes.items()
+    ]
+    return f"copies to and from the host, GB/s: {'; '.join(parts)} (loaded: beside products)"

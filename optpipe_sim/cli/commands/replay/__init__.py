@@ -1,0 +1,1 @@
+"""Commands that replay a schedule: its measures, its check, its reasons, its exports."""

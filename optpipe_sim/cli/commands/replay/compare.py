@@ -1,0 +1,109 @@
+"""``compare``: replay many schedules, set them side by side, and draw the best."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ...options.kinds import names, seconds
+from ...options.shared import (
+    add_limit,
+    add_microbatches,
+    add_objective,
+    add_pictures,
+    add_profile,
+)
+from ...status import DONE
+from ..examples import PROFILE
+
+if TYPE_CHECKING:
+    from ....schedule import Schedule
+    from ...outputs.show import Out
+
+EXAMPLE = f"optpipe-sim compare {PROFILE} -m 24 --memory-limit 40GiB"
+SUMMARY = "replay many schedules and set them side by side"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `compare` understands."""
+    add_profile(parser)
+    add_microbatches(parser, required=True)
+    add_limit(parser)
+    parser.add_argument(
+        "--schedules",
+        metavar="A,B,C",
+        type=names,
+        help="names (with options: gis:group=6) or files, comma between them; default: every one",
+    )
+    add_objective(parser)
+    parser.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        type=seconds,
+        default=10.0,
+        help="for each schedule that is searched for (optpipe); the others need none (default: 10)",
+    )
+    add_pictures(parser, "the best")
+    parser.add_argument(
+        "--chart", metavar="F.png", help="draw time and peak memory of every schedule"
+    )
+    parser.add_argument("--save", metavar="S.json", help="write the best schedule")
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Replay many schedules, set them side by side, and draw the best."""
+    from ....schedule import Schedule
+    from ....study.compare import compare_all
+    from ...inputs import is_file, read_profile
+    from ...outputs.compare import show_comparison
+    from ...outputs.trace import write_trace
+
+    profile = read_profile(arguments)
+    wanted: list[str | Schedule] | None = None
+    if arguments.schedules is not None:
+        wanted = [
+            _named(Schedule.load(name), name) if is_file(name) else name
+            for name in arguments.schedules
+        ]
+    with out.progress("comparing") as progress:
+        result = compare_all(
+            profile,
+            arguments.microbatches,
+            wanted,
+            objective=arguments.objective,
+            time_limit=arguments.time_limit,
+            progress=progress,
+        )
+        files = write_trace(arguments, result.rows[0].trace, progress)
+        if arguments.chart:
+            from ....plot.compare import save_compare_chart
+
+            progress("drawing the comparison", 1, 1)
+            rows = [row.to_json() for row in result.rows]
+            save_compare_chart(rows, arguments.chart, profile.memory_limit)
+            files[arguments.chart] = "time and peak memory of every schedule"
+    out.result(
+        {
+            "profile": profile.name,
+            "microbatches": arguments.microbatches,
+            "objective": arguments.objective,
+            "memory_limit_bytes": profile.memory_limit and list(profile.memory_limit),
+            "baseline": {
+                "schedule": "1f1b",
+                "cost_ns": result.baseline.cost_ns,
+                "fits": result.baseline.fits,
+            },
+            "rows": [row.to_json() for row in result.rows],
+            "refused": result.refused,
+            "interrupted": result.interrupted,
+            "left_out": list(result.left_out),
+            "files": files,
+        }
+    )
+    show_comparison(out, arguments, profile, result, files)
+    return DONE
+
+
+def _named(schedule: Schedule, path: str) -> Schedule:
+    schedule.meta["name"] = path
+    return schedule

@@ -1,0 +1,117 @@
+"""``explain``: why devices wait, or why one op does."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ...options.shared import (
+    add_limit,
+    add_microbatches,
+    add_profile,
+    add_schedule,
+)
+from ...status import DONE, NO
+from ..examples import PROFILE
+
+if TYPE_CHECKING:
+    from ....bounds.bounds import Bound
+    from ....schedule import Schedule
+    from ....trace import Trace
+    from ...outputs.show import Out
+
+EXAMPLE = f"optpipe-sim explain best.json {PROFILE} --op F3.7"
+SUMMARY = "say why devices wait, or why one op does"
+
+
+BOUND_S = 3.0  # for `--solution` to look for a better bound
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `explain` understands."""
+    add_schedule(parser)
+    add_profile(parser)
+    parser.add_argument("--op", metavar="F3.7", help="why this op starts when it does")
+    parser.add_argument(
+        "--solution",
+        action="store_true",
+        help="what it offloads, and how much of its idle time any schedule must have",
+    )
+    parser.add_argument(
+        "--chart", metavar="F.png", help="draw that idle time, and the forced part (.png .svg .pdf)"
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("flush", "span"),
+        help="what counts as the time (default: what the schedule was solved for, or flush)",
+    )
+    add_microbatches(parser, "needed with a name; a file says it itself")
+    add_limit(parser)
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Say in sentences why devices wait, or why one op does."""
+    from ....ops import parse_op
+    from ....reasons.explain import explain as explained
+    from ....reasons.explain import why
+    from ....sim import simulate_or_report
+    from ...inputs import read_profile, read_schedule
+    from ...outputs import show
+
+    op = parse_op(arguments.op) if arguments.op else None
+    profile = read_profile(arguments)
+    schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
+    objective = arguments.objective or schedule.meta.get("objective", "flush")
+    trace, reason = simulate_or_report(schedule, profile, objective=objective)
+    answer: dict[str, Any] = {"schedule": arguments.schedule, "op": op and str(op)}
+    if out.json:
+        from ....reasons.data import explain_data, why_data
+
+        answer["explanation"] = explain_data(trace)
+        answer["why"] = op and why_data(trace, op)
+    text = why(trace, op) if op else explained(trace)
+    files: dict[str, str] = {}
+    if arguments.solution or arguments.chart:
+        from ....reasons.solution import analyse_solution, explain_solution
+
+        bound = _bound(schedule, trace, out)
+        solution = explain_solution(trace, bound)
+        text = f"{text.rstrip()}\n\n{solution}" if op else solution
+        found = analyse_solution(trace, bound)
+        answer["solution"] = found.to_json()
+        if arguments.chart:
+            from ....plot.solution import save_solution_chart
+
+            save_solution_chart(found, arguments.chart)
+            files[arguments.chart] = "idle time, and how much of it is forced"
+    out.result({**answer, "text": text, "fits": trace.fits, "reason": reason, "files": files})
+    _show(out, text, reason)
+    show.written(out, files)
+    return DONE if trace.fits else NO
+
+
+def _bound(schedule: Schedule, trace: Trace, out: Out) -> Bound:
+    """The best bound that is known for a replayed schedule, or found in a few seconds."""
+    from ....bounds.bounds import lower_bound
+    from ....solvers.known import known_bound
+    from ....solvers.problem import make_problem
+
+    m = schedule.shape.microbatches
+    if not trace.fits:  # no schedule of the problem
+        return lower_bound(trace.profile, m, trace.objective)
+    problem = make_problem(trace.profile, m, trace.memory_limit, trace.objective)
+    with out.progress("looking for a better bound"):
+        return known_bound(problem, schedule, trace.cost_ns, BOUND_S)
+
+
+def _show(out: Out, text: str, reason: str | None) -> None:
+    """The sentences; and that the schedule does not fit, where it does not."""
+    from rich.text import Text
+
+    if reason is not None:
+        out.print(
+            Text(f"✗ does not fit; the times below are without the limit: {reason}", "red"),
+            soft_wrap=True,
+        )
+        out.print()
+    out.print(Text(text.rstrip("\n")), soft_wrap=True)

@@ -1,0 +1,174 @@
+"""``export``: a schedule for torch, or its trace for Perfetto; refused where it would not be whole."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ....errors import InvalidSchedule, OptPipeError
+from ...options.shared import add_limit, add_microbatches, add_profile, add_schedule
+from ...status import DONE
+from ..examples import PROFILE
+
+if TYPE_CHECKING:
+    from ....frameworks.losses import Cost, Loss
+    from ....profile import CostProfile
+    from ....schedule import Schedule
+    from ...outputs.show import Out
+
+EXAMPLE = f"optpipe-sim export best.json {PROFILE} --format perfetto"
+SUMMARY = "write a schedule for torch, or its trace for Perfetto"
+FORMATS = {"torch-csv": ".csv", "perfetto": ".trace.json"}  # with the endings of default names
+LEAVES_OUT = {
+    "offloads": "offloads and reloads",
+    "recomputation": "recomputation",
+}  # as `losses.CANNOT_SAY`, without its imports
+WHAT = {
+    "torch-csv": "compute orders for torch, where our B is I",
+    "perfetto": "trace; open it at https://ui.perfetto.dev",
+}
+MOST_DEVICES = 16  # that are listed
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `export` understands."""
+    add_schedule(parser)
+    add_profile(parser, nargs="?", help="profile (YAML or JSON); needed for perfetto and for names")
+    parser.add_argument(
+        "--format",
+        required=True,
+        choices=tuple(FORMATS),
+        help="torch-csv: compute orders for torch.distributed.pipelining; perfetto: a trace for"
+        " https://ui.perfetto.dev",
+    )
+    parser.add_argument(
+        "-o",
+        "--out",
+        metavar="FILE",
+        help="default: the schedule's name with .csv or .trace.json, where there is no such file yet",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="overwrite a file that has the default name"
+    )
+    parser.set_defaults(default_endings=FORMATS)
+    for name, what in LEAVES_OUT.items():
+        parser.add_argument(
+            f"--without-{name}",
+            action="store_true",
+            help=f"leave out {what}, which torch-csv cannot say: the schedule then needs more memory",
+        )
+    add_microbatches(parser, "needed with a name; a file says it itself")
+    add_limit(parser)
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Write the file, and say what is not in it and what that costs."""
+    from ....frameworks.losses import leave_out, losses_of
+    from ...inputs import read_profile, read_schedule
+    from ...outputs.show import written
+
+    profile = read_profile(arguments) if arguments.profile else None
+    if profile is None and arguments.format == "perfetto":
+        raise OptPipeError("PROFILE: perfetto needs the profile as well: export SCHEDULE PROFILE")
+    schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
+    without = [name for name in LEAVES_OUT if getattr(arguments, f"without_{name}")]
+    losses = losses_of(schedule, arguments.format)
+    exported = cost = None
+    if losses:
+        names = [loss.name for loss in losses]
+        exported = leave_out(schedule, arguments.format, names)
+        cost = _cost(schedule, exported, profile)
+        if not set(names) <= set(without):
+            raise InvalidSchedule(_refusal(arguments, schedule, exported, losses, cost))
+    _write(arguments, exported or schedule, profile)
+    out.result(
+        {
+            "schedule": arguments.schedule,
+            "format": arguments.format,
+            "path": arguments.out,
+            "lost": {loss.name: count for loss, count in losses.items()},
+            "cost": cost and cost.to_json(),
+        }
+    )
+    if losses and exported is not None:
+        _tell(out, schedule, exported, losses, cost)
+    written(out, {arguments.out: WHAT[arguments.format]})
+    return DONE
+
+
+def _write(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile | None) -> None:
+    if arguments.format == "torch-csv":
+        from ....frameworks.torch_csv import save_torch_csv
+
+        save_torch_csv(schedule, arguments.out)
+    else:
+        from ....frameworks.chrome_trace import save_chrome_trace
+        from ....sim import simulate
+
+        assert profile is not None
+        save_chrome_trace(simulate(schedule, profile), arguments.out)
+
+
+def _cost(schedule: Schedule, exported: Schedule, profile: CostProfile | None) -> Cost | None:
+    from ....frameworks.losses import cost_of
+
+    return None if profile is None else cost_of(schedule, exported, profile)
+
+
+def _held(schedule: Schedule, exported: Schedule) -> str:
+    """What can be said of memory without a profile."""
+    from ....frameworks.losses import most_held
+
+    now, before = most_held(exported), most_held(schedule)
+    device = max(range(len(now)), key=lambda device: now[device] - before[device])
+    return (
+        f"device {device} holds up to {now[device]} activations (before: {before[device]});"
+        " give PROFILE to see bytes and times"
+    )
+
+
+def _refusal(
+    arguments: argparse.Namespace,
+    schedule: Schedule,
+    exported: Schedule,
+    losses: dict[Loss, int],
+    cost: Cost | None,
+) -> str:
+    from ....frameworks.losses import in_words
+
+    options = " ".join(f"--without-{loss.name}" for loss in losses)
+    return (
+        f"{arguments.schedule}: {arguments.format} cannot say {in_words(losses)}. Without them"
+        f" {cost or _held(schedule, exported)}. Leave them out with {options}"
+    )
+
+
+def _tell(
+    out: Out,
+    schedule: Schedule,
+    exported: Schedule,
+    losses: dict[Loss, int],
+    cost: Cost | None,
+) -> None:
+    """What was left out, and the memory of each device with and without it."""
+    from rich.text import Text
+
+    from ....frameworks.losses import in_words
+    from ....units import format_size
+    from ...outputs.show import line, percent
+
+    told: Any = cost or _held(schedule, exported)
+    out.print(Text(f"left out: {in_words(losses)}; without them {told}", "yellow"), soft_wrap=True)
+    if cost is None:
+        return
+    order = sorted(range(len(cost.peak_bytes)), key=lambda device: -cost.peak_bytes[device])
+    for device in sorted(order[:MOST_DEVICES]):
+        text = f"{format_size(cost.peak_bytes[device])}"
+        if cost.memory_limit is not None:
+            limit = cost.memory_limit[device]
+            share = percent(cost.peak_bytes[device] / max(limit, 1))
+            text += f", {share} of its limit of {format_size(limit)}"
+        style = "red" if device in cost.above else ""
+        line(out, f"device {device}", Text(text, style))
+    if len(order) > MOST_DEVICES:
+        line(out, "", f"and {len(order) - MOST_DEVICES} devices with less")

@@ -1,0 +1,119 @@
+"""``simulate``: replay one schedule under a memory limit."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ....errors import NoSolution, OutOfMemory
+from ...options.shared import (
+    add_limit,
+    add_microbatches,
+    add_objective,
+    add_pictures,
+    add_profile,
+)
+from ...status import DONE, NO
+from ..examples import PROFILE
+
+if TYPE_CHECKING:
+    from ....trace import Trace
+    from ...outputs.show import Out
+
+EXAMPLE = f"optpipe-sim simulate {PROFILE} --schedule zb-h1 -m 24 --gantt gantt.png"
+SUMMARY = "replay one schedule and print its times and memory"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `simulate` understands."""
+    add_profile(parser)
+    parser.add_argument(
+        "--schedule",
+        required=True,
+        metavar="NAME_OR_FILE",
+        help="a schedule by name, options after a colon (gis:group=6), or a schedule file (.json)",
+    )
+    add_microbatches(parser, "needed with a name; a file says it itself")
+    add_limit(parser)
+    add_objective(parser)
+    parser.add_argument(
+        "--engine",
+        choices=("replay", "simpy"),
+        default="replay",
+        help="what replays: compiled (replay), or the discrete-event simulator; the same times",
+    )
+    add_pictures(parser, "the")
+    parser.add_argument("--save", metavar="S.json", help="write the schedule")
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Replay one schedule under the limit."""
+    from ....sim import simulate_or_report
+    from ...inputs import read_profile, read_schedule
+    from ...outputs.trace import write_trace
+
+    profile = read_profile(arguments)
+    try:
+        schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
+    except (OutOfMemory, NoSolution) as error:  # a schedule that plans for a limit nothing can keep
+        out.result({"schedule": arguments.schedule, "fits": False, "reason": str(error)})
+        raise
+    trace, reason = simulate_or_report(
+        schedule, profile, objective=arguments.objective, engine=arguments.engine
+    )
+    files = write_trace(arguments, trace)
+    out.result(
+        {
+            "schedule": arguments.schedule,
+            **trace.measures(),
+            "chunks": schedule.shape.chunks,
+            "reason": reason,
+            "files": files,
+        }
+    )
+    _show(out, arguments, trace, reason, files)
+    return DONE if trace.fits else NO
+
+
+def _show(
+    out: Out, arguments: argparse.Namespace, trace: Trace, reason: str | None, files: dict[str, str]
+) -> None:
+    """One schedule's measures."""
+    from rich.text import Text
+
+    from ....units import format_size, format_time
+    from ...outputs import show
+
+    profile, shape = trace.profile, trace.schedule.shape
+    out.print(Text(arguments.schedule, "bold"), "on", show.headline(profile, shape.microbatches))
+    out.print()
+    span = "" if trace.objective == "flush" else f"; longest device {format_time(trace.cost_ns)}"
+    show.line(out, "time per iteration", Text(f"{format_time(trace.makespan_ns)}{span}", "bold"))
+    bubble, flush = f"{trace.bubble_rate:.1%}", f"{trace.bubble_rate_flush:.1%}"
+    more = "" if bubble == flush else f" of the longest device span, {flush} of the iteration"
+    show.line(out, "bubble", f"{bubble}{more}")
+    total = trace.makespan_ns * shape.devices
+    shares = sorted(
+        ((ns / total, cause) for cause, ns in trace.idle_ns.items() if ns), reverse=True
+    )
+    parts = ", ".join(f"{cause} {share:.1%}" for share, cause in shares)
+    show.line(
+        out, "idle", f"{sum(share for share, _ in shares):.1%} of device time: {parts or 'none'}"
+    )
+    show.line(out, "peak memory", show.peak_text(trace))
+    if trace.offloaded:
+        activations = shape.stages * shape.microbatches
+        show.line(
+            out,
+            "offloaded",
+            f"{trace.offloaded} of {activations} activations; host memory peaks at"
+            f" {format_size(trace.host_peak_bytes)}",
+        )
+    if reason is not None:
+        show.line(out, "fits", Text("✗ no; the figures are those without the limit", "bold red"))
+        show.line(out, "", Text(reason))
+    elif trace.memory_limit is not None:
+        show.line(out, "fits", Text("✓ yes", "green"))
+    show.written(out, files)
+    if not arguments.gantt:
+        show.hint(out, "draw it with --gantt gantt.png, or look into it with --trace trace.json")

@@ -1,0 +1,1 @@
+"""Commands that run schedules on real devices."""

@@ -1,0 +1,227 @@
+"""``confirm``: a schedule's predicted time and memory beside real runs on this machine."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ....errors import OptPipeError
+from ...options.kinds import MOST_REPEATS, count, count_to, share, size, whole
+from ...options.models import layer_list
+from ...status import DONE, NO
+
+if TYPE_CHECKING:
+    from ....costs.models import Model
+    from ....profile import CostProfile
+    from ....runtime.confirm.verdict import Confirmation
+    from ...outputs.show import Out
+
+EXAMPLE = "optpipe-sim confirm zb-h1 P.yaml -m 8 --mode replay --figure confirm.png"
+SUMMARY = "set a schedule's predicted time and memory beside real runs on this machine"
+MODES = ("synthetic", "gradient", "replay", "loop")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `confirm` understands."""
+    parser.add_argument(
+        "schedule", metavar="SCHEDULE", help="a schedule file (.json), or a name, with -m"
+    )
+    parser.add_argument(
+        "profile", metavar="PROFILE", help="profile of costs; best one that `profile` has written"
+    )
+    parser.add_argument(
+        "--mode",
+        required=True,
+        choices=MODES,
+        help="synthetic: processes whose ops sleep as predicted (time). gradient: processes with real"
+        " stages (results, memory). replay: all stages in one process, op by op (results, memory,"
+        " what each op costs). loop: each rank's whole program alone, its neighbours played back"
+        " (time, memory, results)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="where replay and loop run (default: cpu; cuda is written, but not yet confirmed on one)",
+    )
+    parser.add_argument(
+        "-m",
+        "--microbatches",
+        metavar="M",
+        type=count,
+        help="microbatches per iteration; needed with a name; a file says it itself",
+    )
+    parser.add_argument(
+        "--memory-limit",
+        metavar="SIZE",
+        type=size,
+        help="per device: 40GiB, 512MiB, 200B or plain bytes; default: the profile's own",
+    )
+    parser.add_argument(
+        "--iterations",
+        type=count_to(MOST_REPEATS),
+        default=5,
+        metavar="N",
+        help="of synthetic (the fastest counts) and replay (medians of each op count) (5)",
+    )
+    parser.add_argument(
+        "--sweeps",
+        type=count_to(MOST_REPEATS),
+        default=6,
+        metavar="N",
+        help="of loop over all ranks, at most (6)",
+    )
+    parser.add_argument(
+        "--stretch",
+        type=count_to(MOST_REPEATS),
+        default=1,
+        metavar="N",
+        help="synthetic: all times of the profile times N, for ops too short to sleep exactly (1)",
+    )
+    parser.add_argument(
+        "--model",
+        help="a name or a config, as for `profile`; default: the one that the profile was measured on",
+    )
+    for name, text in (("seq", "tokens per sequence"), ("microbatch", "sequences per microbatch")):
+        parser.add_argument(
+            f"--{name}", type=count, metavar="N", help=f"{text}; default: the profile's"
+        )
+    parser.add_argument(
+        "--dtype", metavar="TYPE", help="fp32, bf16 or fp16; default: the profile's"
+    )
+    parser.add_argument(
+        "--layers", metavar="A,B,...", help="layers per stage; default: the profile's"
+    )
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of the batch (0)")
+    for name, usual, text in (
+        ("time", "5%", "makespan may be from the predicted one"),
+        ("memory", "5%", "peak of a rank may be above the predicted one, 0.5 MiB aside"),
+        ("gradient", None, "gradient may be off, of its largest entry"),
+    ):
+        default = f" (default: {usual})" if usual else " (default: 1e-5; bf16 2%, fp16 0.5%)"
+        parser.add_argument(
+            f"--{name}-tolerance",
+            metavar="SHARE",
+            type=share,
+            default=usual and share(usual),
+            help=f"how far the {text}{default}".replace("%", "%%"),
+        )
+    parser.add_argument(
+        "--memory-fraction",
+        action="store_true",
+        help="loop on cuda: no more can be allocated than the limit allows",
+    )
+    parser.add_argument(
+        "--deterministic",
+        action="store_true",
+        help="choose kernels that give the same gradients every time (slower; the times are theirs)",
+    )
+    parser.add_argument("--figure", metavar="F.png", help="draw both timelines, one over the other")
+    parser.add_argument(
+        "--trace", metavar="F.json", help="write the measured trace for https://ui.perfetto.dev"
+    )
+    parser.add_argument(
+        "--save-trace", metavar="F.json", help="write the measured trace as data (Trace.load)"
+    )
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Run, set side by side, show."""
+    from ...inputs import read_profile, read_schedule
+    from ...outputs.confirm import show_confirmation
+    from ..costs.profile import need_torch
+
+    profile = read_profile(arguments)
+    schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
+    _check_mode(arguments, profile)
+    need_torch("confirm")
+    from ....runtime.confirm.case import Case, plan_of
+    from ....runtime.confirm.confirm import confirm
+    from ....runtime.confirm.verdict import Tolerances
+    from ....runtime.measure.environment import prepare_cuda
+    from ....runtime.measure.profiler import check_device
+
+    if arguments.deterministic:
+        prepare_cuda(deterministic=True)
+    check_device(arguments.device)
+    plan = None
+    if arguments.mode != "synthetic":
+        layers = layer_list(arguments.layers)
+        plan = plan_of(
+            profile,
+            _model(arguments),
+            seq=arguments.seq,
+            microbatch=arguments.microbatch,
+            dtype=arguments.dtype,
+            layers=layers,
+        )
+    elif arguments.stretch > 1:
+        profile = profile.scale(*(arguments.stretch,) * 3)
+    case = Case(
+        schedule,
+        profile,
+        plan=plan,
+        device=arguments.device,
+        iterations=arguments.iterations,
+        sweeps=arguments.sweeps,
+        tolerances=Tolerances(
+            arguments.time_tolerance,
+            arguments.memory_tolerance,
+            gradient=arguments.gradient_tolerance,
+        ),
+        cap_memory=arguments.memory_fraction,
+        seed=arguments.seed,
+    )
+    with out.progress("confirming") as progress:
+        found = confirm(case, arguments.mode, progress=progress)
+        files = _write(arguments, found)
+    out.result(
+        {
+            "schedule": arguments.schedule,
+            "profile": profile.name,
+            "microbatches": schedule.shape.microbatches,
+            "stretch": arguments.stretch,
+            **found.to_json(),
+            "files": files,
+        }
+    )
+    show_confirmation(out, arguments, profile, found, files)
+    return DONE if found.holds else NO
+
+
+def _check_mode(arguments: argparse.Namespace, profile: CostProfile) -> None:
+    """Refuse options that this mode would not heed."""
+    mode = arguments.mode
+    if arguments.stretch > 1 and mode != "synthetic":
+        raise OptPipeError(f"--stretch: only for --mode synthetic; ops of {mode} are real")
+    if arguments.memory_fraction:
+        if mode != "loop" or arguments.device != "cuda":
+            raise OptPipeError("--memory-fraction: only for --mode loop --device cuda")
+        if profile.memory_limit is None:
+            raise OptPipeError("--memory-fraction: needs a --memory-limit")
+
+
+def _model(arguments: argparse.Namespace) -> Model | None:
+    from ....costs import load_model
+
+    return load_model(arguments.model) if arguments.model else None
+
+
+def _write(arguments: argparse.Namespace, found: Confirmation) -> dict[str, str]:
+    """The files asked for."""
+    files: dict[str, str] = {}
+    trace: Any = found.difference.measured
+    if arguments.figure:
+        from ....plot.confirm import save_confirm
+
+        save_confirm(found.difference, arguments.figure)
+        files[arguments.figure] = "predicted and measured, one over the other"
+    if arguments.trace:
+        from ....frameworks.chrome_trace import save_chrome_trace
+
+        save_chrome_trace(trace, arguments.trace)
+        files[arguments.trace] = "the measured trace; open it at https://ui.perfetto.dev"
+    if arguments.save_trace:
+        trace.save(arguments.save_trace)
+        files[arguments.save_trace] = "the measured trace"
+    return files

@@ -1,0 +1,291 @@
+"""``train``: a real training run on this machine's CPU, which goes over to better schedules."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ....errors import OptPipeError
+from ...options.kinds import count, positive, seconds, size, whole
+from ...options.models import add_layers, add_model, layer_list
+from ..costs.profile import need_torch
+
+if TYPE_CHECKING:
+    from ....profile import CostProfile
+    from ....runtime.train.task import TrainResult, TrainTask
+    from ...outputs.show import Out
+
+TINY = "experiments/models/tiny-llama.yaml"
+EXAMPLE = f"optpipe-sim train --model {TINY} --stages 2 -m 8 --steps 300 --memory-limit 16MiB"
+SUMMARY = "train a small model on CPU ranks, and go over to better schedules meanwhile"
+INTERRUPTED = 130
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `train` understands."""
+    add_model(parser)
+    parser.add_argument(
+        "--stages", required=True, type=count, metavar="P", help="devices: processes on this CPU"
+    )
+    parser.add_argument(
+        "-m", "--microbatches", required=True, type=count, metavar="M", help="per step"
+    )
+    parser.add_argument(
+        "--memory-limit", type=size, metavar="SIZE", help="per device, as 16MiB; default: none"
+    )
+    parser.add_argument(
+        "--schedule", default="adaoffload", metavar="NAME", help="to start with (adaoffload)"
+    )
+    parser.add_argument(
+        "--profile", metavar="P.yaml", help="costs to start with; default: measured at the start"
+    )
+    for name, usual, text in (
+        ("steps", 300, "of the optimizer"),
+        ("seq", 64, "tokens per sequence"),
+        ("microbatch", 4, "sequences per microbatch"),
+        ("warmup", 10, "iterations that costs are measured over"),
+        ("every", 100, "steps between checkpoints"),
+    ):
+        parser.add_argument(
+            f"--{name}", type=count, default=usual, metavar="N", help=f"{text} ({usual})"
+        )
+    add_layers(parser)
+    parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of everything (0)")
+    parser.add_argument("--lr", type=positive, default=3e-3, metavar="X", help="of AdamW (0.003)")
+    parser.add_argument(
+        "--text", metavar="FILE", help="learn its bytes; default: what a Markov chain writes"
+    )
+    parser.add_argument(
+        "--no-switch", action="store_true", help="keep the schedule: neither solve nor watch"
+    )
+    parser.add_argument(
+        "--min-gain",
+        type=_percent,
+        default=0.01,
+        metavar="X%",
+        help="what a switch has to save by prediction (1%%)",
+    )
+    parser.add_argument(
+        "--drift",
+        type=_percent,
+        default=0.5,
+        metavar="X%",
+        help="solve anew when an op changes by so much of its stage's compute time (50%%)",
+    )
+    parser.add_argument(
+        "--solver-time", type=seconds, default=20.0, metavar="SECONDS", help="per solve (20)"
+    )
+    parser.add_argument(
+        "--any-order",
+        action="store_true",
+        help="also schedules that add up gradients in another order: losses equal up to rounding",
+    )
+    parser.add_argument("--checkpoint", metavar="FOLDER", help="where to keep the last state")
+    parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
+    parser.add_argument(
+        "--slow",
+        type=_slow,
+        metavar="STAGE:STEP:MS",
+        help="make a stage's ops slower from a step on, to see drift noticed",
+    )
+    parser.add_argument(
+        "--compare", action="store_true", help="train without a pipeline as well; compare losses"
+    )
+    parser.add_argument("--figure", metavar="F.png", help="draw loss and iteration times")
+    parser.add_argument(
+        "--write", metavar="STEM", help="write STEM.csv, STEM.md and STEM.png; implies --compare"
+    )
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Train, show, write."""
+    need_torch("train")
+    from ....runtime.train.train import switch_costs, train, unpipelined
+
+    if arguments.resume and not arguments.checkpoint:
+        raise OptPipeError("--resume: say from where with --checkpoint FOLDER")
+    task = _task(arguments, out)
+    losses: list[float] | None = None
+    with out.progress("training") as progress:
+        result = train(task, _news(progress, task.steps))
+        if (arguments.compare or arguments.write) and not result.stopped:
+            name = "the same without a pipeline"
+            losses = unpipelined(
+                task, len(result.rows), lambda step: progress(name, step + 1, task.steps)
+            )
+    worst = None
+    if losses is not None:
+        worst = max(abs(row["loss"] - loss) for row, loss in zip(result.rows, losses, strict=True))
+    answer: dict[str, Any] = {
+        "steps": len(result.rows),
+        "stopped": result.stopped,
+        "loss_first": result.rows[0]["loss"] if result.rows else None,
+        "loss_last": result.rows[-1]["loss"] if result.rows else None,
+        "loss_floor": task.tokens.floor,
+        "greatest_difference": worst,
+        "phases": result.phases,
+        "switches": switch_costs(result),
+        "events": result.events,
+    }
+    files = _write(arguments, task, result, losses, answer)
+    out.result({**answer, "losses": [row["loss"] for row in result.rows], "files": files})
+    _show(out, task, answer, files)
+    return INTERRUPTED if result.stopped else 0
+
+
+def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
+    from ....costs import load_model
+    from ....files import read_bytes
+    from ....names import build
+    from ....profile_io import load_profile
+    from ....runtime.model.plan import Plan
+    from ....runtime.model.tokens import Tokens
+    from ....runtime.train.checkpoint import load_checkpoint
+    from ....runtime.train.planner import Online
+    from ....runtime.train.task import Slow, TrainTask
+    from ....schedule import Schedule
+
+    model = load_model(arguments.model)
+    layers = layer_list(arguments.layers)
+    plan = Plan(
+        model,
+        arguments.stages,
+        seq=arguments.seq,
+        microbatch=arguments.microbatch,
+        layers=None if layers is None else tuple(layers),
+        seed=arguments.seed,
+    )
+    text = read_bytes(arguments.text) if arguments.text else None
+    profile = load_profile(arguments.profile) if arguments.profile else _measured(plan, out)
+    limit = profile.limits(arguments.memory_limit)
+    profile = replace(profile, memory_limit=limit)
+    schedule = build(arguments.schedule, profile, arguments.microbatches)
+    schedule.meta["name"] = arguments.schedule
+    if schedule.shape.chunks != 1 or schedule.shape.devices != arguments.stages:
+        plan = replace(plan, chunks=schedule.shape.chunks, layers=None)
+    online = Online(
+        warmup=arguments.warmup,
+        min_gain=arguments.min_gain,
+        drift=arguments.drift,
+        solver_s=arguments.solver_time,
+        seed=arguments.seed,
+        exact=not arguments.any_order,
+    )
+    task = TrainTask(
+        schedule,
+        profile,
+        plan,
+        Tokens(model.vocab if text is None else 256, arguments.seed, text),
+        arguments.steps,
+        limit=limit,
+        lr=arguments.lr,
+        online=None if arguments.no_switch else online,
+        # as ranks see it, wherever they are
+        checkpoints=arguments.checkpoint and str(Path(arguments.checkpoint).absolute()),
+        every=arguments.every,
+        resume=arguments.resume,
+        slow=None if arguments.slow is None else Slow(*arguments.slow),
+    )
+    if arguments.resume:
+        meta = load_checkpoint(arguments.checkpoint, task.identity)
+        kept = Schedule.from_json(meta["schedule"], arguments.checkpoint)
+        task = replace(task, schedule=kept)
+    return task
+
+
+def _measured(plan: Any, out: Out) -> CostProfile:
+    """Bytes, copies and first times of the stages, each alone."""
+    from ....runtime.train.train import first_costs
+
+    with out.progress("profiling") as progress:
+        return first_costs(plan, progress)
+
+
+def _news(progress: Any, steps: int) -> Any:
+    """Shows rows and events on the bar as they come."""
+    last = "starting"
+    step = 0
+
+    def news(row: dict[str, Any]) -> None:
+        nonlocal last, step
+        if "loss" in row:
+            step = row["step"] + 1
+            last = f"step {step} of {steps}  loss {row['loss']:.4f}"
+            last += f"  {row['wall_ns'] / 1e6:.0f} ms"
+        else:
+            last += f"  {row['event']}"
+        progress(last, step, steps)
+
+    return news
+
+
+def _write(
+    arguments: argparse.Namespace,
+    task: TrainTask,
+    result: TrainResult,
+    losses: list[float] | None,
+    answer: dict[str, Any],
+) -> dict[str, str]:
+    from ....plot.training import save_training
+    from ...outputs.train import csv_text, markdown
+
+    files: dict[str, str] = {}
+    pictures = [arguments.figure] if arguments.figure else []
+    if arguments.write:
+        from ....files import write_text
+
+        write_text(f"{arguments.write}.csv", csv_text(result.rows, losses))
+        files[f"{arguments.write}.csv"] = "every step"
+        write_text(f"{arguments.write}.md", markdown(arguments, task, answer))
+        files[f"{arguments.write}.md"] = "what came of it"
+        pictures.append(f"{arguments.write}.png")
+    for path in pictures:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        save_training(path, result.rows, result.phases, result.events, losses, task.tokens.floor)
+        files[path] = "loss and iteration times"
+    return files
+
+
+def _show(out: Out, task: TrainTask, answer: dict[str, Any], files: dict[str, str]) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from ...outputs.show import hint, written
+    from ...outputs.train import HEADS, phase_cells, sentences
+
+    out.print(Text(task.plan.model.name, "bold"), f"on {task.plan.devices} ranks of this CPU")
+    out.print()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    for head in HEADS:
+        table.add_column(head, justify="left" if head == "schedule" else "right", no_wrap=True)
+    for phase in answer["phases"]:
+        table.add_row(*phase_cells(phase))
+    out.print(table)
+    out.print()
+    for sentence in sentences(answer):
+        out.print(sentence, soft_wrap=True)
+    written(out, files)
+    if answer["stopped"]:
+        kept = task.checkpoints is not None
+        hint(out, "stopped; go on with --resume" if kept else "stopped; nothing was kept")
+
+
+def _percent(text: str) -> float:
+    try:
+        value = float(text.removesuffix("%")) / 100
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be per cent, as 5%, got {text!r}")
+    return value
+
+
+def _slow(text: str) -> tuple[int, int, int]:
+    try:
+        stage, step, ms = text.split(":")
+        return int(stage), int(step), round(float(ms) * 1e6)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be STAGE:STEP:MS, got {text!r}") from None

@@ -1,0 +1,1 @@
+"""Commands that search for schedules, and the cache of what they found."""

@@ -1,0 +1,166 @@
+"""``frontier``: the best schedule and its bound over a range of memory limits."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ....errors import OptPipeError
+from ....files import write_text
+from ....units import format_size, format_time
+from ...options.kinds import count, names, sizes
+from ...options.search import add_search, add_shape
+from ...options.shared import add_microbatches, add_profile
+from ...outputs.files import rewritable
+from ...status import DONE, NO
+from ..examples import OFFLOADING
+from .common import COMPILING
+
+if TYPE_CHECKING:
+    from ....schedule import Schedule
+    from ....solvers.frontier import Frontier, Point
+    from ...outputs.show import Out, Progress
+
+EXAMPLE = f"optpipe-sim frontier {OFFLOADING} -m 48 --limits 8GiB:48GiB:8GiB --chart f.png"
+SUMMARY = "the best schedule and its bound over a range of memory limits"
+COLUMNS = (
+    "memory_limit_bytes",
+    "status",
+    "objective_ns",
+    "lower_bound_ns",
+    "gap",
+    "bubble_rate",
+    "offloaded",
+    "fixed",
+    "fixed_cost_ns",
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `frontier` understands."""
+    add_profile(parser)
+    add_microbatches(parser, required=True)
+    parser.add_argument(
+        "--limits",
+        metavar="FROM:TO:STEP",
+        required=True,
+        type=sizes,
+        help="memory limits per device, as 10GiB:80GiB:10GiB or 10GiB,20GiB,40GiB",
+    )
+    add_search(parser, 10.0, "for each limit")
+    parser.add_argument(
+        "--schedules",
+        metavar="A,B,C",
+        type=names,
+        help="published schedules to compare with; default: all of them",
+    )
+    add_shape(parser, count, "chunks per device; default: the profile's own")
+    parser.add_argument("--chart", "--gantt", metavar="F.png", help="draw the curve and its bound")
+    parser.add_argument("--csv", metavar="F.csv", help="write the points; whole after each of them")
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Solve under each limit; what is finished is kept and shown on Ctrl-C."""
+    from ....solvers.frontier import frontier
+    from ....solvers.treatments import restrict
+    from ...inputs import read_profile, rechunked
+    from ...outputs.frontier import show_frontier
+
+    profile = restrict(read_profile(arguments), arguments.treatments)
+    profile = rechunked(profile, arguments.chunks, arguments.placement)
+    done: list[Point] = []
+    with out.progress("solving") as progress:
+        teller = _Teller(arguments, progress, done)
+        teller.next()
+        curve = frontier(
+            profile,
+            arguments.microbatches,
+            arguments.limits,
+            arguments.time_limit,
+            arguments.objective,
+            arguments.engine,
+            arguments.seed,
+            workers=arguments.workers,
+            gap=arguments.gap,
+            schedules=arguments.schedules,
+            cache=not arguments.no_cache,
+            per_stage=arguments.per_stage,
+            on_point=teller.point,
+            on_incumbent=teller.incumbent,
+            on_wait=lambda: out.wait(COMPILING),
+        )
+    files: dict[str, str] = {}
+    failed: OptPipeError | None = None
+    try:
+        _write(arguments, out, curve, files)
+    except OptPipeError as error:  # the answer comes first
+        failed = error
+    out.result(
+        {
+            "profile": profile.name,
+            "microbatches": arguments.microbatches,
+            "objective": arguments.objective,
+            "least_limit_bytes": curve.least_limit_bytes,
+            "points": [point.to_json() for point in curve.points],
+            "schedules": [
+                {"schedule": at.schedule, "cost_ns": at.cost_ns, "peak_bytes": at.peak_bytes}
+                for at in curve.schedules
+            ],
+            "interrupted": curve.interrupted,
+            "files": files,
+        }
+    )
+    if not out.json:
+        show_frontier(out, arguments, curve, files)
+    if failed is not None:
+        raise failed
+    return DONE if any(point.result for point in curve.points) else NO
+
+
+def _write(arguments: argparse.Namespace, out: Out, curve: Frontier, files: dict[str, str]) -> None:
+    """The files that are asked for."""
+    if arguments.csv:
+        _write_csv(arguments.csv, curve.points)
+        files[arguments.csv] = "the points"
+    if arguments.chart and any(point.result for point in curve.points):
+        from ....plot.frontier import save_frontier
+
+        save_frontier(curve, arguments.chart)
+        files[arguments.chart] = "time over memory"
+    elif arguments.chart:
+        out.wait(f"{arguments.chart}: not drawn, as no limit has a schedule")
+
+
+class _Teller:
+    """Says on stderr which limit is at work, and keeps the CSV whole."""
+
+    def __init__(
+        self, arguments: argparse.Namespace, progress: Progress, done: list[Point]
+    ) -> None:
+        self.arguments, self.progress, self.done = arguments, progress, done
+        self.limits = sorted(set(arguments.limits))
+
+    def next(self, more: str = "") -> None:
+        at = len(self.done)
+        if at < len(self.limits):
+            self.progress(f"{format_size(self.limits[at])}{more}", at, len(self.limits))
+
+    def point(self, point: Point) -> None:
+        self.done.append(point)
+        if rewritable(self.arguments.csv):
+            with suppress(OptPipeError):  # in the end it is said
+                _write_csv(self.arguments.csv, self.done)
+        self.next()
+
+    def incumbent(self, _: Schedule, cost_ns: int) -> None:
+        self.next(f": {format_time(cost_ns)}")
+
+
+def _write_csv(path: str, points: list[Point]) -> None:
+    rows = [",".join(COLUMNS)]
+    for point in points:
+        data = point.to_json()
+        values = (data.get(name) for name in COLUMNS)
+        rows.append(",".join("" if value is None else str(value) for value in values))
+    write_text(path, "\n".join(rows) + "\n")

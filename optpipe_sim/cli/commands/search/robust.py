@@ -1,0 +1,104 @@
+"""``optpipe-sim solve --noise``: the schedule that is best when durations scatter."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rich.text import Text
+
+from ....errors import NoSolution, OptPipeError, OutOfMemory
+from ....profile import CostProfile
+from ....units import counted, format_size, format_time
+from ...outputs import show
+from ...outputs.show import Out
+
+if TYPE_CHECKING:
+    from ....solvers.robust import RobustResult
+
+
+def run(
+    arguments: argparse.Namespace,
+    out: Out,
+    profile: CostProfile,
+    files: dict[str, str],
+    options: Mapping[str, Any],
+) -> int:
+    """Search for the schedule with the least mean, or quantile, of its time over samples.
+
+    Args:
+        options: as `solve.solve` takes them.
+    """
+    from ....sim.noise import Noise
+    from ....solvers.robust import solve_robust
+    from ...outputs.live import watching
+    from .common import finish, nothing
+
+    for option in ("log", "warm_start", "evaluations"):
+        if getattr(arguments, option) is not None:
+            raise OptPipeError(f"--{option.replace('_', '-')}: not with --noise")
+    if arguments.per_stage:
+        raise OptPipeError("--per-stage: not with --noise")
+    if arguments.chunks == "any":
+        raise OptPipeError("--chunks any: not with --noise; give a number")
+    samples = {} if arguments.samples is None else {"samples": arguments.samples}
+    noise = Noise(**{"op": 0.0, **arguments.noise})
+    with watching(out, "solving without noise first", arguments.time_limit) as watch:
+        try:
+            result = solve_robust(
+                profile,
+                arguments.microbatches,
+                noise=noise,
+                quantile=arguments.quantile,
+                **{**_without(options, "per_stage"), **samples, "watch": watch},
+            )
+        except (OutOfMemory, NoSolution) as error:
+            out.result(nothing(arguments, error))
+            raise
+    result.schedule.meta.update(name="optpipe, robust", objective=arguments.objective)
+    answer = {**result.measures(), "noise": arguments.noise}
+    shown = partial(_show, out, arguments, profile, result, files)
+    return finish(arguments, out, result.trace, answer, files, shown)
+
+
+def _without(options: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name != key}
+
+
+def _show(
+    out: Out,
+    arguments: argparse.Namespace,
+    profile: CostProfile,
+    result: RobustResult,
+    files: dict[str, str],
+) -> None:
+    scatter = ", ".join(f"{name} {share:.0%}" for name, share in arguments.noise.items())
+    samples = counted(len(result.costs_ns), "sample")
+    out.print(Text("optpipe", "bold"), "on", show.headline(profile, arguments.microbatches))
+    out.print(Text(f"durations scatter: {scatter}; {samples}", "dim"))
+    if result.interrupted:
+        out.print(Text("interrupted: the best so far", "yellow"))
+    out.print()
+    what = "mean time" if result.quantile is None else f"{result.quantile:.0%} quantile"
+    time = Text(format_time(result.objective_ns), "bold")
+    show.line(out, what, time.append(f", by {result.found_by} of {result.tried} candidates", "dim"))
+    nominal = result.nominal_objective_ns
+    gain = f" ({nominal / result.objective_ns - 1:.2%} more)"
+    show.line(out, "best without noise", f"{format_time(nominal)}{gain}")
+    bound = format_time(result.lower_bound_ns)
+    show.line(out, "proven", f"at most {result.gap:.2%} above {bound} ({result.bound_name})")
+    spread = result.measures()["quantiles_ns"]
+    show.line(
+        out, "10% .. 50% .. 90%", " .. ".join(format_time(spread[p]) for p in ("0.1", "0.5", "0.9"))
+    )
+    show.line(out, "as profiled", format_time(result.trace.cost_ns))
+    show.line(out, "peak memory", show.peak_text(result.trace))
+    if result.trace.offloaded:
+        host = format_size(result.trace.host_peak_bytes)
+        show.line(out, "offloaded", f"{result.trace.offloaded}; host memory peaks at {host}")
+    show.failed(out, result.failures)
+    show.written(out, files)
+    if not arguments.save:
+        show.hint(out, "keep it with --save robust.json, draw it with --gantt gantt.png")

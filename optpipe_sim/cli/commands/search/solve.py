@@ -1,0 +1,240 @@
+"""``solve``: search for the best schedule, and prove how good it is."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from ....errors import NoSolution, OptPipeError, OutOfMemory
+from ...options.kinds import chunks, count, noise, share
+from ...options.search import add_search, add_shape
+from ...options.shared import add_limit, add_microbatches, add_pictures, add_profile
+from ..examples import OFFLOADING
+from .common import COMPILING, finish, nothing
+
+if TYPE_CHECKING:
+    from ....profile import CostProfile
+    from ....schedule import Schedule
+    from ....solvers.problem import Problem
+    from ....solvers.race.portfolio import Race
+    from ....solvers.result import SolveResult
+    from ...outputs.show import Out
+
+EXAMPLE = f"optpipe-sim solve {OFFLOADING} -m 48 --memory-limit 24GiB --save best.json"
+SUMMARY = "search for the best schedule, and prove how good it is"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `solve` understands."""
+    add_profile(parser)
+    add_microbatches(parser, required=True)
+    add_limit(parser)
+    add_search(parser, 60.0, "in all")
+    parser.add_argument(
+        "--solver",
+        metavar="NAME",
+        default="highs",
+        help="for --engine milp: highs (default), gurobi, or another MILP solver that Pyomo knows",
+    )
+    parser.add_argument(
+        "--write-model",
+        metavar="F.mps",
+        help="write the reconstructed MILP of this problem, whatever the engine (.lp or .mps)",
+    )
+    parser.add_argument(
+        "--force", action="store_true", help="state that MILP even where it is very large"
+    )
+    parser.add_argument(
+        "--evaluations",
+        metavar="N",
+        type=count,
+        help="for --engine search: stop after so many schedules and not by the clock, so that a seed"
+        " always gives the same",
+    )
+    parser.add_argument(
+        "--warm-start",
+        metavar="FILE|none",
+        help="a schedule file to start from; none: engines start from nothing (default: the best"
+        " of AdaOffload, the published schedules and the cache)",
+    )
+    parser.add_argument(
+        "--noise",
+        metavar="SHARES",
+        type=noise,
+        help="durations scatter by so much: 10%%, or each of op, copy, device, comm, straggler as in"
+        " op=5%%,copy=20%%; finds the schedule with the least mean time over samples",
+    )
+    parser.add_argument(
+        "--quantile",
+        metavar="Q",
+        type=share,
+        help="with --noise: the least quantile instead, as 90%%",
+    )
+    parser.add_argument(
+        "--samples", metavar="N", type=count, help="with --noise: of durations (default: 400)"
+    )
+    add_shape(
+        parser,
+        chunks,
+        "chunks per device; any: all numbers up to one layer per stage, and two in a V, never"
+        " slower than a published schedule, whatever its options; profile: its own; default: any;"
+        " that of the file with --warm-start FILE; the profile's with --placement, --evaluations,"
+        " --write-model, --noise, --engine milp or cpsat",
+    )
+    add_pictures(parser, "the")
+    parser.add_argument(
+        "--save", metavar="S.json", help="a file that always holds the best schedule so far"
+    )
+    parser.add_argument(
+        "--log", metavar="F.csv", help="write objective and bound over time, at each improvement"
+    )
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Search for the best schedule; the best so far on Ctrl-C."""
+    from ....schedule import Schedule
+    from ....solvers.problem import make_problem
+    from ....solvers.shapes import solve_any
+    from ....solvers.solve import solve
+    from ....solvers.treatments import restrict
+    from ...inputs import check_start, read_profile, rechunked
+    from ...outputs.files import rewritable
+    from ...outputs.live import Log, watching
+    from ...outputs.solve import show_solution
+
+    profile = restrict(read_profile(arguments), arguments.treatments)
+    any_shape = _any_shape(arguments)
+    if any_shape and arguments.placement:
+        raise OptPipeError("--placement: --chunks any has placements of its own; leave one out")
+    if not any_shape:
+        profile = rechunked(profile, arguments.chunks, arguments.placement)
+    start: Schedule | str | None = arguments.warm_start
+    if start not in (None, "none"):
+        start = Schedule.load(start)  # type: ignore[arg-type]
+        if any_shape:
+            raise OptPipeError("--chunks any: starts from many schedules; leave out --warm-start")
+        if arguments.chunks is None and arguments.placement is None:
+            profile = profile.for_shape(start.shape)
+        check_start(start, arguments.warm_start, profile, arguments.microbatches)
+    if arguments.noise is None and (arguments.quantile, arguments.samples) != (None, None):
+        raise OptPipeError("--quantile, --samples: of what scatters; give --noise as well")
+    files = _write_model(arguments, profile, start) if arguments.write_model else {}
+    options: dict[str, Any] = {
+        "engine": arguments.engine,
+        "time_limit": arguments.time_limit,
+        "objective": arguments.objective,
+        "seed": arguments.seed,
+        "on_wait": lambda: out.wait(COMPILING),
+        "workers": arguments.workers,
+        "evaluations": arguments.evaluations,
+        "gap": arguments.gap,
+        "solver": arguments.solver,
+        # it may be meant for --write-model alone
+        "force": arguments.force and (arguments.engine == "milp" or not arguments.write_model),
+        "cache": not arguments.no_cache,
+        "per_stage": arguments.per_stage,
+        "save": rewritable(arguments.save),
+    }
+    if arguments.noise:
+        from . import robust
+
+        return robust.run(arguments, out, profile, files, options)
+    with ExitStack() as stack:
+        watchers: list[Callable[[Race], None]] = []
+        log = Log(arguments.log) if arguments.log else None
+        if log is not None:
+            watchers.append(log)
+        live = watching(out, "solving", arguments.time_limit)
+        watchers.append(stack.enter_context(live))
+        options["watch"] = _all(watchers)
+        try:
+            if any_shape:
+                result = solve_any(
+                    profile, arguments.microbatches, warm_start=arguments.warm_start, **options
+                )
+            else:
+                result = solve(profile, arguments.microbatches, warm_start=start, **options)
+        except (OutOfMemory, NoSolution) as error:
+            out.result(nothing(arguments, error))
+            raise
+    assert result.trace is not None  # solve raises without one
+    shaped = profile.for_shape(result.trace.schedule.shape)
+    solved = make_problem(
+        shaped,
+        arguments.microbatches,
+        objective=arguments.objective,
+        per_stage=arguments.per_stage,
+    )
+    _describe(result, solved)
+    if log is not None:
+        log.write()
+        files[arguments.log] = "objective and bound over time"
+    more = {"found_by": result.info["found_by"], "interrupted": result.info["interrupted"]}
+    return finish(
+        arguments,
+        out,
+        result.trace,
+        {**result.measures(), **more},
+        files,
+        lambda: show_solution(out, arguments, profile, result, files),
+        None if log is None else log.error,
+    )
+
+
+def _any_shape(arguments: argparse.Namespace) -> bool:
+    """Whether chunks and placement are free: by default, unless another option is about one shape."""
+    if arguments.chunks is not None:
+        return bool(arguments.chunks == "any")
+    one_shape = (
+        arguments.placement,
+        arguments.warm_start not in (None, "none"),
+        arguments.evaluations,
+        arguments.write_model,
+        arguments.noise,
+        arguments.engine in ("milp", "cpsat"),  # exact models, each of one shape
+    )
+    return not any(one_shape)
+
+
+def _all(watchers: Sequence[Callable[[Race], None]]) -> Callable[[Race], None]:
+    def watch(race: Race) -> None:
+        for each in watchers:
+            each(race)
+
+    return watch
+
+
+def _write_model(
+    arguments: argparse.Namespace, profile: CostProfile, start: Schedule | str | None
+) -> dict[str, str]:
+    """The reconstructed MILP into a file; the file and what it is."""
+    from ....schedule import Schedule
+    from ....solvers.milp.engine import write_model
+    from ....solvers.problem import make_problem
+
+    if arguments.chunks == "any":
+        raise OptPipeError("--write-model: is of one shape; leave out --chunks any")
+    problem = make_problem(profile, arguments.microbatches, None, arguments.objective)
+    unit_ns = write_model(
+        problem,
+        arguments.write_model,
+        warm_start=start if isinstance(start, Schedule) else None,
+        force=arguments.force,
+    )
+    return {arguments.write_model: f"the reconstructed MILP, times in units of {unit_ns:g} ns"}
+
+
+def _describe(result: SolveResult, problem: Problem) -> None:
+    """Write into the schedule's notes where it comes from."""
+    from ....solvers.known import note
+
+    assert result.schedule is not None
+    result.schedule.meta.update(
+        name="optpipe",
+        status=result.status,
+        objective_ns=result.objective_ns,
+        found_by=result.info["found_by"],
+    )
+    note(problem, result.schedule, result.lower_bound_ns, result.bound_name)

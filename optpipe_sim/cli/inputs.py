@@ -1,0 +1,72 @@
+"""What commands read: profiles with the limit of the command line, schedules by name or from a file."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import InvalidSchedule, OptPipeError, ProfileError
+from ..names import build, parse_name
+from ..profile import CostProfile
+from ..profile_io import load_profile
+from ..schedule import Schedule
+
+
+def read_profile(arguments: argparse.Namespace) -> CostProfile:
+    """The profile, with the limit of the command line in the place of its own."""
+    profile = load_profile(arguments.profile)
+    limit = getattr(arguments, "memory_limit", None)
+    return profile if limit is None else replace(profile, memory_limit=profile.limits(limit))
+
+
+def read_schedule(text: str, microbatches: int | None, profile: CostProfile | None) -> Schedule:
+    """The schedule that a name or a file stands for."""
+    if is_file(text):
+        schedule = Schedule.load(text)
+        m = schedule.shape.microbatches
+        if microbatches not in (None, m):
+            raise InvalidSchedule(
+                f"-m {microbatches}: {text} is for {m} microbatches; leave -m out or give {m}"
+            )
+        return schedule
+    if profile is None:
+        raise ProfileError(f"PROFILE: needed to build {text!r}; only a schedule file goes without")
+    if microbatches is None:
+        # an unknown name is the likelier mistake than a forgotten -m
+        parse_name(text)
+        raise InvalidSchedule(f"-m: give the number of microbatches to build {text!r} for")
+    return build(text, profile, microbatches)
+
+
+def is_file(text: str) -> bool:
+    """Whether a word names a schedule file, and not a schedule."""
+    return text.endswith(".json") or Path(text).is_file()
+
+
+def rechunked(profile: CostProfile, chunks: int | str | None, placement: str | None) -> CostProfile:
+    """The profile with the chunks and the placement asked for; ``vee`` is of two chunks."""
+    if not isinstance(chunks, int) and placement is None:
+        return profile
+    if not isinstance(chunks, int):
+        chunks = 2 if placement == "vee" else profile.chunks
+    return profile.rechunk(chunks, placement or "loop")
+
+
+def check_start(
+    start: Schedule | str | None, path: str, profile: CostProfile, microbatches: int
+) -> None:
+    """Refuse a warm start that is for another problem.
+
+    Raises:
+        OptPipeError: names what differs.
+    """
+    assert isinstance(start, Schedule)
+    wanted = profile.shape(microbatches)
+    for name in ("devices", "chunks", "microbatches", "placement"):
+        have, want = getattr(start.shape, name), getattr(wanted, name)
+        if have != want:
+            have, want = (list(v) if isinstance(v, tuple) else v for v in (have, want))
+            raise OptPipeError(
+                f"--warm-start {path}: is for {name} {have}, the problem has {name} {want}"
+            )

@@ -1,0 +1,136 @@
+"""The kinds of values that options take; each refuses others in a few words."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+
+from ...errors import OptPipeError
+from ...units import parse_size
+
+MOST_PROCESSES = 1024
+MOST_REPEATS = 100_000  # of one measurement
+
+
+def count(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return value
+
+
+def count_to(most: int) -> Callable[[str], int]:
+    """Counts of at most `most`."""
+
+    def limited(text: str) -> int:
+        value = count(text)
+        if value > most:
+            raise argparse.ArgumentTypeError(f"must be at most {most}, got {text!r}")
+        return value
+
+    return limited
+
+
+def chunks(text: str) -> int | str:
+    return text if text in ("any", "profile") else count(text)
+
+
+def whole(text: str) -> int:
+    """A whole number of at least 0, of which a seed can be made."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 2**63:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to 2^63, got {text!r}")
+    return value
+
+
+def seconds(text: str) -> float:
+    return _positive(text, "a number of seconds above 0")
+
+
+def positive(text: str) -> float:
+    return _positive(text, "a number above 0")
+
+
+def _positive(text: str, what: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be {what}, got {text!r}")
+    return value
+
+
+def share(text: str) -> float:
+    """``5%`` or ``0.05``."""
+    try:
+        value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"must be a share, as in 5% or 0.05, got {text!r}")
+    return value
+
+
+def noise(text: str) -> dict[str, float]:
+    """``10%`` of every op, or ``op=5%,copy=20%``."""
+    known = ("op", "copy", "device", "comm", "straggler")
+    found: dict[str, float] = {}
+    for part in text.split(","):
+        name, equals, value = part.rpartition("=")
+        name = name.strip() if equals else "op"
+        if name not in known:
+            raise argparse.ArgumentTypeError(f"knows {', '.join(known)}, not {name!r}")
+        found[name] = share(value.strip())
+    return found
+
+
+def size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except OptPipeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def sizes(text: str) -> list[int]:
+    """``10GiB:80GiB:10GiB`` (the end included) or ``10GiB,20GiB``."""
+    parts = text.split(":")
+    if len(parts) == 1:
+        return [size(part) for part in text.split(",")]
+    if len(parts) != 3:
+        raise argparse.ArgumentTypeError(f"write FROM:TO:STEP or sizes with commas, got {text!r}")
+    first, last, step = map(size, parts)
+    if step < 1 or last < first:
+        raise argparse.ArgumentTypeError(f"must go up, by a step above 0, got {text!r}")
+    if (last - first) // step >= 1000:
+        raise argparse.ArgumentTypeError(f"makes more than 1000 limits: {text!r}")
+    return list(range(first, last + 1, step))
+
+
+def treatments(text: str) -> list[str]:
+    """``keep,offload,recompute``, or some of them."""
+    from ...solvers.treatments import TREATMENTS
+
+    given = list(filter(None, map(str.strip, text.split(","))))
+    if not given or not set(given) <= set(TREATMENTS):
+        raise argparse.ArgumentTypeError(f"must be some of {','.join(TREATMENTS)}, got {text!r}")
+    return given
+
+
+def names(text: str) -> list[str]:
+    """``1f1b,gis:group=6,chunks=3,zb-v`` as three names: KEY=VALUE goes on with the one before."""
+    names: list[str] = []
+    for part in filter(None, map(str.strip, text.split(","))):
+        if names and "=" in part and ":" not in part:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+    if not names:
+        raise argparse.ArgumentTypeError("must name at least one schedule, as in 1f1b,zb-h1")
+    return names

@@ -1,0 +1,81 @@
+"""What `estimate`, `advise` and `profile` ask of a model and a machine alike."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ...errors import OptPipeError
+
+if TYPE_CHECKING:
+    from ...costs.calibrate import Calibration
+    from ...costs.machines import Machine
+    from ...costs.models import Model
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """``--model``."""
+    parser.add_argument(
+        "--model",
+        required=True,
+        help="a name (llama2-7b, qwen3-8b, ...), a short config (.yaml) or a Hugging Face config.json",
+    )
+
+
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """``--machine``, and what its rates are to be fitted to."""
+    parser.add_argument(
+        "--machine", required=True, help="a name (a100, h100, ...) or a machine file (.yaml)"
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        help="fit the machine's rates to the measurements in this file first",
+    )
+
+
+def add_kernels(parser: argparse.ArgumentParser) -> None:
+    """``--no-flash`` and ``--dtype``."""
+    parser.add_argument(
+        "--no-flash", action="store_true", help="attention scores go through memory"
+    )
+    parser.add_argument(
+        "--exchange",
+        default="plain",
+        metavar="HOW",
+        help="of tokens between experts: plain; per-node (once per node, as DeepEP does); overlapped"
+        " (behind another microbatch's compute); per-node-overlapped",
+    )
+    parser.add_argument(
+        "--dtype", default="bf16", metavar="TYPE", help="bf16, fp16, fp8, tf32 or fp32"
+    )
+
+
+def add_layers(parser: argparse.ArgumentParser) -> None:
+    """``--layers``; see `layer_list`."""
+    parser.add_argument("--layers", metavar="A,B,...", help="layers per stage; default: balanced")
+
+
+def layer_list(text: str | None) -> list[int] | None:
+    """What ``--layers`` says."""
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise OptPipeError(f"--layers {text}: expected whole numbers, as in 3,4,4,3") from None
+
+
+def model_and_machine(
+    arguments: argparse.Namespace,
+) -> tuple[Model, Machine, Calibration | None]:
+    """The model, the machine, and its rates as ``--calibrate`` fits them."""
+    from ...costs import load_machine, load_model
+
+    model, machine = load_model(arguments.model), load_machine(arguments.machine)
+    if arguments.calibrate is None:
+        return model, machine, None
+    from ...costs.calibrate import calibrate, load_measurements
+
+    measured = load_measurements(arguments.calibrate, machine)
+    return model, machine, calibrate(measured, machine, arguments.calibrate)

@@ -1,0 +1,74 @@
+"""Options that ``solve`` and ``frontier`` have in common; light, as `parser` is."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser
+from collections.abc import Callable
+
+from .kinds import MOST_PROCESSES, chunks, count_to, seconds, share, treatments, whole
+from .shared import add_objective
+
+
+def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
+    """The options of whatever searches."""
+    parser.add_argument(
+        "--engine",
+        choices=("auto", "milp", "cpsat", "search", "adaoffload"),
+        default="auto",
+        help="auto (all that help, at once; default), the reconstructed MILP, CP-SAT, search over programs,"
+        " or the AdaOffload greedy alone",
+    )
+    add_objective(parser)
+    parser.add_argument(
+        "--time-limit",
+        metavar="SECONDS",
+        type=seconds,
+        default=usual,
+        help=f"{what}; it ends sooner where the best is proven (default: {usual:g})",
+    )
+    parser.add_argument(
+        "--gap",
+        metavar="SHARE",
+        type=share,
+        default=0.0,
+        help="end where the best is proven to be this close to the best possible, as 1%% (default: 0)",
+    )
+    parser.add_argument(
+        "--seed", metavar="N", type=whole, default=0, help="of random choices (default: 0)"
+    )
+    parser.add_argument(
+        "--workers",
+        metavar="N",
+        type=count_to(MOST_PROCESSES),
+        help="processes at work (default: the cores there are); auto has one more for bounds, for a"
+        " quarter of the time, and at least one each to search and, if small enough, for CP-SAT",
+    )
+    parser.add_argument(
+        "--treatments",
+        metavar="A,B",
+        type=treatments,
+        help="what may become of activations, of keep,offload,recompute (default: all that the"
+        " profile has; keeping is always possible)",
+    )
+    parser.add_argument(
+        "--per-stage",
+        action="store_true",
+        help="treat all activations of a stage alike, as frameworks can be told",
+    )
+    parser.add_argument(
+        "--no-cache",
+        action="store_true",
+        help="neither start from solved schedules kept on disk nor keep what is found",
+    )
+
+
+def add_shape(parser: ArgumentParser, kind: Callable[[str], object], help: str) -> None:
+    """The options for other chunks and placements than the profile's."""
+    metavar = "V|any|profile" if kind is chunks else "V"
+    parser.add_argument("--chunks", metavar=metavar, type=kind, help=help)
+    parser.add_argument(
+        "--placement",
+        choices=("loop", "vee"),
+        help="where chunks lie: loop (stage s on device s mod p) or vee (two chunks, there and back);"
+        " default: the profile's own, loop where a number of --chunks is given",
+    )

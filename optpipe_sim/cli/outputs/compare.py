@@ -1,0 +1,217 @@
+"""How ``compare`` looks: a table as wide as the terminal allows, and what to read from it."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from typing import TYPE_CHECKING, NamedTuple
+
+from rich import box
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from ...study.compare import Comparison, Row
+from ...trace import CAUSES
+from ...units import BYTE_UNITS, TIME_UNITS, format_time
+from .show import (
+    CAUSE_STYLES,
+    MEANINGS,
+    PIPE_WIDTH,
+    Out,
+    headline,
+    hint,
+    idle_shares,
+    percent,
+    program,
+    size_text,
+    written,
+)
+
+if TYPE_CHECKING:
+    from ...profile import CostProfile
+
+# What gives way, step by step, where the terminal is narrow: cells of the idle bar, columns left out.
+LAYOUTS: tuple[tuple[int, frozenset[str]], ...] = (
+    (24, frozenset()),
+    (18, frozenset()),
+    (12, frozenset()),
+    (8, frozenset()),
+    (8, frozenset({"of limit"})),
+    (0, frozenset({"of limit"})),
+    (0, frozenset({"of limit", "chunks", "idle"})),
+    (0, frozenset({"of limit", "chunks", "idle", "bubble"})),
+)
+
+
+def show_comparison(
+    out: Out,
+    arguments: argparse.Namespace,
+    profile: CostProfile,
+    result: Comparison,
+    files: dict[str, str],
+) -> None:
+    """The table of `compare`, and what to read from it."""
+
+    out.print(Text("Schedules", "bold"), "on", headline(profile, arguments.microbatches))
+    out.print()
+    out.print(table(result, out.console))
+    out.print(legend(result))
+    out.print()
+    _verdict(out, result)
+    if result.interrupted:
+        left = f"; not compared: {', '.join(result.left_out)}" if result.left_out else ""
+        out.print(Text(f"interrupted: the rows so far{left}", "yellow"), soft_wrap=True)
+    for name, reason in result.refused.items():
+        out.print(
+            Text(f"not run: {name}: {reason.removeprefix(f'{name}: ')}", "dim"), soft_wrap=True
+        )
+    written(out, files)
+    called, where = program(), shlex.quote(arguments.profile)
+    limit = (
+        ""
+        if arguments.memory_limit is None
+        else f" --memory-limit {size_text(arguments.memory_limit)}"
+    )
+    saved = arguments.save
+    if not saved:
+        saved = "best.json"
+        made = f"--schedule {result.rows[0].schedule} -m {arguments.microbatches}{limit}"
+        hint(out, f"{called} simulate {where} {made} --save {saved}", code=True)
+    hint(out, f"{called} explain {shlex.quote(saved)} {where}{limit}", code=True)
+    hint(out, "another --memory-limit, or schedules with options: --schedules gis:group=6,zb-v")
+
+
+def _verdict(out: Out, result: Comparison) -> None:
+    """What to read from the table."""
+    best = result.rows[0]
+    time = format_time(best.trace.cost_ns)
+    if best.trace.fits:
+        text = Text("Fastest that fits: " if best.trace.memory_limit else "Fastest: ")
+        text.append(best.schedule, "bold")
+        text.append(
+            f", {time} per iteration, {best.speedup:.2f}× 1F1B, at most {best.gap:.1%} above the best"
+            " possible with its chunks."
+        )
+    else:
+        text = Text("Nothing fits. ", "bold red")
+        same = len({row.reason for row in result.rows}) == 1
+        text.append(f"{'' if same else f'{best.schedule}: '}{best.reason}", "default")
+    out.print(text, soft_wrap=not sys.stdout.isatty())
+    if best.trace.fits and any(not row.trace.fits for row in result.rows):
+        note = "✗: does not fit; its figures are those without the limit"
+        if not result.baseline.fits:
+            note += ", and so are those of the 1F1B that speeds are over"
+        out.print(Text(note, "dim"))
+    if any(row.schedule.split(":")[0] == "optpipe" for row in result.rows):
+        out.print(
+            Text("optpipe: this search, as solve runs it; no result of the OptPipe paper", "dim")
+        )
+
+
+def table(result: Comparison, console: Console) -> Table:
+    """The widest layout that the console has room for (in a pipe: about 100 columns)."""
+    room = min(console.width, 100) if console.width == PIPE_WIDTH else console.width
+    unlimited = console.options.update(width=PIPE_WIDTH)
+    for width, left_out in LAYOUTS:
+        made = _table(result, width, left_out)
+        if Measurement.get(console, unlimited, made).maximum <= room:
+            break
+    return made
+
+
+def legend(result: Comparison) -> Text:
+    """What the letters of the idle bars say."""
+    used = [cause for cause in CAUSES if any(row.trace.idle_ns[cause] for row in result.rows)]
+    text = Text("idle: ", "dim")
+    for at, cause in enumerate(used):
+        text.append(", " if at else "", "dim").append(cause[0], CAUSE_STYLES[cause])
+        text.append(f" {MEANINGS[cause]}", "dim")
+    return text
+
+
+def _table(result: Comparison, width: int, left_out: frozenset[str]) -> Table:
+    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    heads = [
+        "schedule",
+        "chunks",
+        "time",
+        "bubble",
+        "idle",
+        "peak",
+        "of limit",
+        "fits",
+        "×1F1B",
+        "gap",
+    ]
+    if result.memory_limit is None:
+        left_out |= {"of limit", "fits"}
+    shown = [head for head in heads if head not in left_out]
+    for head in shown:
+        left = head in ("schedule", "idle")
+        middle = head == "fits"
+        made.add_column(
+            head, justify="left" if left else "center" if middle else "right", no_wrap=True
+        )
+    most = max(sum(idle_shares(row.trace).values()) for row in result.rows)
+    time = _unit(max(row.trace.cost_ns for row in result.rows), TIME_UNITS)
+    size = _unit(max(max(row.trace.peak_bytes) for row in result.rows), BYTE_UNITS)
+    for at, row in enumerate(result.rows):
+        cells = _cells(row, width, most, time, size)
+        if at == 0 and row.trace.fits:
+            cells["schedule"].stylize("green")
+        style = "dim" if not row.trace.fits else "bold" if at == 0 else ""
+        made.add_row(*(cells[head] for head in shown), style=style)
+    return made
+
+
+def _cells(row: Row, width: int, most: float, time: _Unit, size: _Unit) -> dict[str, Text]:
+    trace, device = row.trace, row.fullest_device
+    peak = trace.peak_bytes[device]
+    share = peak / max(trace.memory_limit[device], 1) if trace.memory_limit else 0.0
+    fits = Text("✓", "green") if trace.fits else Text("✗", "red")
+    idle = Text(f"{sum(idle_shares(trace).values()):>4.0%}")
+    if width:
+        idle.append(" ").append(idle_bar(idle_shares(trace), most, width))
+    return {
+        "schedule": Text(row.schedule),
+        "chunks": Text(str(trace.schedule.shape.chunks)),
+        "time": Text(f"{trace.cost_ns / time.factor:.3f} {time.name}"),
+        "bubble": Text(f"{trace.bubble_rate:.1%}"),
+        "idle": idle,
+        "peak": Text(f"{peak / size.factor:.1f} {size.name}"),
+        "of limit": Text(percent(share), "" if share <= 1 else "red"),
+        "fits": fits,
+        "×1F1B": Text(f"{row.speedup:.2f}"),
+        "gap": Text(f"{row.gap:.1%}"),
+    }
+
+
+class _Unit(NamedTuple):
+    name: str
+    factor: int
+
+
+def _unit(most: int, units: dict[str, int]) -> _Unit:
+    """The unit in which `most` has at least one digit before the point; one for a whole column."""
+    name, factor = next(
+        (pair for pair in sorted(units.items(), key=lambda pair: -pair[1]) if most >= pair[1]),
+        min(units.items(), key=lambda pair: pair[1]),
+    )
+    return _Unit({"_mib": "MiB", "_gib": "GiB", "_bytes": "B"}.get(name, name[1:]), factor)
+
+
+def idle_bar(shares: dict[str, float], most: float, width: int) -> Text:
+    """A stacked bar of `width` cells for the share `most`: a letter per cell, coloured by cause.
+
+    Cells are dealt out by the running sum, so that a bar is as long as its sum says.
+    """
+    bar, total, drawn = Text(), 0.0, 0
+    for cause, share in shares.items():
+        total += share
+        until = round(total / most * width) if most else 0
+        bar.append(cause[0] * (until - drawn), CAUSE_STYLES[cause])
+        drawn = until
+    return bar

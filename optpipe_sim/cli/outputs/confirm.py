@@ -1,0 +1,209 @@
+"""How ``confirm`` looks: the makespan, the ops, the ranks, where the difference arises, what is open."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ...ops import COMPUTE, OpKind
+from ...units import format_size, format_time
+from .show import headline, hint, line, written
+
+if TYPE_CHECKING:
+    from ...profile import CostProfile
+    from ...runtime.confirm.verdict import Confirmation
+    from ...sim.difference import KindRow
+    from .show import Out
+
+MOST_STEPS = 5  # of the critical path that are shown
+SHORTEST_NS = 5_000_000  # below it what the machine itself takes shows in a synthetic run
+HOW = {
+    "synthetic": "one process per rank; ops sleep, messages are real",
+    "gradient": "one process per rank; stages and messages are real",
+    "replay": "all stages in one process, one op after the other",
+    "loop": "one rank at a time with modelled links",
+}
+BETWEEN = {
+    "message": "messages came late",
+    "copy": "copies started late",
+    "launch": "ops started late",
+    "slack": "slack that this path was predicted to have",
+}
+
+
+def show_confirmation(
+    out: Out,
+    arguments: argparse.Namespace,
+    profile: CostProfile,
+    found: Confirmation,
+    files: dict[str, str],
+) -> None:
+    """All of it, for people."""
+    machine, m = found.machine, found.difference.measured.schedule.shape.microbatches
+    out.print(Text(arguments.schedule, "bold"), "on", headline(profile, m))
+    load = "" if machine["load"] is None else f", load {machine['load']:g}"
+    out.print(
+        f"{found.mode} on {machine['name']}{load}, torch {machine['torch']}: {HOW[found.mode]}"
+    )
+    if arguments.stretch > 1:
+        out.print(f"all times {arguments.stretch} times those of the profile")
+    out.print()
+    _makespan(out, found)
+    _results(out, found)
+    out.print()
+    if found.timed:
+        _ops(out, found)
+    if found.peaks:
+        _ranks(out, found)
+    if found.timed:
+        _causes(out, found)
+    out.hint(Text("Not confirmed by this:", "bold"))
+    for text in found.not_confirmed:
+        out.hint(Text(f"  - {text}"), soft_wrap=True)
+    out.hint()
+    if found.holds:
+        out.print(Text("✓ the prediction holds", "green"))
+    for problem in found.problems:
+        out.print(Text(f"✗ {problem}", "red"), soft_wrap=True)
+    written(out, files)
+    _hints(out, found)
+
+
+def _makespan(out: Out, found: Confirmation) -> None:
+    predicted, measured = found.difference.predicted, found.difference.measured
+    line(out, "predicted", format_time(predicted.makespan_ns))
+    if not found.timed:
+        took = f"{format_time(measured.makespan_ns)}, which says nothing: ranks share the cores"
+        line(out, "measured", took)
+        return
+    ends = sorted(found.makespans_ns)
+    span = f"{format_time(ends[0])} to {format_time(ends[-1])}"
+    how = {
+        "synthetic": f"fastest of {len(ends)} iterations, {span}",
+        "replay": f"composed of per-op medians; of each of {len(ends)} iterations: {span}",
+        "loop": f"composed of per-op medians; of each of {len(ends)} sweeps: {span}",
+    }[found.mode]
+    line(out, "measured", _beside(measured.makespan_ns, predicted.makespan_ns).append(f" ({how})"))
+    if found.noise_ns is not None:
+        share = found.noise_ns / predicted.makespan_ns
+        text = f"{format_time(found.noise_ns)}, {share:.1%}: every other run against the rest"
+        line(out, "noise", text)
+    if found.closure_ns is not None:
+        line(out, "closure", f"arrivals moved by {format_time(found.closure_ns)} in the last sweep")
+
+
+def _beside(time_ns: int, predicted_ns: int) -> Text:
+    return Text(f"{format_time(time_ns)}, {time_ns / predicted_ns - 1:+.1%}", "bold")
+
+
+def _results(out: Out, found: Confirmation) -> None:
+    gradients = found.gradients
+    if gradients is None:
+        return
+    if gradients.bitwise == gradients.parameters:
+        text = f"all {gradients.parameters} equal the unpipelined model's bit by bit"
+    else:
+        text = (
+            f"{gradients.bitwise} of {gradients.parameters} equal the unpipelined model's bit by bit;"
+            f" the rest differ by at most {gradients.difference:.2g}, {gradients.relative:.2g} of"
+            f" the largest entry ({gradients.worst}; allowed: {found.tolerances.gradient:g})"
+        )
+    line(out, "gradients", text)
+    line(out, "loss", f"{gradients.loss:.6g}, unpipelined {gradients.expected_loss:.6g}")
+
+
+def _table(*heads: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    for at, head in enumerate(heads):
+        table.add_column(head, justify="right" if at else "left", no_wrap=True)
+    return table
+
+
+def _ops(out: Out, found: Confirmation) -> None:
+    """A row per stage: what its ops took in the median, and how much of the profile's that is."""
+    rows = {(row.kind, row.stage): row for row in found.difference.kinds}
+    kinds = [kind for kind in OpKind if any(kind is known for known, _ in rows)]
+    table = _table("stage", *(kind.name for kind in kinds))
+    for stage in sorted({stage for _, stage in rows}):
+        table.add_row(
+            str(stage),
+            *(_op(rows[kind, stage]) if (kind, stage) in rows else "" for kind in kinds),
+        )
+    out.print(table)
+    out.hint(Text("medians here, and how many times the profile's that is", "dim"))
+    out.print()
+
+
+def _op(row: KindRow) -> str:
+    ratio = f"×{row.ratio:.2f}" if row.predicted_ns else "none predicted"
+    return f"{format_time(round(row.median_ns))}  {ratio}"
+
+
+def _ranks(out: Out, found: Confirmation) -> None:
+    inside = any(peak.inside_bytes is not None for peak in found.peaks)
+    more = ("inside ops", "allocated", "reserved") if inside else ()
+    weighed = any(peak.worst_op for peak in found.peaks)
+    every = ("furthest off after an op",) if weighed else ()
+    table = _table(
+        "rank", "peak beyond static: predicted", "measured", "of predicted", *every, *more
+    )
+    for peak in found.peaks:
+        ratio = peak.measured_bytes / peak.predicted_bytes if peak.predicted_bytes else 1.0
+        cells = [
+            format_size(peak.predicted_bytes),
+            format_size(peak.measured_bytes),
+            f"×{ratio:.3f}",
+        ]
+        if weighed:
+            where = f" ({peak.worst_op})" if peak.worst_op else ""
+            cells.append(f"{_signed(peak.off_bytes)}{where}")
+        if inside:
+            sizes = (peak.inside_bytes, peak.allocated_bytes, peak.reserved_bytes)
+            cells += [format_size(size or 0) for size in sizes]
+        table.add_row(str(peak.rank), *cells)
+    out.print(table)
+    out.print()
+
+
+def _signed(size: int) -> str:
+    return f"{'-' if size < 0 else '+' if size else ''}{format_size(abs(size))}"
+
+
+def _causes(out: Out, found: Confirmation) -> None:
+    """Where the difference arises, on the measured critical path."""
+    difference = found.difference
+    total = difference.measured.makespan_ns - difference.predicted.makespan_ns
+    sign = "+" if total > 0 else ""
+    table = _table("on the critical path", f"{sign}{format_time(total)}")
+    for cause, time in sorted(difference.causes_ns.items(), key=lambda item: -abs(item[1])):
+        name = BETWEEN.get(cause, f"{cause} ops took {'longer' if time > 0 else 'less'}")
+        table.add_row(name, f"{'+' if time > 0 else ''}{format_time(time)}")
+    out.print(table)
+    steps = sorted(difference.path, key=lambda step: -abs(step.longer_ns + step.late_ns))
+    parts = []
+    for step in steps[:MOST_STEPS]:
+        after = f" after {step.waited_for}" if step.waited_for and step.late_ns else ""
+        lost = step.longer_ns + step.late_ns
+        parts.append(f"{step.op} {'+' if lost > 0 else ''}{format_time(lost)}{after}")
+    out.hint(Text(f"most of it: {', '.join(parts)}", "dim"), soft_wrap=True)
+    out.print()
+
+
+def _hints(out: Out, found: Confirmation) -> None:
+    rows = [row for row in found.difference.kinds if row.predicted_ns]
+    shortest = min(row.predicted_ns for row in rows if row.kind in COMPUTE)
+    if found.mode == "synthetic" and shortest < SHORTEST_NS:
+        hint(out, "short ops show what the machine itself takes; try --stretch 10")
+    elif found.mode == "replay":
+        off = [r for r in rows if abs(r.ratio - 1) > found.tolerances.time]
+        if off:
+            worst = max(off, key=lambda row: abs(row.ratio - 1))
+            hint(
+                out,
+                f"{worst.kind.name} of stage {worst.stage} is furthest from the profile"
+                f" (×{worst.ratio:.2f}): profile again, on a quiet machine",
+            )

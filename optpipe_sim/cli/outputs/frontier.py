@@ -1,0 +1,82 @@
+"""How ``frontier`` looks: a table by memory limit, and what next."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from ...units import counted, format_size, format_time
+from .show import Out, hint, size_text, written
+
+if TYPE_CHECKING:
+    from ...solvers.frontier import Frontier, Point
+
+HEADS = ("limit", "time", "bubble", "bound", "gap", "offloaded", "× published")
+
+
+def show_frontier(
+    out: Out, arguments: argparse.Namespace, curve: Frontier, files: dict[str, str]
+) -> None:
+    head = f"{curve.profile.name}: {counted(curve.profile.devices, 'device')}"
+    head += f", {counted(curve.microbatches, 'microbatch', 'microbatches')}"
+    out.print(Text("Best time by memory limit", "bold"), "on", Text(head))
+    out.print()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    for name in HEADS:
+        table.add_column(name, justify="left" if name == "× published" else "right", no_wrap=True)
+    for point in curve.points:
+        table.add_row(*_cells(point))
+    out.print(table)
+    if curve.interrupted:
+        total = len(set(arguments.limits))
+        text = f"interrupted: {len(curve.points)} of {total} limits"
+        kept = "" if arguments.no_cache else "; the same command goes on from there"
+        out.print(Text(f"{text}{kept}", "yellow"))
+    if any(point.result is None for point in curve.points):
+        least = curve.least_limit_bytes
+        chunks = counted(curve.profile.chunks, "chunk")
+        text = (
+            f"✗: with {chunks} per device no schedule exists below {format_size(least)} ({least}B)"
+        )
+        out.print(Text(text, "dim"))
+    written(out, files)
+    path, m = shlex.quote(arguments.profile), arguments.microbatches
+    shape = f" --chunks {arguments.chunks}" if arguments.chunks else ""
+    shape += f" --placement {arguments.placement}" if arguments.placement else ""
+    chosen = next((point for point in curve.points if point.result is not None), None)
+    if chosen is not None:
+        limit = size_text(chosen.limit_bytes)
+        command = f"optpipe-sim solve {path} -m {m} --memory-limit {limit}{shape} --save best.json"
+        hint(out, command, code=True)
+    if not arguments.chart:
+        hint(out, "draw it with --chart frontier.png")
+
+
+def _cells(point: Point) -> list[Text]:
+    limit = Text(format_size(point.limit_bytes))
+    result = point.result
+    if result is None or result.trace is None:
+        why = "infeasible" if point.status == "infeasible" else "none found"
+        return [limit, Text("✗", "red"), *(Text() for _ in HEADS[3:]), Text(why, "dim")]
+    trace = result.trace
+    flush = trace.objective == "flush"
+    share = trace.offloaded / (trace.schedule.shape.stages * trace.schedule.shape.microbatches)
+    fixed = Text("none fits", "dim")
+    if point.fixed is not None:
+        name, cost = point.fixed
+        fixed = Text(f"{cost / trace.cost_ns:.3f} {name}")
+    optimal = result.status == "optimal"
+    return [
+        limit,
+        Text(format_time(trace.cost_ns), "bold"),
+        Text(f"{trace.bubble_rate_flush if flush else trace.bubble_rate:.1%}"),
+        Text(format_time(result.lower_bound_ns)),
+        Text("optimal", "green") if optimal else Text(f"{result.gap:.2%}"),
+        Text(f"{share:.0%}"),
+        fixed,
+    ]

@@ -1,0 +1,111 @@
+"""What `solve` shows and logs while it works."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from ...errors import OptPipeError
+from ...files import write_text
+from ...units import format_time
+from .files import rewritable
+
+if TYPE_CHECKING:
+    from ...solvers.race.portfolio import Race
+    from .show import Out
+
+Watch = Callable[["Race"], None]
+
+
+@contextmanager
+def watching(out: Out, title: str, seconds: float) -> Iterator[Watch]:
+    """A line on stderr that says how far a solver is; nothing where stderr is no terminal.
+
+    No thread of its own moves it: engines are started as copies of this process.
+    """
+    if out.json or out.quiet or not sys.stderr.isatty():
+        yield lambda race: None
+        return
+    view = _View(title, seconds)
+    console = Console(stderr=True)
+    with Live(view, console=console, transient=True, auto_refresh=False) as live:
+
+        def watch(race: Race) -> None:
+            view.race = race
+            live.refresh()
+
+        yield watch
+
+
+class _View:
+    """The line, drawn anew each time it is asked for."""
+
+    def __init__(self, title: str, seconds: float) -> None:
+        self.title, self.seconds = title, seconds
+        self.spinner = Spinner("dots")
+        self.race: Race | None = None
+
+    def __rich__(self) -> Table:
+        grid = Table.grid(padding=(0, 2, 0, 0))
+        cells: list[Spinner | Text] = [self.spinner, Text(self.title, "bold")]
+        if self.race is not None:
+            cells += _told(self.race, self.seconds)
+        grid.add_row(*cells)
+        return grid
+
+
+def _told(race: Race, seconds: float) -> list[Spinner | Text]:
+    cells: list[Spinner | Text] = [Text(f"{race.seconds:.0f} of {seconds:.0f} s", "dim")]
+    if race.best is not None:
+        best = Text("best ", "dim").append(format_time(race.cost_ns), "bold green")
+        cells.append(best.append(f" {race.engine}", "dim"))
+    if race.bound_ns:
+        bound = Text("bound ", "dim").append(format_time(race.bound_ns), "cyan")
+        cells.append(bound.append(f" {race.bound_name}", "dim"))
+    if race.best is not None and race.bound_ns:
+        gap = (race.cost_ns - race.bound_ns) / race.bound_ns
+        cells.append(Text("gap ", "dim").append(f"{gap:.2%}", "bold"))
+    return cells
+
+
+class Log:
+    """A CSV of seconds, objective and bound, a row per improvement; the file is whole at all times.
+
+    A device or a pipe, which nothing can rewrite, gets its rows in the end, from `write`.
+
+    Attributes:
+        error: why it could not be written the last time, as when a disk is full; the rows are kept.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.rows = ["seconds,objective_ns,lower_bound_ns"]
+        self.last = ("", "")
+        self.error: OptPipeError | None = None
+        self.rewritable = rewritable(path) is not None
+        if self.rewritable:
+            write_text(self.path, f"{self.rows[0]}\n")
+
+    def __call__(self, race: Race) -> None:
+        now = ("" if race.best is None else str(race.cost_ns), str(race.bound_ns))
+        if now != self.last:
+            self.last = now
+            self.rows.append(f"{race.seconds:.3f},{now[0]},{now[1]}")
+            if self.rewritable:
+                self.write()
+
+    def write(self) -> None:
+        """The rows so far; a search does not end because of its log."""
+        try:
+            write_text(self.path, "\n".join(self.rows) + "\n")
+            self.error = None
+        except OptPipeError as error:
+            self.error = error

@@ -1,0 +1,174 @@
+"""Where answers go (a terminal, a pipe without colours, JSON), and the pieces they are made of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from ...trace import CAUSES, Trace
+from ...units import counted, format_size
+from ..status import SCHEMA
+
+if TYPE_CHECKING:
+    from ...profile import CostProfile
+
+Progress = Callable[[str, int, int], None]
+
+# Okabe and Ito's colours, which people with any kind of colour vision tell apart.
+CAUSE_STYLES = {
+    "fill": "black on #56b4e9",
+    "neighbour": "black on #e69f00",
+    "communication": "black on #009e73",
+    "reload": "black on #f0e442",
+    "memory": "black on #cc79a7",
+    "drain": "white on #0072b2",
+}
+MEANINGS = {
+    "fill": "before the first op",
+    "neighbour": "for a neighbour's op",
+    "communication": "for a message",
+    "reload": "for a reload",
+    "memory": "for memory",
+    "drain": "after the last op",
+}
+PIPE_WIDTH = 1000  # without a terminal nothing has to be cut or wrapped
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
+class Out:
+    """Where a command's answer goes: JSON, or text with or without the extras.
+
+    Args:
+        aside: text goes to stderr, as a file of the command goes to stdout.
+    """
+
+    def __init__(self, json: bool = False, quiet: bool = False, aside: bool = False) -> None:
+        self.json, self.quiet, self.answered = json, quiet, False
+        piped = None if (sys.stderr if aside else sys.stdout).isatty() else PIPE_WIDTH
+        self.console = _Console(width=piped, highlight=False, soft_wrap=False, stderr=aside)
+
+    def result(self, data: Mapping[str, Any]) -> None:
+        """The JSON object, where it is asked for, with the version of its keys."""
+        if self.json:
+            print(json.dumps({"schema": SCHEMA, **data}, allow_nan=False))
+            self.answered = True
+
+    def print(self, *parts: Any, **options: Any) -> None:
+        """Text for people."""
+        if not self.json:
+            self.console.print(*parts, **options)
+
+    def wait(self, text: str) -> None:
+        """What takes a while, for people who did not ask for quiet; on stderr, as progress is."""
+        if not self.json and not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def hint(self, *parts: Any, **options: Any) -> None:
+        """Text for people who did not ask for quiet."""
+        if not self.quiet:
+            self.print(*parts, **options)
+
+    @contextmanager
+    def progress(self, title: str) -> Iterator[Progress]:
+        """A bar on stderr while something takes long; nothing where stderr is no terminal."""
+        if self.json or self.quiet or not sys.stderr.isatty():
+            yield lambda name, done, total: None
+            return
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn(title), BarColumn(bar_width=24), TextColumn("{task.description}"))
+        # no thread of its own: solvers start their engines as copies of this process
+        console = Console(stderr=True)
+        with Bar(*columns, console=console, transient=True, auto_refresh=False) as bar:
+            task = bar.add_task("")
+            yield lambda name, done, total: bar.update(
+                task, description=name, completed=done, total=total, refresh=True
+            )
+
+
+def headline(profile: CostProfile, microbatches: int) -> Text:
+    parts = [f"{profile.name}: {counted(profile.devices, 'device')}"]
+    parts.append(counted(microbatches, "microbatch", "microbatches"))
+    parts.append(f"limit {limit_text(profile)}" if profile.memory_limit else "no memory limit")
+    return Text(", ".join(parts))
+
+
+def limit_text(profile: CostProfile) -> str:
+    limits = sorted(set(profile.memory_limit or ()))
+    if len(limits) == 1:
+        return f"{format_size(limits[0])} per device"
+    return f"{format_size(limits[0])} to {format_size(limits[-1])} per device"
+
+
+def program() -> str:
+    """How to call this program again: by name where the PATH has it, else as it was called."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return "python -m optpipe_sim"
+    return str(called) if shutil.which(called.name) is None else called.name
+
+
+def size_text(size: int) -> str:
+    """Bytes as the command line takes them, exact: ``40GiB``."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+def line(out: Out, name: str, value: str | Text) -> None:
+    text = Text(f"  {name:<19} ")
+    out.print(text.append(value), soft_wrap=True)
+
+
+def peak_text(trace: Trace) -> str:
+    peaks, limits = trace.peak_bytes, trace.memory_limit
+    top = max(range(len(peaks)), key=lambda device: peaks[device])
+    low = min(range(len(peaks)), key=lambda device: peaks[device])
+    text = f"{format_size(peaks[top])} on device {top}"
+    if limits:
+        text += f" ({percent(peaks[top] / max(limits[top], 1))} of its limit)"
+    if peaks[low] != peaks[top]:
+        text += f", least {format_size(peaks[low])} on device {low}"
+    return text
+
+
+def failed(out: Out, failures: Mapping[str, str]) -> None:
+    """What went wrong in a search that has an answer nevertheless."""
+    for engine, reason in failures.items():
+        if engine != "save":  # the command ends with it
+            line(out, "failed", Text(f"{engine}: {reason}", "yellow"))
+
+
+def written(out: Out, files: Mapping[str, str]) -> None:
+    for path, what in files.items():
+        out.hint(Text("wrote ").append(str(path), "bold").append(f"  {what}"), soft_wrap=True)
+
+
+def hint(out: Out, text: str, code: bool = False) -> None:
+    out.hint(Text("next: ", "dim").append(text, "cyan" if code else "default"), soft_wrap=True)
+
+
+def percent(share: float) -> str:
+    """A share for people: ``97%``, and no more digits than they would read."""
+    return f"{share:.0%}" if share < 10 else ">999%"
+
+
+def idle_shares(trace: Trace) -> dict[str, float]:
+    """Idle time by cause as a share of all device time."""
+    total = trace.makespan_ns * trace.schedule.shape.devices
+    idle = trace.idle_ns
+    return {cause: idle[cause] / total for cause in CAUSES}

@@ -1,0 +1,150 @@
+"""How ``solve`` looks: the schedule's measures, its proof, the published schedules beside it, what next."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from ...profile import CostProfile
+from ...schedule import Shape
+from ...units import format_size, format_time
+from .show import Out, failed, headline, hint, line, peak_text, size_text, written
+
+if TYPE_CHECKING:
+    from ...solvers.result import SolveResult
+    from ...trace import Trace
+
+KNOWN = ("warm start", "cache", "cache, adapted")  # who finds without searching
+TUNING_S = 1.0  # to look for the best options of a published schedule
+MANY_OPS = 200_000  # beyond this the published schedules are not built for comparison
+
+
+def show_solution(
+    out: Out,
+    arguments: argparse.Namespace,
+    profile: CostProfile,
+    result: SolveResult,
+    files: dict[str, str],
+) -> None:
+    trace = result.trace
+    assert trace is not None
+    out.print(Text("optpipe", "bold"), "on", headline(profile, arguments.microbatches))
+    if result.info["interrupted"]:
+        out.print(Text("interrupted: the best so far", "yellow"))
+    out.print()
+    span = "" if trace.objective == "flush" else " of the longest device"
+    time = Text(f"{format_time(trace.cost_ns)}{span}", "bold")
+    when = result.incumbents[-1][0] if result.incumbents else 0.0
+    found_by = result.info["found_by"]
+    by = f"from the {found_by}" if found_by in KNOWN else f"by {found_by}"
+    time.append(f", {by} after {when:.1f} of {result.seconds:.1f} s", "dim")
+    line(out, "time per iteration", time)
+    line(out, "proven", _proof(result))
+    flush = trace.objective == "flush"
+    line(out, "bubble", f"{trace.bubble_rate_flush if flush else trace.bubble_rate:.1%}")
+    line(out, "peak memory", peak_text(trace))
+    activations = trace.schedule.shape.stages * trace.schedule.shape.microbatches
+    offloaded = f"{trace.offloaded} of {activations} activations"
+    if trace.offloaded:
+        offloaded += f"; host memory peaks at {format_size(trace.host_peak_bytes)}"
+    line(out, "offloaded", offloaded)
+    if result.variables:
+        size = f"{result.variables:,} variables, {result.constraints:,} constraints"
+        line(out, "model", size)
+    shape = trace.schedule.shape
+    if shape.placement != profile.placement:
+        line(out, "shape", f"{shape.chunks} chunks per device, placed {_placement(shape)}")
+    fixed = _fixed(profile, result) if not out.quiet else None
+    if not out.quiet and len(trace.schedule) <= MANY_OPS:
+        line(out, "against", _against(trace, fixed))
+    failed(out, result.info["failures"])
+    written(out, files)
+    _hints(out, arguments, profile, result, fixed)
+
+
+def _placement(shape: Shape) -> str:
+    name = shape.placement_name
+    return name if isinstance(name, str) else "as listed"
+
+
+def _proof(result: SolveResult) -> Text:
+    # other chunks and placements have schedules of their own, which may be faster
+    name = result.bound_name.partition(", least over ")[0]
+    bound = f"{format_time(result.lower_bound_ns)} ({name})"
+    covered = result.info["covers"]
+    if result.status == "optimal":
+        return Text(f"✓ optimal: no schedule with {covered} takes less than {bound}", "green")
+    above = f"at most {result.gap:.2%} above the best possible"
+    return Text(f"{above}: with {covered} none takes less than {bound}")
+
+
+def _fixed(profile: CostProfile, result: SolveResult) -> tuple[str, Trace] | None:
+    """The fastest published schedule that fits."""
+    from ...solvers.fixed import best_fixed, best_tuned, published
+    from ...solvers.variants import GROUPED
+
+    trace = result.trace
+    if trace is None or len(trace.schedule) > MANY_OPS:
+        return None
+    m = trace.schedule.shape.microbatches
+    built = published(profile, m)
+    limits = profile.memory_limit
+    found = [best_fixed(built, profile, limits, trace.objective)]
+    found += [best_tuned(name, profile, m, limits, trace.objective, TUNING_S) for name in GROUPED]
+    return min(filter(None, found), key=lambda one: one[1].cost_ns, default=None)
+
+
+def _against(trace: Trace, fixed: tuple[str, Trace] | None) -> Text:
+    """How it stands to the fastest published schedule that fits."""
+    if fixed is None:
+        return Text("no published schedule fits this limit", "green")
+    name, other = fixed
+    chunks = other.schedule.shape.chunks
+    ratio = other.cost_ns / trace.cost_ns
+    what = f"{name}, the fastest published schedule that fits ({format_time(other.cost_ns)}"
+    what += ")" if chunks == trace.schedule.shape.chunks else f", with {chunks} chunks per device)"
+    if ratio >= 1:
+        return Text(f"{ratio:.3f}× as fast as {what}", "green")
+    return Text(f"slower than {what}", "yellow")
+
+
+def _hints(
+    out: Out,
+    arguments: argparse.Namespace,
+    profile: CostProfile,
+    result: SolveResult,
+    fixed: tuple[str, Trace] | None,
+) -> None:
+    """What to try next."""
+    trace = result.trace
+    assert trace is not None
+    path, m = shlex.quote(arguments.profile), arguments.microbatches
+    limit = arguments.memory_limit
+    bound = "" if limit is None else f" --memory-limit {size_text(limit)}"
+    if fixed is not None and fixed[1].cost_ns < trace.cost_ns:
+        shape = fixed[1].schedule.shape
+        if shape.placement != trace.schedule.shape.placement:
+            hint(out, f"optpipe-sim solve {path} -m {m}{bound} --chunks any", code=True)
+    elif result.status != "optimal" and result.seconds > 0.9 * arguments.time_limit:
+        hint(out, f"a longer --time-limit (now {arguments.time_limit:g} s)")
+    if arguments.save and arguments.chunks is None and arguments.placement is None:
+        saved = shlex.quote(arguments.save)
+        hint(out, f"optpipe-sim explain {saved} {path}{bound}", code=True)
+    elif not arguments.save:
+        hint(out, "keep it with --save best.json, draw it with --gantt gantt.png")
+    least = max(profile.least_limits)
+    if profile.memory_limit and max(profile.memory_limit) > least:
+        top = max(profile.memory_limit)
+        step = max(1, (top - least) // 6)
+        digit = 2**20 if least >= 2**26 else 1
+        step = max(digit, step // digit * digit)
+        sizes = ":".join(_rounded(size, digit) for size in (least, top, step))
+        hint(out, f"optpipe-sim frontier {path} -m {m} --limits {sizes}", code=True)
+
+
+def _rounded(size: int, digit: int) -> str:
+    """A size for a command line, in MiB or in bytes, not below what it is."""
+    return f"{-(-size // digit)}MiB" if digit > 1 else str(size)

@@ -1,0 +1,156 @@
+"""A training run in words: a table of its schedules, sentences, a CSV of its steps, a page."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...units import format_size, format_time
+
+if TYPE_CHECKING:
+    from ...runtime.train.task import TrainTask
+
+HEADS = (
+    "schedule",
+    "steps",
+    "offloaded",
+    "predicted",
+    "measured",
+    "with pauses",
+    "activations",
+    "held",
+)
+_Row = Mapping[str, Any]
+
+
+def phase_cells(phase: _Row) -> list[str]:
+    """One row of the table: a schedule and what came of it."""
+    held = phase.get("held_bytes")
+
+    def time(ns: int | None) -> str:
+        return "-" if ns is None else format_time(ns)
+
+    return [
+        phase["schedule"],
+        f"{phase['from_step']}-{phase['to_step'] - 1}" if phase["iterations"] else "none",
+        str(phase["offloaded"]),
+        f"{time(phase['predicted_ns'])} ({phase['costs']})",
+        time(phase["makespan_ns"]),
+        time(phase["wall_ns"]),
+        format_size(max(phase["predicted_bytes"])),
+        format_size(max(held)) if held else "-",
+    ]
+
+
+def sentences(answer: _Row) -> list[str]:
+    """What is to be said of a run, a line each."""
+    told = []
+    if answer["loss_first"] is not None:
+        floor = answer["loss_floor"]
+        least = "" if floor is None else f"; the text's own entropy is {floor:.4f}"
+        told.append(
+            f"loss {answer['loss_first']:.4f} to {answer['loss_last']:.4f} in"
+            f" {answer['steps']} steps{least}"
+        )
+    worst = answer["greatest_difference"]
+    if worst is not None:
+        equal = "bitwise equal at every step" if worst == 0 else f"apart by at most {worst:.2g}"
+        told.append(f"losses of the unpipelined model: {equal}")
+    happened = [(event["step"], _event(event)) for event in answer["events"]]
+    happened += [(switch["step"], _switch(switch)) for switch in answer["switches"]]
+    told += [f"step {step}: {text}" for step, text in sorted(happened) if text]
+    return told
+
+
+def _event(event: _Row) -> str:
+    if event["event"] == "profiled":
+        return (
+            f"costs measured; predicted with them {format_time(event['predicted_ns'])},"
+            f" measured {format_time(event['measured_ns'])}"
+        )
+    if event["event"] == "drift":
+        return (
+            f"drift: {event['what']} of stage {event['stage']} by {event['share']:.0%} of its compute"
+            " time; measured and solved anew"
+        )
+    if event["event"] == "solver_failed":
+        return f"solver: {event['error']}; training went on"
+    if event["event"] == "refused":
+        return f"refused: {'; '.join(event['reasons'])}"
+    return ""  # switches have a line of their own
+
+
+def _switch(switch: _Row) -> str:
+    alone = switch["profiled_ns"]
+    before = "" if alone is None else f"{format_time(alone)} before the solver started,"
+    return (
+        f"switched for a predicted {switch['gain']:.1%}; pauses longer by"
+        f" {switch['stall_ns'] / 1e6:.1f} ms in all (a usual pause:"
+        f" {format_time(switch['pause_ns'])}); prepared in {format_time(switch['prepare_ns'])} beside"
+        f" iterations of {format_time(switch['while_preparing_ns'])}; iterations {before}"
+        f" {format_time(switch['before_ns'])} beside it, {format_time(switch['after_ns'])} after"
+    )
+
+
+def csv_text(rows: Sequence[_Row], losses: Sequence[float] | None) -> str:
+    """Every step, a line each."""
+    keys = ["step", "loss", "epoch", "makespan_ns", "wall_ns", "between_ns"]
+    lines = [",".join([*keys, "usual", "loss_unpipelined"])]
+    for at, row in enumerate(rows):
+        other = "" if losses is None else repr(losses[at])
+        cells = [repr(row[key]) for key in keys]
+        lines.append(",".join([*cells, str(int(row["usual"])), other]))
+    return "\n".join(lines) + "\n"
+
+
+def markdown(arguments: argparse.Namespace, task: TrainTask, answer: _Row) -> str:
+    """The page of a run, with its provenance."""
+    from ...runtime.measure.machine import provenance
+    from ...runtime.measure.profiler import check_device
+
+    facts = provenance(task.plan, check_device("cpu"))
+    device, versions = facts["device"], facts["versions"]
+    rows = [HEADS, ["---"] * len(HEADS), *(phase_cells(phase) for phase in answer["phases"])]
+    lines = [
+        "# A training run that changes its schedule",
+        "",
+        f"`{command(arguments)}`",
+        "",
+        *("| " + " | ".join(row) + " |" for row in rows),
+        "",
+        *(f"- {sentence}" for sentence in sentences(answer)),
+        "",
+        f"{facts['measured_at']}, {device['name']}, {device['cores']} cores,"
+        + "".join(f" {name} {version}," for name, version in versions.items())
+        + " gloo, one thread per rank.",
+        "",
+        "Ranks, their copy threads and the solver share the cores of one CPU: that losses are equal"
+        " and what an exchange costs is meant by this; how fast a schedule is on GPUs is not.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def command(arguments: argparse.Namespace) -> str:
+    """The command that does it again."""
+    words = ["optpipe-sim train", "--model", arguments.model, "--stages", str(arguments.stages)]
+    words += ["-m", str(arguments.microbatches), "--steps", str(arguments.steps)]
+    if arguments.memory_limit is not None:
+        words += ["--memory-limit", f"{arguments.memory_limit}B"]
+    for key in ("schedule", "seq", "microbatch", "seed", "lr", "solver_time"):
+        value = getattr(arguments, key)
+        if value is not None:
+            words += [f"--{key.replace('_', '-')}", f"{value:g}" if key == "lr" else str(value)]
+    words += ["--min-gain", _share(arguments.min_gain), "--drift", _share(arguments.drift)]
+    if arguments.slow:
+        stage, step, ns = arguments.slow
+        words += ["--slow", f"{stage}:{step}:{ns / 1e6:g}"]
+    if arguments.any_order:
+        words.append("--any-order")
+    if arguments.write:
+        words += ["--write", arguments.write]
+    return " ".join(words)
+
+
+def _share(value: float) -> str:
+    return f"{100 * value:g}%"

@@ -1,0 +1,1 @@
+"""Advice: how to split a model over a number of GPUs."""

@@ -1,0 +1,97 @@
+"""`advise`: how to split a model over these GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...errors import OptPipeError
+from ..calibrate import Calibration
+from ..layer import RECOMPUTE
+from ..machine_files import load_machine
+from ..machines import Machine
+from ..model_files import load_model
+from ..models import Model
+from .rows import Advice
+from .search import OnProgress, Search
+from .space import Question, as_choices
+
+Source = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def advise(
+    model: Model | Source,
+    machine: Machine | Source,
+    gpus: int,
+    global_batch: int,
+    seq: int,
+    *,
+    top: int = 5,
+    time_limit: float = 15.0,
+    memory_limit: int | None = None,
+    margin: float = 0.05,
+    tolerance: float = 0.005,
+    recompute: Sequence[str] = RECOMPUTE,
+    schedules: Sequence[str] | None = None,
+    calibration: Calibration | None = None,
+    on_progress: OnProgress | None = None,
+    **choices: Any,
+) -> Advice:
+    """The best configuration of each of the `top` best splits of a model over GPUs.
+
+    Args:
+        model, machine: names, files, mappings, or what `load_model` and `load_machine` return.
+        gpus: in all. `global_batch`: sequences per iteration, in all. `seq`: tokens of each.
+        time_limit: seconds; what is not searched by then is counted, with the best it could be.
+        memory_limit: bytes per device; None: what the machine leaves, less `margin` of it.
+        tolerance: what could be faster by no more than this is not planned or solved further;
+            0 searches all that a bound does not exclude.
+        recompute, schedules: what to choose from; None: all that make sense (offloading only where
+            the machine has PCIe data).
+        calibration: what `calibrate` returned; its rates are used, and its errors reported.
+        on_progress: called with what is going on, how much of it is done, and of how much.
+        choices: values for pp, tp, cp, dp, ep, zero, microbatch, chunks (a number or several), flash,
+            dtype, exchange. By default cp is 1 and the others whatever divides.
+
+    Raises:
+        OutOfMemory: where nothing fits; names what needs the least.
+        OptPipeError: one line, for what can never be.
+    """
+    model = model if isinstance(model, Model) else load_model(model)
+    machine = machine if isinstance(machine, Machine) else load_machine(machine)
+    if calibration is not None:
+        machine = machine.with_rates(calibration.rates)
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise OptPipeError(f"top: must be a whole number of at least 1, got {top!r}")
+    if not 0 <= margin < 1:
+        raise OptPipeError(f"margin: must be from 0 to 1, got {margin}")
+    if memory_limit is None:
+        memory_limit = int(machine.usable_bytes * (1 - margin))
+    listed = {key: _option(key, value) for key, value in choices.items() if value is not None}
+    question = Question(
+        model,
+        machine,
+        gpus,
+        global_batch,
+        seq,
+        memory_limit,
+        recompute=as_choices("recompute", recompute) or RECOMPUTE,
+        schedules=as_choices("schedules", schedules),
+        **listed,
+    )
+    search = Search(question, top, time_limit, tolerance, on_progress or (lambda *_: None))
+    return search.run(calibration)
+
+
+_LISTS = ("pp", "tp", "cp", "dp", "ep", "zero", "microbatch", "chunks")
+
+
+def _option(key: str, value: Any) -> Any:
+    if key in ("flash", "dtype", "exchange"):
+        return value
+    if key not in _LISTS:
+        raise OptPipeError(
+            f"{key}: unknown choice; known are {', '.join(_LISTS)}, flash, dtype, exchange"
+        )
+    return as_choices(key, value)

@@ -1,0 +1,324 @@
+"""What `advise` answers: rows, what limits each, and how sure it is."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from statistics import median
+from typing import Any, NamedTuple
+
+from ...profile import CostProfile
+from ...trace import Trace
+from ..calibrate import Calibration
+from ..doubt import Doubt, doubt, kind_of, plausibility
+from ..estimate import estimate
+from ..layer import Work
+from ..parallelism import Layout
+from ..provenance import iteration_ns, mfu
+from .space import Choice, Question
+
+# Median error of memory on measured rows that no rate was fitted to (results/costs_tables.md: Zero
+# Bubble's table 4, PipeOffload's figure 15).
+MEMORY_ERROR = 0.025
+MFU_COUNTS = (
+    "model FLOPs over the peak of the format; every attention score counts (mfu) or the causal half"
+    " (mfu_causal); recomputation does not"
+)
+PLAIN = ("gpipe", "1f1b", "1f1b-i", "zb-h1", "dualpipe-v")
+LOSS = 0.05  # of an iteration: a smaller loss does not count as what limits it
+LIMITS = {  # what the parts of an iteration are put down to
+    "bubble": ("bubble",),
+    "communication": ("collectives", "hops", "gradients"),
+    "memory": ("recompute", "waiting for memory"),
+    "copies": ("reloads",),
+}
+
+
+class Point(NamedTuple):
+    """A configuration that was replayed, for the figure."""
+
+    iteration_ns: float
+    peak_bytes: int
+    choice: Choice
+    schedule: str
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """A configuration that fits.
+
+    Attributes:
+        choice, schedule: the split with its chunks; the schedule's name.
+        profile, trace: its costs, under the limit; the replay.
+        bound_ns: no schedule with this profile has a shorter iteration.
+        tokens: of an iteration, over all replicas.
+    """
+
+    choice: Choice
+    schedule: str
+    profile: CostProfile = field(repr=False)
+    trace: Trace = field(repr=False)
+    bound_ns: float
+    tokens: int
+
+    @cached_property
+    def iteration_ns(self) -> float:
+        """The schedule, what lies between ops, gradients and update."""
+        return iteration_ns(self.profile, self.trace.makespan_ns)
+
+    @property
+    def key(self) -> tuple[float, int, str]:
+        """Faster first, then leaner."""
+        return self.iteration_ns, self.peak_bytes, f"{self.choice} {self.schedule}"
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Of the fullest device."""
+        return max(self.trace.peak_bytes)
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Over all GPUs."""
+        return self.tokens / (self.iteration_ns * 1e-9)
+
+    @property
+    def mfu(self) -> float:
+        """Model FLOPs utilisation, every score counted: see `provenance.mfu`."""
+        return mfu(self.profile, self.iteration_ns, self.choice.microbatches)
+
+    @property
+    def mfu_causal(self) -> float:
+        """The same with the causal half of the scores counted."""
+        return mfu(self.profile, self.iteration_ns, self.choice.microbatches, causal=True)
+
+    @property
+    def gap(self) -> float:
+        """How much shorter an iteration another schedule of this profile could at most have."""
+        return 1 - self.bound_ns / self.iteration_ns
+
+    def to_json(self, advice: Advice) -> dict[str, Any]:
+        """Plain data; the keys of ``advise --json``."""
+        parts = advice.parts(self)
+        return {
+            **asdict(self.choice),
+            "schedule": self.schedule,
+            "iteration_ns": round(self.iteration_ns),
+            "tokens_per_s": self.tokens_per_s,
+            "mfu": self.mfu,
+            "mfu_causal": self.mfu_causal,
+            "plausible": advice.plausibility(self)[0],
+            "peak_bytes": self.peak_bytes,
+            "layers_per_stage": [cost.layers for cost in self.profile.stages],
+            "bound_ns": round(self.bound_ns),
+            "parts": parts,
+            "limited_by": limited_by(parts),
+            "doubt": advice.doubt(self).to_json(),
+            "doubts": advice.doubts(self),
+        }
+
+
+@dataclass(frozen=True)
+class Advice:
+    """The answer.
+
+    Attributes:
+        rows: the best configuration of each of the best splits, fastest first.
+        searched: configurations replayed. `solved`: of those, by a search of its own.
+        pruned: why others were not, and how many: ``memory`` (the least they need is above the
+            limit), ``bound`` (no schedule can make them fast enough), ``shape`` (not admitted).
+        unsearched: configurations that time did not allow to search further.
+        hope_ns: nothing among those can be faster than this (None where nothing is left).
+        seconds: what it took.
+        points: everything replayed, fitting or not.
+        calibration: what the machine's rates were fitted to for this question, if anything.
+        interrupted: Ctrl-C has ended the search.
+    """
+
+    question: Question = field(repr=False)
+    rows: tuple[Row, ...]
+    searched: int
+    solved: int
+    pruned: dict[str, int]
+    unsearched: int
+    hope_ns: float | None
+    seconds: float
+    points: tuple[Point, ...] = field(repr=False)
+    calibration: Calibration | None = field(default=None, repr=False)
+    interrupted: bool = False
+
+    @property
+    def error(self) -> float | None:
+        """The relative error of the best row's time; None where nothing comparable was measured."""
+        return self.doubt(self.rows[0]).error
+
+    @property
+    def basis(self) -> str:
+        """What that error rests on, or what is missing."""
+        return self.doubt(self.rows[0]).basis
+
+    @property
+    def plainest(self) -> Point | None:
+        """The fastest of what fits under a schedule that is neither planned nor searched for, so
+        that frameworks have it; None where nothing of that kind fits."""
+        plain = [p for p in self.points if p.fits and p.schedule in PLAIN]
+        return min(plain, key=lambda point: point[:2], default=None)
+
+    def parts(self, row: Row) -> dict[str, float]:
+        """Where the iteration's device time goes, as shares that add up to 1."""
+        return _parts(row, self.question)
+
+    def doubt(self, row: Row) -> Doubt:
+        """What measured runs say of the error of this row's time."""
+        if self.calibration is not None:
+            return _of_calibration(self.calibration)
+        question, choice = self.question, row.choice
+        layout = {key: choice.layout[key] for key in ("devices", "tp", "cp", "ep", "zero")}
+        work = Work(
+            choice.microbatch,
+            question.seq,
+            choice.tp,
+            choice.cp,
+            choice.ep,
+            flash=question.flash,
+            recompute=choice.recompute,
+            dtype=question.dtype,
+        )
+        return doubt(
+            question.model,
+            question.machine,
+            Layout(**layout, dp=choice.dp),
+            work,
+            offloads=bool(row.trace.offloaded),
+        )
+
+    def plausibility(self, row: Row) -> tuple[bool | None, str]:
+        """Whether some published run reached the row's MFU, and which; None where none is known."""
+        question = self.question
+        return plausibility(
+            question.machine, kind_of(question.model), question.dtype, row.mfu_causal
+        )
+
+    def tied(self, row: Row) -> bool:
+        """Whether the row is within the error of the best, or nothing tells; most of the error is
+        shared by all rows of one machine, so that their order is surer than their times."""
+        error = self.error
+        return error is None or row.iteration_ns <= self.rows[0].iteration_ns * (1 + error)
+
+    def doubts(self, row: Row) -> list[str]:
+        """What makes this row less sure than the others, and whether it is plausible at all."""
+        machine, choice = self.question.machine, row.choice
+        plausible, reason = self.plausibility(row)
+        found = []
+        if plausible is not True:
+            found.append(reason if plausible is None else f"not plausible: {reason}")
+        if row.peak_bytes > machine.usable_bytes * (1 - MEMORY_ERROR):
+            found.append(f"memory within {MEMORY_ERROR:.1%} of all there is, its usual error")
+        if row.trace.offloaded:
+            found.append("copies rest on the data sheet's PCIe rates")
+        parts = self.parts(row)
+        if parts["gradients"] + parts["collectives"] > LOSS and "collective" not in _fitted(row):
+            found.append("the rate of collectives is assumed")
+        if choice.ep > 1:
+            found.append("experts are taken as evenly loaded")
+            if self.question.exchange == "plain":
+                found.append("the exchange of tokens is hidden by nothing: see --exchange")
+        if choice.pp > 1 and choice.pp * choice.tp * choice.cp > machine.devices_per_node:
+            found.append("stages in different nodes, every hop taken as their mean")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; the keys of ``advise --json``."""
+        question, plain = self.question, self.plainest
+        return {
+            "model": question.model.name,
+            "machine": question.machine.name,
+            "gpus": question.gpus,
+            "global_batch": question.global_batch,
+            "seq": question.seq,
+            "memory_limit_bytes": question.limit_bytes,
+            "rows": [row.to_json(self) for row in self.rows],
+            "plainest": plain
+            and {
+                **asdict(plain.choice),
+                "schedule": plain.schedule,
+                "iteration_ns": round(plain.iteration_ns),
+                "peak_bytes": plain.peak_bytes,
+            },
+            "searched": self.searched,
+            "solved": self.solved,
+            "pruned": self.pruned,
+            "unsearched": self.unsearched,
+            "hope_ns": None if self.hope_ns is None else round(self.hope_ns),
+            "seconds": self.seconds,
+            "interrupted": self.interrupted,
+            "mfu_counts": MFU_COUNTS,
+            "error": self.error,
+            "basis": self.basis,
+            "unmeasured": list(self.doubt(self.rows[0]).unmeasured),
+        }
+
+
+def limited_by(parts: dict[str, float]) -> str:
+    """What costs most besides computing: ``bubble``, ``communication``, ``memory`` or ``copies``;
+    ``compute`` where none of them is above 5 %."""
+    losses = {name: sum(parts[key] for key in keys) for name, keys in LIMITS.items()}
+    worst = max(losses, key=lambda name: losses[name])
+    return worst if losses[worst] >= LOSS else "compute"
+
+
+def _of_calibration(calibration: Calibration) -> Doubt:
+    """Of rates that were fitted to measurements of one's own; nothing of those is held out."""
+    errors = [one.error for one in calibration.after]
+    middle = calibration.median_error()
+    worst = max(errors, key=abs, default=None)
+    return Doubt(
+        middle,
+        median(errors) if errors else None,
+        worst,
+        len(errors),
+        f"rates fitted to {len(errors)} measurements: on these, times are off by {middle:.1%} in the"
+        f" median, at worst by {worst or 0.0:+.0%}; what they do not contain was not measured",
+        (),
+    )
+
+
+def _fitted(row: Row) -> set[str]:
+    rates = row.profile.meta["rates"]
+    return {key for key, rate in rates.items() if str(rate["is"]).startswith("fitted")}
+
+
+def _parts(row: Row, question: Question) -> dict[str, float]:
+    """Busy time is split in proportion to what the same ops cost without ZeRO's exchange and
+    without recomputation."""
+    choice, trace = row.choice, row.trace
+    layout = {**choice.layout, "zero": min(choice.zero, 1)}
+    common = question.common
+    model, machine = question.model, question.machine
+    plain = estimate(model, machine, **{**layout, "recompute": "none"}, **common)
+    alone = estimate(model, machine, **layout, **common)
+    whole = _work(row.profile)
+    again = max(0, _work(alone) - _work(plain)) / whole
+    sent = max(0, whole - _work(alone)) / whole
+    sent += plain.meta["time_spent"]["messages"] * _work(plain) / whole
+    devices, total = row.profile.devices, row.iteration_ns
+    busy = sum(trace.busy_ns) / devices / total
+    idle = {cause: ns / devices / total for cause, ns in trace.idle_ns.items()}
+    once = row.profile.meta["iteration"]
+    return {
+        "compute": max(0.0, busy * (1 - again - sent)),
+        "collectives": busy * sent,
+        "recompute": busy * again,
+        "bubble": idle["fill"] + idle["drain"] + idle["neighbour"],
+        "hops": idle["communication"],
+        "waiting for memory": idle["memory"],
+        "reloads": idle["reload"],
+        "gradients": once["gradient_sync_ms"] * 1e6 / total,
+        "update": once["optimizer_ms"] * 1e6 / total,
+        "between ops": (total - iteration_ns(row.profile, 0) - trace.makespan_ns) / total,
+    }
+
+
+def _work(profile: CostProfile) -> int:
+    """F, B and W of one microbatch on all stages, ns."""
+    return sum(cost.t_f_ns + cost.t_b_ns + cost.t_w_ns for cost in profile.stages)

@@ -1,0 +1,363 @@
+"""The search behind `advise`.
+
+Best first: every split, microbatch size and recomputation has a bound that costs next to nothing
+(its work, evenly spread); those that are left are replayed under the published schedules, after a
+bound of their own (`bounds.bounds`); what could still win is planned greedily (AdaOffload, the
+automatic zero-bubble schedules, offloading), and only the rows of the answer are solved.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ...bounds.bounds import fill_and_drain, lower_bound, naive, one_microbatch
+from ...errors import Deadlock, InvalidSchedule, NoSolution, OptPipeError, OutOfMemory
+from ...names import build, parse_name
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...sim import simulate
+from ...solvers.solve import solve
+from ...solvers.starts import LOOP
+from ...trace import Trace
+from ...units import format_size
+from ..calibrate import Calibration
+from ..estimate import estimate
+from ..provenance import iteration_ns
+from .rows import Advice, Point, Row
+from .space import Choice, Question
+
+# these take longer to build than their bound does; in the order in which to try them
+PLANNED = ("adaoffload", "zb-1p", "zb-2p", "v-half", "v-min", "po", "po-h", "po-f", "zb-v")
+UNDER_LIMIT = ("adaoffload", "optpipe")  # their programs rely on the limit being kept
+SHARES = (0.5, 0.8)  # of the time: until the published ones, until the planned ones are done
+SOLVE_SECONDS = 3.0  # for one row, at most
+MANY_CELLS = 8000  # stages x microbatches: planning takes seconds beyond this
+PATIENCE = 1.03  # how much better another split has to look than one more shape of the same
+
+OnProgress = Callable[[str, int, int], None]
+Split = tuple[int, ...]
+
+
+class Candidate(NamedTuple):
+    """A choice with its chunks that could still be in the answer, with what it costs at least."""
+
+    bound: float
+    choice: Choice
+    profile: CostProfile
+    names: tuple[str, ...]
+
+
+def profile_of(question: Question, choice: Choice) -> CostProfile:
+    """The estimated profile of a choice, under the question's limit.
+
+    Raises:
+        OptPipeError: for a choice that the model or the machine does not admit.
+    """
+    made = estimate(
+        question.model,
+        question.machine,
+        **question.common,
+        **choice.layout,
+    )
+    return replace(made, memory_limit=(question.limit_bytes,) * made.devices)
+
+
+def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, Trace]:
+    """A named schedule's replay on a profile with a limit, and the name with its options.
+
+    What is built for no limit is replayed without one and fits where its peak does; it would not be
+    itself if it had to wait for memory. Long ones are first tried with a few microbatches: what
+    does not fit with those fits no better with more.
+
+    Raises:
+        OptPipeError: where the schedule does not admit the profile, or nothing keeps the limit.
+    """
+    base, options = parse_name(name)
+    limit = min(profile.limits() or (0,))
+    if base in LOOP:
+        options["chunks"] = profile.chunks
+    elif base in ("zb-2p", "zb-v") and "limit" not in options:
+        options["limit"], name = limit, f"{base}:limit={limit}B"
+    few = 2 * profile.devices
+    if base not in PLANNED and microbatches >= 2 * few and profile.devices > 1:
+        trace = _trace(build(base, profile, few, **options), profile, enforce=False)
+        if not trace.fits:
+            raise OutOfMemory(f"{name}: does not fit with {few} microbatches")
+    schedule = build(base, profile, microbatches, **options)
+    return name, _trace(schedule, profile, base in UNDER_LIMIT)
+
+
+def _trace(schedule: Schedule, profile: CostProfile, enforce: bool) -> Trace:
+    trace = simulate(schedule, profile, enforce=enforce)
+    host = profile.offload.host_limit_bytes if profile.offload else None
+    over = max(trace.peak_bytes) > min(profile.limits() or (0,))
+    return replace(trace, fits=not (over or (host is not None and trace.host_peak_bytes > host)))
+
+
+class Search:
+    """The search for one question; `run` is all of it."""
+
+    def __init__(
+        self, question: Question, top: int, seconds: float, tolerance: float, tell: OnProgress
+    ) -> None:
+        if not seconds > 0:
+            raise OptPipeError(f"time limit: must be above 0 seconds, got {seconds}")
+        self.question, self.top, self.seconds = question, top, seconds
+        self.tolerance, self.tell = tolerance, tell
+        self.began = time.monotonic()
+        self.best: dict[Split, Row] = {}  # per split
+        self.points: list[Point] = []
+        self.pruned: Counter[str] = Counter()
+        self.left: list[float] = []  # bounds of what time did not allow
+        self.solved = 0
+        self.least: tuple[int, Choice] | None = None
+
+    def run(self, calibration: Calibration | None = None) -> Advice:
+        """All of it, within the time as nearly as single steps allow.
+
+        Ctrl-C ends it with the best so far; where nothing was found yet, it is raised.
+        """
+        choices = self._ranked()
+        interrupted = False
+        try:
+            candidates = self._publish(choices)
+            self._plan(candidates)
+            if "optpipe" in [parse_name(name)[0] for name in self.question.names]:
+                interrupted = self._solve()
+        except KeyboardInterrupt:
+            if not self.best:
+                raise
+            interrupted = True
+        rows = sorted(self.best.values(), key=lambda row: row.key)[: self.top]
+        if not rows:
+            raise self._nothing()
+        worst = rows[-1].iteration_ns if len(rows) == self.top else float("inf")
+        hopes = [bound for bound in self.left if bound < worst]
+        return Advice(
+            self.question,
+            tuple(rows),
+            len(self.points),
+            self.solved,
+            dict(self.pruned),
+            len(hopes),
+            min(hopes, default=None),
+            time.monotonic() - self.began,
+            tuple(self.points),
+            calibration,
+            interrupted,
+        )
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def _ranked(self) -> list[tuple[float, Choice]]:
+        """Every choice whose weights fit, in the order in which to look at them, each with a time
+        that no chunks and no schedule can beat: its work, evenly spread over the pipeline."""
+        works: dict[tuple[Any, ...], int] = {}
+        promised = []
+        choices = self.question.choices()
+        shapes = max(len(list(self.question.shapes(choice))) for choice in choices)
+        if not shapes:
+            raise OptPipeError(
+                f"schedules: none of {', '.join(self.question.names)} runs with"
+                f" {'/'.join(map(str, self.question.chunks))} chunks on such a pipeline"
+            )
+        for at, choice in enumerate(choices):
+            if at % 50 == 0:
+                self.tell("estimating", at, len(choices))
+            profile = profile_of(self.question, choice)
+            static = sum(profile.static_bytes) // choice.pp
+            if static > self.question.limit_bytes:  # of some device, however it is chunked
+                self.pruned["memory"] += shapes
+                self._note_least(static, choice)
+                continue
+            key = (*choice.split[1:], choice.microbatch, choice.recompute)
+            if key not in works:
+                # one stage, no exchange of weights: the least these ops can take
+                whole = profile_of(self.question, replace(choice, pp=1, zero=min(choice.zero, 1)))
+                works[key] = sum(c.t_f_ns + c.t_b_ns + c.t_w_ns for c in whole.stages)
+            rounding = 2 * choice.pp * max(self.question.chunks)  # each op was rounded to a ns
+            work = (works[key] - rounding) * choice.microbatches / choice.pp
+            least = work / (1 - self.question.machine.rates.overhead)
+            likely = iteration_ns(profile, naive(profile, choice.microbatches))
+            promised.append((likely, least, choice))
+        promised.sort(key=lambda entry: entry[:2])
+        turns: Counter[Split] = Counter()
+        ordered = []
+        for likely, least, choice in promised:
+            turns[choice.split] += 1
+            ordered.append((likely * PATIENCE ** turns[choice.split], least, choice))
+        ordered.sort(key=lambda entry: entry[:2])
+        return [(least, choice) for _, least, choice in ordered]
+
+    def _publish(self, ranked: Sequence[tuple[float, Choice]]) -> list[Candidate]:
+        """The published schedules of whatever its bound does not exclude; what is left to plan."""
+        left: list[Candidate] = []
+        at = 0
+        try:
+            for at, (least, choice) in enumerate(ranked):
+                if not self._open(least, choice):
+                    self.pruned["bound"] += 1
+                elif self._spent(SHARES[0]):
+                    self.left.append(least)
+                else:
+                    self.tell(f"replaying, {self._so_far()}", at, len(ranked))
+                    left += self._try_published(choice)
+        except KeyboardInterrupt:
+            self.left += [least for least, choice in ranked[at:] if self._open(least, choice)]
+            self.left += [one.bound for one in left]
+            raise
+        return left
+
+    def _try_published(self, choice: Choice) -> list[Candidate]:
+        """Replay a choice with every shape that it may have; those that could fit and be in the
+        answer."""
+        found = []
+        for shaped, names in self.question.shapes(choice):
+            candidate = self._bounded(shaped, names)
+            if candidate is None:
+                continue
+            found.append(candidate)
+            for name in names:
+                if parse_name(name)[0] not in (*PLANNED, "optpipe"):
+                    self._try(candidate, name)
+        return found
+
+    def _bounded(self, choice: Choice, names: tuple[str, ...]) -> Candidate | None:
+        """A choice with its profile and the bounds that cost little; None where it is out."""
+        try:
+            profile = profile_of(self.question, choice)
+        except OptPipeError:
+            self.pruned["shape"] += 1
+            return None
+        needed = max(profile.least_limits)
+        if needed > self.question.limit_bytes:
+            self.pruned["memory"] += 1
+            self._note_least(needed, choice)
+            return None
+        m = choice.microbatches
+        bound = max(naive(profile, m), one_microbatch(profile), fill_and_drain(profile, m))
+        whole = iteration_ns(profile, bound)
+        if not self._open(whole, choice):
+            self.pruned["bound"] += 1
+            return None
+        return Candidate(whole, choice, profile, names)
+
+    def _plan(self, candidates: Sequence[Candidate]) -> None:
+        """The schedules that are planned for the limit, where they could still win; the most
+        promising first, large problems last."""
+        turns: Counter[Split] = Counter()
+        ordered = []
+        for one in sorted(candidates, key=lambda one: one.bound):
+            choice = one.choice
+            turns[choice.split] += 1
+            own = self.best.get(choice.split)
+            between = (one.bound * (own.iteration_ns if own else one.bound)) ** 0.5
+            large = choice.pp * choice.chunks * choice.microbatches > MANY_CELLS
+            ordered.append((large, between * PATIENCE ** turns[choice.split], one))
+        ordered.sort(key=lambda entry: entry[:2])
+        at = 0
+        try:
+            for at, (_, _, one) in enumerate(ordered):
+                self._plan_one(one, at, len(ordered))
+        except KeyboardInterrupt:
+            self.left += [one.bound for _, _, one in ordered[at:]]
+            raise
+
+    def _plan_one(self, one: Candidate, at: int, number: int) -> None:
+        """The planned schedules of one candidate, where they could still win."""
+        slack = 1 + self.tolerance
+        planned = [name for name in one.names if parse_name(name)[0] in PLANNED]
+        planned.sort(key=lambda name: PLANNED.index(parse_name(name)[0]))
+        if not planned or not self._open(one.bound * slack, one.choice):
+            return
+        if self._spent(SHARES[1]):
+            self.left.append(one.bound)
+            return
+        self.tell(f"planning, {self._so_far()}", at, number)
+        tight = iteration_ns(one.profile, lower_bound(one.profile, one.choice.microbatches).ns)
+        for name in planned:
+            if self._open(tight * slack, one.choice):
+                self._try(one._replace(bound=tight), name)
+
+    def _solve(self) -> bool:
+        """A search of its own for each row of the answer that its bound leaves room for; whether
+        Ctrl-C has ended one."""
+        rows = sorted(self.best.values(), key=lambda row: row.key)[: self.top]
+        rows = [row for row in rows if row.gap > self.tolerance and row.choice.pp > 1]
+        for at, row in enumerate(rows):
+            left = self.seconds - (time.monotonic() - self.began)
+            if left <= 0.2:
+                break
+            self.tell(f"solving, {self._so_far()}", at, len(rows))
+            try:
+                found = solve(
+                    row.profile,
+                    row.choice.microbatches,
+                    engine="search",
+                    time_limit=min(SOLVE_SECONDS, left / (len(rows) - at)),
+                    warm_start=row.trace.schedule,
+                )
+                assert found.schedule is not None
+                trace = _trace(found.schedule, row.profile, enforce=True)
+            except (OutOfMemory, NoSolution, Deadlock, InvalidSchedule):
+                continue
+            self.solved += 1
+            self._offer(replace(row, schedule="optpipe", trace=trace))
+            if found.info.get("interrupted"):
+                return True
+        return False
+
+    def _try(self, one: Candidate, name: str) -> None:
+        try:
+            name, trace = replayed(one.profile, one.choice.microbatches, name)
+        except (InvalidSchedule, OutOfMemory, NoSolution, Deadlock) as error:
+            self.pruned["memory" if isinstance(error, OutOfMemory) else "shape"] += 1
+            return
+        tokens = self.question.global_batch * self.question.seq
+        self._offer(Row(one.choice, name, one.profile, trace, one.bound, tokens))
+
+    def _offer(self, row: Row) -> None:
+        fits = row.trace.fits
+        self.points.append(Point(row.iteration_ns, row.peak_bytes, row.choice, row.schedule, fits))
+        known = self.best.get(row.choice.split)
+        if fits and (known is None or row.key < known.key):
+            self.best[row.choice.split] = row
+
+    def _note_least(self, needed: int, choice: Choice) -> None:
+        if self.least is None or needed < self.least[0]:
+            self.least = needed, choice
+
+    # -- bounds -----------------------------------------------------------------------------------
+
+    def _worst(self) -> float:
+        """The slowest row that would be in the answer now."""
+        times = sorted(row.iteration_ns for row in self.best.values())
+        return times[self.top - 1] if len(times) >= self.top else float("inf")
+
+    def _open(self, bound: float, choice: Choice) -> bool:
+        """Whether something with this bound could still be a row of the answer."""
+        own = self.best.get(choice.split)
+        return bound <= self._worst() and (own is None or bound <= own.iteration_ns)
+
+    def _spent(self, share: float) -> bool:
+        return bool(self.best) and time.monotonic() - self.began > share * self.seconds
+
+    def _so_far(self) -> str:
+        if not self.best:
+            return "none fits so far"
+        return f"best {min(row.iteration_ns for row in self.best.values()) / 1e9:.3g} s"
+
+    def _nothing(self) -> OptPipeError:
+        limit = format_size(self.question.limit_bytes)
+        where = f"{self.question.gpus} GPUs with {limit} each"
+        if self.least is None:
+            return NoSolution(f"{self.question.model.name}: no schedule fits {where}")
+        needed, choice = self.least
+        return OutOfMemory(
+            f"{self.question.model.name} does not fit on {where}: the least that was tried,"
+            f" {choice} zero {choice.zero}, {choice.recompute} recompute, needs {format_size(needed)}"
+        )

@@ -1,0 +1,254 @@
+"""What `advise` may choose from: the question, and every way to spread a model over the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...errors import InvalidSchedule, OptPipeError
+from ...names import ENTRIES, parse_name
+from ...solvers.starts import LOOP, ONE_CHUNK, VEE
+from ..layer import RECOMPUTE, Work, check_work
+from ..machines import Machine, MachineError
+from ..models import Model
+from ..parallelism import Layout
+
+OFFLOADING = ("po", "po-h", "po-f", "adaoffload")  # senseless without a link to the host
+ANY_SHAPE = ("adaoffload", "optpipe")
+SCHEDULES = tuple(name for name in ENTRIES if name != "gpipe")  # 1f1b does the same in less memory
+MICROBATCHES = (1, 2, 4, 8)
+CHUNKS = (1, 2, 3, 4)
+MOST_SEQUENCES = 2**18  # in a global batch
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to train: a split of the GPUs, and how each replica works.
+
+    Attributes:
+        pp, tp, cp, dp, ep, zero: pipeline stages' devices, devices that share layers, sequences and
+            experts, replicas and what they share out; see `parallelism.Layout`.
+        microbatch: sequences of a microbatch. `microbatches`: m, per replica and iteration.
+        recompute: what is done again in B.
+        chunks, placement: of the pipeline.
+    """
+
+    pp: int
+    tp: int
+    cp: int
+    dp: int
+    ep: int
+    zero: int
+    microbatch: int
+    microbatches: int
+    recompute: str
+    chunks: int = 1
+    placement: str = "loop"
+
+    @property
+    def split(self) -> tuple[int, ...]:
+        """Who shares what: (pp, tp, cp, dp, ep)."""
+        return self.pp, self.tp, self.cp, self.dp, self.ep
+
+    @property
+    def layout(self) -> dict[str, Any]:
+        """The arguments of `estimate` that say all of it."""
+        keys = ("tp", "cp", "ep", "dp", "zero", "microbatch", "chunks", "placement", "recompute")
+        return {"devices": self.pp * self.tp * self.cp, **{key: getattr(self, key) for key in keys}}
+
+    def __str__(self) -> str:
+        more = "".join(f" {k} {getattr(self, k)}" for k in ("cp", "ep") if getattr(self, k) > 1)
+        return f"pp {self.pp} tp {self.tp} dp {self.dp}{more}"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked: a model, GPUs, a batch, a limit; each list is what may be chosen from, None:
+    whatever makes sense. Checks itself.
+
+    Raises:
+        OptPipeError: one line, for what can never be.
+    """
+
+    model: Model
+    machine: Machine
+    gpus: int
+    global_batch: int
+    seq: int
+    limit_bytes: int
+    pp: tuple[int, ...] | None = None
+    tp: tuple[int, ...] | None = None
+    cp: tuple[int, ...] | None = (1,)
+    dp: tuple[int, ...] | None = None
+    ep: tuple[int, ...] | None = None
+    zero: tuple[int, ...] | None = None
+    microbatch: tuple[int, ...] | None = None
+    chunks: tuple[int, ...] = CHUNKS
+    recompute: tuple[str, ...] = RECOMPUTE
+    schedules: tuple[str, ...] | None = None
+    flash: bool = True
+    dtype: str = "bf16"
+    exchange: str = "plain"
+
+    @property
+    def common(self) -> dict[str, Any]:
+        """The arguments of `estimate` that all choices share."""
+        return {key: getattr(self, key) for key in ("seq", "flash", "dtype", "exchange")}
+
+    def __post_init__(self) -> None:
+        for key in ("gpus", "global_batch", "seq"):
+            _positive(key.replace("_", " "), getattr(self, key))
+        for key in ("pp", "tp", "cp", "dp", "ep", "microbatch", "chunks"):
+            for value in getattr(self, key) or ():
+                _positive(key, value)
+        if self.gpus > 2**16:
+            raise OptPipeError(f"gpus: at most {2**16}, got {self.gpus}")
+        if self.global_batch > MOST_SEQUENCES:
+            raise OptPipeError(
+                f"global batch: at most {MOST_SEQUENCES} sequences, got {self.global_batch}"
+            )
+        self.machine.peak(self.dtype)
+        check_work(self.model, Work(1, self.seq, exchange=self.exchange))
+        for value in self.zero or ():
+            Layout(1, zero=value)
+        for value in self.recompute:
+            check_work(self.model, Work(1, self.seq, recompute=value))
+        for key in ("tp", "cp", "ep"):
+            for value in getattr(self, key) or ():
+                if key != "ep" and self.gpus % value:
+                    raise OptPipeError(f"{key}: {value} does not divide the {self.gpus} GPUs")
+                check_work(self.model, replace(Work(1, self.seq), **{key: value}))
+        layers = self.model.layers
+        for pp in self.pp or ():
+            if self.gpus % pp:
+                raise OptPipeError(f"pp: {pp} does not divide the {self.gpus} GPUs")
+            if not _enough_layers(pp, layers):
+                raise OptPipeError(
+                    f"pp: {pp} stages, but {self.model.name} has {layers} layers; at most"
+                    f" {layers + 2} stages, the embedding and the head on their own"
+                )
+        for dp in self.dp or ():
+            if self.gpus % dp:
+                raise OptPipeError(f"dp: {dp} does not divide the {self.gpus} GPUs")
+            self._check_batch(dp, "dp")
+        for size in self.microbatch or ():
+            self._check_batch(size, "microbatch")
+        for name in self.schedules or ():
+            base, _ = parse_name(name)
+            if self.machine.pcie is None and base in OFFLOADING:
+                raise MachineError(
+                    f"machine {self.machine.name}: no PCIe data, so no offloading and no {base}: give"
+                    " pcie (generation, lanes, d2h_gb_per_s, h2d_gb_per_s) in its file"
+                )
+
+    def _check_batch(self, part: int, key: str) -> None:
+        if self.global_batch % part:
+            raise OptPipeError(
+                f"global batch: {self.global_batch} sequences are not a multiple of {key} {part}"
+            )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The schedules to try."""
+        if self.schedules is not None:
+            return self.schedules
+        if self.machine.pcie is not None:
+            return SCHEDULES
+        return tuple(name for name in SCHEDULES if not name.startswith("po"))
+
+    def choices(self) -> list[Choice]:
+        """Every split with every microbatch size and recomputation, chunks left at 1.
+
+        Raises:
+            OptPipeError: where there is none.
+        """
+        found = list(self._choices())
+        if not found:
+            asked = ", ".join(
+                f"{key} {'/'.join(map(str, getattr(self, key)))}"
+                for key in ("pp", "tp", "cp", "dp", "ep", "microbatch")
+                if getattr(self, key)
+            )
+            raise OptPipeError(
+                f"no way to spread {self.gpus} GPUs and a global batch of {self.global_batch}"
+                f" sequences of {self.model.name} with {asked or 'whole replicas'}:"
+                " pp x tp x cp x dp must be the GPUs, and dp x microbatch divide the batch"
+            )
+        return found
+
+    def _choices(self) -> Iterator[Choice]:
+        node = self.machine.devices_per_node
+        for tp in self.tp or (n for n in divisors(self.gpus) if node % n == 0):
+            for cp in self.cp or (n for n in divisors(self.gpus // tp) if node % n == 0):
+                if self.gpus % (tp * cp):
+                    continue
+                for pp in divisors(self.gpus // (tp * cp)):
+                    dp = self.gpus // (tp * cp * pp)
+                    if self.pp is not None and pp not in self.pp:
+                        continue
+                    if self.dp is not None and dp not in self.dp:
+                        continue
+                    if self.global_batch % dp or not _enough_layers(pp, self.model.layers):
+                        continue
+                    yield from self._of_split(pp, tp, cp, dp)
+
+    def _of_split(self, pp: int, tp: int, cp: int, dp: int) -> Iterator[Choice]:
+        """The choices of one split."""
+        share = self.global_batch // dp
+        zeros = self.zero or ((1, 2, 3) if dp * cp > 1 else (0,))  # ZeRO 1 costs no more than none
+        for ep in self.ep or (divisors(tp * cp * dp) if self.model.experts else (1,)):
+            for size in self.microbatch or MICROBATCHES:
+                if share % size:
+                    continue
+                try:
+                    layout = Layout(pp * tp * cp, tp, cp, ep, dp)
+                    for recompute in self.recompute:
+                        work = Work(size, self.seq, tp, cp, ep, layout.expert_tp, self.flash)
+                        check_work(self.model, replace(work, sequence_parallel=tp > 1))
+                        for zero in zeros:
+                            yield Choice(pp, tp, cp, dp, ep, zero, size, share // size, recompute)
+                except OptPipeError:  # what this model cannot be divided by
+                    continue
+
+    def shapes(self, choice: Choice) -> Iterator[tuple[Choice, tuple[str, ...]]]:
+        """A choice with each number of chunks and placement, and the schedules for it."""
+        bases = {name: parse_name(name)[0] for name in self.names}
+        for chunks in self.chunks:
+            for placement in ("loop", "vee"):
+                if placement == "vee" and (chunks != 2 or choice.pp == 1):
+                    continue
+                known: tuple[str, ...] = (
+                    VEE if placement == "vee" else ONE_CHUNK if chunks == 1 else LOOP
+                )
+                if choice.pp == 1 and chunks > 1:
+                    known = ()  # nothing to interleave, but parts of an activation may be offloaded
+                names = tuple(n for n, base in bases.items() if base in (*known, *ANY_SHAPE))
+                if names:
+                    yield replace(choice, chunks=chunks, placement=placement), names
+
+
+def divisors(number: int) -> list[int]:
+    """Of a whole number, in order."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def as_choices(key: str, value: Any) -> tuple[Any, ...] | None:
+    """One value, several, or None (whatever makes sense) as a tuple."""
+    if value is None:
+        return None
+    if isinstance(value, int | str):
+        return (value,)
+    if isinstance(value, Sequence) and value:
+        return tuple(dict.fromkeys(value))
+    raise OptPipeError(f"{key}: expected a value or several, got {value!r}")
+
+
+def _enough_layers(stages: int, layers: int) -> bool:
+    return stages <= layers + 2 and (stages <= layers or stages >= 3)
+
+
+def _positive(key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        kind = InvalidSchedule if key == "chunks" else OptPipeError
+        raise kind(f"{key}: must be a whole number of at least 1, got {value!r}")

@@ -1,0 +1,234 @@
+"""How far an estimate can be trusted: what was compared with published runs, and what was not.
+
+``data/compared/runs.yaml`` has every published run that an estimate was held against (written by
+``python -m experiments.costs_runs.run``). The doubt of a case is what those runs say of its
+machine, kind of model and number format, and which of its features none of them has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from importlib.resources import files
+from statistics import median
+from typing import Any, NamedTuple
+
+from ..files import plain, read_mapping
+from .layer import Work
+from .machine_files import load_machine, machine_names
+from .machines import Machine, Rates
+from .models import Model
+from .parallelism import Layout
+
+FEW = 3  # runs that share all features of a case: fewer, and all of its kind count
+
+
+class Compared(NamedTuple):
+    """A published run beside its estimate.
+
+    Attributes:
+        machine: the machine file whose rates the estimate used.
+        kind: ``dense`` or ``experts``. `dtype`: of the matrix products.
+        features: as `features` names them.
+        error: estimated / published iteration time - 1.
+        mfu, mfu_causal: of the published run, every score or the causal half counted.
+        run: which one, for people; `source`: who published it.
+    """
+
+    machine: str
+    kind: str
+    dtype: str
+    features: frozenset[str]
+    error: float
+    mfu: float
+    mfu_causal: float
+    run: str
+    source: str
+
+
+class Best(NamedTuple):
+    """The highest MFU (causal half of the scores counted) of published runs of one class."""
+
+    mfu_causal: float
+    run: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """What is known of an estimate's error.
+
+    Attributes:
+        error: median absolute relative error of iteration times of comparable runs; None where no
+            such run was compared, or where the case has a feature that none of them has.
+        bias, worst: their median signed and largest error (negative: estimated too fast); None
+            without any.
+        runs: how many.
+        basis: a sentence with all of that.
+        unmeasured: features of the case that no compared run of this machine and kind has.
+    """
+
+    error: float | None
+    bias: float | None
+    worst: float | None
+    runs: int
+    basis: str
+    unmeasured: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; the ``doubt`` of an estimated profile's meta."""
+        return {
+            "error": self.error,
+            "bias": self.bias,
+            "worst": self.worst,
+            "runs": self.runs,
+            "basis": self.basis,
+            "unmeasured": list(self.unmeasured),
+        }
+
+
+def kind_of(model: Model) -> str:
+    """``experts`` or ``dense``."""
+    return "experts" if model.experts else "dense"
+
+
+def features(model: Model, machine: Machine, layout: Layout, work: Work) -> frozenset[str]:
+    """What distinguishes a case beyond its machine, kind of model and number format."""
+    node = machine.devices_per_node
+    has = {
+        "pipeline parallelism": layout.pipeline > 1,
+        "tensor parallelism": layout.tp > 1,
+        "context parallelism": layout.cp > 1,
+        "expert parallelism": layout.ep > 1,
+        "expert parallelism across nodes": layout.ep * layout.expert_tp > node,
+        "ZeRO 2 or 3": layout.zero > 1,
+        "several nodes": layout.devices * layout.dp > node,
+        "recomputation of norms": work.recompute == "norms",
+        "full recomputation": work.recompute == "full",
+        "unfused attention": not work.flash,
+        "latent attention": model.latent,
+    }
+    return frozenset(name for name, here in has.items() if here)
+
+
+def doubt(
+    model: Model, machine: Machine, layout: Layout, work: Work, offloads: bool = False
+) -> Doubt:
+    """What compared runs say of this case; `offloads`: its schedule moves activations to the host."""
+    asked = features(model, machine, layout, work)
+    if offloads:
+        asked |= {"offloading"}
+    return _doubt(machine.name, machine.rates, kind_of(model), work.dtype, asked)
+
+
+@lru_cache(maxsize=4096)
+def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]) -> Doubt:
+    what = f"{_KINDS[kind]} in {dtype}"
+    if rates.fitted and (name not in machine_names() or load_machine(name).rates != rates):
+        sources = ", ".join(sorted(set(rates.fitted.values())))
+        return _unknown(
+            f"rates fitted to {sources}; no run that the fit had not seen was compared", asked
+        )
+    if name not in machine_names() or load_machine(name).rates != rates:
+        return _unknown(f"no published run on {name} was compared", asked)
+    family = [one for one in compared() if (one.machine, one.kind) == (name, kind)]
+    same = [one for one in family if one.dtype in (dtype, _ALIKE.get(dtype, dtype))]
+    if not same:
+        near = f"; in other formats {_told(family)}" if family else ""
+        return _unknown(f"no published run of {what} on {name} was compared{near}", asked)
+    covered = frozenset().union(*(one.features for one in same))
+    missing = tuple(sorted(asked - covered))
+    alike = [one for one in same if asked <= one.features]
+    chosen = alike if len(alike) >= FEW else same
+    errors = [one.error for one in chosen]
+    basis = f"{what} on {name}: {_told(chosen)}"
+    if missing:
+        basis += f"; none of them has {', '.join(missing)}"
+    return Doubt(
+        None if missing else median(map(abs, errors)),
+        median(errors),
+        max(errors, key=abs),
+        len(errors),
+        basis,
+        missing,
+    )
+
+
+_KINDS = {"dense": "dense models", "experts": "models with experts"}
+_ALIKE = {"fp16": "bf16", "bf16": "fp16"}
+
+
+def _unknown(basis: str, asked: Iterable[str]) -> Doubt:
+    return Doubt(None, None, None, 0, basis, tuple(sorted(asked)))
+
+
+def _told(runs: list[Compared]) -> str:
+    """Number, errors and sources of compared runs, in words."""
+    errors = [one.error for one in runs]
+    sources = "; ".join(dict.fromkeys(one.source.split(",")[0] for one in runs))
+    count = f"{len(runs)} published runs" if len(runs) > 1 else "1 published run"
+    middle, worst = median(errors), max(errors, key=abs)
+    side = "too long" if middle > 0 else "too short"
+    return (
+        f"{count} compared ({sources}), times off by {median(map(abs, errors)):.1%} in the median"
+        f" ({abs(middle):.1%} {side}), at worst by {worst:+.0%}"
+    )
+
+
+def best_published(machine: Machine, kind: str, dtype: str) -> Best | None:
+    """The best of the published runs of this kind and format on chips of the same bf16 peak."""
+    peak = machine.peak_tflops.get("bf16")
+    rows: list[Best] = [
+        Best(one.mfu_causal, one.run, one.source)
+        for one in compared()
+        if (one.kind, _same(one.dtype)) == (kind, _same(dtype)) and _peak(one.machine) == peak
+    ]
+    rows += [
+        Best(float(one["mfu_causal"]), one["run"], one["source"])
+        for one in _data().get("records", [])
+        if (one["kind"], one["dtype"]) == (kind, _same(dtype)) and _peak(one["machine"]) == peak
+    ]
+    return max(rows, default=None)
+
+
+def plausibility(
+    machine: Machine, kind: str, dtype: str, mfu_causal: float
+) -> tuple[bool | None, str]:
+    """Whether some published run reached so much, and a sentence; None where there is none."""
+    best = best_published(machine, kind, dtype)
+    if best is None:
+        return (
+            None,
+            f"no published MFU of {_KINDS[kind]} in {dtype} on such devices to hold it against",
+        )
+    reached = f"{best.run}: {best.mfu_causal:.1%} with the causal half counted ({best.source})"
+    if mfu_causal > best.mfu_causal:
+        return False, (
+            f"an MFU of {mfu_causal:.1%} is beyond every published run of {_KINDS[kind]} in {dtype} on"
+            f" such devices; the best known, {reached}"
+        )
+    return True, f"the best published run of this class is {reached}"
+
+
+def _same(dtype: str) -> str:
+    return "bf16" if dtype == "fp16" else dtype
+
+
+def _peak(name: str) -> float | None:
+    return load_machine(name).peak_tflops.get("bf16")
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    path = files("optpipe_sim.costs") / "data" / "compared" / "runs.yaml"
+    data: dict[str, Any] = plain(read_mapping(str(path)))
+    return data
+
+
+@cache
+def compared() -> tuple[Compared, ...]:
+    """Every published run that an estimate was held against."""
+    return tuple(
+        Compared(**{**row, "features": frozenset(row["features"])}) for row in _data()["rows"]
+    )

@@ -1,0 +1,156 @@
+"""Levels of recomputation from a model's shapes: what a stage can drop, and what bringing it back takes.
+
+Per layer there are a few *parts* that can be dropped after F and made again from what stays: norms
+with activation functions and dropout, the scores of unfused attention (Korthikanti et al., arXiv
+2205.05198, section 5: "selective"), queries, keys and values, the up-projection of the MLP or of
+the experts. Dropped one after the other, the cheapest per byte first, they make a chain of levels.
+Whole layers, of which only the input stays, continue it: a quarter, a half, three quarters and all
+of the layers of a stage ("block" and "full" in Megatron-LM).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..stage_cost import RecomputeLevel
+from .layer import Layer, Work
+from .machines import Machine
+from .models import Model
+from .roofline import gemm_seconds, op_time
+
+# Part: the names of what it keeps, and of the GEMMs that make it again.
+PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "attention": (
+        ("softmax output", "score dropout mask", "dropped scores"),
+        ("scores", "values"),
+    ),
+    "qkv": (("queries, keys, values", "query and key norm inputs"), ("qkv",)),
+    "mlp": (("activation input",), ("mlp in",)),
+    "experts": (("expert activation input",), ("experts in",)),
+}
+WHOLE = {"full-25%": 0.25, "full-50%": 0.5, "full-75%": 0.75, "full": 1.0}  # shares of the layers
+
+
+class Part(NamedTuple):
+    """Something that one layer can drop: bytes, and the seconds that making it again takes."""
+
+    size: int
+    seconds: float
+
+
+class Dropped(NamedTuple):
+    """What a level drops of one stage: bytes, seconds to make it again, and the most bytes that one
+    of its layers drops."""
+
+    size: float
+    seconds: float
+    most: float
+
+
+def parts_of(layer: Layer, machine: Machine, work: Work) -> dict[str, Part]:
+    """What a layer can drop, by name."""
+    bandwidth = machine.memory_gb_per_s * 1e9 * machine.rates.bandwidth
+    scores = PARTS["attention"][0]
+    norms = [
+        kept.name
+        for kept in layer.kept
+        if kept.recomputed_with == "norms" and kept.name not in scores
+    ]
+    found = {}
+    for name, (keeps, gemms) in {"norms": (tuple(norms), ()), **PARTS}.items():
+        taken = [kept for kept in layer.kept if kept.name in keeps]
+        size = sum(kept.size for kept in taken)
+        if not size:
+            continue
+        products = [one for one in (*layer.gemms, *layer.score_gemms) if one.name in gemms]
+        # each dropped tensor is written once more, from an input of about its size
+        seconds = 2 * size / bandwidth + sum(
+            gemm_seconds(gemm, "F", machine, work.dtype, work.element) for gemm in products
+        )
+        found[name] = Part(size, seconds)
+    return found
+
+
+def stage_levels(
+    layers: Sequence[tuple[Layer, int]],
+    act_bytes: int,
+    w_bytes: int,
+    model: Model,
+    machine: Machine,
+    work: Work,
+) -> tuple[RecomputeLevel, ...]:
+    """The levels of a stage, from the least that is dropped to the most.
+
+    Args:
+        layers: each kind of layer of the stage, and how many of it there are.
+        act_bytes, w_bytes: of the stage, embedding and head included.
+
+    Levels that drop less than another one and take longer are left out. Layers are recomputed one
+    after the other, so the working memory is that of one layer; a split backward ends holding what
+    W needs of all of them.
+    """
+    factor = machine.rates.memory_factor
+    count = sum(number for _, number in layers)
+    dropping = _pareto(_drops(layers, model, machine, work))
+    levels = []
+    for name, dropped in dropping.items():
+        keep = max(0, act_bytes - round(dropped.size * factor))
+        most = round(dropped.most * factor)
+        after = max(0, w_bytes - keep) + max(0, act_bytes - w_bytes) // max(1, count)
+        levels.append(
+            RecomputeLevel(
+                name,
+                max(1, round(dropped.seconds * 1e9)),
+                keep,
+                min(most, act_bytes - keep),
+                min(max(most, after), act_bytes - keep),
+            )
+        )
+    return tuple(levels)
+
+
+def _drops(
+    layers: Sequence[tuple[Layer, int]], model: Model, machine: Machine, work: Work
+) -> dict[str, Dropped]:
+    """What each level drops, by name."""
+    found: dict[str, Dropped] = {}
+    parts = [(parts_of(layer, machine, work), number) for layer, number in layers]
+    totals: dict[str, Part] = {}
+    for own, number in parts:
+        for name, part in own.items():
+            size, seconds = totals.get(name, Part(0, 0.0))
+            totals[name] = Part(size + number * part.size, seconds + number * part.seconds)
+    chain: list[str] = []
+    for name in sorted(totals, key=lambda name: totals[name].seconds / totals[name].size):
+        chain.append(name)
+        most = max(sum(own[one].size for one in chain if one in own) for own, _ in parts)
+        found["+".join(chain)] = Dropped(
+            sum(totals[one].size for one in chain), sum(totals[one].seconds for one in chain), most
+        )
+    whole = [
+        (layer.kept_bytes() - layer.input_bytes, op_time(layer, "F", machine, model, work).total)
+        for layer, number in layers
+        for _ in range(number)
+    ]
+    whole.sort(key=lambda one: one[1] / max(one[0], 1))
+    for name, share in WHOLE.items():
+        some = whole[: -int(-share * len(whole) // 1)]
+        if some:
+            found[name] = Dropped(
+                sum(size for size, _ in some),
+                sum(seconds for _, seconds in some),
+                max(size for size, _ in some),
+            )
+    return found
+
+
+def _pareto(drops: Mapping[str, Dropped]) -> dict[str, Dropped]:
+    """Those that no other one beats in both bytes and seconds, from the least dropped to the most."""
+    order = sorted(drops, key=lambda name: (drops[name].size, -drops[name].seconds))
+    chosen: list[str] = []
+    for name in order:
+        while chosen and drops[chosen[-1]].seconds >= drops[name].seconds:
+            chosen.pop()
+        chosen.append(name)
+    return {name: drops[name] for name in chosen}

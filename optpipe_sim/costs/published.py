@@ -1,0 +1,175 @@
+"""Published measurements as the calibration takes them: Zero Bubble's tables, PipeOffload's figure 15."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from ..files import plain, read_mapping
+from . import load_machine, load_model
+from .calibrate import Measurement, Replays, Setup, op_times, run
+from .estimate import estimate
+from .machines import Machine
+
+# The calibration sees these models only: a half of the Zero Bubble rows, a third of PipeOffload's.
+CALIBRATED_ON = ("gpt-1.5b", "gpt-14.6b", "gpt-10.5b")
+NO_NUMBER = ("oom", "host", "skip")
+
+
+@cache
+def published(name: str) -> dict[str, Any]:
+    """A data file of ``costs/data/published``."""
+    path = files("optpipe_sim.costs") / "data" / "published" / f"{name}.yaml"
+    data: dict[str, Any] = plain(read_mapping(str(path)))
+    return data
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One published number, the measurement it is for the fit, and which side of the split it is on."""
+
+    table: str
+    model: str
+    quantity: str
+    measurement: Measurement
+
+    @property
+    def role(self) -> str:
+        """``fit`` or ``check``."""
+        return "fit" if self.model in CALIBRATED_ON else "check"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One cell of figure 15: what was run, how it ended, and its replay at any rates.
+
+    `outcome`: ``ran``, ``oom`` (out of memory), ``host`` (out of host memory) or ``skip`` (not run).
+    """
+
+    model: str
+    seq: int
+    schedule: str
+    outcome: str
+    percent: float  # MFU
+    gib: float
+    setup: Setup
+    replays: Replays
+
+    @property
+    def role(self) -> str:
+        """``fit`` or ``check``."""
+        return "fit" if self.model in CALIBRATED_ON else "check"
+
+
+def machine_of(name: str) -> Machine:
+    """The machine that a data file is about."""
+    return load_machine(published(name)["machine"])
+
+
+def zero_bubble_cells() -> list[Cell]:
+    """Op times and messages (table 6 and ZB-V's), throughput and memory (table 4)."""
+    data, machine = published("zero_bubble"), machine_of("zero_bubble")
+    cells: list[Cell] = []
+    for row in data["rows"]:
+        each, p = row["layers_per_stage"], row["devices"]
+        options = {**data["options"], "microbatch": row["microbatch"], "offload": False}
+        stage = Setup(row["model"], p, {**options, "layers": _ends(each, p)})
+        cells += _times("Zero Bubble, table 6", row, stage, machine)
+        for schedule, samples in row["samples"].items():
+            setup = Setup(
+                row["model"],
+                p,
+                {**options, **_chunked(schedule, each, p)},
+                schedule,
+                row["microbatches"],
+            )
+            seconds = row["microbatches"] * row["microbatch"] / (samples * p)
+            gib = row.get("gib", {}).get(schedule)
+            for one in run(setup, machine, iteration_ms=seconds * 1e3, peak_gib=gib):
+                quantity = "iteration_ms" if one.kind == "iteration" else "peak_gib"
+                cells.append(
+                    Cell("Zero Bubble, table 4", row["model"], f"{schedule} {quantity}", one)
+                )
+    for row in data["vshape"]:
+        options = {**data["options"], "microbatch": row["microbatch"], "chunks": 2}
+        setup = Setup(row["model"], row["devices"], {**options, "offload": False})
+        cells += _times("Zero Bubble, ZB-V's table", row, setup, machine)
+    return cells
+
+
+def _times(table: str, row: dict[str, Any], setup: Setup, machine: Machine) -> list[Cell]:
+    measured = {key: row[key] for key in ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms")}
+    made = op_times(setup, machine, measured)
+    return [
+        Cell(table, row["model"], f"m={row['microbatches']} {key}", one)
+        for key, one in zip(measured, made, strict=True)
+    ]
+
+
+def figure_15(skipped: bool = False) -> list[Run]:
+    """All cells of figure 15 that were run; with `skipped`, the others as well."""
+    data, machine, made = published("pipeoffload"), machine_of("pipeoffload"), []
+    for row in data["rows"]:
+        p = row["devices"]
+        each = (load_model(row["model"]).layers + 2) // p
+        for schedule, percent, gib in zip(data["columns"], row["mfu"], row["gib"], strict=True):
+            if gib == "skip" and not skipped:
+                continue
+            options = {
+                **data["options"],
+                **_chunked(schedule, each, p),
+                "seq": row["seq"],
+                "offload": schedule.startswith("po"),
+            }
+            setup = Setup(row["model"], p, options, schedule, row["microbatches"])
+            ran = gib not in NO_NUMBER
+            made.append(
+                Run(
+                    row["model"],
+                    row["seq"],
+                    schedule,
+                    "ran" if ran else gib,
+                    float(percent) if ran else 0.0,
+                    float(gib) if ran else 0.0,
+                    setup,
+                    Replays(setup, machine),
+                )
+            )
+    return made
+
+
+def figure_15_cells(runs: list[Run]) -> list[Cell]:
+    """MFU, as the time of an iteration, and activation memory, of the cells that ran."""
+    machine, cells = machine_of("pipeoffload"), []
+    for one in runs:
+        if one.outcome != "ran":
+            continue
+        profile = estimate(one.model, machine, one.setup.devices, **one.setup.options)
+        facts = profile.meta["iteration"]
+        work = facts["flops_per_microbatch"] * one.setup.microbatches
+        rate = one.percent / 100 * facts["peak_flops_per_device"] * one.setup.devices
+        for found in run(
+            one.setup,
+            machine,
+            iteration_ms=work / rate * 1e3,
+            activation_gib=one.gib,
+            replays=one.replays,
+        ):
+            quantity = "iteration_ms" if found.kind == "iteration" else "activation_gib"
+            name = f"s={one.seq} {one.schedule} {quantity}"
+            cells.append(Cell("PipeOffload, figure 15", one.model, name, found))
+    return cells
+
+
+def _ends(each: int, p: int) -> list[int]:
+    """One layer fewer on the first and the last stage, for the embedding and the head."""
+    return [each - 1] + [each] * (p - 2) + [each - 1]
+
+
+def _chunked(schedule: str, each: int, p: int) -> dict[str, Any]:
+    """Interleaved schedules: one layer per chunk; the others: a device's layers as one stage."""
+    if schedule in ("1f1b-i", "gis", "gis-h", "po-h", "po-f"):
+        return {"chunks": each, "layers": [0] + [1] * (each * p - 2) + [0]}
+    return {"layers": _ends(each, p)}

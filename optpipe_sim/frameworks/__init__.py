@@ -1,0 +1,1 @@
+"""Formats of other tools: Perfetto traces and torch.distributed.pipelining's CSV."""

@@ -1,0 +1,208 @@
+"""What a schedule can have and a format cannot say, and what leaving it out costs.
+
+A format says all of a schedule or is refused, unless what it cannot say is left out by name: then
+the schedule that is exported is another one, and needs another time and other memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..errors import InvalidSchedule, OptPipeError
+from ..ops import BW, B, C, F, O, R
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..units import counted, format_size, format_time
+
+
+@dataclass(frozen=True)
+class Loss:
+    """One thing that a format cannot say.
+
+    Attributes:
+        name: how users leave it out: ``--without-NAME``, ``without=[NAME]``.
+        thing: one of them, in words.
+        count: how many of them a schedule has.
+        strip: the schedule without them.
+    """
+
+    name: str
+    thing: str
+    count: Callable[[Schedule], int]
+    strip: Callable[[Schedule], Schedule]
+
+
+def _without_offloads(schedule: Schedule) -> Schedule:
+    # an order on links orders nothing but offloads and reloads
+    return _only(schedule, ~schedule.is_transfer).replace(link_order={})
+
+
+def _recomputed(schedule: Schedule) -> int:
+    """How many activations have a level, or a C."""
+    apart = schedule.table[schedule.table[:, 0] == C]
+    recomputed = schedule.levels.table > 0
+    recomputed[apart[:, 1], apart[:, 2]] = True
+    return int(recomputed.sum())
+
+
+def _without_recomputation(schedule: Schedule) -> Schedule:
+    return _only(schedule, schedule.table[:, 0] != C).replace(recompute={})
+
+
+def _only(schedule: Schedule, kept: np.ndarray) -> Schedule:
+    """The schedule with the rows of its table that are `kept`."""
+    lengths = np.bincount(schedule.devices[kept], minlength=schedule.shape.devices)
+    return Schedule.from_table(
+        schedule.shape,
+        schedule.table[kept],
+        np.cumsum([0, *lengths]),
+        None,
+        schedule.meta,
+        schedule.levels,
+    ).replace(link_order=schedule.link_order)
+
+
+OFFLOADS = Loss(
+    "offloads",
+    "offload",
+    lambda schedule: int((schedule.table[:, 0] == O).sum()),
+    _without_offloads,
+)
+RECOMPUTATION = Loss(
+    "recomputation",
+    "recomputed activation",
+    _recomputed,
+    _without_recomputation,
+)
+CANNOT_SAY: Mapping[str, tuple[Loss, ...]] = {
+    "torch-csv": (OFFLOADS, RECOMPUTATION),
+    "perfetto": (),
+}
+
+
+def losses_of(schedule: Schedule, format: str) -> dict[Loss, int]:
+    """What `format` cannot say of a schedule, and how many of each there are."""
+    counts = {loss: loss.count(schedule) for loss in CANNOT_SAY[format]}
+    return {loss: count for loss, count in counts.items() if count}
+
+
+def in_words(losses: Mapping[Loss, int]) -> str:
+    """``699 offloads``, with an "and" where there are several kinds."""
+    return " and ".join(counted(count, loss.thing) for loss, count in losses.items())
+
+
+def leave_out(schedule: Schedule, format: str, without: Collection[str] = ()) -> Schedule:
+    """The schedule that `format` can say: the same one, or without what `without` names.
+
+    Raises:
+        OptPipeError: for what the format cannot say and was not left out; for a name that is none.
+    """
+    known = [loss.name for loss in CANNOT_SAY[format]]
+    for name in without:
+        if name not in known:
+            raise OptPipeError(
+                f"without: {name!r} is nothing that {format} leaves out; known are"
+                f" {', '.join(known) or 'none'}"
+            )
+    losses = losses_of(schedule, format)
+    refused = {loss: count for loss, count in losses.items() if loss.name not in without}
+    if refused:
+        names = [loss.name for loss in refused]
+        raise InvalidSchedule(
+            f"{format} cannot say {in_words(refused)}; without={names} leaves them out,"
+            " which takes more memory"
+        )
+    for loss in losses:
+        schedule = loss.strip(schedule)
+    return schedule
+
+
+@dataclass(frozen=True)
+class Cost:
+    """A schedule as it is and as it is exported, replayed with the same profile.
+
+    Attributes:
+        peak_bytes, makespan_ns: of what is exported, which nothing holds back.
+        full_peak_bytes, full_makespan_ns: of the whole schedule, under the limit.
+        memory_limit: bytes per device, or None.
+    """
+
+    peak_bytes: tuple[int, ...]
+    makespan_ns: int
+    full_peak_bytes: tuple[int, ...]
+    full_makespan_ns: int
+    memory_limit: tuple[int, ...] | None
+
+    @property
+    def above(self) -> tuple[int, ...]:
+        """The devices whose peak is above their limit, the worst first."""
+        if self.memory_limit is None:
+            return ()
+        over = {
+            device: peak / max(limit, 1)
+            for device, (peak, limit) in enumerate(
+                zip(self.peak_bytes, self.memory_limit, strict=True)
+            )
+            if peak > limit
+        }
+        return tuple(sorted(over, key=lambda device: -over[device]))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "peak_bytes": list(self.peak_bytes),
+            "makespan_ns": self.makespan_ns,
+            "full_peak_bytes": list(self.full_peak_bytes),
+            "full_makespan_ns": self.full_makespan_ns,
+            "memory_limit_bytes": self.memory_limit and list(self.memory_limit),
+            "fits": None if self.memory_limit is None else not self.above,
+        }
+
+    def __str__(self) -> str:
+        """The peak against the limit, and the time, in one line."""
+        device = self.above[0] if self.above else int(np.argmax(self.peak_bytes))
+        text = f"device {device} peaks at {format_size(self.peak_bytes[device])}"
+        if self.memory_limit is not None:
+            text += f" of its {format_size(self.memory_limit[device])}"
+        text += f" (before: {format_size(self.full_peak_bytes[device])})"
+        if len(self.above) > 1:
+            text += f" and {len(self.above)} of {len(self.peak_bytes)} devices exceed their limits"
+        now, before = format_time(self.makespan_ns), format_time(self.full_makespan_ns)
+        return f"{text}; an iteration takes {now} (before: {before})"
+
+
+def cost_of(schedule: Schedule, exported: Schedule, profile: CostProfile) -> Cost:
+    """What both take with the costs and the limit of `profile`.
+
+    Raises:
+        OptPipeError: as `sim.simulate`, where one of them cannot be replayed at all.
+    """
+    from ..sim import simulate, simulate_or_report
+
+    full, _ = simulate_or_report(schedule, profile)
+    left = simulate(exported, profile, enforce=False)
+    return Cost(
+        left.peak_bytes,
+        left.makespan_ns,
+        full.peak_bytes,
+        full.makespan_ns,
+        profile.for_shape(schedule.shape).memory_limit,
+    )
+
+
+def most_held(schedule: Schedule) -> tuple[int, ...]:
+    """Per device, the most activations that it holds in the order of its program.
+
+    It needs no profile, and counts an activation as gone where its offload stands in the program.
+    """
+    change = np.zeros(len(schedule.table), np.int64)
+    for kind, step in ((F, 1), (R, 1), (B, -1), (BW, -1), (O, -1)):
+        change[schedule.table[:, 0] == kind] = step
+    return tuple(
+        int(np.cumsum(change[first:last]).max(initial=0))
+        for first, last in pairwise(schedule.offsets.tolist())
+    )

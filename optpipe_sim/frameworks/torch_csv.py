@@ -1,0 +1,120 @@
+"""Compute orders in the CSV format of torch.distributed.pipelining, and back.
+
+One row per rank, one cell per action, ``<stage><TYPE><microbatch>``: torch's ``F`` is our F, its
+``I`` (backward, input) our B, its ``W`` our W and its ``B`` (full backward) our BW. Torch has no
+word for O and R: a schedule with offloads is refused, unless they are left out (`losses`). Messages
+are left out, as torch adds them itself.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from ..errors import InvalidSchedule
+from ..files import read_text, write_text
+from ..ops import BW, B, F, Op, W
+from ..schedule import Schedule, Shape
+from .losses import leave_out
+
+_TO_TORCH = {F: "F", B: "I", W: "W", BW: "B"}
+_FROM_TORCH = {name: kind for kind, name in _TO_TORCH.items()}
+_ACTION = re.compile(r"(\d+)([FIWB])(\d+)")
+# What torch writes into a lowered schedule (format "compute_comms"); it follows from the order.
+_LOWERED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
+_OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")
+
+
+def torch_csv(schedule: Schedule, without: Collection[str] = ()) -> str:
+    """The compute order of `schedule` as a CSV that torch loads with format ``compute_only``.
+
+    Args:
+        without: what to leave out of what torch cannot be told: ``offloads`` (with their reloads
+            and their order on links), ``recomputation`` (C's and levels).
+            `losses.cost_of` says what that costs.
+
+    Raises:
+        InvalidSchedule: where the schedule has what torch cannot be told and it is not left out.
+    """
+    rows = [
+        ",".join(map(_action, program))
+        for program in leave_out(schedule, "torch-csv", without).programs
+    ]
+    return "\n".join(rows) + "\n"
+
+
+def _action(op: Op) -> str:
+    if op.kind not in _TO_TORCH:
+        raise InvalidSchedule(f"torch-csv cannot say {op}")
+    return f"{op.stage}{_TO_TORCH[op.kind]}{op.microbatch}"
+
+
+def save_torch_csv(
+    schedule: Schedule, path: str | os.PathLike[str], without: Collection[str] = ()
+) -> Path:
+    """Write `torch_csv` to a file, whole or not at all."""
+    return write_text(path, torch_csv(schedule, without))
+
+
+def from_torch_csv(text: str, source: str = "torch csv") -> Schedule:
+    """The schedule in a CSV of torch, its shape read off the actions.
+
+    Empty cells (idle steps) and what torch adds when it lowers a schedule (SEND, RECV, UNSHARD,
+    RESHARD, REDUCE_GRAD) are skipped; an overlapped pair ``(0F3;7B1)OVERLAP_F_B`` becomes its two
+    ops, one after the other.
+
+    Args:
+        text: one row per rank.
+        source: what to call it in errors.
+
+    Raises:
+        InvalidSchedule: names the row and the cell that is no action, or why the rows are no
+            schedule (a stage on two ranks, stages that do not divide over the ranks).
+    """
+    rows = list(csv.reader(io.StringIO(text)))
+    programs = [
+        [op for cell in row for op in _ops(cell.strip(), f"{source}: rank {rank}")]
+        for rank, row in enumerate(rows)
+    ]
+    ranks: dict[int, int] = {}
+    for rank, program in enumerate(programs):
+        for op in program:
+            if ranks.setdefault(op.stage, rank) != rank:
+                raise InvalidSchedule(
+                    f"{source}: stage {op.stage} is on rank {ranks[op.stage]} and on rank {rank}"
+                )
+    if not ranks:
+        raise InvalidSchedule(f"{source}: no actions; expected one row per rank, such as 0F0,0B0")
+    stages = 1 + max(ranks)
+    missing = next((stage for stage in range(stages) if stage not in ranks), None)
+    if missing is not None:
+        raise InvalidSchedule(f"{source}: stage {missing} has no actions")
+    if stages % len(rows):
+        raise InvalidSchedule(
+            f"{source}: {stages} stages on {len(rows)} ranks; every rank needs as many stages"
+        )
+    microbatches = 1 + max(op.microbatch for program in programs for op in program)
+    placement = tuple(ranks[stage] for stage in range(stages))
+    return Schedule(Shape(len(rows), stages // len(rows), microbatches, placement), programs)
+
+
+def load_torch_csv(path: str | os.PathLike[str]) -> Schedule:
+    """`from_torch_csv` of a file; errors name it."""
+    return from_torch_csv(read_text(path), str(path))
+
+
+def _ops(cell: str, where: str) -> list[Op]:
+    """The ops that a cell stands for: none, one, or the two of an overlapped pair."""
+    if not cell or _LOWERED.fullmatch(cell):
+        return []
+    if found := _ACTION.fullmatch(cell):
+        return [Op(_FROM_TORCH[found[2]], int(found[1]), int(found[3]))]
+    if found := _OVERLAPPED.fullmatch(cell):
+        return [op for part in found[1].split(";") for op in _ops(part.strip(), where)]
+    raise InvalidSchedule(
+        f"{where}: {cell!r} is no action; expected STAGE, one of F I W B, MICROBATCH, as in 2F0"
+    )

@@ -1,0 +1,109 @@
+"""What every op takes, allocates and releases: the one table that all engines read.
+
+An activation of a stage has a *treatment*: 0, kept whole; ``2 l - 1``, recomputed at the stage's
+l-th level (counted from 1) inside the backward; ``2 l``, recomputed at that level apart, by an op C.
+Whether it is offloaded as well is another matter: O and R then move what the treatment keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+
+from .ops import BW, B, C, F, O, OpKind, R, W
+from .stage_cost import RecomputeLevel, StageCost
+
+KEEP = 0
+Level = TypeVar("Level", int, np.ndarray)
+
+
+def inside(level: Level) -> Level:
+    """The treatment that recomputes at the `level`-th level (from 1) inside the backward."""
+    return 2 * level - 1
+
+
+def apart(level: Level) -> Level:
+    """The treatment that recomputes at the `level`-th level (from 1) by an op C."""
+    return 2 * level
+
+
+class OpTable(NamedTuple):
+    """Arrays (kinds, stages, treatments), int64 but for `asks`.
+
+    Entries of kinds that a treatment does not have (C where nothing is recomputed apart), and of
+    treatments that a stage does not have, are 0.
+    """
+
+    duration_ns: np.ndarray
+    allocated_bytes: np.ndarray  # at the start of the op; of an R, when it is granted
+    released_bytes: np.ndarray  # at its end
+    asks: np.ndarray  # whether the op is granted memory in program order, even if 0 bytes
+
+    @property
+    def treatments(self) -> int:
+        return int(self.duration_ns.shape[2])
+
+
+def make_table(stages: Sequence[StageCost]) -> OpTable:
+    """The table of these stages (see the README, "Memory" and "Recomputation")."""
+    most = max(len(cost.recompute) for cost in stages)
+    shape = (len(OpKind), len(stages), 1 + 2 * most)
+    table = OpTable(
+        np.zeros(shape, np.int64),
+        np.zeros(shape, np.int64),
+        np.zeros(shape, np.int64),
+        np.zeros(shape, bool),
+    )
+    table.asks[[F, R]] = True
+    for stage, cost in enumerate(stages):
+        _enter(table, stage, KEEP, cost, None)
+        for at, level in enumerate(cost.recompute, 1):
+            _enter(table, stage, inside(at), cost, level)
+            _enter(table, stage, apart(at), cost, level)
+            _recompute_inside(table, stage, inside(at), cost, level)
+            _recompute_apart(table, stage, apart(at), cost, level)
+    return table
+
+
+def _enter(
+    table: OpTable, stage: int, treatment: int, cost: StageCost, level: RecomputeLevel | None
+) -> None:
+    """What is the same inside and apart: the forward, the weight gradient, the copies."""
+    duration, allocated, released, _ = (array[:, stage, treatment] for array in table)
+    keep = cost.act_bytes if level is None else level.keep_bytes
+    work = 0 if level is None else level.working_bytes(cost.act_bytes)
+    duration[[F, B, W, BW]] = cost.t_f_ns, cost.t_b_ns, cost.t_w_ns, cost.fused_ns
+    allocated[F], released[F] = keep + work, work
+    released[B], released[W] = cost.act_bytes - cost.w_bytes, cost.w_bytes
+    released[BW] = cost.act_bytes
+    moved = min(cost.offloadable, keep)
+    released[O] = allocated[R] = moved
+    for kind, time in ((O, cost.t_offload_ns or 0), (R, cost.t_reload_ns or 0)):
+        duration[kind] = in_proportion(time, moved, cost.offloadable)
+
+
+def _recompute_inside(
+    table: OpTable, stage: int, treatment: int, cost: StageCost, level: RecomputeLevel
+) -> None:
+    duration, allocated, released, asks = (array[:, stage, treatment] for array in table)
+    keep, work = level.keep_bytes, level.working_bytes(cost.act_bytes)
+    b_work = level.b_working_bytes(cost.act_bytes, cost.w_bytes)
+    duration[[B, BW]] += level.t_ns
+    asks[[B, BW]] = True
+    allocated[B], released[B] = b_work, keep + b_work - cost.w_bytes
+    allocated[BW], released[BW] = work, keep + work
+
+
+def _recompute_apart(
+    table: OpTable, stage: int, treatment: int, cost: StageCost, level: RecomputeLevel
+) -> None:
+    table.duration_ns[C, stage, treatment] = level.t_ns
+    table.allocated_bytes[C, stage, treatment] = cost.act_bytes - level.keep_bytes
+    table.asks[C, stage, treatment] = True
+
+
+def in_proportion(time_ns: int, moved: int, whole: int) -> int:
+    """The time of a copy of `moved` of `whole` bytes, rounded half up."""
+    return time_ns if moved == whole else (2 * time_ns * moved + whole) // (2 * whole)

@@ -1,0 +1,1 @@
+"""Explanations: why ops wait, why devices idle, why activations are offloaded."""

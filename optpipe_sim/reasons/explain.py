@@ -1,0 +1,334 @@
+"""Reasons in sentences: why an op starts when it does, why a device idles, what to try."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..errors import OptPipeError
+from ..ops import BW, COMPUTE, B, C, F, O, Op, R
+from ..trace import CAUSES, Trace
+from ..units import format_size, format_time
+from .reasons import Reason, Reasons, Step, critical_path
+
+__all__ = ["Gap", "Step", "critical_path", "explain", "idle", "why"]
+
+
+class Gap(NamedTuple):
+    """Idle time of a device by one cause (see `trace.CAUSES`), before `op` (None: after the last);
+    `by` is the op it waits for, `text` a sentence."""
+
+    device: int
+    start_ns: int
+    end_ns: int
+    cause: str
+    op: Op | None
+    by: Op | None
+    text: str
+
+    @property
+    def length_ns(self) -> int:
+        return self.end_ns - self.start_ns
+
+
+def why(trace: Trace, op: Op) -> str:
+    """Why `op` starts when it does, in sentences.
+
+    Raises:
+        OptPipeError: where the schedule does not have the op.
+    """
+    if trace.schedule.row(op) < 0:
+        raise OptPipeError(f"{op} is not in this schedule")
+    reasons = Reasons(trace)
+    first, *others = reasons.of_start(op)
+    start, device = reasons.start[op], reasons.device[op]
+    head = f"{op} starts at {format_time(start)} on device {device}"
+    if first.until_ns < start:
+        return f"{head}, though nothing keeps it from starting at {format_time(first.until_ns)}."
+    sentences = [f"{head}: {_because(reasons, op, first)}."]
+    same = [
+        one
+        for one in others
+        if one.until_ns == start
+        and one.by not in (None, first.by)
+        and reasons.start[one.by] < start
+    ]
+    sentences += [f"At the same instant {_because(reasons, op, one)}." for one in same]
+    earlier = [one for one in others if one.until_ns < start and one.by is not None]
+    if earlier:
+        sentences.append(f"Before that, {_because(reasons, op, earlier[0])}.")
+    treated = recomputed_because(trace, op)
+    if treated is not None:
+        sentences.append(treated)
+    return " ".join(sentences)
+
+
+def _because(reasons: Reasons, op: Op, reason: Reason) -> str:
+    """A clause: what held `op` back until then."""
+    by, time = reason.by, format_time(reason.until_ns)
+    if by is None:
+        return "nothing keeps it from the start"
+    where = f"{by} (device {reasons.device[by]})"
+    match reason.cause:
+        case "stream":
+            return f"the compute stream is busy with {by} until {time}"
+        case "input" | "neighbour":
+            return f"it needs {where}, which ends at {time}"
+        case "communication":
+            return (
+                f"the message of {where} arrives at {time},"
+                f" {format_time(reason.lag_ns)} after the op has ended"
+            )
+        case "reload":
+            return f"its activation comes back with {by}, which ends at {time}"
+        case "memory":
+            size = reasons.allocates[op]
+            limit = (reasons.trace.memory_limit or ())[reasons.device[op]]
+            return (
+                f"its {format_size(size)} fit under the limit of {format_size(limit)} only when"
+                f" {by} ends at {time}"
+            )
+        case "anchor":
+            return f"a reload is granted when the compute op before it, {by}, starts, at {time}"
+        case "sending":
+            return f"the device sends the message of {by} until {time}"
+        case "engine":
+            return f"the copy engine is busy with {by} until {time}"
+    return f"host link {reasons.link_of[op]} is busy with {where} until {time}"
+
+
+def recomputed_because(trace: Trace, op: Op) -> str | None:
+    """Why the activation of `op` is recomputed: what that saves, what it costs, and what the device
+    would hold without; None where it is kept whole."""
+    stage, microbatch = op.stage, op.microbatch
+    number = int(trace.schedule.levels.table[stage, microbatch])
+    if not number:
+        return None
+    name, cost = trace.schedule.levels.names[number - 1], trace.profile.stages[stage]
+    level = cost.level(name)
+    assert level is not None  # op_costs refuses unknown levels
+    apart = Op(C, stage, microbatch)
+    way = f"by {apart}" if trace.schedule.row(apart) >= 0 else "inside its backward"
+    dropped = cost.act_bytes - level.keep_bytes
+    head = (
+        f"The activation of stage {stage}, microbatch {microbatch} is recomputed at level {name},"
+        f" {way}: from its forward on it holds {format_size(level.keep_bytes)} of"
+        f" {format_size(cost.act_bytes)}, which costs {format_time(level.t_ns)} of compute."
+    )
+    device = trace.profile.placement[stage]
+    if trace.memory_limit is None:
+        return head
+    steps, limit = trace.memory[device], trace.memory_limit[device]
+    backs = (Op(kind, stage, microbatch) for kind in (C, B, BW))
+    first = next(one for one in backs if trace.schedule.row(one) >= 0)
+    begin, end = trace.span(Op(F, stage, microbatch)).end_ns, trace.span(first).start_ns
+    within = (steps.times_ns < end) & (np.append(steps.times_ns[1:], trace.makespan_ns) > begin)
+    whole = int(steps.bytes[within].max(initial=0)) + dropped
+    if whole <= limit:
+        return f"{head} Kept whole it would fit as well: up to {format_size(whole)} of {format_size(limit)}."
+    return f"{head} Kept whole, device {device} would hold {format_size(whole)} of {format_size(limit)}."
+
+
+def idle(trace: Trace, device: int) -> list[Gap]:
+    """The gaps of a device's compute stream, each with one cause, in order of time.
+
+    By cause they add up to ``trace.idle_by_device_ns[device]``.
+
+    Raises:
+        OptPipeError: where there is no such device.
+    """
+    if not 0 <= device < trace.schedule.shape.devices:
+        raise OptPipeError(
+            f"device {device} does not exist; devices are 0 to {trace.schedule.shape.devices - 1}"
+        )
+    return _idle(Reasons(trace), device)
+
+
+def _idle(reasons: Reasons, device: int) -> list[Gap]:
+    trace = reasons.trace
+    program = [op for op in trace.schedule.programs[device] if op.kind in COMPUTE]
+    gaps: list[Gap] = []
+
+    def add(start: int, end: int, cause: str, op: Op | None, by: Op | None, text: str) -> None:
+        if end > start:
+            span = f"idle from {format_time(start)} to {format_time(end)}"
+            gaps.append(Gap(device, start, end, cause, op, by, f"device {device}: {span}: {text}"))
+
+    first = program[0]
+    begin = reasons.of_start(first)[0]
+    text = f"{first} is its first op, and {_because(reasons, first, begin)}"
+    add(0, reasons.start[first], "fill", first, begin.by, text)
+    mark = reasons.end[first]
+    for op in program[1:]:
+        start = reasons.start[op]
+        for cause, until, by, text in _waits(reasons, op) if start > mark else ():
+            reach = max(mark, min(until, start))
+            add(mark, reach, cause, op, by, f"{op} waits; {text}")
+            mark = reach
+        mark = reasons.end[op]
+    last = max(reasons.end, key=lambda op: (reasons.end[op], reasons.start[op]))
+    text = f"its last op is done, {last} on device {reasons.device[last]} is not"
+    add(mark, trace.makespan_ns, "drain", None, last, text)
+    return gaps
+
+
+def _waits(reasons: Reasons, op: Op) -> list[tuple[str, int, Op | None, str]]:
+    """The stages of a wait: until when, for what cause, behind which op."""
+    device = reasons.device[op]
+    sent = [need for need in reasons.needs[op] if reasons.device[need] != device]
+    back = [need for need in reasons.needs[op] if need.kind is R]
+    found: list[tuple[str, int, Op | None, str]] = []
+    before = reasons.before[op]
+    sending = reasons.trace.profile.sending_ns
+    if sending and before in reasons.sends:
+        until = reasons.end[before] + sending
+        text = f"the device sends the message of {before} until {format_time(until)}"
+        found.append(("communication", until, before, text))
+    for need in sent:
+        where, arrives = f"{need} (device {reasons.device[need]})", reasons.arrival[need, op]
+        ends = format_time(reasons.end[need])
+        found.append(("neighbour", reasons.end[need], need, f"{where} ends only at {ends}"))
+        text = f"the message of {where} arrives at {format_time(arrives)}"
+        found.append(("communication", arrives, need, text))
+    for need in back:
+        text = (
+            f"its activation comes back with {need}, which ends at {format_time(reasons.end[need])}"
+        )
+        found.append(("reload", reasons.end[need], need, text))
+    held = reasons.of_start(op)[0]
+    found.append(("memory", reasons.start[op], held.by, _because(reasons, op, held)))
+    return found
+
+
+# -- the report ---------------------------------------------------------------------------------------
+
+
+def explain(trace: Trace, longest: int = 5) -> str:
+    """A short report for people: idle time by cause, the busiest device, the longest gaps, what the
+    critical path is made of, and what to try, as far as it follows from the numbers."""
+    reasons, total = Reasons(trace), trace.makespan_ns
+    devices = trace.schedule.shape.devices
+    busiest = int(np.argmax(trace.busy_ns))
+    lines = [] if trace.fits else ["It does not fit: these are the times without the memory limit."]
+    lines += [
+        f"One iteration takes {format_time(total)}; its bubble is {trace.bubble_rate_flush:.1%}"
+        f" ({trace.bubble_rate:.1%} of the longest device span).",
+        f"The busiest device is {busiest}: it computes {format_time(trace.busy_ns[busiest])}"
+        f" and idles {format_time(total - trace.busy_ns[busiest])}.",
+    ]
+    if trace.recomputed:
+        again = trace.recompute_ns[busiest]
+        lines.append(
+            f"{trace.recomputed} of {trace.schedule.shape.stages * trace.schedule.shape.microbatches}"
+            f" activations are recomputed, which takes {format_time(again)} of that"
+            f" ({again / trace.busy_ns[busiest]:.1%})."
+        )
+    lines += ["", f"Idle time of all {devices} devices, by cause:"]
+    idle_ns = trace.idle_ns
+    for cause in sorted(CAUSES, key=lambda cause: -idle_ns[cause]):
+        if idle_ns[cause]:
+            share = idle_ns[cause] / (total * devices)
+            lines.append(
+                f"  {cause:13} {format_time(idle_ns[cause]):>9}  {share:6.1%} of their time"
+            )
+    gaps = [gap for device in range(devices) for gap in _idle(reasons, device)]
+    gaps.sort(key=lambda gap: (-gap.length_ns, gap.device, gap.start_ns))
+    if gaps:
+        lines += ["", "The longest gaps:"]
+        lines += [
+            f"  {format_time(gap.length_ns):>9}  {gap.cause}: {gap.text}" for gap in gaps[:longest]
+        ]
+    lines += ["", "The critical path, from time 0 to the last end, is made of:"]
+    for part, time in sorted(path_parts(trace).items(), key=lambda item: -item[1]):
+        lines.append(f"  {part:22} {format_time(time):>9}  {time / total:6.1%}")
+    lines += ["", "What to try:", *(f"  - {hint}" for hint in hints(trace))]
+    return "\n".join(lines) + "\n"
+
+
+def path_parts(trace: Trace) -> dict[str, int]:
+    """Where the critical path spends its time, in ns: compute by device, transfers, messages; the
+    parts add up to the makespan."""
+    parts: dict[str, int] = {}
+
+    def add(part: str, time: int) -> None:
+        if time:
+            parts[part] = parts.get(part, 0) + time
+
+    for step in critical_path(trace):
+        kind = {O: "offload", R: "reload"}.get(step.op.kind, "compute")
+        add(f"{kind} on device {step.device}", step.until_ns - step.start_ns)
+        add("slack" if step.cause == "slack" else "messages", step.lag_ns)
+    return parts
+
+
+def hints(trace: Trace) -> list[str]:
+    """What the numbers of a trace suggest, the largest possible gain first."""
+    idle_ns, total = trace.idle_ns, trace.makespan_ns * trace.schedule.shape.devices
+    shape, found = trace.schedule.shape, []
+
+    def share(time: int) -> str:
+        return f"{time / total:.1%} of the devices' time"
+
+    ends = idle_ns["fill"] + idle_ns["drain"]
+    if ends > 0.02 * total:
+        found.append(
+            (
+                ends,
+                f"more microbatches than {shape.microbatches}: filling and draining cost {share(ends)}"
+                " and do not grow with their number",
+            )
+        )
+    wait = idle_ns["neighbour"]
+    if wait > 0.02 * total:
+        fused = bool((trace.schedule.table[:, 0] == BW).any())
+        advice = "W apart from B, to fill the waits" if fused else "more microbatches in flight"
+        found.append((wait, f"{advice}: waiting for other devices to compute costs {share(wait)}"))
+    wait = idle_ns["memory"]
+    if wait > 0.005 * total:
+        activations = shape.stages * shape.microbatches
+        if trace.profile.offload is None:
+            advice = "more memory, or an offload section in the profile"
+        elif trace.offloaded + trace.recomputed < activations and trace.profile.has_levels:
+            advice = "more memory, or more activations offloaded or recomputed"
+        elif trace.offloaded < activations:
+            advice = f"more memory, or more offloading ({trace.offloaded} of {activations} activations are)"
+        else:
+            advice = "more memory, or faster copies"
+        found.append((wait, f"{advice}: waiting for memory costs {share(wait)}"))
+    wait = idle_ns["reload"]
+    if wait > 0.005 * total:
+        found.append(
+            (
+                wait,
+                f"reloads earlier in the programs, or fewer of them: waiting for them costs {share(wait)}",
+            )
+        )
+    wait = idle_ns["communication"]
+    if wait > 0.005 * total:
+        found.append(
+            (wait, f"faster links or fewer hops: waiting for messages costs {share(wait)}")
+        )
+    most, least = max(trace.busy_ns), min(trace.busy_ns)
+    if most > 1.05 * least:
+        found.append(
+            (
+                most - least,
+                f"stages of more equal length: device {trace.busy_ns.index(most)} computes"
+                f" {format_time(most)}, device {trace.busy_ns.index(least)} only {format_time(least)}",
+            )
+        )
+    if trace.memory_limit is not None and trace.fits and trace.bubble_rate_flush > 0.02:
+        used = max(
+            peak / max(limit, 1)
+            for peak, limit in zip(trace.peak_bytes, trace.memory_limit, strict=True)
+        )
+        if used < 0.8:
+            found.append(
+                (
+                    0,
+                    f"a schedule with more microbatches in flight: at most {used:.0%} of the limit is in use",
+                )
+            )
+    found.sort(key=lambda item: -item[0])
+    return [hint for _, hint in found] or ["nothing: no cause of idle time is worth the trouble"]

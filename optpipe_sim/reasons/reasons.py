@@ -1,0 +1,243 @@
+"""What each op of a trace waited for, and the chain of reasons behind the last end."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import accumulate, groupby, pairwise
+from typing import NamedTuple
+
+from ..checker.stepped import anchors, engines, link_of
+from ..op_costs import op_costs
+from ..ops import COMPUTE, O, Op, R
+from ..trace import Trace
+
+
+class Reason(NamedTuple):
+    """One thing an op had to wait for: until `until_ns`, because of `by`.
+
+    `cause` is one of stream (`by` is on the compute stream), sending (the message of `by` keeps the
+    compute stream busy, with blocking links), input (`by`, on the same device),
+    neighbour (`by`, on another device, whose message takes no time), communication (its message
+    does: `lag_ns` after its end), reload, memory (freed by the end of `by`), anchor (a reload waits
+    for the start of the compute op before it), engine, link; or start: nothing, time begins. That
+    memory is granted in program order is never a reason of its own: what is asked for later fits
+    no earlier, given that everything before it holds its own.
+    """
+
+    cause: str
+    by: Op | None
+    until_ns: int
+    lag_ns: int = 0
+
+
+class Step(NamedTuple):
+    """A step of the critical path: `op` takes from `start_ns` to `until_ns`, and started then for
+    `cause` (see `Reason`; ``slack`` where nothing forced it): `by`, then `lag_ns` of message.
+
+    `until_ns` is the end of the op, or its start where only that mattered (a reload's anchor).
+    """
+
+    op: Op
+    device: int
+    start_ns: int
+    until_ns: int
+    cause: str
+    by: Op | None
+    lag_ns: int
+
+
+class Reasons:
+    """The reasons in a trace, op by op; what they need is looked up once."""
+
+    def __init__(self, trace: Trace) -> None:
+        self.trace = trace
+        schedule = trace.schedule
+        flat = [op for program in schedule.programs for op in program]
+        self.start: dict[Op, int] = dict(zip(flat, trace.start_ns.tolist(), strict=True))
+        self.end: dict[Op, int] = dict(zip(flat, trace.end_ns.tolist(), strict=True))
+        self.grant: dict[Op, int] = dict(zip(flat, trace.grant_ns.tolist(), strict=True))
+        costs = op_costs(schedule, trace.profile)
+        self.allocates: dict[Op, int] = dict(zip(flat, costs.allocated_bytes.tolist(), strict=True))
+        self.releases: dict[Op, int] = dict(zip(flat, costs.released_bytes.tolist(), strict=True))
+        self.asks: dict[Op, bool] = dict(zip(flat, costs.asks.tolist(), strict=True))
+        self.device = dict(zip(flat, schedule.devices.tolist(), strict=True))
+        waiting, needed = (edge.tolist() for edge in schedule.edges)
+        self.needs: dict[Op, list[Op]] = {op: [] for op in flat}
+        for row, need in zip(waiting, needed, strict=True):
+            self.needs[flat[row]].append(flat[need])
+        messages = trace.messages
+        self.arrival: dict[tuple[Op, Op], int] = {
+            (flat[need], flat[op]): time
+            for need, op, time in zip(
+                messages.producer.tolist(),
+                messages.consumer.tolist(),
+                messages.arrive_ns.tolist(),
+                strict=True,
+            )
+        }
+        self.sends = {sender for sender, _ in self.arrival}
+
+    @cached_property
+    def before(self) -> dict[Op, Op]:
+        """The op before it on the compute stream, or on the copy engine."""
+        found = {}
+        for program in self.trace.schedule.programs:
+            compute = [op for op in program if op.kind in COMPUTE]
+            for queue in (compute, *engines(self.trace.profile, program)):
+                found.update({op: before for before, op in pairwise(queue)})
+        return found
+
+    @cached_property
+    def link_of(self) -> dict[Op, str]:
+        """The host link of each transfer."""
+        return {
+            op: link_of(self.trace.profile, device, op)
+            for op, device in self.device.items()
+            if op.kind in (O, R)
+        }
+
+    @cached_property
+    def link_before(self) -> dict[Op, list[Op]]:
+        """What its host link served before each transfer: the one before it, and without a link
+        order those of no length at the same instant, any of which may have come first."""
+        served: dict[str, list[Op]] = {}
+        for op in sorted(self.link_of, key=lambda op: (self.start[op], self.end[op])):
+            served.setdefault(self.link_of[op], []).append(op)
+        found: dict[Op, list[Op]] = {}
+        for key, ops in served.items():
+            order = self.trace.schedule.link_order.get(key)
+            found.update({op: [before] for before, op in pairwise(order or ops)})
+            for _, group in groupby([] if order else ops, key=self.start.__getitem__):
+                together = list(group)
+                for op in together if len(together) > 1 else ():
+                    first = found.get(together[0], [])[:1]
+                    found[op] = first + [one for one in together if self.end[one] <= self.start[op]]
+                    found[op] = [one for one in found[op] if one != op]
+        return found
+
+    @cached_property
+    def anchor(self) -> dict[Op, Op | None]:
+        """The compute op before each R in its program."""
+        programs = self.trace.schedule.programs
+        return {op: found for program in programs for op, found in anchors(program).items()}
+
+    @cached_property
+    def freed_by(self) -> dict[Op, Op]:
+        """For each op that allocates and did not fit from the start: the op whose end made it fit, given
+        that those before it in the program hold theirs."""
+        trace, found = self.trace, {}
+        if trace.memory_limit is None or not trace.fits:
+            return {}
+        profile = trace.profile
+        for device, program in enumerate(trace.schedule.programs):
+            ends = sorted(
+                (op for op in program if self.releases[op]),
+                key=lambda op: (self.end[op], self.start[op]),
+            )
+            freed = list(accumulate(self.releases[op] for op in ends))
+            wanted = profile.static_bytes[device] - trace.memory_limit[device]
+            for op in program:
+                if self.asks[op]:
+                    wanted += self.allocates[op]
+                    at = bisect_left(freed, wanted)
+                    if wanted > 0 and at < len(ends):
+                        found[op] = ends[at]
+        return found
+
+    def of_start(self, op: Op) -> list[Reason]:
+        """All that the start of `op` had to wait for, the last (what it really waited for) first."""
+        return _sorted([*self._start(op), *(self._grant(op) if self.asks[op] else ())])
+
+    def _start(self, op: Op) -> Iterator[Reason]:
+        before = self.before.get(op)
+        if before is not None:
+            yield Reason("stream" if op.kind in COMPUTE else "engine", before, self.end[before])
+            sending = self.trace.profile.sending_ns
+            if sending and op.kind in COMPUTE and before in self.sends:
+                yield Reason("sending", before, self.end[before] + sending, sending)
+        for need in self.needs[op]:
+            time = self.arrival.get((need, op), self.end[need])
+            lag = time - self.end[need]
+            cause = "communication" if lag else "neighbour"
+            if self.device[need] == self.device[op]:
+                cause = "reload" if need.kind is R else "input"
+            yield Reason(cause, need, time, lag)
+        for served in self.link_before.get(op, ()):
+            if served != before:
+                yield Reason("link", served, self.end[served])
+
+    def _grant(self, op: Op) -> Iterator[Reason]:
+        anchor = self.anchor.get(op)
+        if anchor is not None:
+            yield Reason("anchor", anchor, self.start[anchor])
+        if op in self.freed_by:
+            yield Reason("memory", self.freed_by[op], self.end[self.freed_by[op]])
+
+
+def _sorted(reasons: Iterator[Reason] | list[Reason]) -> list[Reason]:
+    """The last first; among equals those that explain most first."""
+    rank = (
+        "stream",
+        "sending",
+        "reload",
+        "communication",
+        "neighbour",
+        "input",
+        "memory",
+        "engine",
+        "link",
+    )
+    return sorted(
+        [*reasons, Reason("start", None, 0)],
+        key=lambda reason: (
+            -reason.until_ns,
+            rank.index(reason.cause) if reason.cause in rank else len(rank),
+        ),
+    )
+
+
+def critical_path(trace: Trace) -> list[Step]:
+    """Why the last op ends when it does: the steps from there back to time 0.
+
+    Each step starts where the one after it in the list (before it in time) leaves off, plus its
+    message: ``start_ns - lag_ns`` of a step is ``until_ns`` of the next, and 0 for the last. So
+    the lengths and lags add up to the makespan.
+    """
+    reasons = Reasons(trace)
+    op = max(reasons.end, key=lambda op: (reasons.end[op], reasons.start[op]))
+    steps: list[Step] = []
+    time = reasons.end[op]
+    while True:
+        for one, reason in _chain(reasons, op):
+            start, lag, cause = reasons.start[one], reason.lag_ns, reason.cause
+            if reason.until_ns < start:
+                lag, cause = lag + start - reason.until_ns, "slack"
+            steps.append(Step(one, reasons.device[one], start, time, cause, reason.by, lag))
+            time = start - lag
+        if reason.by is None:
+            return steps
+        op = reason.by
+
+
+def _chain(reasons: Reasons, op: Op) -> list[tuple[Op, Reason]]:
+    """The shortest chain of reasons from the start of `op` back to something that began earlier:
+    of one link, unless ops of no length or a reload's anchor start at that very instant too."""
+    start = reasons.start[op]
+    chains: dict[Op, list[tuple[Op, Reason]]] = {op: []}
+    queue = deque([op])
+    while queue:
+        current = queue.popleft()
+        now = [reason for reason in reasons.of_start(current) if reason.until_ns == start]
+        for reason in now:
+            chain = [*chains[current], (current, reason)]
+            if reason.by is None or reasons.start[reason.by] < start:
+                return chain
+            if reason.by not in chains:
+                chains[reason.by] = chain
+                queue.append(reason.by)
+    # nothing forced it: a plan, not a replay
+    earlier = (reason for reason in reasons.of_start(op) if reason.until_ns < start)
+    return [(op, next(earlier))]

@@ -1,0 +1,1 @@
+"""Compare predictions with real runs."""

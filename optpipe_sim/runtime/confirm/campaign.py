@@ -1,0 +1,307 @@
+"""Everything that is to be confirmed on a device in one go, within a time: each part on its own, what
+one of them finds kept before the next begins.
+
+On a machine that was never tried anything may fail. A part that does is told in a line, and its
+traceback kept; the rest goes on with what there is. What there is no time for is said to be left out.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ...costs.models import Model
+from ...errors import OptPipeError, OutOfMemory
+from ...files import write_text
+from ...frameworks.chrome_trace import save_chrome_trace
+from ...names import build
+from ...profile import CostProfile
+from ...profile_io import save_profile
+from ...schedule import Schedule
+from ...sim import simulate
+from ...solvers.solve import solve
+from ..measure.fake import with_hop
+from ..measure.probes import probe
+from ..measure.profiler import check_device, measure
+from ..model.plan import Plan
+from .case import Case
+from .confirm import confirm
+from .verdict import Confirmation
+
+OPTIMISED = "optimised"
+TESTS = "tests/gpu"
+_Found = TypeVar("_Found")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A model that is cut, profiled and run.
+
+    Attributes:
+        share: of 1F1B's activations, per device, that schedules under a limit may hold.
+        replays, loops: names of schedules; under the limit those that offload, and ``optimised``,
+            which is searched for.
+        capped: whether 1F1B is run under the limit's cap as well, which it has to break.
+    """
+
+    model: Model
+    devices: int = 4
+    seq: int = 4096
+    microbatch: int = 1
+    dtype: str = "bf16"
+    microbatches: int = 8
+    samples: int = 30
+    iterations: int = 5
+    sweeps: int = 4
+    share: float = 0.6
+    replays: tuple[str, ...] = ()
+    loops: tuple[str, ...] = ()
+    capped: bool = True
+    solve_seconds: float = 15.0
+
+    @property
+    def name(self) -> str:
+        """Of the model and the length of its sequences."""
+        return f"{self.model.name}-s{self.seq}"
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """What to confirm, and in how many seconds.
+
+    Attributes:
+        machine: the link between devices is estimated for it, which one device cannot measure.
+        tests: whether the tests for GPUs are run under CUDA's race detector of torch.
+        traces: whether measured traces are written.
+    """
+
+    works: tuple[Work, ...]
+    device: str = "cuda"
+    seconds: float = 500.0
+    machine: str = "h200-sxm"
+    tests: bool = True
+    traces: bool = True
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+class Runner:
+    """Runs a campaign and writes what it finds into a folder."""
+
+    def __init__(
+        self, campaign: Campaign, folder: Path, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self.campaign, self.folder, self.say = campaign, folder, say
+        self.begun = time.monotonic()
+        self.parts: list[dict[str, Any]] = []
+        self.found: dict[str, Any] = {"meta": campaign.meta, "parts": self.parts, "works": {}}
+        self.confirmed: dict[str, dict[str, Confirmation]] = {}
+        self.failures: list[str] = []
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.campaign.seconds - (time.monotonic() - self.begun)
+
+    def run(self) -> dict[str, Any]:
+        """All of it; returns what `results.json` has."""
+        plan = _plan(self.campaign.works[0])
+        place = check_device(self.campaign.device)
+        probes = self.part("probes", 30, lambda: probe(place, plan))
+        self.found["probes"] = probes
+        if self.campaign.tests:
+            self.found["tests"] = self.part("tests", 60, self._tests)
+        for work in self.campaign.works:
+            self._work(work)
+        self._write()
+        return self.found
+
+    def part(self, name: str, needs: float, do: Callable[[], _Found]) -> _Found | None:
+        """Do a part, unless there are fewer than `needs` seconds left."""
+        entry: dict[str, Any] = {"name": name, "seconds": 0.0, "problem": None}
+        self.parts.append(entry)
+        if self.left < needs:
+            entry["problem"] = f"left out: {self.left:.0f} s were left, it takes about {needs:.0f}"
+            self.say(f"{name}: {entry['problem']}")
+            return None
+        self.say(f"{name} ({self.left:.0f} s left)")
+        start = time.monotonic()
+        found = None
+        try:
+            found = do()
+        except Exception as error:  # the rest may do
+            entry["problem"] = f"{type(error).__name__}: {error}".splitlines()[0]
+            self.failures.append(f"## {name}\n{traceback.format_exc()}")
+            self.say(f"{name}: {entry['problem']}")
+        entry["seconds"] = round(time.monotonic() - start, 1)
+        _clean(self.campaign.device)
+        self._write()
+        return found
+
+    # -- a model ---------------------------------------------------------------------------------
+
+    def _work(self, work: Work) -> None:
+        name = work.name
+        entry: dict[str, Any] = {"work": _facts(work), "confirmed": {}}
+        self.found["works"][name], self.confirmed[name] = entry, {}
+        profile = self.part(f"{name}: profile", 40, lambda: self._profile(work))
+        if profile is None:
+            return
+        save_profile(profile, self.folder / f"profile-{name}.yaml")
+        limits = self.part(f"{name}: limit", 5, lambda: limit_of(work, profile))
+        if limits is None:
+            return
+        entry["limits"] = list(limits)
+        schedules: dict[str, Schedule] = {}
+        for schedule in dict.fromkeys((*work.replays, *work.loops)):
+            tight = limits if _offloads(schedule) else None
+            made = self.part(
+                f"{name}: {schedule}",
+                work.solve_seconds + 10 if schedule == OPTIMISED else 5,
+                partial(_schedule, work, profile, schedule, tight),
+            )
+            if made is not None:
+                schedules[schedule] = made
+        for mode, names, needs in (("replay", work.replays, 30), ("loop", work.loops, 40)):
+            for schedule in filter(schedules.__contains__, names):
+                tight = limits if _offloads(schedule) else None
+                case = self._case(work, profile, schedules[schedule], tight)
+                self._confirm(work, f"{mode} of {schedule}", case, mode, needs)
+        if work.capped and "1f1b" in schedules and self.campaign.device == "cuda":
+            case = self._case(work, profile, schedules["1f1b"], None)
+            case = replace(case, cap_memory=True, cap_limits=limits, sweeps=1)
+            entry["1f1b_under_the_cap"] = self.part(
+                f"{name}: 1f1b under the cap", 20, lambda: _runs_out(case)
+            )
+
+    def _profile(self, work: Work) -> CostProfile:
+        plan = _plan(work)
+        profile = measure(plan, self.campaign.device, work.samples)
+        # what a device has is no limit here: plans get theirs from 1F1B's activations
+        return replace(with_hop(profile, plan, self.campaign.machine), memory_limit=None)
+
+    def _case(
+        self, work: Work, profile: CostProfile, schedule: Schedule, limits: Sequence[int] | None
+    ) -> Case:
+        return Case(
+            schedule,
+            profile,
+            limits,
+            _plan(work),
+            device=self.campaign.device,
+            iterations=work.iterations,
+            sweeps=work.sweeps,
+            cap_memory=limits is not None and self.campaign.device == "cuda",
+        )
+
+    def _confirm(self, work: Work, name: str, case: Case, mode: str, needs: float) -> None:
+        found = self.part(f"{work.name}: {name}", needs, lambda: confirm(case, mode))
+        if found is None:
+            return
+        self.confirmed[work.name][name] = found
+        self.found["works"][work.name]["confirmed"][name] = found.to_json()
+        if self.campaign.traces and mode == "loop":
+            label = name.removeprefix("loop of ").partition(":")[0]
+            path = self.folder / f"trace-{label}.json"
+            save_chrome_trace(found.last or found.difference.measured, path)
+
+    # -- tests -----------------------------------------------------------------------------------
+
+    def _tests(self) -> dict[str, Any]:
+        """The tests for GPUs, plain and under torch's race detector."""
+        found = {}
+        for name, more in (("plain", {}), ("sanitizer", {"TORCH_CUDA_SANITIZER": "1"})):
+            command = [sys.executable, "-m", "pytest", TESTS, "-q", "-p", "no:cacheprovider"]
+            seconds = max(10.0, min(90.0, self.left - 60))
+            try:
+                done = subprocess.run(
+                    command,
+                    capture_output=True,
+                    text=True,
+                    timeout=seconds,
+                    env={**os.environ, **more},
+                )
+                lines = [line for line in done.stdout.splitlines() if line.strip()]
+                found[name] = {"status": done.returncode, "end": lines[-25:]}
+                found[name]["stderr"] = done.stderr.splitlines()[-10:]
+            except subprocess.TimeoutExpired:
+                found[name] = {"status": None, "end": [f"stopped after {seconds:.0f} s"]}
+        return found
+
+    # -- files -----------------------------------------------------------------------------------
+
+    def _write(self) -> None:
+        from .campaign_report import report
+
+        self.found["seconds"] = round(time.monotonic() - self.begun, 1)
+        text = json.dumps(self.found, indent=1, default=str)
+        write_text(self.folder / "results.json", text + "\n")
+        write_text(self.folder / "report.md", report(self.found, self.confirmed))
+        if self.failures:
+            write_text(self.folder / "failures.txt", "\n".join(self.failures))
+
+
+def limit_of(work: Work, profile: CostProfile) -> tuple[int, ...]:
+    """Per device: what is static and `share` of the activations that 1F1B holds, or the least that
+    any schedule needs."""
+    peaks = simulate(build("1f1b", profile, work.microbatches), profile).peak_bytes
+    return tuple(
+        max(least, static + int(work.share * (peak - static)))
+        for least, static, peak in zip(
+            profile.least_limits, profile.static_bytes, peaks, strict=True
+        )
+    )
+
+
+def _schedule(
+    work: Work, profile: CostProfile, name: str, limits: Sequence[int] | None
+) -> Schedule:
+    limited = profile if limits is None else replace(profile, memory_limit=tuple(limits))
+    if name != OPTIMISED:
+        return build(name, limited, work.microbatches)
+    # compiled here, not one of the solvers that a machine may lack
+    found = solve(limited, work.microbatches, engine="search", time_limit=work.solve_seconds)
+    if found.schedule is None:
+        raise OptPipeError("no schedule was found under the limit")
+    return found.schedule
+
+
+def _offloads(name: str) -> bool:
+    return name.startswith(("adaoffload", OPTIMISED))
+
+
+def _plan(work: Work) -> Plan:
+    return Plan(work.model, work.devices, 1, work.seq, work.microbatch, work.dtype)
+
+
+def _runs_out(case: Case) -> dict[str, Any]:
+    """Whether a schedule that holds more breaks the cap, as it should."""
+    try:
+        found = confirm(case, "loop")
+    except OutOfMemory as error:
+        return {"out_of_memory": True, "error": str(error).splitlines()[0]}
+    return {"out_of_memory": False, "memory": [asdict(peak) for peak in found.peaks]}
+
+
+def _facts(work: Work) -> dict[str, Any]:
+    facts = {key: value for key, value in vars(work).items() if key != "model"}
+    return {"model": asdict(work.model), **facts}
+
+
+def _clean(device: str) -> None:
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()

@@ -1,0 +1,132 @@
+"""What is to be confirmed: a schedule, its costs, and the model that these were measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from ...costs import load_model
+from ...costs.models import Model
+from ...errors import OptPipeError
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...sim.lower import Lowered, lower
+from ..model.plan import Plan
+from .verdict import GRADIENT_TOLERANCE, Tolerances
+
+
+def plan_of(
+    profile: CostProfile,
+    model: Model | None = None,
+    *,
+    seq: int | None = None,
+    microbatch: int | None = None,
+    dtype: str | None = None,
+    layers: Sequence[int] | None = None,
+) -> Plan:
+    """The model that a profile was measured on, and how it was cut; what is given takes precedence.
+
+    Raises:
+        OptPipeError: where neither says it.
+    """
+    meta = profile.meta
+    parts: list[dict[str, Any]] = [
+        part if isinstance(part := meta.get(key), dict) else {} for key in ("work", "model")
+    ]
+    work, known = parts
+    if model is None:
+        if not known.get("shape"):
+            raise OptPipeError(
+                f"profile {profile.name}: does not say which model it is of (`optpipe-sim profile`"
+                " writes that); give --model"
+            )
+        model = load_model({**known["shape"], "name": known.get("name", "model")})
+        layers = layers or meta.get("layers_per_stage")
+    sizes = {
+        "seq": seq or work.get("seq", 0),
+        "microbatch": microbatch or work.get("microbatch", 0),
+    }
+    for key, value in sizes.items():
+        if not value:
+            raise OptPipeError(f"profile {profile.name}: does not say its {key}; give --{key}")
+    return Plan(
+        model,
+        profile.devices,
+        profile.chunks,
+        int(sizes["seq"]),
+        int(sizes["microbatch"]),
+        dtype or work.get("dtype") or "fp32",
+        None if layers is None else tuple(map(int, layers)),
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is to be confirmed, and how hard.
+
+    Attributes:
+        plan: the model of the stages; ``synthetic`` needs none.
+        device: ``cpu`` or ``cuda``, of ``replay`` and ``loop``.
+        iterations: of ``synthetic`` (the fastest counts) and ``replay`` (medians).
+        sweeps: of ``loop``, at most.
+        cap_memory: on CUDA, let ``loop`` reserve no more than the limit.
+        cap_limits: the limit of each device for that, where it is not the schedule's own.
+    """
+
+    schedule: Schedule
+    profile: CostProfile
+    memory_limit: int | Sequence[int] | None = None
+    plan: Plan | None = None
+    device: str = "cpu"
+    iterations: int = 5
+    sweeps: int = 6
+    tolerances: Tolerances = field(default_factory=Tolerances)
+    cap_memory: bool = False
+    seed: int = 0
+    cap_limits: tuple[int, ...] | None = None
+
+    @cached_property
+    def lowered(self) -> Lowered:
+        """What is executed; under the limit it says how long and how much."""
+        return lower(self.schedule, self.profile, self.memory_limit)
+
+    @property
+    def stages(self) -> Plan:
+        """The plan that there has to be."""
+        if self.plan is None:
+            raise OptPipeError("mode: only synthetic goes without a model")
+        return self.plan
+
+    @cached_property
+    def predicted_peaks(self) -> list[int]:
+        """Per rank, beyond what is static."""
+        peaks = self.lowered.replay().peak_bytes
+        static = self.lowered.profile.static_bytes
+        return [peak - fixed for peak, fixed in zip(peaks, static, strict=True)]
+
+    def tolerated(self) -> Tolerances:
+        """With the gradients' tolerance for the dtype, where none was given."""
+        if self.tolerances.gradient is not None:
+            return self.tolerances
+        return replace(self.tolerances, gradient=GRADIENT_TOLERANCE[self.stages.dtype])
+
+
+def free_bytes(case: Case, rank: int) -> int:
+    """What a rank may allocate in a step under the limit: all but the static part, whose reserve is
+    for what ops need for a moment.
+
+    Raises:
+        OptPipeError: where there is no limit.
+    """
+    profile, limits = case.lowered.profile, case.cap_limits or case.lowered.memory_limit
+    if limits is None:
+        raise OptPipeError("--memory-fraction: needs a --memory-limit")
+    stages: Any = case.profile.meta.get("stages") or []
+    reserve = sum(
+        entry.get("static_bytes", {}).get("reserve", 0)
+        for entry, place in zip(stages, case.profile.placement, strict=False)
+        if place == rank
+    )
+    return limits[rank] - profile.static_bytes[rank] + int(reserve)

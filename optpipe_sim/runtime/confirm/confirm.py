@@ -1,0 +1,146 @@
+"""Four ways to hold a prediction against real runs on one machine; none needs more than one device.
+
+``synthetic``: p ranks whose ops sleep as long as the profile says confirm the times of the program:
+messages, waits, copies beside compute. ``gradient``: p ranks with real stages confirm results and
+memory. ``replay``: the ops of each rank one after the other, confirms results, memory after each op,
+and what each op costs among the others. ``loop``: each rank's whole program alone, real copies beside
+real ops, its neighbours played back. On CUDA the last two have not been tried yet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import OptPipeError
+from ...sim.difference import compare_traces
+from ..execute.executor import Record, measured_trace
+from ..execute.launch import Ranks
+from ..execute.task import Task, reference
+from ..measure.machine import device_facts
+from .case import Case
+from .single import first_loss, loop, replay
+from .verdict import Confirmation, Gradients, Peak, compare_gradients
+
+MODES = ("synthetic", "gradient", "replay", "loop")
+Progress = Callable[[str, int, int], None]
+
+
+def confirm(
+    case: Case,
+    mode: str,
+    ranks: Ranks | None = None,
+    progress: Progress = lambda name, done, total: None,
+) -> Confirmation:
+    """Run a case in a mode.
+
+    Args:
+        ranks: p processes that are there already, for ``synthetic`` and ``gradient``.
+
+    Raises:
+        OptPipeError: what the case lacks, in one line.
+        OutOfMemory: where a capped GPU does not do.
+        RuntimeFault: names the rank and the op.
+    """
+    if mode not in MODES:
+        raise OptPipeError(f"mode: expected {', '.join(MODES)}; got {mode!r}")
+    if mode in ("synthetic", "gradient"):
+        if case.device != "cpu":
+            raise OptPipeError(
+                f"mode {mode}: its ranks are processes on the CPU; on a GPU take replay or loop"
+            )
+        if ranks is not None:
+            return _on_ranks(case, mode, ranks, progress)
+        with Ranks(case.schedule.shape.devices) as own:
+            return _on_ranks(case, mode, own, progress)
+    run = replay if mode == "replay" else loop
+    with _threads(case):
+        return replace(run(case, progress), machine=machine(case.device))
+
+
+# -- p ranks --------------------------------------------------------------------------------------
+
+
+def _on_ranks(case: Case, mode: str, ranks: Ranks, progress: Progress) -> Confirmation:
+    lowered, real = case.lowered, mode == "gradient"
+    progress("ranks at work", 0, 1)
+    task = Task(
+        case.schedule,
+        case.profile,
+        case.memory_limit,
+        mode=mode,
+        plan=case.stages if real else None,
+        iterations=1 if real else case.iterations,
+        seed=case.seed,
+        gradients=real,
+    )
+    results = ranks.run(task)
+    traces = [
+        measured_trace(lowered, [result.records[at] for result in results])
+        for at in range(task.iterations)
+    ]
+    best = min(traces, key=lambda trace: trace.makespan_ns)
+    found = Confirmation(
+        mode,
+        "cpu",
+        compare_traces(lowered, best),
+        tuple(trace.makespan_ns for trace in traces),
+        tolerances=case.tolerances,
+        machine=machine(case.device),
+    )
+    if not real:
+        return found
+    progress("the same without pipeline", 1, 1)
+    records = [result.records[0] for result in results]
+    gradients: dict[str, Tensor] = {}
+    for result in results:
+        gradients |= result.gradients
+    return replace(
+        found,
+        peaks=_peaks(case, records),
+        gradients=_compare(case, gradients, first_loss(records)),
+        tolerances=case.tolerated(),
+    )
+
+
+# -- pieces ---------------------------------------------------------------------------------------
+
+
+def _compare(case: Case, found: dict[str, Tensor], loss: float) -> Gradients:
+    m = case.schedule.shape.microbatches
+    expected_loss, wanted = reference(case.stages, m, case.seed, case.device)
+    return compare_gradients(found, loss, wanted, expected_loss)
+
+
+def _peaks(case: Case, records: Sequence[Record]) -> tuple[Peak, ...]:
+    pairs = zip(case.predicted_peaks, records, strict=True)
+    return tuple(Peak(rank, most, record.peak_bytes) for rank, (most, record) in enumerate(pairs))
+
+
+@contextmanager
+def _threads(case: Case) -> Iterator[None]:
+    """As many threads as the profile was measured with."""
+    before = torch.get_num_threads()
+    facts: Any = case.profile.meta.get("device") or {}
+    if case.device == "cpu" and isinstance(facts.get("threads"), int):
+        torch.set_num_threads(facts["threads"])
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What it ran on, and how busy that was."""
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {
+        **device_facts(torch.device(device)),
+        "torch": str(torch.__version__),
+        "load": None if load is None else round(load, 2),
+    }

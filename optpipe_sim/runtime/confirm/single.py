@@ -1,0 +1,253 @@
+"""``replay`` and ``loop``: one rank at a time on one device, what it gets from others made beforehand.
+
+Nothing but one rank's weights, gradients, activations and messages is on the device: a plan is tried
+whose ranks each fill it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from statistics import median
+from typing import TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from ...errors import OutOfMemory, RuntimeFault
+from ...ops import Op
+from ...sim.difference import compare_traces
+from ...sim.in_situ import InSitu, compose, median_of
+from ...sim.lower import Lowered
+from ...trace import Trace
+from ..execute.alone import HeldBytes, Sweep, received, run_alone, sweep_ranks
+from ..execute.contents import make_contents
+from ..execute.executor import Record
+from ..execute.serial import run_serially
+from ..execute.task import batch, named_gradients, reference, stage_worker, zero_gradients
+from ..execute.warmup import warm_up
+from ..measure.memory import CappedCudaBytes, LiveBytes, Meter, meter
+from ..model.stage import StageWorker
+from ..model.stash import HostSlab
+from ..program.program import linear_programs
+from .case import Case, free_bytes
+from .verdict import Confirmation, GradientCheck, Gradients, Peak, peaks_after_ops
+
+Progress = Callable[[str, int, int], None]
+Times = dict[Op, int]
+_Item = TypeVar("_Item")
+
+
+class Bench:
+    """The device, with one rank on it at a time."""
+
+    def __init__(self, case: Case) -> None:
+        self.case, self.lowered = case, case.lowered
+        self.shape = case.lowered.schedule.shape
+        self.programs = linear_programs(case.lowered)
+        self.slab = HostSlab(pinned=case.device == "cuda")
+        self.contents = make_contents(case.stages, case.lowered.schedule, case.seed, case.device)
+        loss, wanted = self._reference()
+        self.expected_loss, self.check = loss, GradientCheck(wanted)
+        self._tied: dict[int, tuple[str, Tensor]] = {}
+        self._messages: tuple[int, dict[Op, Tensor]] = (-1, {})
+
+    def worker(self, rank: int) -> StageWorker:
+        """The stages of a rank, warmed up, at the start of a step."""
+        worker = stage_worker(self.case.stages, self.shape, rank, self.case.device)
+        worker.slab = self.slab
+        self._start(worker)
+        warm_up(worker, self.programs[rank])
+        self.again(worker)
+        return worker
+
+    def again(self, worker: StageWorker) -> None:
+        """Start the next step of a worker, or the same step anew after warming up."""
+        zero_gradients(worker)
+        worker.allocated = None
+        self._start(worker)
+
+    def messages(self, rank: int) -> dict[Op, Tensor]:
+        """What a rank receives, on the device."""
+        if self._messages[0] != rank:
+            self._messages = (-1, {})  # another rank's make room first
+            kept, device = self.contents.messages, self.case.device
+            here = {op: kept[op].to(device) for op in received(self.lowered, rank)}
+            self._messages = rank, here
+        return self._messages[1]
+
+    def compare(self, worker: StageWorker) -> None:
+        """Set the gradients of a rank beside the unpipelined model's."""
+        found = named_gradients(worker)
+        ends = [end for end in (0, worker.stages - 1) if worker.tied(end) is not None]
+        if len(ends) == 1:  # the other copy of a tied weight is another rank's
+            weight = worker.tied(ends[0])
+            name = next(n for n, gradient in found.items() if gradient is weight.grad)  # type: ignore[union-attr]
+            self._tied[ends[0]] = name, found.pop(name).to("cpu", copy=True)
+        self.check.add(found)
+
+    def gradients(self, loss: float) -> Gradients:
+        """The comparison, once all ranks have been there."""
+        if len(self._tied) == 2:
+            (name, first), (_, last) = (tied for _, tied in sorted(self._tied.items()))
+            self.check.add({name: first + last})
+        elif self._tied:
+            self.check.add(dict(self._tied.values()))
+        found = self.check.result(loss, self.expected_loss)
+        if self.case.device == "cpu" or found.bitwise == found.parameters:
+            return found
+        # kernels that do not repeat: by how much the reference is off from itself
+        case = self.case
+        again = make_contents(case.stages, case.lowered.schedule, case.seed, case.device)
+        noise = GradientCheck(self.contents.gradients)
+        noise.add(again.gradients)
+        return replace(found, noise=noise.worst[2])
+
+    def _start(self, worker: StageWorker) -> None:
+        data = batch(self.case.stages, self.shape.microbatches, self.case.seed)
+        worker.start_step(*(part.to(self.case.device) for part in data))
+
+    def _reference(self) -> tuple[float, Mapping[str, Tensor]]:
+        """Loss and gradients to compare with: on a CPU of the whole model at once; a GPU holds one
+        stage at a time."""
+        case = self.case
+        if case.device == "cpu":
+            return reference(case.stages, self.shape.microbatches, case.seed, "cpu")
+        return self.contents.loss, self.contents.gradients
+
+
+def replay(case: Case, progress: Progress) -> Confirmation:
+    """Rank by rank, op by op: once weighed, then timed."""
+    lowered, p, each = case.lowered, case.schedule.shape.devices, case.iterations + 1
+    total = 1 + p * each
+    progress("what the ranks send to each other", 0, total)
+    bench = Bench(case)
+    held: list[list[tuple[Op, int]]] = []
+    lasts: list[Times] = [{} for _ in range(case.iterations)]
+    loss = float("nan")
+    for rank in range(p):
+        progress("weighing every op", 1 + rank * each, total)
+        worker = bench.worker(rank)
+        given = bench.messages(rank)
+        with meter(case.device) as scale:
+            worker.allocated = scale.add
+            weighed = run_serially(lowered, {rank: worker}, contents=given, meter=scale)
+        bench.compare(worker)
+        held.append(weighed.held[rank])
+        loss = weighed.loss if weighed.loss == weighed.loss else loss
+        for at, times in enumerate(lasts):
+            progress("timing every op", 2 + rank * each + at, total)
+            bench.again(worker)
+            run = run_serially(lowered, {rank: worker}, contents=given)
+            times |= run.lasts_ns
+        del worker
+    composed = lowered.replay(_medians(lowered, lasts))
+    return Confirmation(
+        "replay",
+        case.device,
+        compare_traces(lowered, composed),
+        tuple(lowered.replay(_medians(lowered, [one])).makespan_ns for one in lasts),
+        noise_ns=_noise([lowered.replay(_medians(lowered, half)) for half in halves(lasts)]),
+        peaks=peaks_after_ops(lowered.profile, held),
+        gradients=bench.gradients(loss),
+        tolerances=case.tolerated(),
+    )
+
+
+def loop(case: Case, progress: Progress) -> Confirmation:
+    """Each rank's whole program alone: a sweep that is weighed, then those that count."""
+    lowered, p = case.lowered, case.schedule.shape.devices
+    total = 1 + (1 + case.sweeps) * p
+    progress("what the ranks send to each other", 0, total)
+    bench = Bench(case)
+    meters: dict[int, Meter] = {}
+
+    def run(rank: int, arrive_ns: Mapping[Op, int], weigh: bool) -> Record:
+        worker = bench.worker(rank)
+        scale = meters[rank] = _rank_meter(case, rank, worker) if weigh else HeldBytes(worker)
+        given = bench.messages(rank)
+        record = run_alone(bench.programs[rank], lowered, worker, given, arrive_ns, scale)
+        if weigh:
+            bench.compare(worker)
+        return record
+
+    def tell(weigh: bool) -> Callable[[int, int], None]:
+        name = "each rank alone, weighed" if weigh else "each rank alone"
+        return lambda sweep, rank: progress(name, 1 + (1 - weigh + sweep) * p + rank, total)
+
+    try:
+        first = sweep_ranks(lowered, partial(run, weigh=True), sweeps=1, progress=tell(True))[0]
+        peaks = _peaks(case, first.records, meters)
+        sweeps = sweep_ranks(
+            lowered, partial(run, weigh=False), sweeps=case.sweeps, progress=tell(False)
+        )
+    except RuntimeFault as error:
+        if case.cap_memory and "OutOfMemoryError" in str(error):
+            raise OutOfMemory(f"{error} (memory was capped at the limit)") from None
+        raise
+    return Confirmation(
+        "loop",
+        case.device,
+        compare_traces(lowered, compose(lowered, median_of(_found(sweeps)))),
+        tuple(sweep.composed.makespan_ns for sweep in sweeps),
+        noise_ns=_noise([compose(lowered, median_of(half)) for half in halves(_found(sweeps))]),
+        closure_ns=sweeps[-1].moved_ns,
+        peaks=peaks,
+        gradients=bench.gradients(first_loss(first.records)),
+        tolerances=case.tolerated(),
+        last=sweeps[-1].trace,
+    )
+
+
+def halves(runs: Sequence[_Item]) -> list[Sequence[_Item]]:
+    """Every other run, and the rest; none where there is but one."""
+    return [runs[0::2], runs[1::2]] if len(runs) > 1 else []
+
+
+def _noise(composed: Sequence[Trace]) -> int | None:
+    """By how much two measurements of the same thing differ."""
+    if len(composed) < 2:
+        return None
+    one, other = (trace.makespan_ns for trace in composed)
+    return abs(one - other)
+
+
+def _found(sweeps: Sequence[Sweep]) -> list[InSitu]:
+    return [sweep.found for sweep in sweeps]
+
+
+def _medians(lowered: Lowered, runs: Sequence[Times]) -> np.ndarray:
+    """By rows, the median of what each op took, in ns."""
+    ops = (op for program in lowered.schedule.programs for op in program)
+    return np.array([round(median(run[op] for run in runs)) for op in ops], np.int64)
+
+
+def first_loss(records: Sequence[Record]) -> float:
+    """The loss, of the rank that has the last stage."""
+    losses = [record.loss for record in records if record.loss is not None]
+    return losses[0] if losses else float("nan")
+
+
+def _peaks(case: Case, records: Sequence[Record], meters: Mapping[int, Meter]) -> tuple[Peak, ...]:
+    rows = []
+    for rank, record in enumerate(records):
+        taken: dict[str, int | None] = {}
+        scale = meters[rank]
+        if isinstance(scale, CappedCudaBytes):
+            taken = {
+                "inside_bytes": scale.most["requested"],
+                "allocated_bytes": scale.most["allocated"],
+                "reserved_bytes": scale.most["reserved"],
+                "cap_bytes": scale.room_bytes,
+            }
+        rows.append(Peak(rank, case.predicted_peaks[rank], record.peak_bytes, **taken))  # type: ignore[arg-type]
+    return tuple(rows)
+
+
+def _rank_meter(case: Case, rank: int, worker: StageWorker) -> Meter:
+    if case.device == "cpu":
+        scale = LiveBytes()
+        worker.allocated = scale.add
+        return scale
+    return CappedCudaBytes(case.device, free_bytes(case, rank) if case.cap_memory else None)

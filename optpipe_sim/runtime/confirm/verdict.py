@@ -1,0 +1,315 @@
+"""What a run confirmed of a prediction, what it did not, and whether the prediction holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops import O, Op, R
+from ...profile import CostProfile
+from ...sim.difference import Difference
+from ...trace import Trace
+from ...units import format_size, format_time
+
+# Of the largest entry of a gradient: where kernels and their order are the same it is 0.
+GRADIENT_TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}
+LATE = "messages, copies beside compute, and waiting"
+STATIC = "static memory (weights, gradients, optimizer): taken from the profile"
+INSIDE = "memory inside ops: weighed between ops only"
+NOT_CONFIRMED = {
+    "synthetic": (
+        "what ops and copies cost: they slept as long as the profile says",
+        "memory and gradients: there were none",
+        "links between GPUs: messages came as late as the profile says",
+    ),
+    "gradient": (
+        "time: the ranks share this machine's cores, and are weighed all the while",
+        INSIDE,
+        STATIC,
+    ),
+    "replay": (
+        f"{LATE}: one op ran at a time; the makespan is composed of their medians",
+        INSIDE,
+        STATIC,
+    ),
+    "loop": (
+        "several devices at once: one rank at a time with modelled links",
+        INSIDE,
+        STATIC,
+    ),
+}
+NO_GPU = "GPUs: this ran on the CPU"
+FIRST_GPU = "this mode itself: it was written without a GPU to try it on"
+NO_HOP = "the hop between devices: the profile has none (t_comm is 0)"
+SHARED = "contention on host links that devices share: each rank had them to itself"
+
+
+@dataclass(frozen=True)
+class Tolerances:
+    """What still counts as predicted.
+
+    Attributes:
+        time: of the makespan, as a share of it.
+        memory, memory_bytes: of each rank's peak beyond what is static: a share, plus bytes.
+        gradient: of each gradient, as a share of its largest entry (0: bit by bit); None: by the dtype,
+            see `GRADIENT_TOLERANCE`.
+    """
+
+    time: float = 0.05
+    memory: float = 0.05
+    memory_bytes: int = 2**19
+    gradient: float | None = None
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most that a rank held between ops, beyond what is static.
+
+    `worst_op`, `off_bytes`: after which op measured and predicted bytes were furthest apart, where
+    every op was weighed. Of a GPU's allocator, likewise beyond what is static: the most that was
+    requested, inside ops as well (`inside_bytes`), allocated for it in blocks, and reserved from
+    CUDA in segments; `cap_bytes`: what it could have reserved, where it was capped.
+    """
+
+    rank: int
+    predicted_bytes: int
+    measured_bytes: int
+    worst_op: str | None = None
+    off_bytes: int = 0
+    inside_bytes: int | None = None
+    allocated_bytes: int | None = None
+    reserved_bytes: int | None = None
+    cap_bytes: int | None = None
+
+    def problem(self, tolerances: Tolerances) -> str | None:
+        """Why it does not hold; None where it does. Less than predicted is no problem."""
+        most = self.predicted_bytes * (1 + tolerances.memory) + tolerances.memory_bytes
+        if self.measured_bytes > most:
+            return (
+                f"rank {self.rank} held up to {format_size(self.measured_bytes)}, predicted"
+                f" {format_size(self.predicted_bytes)}"
+            )
+        if abs(self.off_bytes) > tolerances.memory * self.predicted_bytes + tolerances.memory_bytes:
+            more = "more" if self.off_bytes > 0 else "less"
+            return (
+                f"rank {self.rank} held {format_size(abs(self.off_bytes))} {more} than predicted"
+                f" after {self.worst_op}"
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients and loss beside those of the unpipelined model.
+
+    Attributes:
+        parameters, bitwise: how many there are, and how many of them are equal bit by bit.
+        worst: the one furthest off; `difference`: by how much, `relative`: of its largest entry.
+        missing: those that no rank has.
+        noise: how far the unpipelined model's are from themselves, in the same measure, where kernels
+            do not repeat bitwise; None where that was not asked.
+    """
+
+    parameters: int
+    bitwise: int
+    worst: str
+    difference: float
+    relative: float
+    loss: float
+    expected_loss: float
+    missing: tuple[str, ...] = ()
+    noise: float | None = None
+
+    def problems(self, tolerance: float) -> list[str]:
+        """Why they do not hold."""
+        found = [f"no gradient of {name}" for name in self.missing]
+        if not self.relative <= tolerance:
+            found.append(
+                f"the gradient of {self.worst} is off by {self.relative:.2g} of its largest entry"
+            )
+        if not math.isclose(self.loss, self.expected_loss, rel_tol=max(tolerance, 1e-9)):
+            found.append(
+                f"the loss is {self.loss:.6g}, of the unpipelined model it is"
+                f" {self.expected_loss:.6g}"
+            )
+        return found
+
+
+class GradientCheck:
+    """Sets gradients beside those of the unpipelined model, some at a time.
+
+    Args:
+        wanted: of the unpipelined model, by name.
+    """
+
+    def __init__(self, wanted: Mapping[str, Tensor]) -> None:
+        self.wanted = wanted
+        self.seen: set[str] = set()
+        self.bitwise = 0
+        self.worst = ("", 0.0, 0.0)
+
+    def add(self, found: Mapping[str, Tensor]) -> None:
+        """Compare these; names that the unpipelined model does not have are left out."""
+        for name in found.keys() & self.wanted.keys():
+            self.seen.add(name)
+            got, expected = found[name], self.wanted[name].to(found[name].device)
+            if torch.equal(got, expected):
+                self.bitwise += 1
+                continue
+            difference = float((got.double() - expected.double()).abs().max())
+            largest = float(expected.double().abs().max())
+            relative = difference / largest if largest and math.isfinite(difference) else math.inf
+            if (relative, name) > (self.worst[2], self.worst[0]):
+                self.worst = name, difference, relative
+
+    def result(self, loss: float, expected_loss: float) -> Gradients:
+        """The comparison; what was never added is missing."""
+        missing = tuple(sorted(self.wanted.keys() - self.seen))
+        return Gradients(len(self.wanted), self.bitwise, *self.worst, loss, expected_loss, missing)
+
+
+def compare_gradients(
+    found: Mapping[str, Tensor], loss: float, wanted: Mapping[str, Tensor], expected_loss: float
+) -> Gradients:
+    """Set the gradients of all ranks, by name, beside those of the unpipelined model."""
+    check = GradientCheck(wanted)
+    check.add(found)
+    return check.result(loss, expected_loss)
+
+
+def peaks_after_ops(
+    profile: CostProfile, held: Sequence[Sequence[tuple[Op, int]]]
+) -> tuple[Peak, ...]:
+    """Measured bytes after every op (and grant) of every rank, beside what they add up to."""
+    rows = []
+    for rank, measured in enumerate(held):
+        expected = most = 0
+        worst, off = "", 0
+        reloaded: set[Op] = set()
+        for op, size in measured:
+            # an R takes its memory when it is granted, which is its first entry
+            if op not in reloaded:
+                expected += int(profile.allocated_bytes[op.kind, op.stage])
+            if op.kind is R:
+                reloaded.add(op)
+            else:
+                expected -= int(profile.released_bytes[op.kind, op.stage])
+            most = max(most, expected)
+            if abs(size - expected) > abs(off):
+                worst, off = str(op), size - expected
+        rows.append(Peak(rank, most, max(size for _, size in measured), worst or None, off))
+    return tuple(rows)
+
+
+@dataclass(frozen=True, eq=False)
+class Confirmation:
+    """A prediction beside what was measured.
+
+    Attributes:
+        mode: ``synthetic``, ``gradient``, ``replay`` or ``loop``; `device`: ``cpu`` or ``cuda``.
+        difference: of the measured trace; of ``replay`` and ``loop`` it is composed: the replay of
+            what each op took, and of how late it began, in the median.
+        makespans_ns: of each iteration or sweep that counts; of ``replay`` and ``loop`` composed of
+            that one alone.
+        noise_ns: by how much two measurements of the same thing differ: the makespan composed of
+            every other run, and that of the rest.
+        closure_ns: by how much arrivals moved after the last sweep.
+        last: of ``loop`` the last sweep as measured, each rank at the times of its own run.
+        machine: what it ran on.
+    """
+
+    mode: str
+    device: str
+    difference: Difference
+    makespans_ns: tuple[int, ...]
+    noise_ns: int | None = None
+    closure_ns: int | None = None
+    peaks: tuple[Peak, ...] = ()
+    gradients: Gradients | None = None
+    tolerances: Tolerances = field(default_factory=Tolerances)
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    last: Trace | None = None
+
+    @property
+    def composed(self) -> bool:
+        """Whether its makespan is composed of what each op took in the median."""
+        return self.mode in ("replay", "loop")
+
+    @property
+    def timed(self) -> bool:
+        """Whether its times say anything."""
+        return self.mode != "gradient"
+
+    @property
+    def holds(self) -> bool:
+        """Whether nothing contradicts the prediction."""
+        return not self.problems
+
+    @cached_property
+    def problems(self) -> list[str]:
+        """What contradicts the prediction, a sentence each."""
+        found = []
+        predicted = self.difference.predicted.makespan_ns
+        time = self.difference.measured.makespan_ns
+        if self.timed and abs(time / predicted - 1) > self.tolerances.time:
+            how = "composed of per-op medians" if self.composed else "measured"
+            found.append(
+                f"the makespan {how} is {format_time(time)}, {time / predicted - 1:+.1%} from the"
+                f" {format_time(predicted)} predicted"
+            )
+        if self.closure_ns is not None and self.closure_ns > self.tolerances.time * predicted:
+            found.append(
+                f"the sweeps have not come to rest: arrivals moved by"
+                f" {format_time(self.closure_ns)} after the last"
+            )
+        found += [text for peak in self.peaks if (text := peak.problem(self.tolerances))]
+        if self.gradients is not None:
+            found += self.gradients.problems(self.tolerances.gradient or 0.0)
+        return found
+
+    @property
+    def not_confirmed(self) -> tuple[str, ...]:
+        """What this mode says nothing about."""
+        profile = self.difference.measured.profile
+        cpu = self.device == "cpu"
+        found = [*NOT_CONFIRMED[self.mode], NO_GPU if cpu else FIRST_GPU]
+        if self.mode in ("replay", "loop") and profile.t_comm_ns == 0 and profile.devices > 1:
+            found.append(NO_HOP)
+        kinds = self.difference.measured.schedule.table[:, 0]
+        if self.mode == "loop" and (kinds == O).any() and len(profile.host_links) < profile.devices:
+            found.append(SHARED)
+        return tuple(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        predicted, spans = self.difference.predicted.makespan_ns, self.makespans_ns
+        gradients = None if self.gradients is None else asdict(self.gradients)
+        if gradients is not None and not math.isfinite(gradients["relative"]):
+            gradients["relative"] = None
+        return {
+            "mode": self.mode,
+            "device": self.device,
+            "holds": self.holds,
+            "problems": self.problems,
+            "not_confirmed": list(self.not_confirmed),
+            "timed": self.timed,
+            **self.difference.measures(),
+            "makespans_ns": list(spans),
+            "spread": (max(spans) - min(spans)) / predicted,
+            "composed_makespan_ns": (
+                self.difference.measured.makespan_ns if self.composed else None
+            ),
+            "noise_ns": self.noise_ns,
+            "last_sweep_ns": None if self.last is None else self.last.makespan_ns,
+            "closure_ns": self.closure_ns,
+            "memory": [asdict(peak) for peak in self.peaks],
+            "gradients": gradients,
+            "tolerances": asdict(self.tolerances),
+            "machine": dict(self.machine),
+        }

@@ -1,0 +1,1 @@
+"""Execute linear programs on CPU and GPU: workers, transport, ranks and their processes."""

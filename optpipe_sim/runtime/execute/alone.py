@@ -1,0 +1,189 @@
+"""Rank in the loop: the whole program of each rank alone, with real ops and copies, its neighbours
+played back. A plan for p devices is so tried on one.
+
+In a sweep every rank runs once, and messages are let in at the times that the sweep before says.
+Each sweep gives what every op took and how late it began after what it waited for; the replay of
+these gives the next sweep's arrivals, for all ranks at once. (Were a message let in when its sender's
+last run produced it, lateness would move by one hop per sweep: 28 sweeps at p = 4, m = 32.) The
+fixed point is the run of all ranks together: there the replay is the run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ...ops import F, Op
+from ...sim.in_situ import InSitu, compose, in_situ
+from ...sim.lower import Lowered
+from ...trace import Trace
+from ..measure.memory import Meter
+from ..model.stage import StageWorker
+from ..program.program import Program, inputs_of
+from .executor import Record, measured_trace, run_program
+from .transport import Loopback
+from .worker import EMPTY
+
+Arrivals = dict[Op, int]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """One pass over all ranks.
+
+    Attributes:
+        trace: as measured, each rank at the times of its own run.
+        found: what every op took, and how late it began.
+        composed: the replay of `found`: all ranks together.
+        moved_ns: how far that moves the arrivals from those of this sweep, at most.
+    """
+
+    trace: Trace
+    records: tuple[Record, ...]
+    found: InSitu
+    composed: Trace
+    moved_ns: int
+
+
+class HeldBytes:
+    """Weighs a worker by what its slots and queues hold; quicker than watching every storage."""
+
+    def __init__(self, worker: StageWorker) -> None:
+        self.worker = worker
+
+    def __enter__(self) -> HeldBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def held(self) -> int:
+        """Bytes now."""
+        return self.worker.held_bytes()
+
+    def peak(self) -> int:
+        """Bytes now: nothing is watched in between."""
+        return self.worker.held_bytes()
+
+    def reset_peak(self) -> None:
+        """Nothing to reset."""
+
+    def add(self, storage: object) -> None:
+        """Slots know."""
+
+    def taken(self) -> dict[str, int]:
+        """Nothing is known of an allocator."""
+        return {}
+
+
+def sweep_ranks(
+    lowered: Lowered,
+    run: Callable[[int, Mapping[Op, int]], Record],
+    *,
+    sweeps: int = 6,
+    arrive_ns: Mapping[Op, int] | None = None,
+    progress: Callable[[int, int], None] = lambda sweep, rank: None,
+) -> list[Sweep]:
+    """Run every rank, `sweeps` times.
+
+    Args:
+        run: runs a rank alone, with what it gets from others let in at these times.
+        arrive_ns: of the first sweep; default: as predicted.
+    """
+    arrive = dict(arrive_ns or arrivals(lowered, lowered.replay()))
+    found: list[Sweep] = []
+    for sweep in range(sweeps):
+        records = []
+        for rank in range(lowered.schedule.shape.devices):
+            progress(sweep, rank)
+            records.append(run(rank, arrive))
+        trace = measured_trace(lowered, records)
+        measured = in_situ(lowered, trace, arrive)
+        composed = compose(lowered, measured)
+        after = arrivals(lowered, composed)
+        moved = max((abs(when - arrive[op]) for op, when in after.items()), default=0)
+        found.append(Sweep(trace, tuple(records), measured, composed, moved))
+        arrive = after
+    return found
+
+
+def run_alone(
+    program: Program,
+    lowered: Lowered,
+    worker: StageWorker,
+    contents: Mapping[Op, Tensor],
+    arrive_ns: Mapping[Op, int],
+    meter: Meter,
+) -> Record:
+    """Run one rank, its step started, with its neighbours played back.
+
+    Args:
+        contents: what the rank receives, on its device.
+        meter: weighs it between its ops; entered here, for the run.
+    """
+    transport, run_one = _player(worker, contents, arrive_ns)
+    transport.start_ns = start = time.monotonic_ns() + 1_000_000
+    with meter as scale:
+        record = run_one(program, lowered.schedule, worker, transport, start_ns=start, meter=scale)
+    loss = worker.finish_step()
+    record.loss = None if loss is None else float(loss)
+    return record
+
+
+def received(lowered: Lowered, rank: int) -> list[Op]:
+    """The ops of other ranks whose results a rank receives."""
+    place = lowered.schedule.shape.placement
+    return [
+        source
+        for consumer, source in inputs_of(lowered.schedule).items()
+        if place[consumer.stage] == rank != place[source.stage]
+    ]
+
+
+class _Alone(Loopback):
+    """Keeps of what is sent only when: its content is known, and its memory would count."""
+
+    def send(self, op: Op, tensor: Tensor, peer: int) -> None:
+        """Note when."""
+        super().send(op, EMPTY, peer)
+
+
+def _player(
+    worker: StageWorker, contents: Mapping[Op, Tensor], arrive_ns: Mapping[Op, int]
+) -> tuple[Any, Callable[..., Record]]:
+    """What plays the neighbours back on that device, and what runs a program there; on a GPU its
+    streams wait for messages, not the host (which no GPU has confirmed yet)."""
+    if worker.device.type == "cuda":
+        from .cuda import run_program as run_on_cuda
+        from .gates import GatedLoopback
+
+        return GatedLoopback(contents, arrive_ns), run_on_cuda
+    return _Alone(contents, arrive_ns), run_program
+
+
+def arrivals(lowered: Lowered, trace: Trace) -> Arrivals:
+    """When what the ops of a trace give to other ranks arrives: messages `t_comm` after their op,
+    on serial links after those that the same rank has sent to the same rank before; turns on host
+    links that ranks share when their transfer has ended."""
+    ends = {span.op: span.end_ns for span in trace.spans}
+    sent = [source for rank in range(trace.profile.devices) for source in received(lowered, rank)]
+    return ends | message_arrivals(lowered, {op: ends[op] for op in sent})
+
+
+def message_arrivals(lowered: Lowered, sent_ns: Mapping[Op, int]) -> Arrivals:
+    """When messages arrive that were sent at these times."""
+    profile, place = lowered.profile, lowered.schedule.shape.placement
+    arrive: Arrivals = {}
+    free: dict[tuple[int, int], int] = {}
+    for op in sorted(sent_ns, key=lambda op: (sent_ns[op], op)):
+        depart = sent_ns[op]
+        if profile.links == "serial":
+            way = place[op.stage], place[op.stage + (1 if op.kind is F else -1)]
+            depart = max(depart, free.get(way, 0))
+            free[way] = depart + profile.occupancy_ns
+        arrive[op] = depart + profile.t_comm_ns
+    return arrive

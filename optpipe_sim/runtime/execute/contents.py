@@ -1,0 +1,134 @@
+"""What ranks send to each other in a step, and its gradients, with one stage on the device at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from ...ops import BW, B, F, Op
+from ...schedule import Schedule
+from ..model.models import Decoder, build_stage, layer_counts
+from ..model.plan import Plan
+from ..model.stage import token_loss
+from .task import batch
+
+
+@dataclass
+class Contents:
+    """One step by plain autograd, cut at the boundaries of stages; everything in host memory.
+
+    Attributes:
+        messages: by the op that makes it, what goes to another rank; pinned where a GPU is to read it.
+        loss: the mean over the microbatches.
+        gradients: by the names of the unpipelined model; of a weight whose two copies are in
+            different stages, the sum.
+    """
+
+    messages: dict[Op, Tensor] = field(default_factory=dict)
+    loss: float = float("nan")
+    gradients: dict[str, Tensor] = field(default_factory=dict)
+
+
+def make_contents(plan: Plan, schedule: Schedule, seed: int, device: str = "cpu") -> Contents:
+    """Run the stages one after the other, forward, then forward and backward from the last to the
+    first, microbatch by microbatch.
+
+    The device holds one stage, its gradients and one activation; the same ops on the same numbers
+    as in the unpipelined model, so the results are bitwise those where kernels are deterministic.
+    """
+    return _Step(plan, schedule, seed, device).run()
+
+
+class _Step:
+    """The step, boundary by boundary: `forward[s, j]` and `backward[s, j]` are what stage s makes."""
+
+    def __init__(self, plan: Plan, schedule: Schedule, seed: int, device: str) -> None:
+        self.plan, self.schedule, self.device = plan, schedule, device
+        self.shape = schedule.shape
+        self.inputs, self.targets = batch(plan, self.shape.microbatches, seed)
+        self.forward: dict[tuple[int, int], Tensor] = {}
+        self.backward: dict[tuple[int, int], Tensor] = {}
+        layers = plan.layers if plan.stages == self.shape.stages else None
+        self.layers = layers or tuple(layer_counts(plan.model, self.shape.stages, seq=plan.seq))
+
+    def run(self) -> Contents:
+        stages, m = self.shape.stages, self.shape.microbatches
+        for stage in range(stages - 1):
+            module = self._module(stage)
+            for mb in range(m):
+                with torch.no_grad():
+                    self.forward[stage, mb] = self._kept(module(self._input(stage, mb)))
+            del module
+        found = Contents()
+        losses: list[Tensor] = []
+        tied: Tensor | None = None  # the last stage's share of a weight that the first has as well
+        for stage in reversed(range(stages)):
+            module = self._module(stage)
+            for mb in range(m):
+                self._back(module, stage, mb, losses)
+            for name, parameter in module.named_parameters():
+                assert parameter.grad is not None
+                gradient = parameter.grad.to("cpu")
+                if parameter is module.tied_weight and stage:
+                    tied = gradient
+                    continue
+                if parameter is module.tied_weight and tied is not None:
+                    gradient = gradient + tied
+                found.gradients[name] = gradient
+            del module
+        found.loss = float(torch.stack(losses).mean())
+        found.messages = dict(self._messages())
+        return found
+
+    def _back(self, module: nn.Module, stage: int, mb: int, losses: list[Tensor]) -> None:
+        x = self._input(stage, mb)
+        if stage:
+            x.requires_grad_()
+        y = module(x)
+        if stage == self.shape.stages - 1:
+            loss = token_loss(y, self.targets[mb].to(self.device))
+            losses.append(loss.detach())
+            (loss / self.shape.microbatches).backward()
+        else:
+            y.backward(self.backward[stage + 1, mb].to(self.device))
+        if stage:
+            assert x.grad is not None
+            self.backward[stage, mb] = self._kept(x.grad)
+
+    def _module(self, stage: int) -> Decoder:
+        plan = self.plan
+        return build_stage(
+            plan.model,
+            stage,
+            self.shape.stages,
+            seq=plan.seq,
+            dtype=plan.dtype,
+            device=self.device,
+            seed=plan.seed,
+            layers=self.layers,
+        )
+
+    def _input(self, stage: int, mb: int) -> Tensor:
+        source = self.forward[stage - 1, mb] if stage else self.inputs[mb]
+        return source.to(self.device, copy=True)
+
+    def _kept(self, tensor: Tensor) -> Tensor:
+        """A copy in host memory."""
+        cuda = tensor.is_cuda
+        kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=cuda)
+        return kept.copy_(tensor.detach())
+
+    def _messages(self) -> list[tuple[Op, Tensor]]:
+        place, schedule = self.shape.placement, self.schedule
+        found = []
+        for (stage, mb), kept in self.forward.items():
+            if place[stage] != place[stage + 1]:
+                found.append((Op(F, stage, mb), kept))
+        for (stage, mb), kept in self.backward.items():
+            if place[stage] != place[stage - 1]:
+                fused = Op(BW, stage, mb)
+                kind = BW if schedule.row(fused) >= 0 else B
+                found.append((Op(kind, stage, mb), kept))
+        return found

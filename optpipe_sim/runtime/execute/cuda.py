@@ -1,0 +1,218 @@
+"""Run the program of one rank on a GPU: one host thread, a stream per engine, events between them.
+
+No GPU has confirmed this yet. The order of issue and its waits are pure (`issue`); this executor,
+the stages and both transports run in the tests on a model of a GPU that knows streams, events and
+the caching allocator by vector clocks, and reports races and memory that is reused too early.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import RuntimeFault
+from ...ops import BW, B, F, Op
+from ...schedule import Schedule
+from ..measure.memory import Meter
+from ..program.issue import Issue, issue_order
+from ..program.program import COMPUTE_ENGINE, Event, Program, inputs_of
+from .executor import Record
+from .transport import Transport
+from .worker import Worker, sharp_timers, sleep_until
+
+AHEAD = 2  # compute ops that the host may be ahead of the device
+POLL_S = 0.0002
+
+
+def run_program(
+    program: Program,
+    schedule: Schedule,
+    worker: Worker,
+    transport: Transport,
+    *,
+    start_ns: int = 0,
+    meter: Meter | None = None,
+    timeout_s: float = 60.0,
+    begun: Callable[[Op], None] = lambda op: None,
+) -> Record:
+    """One iteration of one rank; arguments as for `executor.run_program`.
+
+    The current stream is the compute stream, and `worker.start_step` has been called on it. The host
+    stays at most two compute ops ahead, so that a device that stands still is noticed; whenever it
+    issues a compute op or waits for one, it releases what has been sent. Times are those of CUDA
+    events, start and end of every op on its stream; memory is read between the calls of the host.
+
+    Raises:
+        RuntimeFault: names the rank and the op.
+    """
+    run = _Run(program, schedule, worker, transport, meter, timeout_s)
+    torch.cuda.synchronize()
+    sharp_timers()
+    sleep_until(start_ns)
+    run.zero.record(run.streams[COMPUTE_ENGINE])
+    started = getattr(transport, "start", None)
+    if started is not None:
+        started()
+    for issue in issue_order(program):
+        try:
+            run.issue(issue, begun)
+        except RuntimeFault:
+            raise
+        except Exception as error:
+            raise RuntimeFault(
+                f"rank {program.rank}: {issue.step.do} {issue.step.op}:"
+                f" {type(error).__name__}: {error}"
+            ) from error
+    run.keep_up(0)
+    for stream in run.streams.values():
+        stream.synchronize()
+    transport.finish()
+    return run.measured()
+
+
+@cache
+def copy_stream(engine: str, device: int) -> Any:
+    """The one stream of a copy engine (``offload``, ``reload`` or ``copies``) on a device.
+
+    Made once: torch hands out new streams from a pool of 32, which share the connections to the
+    device (8 unless CUDA_DEVICE_MAX_CONNECTIONS says more), and a copy would wait behind the
+    compute stream whose connection it happens to share.
+    """
+    return torch.cuda.Stream(device)
+
+
+class _Run:
+    """An iteration under way."""
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        worker: Worker,
+        transport: Transport,
+        meter: Meter | None,
+        timeout_s: float,
+    ) -> None:
+        self.rank, self.worker, self.transport = program.rank, worker, transport
+        self.meter, self.timeout_s = meter, timeout_s
+        self.inputs = inputs_of(schedule)
+        self.results: dict[Op, Tensor | None] = {}
+        self.streams: dict[str, Any] = {COMPUTE_ENGINE: torch.cuda.current_stream()}
+        for issue in issue_order(program):
+            if issue.stream not in self.streams:
+                self.streams[issue.stream] = copy_stream(issue.stream, torch.cuda.current_device())
+        self.zero = torch.cuda.Event(enable_timing=True)
+        self.events: dict[Event, Any] = {}
+        self.under_way: deque[Op] = deque()
+        self.held: list[tuple[Op, int]] = []
+
+    def issue(self, issue: Issue, begun: Callable[[Op], None]) -> None:
+        """Issue one thing: its waits, its events around it."""
+        step, stream = issue.step, self.streams[issue.stream]
+        for event in issue.waits:
+            stream.wait_event(self.events[event])
+        if step.do == "run":
+            self.keep_up(AHEAD)
+            begun(step.op)
+            self._weigh(step.op)
+        with torch.cuda.stream(stream):
+            self._record(issue, stream, start=True)
+            self._do(issue)
+            self._record(issue, stream, start=False)
+        if step.do == "run":
+            self.under_way.append(step.op)
+        if step.do in ("run", "grant", "drop"):
+            self._weigh(step.op)
+
+    def keep_up(self, ahead: int) -> None:
+        """Wait until no more than so many compute ops are under way on the device; release what has
+        been sent meanwhile.
+
+        Raises:
+            RuntimeFault: where one does not end.
+        """
+        ends = time.monotonic() + self.timeout_s
+        self.transport.release_sent()
+        while len(self.under_way) > ahead:
+            op = self.under_way[0]
+            if self.events[Event("end", op)].query():
+                self.under_way.popleft()
+                ends = time.monotonic() + self.timeout_s
+                continue
+            self.transport.release_sent()
+            if time.monotonic() > ends:
+                raise RuntimeFault(
+                    f"rank {self.rank}: {op} has not ended within {self.timeout_s:g} s on the device"
+                )
+            time.sleep(POLL_S)
+
+    def measured(self) -> Record:
+        """All times, once everything has ended."""
+        record = Record(self.rank)
+        at = {
+            event: round(self.zero.elapsed_time(mark) * 1e6) for event, mark in self.events.items()
+        }
+        for event, when in at.items():
+            op = event.op
+            if event.point == "end":
+                record.times_ns[op] = at[Event("start", op)], when
+            elif event.point == "granted":
+                record.granted_ns[op] = when
+        for op, held in self.held:
+            seen = record.times_ns.get(op) or (record.granted_ns[op],) * 2
+            record.held.append((seen[0], held))
+        return record
+
+    def _record(self, issue: Issue, stream: Any, *, start: bool) -> None:
+        for event in issue.makes:
+            if (event.point == "start") == start:
+                mark = torch.cuda.Event(enable_timing=True)
+                mark.record(stream)
+                self.events[event] = mark
+
+    def _weigh(self, op: Op) -> None:
+        if self.meter is not None:
+            self.held.append((op, self.meter.held()))
+
+    def _do(self, issue: Issue) -> None:
+        step, op = issue.step, issue.step.op
+        if step.do == "post":
+            stage = op.stage if op.kind is F else op.stage - 1
+            self.transport.post(op, step.peer, self.worker.boundary(stage))
+        elif step.do == "recv":
+            self.results[op] = self.transport.recv(op, step.peer)
+        elif step.do == "send":
+            made = self.results.pop(op, None)
+            if made is None:
+                raise RuntimeFault(f"rank {self.rank}: {op} made nothing to send")
+            self.transport.send(op, made, step.peer)
+        elif step.do == "run":
+            self._compute(op)
+        elif step.do == "offload":
+            self.worker.offload(op.stage, op.microbatch)
+        elif step.do == "drop":
+            # the compute stream waits for the copy, then the memory is its own again
+            self.worker.drop(op.stage, op.microbatch)
+        elif step.do == "grant":
+            self.worker.allocate(op.stage, op.microbatch)
+        else:
+            self.worker.reload(op.stage, op.microbatch)
+
+    def _compute(self, op: Op) -> None:
+        source = self.inputs.get(op)
+        box = [self.results.pop(source)] if source is not None else [None]
+        made: Tensor | None = None
+        if op.kind is F:
+            made = self.worker.forward(op.stage, op.microbatch, box.pop())
+        elif op.kind in (B, BW):
+            made = self.worker.backward(op.stage, op.microbatch, box.pop(), fused=op.kind is BW)
+        else:
+            self.worker.weight(op.stage, op.microbatch)
+        if made is not None:
+            self.results[op] = made

@@ -1,0 +1,339 @@
+"""Runs the program of one rank on CPU: a thread per engine, events between them, times of every op."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from ...errors import RuntimeFault
+from ...ops import BW, B, F, O, Op, R
+from ...schedule import Schedule
+from ...sim.lower import Lowered
+from ...trace import Trace
+from ..measure.memory import Meter
+from ..program.program import COMPUTE_ENGINE, DROP, Event, Program, Step, inputs_of
+from .transport import Transport
+from .worker import Worker, sharp_timers, sleep_until
+
+Times = dict[Op, tuple[int, int]]
+
+
+@dataclass
+class Record:
+    """What one rank measured in one iteration.
+
+    Attributes:
+        times_ns: start and end of every op, in ns after the common start.
+        granted_ns: of every R, when its memory was taken.
+        held: (ns, bytes) around every compute op, and after changes of memory between them; empty
+            where nothing measured.
+        loss: of the last stage's rank.
+    """
+
+    rank: int
+    times_ns: Times = field(default_factory=dict)
+    granted_ns: dict[Op, int] = field(default_factory=dict)
+    held: list[tuple[int, int]] = field(default_factory=list)
+    loss: float | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that was held at a boundary between ops."""
+        return max((held for _, held in self.held), default=0)
+
+
+class Board:
+    """Events that threads set and wait for; a failure of one wakes all.
+
+    Each waiting thread has a lock of its own: an event wakes those that wait for it and no others.
+
+    Args:
+        timeout_s: how long nothing at all may happen while a thread waits.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.failure: BaseException | None = None
+        self._timeout_s = timeout_s
+        self._happened: set[Event] = set()
+        self._waiting: dict[threading.Lock, set[Event]] = {}
+        self._lock = threading.Lock()
+        self._last_s = time.monotonic()
+
+    def happen(self, *events: Event) -> None:
+        """Set events."""
+        with self._lock:
+            self._last_s = time.monotonic()
+            self._happened.update(events)
+            for own, missing in self._waiting.items():
+                if missing:
+                    missing.difference_update(events)
+                    if not missing:
+                        own.release()
+
+    def has(self, event: Event) -> bool:
+        """Whether it has happened."""
+        with self._lock:
+            return event in self._happened
+
+    def fail(self, error: BaseException) -> None:
+        """Let everybody stop; the first error counts."""
+        with self._lock:
+            self.failure = self.failure or error
+            for own, missing in self._waiting.items():
+                if missing:
+                    missing.clear()
+                    own.release()
+
+    def wait(self, events: Collection[Event], doing: str) -> None:
+        """Wait until all of them have happened.
+
+        Raises:
+            RuntimeFault: where nothing happens any more.
+            Stopped: another thread has failed.
+        """
+        own = threading.Lock()
+        own.acquire()
+        with self._lock:
+            missing = set(events) - self._happened
+            if missing and self.failure is None:
+                self._waiting[own] = missing
+        if missing and self.failure is None:
+            while not own.acquire(timeout=self._timeout_s):
+                if time.monotonic() - self._last_s > self._timeout_s:
+                    break
+            with self._lock:
+                del self._waiting[own]
+        if self.failure is not None:
+            raise Stopped
+        if missing:
+            raise RuntimeFault(
+                f"{doing}: the {min(missing)} does not come; nothing has happened for"
+                f" {self._timeout_s:g} s"
+            )
+
+
+class Stopped(Exception):
+    """Another thread has failed, and its error is the one to tell."""
+
+
+def run_program(
+    program: Program,
+    schedule: Schedule,
+    worker: Worker,
+    transport: Transport,
+    *,
+    start_ns: int = 0,
+    meter: Meter | None = None,
+    timeout_s: float = 60.0,
+    begun: Callable[[Op], None] = lambda op: None,
+) -> Record:
+    """One iteration of one rank.
+
+    Compute runs in the calling thread, each other engine in one of its own. Device memory is
+    dropped as soon as an O has ended, which is when the model of memory lets it fall.
+
+    Args:
+        start_ns: when to start, on `time.monotonic_ns`, the zero of all times; 0: now.
+        meter: entered already in this thread; asked for the bytes held between ops.
+        timeout_s: how long an op may wait for another.
+        begun: told of each compute op that starts.
+
+    Raises:
+        RuntimeFault: names the rank and the op.
+    """
+    run = _Run(program, schedule, worker, transport, meter, timeout_s, begun)
+    run.start_ns = start_ns or time.monotonic_ns()
+    sharp_timers()
+    for step in program.steps:
+        if step.do == "turn" and step.peer != program.rank:
+            transport.expect_turn(step.op, step.peer)
+    threads = [
+        threading.Thread(target=run.engine, args=(queue,), name=engine, daemon=True)
+        for engine, queue in run.queues.items()
+        if engine not in (COMPUTE_ENGINE, DROP)  # drops are done where an O ends
+    ]
+    for thread in threads:
+        thread.start()
+    sleep_until(run.start_ns)
+    run.engine(run.queues[COMPUTE_ENGINE])
+    for thread in threads:
+        thread.join(timeout_s)
+    error = run.board.failure
+    if error is None:
+        transport.finish()
+        return run.record
+    if isinstance(error, RuntimeFault):
+        raise error
+    raise RuntimeFault(f"rank {program.rank}: {type(error).__name__}: {error}") from error
+
+
+class _Run:
+    """An iteration under way."""
+
+    def __init__(
+        self,
+        program: Program,
+        schedule: Schedule,
+        worker: Worker,
+        transport: Transport,
+        meter: Meter | None,
+        timeout_s: float,
+        begun: Callable[[Op], None],
+    ) -> None:
+        self.worker, self.transport, self.meter, self.begun = worker, transport, meter, begun
+        self.rank, self.queues = program.rank, program.by_engine()
+        # a message that does not come is told by who waits for it, before those who wait for that
+        self.board = Board(2 * timeout_s)
+        self.record = Record(program.rank)
+        self.inputs = inputs_of(schedule)
+        self.results: dict[Op, Tensor | None] = {}  # made or received, until they are used
+        self.start_ns = 0
+        self.computing = False
+        self.between = threading.Lock()
+        self.do: dict[str, Callable[[Step], None]] = {
+            "post": self._post,
+            "recv": self._recv,
+            "run": self._compute,
+            "send": self._send,
+            "offload": self._offload,
+            "grant": self._grant,
+            "reload": self._reload,
+            "pass": lambda step: self.transport.give_turn(step.op, step.peer),
+            "turn": self._turn,
+        }
+
+    def engine(self, queue: Sequence[Step]) -> None:
+        """Take the steps of one queue in order."""
+        step = None
+        try:
+            for step in queue:
+                if self.board.failure is not None:
+                    return
+                if step.after:
+                    self.board.wait(step.after, f"rank {self.rank}: {step.do} {step.op}")
+                self.do[step.do](step)
+        except Stopped:
+            pass
+        except RuntimeFault as error:
+            self.board.fail(error)
+        except Exception as error:
+            fault = RuntimeFault(
+                f"rank {self.rank}: {step and step.do} {step and step.op}:"
+                f" {type(error).__name__}: {error}"
+            )
+            fault.__cause__ = error
+            self.board.fail(fault)
+
+    def now_ns(self) -> int:
+        """Since the common start."""
+        return time.monotonic_ns() - self.start_ns
+
+    def _weigh(self) -> None:
+        """Unless a compute op is under way: what it needs for a moment is no activation."""
+        if self.meter is None:
+            return
+        with self.between:
+            if not self.computing:
+                self.record.held.append((self.now_ns(), self.meter.held()))
+
+    def _post(self, step: Step) -> None:
+        # what F makes goes forward, what B makes is the gradient of what the stage before sent
+        stage = step.op.stage if step.op.kind is F else step.op.stage - 1
+        self.transport.post(step.op, step.peer, self.worker.boundary(stage))
+
+    def _recv(self, step: Step) -> None:
+        self.results[step.op] = self.transport.recv(step.op, step.peer)
+
+    def _send(self, step: Step) -> None:
+        made = self.results.pop(step.op, None)
+        if made is None:
+            raise RuntimeFault(f"rank {self.rank}: {step.op} made nothing to send")
+        self.transport.send(step.op, made, step.peer)
+
+    def _compute(self, step: Step) -> None:
+        op = step.op
+        source = self.inputs.get(op)
+        box = [self.results.pop(source)] if source is not None else [None]
+        self._weigh()
+        with self.between:
+            self.computing = True
+        self.begun(op)
+        start = self.now_ns()
+        self.board.happen(Event("start", op))
+        made: Tensor | None = None
+        if op.kind is F:
+            made = self.worker.forward(op.stage, op.microbatch, box.pop())
+        elif op.kind in (B, BW):
+            made = self.worker.backward(op.stage, op.microbatch, box.pop(), fused=op.kind is BW)
+        else:
+            self.worker.weight(op.stage, op.microbatch)
+        self.record.times_ns[op] = start, self.now_ns()
+        if made is not None:
+            self.results[op] = made
+        del made
+        self.board.happen(Event("end", op))
+        self.computing = False
+        self._weigh()
+
+    def _offload(self, step: Step) -> None:
+        op, start = step.op, self.now_ns()
+        self.worker.offload(op.stage, op.microbatch)
+        end = self.now_ns()
+        self.worker.drop(op.stage, op.microbatch)
+        self.record.times_ns[op] = start, end
+        self.board.happen(Event("start", op), Event("end", op), Event("dropped", op))
+        self._weigh()
+
+    def _grant(self, step: Step) -> None:
+        # an R may be granted before its O has ended; then `reload` takes the memory
+        if self.board.has(Event("dropped", Op(O, *step.op[1:]))):
+            self.record.granted_ns[step.op] = self.now_ns()
+            self.worker.allocate(step.op.stage, step.op.microbatch)
+        self.board.happen(Event("granted", step.op))
+        self._weigh()
+
+    def _turn(self, step: Step) -> None:
+        if step.peer == self.rank:
+            self.board.wait([Event("end", step.op)], f"rank {self.rank}: {step}")
+        else:
+            self.transport.take_turn(step.op, step.peer)
+
+    def _reload(self, step: Step) -> None:
+        op, start = step.op, self.now_ns()
+        self.record.granted_ns.setdefault(op, start)
+        self.worker.reload(op.stage, op.microbatch)
+        self.record.times_ns[op] = start, self.now_ns()
+        self.board.happen(Event("start", op), Event("end", op))
+
+
+def measured_trace(lowered: Lowered, records: Sequence[Record]) -> Trace:
+    """What all ranks measured in one iteration, as a trace: for figures, Perfetto, explanations.
+
+    Raises:
+        RuntimeFault: where an op was not measured.
+    """
+    schedule = lowered.schedule
+    times: Times = {}
+    grants: dict[Op, int] = {}
+    for record in records:
+        times |= record.times_ns
+        grants |= record.granted_ns
+    ops = [op for program in schedule.programs for op in program]
+    missing = [op for op in ops if op not in times]
+    if missing:
+        raise RuntimeFault(f"{missing[0]} was not measured")
+    start, end = np.array([times[op] for op in ops], np.int64).T
+    grant = [grants.get(op, times[op][0]) if op.kind is R else times[op][0] for op in ops]
+    return Trace(
+        schedule,
+        lowered.profile,
+        start.copy(),
+        end.copy(),
+        np.array(grant, np.int64),
+        memory_limit=lowered.memory_limit,
+    )

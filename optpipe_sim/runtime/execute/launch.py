@@ -1,0 +1,223 @@
+"""Ranks on this machine: p processes over gloo that take tasks, and never outlive who started them."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import weakref
+from collections.abc import Callable
+from multiprocessing.connection import Connection, Pipe, wait
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, TypeVar
+
+from ...errors import OptPipeError, RuntimeFault
+from ...ops import Op
+from ...schedule import Schedule
+
+START_S = 60.0  # for torch to load and the ranks to meet
+PATIENCE_S = 3.0  # from the first complaint until all are asked for theirs
+_NONE = -1
+Answer_co = TypeVar("Answer_co", covariant=True)
+
+
+class Job(Protocol[Answer_co]):
+    """What ranks can be asked to do; it has to survive pickling, as has what it gives back."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """What it starts with: says how many ranks there are, and names ops after a death."""
+
+    def perform(self, rank: int, begun: Callable[[Op], None]) -> Answer_co:
+        """The part of one rank, which tells of every op that it begins."""
+
+
+class Ranks:
+    """p processes, each a rank.
+
+        with Ranks(4) as ranks:
+            results = ranks.run(Task(schedule, profile))
+
+    They stay for further tasks. After a failure all of them are ended; the next task starts anew.
+    """
+
+    def __init__(self, count: int) -> None:
+        if count < 1:
+            raise OptPipeError(f"ranks: must be at least 1, got {count}")
+        self.count = count
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._pipes: list[Connection] = []
+        self._folder = Path(tempfile.mkdtemp(prefix="optpipe-ranks-"))
+        self._finalizer = weakref.finalize(self, _end, self._processes, self._folder)
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """The process of each rank; none before the first task."""
+        return [process.pid for process in self._processes]
+
+    def run(self, task: Job[Answer_co]) -> list[Answer_co]:
+        """Have all ranks do a task; their results by rank.
+
+        Raises:
+            RuntimeFault: names the rank that failed or died, and its last op.
+        """
+        devices = task.schedule.shape.devices
+        if devices != self.count:
+            raise OptPipeError(f"the schedule is for {devices} devices, not {self.count} ranks")
+        if not self._processes:
+            self._start()
+        try:
+            for rank, pipe in enumerate(self._pipes):
+                self._tell(rank, pipe, task)
+            return self._gather(task.schedule)
+        except BaseException:
+            self._halt()
+            raise
+
+    def close(self) -> None:
+        """End all ranks."""
+        self._halt()
+        self._finalizer()
+
+    def _start(self) -> None:
+        root = str(Path(__file__).parents[3])
+        paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        (self._folder / "ops").write_bytes(struct.pack("q", _NONE) * self.count)
+        for rank in range(self.count):
+            ours, theirs = Pipe()
+            log = (self._folder / f"{rank}.log").open("wb")
+            self._processes.append(
+                subprocess.Popen(
+                    [
+                        sys.executable,
+                        "-m",
+                        "optpipe_sim.runtime.execute.serve",
+                        *map(str, (rank, self.count, port, theirs.fileno(), self._folder / "ops")),
+                    ],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+                    start_new_session=True,  # Ctrl-C is the caller's to handle
+                )
+            )
+            log.close()
+            theirs.close()
+            self._pipes.append(ours)
+
+    def _tell(self, rank: int, pipe: Connection, task: Job[object]) -> None:
+        try:
+            pipe.send_bytes(pickle.dumps(task))
+        except (BrokenPipeError, OSError):
+            raise self._died(rank, task.schedule) from None
+
+    def _gather(self, schedule: Schedule) -> list[Any]:
+        results: dict[int, Any] = {}
+        faults: dict[int, RuntimeFault] = {}
+        dead: list[int] = []
+        ends = float("inf")
+        while len(results) + len(faults) + len(dead) < self.count and time.monotonic() < ends:
+            over = {*results, *faults, *dead}
+            waiting = [self._pipes[rank] for rank in range(self.count) if rank not in over]
+            left = None if ends == float("inf") else max(0.0, ends - time.monotonic())
+            for pipe in wait(waiting, left):
+                rank = self._pipes.index(pipe)  # type: ignore[arg-type]
+                try:
+                    answer = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
+                except (EOFError, OSError):
+                    dead.append(rank)
+                else:
+                    (faults if isinstance(answer, RuntimeFault) else results)[rank] = answer
+            if (faults or dead) and ends == float("inf"):
+                ends = time.monotonic() + PATIENCE_S  # who was first may be told a little later
+        if dead:  # what the others complain of follows from it
+            raise self._died(dead[0], schedule)
+        if faults:
+            raise _first(faults)
+        return [results[rank] for rank in range(self.count)]
+
+    def _died(self, rank: int, schedule: Schedule) -> RuntimeFault:
+        process = self._processes[rank]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE_S)
+        code = process.returncode
+        how = f"exit status {code}"
+        if code is not None and code < 0:
+            how = f"killed by {signal.Signals(-code).name}"
+        log = (self._folder / f"{rank}.log").read_text(errors="replace").split("\n")
+        word = next((line for line in reversed(log) if line.strip()), "")
+        with (self._folder / "ops").open("rb") as file:
+            row = struct.unpack_from("q", file.read(), 8 * rank)[0]
+        last = "before its first op" if row == _NONE else f"its last op was {schedule.op(row)}"
+        return RuntimeFault(f"rank {rank} died ({how}); {last}{f'; it said: {word}' * bool(word)}")
+
+    def _halt(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        self._pipes.clear()
+        _kill(self._processes)
+
+
+def _first(faults: dict[int, RuntimeFault]) -> RuntimeFault:
+    """The fault to tell: one that is not just about a neighbour that has gone."""
+    own = [fault for fault in faults.values() if "connection" not in str(fault).lower()]
+    return (own or list(faults.values()))[0]
+
+
+def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
+    processes.clear()
+
+
+def _end(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    """When the object goes, or Python ends."""
+    import shutil
+
+    _kill(processes)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+class Progress:
+    """Where a rank writes which op it has begun, for whoever asks after its death."""
+
+    def __init__(self, path: str | os.PathLike[str], rank: int) -> None:
+        with open(path, "r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self._rank, self.schedule = rank, None
+
+    def begin(self, schedule: Schedule | None) -> None:
+        """A new task; None: none."""
+        self.schedule = schedule  # type: ignore[assignment]
+        struct.pack_into("q", self._map, 8 * self._rank, _NONE)
+
+    def __call__(self, op: Op) -> None:
+        """An op has begun."""
+        if self.schedule is not None:
+            struct.pack_into("q", self._map, 8 * self._rank, self.schedule.row(op))

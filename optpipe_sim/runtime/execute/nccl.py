@@ -1,0 +1,141 @@
+"""Messages over NCCL: a communicator per directed pair of ranks, all of them made before the first step.
+
+No GPU has confirmed this yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import RuntimeFault
+from ...ops import Op
+from ..program.program import Program
+from .transport import Layout
+
+POLL_S = 0.0002
+Pair = tuple[int, int]  # sender, receiver
+
+
+def directed_pairs(programs: Sequence[Program]) -> list[Pair]:
+    """Every (sender, receiver) of the programs, sorted: the order in which all ranks make and first
+    use their communicators."""
+    return sorted({(p.rank, s.peer) for p in programs for s in p.steps if s.do == "send"})
+
+
+class Nccl:
+    """Messages over NCCL: a communicator per directed pair of ranks.
+
+    NCCL knows no tags: on a communicator messages come in the order in which both sides name them,
+    and one that waits holds up those behind it. So each direction has its own, receives are posted
+    in the sender's order (`program`), one compute op ahead, and neither direction waits for the
+    other. A receive starts when the compute stream comes to where it was posted; its buffer is of
+    the compute stream's memory there.
+
+    torch makes the communicator of an unbatched send or receive at its first use, and that blocks
+    the host until the other side comes to the same one: with two programs that meet their pairs in
+    different orders, for ever. So every pair exchanges a byte here, in sorted order on all ranks:
+    the least pair that has not met can always go on.
+
+    Every rank has to make one at the same time, for making the groups is collective.
+
+    Args:
+        rank: of this process. programs: of all ranks. timeout_s: for a message.
+
+    Attributes:
+        buffer_bytes: device memory that the communicators took, outside of torch's allocator.
+    """
+
+    def __init__(self, rank: int, programs: Sequence[Program], timeout_s: float = 60.0) -> None:
+        self.rank, self.timeout_s = rank, timeout_s
+        self._groups: dict[Pair, Any] = {}
+        self._posted: dict[Op, tuple[Any, Tensor]] = {}
+        self._out: deque[tuple[Op, Any, Tensor]] = deque()
+        pairs = directed_pairs(programs)
+        for pair in pairs:
+            group = dist.new_group(sorted(pair), backend="nccl")
+            if rank in pair:
+                self._groups[pair] = group
+        byte = torch.zeros(1, dtype=torch.uint8, device="cuda")
+        torch.cuda.synchronize()
+        free, _ = torch.cuda.mem_get_info()
+        for pair in pairs:
+            if rank in pair:
+                self._meet(pair, byte)
+        torch.cuda.synchronize()
+        self.buffer_bytes = free - torch.cuda.mem_get_info()[0]
+
+    def _meet(self, pair: Pair, byte: Tensor) -> None:
+        """Make the communicator of a pair by its first message."""
+        sender, receiver = pair
+        if self.rank == sender:
+            work = dist.isend(byte, receiver, group=self._groups[pair])
+        else:
+            work = dist.irecv(byte, src=sender, group=self._groups[pair])
+        work.wait()
+
+    def post(self, op: Op, peer: int, layout: Layout) -> None:
+        """Allocate the buffer of a message and issue its receive."""
+        buffer = torch.empty(layout[0], dtype=layout[1], device="cuda")
+        group = self._groups[peer, self.rank]
+        self._posted[op] = dist.irecv(buffer, src=peer, group=group), buffer
+
+    def recv(self, op: Op, peer: int) -> Tensor:
+        """The content of a posted message; the compute stream waits for it, the host does not."""
+        work, buffer = self._posted.pop(op)
+        work.wait()
+        return buffer
+
+    def send(self, op: Op, tensor: Tensor, peer: int) -> None:
+        """Send what the compute stream will have made by here."""
+        self.release_sent()
+        kept = tensor.contiguous()
+        self._out.append((op, dist.isend(kept, peer, group=self._groups[self.rank, peer]), kept))
+
+    def release_sent(self) -> None:
+        """Release tensors whose send has ended on the device.
+
+        Their memory is then free for the compute stream without `record_stream`. torch holds a
+        reference of its own until `wait`, which costs nothing once the send has ended.
+        """
+        still: deque[tuple[Op, Any, Tensor]] = deque()
+        while self._out:
+            op, work, kept = self._out.popleft()
+            if work.is_completed():
+                work.wait()
+            else:
+                still.append((op, work, kept))
+            del work, kept
+        self._out = still
+
+    def expect_turn(self, op: Op, peer: int) -> None:
+        """Links take turns by themselves."""
+
+    def give_turn(self, op: Op, peer: int) -> None:
+        """Likewise."""
+
+    def take_turn(self, op: Op, peer: int) -> None:
+        """Likewise."""
+
+    def finish(self) -> None:
+        """Wait for the sends.
+
+        Raises:
+            RuntimeFault: names one that does not end.
+        """
+        ends = time.monotonic() + self.timeout_s
+        while self._out:
+            self.release_sent()
+            if self._out and time.monotonic() > ends:
+                raise RuntimeFault(
+                    f"rank {self.rank}: the result of {self._out[0][0]} was not taken within"
+                    f" {self.timeout_s:g} s"
+                )
+            if self._out:
+                time.sleep(POLL_S)

@@ -1,0 +1,208 @@
+"""All ranks in one process, one op after the other: results, memory and what each op takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...ops import BW, B, F, O, Op, R
+from ...sim.lower import Lowered
+from ..measure.memory import Meter
+from ..model.stage import StageWorker
+from ..program.program import inputs_of
+
+HEAD_START_CYCLES = 10_000_000  # some 5 ms of a GPU's clock
+
+
+@dataclass
+class SerialRun:
+    """What a serial replay gave.
+
+    Attributes:
+        lasts_ns: by op, how long it took here.
+        held: by rank, (op, bytes) after each of its ops, and after the grant of an R.
+        contents: by op, what it sent to another rank (a copy).
+        loss: the mean over the microbatches.
+    """
+
+    lasts_ns: dict[Op, int] = field(default_factory=dict)
+    held: dict[int, list[tuple[Op, int]]] = field(default_factory=dict)
+    contents: dict[Op, Tensor] = field(default_factory=dict)
+    loss: float = float("nan")
+
+    def durations_ns(self, lowered: Lowered) -> np.ndarray:
+        """(ops,) by rows, for `Lowered.replay`."""
+        ops = (op for program in lowered.schedule.programs for op in program)
+        return np.array([self.lasts_ns[op] for op in ops], np.int64)
+
+
+def run_serially(
+    lowered: Lowered,
+    workers: Mapping[int, StageWorker],
+    *,
+    contents: Mapping[Op, Tensor] | None = None,
+    keep: bool = False,
+    meter: Meter | None = None,
+    done: Callable[[Op], None] = lambda op: None,
+) -> SerialRun:
+    """Replay a schedule op by op, in the order in which the simulator has memory change: an F when
+    it starts, everything else when it ends. So what is held between ops is what is predicted.
+
+    Args:
+        workers: by rank, their step started; they are left with their gradients. Ops of ranks that
+            have none are left out.
+        contents: what those ranks would have sent, on the device.
+        keep: whether to keep what ranks send to each other.
+        meter: entered already; weighs what really lives, messages under way left out (and makes
+            the ops slower). Without one, what the slots and queues of the workers hold counts.
+        done: told of each op.
+
+    Raises:
+        RuntimeFault: names the op.
+    """
+    given = contents or {}
+    run = SerialRun(held={rank: [] for rank in workers})
+    inputs = inputs_of(lowered.schedule)
+    consumers = {source: op for op, source in inputs.items()}
+    place = lowered.schedule.shape.placement
+    results: dict[Op, Tensor | None] = {}
+    scale = _Scale(meter, workers)
+    for op, granted in _order(lowered):
+        rank = place[op.stage]
+        if rank not in workers:
+            continue
+        worker = workers[rank]
+        box = [] if granted else [_input(inputs.get(op), results, given)]
+        scale.begin()
+        if granted:
+            worker.allocate(op.stage, op.microbatch)
+        else:
+            scale.taken(box[0])
+            with _Timer(worker.device) as timer:
+                made = _do(worker, op, box)
+            run.lasts_ns[op] = timer.took_ns
+            if op.kind is O:
+                worker.drop(op.stage, op.microbatch)
+            scale.made(made)
+            scale.end(rank)
+            if op in consumers:
+                taker = place[consumers[op].stage]
+                if taker in workers:
+                    results[op] = made
+                if keep and made is not None and taker != rank:
+                    run.contents[op] = made.clone()
+            del made
+            done(op)
+        if granted:
+            scale.end(rank)
+        run.held[rank].append((op, scale.held(rank)))
+    losses = [loss for worker in workers.values() if (loss := worker.finish_step()) is not None]
+    run.loss = float(losses[0]) if losses else float("nan")
+    return run
+
+
+def _input(
+    source: Op | None, results: dict[Op, Tensor | None], given: Mapping[Op, Tensor]
+) -> Tensor | None:
+    """What an op takes: made here, or a copy of what another rank would have sent."""
+    if source is None:
+        return None
+    return results.pop(source) if source in results else given[source].clone()
+
+
+class _Scale:
+    """What each rank holds: of a meter that weighs all of them together, the changes while it was
+    its turn, less what it sent and plus what it took (a message under way counts for neither)."""
+
+    def __init__(self, meter: Meter | None, workers: Mapping[int, StageWorker]) -> None:
+        self.meter, self.workers = meter, workers
+        self.accounts = dict.fromkeys(workers, 0)
+        self.before = self.under_way = 0
+
+    def begin(self) -> None:
+        """An op is about to start."""
+        self.before, self.under_way = self.meter.held() if self.meter else 0, 0
+
+    def taken(self, message: Tensor | None) -> None:
+        """What comes in."""
+        self.under_way -= 0 if message is None else message.untyped_storage().nbytes()
+
+    def made(self, message: Tensor | None) -> None:
+        """What goes out."""
+        self.under_way += 0 if message is None else message.untyped_storage().nbytes()
+
+    def end(self, rank: int) -> None:
+        """The op is over."""
+        if self.meter:
+            self.accounts[rank] += self.meter.held() - self.before - self.under_way
+
+    def held(self, rank: int) -> int:
+        """Bytes of a rank now."""
+        return self.accounts[rank] if self.meter else self.workers[rank].held_bytes()
+
+
+def _do(worker: StageWorker, op: Op, box: list[Tensor | None]) -> Tensor | None:
+    """One op; `box` holds its input, and lets go of it."""
+    at = op.stage, op.microbatch
+    if op.kind is F:
+        return worker.forward(*at, box.pop())
+    if op.kind in (B, BW):
+        return worker.backward(*at, box.pop(), fused=op.kind is BW)
+    if op.kind is O:
+        worker.offload(*at)
+    elif op.kind is R:
+        worker.reload(*at)
+    else:
+        worker.weight(*at)
+    return None
+
+
+class _Timer:
+    """How long an op takes: on CUDA on the device, which has something to do until the host has issued
+    all of the op; else by the host's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda, self.took_ns = device.type == "cuda", 0
+
+    def __enter__(self) -> _Timer:
+        if self.cuda:
+            torch.cuda._sleep(HEAD_START_CYCLES)
+        self.start = self._now()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        end = self._now()
+        if self.cuda:
+            end.synchronize()
+            self.took_ns = round(self.start.elapsed_time(end) * 1e6)
+        else:
+            self.took_ns = end - self.start
+
+    def _now(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def _order(lowered: Lowered) -> Iterator[tuple[Op, bool]]:
+    """Ops, and grants of R's (True), by predicted time; at one instant what releases comes first,
+    then by the order of the graph."""
+    trace, graph = lowered.replay(), lowered.graph
+    moments = []
+    for row, span in enumerate(trace.spans):
+        if span.op.kind is F:
+            moments.append((span.start_ns, 1, int(graph.op_at[row]), span.op, False))
+            continue
+        moments.append((span.end_ns, 0, int(graph.op_at[row]), span.op, False))
+        if span.op.kind is R and trace.grant_ns[row] < span.end_ns:
+            moments.append((int(trace.grant_ns[row]), 1, int(graph.grant_at[row]), span.op, True))
+    for _, _, _, op, granted in sorted(moments):
+        yield op, granted

@@ -1,0 +1,73 @@
+"""One rank that `launch.Ranks` started: takes tasks from a pipe until it is closed."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+from datetime import timedelta
+from multiprocessing.connection import Connection
+
+import torch
+import torch.distributed as dist
+
+from ...errors import OptPipeError, RuntimeFault
+from .launch import START_S, Progress
+
+
+def main(rank: int, ranks: int, port: int, pipe: int, progress: str) -> None:
+    """Meet the others, then do what comes."""
+    torch.set_num_threads(1)
+    connection = Connection(pipe)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=ranks,
+        timeout=timedelta(seconds=START_S),
+    )
+    begun = Progress(progress, rank)
+    while True:
+        try:
+            task = pickle.loads(connection.recv_bytes())
+        except (EOFError, OSError):
+            _leave()
+        begun.begin(task.schedule)
+        gone = _watch(connection)
+        try:
+            answer: object = task.perform(rank, begun)
+        except OptPipeError as error:
+            answer = (
+                error if isinstance(error, RuntimeFault) else RuntimeFault(f"rank {rank}: {error}")
+            )
+        except Exception as error:
+            answer = RuntimeFault(f"rank {rank}: {type(error).__name__}: {error}")
+        gone.set()
+        begun.begin(None)
+        if isinstance(answer, RuntimeFault):
+            answer.__cause__ = None
+        connection.send_bytes(pickle.dumps(answer))
+
+
+def _watch(connection: Connection) -> threading.Event:
+    """While a task runs, leave as soon as whoever gave it is gone."""
+    over = threading.Event()
+
+    def watch() -> None:
+        parent = os.getppid()
+        while not over.wait(0.5):
+            if os.getppid() != parent:
+                _leave()
+
+    threading.Thread(target=watch, daemon=True).start()
+    return over
+
+
+def _leave() -> None:
+    os._exit(0)  # no farewell to ranks that may be gone as well
+
+
+if __name__ == "__main__":
+    number, world, door, fd, path = sys.argv[1:]
+    main(int(number), int(world), int(door), int(fd), path)

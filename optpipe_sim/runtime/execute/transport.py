@@ -1,0 +1,243 @@
+"""How results get from rank to rank: gloo; gloo with the delay of a profile; a gated loop-back.
+
+A message is known by the op that makes it. Receives are posted before they are needed; sends never
+block, and let go of their tensor once it is out.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ...errors import RuntimeFault
+from ...ops import Op
+from ...profile import CostProfile
+from ...schedule import Schedule
+from .worker import EMPTY, sleep_until
+
+Sent = SimpleQueue[tuple[Op, Any] | None]
+Layout = tuple[tuple[int, ...], torch.dtype]
+
+
+class Transport(Protocol):
+    """What an executor needs of it; `peer` is the other rank."""
+
+    def post(self, op: Op, peer: int, layout: Layout) -> None: ...
+
+    def recv(self, op: Op, peer: int) -> Tensor: ...
+
+    def send(self, op: Op, tensor: Tensor, peer: int) -> None: ...
+
+    def release_sent(self) -> None: ...
+
+    def expect_turn(self, op: Op, peer: int) -> None: ...
+
+    def give_turn(self, op: Op, peer: int) -> None: ...
+
+    def take_turn(self, op: Op, peer: int) -> None: ...
+
+    def finish(self) -> None: ...
+
+
+class Gloo:
+    """torch.distributed with gloo: messages by tags, so that any order of receives will do.
+
+    A send is begun at once by whoever sends; a thread per peer waits for its end and lets go of the
+    tensor. (One for all peers would keep a tensor until what was sent before, to another, is out.)
+
+    Args:
+        rank: of this process; the default process group has to be there.
+        schedule: gives every op its tag.
+        timeout_s: how long a message may let one wait.
+    """
+
+    def __init__(self, rank: int, schedule: Schedule, timeout_s: float = 60.0) -> None:
+        self.rank, self.schedule, self.timeout = rank, schedule, timedelta(seconds=timeout_s)
+        self._group: Any = dist.group.WORLD  # `dist.isend` takes a quarter longer
+        self._posted: dict[Op, tuple[Any, Tensor]] = {}
+        self._turns: dict[Op, Any] = {}
+        self._out: dict[int, tuple[Sent, threading.Thread]] = {}
+        self._lock = threading.Lock()
+        self._failure: RuntimeFault | None = None
+
+    def post(self, op: Op, peer: int, layout: Layout) -> None:
+        """Take memory for a message, and let it come."""
+        buffer = torch.empty(layout[0], dtype=layout[1])
+        with self._named(f"posting the receive of {op} from rank {peer}"):
+            self._posted[op] = self._group.recv([buffer], peer, self._tag(op)), buffer
+
+    def recv(self, op: Op, peer: int) -> Tensor:
+        """The content of a posted message, once it is there."""
+        work, buffer = self._posted.pop(op)
+        with self._named(f"waiting for the result of {op} from rank {peer}"):
+            work.wait(self.timeout)
+        return buffer
+
+    def send(self, op: Op, tensor: Tensor, peer: int) -> None:
+        """Begin to send; the tensor is let go of when it is out."""
+        self._begin(op, tensor.contiguous(), peer, self._tag(op))
+
+    def release_sent(self) -> None:
+        """The thread of each peer does it."""
+
+    def expect_turn(self, op: Op, peer: int) -> None:
+        """Say before an iteration that `take_turn` will come."""
+        box = torch.zeros(1, dtype=torch.uint8)
+        with self._named(f"posting the turn after {op} of rank {peer}"):
+            self._turns[op] = self._group.recv([box], peer, len(self.schedule) + self._tag(op))
+
+    def give_turn(self, op: Op, peer: int) -> None:
+        """Tell `peer` that the transfer `op` on their common host link has ended."""
+        box = torch.zeros(1, dtype=torch.uint8)
+        self._begin(op, box, peer, len(self.schedule) + self._tag(op))
+
+    def take_turn(self, op: Op, peer: int) -> None:
+        """Wait until `peer` has told so."""
+        with self._named(f"waiting for the turn after {op} of rank {peer}"):
+            self._turns.pop(op).wait(self.timeout)
+
+    def finish(self) -> None:
+        """Wait for the sends.
+
+        Raises:
+            RuntimeFault: names the first that failed.
+        """
+        for sent, thread in self._out.values():
+            sent.put(None)
+            thread.join()
+        self._out.clear()
+        if self._failure is not None:
+            raise self._failure
+
+    def _begin(self, op: Op, tensor: Tensor, peer: int, tag: int) -> None:
+        with self._named(f"sending the result of {op} to rank {peer}"):
+            work = self._group.send([tensor], peer, tag)
+        self._keep(op, peer, work)
+
+    def _keep(self, op: Op, peer: int, work: Any) -> None:
+        with self._lock:  # copy engines give turns
+            if peer not in self._out:
+                sent: Sent = SimpleQueue()
+                thread = threading.Thread(target=self._settle, args=(peer, sent), daemon=True)
+                self._out[peer] = sent, thread
+                thread.start()
+        self._out[peer][0].put((op, work))
+
+    def _settle(self, peer: int, sent: Sent) -> None:
+        while (one := sent.get()) is not None:
+            op, work = one
+            del one
+            try:
+                with self._named(f"sending the result of {op} to rank {peer}"):
+                    work.wait(self.timeout)
+            except RuntimeFault as fault:
+                self._failure = self._failure or fault
+            del work
+
+    @contextmanager
+    def _named(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            why = str(error).split("\n")[0]
+            raise RuntimeFault(f"rank {self.rank}: {doing}: {why}") from error
+
+    def _tag(self, op: Op) -> int:
+        return self.schedule.row(op)
+
+
+class DelayedGloo(Gloo):
+    """Messages that carry no result but arrive when the profile's links say.
+
+    A message says when it arrives: `t_comm` after it was sent, and where links are serial, after
+    those before it. What gloo itself takes shows only as far as it takes longer.
+    """
+
+    def __init__(
+        self, rank: int, schedule: Schedule, profile: CostProfile, timeout_s: float = 60.0
+    ) -> None:
+        super().__init__(rank, schedule, timeout_s)
+        self.profile = profile
+        self._free_ns: dict[int, int] = {}
+        self._sent: list[tuple[Op, int, Any]] = []
+
+    def recv(self, op: Op, peer: int) -> Tensor:
+        """Wait for the message, and until it is said to arrive."""
+        sleep_until(int(super().recv(op, peer).item()))
+        return EMPTY
+
+    def send(self, op: Op, tensor: Tensor, peer: int) -> None:
+        """Send when it arrives instead of `tensor`."""
+        depart = time.monotonic_ns()
+        if self.profile.links == "serial":
+            depart = max(depart, self._free_ns.get(peer, 0))
+            self._free_ns[peer] = depart + self.profile.occupancy_ns
+        super().send(op, torch.tensor([depart + self.profile.t_comm_ns]), peer)
+
+    def finish(self) -> None:
+        """Wait for the sends."""
+        for op, peer, work in self._sent:
+            with self._named(f"sending the result of {op} to rank {peer}"):
+                work.wait(self.timeout)
+        self._sent.clear()
+
+    def _keep(self, op: Op, peer: int, work: Any) -> None:
+        # there is no memory to let go of, and a thread that wakes would be in the way
+        self._sent.append((op, peer, work))
+
+
+class Loopback:
+    """One rank alone: what others would have sent is there already, and let in when its time comes.
+
+    Args:
+        contents: by the op that makes it, what a message holds.
+        arrive_ns: by op, when it may be taken, in ns after `start_ns`; default: at once.
+        start_ns: the zero of these times, on `time.monotonic_ns`.
+
+    What is sent is kept in `sent`, by op, with the time since `start_ns`.
+    """
+
+    def __init__(
+        self, contents: Mapping[Op, Tensor], arrive_ns: Mapping[Op, int] | None = None
+    ) -> None:
+        self.contents, self.arrive_ns, self.start_ns = contents, arrive_ns or {}, 0
+        self.sent: dict[Op, tuple[int, Tensor]] = {}
+        self.turns_ns: dict[Op, int] = {}
+
+    def post(self, op: Op, peer: int, layout: Layout) -> None:
+        """Nothing to do: it is here."""
+
+    def recv(self, op: Op, peer: int) -> Tensor:
+        """A copy of the content, when its time has come."""
+        sleep_until(self.start_ns + self.arrive_ns.get(op, 0))
+        return self.contents[op].clone()
+
+    def send(self, op: Op, tensor: Tensor, peer: int) -> None:
+        """Note when, and what."""
+        self.sent[op] = (time.monotonic_ns() - self.start_ns, tensor.clone())
+
+    def release_sent(self) -> None:
+        """Nothing is kept but in `sent`."""
+
+    def expect_turn(self, op: Op, peer: int) -> None:
+        """Nothing to do."""
+
+    def give_turn(self, op: Op, peer: int) -> None:
+        """Note when."""
+        self.turns_ns[op] = time.monotonic_ns() - self.start_ns
+
+    def take_turn(self, op: Op, peer: int) -> None:
+        """Wait until its time has come."""
+        sleep_until(self.start_ns + self.arrive_ns.get(op, 0))
+
+    def finish(self) -> None:
+        """Nothing is under way."""

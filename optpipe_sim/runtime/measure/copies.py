@@ -1,0 +1,212 @@
+"""How fast copies to and from the host are: alone, both at once, and while products run.
+
+What is written for CUDA here has not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cache
+from statistics import median
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+MODES = ("alone", "together", "loaded", "all")
+DIRECTIONS = ("d2h", "h2d")
+SMALLEST, LARGEST = 1 << 16, 1 << 28
+CPU_CACHE = 1 << 26  # more than a CPU caches: an activation has long left it when it is copied
+COPIES_AHEAD, PRODUCTS_AHEAD = 3, 16  # beside a copy that is measured
+LOAD_WIDTH = {"cpu": 512, "cuda": 4096}  # of the square products that load the device
+
+
+class Copy(NamedTuple):
+    """A copy of n bytes takes ``latency_ns + n * ns_per_byte``."""
+
+    latency_ns: float
+    ns_per_byte: float
+    medians_ns: dict[int, float]  # by size: what the line was fitted to
+
+    def time_ns(self, size: int, copies: int = 1) -> int:
+        """How long `size` bytes take in so many copies."""
+        return round(copies * self.latency_ns + size * self.ns_per_byte)
+
+    @property
+    def gb_per_s(self) -> float:
+        """Bandwidth without the latency."""
+        return 1 / self.ns_per_byte
+
+
+def copy_sizes(largest: int) -> list[int]:
+    """What to measure where the largest thing to copy has so many bytes: powers of 4 up to it."""
+    sizes = [SMALLEST]
+    while 4 * sizes[-1] <= min(largest, LARGEST) or len(sizes) < 3:
+        sizes.append(4 * sizes[-1])
+    return sizes[-5:]
+
+
+def measure_copies(
+    device: torch.device,
+    sizes: Sequence[int],
+    samples: int = 10,
+    progress: Callable[[str], None] = lambda name: None,
+) -> dict[str, dict[str, Copy]]:
+    """For each mode and direction the fitted `Copy`.
+
+    ``alone``: one direction, nothing else. ``together``: both directions at once. ``loaded``: one
+    direction while matrix products run. ``all``: both, while products run. Host memory is pinned
+    on CUDA; on CPU a copy is one between two places of main memory, out of the cache.
+    """
+    found: dict[str, dict[str, Copy]] = {}
+    for mode in MODES:
+        progress(f"copies {mode}")
+        found[mode] = {}
+        for direction in DIRECTIONS:
+            medians = {}
+            for size in sizes:
+                medians[size] = median(_times(device, size, samples, mode, direction))
+            found[mode][direction] = _fit(medians)
+    return found
+
+
+def _fit(medians: dict[int, float]) -> Copy:
+    """The line with the least squared relative errors, its latency not below 0."""
+    # weights 1/t^2; normal equations of t = a + b n
+    s = {(i, j): 0.0 for i in (0, 1, 2) for j in (0, 1)}
+    for size, t in medians.items():
+        for i, j in s:
+            s[i, j] += size**i * t**j / t**2
+    det = s[0, 0] * s[2, 0] - s[1, 0] ** 2
+    latency = (s[2, 0] * s[0, 1] - s[1, 0] * s[1, 1]) / det if det else 0.0
+    if latency <= 0 or det == 0:
+        return Copy(0.0, s[1, 1] / s[2, 0], medians)
+    slope = (s[0, 0] * s[1, 1] - s[1, 0] * s[0, 1]) / det
+    if slope <= 0:  # noise: the largest tells the bandwidth
+        size = max(medians)
+        return Copy(0.0, medians[size] / size, medians)
+    return Copy(latency, slope, medians)
+
+
+def _times(device: torch.device, size: int, samples: int, mode: str, direction: str) -> list[float]:
+    cuda = device.type == "cuda"
+    here = torch.zeros(size, dtype=torch.uint8, device=device)
+    there = torch.zeros(size, dtype=torch.uint8, pin_memory=cuda)
+    pairs = {"d2h": (there, here), "h2d": (here, there)}
+    other = "h2d" if direction == "d2h" else "d2h"
+    if mode in ("together", "all"):  # memory of its own
+        one, two = pairs[other]
+        pairs[other] = (torch.zeros_like(one, pin_memory=cuda and one is there), two.clone())
+        if cuda and two is there:
+            pairs[other] = (pairs[other][0], two.clone().pin_memory())
+    against = pairs[other] if mode in ("together", "all") else None
+    load = _square(device) if mode in ("loaded", "all") else None
+    measure = _cuda_times if cuda else _cpu_times
+    return measure(pairs[direction], against, load, samples)
+
+
+def _square(device: torch.device) -> Tensor:
+    width = LOAD_WIDTH[device.type]
+    kind = torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.full((width, width), 1.0 / width, device=device, dtype=kind)
+
+
+def _cpu_times(
+    pair: tuple[Tensor, Tensor], against: tuple[Tensor, Tensor] | None, load: Tensor | None, n: int
+) -> list[float]:
+    times = []
+    cold = torch.zeros(CPU_CACHE, dtype=torch.uint8)
+    copying = nullcontext() if against is None else _beside(lambda: against[0].copy_(against[1]))
+    working = nullcontext() if load is None else _beside(lambda: load @ load)
+    with copying, working:
+        for at in range(n + 1):
+            cold.fill_(at % 2)
+            start = time.perf_counter_ns()
+            pair[0].copy_(pair[1])
+            if at:  # the first touches the memory
+                times.append(float(time.perf_counter_ns() - start))
+    return times
+
+
+@contextmanager
+def _beside(work: Callable[[], Any]) -> Iterator[None]:
+    """Run `work` again and again in another thread."""
+    stop = threading.Event()
+
+    def run() -> None:
+        while not stop.is_set():
+            work()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def _cuda_times(
+    pair: tuple[Tensor, Tensor], against: tuple[Tensor, Tensor] | None, load: Tensor | None, n: int
+) -> list[float]:
+    """Copies on one stream, one at a time; the host keeps the other streams busy as long as each lasts.
+
+    (Work queued beforehand runs out, or fills the launch queue so that copies behind it are not even
+    issued.)
+    """
+    device = pair[0].device if pair[0].is_cuda else pair[1].device
+    own, *others = streams(device)
+    beside: list[_Busy] = []
+    if against is not None:
+        beside.append(
+            _Busy(others[0], lambda: against[0].copy_(against[1], non_blocking=True), COPIES_AHEAD)
+        )
+    if load is not None:
+        out = torch.empty_like(load)
+        beside.append(_Busy(others[1], lambda: torch.mm(load, load, out=out), PRODUCTS_AHEAD))
+    torch.cuda.synchronize(device)
+    times = []
+    for at in range(n + 1):
+        for one in beside:
+            one.keep_up()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        with torch.cuda.stream(own):
+            start.record()
+            pair[0].copy_(pair[1], non_blocking=True)
+            end.record()
+        while not end.query():
+            for one in beside:
+                one.keep_up()
+        if at:  # the first touches the memory
+            times.append(float(start.elapsed_time(end) * 1e6))
+    torch.cuda.synchronize(device)
+    return times
+
+
+class _Busy:
+    """A stream that the host keeps busy: so many pieces of work ahead, no more and no fewer."""
+
+    def __init__(self, stream: Any, work: Callable[[], Any], ahead: int) -> None:
+        self.stream, self.work, self.ahead = stream, work, ahead
+        self.ends: deque[Any] = deque()
+
+    def keep_up(self) -> None:
+        """Issue what is missing."""
+        while self.ends and self.ends[0].query():
+            self.ends.popleft()
+        with torch.cuda.stream(self.stream):
+            while len(self.ends) < self.ahead:
+                self.work()
+                end = torch.cuda.Event()
+                end.record()
+                self.ends.append(end)
+
+
+@cache
+def streams(device: torch.device) -> tuple[Any, Any, Any]:
+    """Three streams of a device, made once."""
+    return torch.cuda.Stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)

@@ -1,0 +1,106 @@
+"""Exact bytes of a stage of any size, with no device that could hold it: fake tensors.
+
+A fake tensor has a shape, strides and a storage of some size, and no data. Ops on it take no time,
+autograd saves what it would save, and the same worker and meter as on a real device count the
+bytes. They are the bytes of the CPU's kernels (its fused attention keeps what CUDA's keeps).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from ...costs import estimate
+from ...costs.estimate import Source
+from ...costs.machines import Machine
+from ...profile import CostProfile
+from ..model.plan import Plan
+from .footprint import StageBytes, byte_facts, stage_bytes, static_bytes
+from .machine import provenance
+
+ESTIMATED = {
+    "t_f, t_b, t_w": "estimated",
+    "t_comm": "estimated",
+    "t_offload, t_reload": "estimated",
+    "act, w, offload": "exact, counted on fake tensors",
+    "static": "weights, gradients and reserve counted on fake tensors; optimizer by its bytes per"
+    " weight",
+    "memory_limit, host_limit": "estimated",
+}
+
+
+def fake_bytes(plan: Plan, stage: int) -> StageBytes:
+    """`footprint.stage_bytes` without data: the very same numbers, for a stage of any size."""
+    with FakeTensorMode():
+        return stage_bytes(plan, stage, "cpu", fill=False)
+
+
+def estimated(plan: Plan, machine: Machine | Source) -> CostProfile:
+    """What ``costs.estimate`` says of the same plan."""
+    return estimate(
+        plan.model,
+        machine,
+        plan.devices,
+        microbatch=plan.microbatch,
+        seq=plan.seq,
+        chunks=plan.chunks,
+        dtype=plan.dtype,
+        layers=plan.layers,
+    )
+
+
+def with_hop(profile: CostProfile, plan: Plan, machine: Machine | Source) -> CostProfile:
+    """A measured profile with the estimated hop of a machine, which one device cannot measure."""
+    guess = estimated(plan, machine)
+    said = {"t_comm": f"estimated for {guess.meta['machine']['name']}"}
+    return replace(
+        profile,
+        latency_ns=guess.latency_ns,
+        occupancy_ns=guess.occupancy_ns,
+        meta=profile.meta | {"provenance": profile.meta["provenance"] | said},
+    )
+
+
+def fake_profile(
+    plan: Plan,
+    machine: Machine | Source,
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+    name: str | None = None,
+) -> CostProfile:
+    """A profile with exact bytes, and with times estimated for `machine` (``costs.estimate``).
+
+    Raises:
+        OptPipeError: one line with what does not fit.
+    """
+    guess = estimated(plan, machine)
+    alike = plan.alike()
+    found: dict[int, StageBytes] = {}
+    for at, stage in enumerate(sorted(set(alike))):
+        progress(f"stage {stage} of {plan.stages}", at, len(set(alike)))
+        found[stage] = fake_bytes(plan, stage)
+    sizes = [found[at] for at in alike]
+    statics = static_bytes(plan, sizes)
+    costs = []
+    for cost, size, static in zip(guess.stages, sizes, statics, strict=True):
+        moved = min(size.moved, max(size.held))
+        change = {}
+        if guess.offload is not None and cost.offloadable:
+            # the same bandwidth, for the bytes that really move
+            for key in ("t_offload_ns", "t_reload_ns"):
+                change[key] = round(getattr(cost, key) * moved / cost.offloadable)
+        costs.append(
+            replace(
+                cost,
+                act_bytes=max(size.held),
+                w_bytes=size.held[1],
+                offload_bytes=moved,
+                static_bytes=sum(static.values()),
+                **change,
+            )
+        )
+    meta = provenance(plan, None) | {"provenance": dict(ESTIMATED)}
+    meta |= {key: guess.meta[key] for key in ("machine", "iteration", "parallel")}
+    meta["stages"] = [byte_facts(*pair) for pair in zip(sizes, statics, strict=True)]
+    return replace(guess, name=name or plan.name("fake"), stages=tuple(costs), meta=meta)

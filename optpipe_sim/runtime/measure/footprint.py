@@ -1,0 +1,178 @@
+"""The bytes of a stage, after every op and inside it: on a real device, or of fake tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...costs.parallelism import GRADIENT_BYTES, OPTIMIZER_BYTES
+from ...errors import OptPipeError
+from ..model.chain import run_chain
+from ..model.models import torch_dtype
+from ..model.plan import Plan
+from ..model.stage import StageWorker
+from .memory import Meter, meter
+
+OPS = ("F", "B", "W", "BW")
+
+
+@dataclass(frozen=True)
+class StageBytes:
+    """Bytes of one stage, measured.
+
+    Attributes:
+        held: by one microbatch after F and after B.
+        copied: what an O copies, storage by storage.
+        inside: by op, what it needed for a moment beyond what the accounting of schedules knows
+            (act from the start of F, until the end of B).
+        weights, gradients: of the parameters.
+        taken: by a GPU's allocator for all of it, at most: what was ``requested``, what was
+            ``allocated`` (whole blocks) and ``reserved`` (whole segments).
+    """
+
+    held: tuple[int, int]
+    copied: tuple[int, ...]
+    inside: dict[str, int]
+    weights: int
+    gradients: int
+    parameters: int
+    taken: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def moved(self) -> int:
+        """By an O."""
+        return sum(self.copied)
+
+
+def stage_bytes(
+    plan: Plan, stage: int, device: str | torch.device, fill: bool = True
+) -> StageBytes:
+    """Run two microbatches through a stage and read the meter after and inside every op.
+
+    One chain runs before: the first GEMM on a GPU's stream allocates a workspace that stays.
+
+    Raises:
+        OptPipeError: where the second microbatch gives other numbers than the first.
+    """
+    worker = plan.worker(stage, device, fill)
+    for parameter in worker.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    shape, kind = plan.boundary
+    tokens = plan.tokens(device)
+    worker.start_step(tokens, tokens)
+    for fused in (False, True):
+        run_chain(worker, stage, fused=fused)
+    worker.finish_step()
+    torch.cuda.empty_cache()  # so that what is reserved from here on is for what follows
+    with meter(device) as counter:
+        two = _Pass(worker, stage, shape, kind, counter, tokens)
+        after_f, after_b, sizes, inside = two.run()
+    parameters = worker.parameters()
+    size = sum(p.numel() * p.element_size() for p in parameters)
+    return StageBytes(
+        held=(after_f, after_b),
+        copied=tuple(sizes),
+        inside=dict(inside),
+        weights=size,
+        gradients=size,
+        parameters=sum(p.numel() for p in parameters),
+        taken=two.taken,
+    )
+
+
+class _Pass:
+    """F F B W B BW of two microbatches, with the meter read around each."""
+
+    def __init__(
+        self,
+        worker: StageWorker,
+        stage: int,
+        shape: tuple[int, ...],
+        kind: torch.dtype,
+        counter: Meter,
+        tokens: Tensor,
+    ) -> None:
+        self.worker, self.stage, self.meter, self.tokens = worker, stage, counter, tokens
+        self.shape, self.kind = shape, kind
+        self.inside = dict.fromkeys(OPS, 0)
+        self.taken: dict[str, int] = {}
+
+    def run(self) -> tuple[int, int, list[int], tuple[tuple[str, int], ...]]:
+        """Bytes after F and after B, the storages that O copies, and inside each op."""
+        self.worker.start_step(self.tokens, self.tokens)
+        after_f = [self.change("F", mb) for mb in (0, 1)]
+        moved = self.worker.offload_sizes(self.stage, 0)
+        act = max(after_f)
+        after_b = act + self.change("B", 0)
+        self.change("W", 0)
+        self.change("BW", 1)
+        self.worker.finish_step()
+        if after_f[0] != after_f[1]:
+            raise OptPipeError(
+                f"stage {self.stage}: two microbatches hold {after_f[0]} and {after_f[1]} bytes"
+            )
+        # what F needs beyond act, which counts from its start
+        self.inside["F"] = max(0, self.inside["F"] - act)
+        return act, after_b, moved, tuple(self.inside.items())
+
+    def change(self, op: str, mb: int) -> int:
+        """Run an op; bytes held after it less before, its own messages left out."""
+        worker, stage = self.worker, self.stage
+        before = self.meter.held()
+        self.meter.reset_peak()
+        if op == "F":
+            x = self.message() if stage else None
+            worker.forward(stage, mb, x)
+            del x
+        elif op == "W":
+            worker.weight(stage, mb)
+        else:
+            dy = self.message() if stage < worker.stages - 1 else None
+            worker.backward(stage, mb, dy, fused=op == "BW")
+            del dy
+        self.inside[op] = max(self.inside[op], self.meter.peak() - before)
+        for key, size in self.meter.taken().items():
+            self.taken[key] = max(self.taken.get(key, 0), size)
+        return self.meter.held() - before
+
+    def message(self) -> Tensor:
+        return torch.zeros(self.shape, dtype=self.kind, device=self.worker.device)
+
+
+def byte_facts(size: StageBytes, static: Mapping[str, int]) -> dict[str, Any]:
+    """The bytes of a stage as plain data."""
+    return {
+        "bytes_after": {"F": size.held[0], "B": size.held[1], "W": 0},
+        "copies": len(size.copied),
+        "bytes_inside_beyond": dict(size.inside),
+        "static_bytes": dict(static),
+        **({"allocator_bytes": dict(size.taken)} if size.taken else {}),
+    }
+
+
+def static_bytes(plan: Plan, sizes: Sequence[StageBytes]) -> list[dict[str, int]]:
+    """Per stage: weights, gradients, optimizer, and its share of the device's reserve.
+
+    The reserve is what the hungriest op of the device needs for a moment; its stages share it.
+    """
+    wide = torch_dtype(plan.dtype).itemsize == 4
+    each = plan.optimizer_bytes
+    if each is None:
+        each = OPTIMIZER_BYTES - (GRADIENT_BYTES if wide else 0)
+    parts = []
+    for stage, size in enumerate(sizes):
+        mates = sizes[stage % plan.devices :: plan.devices]
+        reserve = max(max(mate.inside.values()) for mate in mates)
+        parts.append(
+            {
+                "weights": size.weights,
+                "gradients": size.gradients,
+                "optimizer": each * size.parameters,
+                "reserve": -(-reserve // plan.chunks),
+            }
+        )
+    return parts

@@ -1,0 +1,150 @@
+"""Costs as they are while training runs: medians over the last iterations, a profile, its drift.
+
+Within an iteration the mean over microbatches counts, for that is what adds up to its time; over
+iterations the median, which a few bad ones do not move.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from ...ops import BW, COMPUTE, B, F, O, OpKind, R, W
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...stage_cost import StageCost
+
+KINDS = tuple(OpKind)
+
+
+class Sample(NamedTuple):
+    """One iteration, measured.
+
+    Attributes:
+        lasts_ns: (kind, stage), the mean over microbatches; nan where the schedule has no such op.
+        hop_ns: the median of what a result took to the next device; nan where none was waited for.
+        makespan_ns: from the first start to the last end.
+    """
+
+    lasts_ns: np.ndarray
+    hop_ns: float
+    makespan_ns: float
+
+
+def sample(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> Sample:
+    """A sample from the times of all ops, by the rows of the schedule, on one clock."""
+    kinds, stages = schedule.table[:, 0], schedule.table[:, 1]
+    lasts = np.full((len(KINDS), schedule.shape.stages), np.nan)
+    for kind in KINDS:
+        for stage in range(schedule.shape.stages):
+            here = (kinds == kind) & (stages == stage)
+            if here.any():
+                lasts[kind, stage] = np.mean((end_ns - start_ns)[here])
+    makespan = float(end_ns.max() - start_ns.min())
+    return Sample(lasts, _hop_ns(schedule, start_ns, end_ns), makespan)
+
+
+def _hop_ns(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> float:
+    """Between ops of two devices of which the second had nothing else to wait for."""
+    waiting, needed = schedule.edges
+    ready = np.zeros(len(schedule), np.int64)  # by what is on the same device
+    compute = np.isin(schedule.table[:, 0], COMPUTE)
+    for device in range(schedule.shape.devices):
+        rows = np.flatnonzero(compute & (schedule.devices == device))
+        ready[rows[1:]] = end_ns[rows[:-1]]
+    across = schedule.devices[waiting] != schedule.devices[needed]
+    for row, other in zip(waiting[~across].tolist(), needed[~across].tolist(), strict=True):
+        ready[row] = max(ready[row], end_ns[other])
+    waiting, needed = waiting[across], needed[across]
+    last = end_ns[needed] > ready[waiting]
+    gaps = (start_ns[waiting] - end_ns[needed])[last]
+    return float(max(0.0, np.median(gaps))) if len(gaps) else float("nan")
+
+
+class Window:
+    """The last `size` samples, and their medians."""
+
+    def __init__(self, size: int) -> None:
+        self.samples: deque[Sample] = deque(maxlen=size)
+
+    @property
+    def full(self) -> bool:
+        """Whether there are as many as wanted."""
+        return len(self.samples) == self.samples.maxlen
+
+    def medians(self) -> Sample:
+        """The median of every number."""
+        lasts = np.array([one.lasts_ns for one in self.samples])
+        hops = [one.hop_ns for one in self.samples if one.hop_ns == one.hop_ns]
+        return Sample(
+            np.median(lasts, 0),  # nan is nan in all samples of one schedule
+            float(np.median(hops)) if hops else float("nan"),
+            float(np.median([one.makespan_ns for one in self.samples])),
+        )
+
+
+def measured_profile(given: CostProfile, measured: Sample) -> CostProfile:
+    """`given` with the times that were measured, for the same stages.
+
+    Of compute ops that the schedule does not have (a fused BW where it has B and W) the given times
+    are scaled as the stage's others; copies that it does not have stay as given. Bytes stay.
+    """
+
+    def change(stage: int, cost: StageCost) -> StageCost:
+        f, b, w, bw, o, r = (
+            None if np.isnan(t) else round(t)
+            for t in measured.lasts_ns[[F, B, W, BW, O, R], stage].tolist()
+        )
+        pairs = [(f, cost.t_f_ns), (b, cost.t_b_ns), (w, cost.t_w_ns), (bw, cost.fused_ns)]
+        seen = [(new, old) for new, old in pairs if new is not None]
+        ratio = sum(new for new, _ in seen) / max(1, sum(old for _, old in seen)) if seen else 1.0
+
+        def time(new: int | None, old: int, least: int = 1) -> int:
+            return max(least, round(old * ratio) if new is None else new)
+
+        return replace(
+            cost,
+            t_f_ns=time(f, cost.t_f_ns),
+            t_b_ns=time(b, cost.t_b_ns),
+            t_w_ns=time(w, cost.t_w_ns, 0),
+            t_bw_ns=None if bw is None and cost.t_bw_ns is None else time(bw, cost.fused_ns),
+            t_offload_ns=cost.t_offload_ns if o is None else o,
+            t_reload_ns=cost.t_reload_ns if r is None else r,
+        )
+
+    meta = {**given.meta, "provenance": "times measured while training; bytes as given"}
+    stages = tuple(change(stage, cost) for stage, cost in enumerate(given.stages))
+    profile = replace(given, stages=stages, meta=meta)
+    if np.isnan(measured.hop_ns):
+        return profile
+    return replace(profile, latency_ns=round(measured.hop_ns), occupancy_ns=0)
+
+
+class Drift(NamedTuple):
+    """How far a stage's costs are from the profile's: `share` of its compute time per microbatch."""
+
+    share: float
+    stage: int
+    what: str
+
+
+def drift(profile: CostProfile, measured: Sample) -> Drift:
+    """The largest change of any op, or of a stage's compute ops together, in shares of what the
+    stage computes per microbatch."""
+    found: list[Drift] = []
+    before = profile.durations_ns
+    for stage in range(len(profile.stages)):
+        change = measured.lasts_ns[:, stage] - before[:, stage]
+        there = [kind for kind in KINDS if not np.isnan(change[kind])]
+        compute: Sequence[OpKind] = [kind for kind in there if kind in COMPUTE]
+        work = float(sum(before[kind, stage] for kind in compute))
+        if not work:
+            continue
+        found += [Drift(abs(float(change[kind])) / work, stage, kind.name) for kind in there]
+        total = abs(float(sum(change[kind] for kind in compute)))
+        found.append(Drift(total / work, stage, "compute"))
+    return max(found, default=Drift(0.0, 0, "compute"))

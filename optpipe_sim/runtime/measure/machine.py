@@ -1,0 +1,114 @@
+"""What runs here: device, versions and clocks, for the provenance of what is measured."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from dataclasses import fields
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...version import __version__
+
+if TYPE_CHECKING:
+    from ...costs.models import Model
+    from ..model.plan import Plan
+
+MEASURED = {
+    "t_f, t_b, t_w, t_bw": "measured: medians",
+    "t_comm": "not measured",
+    "t_offload, t_reload": "fitted to measured copies beside matrix products",
+    "act, w, offload": "measured",
+    "static": "weights, gradients and reserve measured; optimizer by its bytes per weight",
+}
+
+
+def provenance(plan: Plan, device: torch.device | None) -> dict[str, Any]:
+    """What a measured profile says of itself; `device` is None for fake tensors."""
+    model = plan.model
+    return {
+        "source": f"optpipe-sim profile: {model.name} on {'fake' if device is None else device}",
+        "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": {"name": model.name, "source": model.source, "shape": model_shape(model)},
+        "device": {"kind": "fake"} if device is None else device_facts(device),
+        "versions": {
+            "optpipe_sim": __version__,
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+        },
+        "work": {"microbatch": plan.microbatch, "seq": plan.seq, "dtype": plan.dtype},
+        "layers_per_stage": list(plan.layers or ()),
+        "provenance": dict(MEASURED),
+    }
+
+
+def model_shape(model: Model) -> dict[str, Any]:
+    """What of a model is not as usual, as `costs.load_model` takes it: all that its stages need."""
+    named = {"name", "source", "published_parameters", "published_active"}
+    return {
+        field.name: value
+        for field in fields(model)
+        if field.name not in named and (value := getattr(model, field.name)) != field.default
+    }
+
+
+def device_facts(device: torch.device) -> dict[str, Any]:
+    """Name, memory, threads or driver, clocks where they can be read."""
+    if device.type != "cuda":
+        return {
+            "kind": "cpu",
+            "name": _processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "clocks_mhz": _cpu_clocks(),
+        }
+    facts = torch.cuda.get_device_properties(device)
+    free, total = torch.cuda.mem_get_info(device)
+    # what the context and others take is out of reach
+    usable = free + torch.cuda.memory_reserved(device)
+    return {
+        "kind": facts.name.lower().replace(" ", "-"),
+        "name": facts.name,
+        "capability": f"{facts.major}.{facts.minor}",
+        "multiprocessors": facts.multi_processor_count,
+        "memory_bytes": total,
+        "usable_bytes": usable,
+        "cuda": torch.version.cuda,
+        **_nvidia_smi(),
+    }
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _cpu_clocks() -> dict[str, float] | None:
+    """Least and greatest clock of the cores now, where the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return None
+    clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    return {"least": min(clocks), "most": max(clocks)} if clocks else None
+
+
+def _nvidia_smi() -> dict[str, Any]:
+    """Driver and clocks, where nvidia-smi tells."""
+    keys = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit")
+    command = ["nvidia-smi", f"--query-gpu={','.join(keys)}", "--format=csv,noheader,nounits"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return {}
+    values = [value.strip() for value in found.stdout.splitlines()[0].split(",")]
+    return {"nvidia_smi": dict(zip(keys, values, strict=False))}

@@ -1,0 +1,207 @@
+"""Bytes that live on a device, measured: on CPU (and on fake tensors) by watching every storage that
+ops make until it dies, on CUDA by the allocator's own statistics (which no GPU has confirmed yet)."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+COUNTS = ("requested", "allocated", "reserved")
+
+
+class Meter(Protocol):
+    """Counts bytes while it is entered, from 0 at the start."""
+
+    def __enter__(self) -> Any: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> Any: ...
+
+    def held(self) -> int:
+        """Bytes that live now."""
+
+    def peak(self) -> int:
+        """The most since `reset_peak`."""
+
+    def reset_peak(self) -> None:
+        """Start a new peak at what is held now."""
+
+    def add(self, storage: torch.UntypedStorage) -> None:
+        """A storage that another thread has made."""
+
+    def taken(self) -> dict[str, int]:
+        """What an allocator took for it, by `COUNTS`; empty where there is none to ask."""
+
+
+def meter(device: str | torch.device) -> Meter:
+    """What measures on that device."""
+    return CudaBytes(device) if torch.device(device).type == "cuda" else LiveBytes()
+
+
+class LiveBytes(TorchDispatchMode):
+    """Storages that the ops of this thread make, until nothing refers to them any more.
+
+    What a kernel allocates and frees within itself is not seen. Storages that were there before
+    do not count, whatever views of them are made. Slows every op down by some 20 us: no time is
+    to be measured with it.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held = self._peak = 0
+        self._known: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._lock = threading.RLock()
+
+    def held(self) -> int:
+        """Bytes that live now."""
+        return self._held
+
+    def peak(self) -> int:
+        """The most since `reset_peak`."""
+        return self._peak
+
+    def reset_peak(self) -> None:
+        """Start a new peak at what is held now."""
+        self._peak = self._held
+
+    def add(self, storage: torch.UntypedStorage) -> None:
+        """Count a storage, once."""
+        self._watch(storage, storage.nbytes())
+
+    def taken(self) -> dict[str, int]:
+        """Nothing is known of an allocator."""
+        return {}
+
+    def _watch(self, storage: torch.UntypedStorage, size: int) -> None:
+        key = storage._cdata
+        with self._lock:
+            if key in self._known:
+                return
+            self._known[key] = weakref.ref(storage, self._forget(key)), size
+            self._held += size
+            self._peak = max(self._peak, self._held)
+
+    def _forget(self, key: int) -> Callable[[Any], None]:
+        def forget(_: Any) -> None:
+            with self._lock:
+                self._held -= self._known.pop(key)[1]
+
+        return forget
+
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run the op; what comes in unknown is not ours, what comes out unknown is new."""
+        kwargs = kwargs or {}
+        for value in tree_iter((args, kwargs)):
+            if isinstance(value, torch.Tensor):
+                self._watch(value.untyped_storage(), 0)
+            elif isinstance(value, torch.UntypedStorage):  # host memory, see `stash.HostSlab`
+                self._watch(value, 0)
+        found = func(*args, **kwargs)
+        for value in tree_iter(found):
+            if isinstance(value, torch.Tensor):
+                self.add(value.untyped_storage())
+        return found
+
+
+class CudaBytes:
+    """Bytes on one GPU that this process has asked torch's allocator for, less those at the start.
+
+    What is asked for does not depend on what the allocator rounds up and cannot split, nor on what
+    it keeps for later: those are `taken`.
+    """
+
+    def __init__(self, device: str | torch.device) -> None:
+        self.device = indexed(device)
+        self._start: dict[str, int] = dict.fromkeys(COUNTS, 0)
+
+    def __enter__(self) -> CudaBytes:
+        self._start = self._count("current")
+        self.reset_peak()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        return None
+
+    def held(self) -> int:
+        """Bytes that live now."""
+        return self._count("current")["requested"] - self._start["requested"]
+
+    def peak(self) -> int:
+        """The most since `reset_peak`."""
+        return self._count("peak")["requested"] - self._start["requested"]
+
+    def reset_peak(self) -> None:
+        """Start a new peak at what is held now."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def add(self, storage: torch.UntypedStorage) -> None:
+        """The allocator knows already."""
+
+    def taken(self) -> dict[str, int]:
+        """The most since `reset_peak` that was ``requested``, ``allocated`` for it (in blocks) and
+        ``reserved`` (from CUDA), beyond what was at the start."""
+        peaks = self._count("peak")
+        return {key: peaks[key] - self._start[key] for key in COUNTS}
+
+    def _count(self, what: str) -> dict[str, int]:
+        stats = torch.cuda.memory_stats_as_nested_dict(self.device)
+        return {key: int(stats[f"{key}_bytes"]["all"][what]) for key in COUNTS}
+
+
+class CappedCudaBytes(CudaBytes):
+    """`CudaBytes` that lets the allocator reserve no more than `room_bytes` beyond what it has
+    reserved for what is there at the start.
+
+    CUDA is asked for segments, so it is their sum that is capped: what rounding and fragmentation
+    take has to fit as well. `most` is what was `taken`, and `cap_bytes` what was allowed in all.
+    """
+
+    def __init__(self, device: str | torch.device, room_bytes: int | None = None) -> None:
+        super().__init__(device)
+        self.room_bytes = room_bytes
+        self.cap_bytes: int | None = None
+        self.most: dict[str, int] = dict.fromkeys(COUNTS, 0)
+
+    def __enter__(self) -> CappedCudaBytes:
+        torch.cuda.empty_cache()
+        super().__enter__()
+        if self.room_bytes is not None:
+            total = torch.cuda.get_device_properties(self.device).total_memory
+            self.cap_bytes = min(total, self._start["reserved"] + self.room_bytes)
+            torch.cuda.set_per_process_memory_fraction(self.cap_bytes / total, self.device)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.most = self.taken()
+        if self.room_bytes is not None:
+            torch.cuda.set_per_process_memory_fraction(1.0, self.device)
+
+
+def indexed(device: str | torch.device) -> torch.device:
+    """The device with its index, which some of torch's functions ask for."""
+    place = torch.device(device)
+    if place.type == "cuda" and place.index is None:
+        return torch.device("cuda", torch.cuda.current_device())
+    return place

@@ -1,0 +1,244 @@
+"""What the stages of a decoder cost here: times, bytes and copies, measured; and a profile of them.
+
+On CUDA by events and the allocator's statistics; no GPU has confirmed that yet.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+import torch
+
+from ...costs.parallelism import stage_layers
+from ...errors import OptPipeError
+from ...profile import CostProfile, Offload
+from ...stage_cost import StageCost
+from ..model.plan import Plan
+from .copies import Copy, copy_sizes, measure_copies
+from .environment import prepare_cuda
+from .footprint import OPS, StageBytes, byte_facts, stage_bytes, static_bytes
+from .machine import provenance
+
+Progress = Callable[[str, int, int], None]
+
+
+class Spread(NamedTuple):
+    """Times of one op in ns: median and quartiles."""
+
+    median: float
+    low: float
+    high: float
+
+
+def spread(times: Sequence[float]) -> Spread:
+    """Median and quartiles."""
+    low, _, high = quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
+    return Spread(median(times), low, high)
+
+
+def stage_times(
+    plan: Plan,
+    stage: int,
+    device: torch.device,
+    samples: int = 30,
+    warmup: int = 5,
+    tick: Callable[[], None] = lambda: None,
+) -> dict[str, Spread]:
+    """Median and quartiles of F, B, W and BW, in chains F B W and F BW of one microbatch."""
+    worker = plan.worker(stage, device)
+    shape, kind = plan.boundary
+    generator = torch.Generator(device=device).manual_seed(plan.seed)
+    x = torch.empty(shape, dtype=kind, device=device).normal_(generator=generator)
+    dy = torch.empty(shape, dtype=kind, device=device).normal_(generator=generator) / x.numel()
+    tokens = plan.tokens(device)
+    first, last = stage == 0, stage == plan.stages - 1
+    clock = _Clock(device)
+    for at in range(samples + warmup):
+        worker.start_step(tokens, tokens)
+        keep = at >= warmup
+        for mb, fused in ((0, False), (1, True)):
+            with clock("F", keep):
+                worker.forward(stage, mb, None if first else x)
+            with clock("BW" if fused else "B", keep):
+                worker.backward(stage, mb, None if last else dy, fused=fused)
+            if not fused:
+                with clock("W", keep):
+                    worker.weight(stage, mb)
+        worker.finish_step()
+        tick()
+    return {op: spread(times) for op, times in clock.times().items()}
+
+
+class _Clock:
+    """Times of ops: on CUDA by events, read once at the end; else by the host's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.marks: dict[str, list[tuple[Any, Any]]] = {op: [] for op in OPS}
+
+    def __call__(self, op: str, keep: bool) -> _Clock:
+        self.op, self.keep = op, keep
+        return self
+
+    def now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def __enter__(self) -> None:
+        self.start = self.now()
+
+    def __exit__(self, *_: object) -> None:
+        if self.keep:
+            self.marks[self.op].append((self.start, self.now()))
+
+    def times(self) -> dict[str, list[float]]:
+        """By op, in ns."""
+        if self.device.type != "cuda":
+            return {
+                op: [float(end - start) for start, end in marks] for op, marks in self.marks.items()
+            }
+        torch.cuda.synchronize(self.device)
+        return {
+            op: [start.elapsed_time(end) * 1e6 for start, end in marks]
+            for op, marks in self.marks.items()
+        }
+
+
+def measure(
+    plan: Plan,
+    device: str = "cpu",
+    samples: int = 30,
+    warmup: int = 5,
+    progress: Progress = lambda name, done, total: None,
+    name: str | None = None,
+) -> CostProfile:
+    """The profile of `plan` on this machine's CPU or GPU. No link is measured: `t_comm` is 0.
+
+    Raises:
+        OptPipeError: where the device is not there or too small.
+    """
+    place = check_device(device)
+    if samples < 1 or warmup < 0:
+        raise OptPipeError(f"samples: must be at least 1, got {samples}; warmup at least 0")
+    alike = plan.alike()
+    different = sorted(set(alike))
+    total = len(different) * (samples + warmup + 1) + 4
+    done = 0
+
+    def tick(what: str) -> None:
+        nonlocal done
+        done += 1
+        progress(what, done, total)
+
+    sizes: dict[int, StageBytes] = {}
+    times: dict[int, dict[str, Spread]] = {}
+    try:
+        for stage in different:
+            what = f"stage {stage} of {plan.stages}"
+            sizes[stage] = stage_bytes(plan, stage, place)
+            tick(what)
+            times[stage] = stage_times(plan, stage, place, samples, warmup, partial(tick, what))
+    except torch.cuda.OutOfMemoryError:
+        raise OptPipeError(
+            f"stage {stage} of {plan.model.name} does not fit on {device} with three microbatches:"
+            " take more stages, a shorter --seq or a smaller --microbatch"
+        ) from None
+    largest = max(size for one in sizes.values() for size in one.copied)
+    copies = measure_copies(place, copy_sizes(largest), max(3, samples // 3), tick)
+    meta = provenance(plan, place)
+    meta["copies"] = {
+        mode: {way: copy_facts(copy) for way, copy in both.items()} for mode, both in copies.items()
+    }
+    meta["samples"], meta["warmup"] = samples, warmup
+    return assemble(
+        plan, [sizes[at] for at in alike], [times[at] for at in alike], copies, meta, name
+    )
+
+
+def check_device(device: str) -> torch.device:
+    """The device of that name, or one line that says why not; CUDA is told what it has to know before
+    it starts (`environment`)."""
+    if device == "cuda":
+        prepare_cuda()
+    if device == "cuda" and not torch.cuda.is_available():
+        built = torch.version.cuda
+        why = "this torch is built without CUDA" if built is None else "torch sees no GPU"
+        raise OptPipeError(f"--device cuda: {why}; take --device cpu, or fake for bytes alone")
+    if device not in ("cpu", "cuda"):
+        raise OptPipeError(f"--device {device}: expected cpu, cuda or fake")
+    return torch.device(device)
+
+
+def copy_facts(copy: Copy) -> dict[str, Any]:
+    """A `Copy` as plain data."""
+    return {
+        "gb_per_s": round(copy.gb_per_s, 3),
+        "latency_us": round(copy.latency_ns / 1e3, 3),
+        "median_us_by_bytes": {str(n): round(t / 1e3, 2) for n, t in copy.medians_ns.items()},
+    }
+
+
+def assemble(
+    plan: Plan,
+    sizes: Sequence[StageBytes],
+    times: Sequence[Mapping[str, Spread]],
+    copies: Mapping[str, Mapping[str, Copy]],
+    meta: dict[str, Any],
+    name: str | None,
+) -> CostProfile:
+    """A profile from what was measured; O and R take the time of copies beside products."""
+    costs = []
+    d2h, h2d = copies["loaded"]["d2h"], copies["loaded"]["h2d"]
+    for at, (size, time_of, static) in enumerate(
+        zip(sizes, times, static_bytes(plan, sizes), strict=True)
+    ):
+        # with much in queued gradients, B may hold more than F: that counts from the start
+        act = max(size.held)
+        ns = {op: max(1, round(one.median)) for op, one in time_of.items()}
+        costs.append(
+            StageCost(
+                t_f_ns=ns["F"],
+                t_b_ns=ns["B"],
+                t_w_ns=ns["W"],
+                t_bw_ns=ns["BW"],
+                act_bytes=act,
+                w_bytes=size.held[1],
+                offload_bytes=min(size.moved, act),
+                static_bytes=sum(static.values()),
+                t_offload_ns=d2h.time_ns(size.moved, len(size.copied)),
+                t_reload_ns=h2d.time_ns(size.moved, len(size.copied)),
+                layers=stage_layers(plan.layers or ())[at],
+            )
+        )
+    meta["stages"] = [
+        {
+            "times_us": {
+                op: {key: round(value / 1e3, 2) for key, value in one._asdict().items()}
+                for op, one in time_of.items()
+            },
+            **byte_facts(size, static),
+        }
+        for size, time_of, static in zip(sizes, times, static_bytes(plan, sizes), strict=True)
+    ]
+    return CostProfile(
+        name=name or plan.name(meta["device"]["kind"]),
+        devices=plan.devices,
+        chunks=plan.chunks,
+        stages=tuple(costs),
+        offload=Offload(),
+        memory_limit=memory_limit(plan, meta),
+        meta=meta,
+    )
+
+
+def memory_limit(plan: Plan, meta: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """What torch can have of a GPU; none on a CPU."""
+    usable = meta["device"].get("usable_bytes")
+    return None if usable is None else (usable,) * plan.devices

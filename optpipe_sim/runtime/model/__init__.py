@@ -1,0 +1,1 @@
+"""The model of a run: its layers in torch, its stages, their saved activations and tokens."""

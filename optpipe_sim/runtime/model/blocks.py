@@ -1,0 +1,199 @@
+"""The layers of a decoder, in the two styles of `costs.models.Model`, with nothing random inside.
+
+They keep for B what the costs count: norms and the gated activation save their input alone (and
+the norm its inverse root mean squares).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...costs.models import Model
+from .split import batched
+
+EPSILON = 1e-5
+ROTARY_BASE = 10000.0
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        y, inverse = torch.ops.aten._fused_rms_norm(x, [x.shape[-1]], weight, EPSILON)
+        ctx.save_for_backward(x, weight, inverse)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, inverse = ctx.saved_tensors
+        if x.is_cuda:
+            return torch.ops.aten._fused_rms_norm_backward(
+                dy, x, [x.shape[-1]], inverse, weight, [True, True]
+            )
+        normed = x.float() * inverse
+        dw = (dy * normed).flatten(0, -2).sum(0)
+        grown = dy * weight.float()
+        dx = inverse * (grown - normed * (grown * normed).mean(-1, keepdim=True))
+        return dx.to(x.dtype), dw.to(weight.dtype)
+
+
+class RmsNorm(nn.Module):
+    """x / rms(x) * weight; keeps x and one fp32 number per row."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Over the last dimension."""
+        return _RmsNorm.apply(x, self.weight)
+
+
+class _Gate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        gate, up = x.chunk(2, -1)
+        return functional.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        gate, up = x.chunk(2, -1)
+        return torch.cat(
+            (torch.ops.aten.silu_backward(dy * up, gate), dy * functional.silu(gate)), -1
+        )
+
+
+def gated(x: Tensor) -> Tensor:
+    """silu(first half) * second half; keeps x and nothing else."""
+    return _Gate.apply(x)
+
+
+def norm(model: Model) -> nn.Module:
+    """The norm over the hidden width."""
+    return nn.LayerNorm(model.hidden, EPSILON) if model.gpt else RmsNorm(model.hidden)
+
+
+def rotary_table(width: int, seq: int) -> Tensor:
+    """Cosines and sines (2, seq, 1, width / 2) of rotary positions."""
+    rates = ROTARY_BASE ** (-torch.arange(0, width, 2, dtype=torch.float32) / width)
+    angles = torch.outer(torch.arange(seq, dtype=torch.float32), rates)[:, None, :]
+    return torch.stack((angles.cos(), angles.sin()))
+
+
+def rotate(x: Tensor, table: Tensor) -> Tensor:
+    """Rotary positions on (batch, seq, heads, width)."""
+    cos, sin = table[0, : x.shape[1]], table[1, : x.shape[1]]
+    one, two = x.chunk(2, -1)
+    return torch.cat((one * cos - two * sin, two * cos + one * sin), -1)
+
+
+class Attention(nn.Module):
+    """Causal attention with grouped keys and values."""
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.width = model.heads, model.kv_heads, model.head_dim
+        bias = model.gpt or model.qkv_bias
+        self.query = nn.Linear(model.hidden, model.heads * model.head_dim, bias=bias)
+        self.key = nn.Linear(model.hidden, model.kv_heads * model.head_dim, bias=bias)
+        self.value = nn.Linear(model.hidden, model.kv_heads * model.head_dim, bias=bias)
+        self.out = nn.Linear(model.heads * model.head_dim, model.hidden, bias=model.gpt)
+        if model.qk_norm:
+            self.query_norm, self.key_norm = RmsNorm(model.head_dim), RmsNorm(model.head_dim)
+        self.normed = model.qk_norm
+
+    def forward(self, x: Tensor, table: Tensor | None) -> Tensor:
+        """(batch, seq, hidden) to the same; `table`: of rotary positions, if any."""
+        query = self.query(x).unflatten(-1, (self.heads, self.width))
+        key = self.key(x).unflatten(-1, (self.kv_heads, self.width))
+        value = self.value(x).unflatten(-1, (self.kv_heads, self.width))
+        if self.normed:
+            query, key = self.query_norm(query), self.key_norm(key)
+        if table is not None:
+            query, key = rotate(query, table), rotate(key, table)
+        mixed = functional.scaled_dot_product_attention(
+            query.transpose(1, 2),
+            key.transpose(1, 2),
+            value.transpose(1, 2),
+            is_causal=True,
+            enable_gqa=self.heads != self.kv_heads,
+        )
+        return self.out(mixed.transpose(1, 2).flatten(-2))
+
+
+class Mlp(nn.Module):
+    """Two matrices and GeLU, or a gated MLP."""
+
+    def __init__(self, model: Model, width: int) -> None:
+        super().__init__()
+        self.gated = model.gated
+        inner = 2 * width if model.gated else width
+        self.into = nn.Linear(model.hidden, inner, bias=model.gpt)
+        self.out = nn.Linear(width, model.hidden, bias=model.gpt)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., hidden) to the same."""
+        inner = self.into(x)
+        return self.out(gated(inner) if self.gated else functional.gelu(inner))
+
+
+class Experts(nn.Module):
+    """Routed experts, each with room for an even share of the tokens, and shared ones.
+
+    Tokens that find their expert full pass by it on the residual: so shapes, memory and time do not
+    depend on the data.
+    """
+
+    def __init__(self, model: Model) -> None:
+        super().__init__()
+        self.count, self.chosen = model.experts, model.experts_per_token
+        self.router = nn.Linear(model.hidden, model.experts, bias=False)
+        inner = 2 * model.expert_ffn if model.gated else model.expert_ffn
+        self.gated = model.gated
+        self.into = nn.Parameter(torch.empty(model.experts, model.hidden, inner))
+        self.out = nn.Parameter(torch.empty(model.experts, model.expert_ffn, model.hidden))
+        self.shared = Mlp(model, model.shared_ffn) if model.shared_ffn else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, seq, hidden) to the same."""
+        tokens = x.flatten(0, -2)
+        weights = self.router(tokens).float().softmax(-1)
+        share, expert = weights.topk(self.chosen, -1)
+        share = share / share.sum(-1, keepdim=True)
+        rows = tokens.shape[0] * self.chosen
+        room = -(-rows // self.count)
+        # pairs of token and expert, sorted by expert; each expert takes its first `room`
+        sorted_expert, order = expert.flatten().sort(stable=True)
+        first = torch.searchsorted(sorted_expert, torch.arange(self.count, device=x.device))
+        rank = torch.arange(rows, device=x.device) - first[sorted_expert]
+        full = self.count * room
+        place = torch.where(rank < room, sorted_expert * room + rank, full)
+        pair = torch.full((full + 1,), rows, device=x.device).scatter(0, place, order)[:full]
+        padded = torch.cat((tokens, tokens.new_zeros(1, tokens.shape[1])))
+        source = torch.where(pair < rows, pair // self.chosen, tokens.shape[0])
+        inner = batched(padded[source].unflatten(0, (self.count, room)), self.into)
+        inner = gated(inner) if self.gated else functional.gelu(inner)
+        shares = torch.cat((share.flatten(), share.new_zeros(1)))[pair].to(x.dtype)
+        done = batched(inner, self.out).flatten(0, 1) * shares[:, None]
+        mixed = torch.zeros_like(padded).index_add(0, source, done)[:-1].view_as(x)
+        return mixed if self.shared is None else mixed + self.shared(x)
+
+
+class Block(nn.Module):
+    """One layer: attention and an MLP (or experts), each after a norm and beside a residual."""
+
+    def __init__(self, model: Model, dense: bool) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = norm(model), Attention(model)
+        self.mlp_norm = norm(model)
+        self.mlp = Mlp(model, model.ffn) if dense else Experts(model)
+
+    def forward(self, x: Tensor, table: Tensor | None) -> Tensor:
+        """(batch, seq, hidden) to the same."""
+        x = x + self.attention(self.attention_norm(x), table)
+        return x + self.mlp(self.mlp_norm(x))

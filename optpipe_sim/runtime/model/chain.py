@@ -1,0 +1,28 @@
+"""The ops of one microbatch in one stage, one after the other, on zeros."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .stage import StageWorker
+
+
+def run_chain(worker: StageWorker, stage: int, *, fused: bool) -> list[int]:
+    """Run F B W, or F BW, of microbatch 0; return the bytes of each storage that an O would copy.
+
+    The step has to be started; gradients are added to.
+    """
+
+    def message(boundary: int) -> Tensor | None:
+        if not 0 <= boundary < worker.stages - 1:
+            return None
+        shape, kind = worker.boundary(boundary)
+        return torch.zeros(shape, dtype=kind, device=worker.device)
+
+    worker.forward(stage, 0, message(stage - 1))
+    sizes = worker.offload_sizes(stage, 0)
+    worker.backward(stage, 0, message(stage), fused=fused)
+    if not fused:
+        worker.weight(stage, 0)
+    return sizes

@@ -1,0 +1,175 @@
+"""Backward in two parts: B gives input gradients and queues the weights' work, W does it.
+
+As in zero-bubble schedules (Qi et al., ICLR 2024), with deferred weight gradients: in B a linear
+computes dX = dY W and keeps (X, dY); in W, dW = dY^T X. What stays in between is exactly those two.
+Biases, norms and embeddings, under one per cent of the work, are done in B.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ...errors import RuntimeFault
+
+
+class _Product(NamedTuple):
+    """One weight gradient to come; the versions tell whether what it needs was edited."""
+
+    weight: nn.Parameter
+    x: Tensor
+    dy: Tensor
+    versions: tuple[int, int]
+
+
+class WeightQueue:
+    """The weight gradients of one stage and microbatch, from its B to its W.
+
+    `fused`: they are computed at once, as in a plain backward pass (BW).
+    """
+
+    def __init__(self) -> None:
+        self.fused = False
+        self.products: list[_Product] = []
+
+    def put(self, weight: nn.Parameter, x: Tensor, dy: Tensor) -> None:
+        """Keep what the gradient of `weight` will need."""
+        self.products.append(_Product(weight, x, dy, (x._version, dy._version)))
+
+    def tensors(self) -> Iterator[Tensor]:
+        """What it holds."""
+        for product in self.products:
+            yield product.x
+            yield product.dy
+
+    @torch.no_grad()
+    def run(self, op: str) -> None:
+        """Compute them, add them to `.grad`, and let go of the tensors one product at a time.
+
+        A weight used several times gets its parts summed first, in the order in which a plain
+        backward pass meets them, so that sums are bitwise the same.
+
+        Raises:
+            RuntimeFault: names `op` where a queued tensor was edited in place since B.
+        """
+        uses: dict[int, int] = {}
+        for product in self.products:
+            uses[id(product.weight)] = uses.get(id(product.weight), 0) + 1
+        sums: dict[int, Tensor] = {}
+        queue, self.products = self.products[::-1], []
+        while queue:
+            weight, x, dy, versions = queue.pop()
+            if (x._version, dy._version) != versions:
+                raise RuntimeFault(
+                    f"{op}: an input or output gradient of a linear, {tuple(x.shape)}, was edited in"
+                    " place between B and W; edit a copy instead"
+                )
+            part = weight_gradient(weight, x, dy)
+            del x, dy
+            key = id(weight)
+            sums[key] = sums[key] + part if key in sums else part
+            uses[key] -= 1
+            if not uses[key]:
+                part = sums.pop(key)
+                if weight.grad is None:
+                    weight.grad = part
+                else:
+                    weight.grad += part
+
+
+def weight_gradient(weight: Tensor, x: Tensor, dy: Tensor) -> Tensor:
+    """dW of ``linear`` (weight: out x in) or of `batched` (weight: groups x in x out).
+
+    The same products, of the same layouts, as autograd's own: bitwise the same numbers.
+    """
+    if weight.dim() == 3:
+        return x.transpose(1, 2) @ dy
+    return dy.reshape(-1, dy.shape[-1]).t() @ x.reshape(-1, x.shape[-1])
+
+
+_active = threading.local()
+
+
+@contextmanager
+def deferring(queue: WeightQueue) -> Iterator[None]:
+    """Linears called in here (in this thread) hand their weight gradients to `queue` later."""
+    before = getattr(_active, "queue", None)
+    _active.queue = queue
+    try:
+        yield
+    finally:
+        _active.queue = before
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, queue: WeightQueue
+    ) -> Tensor:
+        # not through saved tensors: W needs the parameter itself, to find its .grad
+        ctx.weight, ctx.version, ctx.queue = weight, weight._version, queue
+        ctx.save_for_backward(x)
+        return x @ weight if weight.dim() == 3 else functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (x,), weight = ctx.saved_tensors, ctx.weight
+        if weight._version != ctx.version:
+            raise RuntimeFault(
+                f"a weight {tuple(weight.shape)} was edited in place between F and B; the optimizer"
+                " has to wait for the end of the step"
+            )
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dx = dw = db = None
+        if needs_x:
+            dx = dy @ (weight.transpose(1, 2) if weight.dim() == 3 else weight)
+        if needs_bias:
+            db = dy.reshape(-1, dy.shape[-1]).sum(0)
+        if needs_weight and ctx.queue.fused:
+            dw = weight_gradient(weight, x, dy)
+        elif needs_weight:
+            ctx.queue.put(weight, x, dy)
+        return dx, dw, db, None
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``torch.nn.functional.linear``, split in two where a worker runs it (`deferring`)."""
+    queue = getattr(_active, "queue", None)
+    if queue is None or not torch.is_grad_enabled():
+        return functional.linear(x, weight, bias)
+    return _Linear.apply(x, weight, bias, queue)
+
+
+def batched(x: Tensor, weight: Tensor) -> Tensor:
+    """(groups, rows, in) times (groups, in, out), one product per group; split like `linear`."""
+    queue = getattr(_active, "queue", None)
+    if queue is None or not torch.is_grad_enabled():
+        return x @ weight
+    return _Linear.apply(x, weight, None, queue)
+
+
+class SplitLinear(nn.Linear):
+    """An ``nn.Linear`` that can be split; outside of a worker it is a plain one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x W^T + b."""
+        return linear(x, self.weight, self.bias)
+
+
+def split_linears(module: nn.Module) -> int:
+    """Make every plain ``nn.Linear`` inside `module` splittable, in place; how many there are.
+
+    Subclasses are left alone (their forward may do something else): their weights are done in B.
+    """
+    found = 0
+    for part in module.modules():
+        if type(part) is nn.Linear:
+            part.__class__ = SplitLinear
+        found += isinstance(part, SplitLinear)
+    return found

@@ -1,0 +1,295 @@
+"""What F saves for B, storage by storage: offloaded, dropped and reloaded where a schedule says so.
+
+Autograd's saved tensors pass through `Slot.saving`, one slot per stage and microbatch. Each storage
+is one entry however many tensors view it; parameters, buffers and the batch are left out by their
+storage. Autograd's nodes own the entries, a slot only knows them: so B frees them one by one as a
+plain backward pass does.
+
+The order of streams and events on CUDA follows from the rules of its caching allocator; no GPU has
+confirmed it yet.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import RuntimeFault
+
+SLAB_BYTES = 1 << 28  # pinned allocations round up to powers of two: this is one
+ALIGNMENT = 512
+
+
+class Entry:
+    """One storage: on the device, on the host, or both."""
+
+    def __init__(self, storage: torch.UntypedStorage, device: torch.device) -> None:
+        self.storage: torch.UntypedStorage | None = storage
+        self.device = device
+        self.size = storage.nbytes()
+        self.host: Tensor | None = None
+
+
+class Handle:
+    """What autograd keeps of one saved tensor: how it views its entry.
+
+    `witness` is the saved tensor without its graph; it shares the version counter, which tells of
+    edits in place. When it goes, `layout` stays.
+    """
+
+    __slots__ = ("__weakref__", "entry", "layout", "version", "witness")
+
+    def __init__(self, entry: Entry, tensor: Tensor) -> None:
+        self.entry = entry
+        self.witness: Tensor | None = tensor.detach()
+        self.version = tensor._version
+        self.layout: tuple[Any, ...] = ()
+
+    def drop(self) -> None:
+        """Let go of the tensor."""
+        tensor = self.witness
+        if tensor is not None:
+            self.layout = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        self.witness = None
+
+
+class HostSlab:
+    """Host memory in large slabs, handed out by the storage; pinned for CUDA, plain otherwise.
+
+    A piece that comes back may still be read by a reload: `give` takes the event that ends it, and
+    the stream of the next taker waits for it. What a slab has left is kept for smaller pieces.
+
+    Attributes:
+        reserved: bytes of all slabs.
+    """
+
+    def __init__(self, pinned: bool) -> None:
+        self.pinned = pinned
+        self.reserved = 0
+        self._rests: list[Tensor] = []
+        self._free: dict[int, list[tuple[Tensor, Any]]] = {}
+        self._lock = threading.Lock()
+
+    def reserve(self, sizes: Iterable[int]) -> None:
+        """Have pieces of these sizes ready, all at once: to pin host memory takes long, and a step
+        that is timed should not meet it."""
+        for piece in [self.take(size) for size in sorted(sizes, reverse=True)]:
+            self.give(piece)
+
+    def take(self, size: int) -> Tensor:
+        """`size` bytes, contiguous."""
+        room = max(1, -(-size // ALIGNMENT)) * ALIGNMENT
+        with self._lock:
+            free = self._free.get(room)
+            if free:
+                # one that is no longer read, if there is one
+                at = next((i for i, (_, end) in enumerate(free) if end is None or end.query()), 0)
+                piece, end = free.pop(at)
+                if end is not None:
+                    torch.cuda.current_stream().wait_event(end)
+                return piece[:size]
+            return self._cut(room)[:size]
+
+    def _cut(self, room: int) -> Tensor:
+        """The first rest that is long enough, or a new slab, gives the piece."""
+        at = next((i for i, rest in enumerate(self._rests) if rest.numel() >= room), None)
+        if at is None:
+            slab = max(SLAB_BYTES, 1 << (room - 1).bit_length()) if self.pinned else room
+            self.reserved += slab
+            rest = _host_memory(slab, self.pinned)
+        else:
+            rest = self._rests.pop(at)
+        piece, rest = rest[:room], rest[room:]
+        if rest.numel():
+            self._rests.append(rest)
+            self._rests.sort(key=Tensor.numel)  # the tightest fit first
+        return piece
+
+    def give(self, piece: Tensor, end: Any = None) -> None:
+        """Take a piece back that is free once the event `end` has passed."""
+        room = max(1, -(-piece.numel() // ALIGNMENT)) * ALIGNMENT
+        whole = piece.as_strided((room,), (1,))
+        with self._lock:
+            self._free.setdefault(room, []).append((whole, end))
+
+
+class Slot:
+    """The saved tensors of one stage and microbatch.
+
+    Args:
+        name: ``"2.5"``, stage and microbatch, for messages. `where`: the device, likewise.
+        left_out: keys (`storage_key`) of the storages that are no activations.
+        slab: host memory for offloads.
+        allocated: told of every storage that a reload makes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        where: str,
+        left_out: Collection[int],
+        slab: HostSlab,
+        allocated: Callable[[torch.UntypedStorage], None] | None = None,
+    ) -> None:
+        self.name, self.where = name, where
+        self.left_out, self.slab, self.allocated = left_out, slab, allocated
+        self.state = "kept"  # kept, copying, copied, dropped, allocated, back
+        self.entries: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
+        self.handles: list[weakref.ref[Handle]] = []
+        self.pieces: list[Tensor] = []
+        self.offloaded: Any = None  # CUDA event: the end of the copy to the host
+
+    def fault(self, op: str, problem: str) -> RuntimeFault:
+        """A `RuntimeFault` that names the op and the device."""
+        return RuntimeFault(f"{op}{self.name} on {self.where}: {problem}")
+
+    # -- saving and using --------------------------------------------------------------------------
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Whatever autograd saves in here goes into this slot."""
+        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+            yield
+
+    def _pack(self, tensor: Tensor) -> Handle | Tensor:
+        key = storage_key(tensor)
+        if key in self.left_out:
+            return tensor.detach()  # with its graph it would hold itself
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = Entry(tensor.untyped_storage(), tensor.device)
+        handle = Handle(entry, tensor)
+        self.handles.append(weakref.ref(handle))
+        return handle
+
+    def _unpack(self, packed: Handle | Tensor) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        if packed.witness is not None:
+            self._check(packed, "B")
+            return packed.witness
+        if packed.entry.storage is None or self.state != "back":
+            raise self.fault(
+                "B", f"its activation is on the host: R{self.name} has to come before (and O, drop)"
+            )
+        *view, dtype = packed.layout
+        empty = torch.empty(0, dtype=dtype, device=packed.entry.device)
+        return empty.set_(packed.entry.storage, *view)
+
+    def _check(self, handle: Handle, op: str) -> None:
+        witness = handle.witness
+        if witness is not None and witness._version != handle.version:
+            raise self.fault(
+                op,
+                f"a tensor {tuple(witness.shape)} that F{self.name} saved was edited in place"
+                f" afterwards (version {witness._version}, saved as {handle.version}); edit a copy"
+                " instead",
+            )
+
+    def _living(self, op: str) -> list[Handle]:
+        found = [handle for ref in self.handles if (handle := ref()) is not None]
+        for handle in found:
+            self._check(handle, op)
+        return found
+
+    def storages(self) -> Iterator[tuple[int, int]]:
+        """Key and bytes of every storage that is on the device."""
+        for entry in list(self.entries.values()):
+            if entry.storage is not None:
+                yield entry.storage._cdata, entry.size
+
+    # -- the copies --------------------------------------------------------------------------------
+
+    def offload(self) -> None:
+        """Copy every entry to the host, on the current stream. The memory stays until `drop`."""
+        if self.state != "kept":
+            raise self.fault("O", f"offloaded twice (its activation is {self.state})")
+        self._living("O")
+        self.state = "copying"
+        for entry in list(self.entries.values()):
+            entry.host = self.slab.take(entry.size)
+            self.pieces.append(entry.host)
+            entry.host.copy_(_bytes(entry), non_blocking=True)
+        self.offloaded = _event()
+        self.state = "copied"
+
+    def drop(self, compute: Any = None) -> None:
+        """Let go of the device memory; on CUDA the stream `compute` waits for the copies first."""
+        if self.state != "copied":
+            problem = {"kept": "its O has not run", "copying": "its O is still copying"}
+            raise self.fault("drop ", problem.get(self.state, f"it is {self.state} already"))
+        if compute is not None and self.offloaded is not None:
+            compute.wait_event(self.offloaded)
+        for handle in self._living("drop "):
+            handle.drop()
+        for entry in list(self.entries.values()):
+            entry.storage = None
+        self.state = "dropped"
+
+    def allocate(self) -> None:
+        """Take device memory for a reload, on the current stream: here memory rises."""
+        if self.state != "dropped":
+            problem = "nothing was dropped" if self.state in ("kept", "copied") else "twice"
+            raise self.fault("R", f"{problem} (its activation is {self.state})")
+        for entry in list(self.entries.values()):
+            made = torch.empty(entry.size, dtype=torch.uint8, device=entry.device)
+            entry.storage = made.untyped_storage()
+            if self.allocated is not None:
+                self.allocated(entry.storage)
+        self.state = "allocated"
+
+    def reload(self) -> None:
+        """Copy everything back, on the current stream, into what `allocate` took."""
+        if self.state != "allocated":
+            raise self.fault("R", f"no memory was taken for it (its activation is {self.state})")
+        for entry in list(self.entries.values()):
+            if entry.host is not None:
+                _bytes(entry).copy_(entry.host, non_blocking=True)
+                entry.host = None
+        self._give_back(_event())
+        self.state = "back"
+
+    def close(self) -> None:
+        """After B: nothing of it is left."""
+        self._give_back(self.offloaded)
+        self.handles.clear()
+
+    def _give_back(self, end: Any) -> None:
+        """Return the host memory to the slab; a copy may use it until the event `end`."""
+        for piece in self.pieces:
+            self.slab.give(piece, end)
+        self.pieces.clear()
+
+
+def storage_key(tensor: Tensor) -> int:
+    """What tells storages apart, while they live."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _host_memory(size: int, pinned: bool) -> Tensor:
+    if pinned:
+        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    # made by no op, so that what watches the ops (`memory.LiveBytes`) takes it for no device memory
+    return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage(size))
+
+
+def _bytes(entry: Entry) -> Tensor:
+    """The device's copy as plain bytes."""
+    assert entry.storage is not None
+    empty = torch.empty(0, dtype=torch.uint8, device=entry.device)
+    return empty.set_(entry.storage, 0, (entry.size,), (1,))
+
+
+def _event() -> Any:
+    """An event on the current CUDA stream; None where there is no CUDA."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event

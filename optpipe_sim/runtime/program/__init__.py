@@ -1,0 +1,1 @@
+"""The linear program of each rank: ops with their engines and waits, in issue order."""

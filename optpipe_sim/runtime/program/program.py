@@ -1,0 +1,266 @@
+"""The linear program of a rank: what to do, on which engine, after what, nothing left to decide.
+
+A pure pass over a lowered schedule. One host thread can issue a program from first to last, for
+everything waits only for what stands before it (that is how CUDA streams are fed); or one thread
+per engine takes its own steps in order and waits for the events named (that is how it runs on CPU).
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ...errors import InvalidSchedule
+from ...ops import BW, COMPUTE, B, F, O, Op, R
+from ...schedule import Schedule
+from ...sim.graph import shared_links
+from ...sim.lower import Lowered
+from ...trace import Span
+
+COMPUTE_ENGINE, GRANT, OFFLOAD, RELOAD, COPIES = "compute", "grant", "offload", "reload", "copies"
+DROP = "drop"  # in the order of the O's, so that no drop waits for anything but its own
+
+
+class Event(NamedTuple):
+    """A point in an op's life on this rank: its ``start`` or ``end``; for an R also ``granted``,
+    for an O also ``dropped`` (its device memory is gone)."""
+
+    point: str
+    op: Op
+
+    def __str__(self) -> str:
+        return f"{self.point} of {self.op}"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing to do.
+
+    Attributes:
+        do: ``post`` (a receive), ``recv`` (wait for it), ``run``, ``send``; ``offload``, ``drop``,
+            ``grant`` (take memory for an R), ``reload``; ``pass`` and ``turn`` (give away, and
+            wait for, the turn on a host link that several ranks share).
+        op: the op; of messages the one that makes the content, of ``turn`` the one to be waited for.
+        engine: which engine's queue it stands in.
+        after: events on this rank that have to come first (those of its own engine's earlier steps
+            go without saying).
+        peer: the other rank of a message or a turn.
+    """
+
+    do: str
+    op: Op
+    engine: str
+    after: tuple[Event, ...] = ()
+    peer: int = -1
+
+    def __str__(self) -> str:
+        peer = {"post": " from rank {}", "recv": " from rank {}", "send": " to rank {}"}
+        after = f" after {', '.join(map(str, self.after))}" if self.after else ""
+        return f"{self.do} {self.op}{peer.get(self.do, '').format(self.peer)}{after}"
+
+
+@dataclass(frozen=True)
+class Program:
+    """What one rank does in an iteration.
+
+    Attributes:
+        rank: its number. steps: in issue order.
+    """
+
+    rank: int
+    steps: tuple[Step, ...]
+
+    def by_engine(self) -> dict[str, list[Step]]:
+        """The steps of each engine's queue."""
+        queues: dict[str, list[Step]] = defaultdict(list)
+        for step in self.steps:
+            queues[step.engine].append(step)
+        return dict(queues)
+
+
+def linear_programs(lowered: Lowered) -> tuple[Program, ...]:
+    """The program of every rank.
+
+    Receives are posted one compute op ahead and, per pair of ranks, in the order in which they are
+    sent, so that transports without tags (NCCL) agree on what a message is. Memory that an O frees
+    is dropped before the first op that needs it, at the latest before its own R: before the anchor
+    of that, or before its grant, where the O is predicted to have ended by then; else just before
+    the reload (an R may be granted while its O still runs, and to wait for that could be to wait
+    for ever).
+
+    Raises:
+        InvalidSchedule: for a schedule with recomputation, which the runtime does not execute yet.
+    """
+    if lowered.schedule.recompute:
+        raise InvalidSchedule(
+            "the runtime does not execute recomputation yet: run a schedule without levels and C's"
+            f" (this one recomputes {int((lowered.schedule.levels.table > 0).sum())} activations)"
+        )
+    inputs = inputs_of(lowered.schedule)
+    spans = {span.op: span for span in lowered.replay().spans}
+    return tuple(
+        Program(rank, tuple(_steps(lowered, rank, inputs, spans)))
+        for rank in range(lowered.schedule.shape.devices)
+    )
+
+
+def inputs_of(schedule: Schedule) -> dict[Op, Op]:
+    """For each op that takes the result of a neighbouring stage, the op that makes it."""
+    stages = schedule.table[:, 1]
+    waiting, needed = schedule.edges
+    between = stages[waiting] != stages[needed]
+    return {
+        schedule.op(consumer): schedule.op(producer)
+        for consumer, producer in zip(
+            waiting[between].tolist(), needed[between].tolist(), strict=True
+        )
+    }
+
+
+def _steps(
+    lowered: Lowered,
+    rank: int,
+    inputs: dict[Op, Op],
+    spans: dict[Op, Span],
+) -> Iterator[Step]:
+    schedule = lowered.schedule
+    place = schedule.shape.placement
+    program = schedule.programs[rank]
+    consumers = {producer: consumer for consumer, producer in inputs.items()}
+    waits = lowered.waits
+    shared = lowered.profile.shares_copy_engine
+    out, back = (COPIES, COPIES) if shared else (OFFLOAD, RELOAD)
+    posts = _posts(schedule, rank, inputs)
+    turns, passes = _turns(lowered, rank)
+    dropped: set[Op] = set()
+    copied: list[Op] = []  # O's in the order of their queue
+    anchor: Op | None = None
+    granted: Op | None = None
+
+    def drops(needed: Sequence[Op]) -> Iterator[Step]:
+        # on one engine the ones before it have ended as well, and their memory counts as free
+        last = max((copied.index(op) for op in needed), default=-1)
+        for op in copied[: last + 1]:
+            if op not in dropped:
+                dropped.add(op)
+                yield Step("drop", op, DROP, (Event("end", op),))
+
+    for at, op in enumerate(program):
+        for_memory = waits.get(op, ())
+        gone = [o for o in for_memory if o.kind is O]
+        if op.kind in COMPUTE:
+            yield from posts.get(op, ())
+            yield from drops(gone)
+            yield from drops(
+                [
+                    own
+                    for back_op in _anchored(program, at)
+                    if (own := Op(O, *back_op[1:])) in copied
+                    and spans[own].end_ns < spans[op].start_ns
+                ]
+            )
+            after = [Event("dropped", o) for o in gone]
+            if op.kind is F and granted is not None:
+                after.append(Event("granted", granted))
+            if op.kind in (B, BW) and schedule.row(back_op := Op(R, *op[1:])) >= 0:
+                after.append(Event("end", back_op))
+            source, target = inputs.get(op), consumers.get(op)
+            if source is not None and place[source.stage] != rank:
+                yield Step("recv", source, COMPUTE_ENGINE, peer=place[source.stage])
+            yield Step("run", op, COMPUTE_ENGINE, tuple(after))
+            if target is not None and place[target.stage] != rank:
+                yield Step("send", op, COMPUTE_ENGINE, peer=place[target.stage])
+            anchor = op
+            continue
+        if op.kind is O:
+            copied.append(op)
+            yield from turns.get(op, ())
+            yield Step("offload", op, out, (Event("end", Op(F, *op[1:])),))
+            yield from passes.get(op, ())
+            continue
+        own = Op(O, *op[1:])
+        granted_ns = spans[op].grant_ns
+        early = own in gone or (granted_ns is not None and spans[own].end_ns < granted_ns)
+        yield from drops([*gone, own] if early else gone)
+        after = [Event("dropped", o) for o in gone]
+        if early and own not in gone:
+            after.append(Event("dropped", own))
+        after += [Event("end", o) for o in for_memory if o.kind is not O]
+        if anchor is not None:
+            after.append(Event("start", anchor))
+        yield Step("grant", op, GRANT, tuple(after))
+        granted = op
+        yield from turns.get(op, ())
+        if not early:
+            yield from drops([own])
+        yield Step("reload", op, back, (Event("granted", op), Event("dropped", own)))
+        yield from passes.get(op, ())
+    yield from drops(copied)
+
+
+def _anchored(program: Sequence[Op], at: int) -> Iterator[Op]:
+    """The R's between the compute op at a place and the next one."""
+    for op in itertools.islice(program, at + 1, None):
+        if op.kind in COMPUTE:
+            return
+        if op.kind is R:
+            yield op
+
+
+def _posts(schedule: Schedule, rank: int, inputs: dict[Op, Op]) -> dict[Op, list[Step]]:
+    """Before which compute op which receives are posted: those of the next compute op, and all
+    that the same peer sends earlier."""
+    place = schedule.shape.placement
+    mine = {producer for consumer, producer in inputs.items() if place[consumer.stage] == rank}
+    sent = {
+        peer: [op for op in program if op in mine]
+        for peer, program in enumerate(schedule.programs)
+        if peer != rank
+    }
+    number = {op: at for ops in sent.values() for at, op in enumerate(ops)}
+    posted = dict.fromkeys(sent, 0)
+    compute = [op for op in schedule.programs[rank] if op.kind in COMPUTE]
+    posts: dict[Op, list[Step]] = {}
+    for at, here in enumerate(compute):
+        for op in compute[at : at + 2]:
+            source = inputs.get(op)
+            if source is None or source not in number:
+                continue
+            peer = place[source.stage]
+            for early in sent[peer][posted[peer] : number[source] + 1]:
+                posts.setdefault(here, []).append(Step("post", early, COMPUTE_ENGINE, peer=peer))
+            posted[peer] = max(posted[peer], number[source] + 1)
+    return posts
+
+
+def _turns(lowered: Lowered, rank: int) -> tuple[dict[Op, list[Step]], dict[Op, list[Step]]]:
+    """For transfers on host links that several ranks share, in the order of the lowered schedule:
+    the turns to wait for before each, and to give away after it."""
+    schedule = lowered.schedule
+    shared = lowered.profile.shares_copy_engine
+    turns: dict[Op, list[Step]] = {}
+    passes: dict[Op, list[Step]] = {}
+    for key in shared_links(schedule, lowered.profile):
+        order = schedule.link_order[key]
+        for before, op in itertools.pairwise(order):
+            here, there = (schedule.shape.placement[o.stage] for o in (op, before))
+            if here == there and (shared or before.kind is op.kind):
+                continue  # one queue
+            engine = {O: COPIES if shared else OFFLOAD, R: COPIES if shared else RELOAD}
+            if rank == here:
+                turns.setdefault(op, []).append(Step("turn", before, engine[op.kind], peer=there))
+            if rank == there != here:  # on one rank the end of `before` tells it
+                passes.setdefault(before, []).append(
+                    Step("pass", before, engine[before.kind], peer=here)
+                )
+    return turns, passes
+
+
+def without(program: Program, do: str, op: Op) -> Program:
+    """The program less one step: for trying out what happens then."""
+    return replace(
+        program, steps=tuple(s for s in program.steps if not (s.do == do and s.op == op))
+    )

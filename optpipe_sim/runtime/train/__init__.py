@@ -1,0 +1,1 @@
+"""Train, and switch to better schedules while training."""

@@ -1,0 +1,93 @@
+"""Checkpoints of a training run, written whole or not at all.
+
+Every rank writes its part into the folder of the step; when all are there, rank 0 points
+``checkpoint.json`` to it, and the folder before goes. Whatever is cut off, that file names a
+complete checkpoint.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ...errors import OptPipeError
+from ...files import plain, read_mapping, write_bytes, write_mapping
+from ..model.stage import StageWorker
+
+NAME = "checkpoint.json"
+FORMAT = "optpipe-training"
+
+
+def save_checkpoint(
+    folder: str,
+    rank: int,
+    step: int,
+    worker: StageWorker,
+    optimizer: torch.optim.Optimizer,
+    meta: dict[str, Any],
+) -> None:
+    """Write the state after `step` steps; to be called by all ranks.
+
+    Args:
+        meta: what else is to be known, plain data; rank 0's counts.
+    """
+    stages = {str(stage): module.state_dict() for stage, module in worker.modules.items()}
+    buffer = io.BytesIO()
+    torch.save({"stages": stages, "optimizer": optimizer.state_dict()}, buffer)
+    here = Path(folder) / _name(step)
+    write_bytes(here / f"rank-{rank}.pt", buffer.getvalue())
+    dist.barrier()
+    if rank == 0:
+        write_mapping(Path(folder) / NAME, {"format": FORMAT, "version": 1, "step": step, **meta})
+        for other in Path(folder).glob("step-*"):
+            if other.name != here.name:
+                shutil.rmtree(other, ignore_errors=True)
+
+
+def load_checkpoint(folder: str, identity: dict[str, Any]) -> dict[str, Any]:
+    """What is known of the checkpoint in a folder.
+
+    Raises:
+        OptPipeError: where there is none, or it is of another run: names what differs.
+    """
+    path = Path(folder) / NAME
+    if not path.exists():
+        raise OptPipeError(f"{folder}: no checkpoint to resume from; leave --resume out to start")
+    meta: dict[str, Any] = plain(read_mapping(path))
+    if meta.get("format") != FORMAT:
+        raise OptPipeError(f"{path}: not a checkpoint of `optpipe-sim train`")
+    before, wanted = meta["identity"], plain(identity)
+    for key in wanted:
+        if before.get(key) != wanted[key]:
+            raise OptPipeError(
+                f"{path}: {key} was {before.get(key)}, now it is {wanted[key]};"
+                " resume with the same, or start anew without --resume"
+            )
+    return meta
+
+
+def load_state(
+    folder: str, rank: int, step: int, worker: StageWorker, optimizer: torch.optim.Optimizer
+) -> None:
+    """Put one rank's part back.
+
+    Raises:
+        OptPipeError: where it cannot be read.
+    """
+    path = Path(folder) / _name(step) / f"rank-{rank}.pt"
+    try:
+        state = torch.load(path, weights_only=True)
+        for stage, module in worker.modules.items():
+            module.load_state_dict(state["stages"][str(stage)])
+        optimizer.load_state_dict(state["optimizer"])
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise OptPipeError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+
+
+def _name(step: int) -> str:
+    return f"step-{step:06d}"

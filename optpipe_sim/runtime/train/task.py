@@ -1,0 +1,137 @@
+"""A training run as data: what it trains, how, and what comes of it."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import OptPipeError
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ..measure.machine import model_shape
+from ..model.plan import Plan
+from ..model.tokens import Tokens
+from .online import Prepared, prepare, require_same_shape
+from .planner import Online, Planner
+
+NEWS, STOP = "news.jsonl", "stop"
+
+
+@dataclass(frozen=True)
+class Slow:
+    """An op delay for trying what drift does: all compute ops of a stage, from a step on."""
+
+    stage: int
+    step: int
+    extra_ns: int
+
+
+@dataclass(frozen=True)
+class TrainTask:
+    """A training run.
+
+    Attributes:
+        schedule: to start with. profile: its costs, before any are measured; the bytes stay.
+        limit: of memory per device, kept by every schedule.
+        folder: for news and the request to stop, as rank 0 sees it.
+        online: how better schedules are looked for; None: not at all.
+        checkpoints: a folder for them; None: none are written.
+        every: steps between checkpoints. resume: go on from the last.
+        slow: see `Slow`.
+    """
+
+    schedule: Schedule
+    profile: CostProfile
+    plan: Plan
+    tokens: Tokens
+    steps: int
+    folder: str = ""
+    limit: tuple[int, ...] | None = None
+    lr: float = 3e-3
+    weight_decay: float = 0.1
+    online: Online | None = None
+    checkpoints: str | None = None
+    every: int = 100
+    resume: bool = False
+    slow: Slow | None = None
+    timeout_s: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.every < 1:
+            raise OptPipeError(f"steps: must be at least 1, got {self.steps}, {self.every}")
+        if self.tokens.vocab > self.plan.model.vocab:
+            raise OptPipeError(
+                f"vocab: {self.plan.model.name} knows {self.plan.model.vocab} tokens, the text has"
+                f" {self.tokens.vocab}"
+            )
+        if not 0 < self.lr < math.inf or self.weight_decay < 0:
+            raise OptPipeError(f"lr: must be above 0, got {self.lr}; weight decay at least 0")
+        if self.slow is not None and not 0 <= self.slow.stage < self.schedule.shape.stages:
+            raise OptPipeError(f"slow: there is no stage {self.slow.stage}")
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a run that goes on has to have in common with the one before."""
+        shape, plan, text = self.schedule.shape, self.plan, self.tokens.text
+        return {
+            "model": model_shape(plan.model),
+            "placement": list(shape.placement),
+            "layers_per_stage": list(plan.layers or ()),
+            "microbatches": shape.microbatches,
+            "microbatch": plan.microbatch,
+            "seq": plan.seq,
+            "dtype": plan.dtype,
+            "seed": plan.seed,
+            "tokens": [self.tokens.seed, None if text is None else zlib.crc32(text)],
+            "lr": self.lr,
+            "weight_decay": self.weight_decay,
+        }
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """The tokens of a step."""
+        shape = (self.schedule.shape.microbatches, self.plan.microbatch, self.plan.seq)
+        return self.tokens.batch(step, *shape)
+
+    def prepare(self, rank: int, schedule: Schedule, profile: CostProfile) -> Prepared:
+        """Make a schedule ready to run on a rank.
+
+        Raises:
+            OptPipeError: where this rank cannot run it.
+        """
+        require_same_shape(schedule, self.schedule)
+        return prepare(schedule, profile, self.limit)
+
+    def planner(self, schedule: Schedule, step: int, epoch: int) -> Planner | None:
+        """What looks for better schedules, on rank 0."""
+        if self.online is None:
+            return None
+        return Planner(schedule, self.profile, self.limit, self.online, step, epoch)
+
+
+@dataclass
+class TrainResult:
+    """What came of it; of rank 0, the others give back nothing.
+
+    Attributes:
+        rows: per step ``step, loss, epoch, makespan_ns, wall_ns, between_ns, metered``.
+        events: what happened when: see `Planner`, and ``proposed, switched, refused``.
+        phases: per schedule its name, steps, predicted and measured time and memory.
+        stopped: whether it was asked to stop before the last step.
+    """
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    phases: list[dict[str, Any]] = field(default_factory=list)
+    stopped: bool = False
+
+
+def optimizer_for(parameters: list[torch.nn.Parameter], task: TrainTask) -> torch.optim.AdamW:
+    """AdamW, the same for a rank's share and for the whole model."""
+    return torch.optim.AdamW(
+        parameters, lr=task.lr, betas=(0.9, 0.95), weight_decay=task.weight_decay
+    )

@@ -1,0 +1,1 @@
+"""AdaOffload (arXiv 2510.05186): the greedy schedule, its compiled event loop and its state."""

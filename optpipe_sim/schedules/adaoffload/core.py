@@ -1,0 +1,385 @@
+"""The compiled event loop of AdaOffload; `adaoffload` says what it does and why it cannot deadlock.
+
+`play` is the entry; everything else is a step of it. What the steps share is in `state`.
+"""
+
+from __future__ import annotations
+
+from ...codes import B, F, O, R, W
+from ...compiled import entry, pop, step
+from .state import (
+    ACT,
+    ARRIVAL,
+    AWAKE,
+    AWAKE_NOW,
+    AWAY,
+    BACK,
+    BELOW,
+    BOTTOM,
+    CAPACITY,
+    COMING,
+    COMPUTE,
+    COUNT,
+    DEVICE,
+    ENDED_B,
+    ENDED_W,
+    FIRST,
+    FOREVER,
+    FORWARD,
+    GONE,
+    HEAP,
+    HELD,
+    IN,
+    LAST,
+    LEAVING,
+    LEVEL,
+    LINK_O,
+    LINK_R,
+    MOVED,
+    NODE,
+    OUT,
+    PROMISED,
+    READY_B,
+    READY_F,
+    RESIDENT,
+    SPARE,
+    TOP,
+    TURN,
+    WEIGHT,
+    WOKEN,
+    Run,
+    admits,
+    b_rank_of,
+    become,
+    begin,
+    is_safe,
+    needed_soon,
+    oldest_of,
+    rank_of,
+    start_backward,
+    start_forward,
+    wake,
+)
+
+
+@step
+def _compute(r: Run, d: int, now: int, forced: bool) -> None:
+    """Start what the compute stream of d does next, if anything."""
+    if r.running[COMPUTE, d, 0] >= 0:
+        return
+    m = r.micro.shape[2]
+    chunks = r.device[COUNT, d]
+    comes = FOREVER  # when the next F or B is known to be possible
+    forward, forward_rank, reserve = -1, FOREVER, False
+    backward, backward_rank = -1, FOREVER
+    weight, weight_rank, pending = -1, FOREVER, 0
+    for chunk in range(chunks):
+        s = r.stages[r.device[FIRST, d] + chunk]
+        j = r.begun[W, s]
+        pending += r.stage[ENDED_B, s] - j
+        if j < r.stage[ENDED_B, s] and (j + 1) * chunks - chunk < weight_rank:
+            weight, weight_rank = s, (j + 1) * chunks - chunk
+        j = r.begun[B, s]
+        if j < m and r.micro[READY_B, s, j] < FOREVER:
+            held, rank = r.micro[HELD, s, j], b_rank_of(r, s, chunk, chunks, j)
+            if r.micro[READY_B, s, j] > now:
+                comes = min(comes, r.micro[READY_B, s, j])
+            elif held == COMING:
+                comes = min(comes, r.running[IN, d, 3])
+            elif held in (RESIDENT, BACK) and rank < backward_rank:
+                backward, backward_rank = s, rank
+        j = r.begun[F, s]
+        if j < m and r.micro[READY_F, s, j] < FOREVER:
+            rank = rank_of(r, chunk, chunks, j)
+            if r.micro[READY_F, s, j] > now or rank < forward_rank:
+                admitted = admits(r, s, j, forced)
+                if admitted and r.micro[READY_F, s, j] > now:
+                    comes = min(comes, r.micro[READY_F, s, j])
+                elif admitted:
+                    forward, forward_rank, reserve = s, rank, admitted == 2
+    turn = backward < 0 or r.prefer == 2 or (r.prefer == 1 and r.device[LAST, d] == B)
+    if forward >= 0 and turn and (weight < 0 or pending < r.pending):
+        start_forward(r, forward, now, reserve)
+        return
+    if backward >= 0:
+        start_backward(r, backward, now)
+        return
+    if weight >= 0:
+        lasts = r.lasts[W, weight]
+        if forced or comes >= now + lasts - lasts * r.tolerance // 1000:
+            begin(r, COMPUTE, W, weight, r.begun[W, weight], now)
+            return
+    return
+
+
+@step
+def _when(r: Run, kind: int, s: int, now: int) -> int:
+    """When the next op of a kind at stage s can start, but for the compute stream, as far as is
+    known yet."""
+    j = r.begun[kind, s]
+    if j == r.micro.shape[2]:
+        return FOREVER
+    if kind == W:
+        return now if j < r.stage[ENDED_B, s] else FOREVER
+    if kind == F:
+        return int(r.micro[READY_F, s, j])
+    held, ready = r.micro[HELD, s, j], int(r.micro[READY_B, s, j])
+    if held == COMING:
+        return max(ready, int(r.running[IN, r.stage[DEVICE, s], 3]))
+    return ready if held in (RESIDENT, BACK) else FOREVER
+
+
+@step
+def _follow(r: Run, d: int, now: int, forced: bool) -> None:
+    """As `_compute`, in the order given: start what is due first of all that could start. Passed
+    over is what has not come yet and, so that memory does not hold up the rest, an F that does not
+    fit. Nothing starts that would, by more than its tolerance, delay something due before it."""
+    if r.running[COMPUTE, d, 0] >= 0:
+        return
+    m = r.micro.shape[2]
+    mine = r.stages[r.device[FIRST, d] : r.device[FIRST, d] + r.device[COUNT, d]]
+    latest = FOREVER  # that an F may be due
+    for s in mine:
+        j = r.begun[B, s]
+        if j < m and not forced:
+            latest = min(latest, r.due[B, s, j] + r.window)
+        j = r.begun[F, s]
+        if j < m and not forced and r.micro[READY_F, s, j] > now:
+            latest = min(latest, r.due[F, s, j] + r.window)
+    best, op, reserve, first = -1, F, False, FOREVER
+    for kind in (B, F, W):
+        for s in mine:
+            if _when(r, kind, s, now) > now:
+                continue
+            j = r.begun[kind, s]
+            due = r.due[kind, s, j]
+            if due >= first or (kind == F and due > latest):
+                continue
+            admitted = admits(r, s, j, forced) if kind == F else 1
+            if admitted:
+                best, op, reserve, first = s, kind, admitted == 2, due
+    if best < 0:
+        return
+    ends = now + r.lasts[op, best] - r.lasts[op, best] * r.tolerance // 1000
+    for kind in (B, F):
+        for s in mine:
+            when = _when(r, kind, s, now)
+            if now < when < ends and r.due[kind, s, r.begun[kind, s]] < first and not forced:
+                return
+    if op == F:
+        start_forward(r, best, now, reserve)
+    elif op == B:
+        start_backward(r, best, now)
+    else:
+        begin(r, COMPUTE, W, best, r.begun[W, best], now)
+
+
+@step
+def _copies(r: Run, engine: int, d: int) -> bool:
+    """Whether a transfer of this direction could start."""
+    if r.busy[r.device[LINK_O + engine - OUT, d]] or r.running[engine, d, 0] >= 0:
+        return False
+    return not (r.shared and r.running[OUT + IN - engine, d, 0] >= 0)
+
+
+@step
+def _transfer(r: Run, engine: int, kind: int, s: int, j: int, now: int) -> None:
+    d = r.stage[DEVICE, s]
+    r.busy[r.device[LINK_O + engine - OUT, d]] = 1
+    r.state[TURN] = d + 1  # the next device of the link is asked first
+    begin(r, engine, kind, s, j, now)
+
+
+@step
+def _reload(r: Run, d: int, now: int, forced: bool) -> None:
+    """Start a reload, if one is due and fits."""
+    if not _copies(r, IN, d):
+        return
+    chunks = r.device[COUNT, d]
+    best, best_j, best_rank = -1, -1, FOREVER
+    for chunk in range(chunks):
+        s = r.stages[r.device[FIRST, d] + chunk]
+        if r.begun[O, s] == r.begun[R, s]:
+            continue
+        j = r.begun[B, s]
+        end = min(max(needed_soon(r, s), j + 1 if forced else 0), r.micro.shape[2])
+        while j < end and r.micro[HELD, s, j] != AWAY:
+            j += 1
+        rank = b_rank_of(r, s, chunk, chunks, j)
+        fits = r.device[LEVEL, d] + r.stage[MOVED, s] <= r.device[CAPACITY, d]
+        if j < end and fits and rank < best_rank and is_safe(r, s, j, r.stage[MOVED, s]):
+            best, best_j, best_rank = s, j, rank
+    if best < 0:
+        return
+    become(r, best, best_j, COMING, r.micro[PROMISED, best, best_j])
+    r.device[LEVEL, d] += r.stage[MOVED, best]
+    _transfer(r, IN, R, best, best_j, now)
+    return
+
+
+@step
+def _short(r: Run, d: int, now: int, forced: bool) -> bool:
+    """Whether device d should offload something: little room is left and something will want it
+    (forced: something waits for it)."""
+    room = r.device[CAPACITY, d] - r.device[LEVEL, d]
+    m = r.micro.shape[2]
+    wished, left = 0, False
+    for at in range(r.device[FIRST, d], r.device[FIRST, d] + r.device[COUNT, d]):
+        s = r.stages[at]
+        j, k = r.begun[F, s], r.begun[B, s]
+        if forced:
+            if j < m and r.micro[READY_F, s, j] <= now and r.stage[ACT, s] > room:
+                return True
+            if k < m and r.micro[HELD, s, k] == AWAY and r.stage[MOVED, s] > room:
+                return True
+        wished = max(wished, r.stage[ACT, s])
+        left = left or j < m or r.begun[R, s] < r.begun[O, s]
+    return not forced and left and room < r.headroom * wished
+
+
+@step
+def _candidate(r: Run, s: int, forced: bool) -> int:
+    """The microbatch of stage s that should be offloaded first, or -1."""
+    low, high = r.begun[B, s], r.begun[F, s]
+    if forced:
+        for j in range(high - 1, low - 1, -1):
+            if r.micro[HELD, s, j] == RESIDENT and _reserves(r, s, j) > 0:
+                return j
+        return -1
+    low = max(low, needed_soon(r, s))
+    j = r.stage[TOP, s]
+    if r.oldest:
+        j = max(low, r.stage[BOTTOM, s])
+        while j < high and r.micro[HELD, s, j] > RESIDENT:
+            j += 1
+        r.stage[BOTTOM, s] = j
+    else:
+        while j >= 0 and r.micro[HELD, s, j] > RESIDENT:
+            j = r.micro[BELOW, s, j]
+        r.stage[TOP, s] = j
+        if j >= 0 and r.micro[HELD, s, j] == FORWARD:
+            top, j = j, r.micro[BELOW, s, j]
+            while j >= 0 and r.micro[HELD, s, j] > RESIDENT:
+                j = r.micro[BELOW, s, j]
+            r.micro[BELOW, s, top] = j
+    found = low <= j < high and r.micro[HELD, s, j] == RESIDENT and _reserves(r, s, j) > 0
+    return j if found else -1
+
+
+@step
+def _reserves(r: Run, s: int, j: int) -> int:
+    """Where (s, j) may go on the host: 0 nowhere, 1 reserved memory, 2 the spare part, which only
+    the oldest microbatch uses."""
+    if r.micro[PROMISED, s, j]:
+        return int(r.micro[PROMISED, s, j])
+    d = r.stage[DEVICE, s]
+    node = r.device[NODE, d]
+    if r.host[1, node] + r.stage[MOVED, s] <= r.host[0, node]:
+        return 1
+    return 2 if r.stage[SPARE, s] and j == oldest_of(r, d) else 0
+
+
+@step
+def _offload(r: Run, d: int, now: int, forced: bool) -> None:
+    """Start an offload, if memory is short and something may leave."""
+    if not _copies(r, OUT, d) or not _short(r, d, now, forced):
+        return
+    chunks = r.device[COUNT, d]
+    best, best_j, best_rank = -1, -1, FOREVER
+    for chunk in range(chunks):
+        s = r.stages[r.device[FIRST, d] + chunk]
+        j = _candidate(r, s, forced) if r.stage[MOVED, s] > 0 else -1
+        rank = b_rank_of(r, s, chunk, chunks, j)
+        if forced or not r.oldest:
+            rank = -rank
+        if j >= 0 and rank < best_rank:
+            best, best_j, best_rank = s, j, rank
+    if best < 0:
+        return
+    how = _reserves(r, best, best_j)
+    if how == 1 and r.micro[PROMISED, best, best_j] == 0:
+        r.host[1, r.device[NODE, d]] += r.stage[MOVED, best]
+    become(r, best, best_j, LEAVING, how)
+    _transfer(r, OUT, O, best, best_j, now)
+    return
+
+
+@step
+def _finish(r: Run, engine: int, d: int) -> None:
+    """An op has ended: its memory, its engine and link, and who may go on because of it."""
+    kind, s, j = r.running[engine, d, 0], r.running[engine, d, 1], r.running[engine, d, 2]
+    r.running[engine, d, 0] = -1
+    promised = r.micro[PROMISED, s, j]
+    held = r.micro[HELD, s, j]
+    release = 0
+    if kind == F:
+        held = RESIDENT
+    elif kind == B:
+        held, release = GONE, r.stage[ACT, s] - r.stage[WEIGHT, s]
+        r.stage[ENDED_B, s] += 1
+    elif kind == W:
+        release = r.stage[WEIGHT, s]
+        r.stage[ENDED_W, s] += 1
+    elif kind == O:
+        held, release = AWAY, r.stage[MOVED, s]
+    else:
+        held = BACK
+        if promised == 1:
+            r.host[1, r.device[NODE, d]] -= r.stage[MOVED, s]
+    become(r, s, j, held, promised)
+    r.device[LEVEL, d] -= release
+    if engine == COMPUTE:
+        return
+    link = r.device[LINK_O + engine - OUT, d]
+    r.busy[link] = 0
+    bounded = r.host[0, r.device[NODE, d]] < FOREVER
+    for other in range(r.device.shape[1]):
+        same = r.device[LINK_O, other] == link or r.device[LINK_R, other] == link
+        if same or (bounded and r.device[NODE, other] == r.device[NODE, d]):
+            wake(r, other)
+
+
+@entry
+def play(r: Run, stop: int) -> bool:
+    """Play a fresh run to its end; False where it would end after `stop`, or cannot go on."""
+    p = r.device.shape[1]
+    now = 0
+    forced = False
+    while True:
+        if forced:
+            for d in range(p):
+                wake(r, d)
+        awake, first = r.state[AWAKE_NOW], 0
+        while first < awake and r.device[WOKEN, first] < r.state[TURN]:
+            first += 1
+        for turn in range(first, first + awake):
+            d = r.device[WOKEN, turn if turn < awake else turn - awake]
+            for part in range(3):
+                if part == (0 if r.reload_first else 2):
+                    _reload(r, d, now, forced)
+                elif part == 1 and len(r.due):
+                    _follow(r, d, now, forced)
+                elif part == 1:
+                    _compute(r, d, now, forced)
+            _offload(r, d, now, forced)
+            r.device[AWAKE, d] = 0
+        r.state[AWAKE_NOW] = 0
+        if r.state[HEAP] == 0:
+            if forced:
+                break
+            forced = True  # nothing will come by itself: do what was put off
+            continue
+        forced = False
+        now = r.heap[0, 0]
+        if now > stop:
+            break
+        while r.state[HEAP] > 0 and r.heap[0, 0] == now:
+            code = pop(r.heap, r.state[HEAP])
+            r.state[HEAP] -= 1
+            wake(r, code % p)
+            if code // p != ARRIVAL:
+                _finish(r, code // p, code % p)
+    done = 0
+    for s in range(r.stage.shape[1]):
+        done += r.stage[ENDED_W, s]
+    return bool(done == r.stage.shape[1] * r.micro.shape[2])

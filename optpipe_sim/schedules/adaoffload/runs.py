@@ -1,0 +1,269 @@
+"""One run of AdaOffload's greedy: its parameters, the profile as arrays, and what comes out.
+
+The event loop itself is compiled (`core`, `state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import NamedTuple
+
+import numpy as np
+
+from ...errors import NoSolution
+from ...ops import COMPUTE, TRANSFERS, O, Op, OpKind, R
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...sim.links import link_keys
+from ...units import format_size
+from . import core, state
+
+UNBOUNDED = 2**40
+
+
+class Setting(NamedTuple):
+    """The parameters of one run of the greedy.
+
+    Attributes:
+        prefer: where both could start: 0 the backward, 1 forward and backward in turn, 2 the
+            forward.
+        tolerance: a W also starts where it delays the next F or B by up to so many thousandths of
+            itself.
+        pending: no forward while so many W's per chunk are pending.
+        group: so many microbatches pass a chunk before the next chunk has its turn (0: all of them,
+            -1: as many as there are devices).
+        ahead: how long before its B a reload may start, in thousandths of the reload, counted in
+            B's of the stages after it. What would be reloaded by then is not offloaded any more.
+        headroom: offload while fewer than so many further activations would fit.
+        oldest: 1 offloads the oldest resident activation first, 0 the newest.
+        keep: 1 admits a forward only if the reload of the next B then still fits.
+        reload_first: 1 gives a reload its memory before a forward of the same instant.
+        depth: microbatches on a device, in thousandths of those that it has begun when B's come as
+            early as they can; with uniform stages that is 1F1B's warm-up (0: any).
+    """
+
+    prefer: int = 0
+    tolerance: int = 1000
+    pending: int = UNBOUNDED
+    group: int = 1
+    ahead: int = 1500
+    headroom: int = 2
+    oldest: int = 0
+    keep: int = 0
+    reload_first: int = 1
+    depth: int = 0
+
+
+class Order(NamedTuple):
+    """An order for the compute ops to follow, as far as data and memory let them.
+
+    Attributes:
+        due_ns: (kinds, S, m) when each op is due. Only what is sooner and what later on a device
+            counts: what is due first goes first; it may wait for its data a little (`tolerance`).
+            `prefer`, `pending` and, for compute ops, `group` do not matter then.
+        window_ns: an F may be due by so much later than what its device waits for, no more.
+    """
+
+    due_ns: np.ndarray
+    window_ns: int
+
+
+class Greedy(NamedTuple):
+    """A finished run: per device the ops in the order they started, with their times."""
+
+    profile: CostProfile
+    setting: Setting
+    log: tuple[np.ndarray, ...]
+
+    @property
+    def offloads(self) -> int:
+        return sum(int((rows[:, state.KIND] == O).sum()) for rows in self.log)
+
+    def cost_ns(self, objective: str) -> int:
+        """Its own makespan or longest device span."""
+        compute = [rows[np.isin(rows[:, state.KIND], COMPUTE)] for rows in self.log]
+        if objective == "span":
+            return max(int(rows[-1, state.END] - rows[0, state.START]) for rows in compute)
+        return max(int(rows[-1, state.END]) for rows in compute)
+
+    def schedule(self, microbatches: int) -> Schedule:
+        """The programs, and the order on host links that several queues of transfers share."""
+        shape = self.profile.shape(microbatches)
+        table = np.concatenate(self.log)[:, [state.KIND, state.STAGE, state.MICROBATCH]]
+        offsets = np.cumsum([0, *map(len, self.log)])
+        return Schedule.from_table(shape, table, offsets, self._link_order())
+
+    def _link_order(self) -> dict[str, list[Op]]:
+        offload = self.profile.offload
+        if offload is None or not self.offloads:
+            return {}
+        shared = offload.copy_engines == "shared"
+        keys = link_keys(self.profile)
+        queues: dict[str, set[int]] = {}
+        for at, key in enumerate(keys):
+            queues.setdefault(key, set()).add(at // 2 if shared else at)
+        order: dict[str, list[tuple[int, Op]]] = {
+            key: [] for key, some in queues.items() if len(some) > 1
+        }
+        for d, rows in enumerate(self.log):
+            for row in rows[np.isin(rows[:, state.KIND], TRANSFERS)].tolist():
+                key = keys[2 * d + (row[state.KIND] == R)]
+                if key in order:
+                    op = Op(OpKind(row[state.KIND]), row[state.STAGE], row[state.MICROBATCH])
+                    order[key].append((row[state.SERIAL], op))
+        return {key: [op for _, op in sorted(ops)] for key, ops in order.items()}
+
+
+class Problem:
+    """A profile and its limits as the arrays that every run shares.
+
+    Args:
+        profile: with the chunks and the placement wanted.
+        limits: bytes per device; None: unlimited, and nothing is offloaded.
+        host: how much of the host memory that is not kept spare may be used, in thousandths.
+
+    Raises:
+        NoSolution: where the pinned host memory cannot hold what the limits force off the devices.
+    """
+
+    def __init__(
+        self,
+        profile: CostProfile,
+        microbatches: int,
+        limits: Sequence[int] | None,
+        host: int = 1000,
+    ) -> None:
+        p, stages = profile.devices, profile.stages
+        self.profile, self.microbatches = profile, microbatches
+        offload = profile.offload if limits is not None else None
+        place = np.array(profile.placement, np.int64)
+        self.stages = np.argsort(place, kind="stable").astype(np.int64)
+        self.stage = np.zeros((state.STAGE_ROWS, len(stages)), np.int64)
+        self.stage[state.DEVICE] = place
+        self.stage[state.ACT] = [cost.act_bytes for cost in stages]
+        self.stage[state.WEIGHT] = [cost.w_bytes for cost in stages]
+        self.stage[state.TOP] = -1
+        if offload:
+            self.stage[state.MOVED] = [cost.offloadable for cost in stages]
+        self.device = np.zeros((state.DEVICE_ROWS, p), np.int64)
+        self.device[state.COUNT] = np.bincount(place, minlength=p)
+        self.device[state.FIRST, 1:] = np.cumsum(self.device[state.COUNT])[:-1]
+        static = np.array(profile.static_bytes, np.int64)
+        self.device[state.CAPACITY] = state.FOREVER if limits is None else np.array(limits) - static
+        keys = link_keys(profile)
+        names = sorted(set(keys))
+        self.links = [names.index(key) for key in keys]
+        self.device[state.LINK_O], self.device[state.LINK_R] = self.links[::2], self.links[1::2]
+        self.device[state.NODE] = np.arange(p) // ((offload and offload.devices_per_node) or p)
+        self.host = np.zeros((2, int(self.device[state.NODE].max()) + 1), np.int64)
+        self.host[0] = state.FOREVER
+        self.host_limit = offload.host_limit_bytes if offload else None
+        self._spare(host)
+        self.in_flight = self._in_flight()
+        self.shared = int(profile.shares_copy_engine)
+
+    def _spare(self, host: int) -> None:
+        """Which stages the oldest microbatch of a device may always offload, and what one
+        microbatch at a time then needs; host memory is set aside for them where it is limited."""
+        for d in range(self.profile.devices):
+            mine = [s for s in self.stages.tolist() if self.stage[state.DEVICE, s] == d]
+            may = [s for s in mine if self.stage[state.MOVED, s] > 0]
+            if self.host_limit is not None:
+                may = self._fewest(mine, may, int(self.device[state.CAPACITY, d]))
+                self.host[1, self.device[state.NODE, d]] += self.stage[state.MOVED, may].sum()
+            self.stage[state.SPARE, may] = 1
+            self.device[state.NEED, d] = self._needs(mine, may)
+        if self.host_limit is not None:
+            short = int(self.host[1].max())
+            if short > self.host_limit:
+                raise NoSolution(
+                    f"offload.host_limit: the memory limits ask for {format_size(short)} of pinned host"
+                    f" memory on one node, but only {format_size(self.host_limit)} are allowed;"
+                    " raise the memory limits or the host limit"
+                )
+            self.host[0] = (self.host_limit - self.host[1]) * host // 1000
+            self.host[1] = 0
+
+    def _in_flight(self) -> np.ndarray:
+        """Per device, the microbatches it has begun when their B's come, in thousandths: the time
+        from F to B of its lowest stage in units of the slowest device's F's and B's."""
+        profile, (forward, backward) = self.profile, self.profile.durations_ns[:2]
+        place = self.stage[state.DEVICE]
+        both = forward + backward
+        slowest = np.bincount(place, both, profile.devices).max()
+        hops = np.append(place[1:] != place[:-1], False) * 2 * profile.t_comm_ns
+        trip = np.cumsum((both + hops)[::-1])[::-1]
+        lowest = self.stages[self.device[state.FIRST]]
+        return np.asarray(trip[lowest] * 1000 // int(slowest), np.int64)
+
+    def _needs(self, mine: list[int], away: Sequence[int]) -> int:
+        """What one microbatch at a time needs on a device that can offload the stages `away`."""
+        need = rest = 0
+        for s in mine:
+            act, moved = int(self.stage[state.ACT, s]), int(self.stage[state.MOVED, s])
+            need = max(need, rest + act)
+            rest += act - (moved if s in away else 0)
+        return need
+
+    def _fewest(self, mine: list[int], may: list[int], capacity: int) -> list[int]:
+        """The stages with the fewest bytes to offload that let one microbatch through."""
+        if len(may) > 12:
+            return may if self._needs(mine, []) > capacity else []
+        choices = [list(some) for size in range(len(may) + 1) for some in combinations(may, size)]
+        fitting = [some for some in choices if self._needs(mine, some) <= capacity]
+        return min(fitting, key=lambda some: int(self.stage[state.MOVED, some].sum()))
+
+    def play(
+        self, setting: Setting, stop_ns: int = state.FOREVER, order: Order | None = None
+    ) -> Greedy | None:
+        """One run of the greedy, in an order of its own or as near as may be to `order`; None where
+        it would end after `stop_ns`."""
+        p, count, m = self.profile.devices, len(self.profile.stages), self.microbatches
+        profile = self.profile
+        stage, device = self.stage.copy(), self.device.copy()
+        reload_ns = profile.durations_ns[R]
+        hop = max(1, int(profile.durations_ns[OpKind.B].mean()) + profile.t_comm_ns)
+        stage[state.AHEAD] = np.maximum(1, -(-reload_ns * setting.ahead // (1000 * hop)))
+        if setting.depth:
+            device[state.DEPTH] = np.maximum(1, -(-self.in_flight * setting.depth // 10**6))
+        else:
+            device[state.DEPTH] = UNBOUNDED
+        micro = np.zeros((state.MICRO_ROWS, count, m), np.int64)
+        micro[state.READY_F] = micro[state.READY_B] = state.FOREVER
+        micro[state.READY_F, 0] = 0
+        device[state.AWAKE], device[state.WOKEN] = 1, np.arange(p)
+        chunks = int(device[state.COUNT].max())
+        run = state.Run(
+            stage,
+            device,
+            self.stages,
+            profile.durations_ns,
+            np.zeros((len(OpKind), count), np.int64),
+            micro,
+            np.full((3, p, 4), -1, np.int64),
+            self.host.copy(),
+            np.zeros(2 * p, np.int64),
+            np.zeros((p, p), np.int64),
+            np.zeros((2 * count * m + 3 * p + 1, 2), np.int64),
+            np.zeros((p, 5 * chunks * m, state.LOG_COLUMNS), np.int64),
+            np.array([0, 0, 0, p], np.int64),
+            self.shared,
+            profile.latency_ns,
+            profile.occupancy_ns,
+            int(profile.links == "serial"),
+            setting.prefer,
+            setting.tolerance,
+            min(UNBOUNDED, setting.pending * chunks),
+            {0: m, -1: p}.get(setting.group, setting.group),
+            setting.headroom,
+            setting.oldest,
+            setting.keep,
+            setting.reload_first,
+            np.zeros((0, count, m), np.int64) if order is None else order.due_ns,
+            0 if order is None else order.window_ns,
+        )
+        if not core.play(run, stop_ns):
+            return None
+        log = tuple(run.log[d, : run.device[state.LOGGED, d]] for d in range(p))
+        return Greedy(profile, setting, log)

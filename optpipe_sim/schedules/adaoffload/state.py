@@ -1,0 +1,249 @@
+"""Where a run of AdaOffload stands, and the rules of memory; compiled.
+
+All state lies in a few int64 arrays, so that a run costs a few milliseconds and a search can make
+thousands.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...codes import B, F
+from ...compiled import push, step
+
+FOREVER = 2**62
+
+# Rows of `Run.stage`.
+DEVICE, ACT, WEIGHT, MOVED, SPARE, AHEAD, TOP, BOTTOM, ENDED_B, ENDED_W, STAGE_ROWS = range(11)
+# Rows of `Run.device`.
+FIRST, COUNT, CAPACITY, NEED, LINK_O, LINK_R, NODE, DEPTH, LEVEL, FLOOR, LAST, AWAKE, LOGGED = (
+    range(13)
+)
+WOKEN = 13  # the devices that are awake, in order; so many as `AWAKE_NOW` says
+DEVICE_ROWS = 14
+# Layers of `Run.micro`.
+HELD, PROMISED, READY_F, READY_B, BELOW, MICRO_ROWS = range(6)
+# What has become of the activation of (stage, microbatch).
+ABSENT, FORWARD, RESIDENT, LEAVING, AWAY, COMING, BACK, BACKWARD, GONE = range(9)
+# Columns of the log.
+KIND, STAGE, MICROBATCH, START, END, SERIAL, LOG_COLUMNS = range(7)
+# Entries of `Run.state`.
+HEAP, TURN, ALL_LOGGED, AWAKE_NOW = range(4)
+# Engines of a device, and messages, as kinds of events.
+COMPUTE, OUT, IN, ARRIVAL = range(4)
+
+
+class Run(NamedTuple):
+    """One run: costs, limits, parameters (see `adaoffload.Setting`) and where it stands."""
+
+    stage: np.ndarray  # (STAGE_ROWS, S)
+    device: np.ndarray  # (DEVICE_ROWS, p)
+    stages: np.ndarray  # (S,) device by device, in model order
+    lasts: np.ndarray  # (kinds, S) durations
+    begun: np.ndarray  # (kinds, S) how many have started
+    micro: np.ndarray  # (MICRO_ROWS, S, m)
+    running: np.ndarray  # (3, p, 4) per engine: kind (-1: free), stage, microbatch, end
+    host: np.ndarray  # (2, nodes) pinned bytes that may be reserved, and those that are
+    busy: np.ndarray  # (links,)
+    pair_free: np.ndarray  # (p, p) when a serial link is free again
+    heap: np.ndarray  # (events, 2) time; engine * p + device
+    log: np.ndarray  # (p, ops, LOG_COLUMNS)
+    state: np.ndarray  # HEAP size, TURN: the device asked first, ALL_LOGGED, AWAKE_NOW
+    shared: int  # one copy engine for both directions
+    latency: int
+    occupancy: int
+    serial: int  # links between devices carry one message at a time
+    prefer: int
+    tolerance: int
+    pending: int
+    group: int
+    headroom: int
+    oldest: int
+    keep: int
+    reload_first: int
+    due: np.ndarray  # (kinds, S, m) an order to follow, see `runs.Order`; or empty
+    window: int  # how much later than what a device waits for an F may be due
+
+
+@step
+def floor_of(r: Run, s: int, j: int) -> int:
+    """What (s, j) holds at the least until its B ends."""
+    held = r.micro[HELD, s, j]
+    if held in (ABSENT, GONE):
+        return 0
+    if held <= AWAY and r.micro[PROMISED, s, j] > 0:
+        return int(r.stage[ACT, s] - r.stage[MOVED, s])
+    return int(r.stage[ACT, s])
+
+
+@step
+def become(r: Run, s: int, j: int, held: int, promised: int) -> None:
+    """Change what is held of (s, j), and the device's floor with it."""
+    change = -floor_of(r, s, j)
+    r.micro[HELD, s, j] = held
+    r.micro[PROMISED, s, j] = promised
+    r.device[FLOOR, r.stage[DEVICE, s]] += change + floor_of(r, s, j)
+
+
+@step
+def oldest_of(r: Run, d: int) -> int:
+    """The oldest microbatch that device d has not sent back."""
+    return int(r.stage[ENDED_B, r.stages[r.device[FIRST, d]]])
+
+
+@step
+def is_safe(r: Run, s: int, j: int, more: int) -> bool:
+    """Whether the oldest microbatch of the device can still be finished when (s, j) is to hold
+    `more` bytes for good."""
+    d = r.stage[DEVICE, s]
+    oldest = oldest_of(r, d)
+    total = r.device[FLOOR, d] + r.device[NEED, d]
+    if j != oldest:
+        total += more
+    top = True
+    first = r.device[FIRST, d]
+    for at in range(first + r.device[COUNT, d] - 1, first - 1, -1):
+        other = r.stages[at]
+        held = r.micro[HELD, other, oldest]
+        if held == GONE:
+            continue
+        total -= floor_of(r, other, oldest)
+        # once reloaded, a stage cannot leave again before the B's above it
+        back = held >= COMING or (other == s and j == oldest and held == AWAY)
+        if back and not top and r.stage[SPARE, other]:
+            total += r.stage[MOVED, other]
+        top = False
+    return bool(total <= r.device[CAPACITY, d])
+
+
+@step
+def admits(r: Run, s: int, j: int, forced: bool) -> int:
+    """Whether F(s, j) may have its memory: 0 no, 1 yes, 2 yes with host memory reserved."""
+    d = r.stage[DEVICE, s]
+    oldest = oldest_of(r, d)
+    first = r.device[FIRST, d]
+    if s == r.stages[first] and j - oldest >= r.device[DEPTH, d]:
+        return 0
+    room = r.device[CAPACITY, d] - r.device[LEVEL, d] - r.stage[ACT, s]
+    if room < 0:
+        return 0
+    if j == oldest:
+        return 1
+    if r.keep and not forced:
+        for at in range(first, first + r.device[COUNT, d]):
+            other = r.stages[at]
+            k = r.begun[B, other]
+            if k < r.micro.shape[2] and r.micro[HELD, other, k] == AWAY:
+                room -= r.stage[MOVED, other]
+        if room < 0:
+            return 0
+    moved, node = r.stage[MOVED, s], r.device[NODE, d]
+    bounded = r.host[0, node] < FOREVER
+    if (bounded or moved == 0) and is_safe(r, s, j, r.stage[ACT, s]):
+        return 1
+    if moved > 0 and r.host[1, node] + moved <= r.host[0, node]:
+        return 2 if is_safe(r, s, j, r.stage[ACT, s] - moved) else 0
+    return 0
+
+
+@step
+def needed_soon(r: Run, s: int) -> int:
+    """The microbatches below this one have their B at s soon: AHEAD stages on it has started, or
+    as many B's of the last stage away."""
+    last = r.stage.shape[1] - 1
+    at = s + r.stage[AHEAD, s]
+    return int(r.begun[B, at] if at <= last else r.begun[B, last] + at - last)
+
+
+@step
+def rank_of(r: Run, chunk: int, chunks: int, j: int) -> int:
+    """The order of ops of one kind on a device: groups of microbatches, chunk by chunk."""
+    return (j // r.group * chunks + chunk) * r.group + j % r.group
+
+
+@step
+def b_rank_of(r: Run, s: int, chunk: int, chunks: int, j: int) -> int:
+    """The order of the B's of a device."""
+    if len(r.due):
+        return int(r.due[B, s, max(0, min(j, r.micro.shape[2] - 1))])
+    return rank_of(r, chunks - 1 - chunk, chunks, j)
+
+
+@step
+def begin(r: Run, engine: int, kind: int, s: int, j: int, now: int) -> int:
+    """Start an op on an engine of its device and log it; returns its end."""
+    d = r.stage[DEVICE, s]
+    end = now + int(r.lasts[kind, s])
+    r.running[engine, d, 0], r.running[engine, d, 1] = kind, s
+    r.running[engine, d, 2], r.running[engine, d, 3] = j, end
+    r.begun[kind, s] += 1
+    push(r.heap, r.state[HEAP], end, engine * r.device.shape[1] + d)
+    r.state[HEAP] += 1
+    at = r.device[LOGGED, d]
+    r.log[d, at, KIND], r.log[d, at, STAGE], r.log[d, at, MICROBATCH] = kind, s, j
+    r.log[d, at, START], r.log[d, at, END], r.log[d, at, SERIAL] = now, end, r.state[ALL_LOGGED]
+    r.device[LOGGED, d] += 1
+    r.state[ALL_LOGGED] += 1
+    return end
+
+
+@step
+def send(r: Run, s: int, other: int, end: int) -> int:
+    """When what an op of stage s sends at its end is there for stage `other`."""
+    d, target = r.stage[DEVICE, s], r.stage[DEVICE, other]
+    if d == target:
+        return end
+    if r.serial:
+        end = max(end, r.pair_free[d, target])
+        r.pair_free[d, target] = end + r.occupancy
+    arrival = end + r.latency + r.occupancy
+    push(r.heap, r.state[HEAP], arrival, ARRIVAL * r.device.shape[1] + target)
+    r.state[HEAP] += 1
+    return arrival
+
+
+@step
+def start_forward(r: Run, s: int, now: int, reserve: bool) -> None:
+    j = r.begun[F, s]
+    d = r.stage[DEVICE, s]
+    r.device[LEVEL, d] += r.stage[ACT, s]
+    r.device[LAST, d] = F
+    if reserve:
+        r.host[1, r.device[NODE, d]] += r.stage[MOVED, s]
+    become(r, s, j, FORWARD, 1 if reserve else 0)
+    r.micro[BELOW, s, j] = r.stage[TOP, s]
+    r.stage[TOP, s] = j
+    end = begin(r, COMPUTE, F, s, j, now)
+    if s + 1 < r.stage.shape[1]:
+        r.micro[READY_F, s + 1, j] = send(r, s, s + 1, end)
+    else:
+        r.micro[READY_B, s, j] = end
+
+
+@step
+def start_backward(r: Run, s: int, now: int) -> None:
+    j = r.begun[B, s]
+    d = r.stage[DEVICE, s]
+    r.device[LAST, d] = B
+    if r.micro[HELD, s, j] == RESIDENT and r.micro[PROMISED, s, j] == 1:
+        r.host[1, r.device[NODE, d]] -= r.stage[MOVED, s]  # it never left
+    become(r, s, j, BACKWARD, 0)
+    end = begin(r, COMPUTE, B, s, j, now)
+    if s > 0:
+        r.micro[READY_B, s - 1, j] = send(r, s, s - 1, end)
+
+
+@step
+def wake(r: Run, d: int) -> None:
+    """Device d is to be asked what it does next."""
+    if r.device[AWAKE, d]:
+        return
+    r.device[AWAKE, d] = 1
+    at = r.state[AWAKE_NOW]
+    while at > 0 and r.device[WOKEN, at - 1] > d:
+        r.device[WOKEN, at] = r.device[WOKEN, at - 1]
+        at -= 1
+    r.device[WOKEN, at] = d
+    r.state[AWAKE_NOW] += 1

@@ -1,0 +1,82 @@
+"""What ops took where they ran, and a replay with it: durations, and how late each op began after
+what it waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..ops import Op
+from ..trace import Trace
+from .lower import Lowered
+
+
+@dataclass(frozen=True, eq=False)
+class InSitu:
+    """Of every node of a lowered schedule's graph (ops, grants, messages), in ns.
+
+    Attributes:
+        lasts: how long it took. gaps: how much later it began than what it waited for allows.
+    """
+
+    lasts: np.ndarray
+    gaps: np.ndarray
+
+
+def in_situ(lowered: Lowered, measured: Trace, arrive_ns: Mapping[Op, int]) -> InSitu:
+    """Durations and gaps of a run in which each rank was alone.
+
+    Args:
+        arrive_ns: by op, when what it gave to other ranks (a message, a turn on a host link) was let
+            in there: what ops of other ranks waited for.
+    """
+    graph, schedule = lowered.graph, lowered.schedule
+    nodes = len(graph.lasts)
+    row = _rows(lowered)
+    device = np.where(graph.message, -1, schedule.devices[row])
+    times = np.zeros((nodes, 2), np.int64)
+    times[graph.grant_at] = measured.grant_ns[:, None]
+    times[graph.op_at, 0], times[graph.op_at, 1] = measured.start_ns, measured.end_ns
+    target = np.repeat(np.arange(nodes), np.diff(graph.first))
+    source = graph.inputs // 2
+    came = times.ravel()[graph.inputs] + graph.lags
+    let_in = np.array([arrive_ns.get(schedule.op(at), 0) for at in range(len(schedule))], np.int64)
+    across = device[source] != device[target]
+    came[across] = let_in[row[source[across]]]
+    ready = np.zeros(nodes, np.int64)
+    np.maximum.at(ready, target, came)
+    lasts = np.where(graph.message, graph.lasts, times[:, 1] - times[:, 0])
+    gaps = np.where(graph.message, 0, np.maximum(0, times[:, 0] - ready))
+    return InSitu(lasts, gaps)
+
+
+def median_of(runs: Sequence[InSitu]) -> InSitu:
+    """Node by node, the medians."""
+    return InSitu(
+        np.round(np.median([run.lasts for run in runs], 0)).astype(np.int64),
+        np.round(np.median([run.gaps for run in runs], 0)).astype(np.int64),
+    )
+
+
+def compose(lowered: Lowered, found: InSitu) -> Trace:
+    """The trace that all ranks together give with these durations and gaps."""
+    graph = lowered.graph
+    counts = np.diff(graph.first)
+    # what waits for nothing begins at 0 with its gap
+    lasts = found.lasts + np.where(counts == 0, found.gaps, 0)
+    lags = graph.lags + np.repeat(found.gaps, counts)
+    times = replace(graph, lags=lags).times(lasts)
+    return Trace(lowered.schedule, lowered.profile, *times, memory_limit=lowered.memory_limit)
+
+
+def _rows(lowered: Lowered) -> np.ndarray:
+    """(nodes,) the row of the op that each node is of: of a grant its R, of a message its sender."""
+    graph = lowered.graph
+    row = graph.row_of.copy()
+    row[graph.grant_at] = np.arange(len(lowered.schedule))
+    for node in np.flatnonzero(graph.message).tolist():  # in topological order
+        inputs = graph.inputs[slice(*graph.first[node : node + 2].tolist())] // 2
+        row[node] = next(row[at] for at in inputs.tolist() if not graph.message[at])
+    return row

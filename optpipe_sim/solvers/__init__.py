@@ -1,0 +1,1 @@
+"""Solvers: the best schedule under a memory limit, with a proven lower bound."""

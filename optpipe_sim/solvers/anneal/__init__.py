@@ -1,0 +1,1 @@
+"""Simulated annealing over programs, evaluated by a compiled replay."""

@@ -1,0 +1,271 @@
+"""Compiled changes of programs: move an op, here or for many microbatches and devices alike, offload
+an activation or keep it, let microbatches pass one another.
+
+All of them keep `slot`, where each op stands, up to date. For programs as codes see `times`; why
+passing can pay where something is offloaded, and only there, see `cpsat.order`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...codes import B, F, O, R
+from ...compiled import compiled, entry, part, step
+
+
+@compiled
+def change(prog, length, slot, costs, path, offloads, alike, passing):
+    """Change the programs at random: of most changes the first op is one of `path`.
+
+    Returns:
+        (device that is changed, whether others may be, too); device -1 where nothing is.
+    """
+    devices, low, high = len(length), costs[12], costs[13]
+    draw = np.random.random()
+    if len(path) and draw < 0.7:
+        code = path[np.random.randint(len(path))]
+        if slot[code] < 0:
+            return -1, False
+    else:
+        d = np.random.randint(devices)
+        code = prog[d, np.random.randint(length[d])]
+    kind, unit = code >> high, code & ((1 << high) - 1)
+    d = costs[4][unit >> low]
+    choice = np.random.random()
+    if passing > 0 and np.random.random() < passing:
+        return d if let_pass(prog, length, slot, costs, kind, unit) else -1, True
+    if offloads and choice < 0.15:
+        toggle(prog, length, slot, d, unit, np.random.randint(1, 12), high)
+    elif choice < 0.75:
+        at = slot[code]
+        move = np.random.randint(1, 9)
+        if np.random.random() < 0.3:
+            move = np.random.randint(1, 3)
+        to = at - move if np.random.random() < 0.5 else at + move
+        if shift(prog, slot, d, at, min(max(to, 0), length[d] - 1), low, high) == at:
+            return -1, False
+    elif choice < 0.97 or not alike or devices < 2:
+        return d, repeat(prog, length, slot, costs, code, offloads)
+    else:
+        other = d + 1 if np.random.random() < 0.5 else d - 1
+        if other < 0 or other >= devices:
+            return -1, False
+        _copy_neighbour(prog, length, slot, d, other, (d - other) << low)
+    return d, False
+
+
+@step
+def _blocks(one, two, low, high):
+    """Whether `one` must stay before `two`, its neighbour in a program."""
+    if (one ^ two) & ((1 << high) - 1) == 0:  # F, O, R, B, W of one microbatch and stage
+        return True
+    # one kind of a stage keeps its microbatches in order
+    return one >> low == two >> low
+
+
+@compiled
+def shift(prog, slot, d, start, stop, low, high):
+    """Move the op at `start` towards `stop`, as far as nothing forbids; returns where it is."""
+    here, code = start, prog[d, start]
+    while here < stop and not _blocks(code, prog[d, here + 1], low, high):
+        prog[d, here] = prog[d, here + 1]
+        slot[prog[d, here]] = here
+        here += 1
+    while here > stop and not _blocks(prog[d, here - 1], code, low, high):
+        prog[d, here] = prog[d, here - 1]
+        slot[prog[d, here]] = here
+        here -= 1
+    prog[d, here] = code
+    slot[code] = here
+    return here
+
+
+@compiled
+def toggle(prog, length, slot, d, unit, ahead, high):
+    """Offload an activation that stays, its reload `ahead` ops before its B; keep one that goes."""
+    if keep(prog, length, slot, d, unit, high) == 0:
+        offload(prog, length, slot, d, unit, ahead, high)
+
+
+@part
+def _copy_neighbour(prog, length, slot, d, other, step):
+    """Give device d the order of a neighbour, for one stage per device on both."""
+    for at in range(length[d]):
+        slot[prog[d, at]] = -1
+    for at in range(length[other]):
+        prog[d, at] = prog[other, at] + step
+        slot[prog[d, at]] = at
+    length[d] = length[other]
+
+
+@entry
+def repeat(prog, length, slot, costs, code, offloads):
+    """Make the same change to an op for a run of microbatches, here and perhaps on the devices near
+    by; returns whether on others, too."""
+    m, stages, low, high = costs[11], len(costs[1]), costs[12], costs[13]
+    kind = code >> high
+    stage, micro = (code & ((1 << high) - 1)) >> low, code & ((1 << low) - 1)
+    by = np.random.randint(1, 5)
+    if np.random.random() < 0.5:
+        by = -by
+    run = np.random.randint(1, max(2, min(m, 12)))
+    wide = np.random.random() < 0.4
+    flip = offloads and np.random.random() < 0.25
+    if not flip and np.random.random() < (0.05 if wide else 0.2):
+        run = m
+    ahead = np.random.randint(1, 12)
+    for other in range(stages):
+        if other != stage and not wide:
+            continue
+        if wide and abs(other - stage) > 3 and run < m:
+            continue
+        for step_on in range(run):
+            j = micro + step_on if by < 0 else micro + run - 1 - step_on
+            if j >= m:
+                continue
+            where = costs[4][other]
+            if flip:
+                toggle(prog, length, slot, where, other << low | j, ahead, high)
+                continue
+            at = slot[kind << high | other << low | j]
+            if at >= 0:
+                to = min(max(at + by, 0), length[where] - 1)
+                shift(prog, slot, where, at, to, low, high)
+    return wide
+
+
+@compiled
+def let_pass(prog, length, slot, costs, kind, unit):
+    """Let the microbatch of an op pass others, or be passed: see `overtake`."""
+    m, low, high = costs[11], costs[12], costs[13]
+    code = unit if kind in (F, O) else unit | B << high
+    if code >> low == 0:
+        return False  # from the very first F on: mere labels
+    far = np.random.randint(1, 3 if np.random.random() < 0.7 else m + 1)
+    if np.random.random() < 0.5:
+        far = -far
+    stays, parks = np.random.random() < 0.5, np.random.random() < 0.5
+    return overtake(prog, length, slot, costs, code, far, stays, parks, np.random.randint(1, 12))
+
+
+@part
+def offload(prog, length, slot, d, unit, ahead, high):
+    """Offload an activation that stays: O behind its F, R `ahead` ops before its B."""
+    forward, backward = slot[unit], slot[unit | B << high]
+    where = max(forward + 1, backward - ahead)
+    for at in range(length[d] - 1, where - 1, -1):
+        _put(prog, slot, d, at + 2, prog[d, at])
+    for at in range(where - 1, forward, -1):
+        _put(prog, slot, d, at + 1, prog[d, at])
+    _put(prog, slot, d, forward + 1, unit | O << high)
+    _put(prog, slot, d, where + 1, unit | R << high)
+    length[d] += 2
+
+
+@part
+def keep(prog, length, slot, d, unit, high):
+    """Drop the O and the R of an activation, as far as they are there; returns how many were."""
+    out, back = unit | O << high, unit | R << high
+    begin = slot[out] if slot[out] >= 0 else slot[back]
+    if begin < 0:
+        return 0
+    if slot[back] >= 0:
+        begin = min(begin, slot[back])
+    gone = 0
+    for at in range(begin, length[d]):
+        code = prog[d, at]
+        if code in (out, back):
+            gone += 1
+            slot[code] = -1
+        else:
+            _put(prog, slot, d, at - gone, code)
+    length[d] -= gone
+    return gone
+
+
+@step
+def _put(prog, slot, d, at, code):
+    prog[d, at] = code
+    slot[code] = at
+
+
+@compiled
+def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
+    """Give the microbatch of op `code`, an F or a B, a place `far` later from this op on, or earlier.
+
+    Its way leads through the forwards of all stages, then back through the backwards. It and those
+    that it passes, or that pass it, exchange places in all ops from this one on, on all devices
+    alike. What that tears at the stages where they have the old order for F and the new one for B
+    is mended (see `_mend`).
+
+    Args:
+        far: places in the order of this kind of op at this stage; below 0: earlier.
+        stays: an activation that was offloaded still is; else it is offloaded where it was, for
+            another microbatch. `parks`: offload those that are passed.
+        ahead: how many ops before its B an R goes that has to go anywhere.
+
+    Returns:
+        Whether there was anybody to pass.
+    """
+    place, m, low, high = costs[4], costs[11], costs[12], costs[13]
+    kind, stage = code >> high, (code & ((1 << high) - 1)) >> low
+    ones = (1 << low) - 1
+    order = np.empty(m, np.int64)
+    count, at = 0, -1
+    for there in range(length[place[stage]]):
+        other = prog[place[stage], there]
+        if other >> low == code >> low:
+            if other == code:
+                at = count
+            order[count] = other & ones
+            count += 1
+    to = min(max(at + far, 0), count - 1)
+    if at < 0 or to == at:
+        return False
+    # whose place is whose from here on
+    becomes = np.arange(m)
+    step = 1 if to > at else -1
+    for turn in range(at, to, step):
+        becomes[order[turn]] = order[turn + step]
+    becomes[order[to]] = order[at]
+    for d in range(len(length)):
+        for there in range(length[d]):
+            old = prog[d, there]
+            micro = old & ones
+            if becomes[micro] == micro:
+                continue
+            here, what = (old & ((1 << high) - 1)) >> low, old >> high
+            returns = what not in (F, O)
+            if (kind == F and here >= stage) or (returns and (kind == F or here <= stage)):
+                if slot[old] == there:  # else another op has its name already
+                    slot[old] = -1
+                _put(prog, slot, d, there, old - micro + becomes[micro])
+    for here in range(stage if kind == F else stage + 1):
+        d = place[here]
+        for turn in range(at, to + step, step):
+            passed = turn == at if step > 0 else turn != at
+            parked = parks and passed and costs[3][here] > 0
+            _mend(prog, length, slot, d, here << low | order[turn], stays, parked, ahead, high)
+    return True
+
+
+@part
+def _mend(prog, length, slot, d, unit, stays, parks, ahead, high):
+    """Bring the ops of one activation into an order that can be, after its B and R were exchanged.
+
+    An F behind its B goes ahead of it. If of O and R one is there, both are or neither; if both are
+    there and one is on the wrong side of the other, neither.
+    """
+    forward, backward = slot[unit], slot[unit | B << high]
+    for at in range(forward, backward, -1):
+        _put(prog, slot, d, at, prog[d, at - 1])
+    if backward < forward:
+        _put(prog, slot, d, backward, unit)
+        forward, backward = backward, backward + 1
+    went, came = slot[unit | O << high], slot[unit | R << high]
+    if forward < went < came < backward:
+        return
+    keep(prog, length, slot, d, unit, high)
+    torn = (went < 0) != (came < 0)
+    if parks or (torn and (went >= 0) == stays):
+        offload(prog, length, slot, d, unit, ahead, high)

@@ -1,0 +1,87 @@
+"""Starts for the search that repeat every few microbatches.
+
+Where devices share a link, annealing all microbatches one by one does not find who should offload which
+of them: a change pays only if it is made in every period. So the pattern itself is annealed, and
+judged by the replay of all microbatches that it makes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from ...ops import BW, B, F, O, R, W
+from ...schedule import Schedule
+from ..problem import Problem
+from . import patterns_core as core
+from .core import seed_random
+from .engine import WEIGHT, Workspace, pack, unpack
+from .times import NEVER
+
+# With one or two per period a link is hardly shared out; with more there is more to find.
+PER_PERIOD = 3
+STEPS = 20_000  # evaluations per pattern
+CHUNK = 500  # evaluations between two looks at the clock
+HOT, COLD = 2.0, 0.02  # temperatures, in typical op durations
+STRETCH = (1.0, 1.1, 1.2, 1.5, 2.0, 4.0, 8.0, 16.0)  # of the least period, to begin with
+
+
+def pattern_start(
+    problem: Problem,
+    like: Schedule,
+    over: Callable[[], bool],
+    *,
+    steps: int = STEPS,
+    seed: int = 0,
+) -> Schedule | None:
+    """The best schedule that annealing a pattern finds; None where no pattern fits to begin with.
+
+    Args:
+        like: any schedule of the problem's shape.
+        over: asked every now and then whether to stop. `steps`: evaluations at most.
+    """
+    work = Workspace(problem)
+    programs = pack(problem, like)
+    for stretch in STRETCH:
+        times, away, period = _first(problem, stretch)
+        core.write(times, away, period, work.costs, *programs)
+        if work.evaluate(programs)[0] < NEVER:
+            break
+    else:
+        return None
+    best, cost = programs.copy(), int(NEVER)
+    typical = float(np.median(problem.profile.durations_ns[:BW]))
+    heat = typical * HOT * (COLD / HOT) ** (np.arange(steps) / max(1, steps))
+    weight = WEIGHT / (3 * problem.shape.stages * problem.microbatches)
+    seed_random(seed)
+    for at in range(0, steps, CHUNK):
+        if over():
+            break
+        cost, period = core.anneal_pattern(
+            times, away, period, work.costs, work.links, work.times,
+            *programs, *best, cost, heat[at : at + CHUNK], problem.objective == "span", weight, typical,
+        )  # fmt: skip
+    return unpack(problem, best, "pattern")
+
+
+def _first(problem: Problem, stretch: float) -> tuple[np.ndarray, np.ndarray, int]:
+    """Microbatches at even distances, each as fast as it can go; all that can be is offloaded."""
+    profile = problem.profile
+    lasts, hop, stages = profile.durations_ns, profile.t_comm_ns, problem.shape.stages
+    work = np.zeros(profile.devices)
+    np.add.at(work, list(profile.placement), lasts[[F, B, W]].sum(axis=0))
+    period = int(work.max() * PER_PERIOD * stretch)
+    times = np.zeros((len(lasts), stages, PER_PERIOD), np.int64)
+    away = np.zeros((stages, PER_PERIOD), np.bool_)
+    for i in range(PER_PERIOD):
+        now = i * period // PER_PERIOD
+        for s in range(stages):
+            times[F, s, i], times[O, s, i] = now, now + 1
+            now += int(lasts[F, s]) + hop
+        for s in reversed(range(stages)):
+            times[B, s, i], times[W, s, i] = now, now + 1
+            times[R, s, i] = max(times[O, s, i] + 1, now - int(lasts[R, s]))
+            now += int(lasts[B, s]) + hop
+            away[s, i] = now - times[F, s, i] > lasts[O, s] + lasts[R, s]
+    return times, away, period

@@ -1,0 +1,109 @@
+"""The compiled part of `patterns`: write a pattern out as programs, and anneal it.
+
+A pattern gives each op of the first k microbatches a time, ``times[kind, stage, microbatch]``, and
+``away[stage, microbatch]`` says which of them are offloaded; every period it starts again with the
+next k. Only the order of the times counts. Programs and their times: see `times`. All in ns.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...codes import B, F, O, R, W
+from ...compiled import compiled
+from .times import NEVER, measure
+
+KINDS = (F, B, W, O, R)
+
+
+@compiled
+def write(times, away, period, costs, prog, length):
+    """Fill in the programs of all microbatches, in the order of the pattern's times."""
+    place, m, low, high = costs[4], costs[11], costs[12], costs[13]
+    _, stages, k = times.shape
+    phase = np.empty(stages * k * 5, np.int64)
+    turn, codes = np.empty_like(phase), np.empty_like(phase)
+    for d in range(len(length)):
+        count = 0
+        for s in range(stages):
+            for i in range(k):
+                for kind in KINDS:
+                    if place[s] == d and (kind < O or away[s, i]):
+                        turn[count], phase[count] = divmod(times[kind, s, i], period)
+                        codes[count] = kind << high | s << low | i
+                        count += 1
+        order = np.argsort(phase[:count], kind="mergesort")
+        length[d] = 0
+        for now in range(turn[:count].min(), turn[:count].max() + -(-m // k)):
+            for x in order:
+                j = (now - turn[x]) * k + (codes[x] & ((1 << low) - 1))
+                if now >= turn[x] and j < m:
+                    prog[d, length[d]] = codes[x] >> low << low | j
+                    length[d] += 1
+
+
+@compiled
+def _change(times, away, typical, lasts_back):
+    """One random change of a pattern: an op, all that follows one, or what is offloaded."""
+    _, stages, k = times.shape
+    s, i, draw = np.random.randint(stages), np.random.randint(k), np.random.random()
+    later = np.int64(typical * np.random.normal() * (0.2 if np.random.random() < 0.5 else 1.0))
+    if draw < 0.45:  # an op of one stage, of all before it or of all after it
+        kind = KINDS[np.random.randint(5)]
+        reach = np.random.random()
+        begin = 0 if 0.3 <= reach < 0.5 else s
+        end = stages if reach < 0.3 else s + 1
+        times[kind, begin:end, i] += later
+    elif draw < 0.55:  # a forward and all that follows
+        for kind in (F, O):
+            times[kind, s:, i] += later
+        for kind in (B, W, R):
+            times[kind, :, i] += later
+    elif draw < 0.65:  # a backward and all that follows
+        for kind in (B, W, R):
+            times[kind, : s + 1, i] += later
+    elif draw < 0.75:  # a microbatch
+        times[:, :, i] += later
+    else:  # offload, here or on a few stages, or no longer
+        end = s + 1 if np.random.random() < 0.8 else s + np.random.randint(1, 5)
+        gone = not away[s, i]
+        for other in range(s, min(end, stages)):
+            away[other, i] = gone
+            if gone:
+                times[O, other, i] = times[F, other, i] + 1
+                times[R, other, i] = times[B, other, i] - lasts_back[other]
+
+
+@compiled
+def anneal_pattern(
+    times, away, period, costs, links, t, prog, length,
+    best_prog, best_length, best, part, span_counts, mean_weight, typical,
+):  # fmt: skip
+    """Anneal a pattern in place through the temperatures of `part` (ns, one per evaluation).
+
+    `best_prog`, `best_length`: the best programs so far, kept up to date; `best`: their cost.
+
+    Returns:
+        (best cost, period).
+    """
+    kept_times, kept_away, kept_period, score = times.copy(), away.copy(), period, np.inf
+    for step in range(-1, len(part)):
+        if step >= 0 and np.random.random() < 0.15:
+            period = max(1, np.int64(period * (1 + 0.05 * np.random.normal())))
+        elif step >= 0:
+            _change(times, away, typical, costs[0][R])
+        write(times, away, period, costs, prog, length)
+        makespan, span, total = measure(prog, length, costs, links, t)
+        new = span if span_counts else makespan
+        new_score = new + mean_weight * total
+        if makespan < NEVER and (
+            new_score <= score or np.random.random() < np.exp((score - new_score) / part[step])
+        ):
+            score = new_score
+            kept_times[:], kept_away[:], kept_period = times, away, period
+            if new < best:
+                best = new
+                best_prog[:], best_length[:] = prog, length
+        else:
+            times[:], away[:], period = kept_times, kept_away, kept_period
+    return best, period

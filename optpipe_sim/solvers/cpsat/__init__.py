@@ -1,0 +1,1 @@
+"""Schedules and proofs from CP-SAT."""

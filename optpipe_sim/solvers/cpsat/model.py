@@ -1,0 +1,283 @@
+"""The problem as a CP-SAT model: an interval per op, copies that may be absent.
+
+What is said here, piece by piece, is what SEMANTICS says of a schedule: one interval for each F, B, W
+(and a choice of BW where fusing is cheaper); O and R as optional intervals with one literal per
+activation; data flow with hops; nothing overlaps on a compute stream, a copy engine or a host link;
+the limit of each device (`memory`); which microbatch goes first (`order`); the cost.
+
+Two places where the model is wider than the semantics, so that its bound stays a bound and only
+the replay says what a schedule costs: serial links count as latency, and with the objective
+``span`` a device may delay its first op (unless `Model.heads` are known and asked for).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from math import gcd
+from typing import Any
+
+from ortools.sat.python import cp_model
+
+from ...ops import BW, COMPUTE, B, F, O, Op, R, W
+from ...schedule import Schedule
+from ...sim.links import link_keys
+from ..problem import Problem, schedule_from_times
+
+
+@dataclass
+class Model:
+    """A CP-SAT model and the way back from its variables to ops.
+
+    Attributes:
+        unit_ns: one unit of time; durations are rounded down to it.
+        horizon: no time is later.
+        start, end: of every op (also of copies and W's that a solution may not contain).
+        interval: of every op that takes a resource.
+        moved: per (stage, microbatch), the literal of its offload; only where an offload can help.
+        present: per O and R, the literal that it is there.
+        fused: per (stage, microbatch), the literal of BW; only where BW is cheaper than B and W.
+        cost: the variable to minimise.
+    """
+
+    problem: Problem
+    unit_ns: int
+    horizon: int
+    cp: cp_model.CpModel = field(default_factory=cp_model.CpModel)
+    start: dict[Op, Any] = field(default_factory=dict)
+    end: dict[Op, Any] = field(default_factory=dict)
+    interval: dict[Op, Any] = field(default_factory=dict)
+    moved: dict[tuple[int, int], Any] = field(default_factory=dict)
+    present: dict[Op, Any] = field(default_factory=dict)
+    fused: dict[tuple[int, int], Any] = field(default_factory=dict)
+    cost: Any = None
+
+    def lasts(self, kind: int, stage: int) -> int:
+        """The duration of an op in units."""
+        return int(self.problem.profile.durations_ns[kind, stage]) // self.unit_ns
+
+    @property
+    def stages(self) -> range:
+        return range(self.problem.shape.stages)
+
+    @property
+    def microbatches(self) -> range:
+        return range(self.problem.microbatches)
+
+    @property
+    def hop(self) -> int:
+        """A hop between devices, in units."""
+        return self.problem.profile.t_comm_ns // self.unit_ns
+
+    @cached_property
+    def binding(self) -> tuple[bool, ...]:
+        """Per device, whether its limit is below what all microbatches together take."""
+        return binding(self.problem)
+
+    def time(self, name: str) -> Any:
+        """A new variable for a time or a duration."""
+        return self.cp.new_int_var(0, self.horizon, name)
+
+    def starts_ns(self, value: Any) -> dict[Op, int]:
+        """The start of each op in ns; `value` gives what a solution says of a variable.
+
+        Durations rounded down to a unit are not made up for: only the order counts then.
+        """
+        found = {}
+        for op, start in self.start.items():
+            at = (op.stage, op.microbatch)
+            whole = at in self.fused and value(self.fused[at])
+            there = value(self.present[op]) if op in self.present else not (whole and op.kind is W)
+            if there:
+                kind = BW if whole and op.kind is B else op.kind
+                found[Op(kind, *at)] = int(value(start)) * self.unit_ns
+        return found
+
+    def schedule(self, value: Any) -> Schedule:
+        """The schedule of a solution; `value` gives what it says of a variable."""
+        return schedule_from_times(self.problem, self.starts_ns(value))
+
+
+def binding(problem: Problem) -> tuple[bool, ...]:
+    """Per device, whether its limit is below what all microbatches together take.
+
+    Where it is not, memory never makes anything wait and nothing need be offloaded there.
+    """
+    costs = problem.profile
+    if problem.limits is None:
+        return (False,) * costs.devices
+    most = list(costs.static_bytes)
+    for cost, device in zip(costs.stages, costs.placement, strict=True):
+        most[device] += cost.act_bytes * problem.microbatches
+    return tuple(need > limit for need, limit in zip(most, problem.limits, strict=True))
+
+
+def may_move(problem: Problem, stage: int) -> bool:
+    """Whether offloading can be of use at a stage."""
+    costs = problem.profile
+    device = costs.placement[stage]
+    return problem.may_offload and costs.stages[stage].offloadable > 0 and binding(problem)[device]
+
+
+def may_fuse(problem: Problem, stage: int) -> bool:
+    """Whether BW takes less than B and W. Where it does not, B with its W at once after it is never
+    worse: the stage before is served sooner, and the device is free and empty at the same time."""
+    cost = problem.profile.stages[stage]
+    return cost.fused_ns < cost.t_b_ns + cost.t_w_ns
+
+
+def time_unit(problem: Problem) -> int:
+    """The greatest common divisor of all durations, in ns: some optimal times are multiples of it."""
+    costs = problem.profile
+    return gcd(costs.t_comm_ns, *map(int, costs.op_table.duration_ns.flat)) or 1
+
+
+def serial_ns(problem: Problem) -> int:
+    """No replay takes longer, in ns: at any time an op runs or a message is on its way."""
+    costs = problem.profile
+    hops = 2 * sum(a != b for a, b in pairwise(costs.placement)) * costs.t_comm_ns
+    longest = costs.op_table.duration_ns.max(axis=2)
+    return problem.microbatches * (int(longest.sum()) + hops)
+
+
+def horizon_ns(problem: Problem, cost_ns: int | None) -> int:
+    """No replay that costs at most `cost_ns` ends later, in ns.
+
+    With the objective ``span``: the device of stage 0 starts at 0 and so ends by `cost_ns`; so then
+    have all F's and B's, each before a B of stage 0; only W's may be left, which wait for nothing.
+    """
+    costs = problem.profile
+    longest = serial_ns(problem)
+    if cost_ns is None:
+        return longest
+    left = 0
+    if problem.objective == "span":
+        weights = [0] * costs.devices
+        for cost, device in zip(costs.stages, costs.placement, strict=True):
+            weights[device] += problem.microbatches * cost.t_w_ns
+        left = max(weights)
+    return min(longest, cost_ns + left)
+
+
+def compute(model: Model) -> None:
+    """F, B and W of every stage and microbatch; B and W may become one BW where that is cheaper."""
+    for s in model.stages:
+        for j in model.microbatches:
+            fuse = may_fuse(model.problem, s)
+            if fuse:
+                model.fused[s, j] = model.cp.new_bool_var(f"BW{s}.{j}")
+            for kind in (F, B, W):
+                _compute_op(model, Op(kind, s, j), fuse)
+
+
+def _compute_op(model: Model, op: Op, fuse: bool) -> None:
+    cp, size = model.cp, model.lasts(op.kind, op.stage)
+    start = model.start[op] = model.time(str(op))
+    model.end[op] = start + size
+    if fuse and op.kind is B:
+        more = model.problem.profile.stages[op.stage].fused_ns // model.unit_ns - size
+        end = model.end[op] = model.time(f"end of {op}")
+        whole = size + more * model.fused[op.stage, op.microbatch]
+        model.interval[op] = cp.new_interval_var(start, whole, end, str(op))
+    elif fuse and op.kind is W:
+        split = ~model.fused[op.stage, op.microbatch]
+        model.interval[op] = cp.new_optional_fixed_size_interval_var(start, size, split, str(op))
+        cp.add(start == model.end[Op(B, op.stage, op.microbatch)]).only_enforce_if(~split)
+    elif size or op.kind is not W:
+        model.interval[op] = cp.new_fixed_size_interval_var(start, size, str(op))
+    if not (fuse and op.kind is W):
+        cp.add(model.end[op] <= model.horizon)
+
+
+def flow(model: Model) -> None:
+    """F along the stages, B back along them, W after B; a hop between two devices.
+
+    A W that lasts no time runs right after its B: nothing is gained by keeping its bytes longer.
+    """
+    cp, place = model.cp, model.problem.profile.placement
+    for s in model.stages:
+        hop = model.hop if s and place[s] != place[s - 1] else 0
+        for j in model.microbatches:
+            forward, back, weight = Op(F, s, j), Op(B, s, j), Op(W, s, j)
+            cp.add(model.start[back] >= model.end[forward])
+            if weight in model.interval:
+                cp.add(model.start[weight] >= model.end[back])
+            else:
+                cp.add(model.start[weight] == model.end[back])
+            if s:
+                cp.add(model.start[forward] >= model.end[Op(F, s - 1, j)] + hop)
+                cp.add(model.start[Op(B, s - 1, j)] >= model.end[back] + hop)
+
+
+def transfers(model: Model) -> None:
+    """O and R of every activation that may be offloaded: both are there, or neither."""
+    cp = model.cp
+    for s in filter(lambda s: may_move(model.problem, s), model.stages):
+        for j in model.microbatches:
+            moved = model.moved[s, j] = cp.new_bool_var(f"moved{s}.{j}")
+            out, back = Op(O, s, j), Op(R, s, j)
+            for op in (out, back):
+                copy(model, op, moved)
+            cp.add(model.start[out] >= model.end[Op(F, s, j)]).only_enforce_if(moved)
+            cp.add(model.start[back] >= model.end[out]).only_enforce_if(moved)
+            cp.add(model.start[Op(B, s, j)] >= model.end[back]).only_enforce_if(moved)
+
+
+def copy(model: Model, op: Op, present: Any) -> None:
+    """An O or R that is there where `present` holds."""
+    size, start = model.lasts(op.kind, op.stage), model.time(str(op))
+    model.start[op], model.end[op], model.present[op] = start, start + size, present
+    model.interval[op] = model.cp.new_optional_fixed_size_interval_var(
+        start, size, present, str(op)
+    )
+
+
+def engines(model: Model) -> None:
+    """One op at a time on each compute stream, copy engine and host link."""
+    costs = model.problem.profile
+    shared = costs.shares_copy_engine
+    keys = link_keys(costs)
+    queues: dict[str, list[Op]] = {}
+    for op in model.interval:
+        device = costs.placement[op.stage]
+        if op.kind in COMPUTE:
+            queues.setdefault(f"compute {device}", []).append(op)
+        else:
+            engine = "OR" if shared else op.kind.name
+            queues.setdefault(f"copy {device} {engine}", []).append(op)
+            queues.setdefault(f"link {keys[2 * device + (op.kind is R)]}", []).append(op)
+    for ops in {frozenset(ops): ops for ops in queues.values()}.values():
+        model.cp.add_no_overlap([model.interval[op] for op in ops])
+
+
+def head(model: Model) -> None:
+    """Every device starts its first op, an F of microbatch 0, as soon as its input is there, as a
+    replay does: with the objective ``span`` a delay would be counted as a gain that is none."""
+    place = model.problem.profile.placement
+    for device in range(model.problem.shape.devices):
+        s = model.problem.shape.stages_of(device)[0]
+        first = model.start[Op(F, s, 0)]
+        hop = model.hop if s and place[s] != place[s - 1] else 0
+        model.cp.add(first == (model.end[Op(F, s - 1, 0)] + hop if s else 0))
+
+
+def objective(model: Model, least: int, most: int) -> None:
+    """The cost, from `least` to `most` units: the last end, or the longest time from a device's
+    first op to its last. The first F of all starts at 0: nothing keeps it."""
+    cp, problem = model.cp, model.problem
+    cost = model.cost = cp.new_int_var(least, most, "cost")
+    cp.add(model.start[Op(F, 0, 0)] == 0)
+    for device in range(problem.shape.devices):
+        stages = problem.shape.stages_of(device)
+        first: Any = 0
+        if problem.objective == "span":
+            first = model.time(f"first of {device}")
+            for j in model.microbatches:
+                cp.add(first <= model.start[Op(F, stages[0], j)])
+        for s in stages:
+            for j in model.microbatches:
+                cp.add(cost >= model.end[Op(B, s, j)] - first)
+                weight = cp.add(cost >= model.end[Op(W, s, j)] - first)
+                if (s, j) in model.fused:
+                    weight.only_enforce_if(~model.fused[s, j])

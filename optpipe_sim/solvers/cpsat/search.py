@@ -1,0 +1,340 @@
+"""One run of the CP-SAT engine: phases in turn, the best schedule, the bound, and stopping."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+from ortools.sat.python import cp_model
+
+from ...bounds.windows import Pipeline, Windows
+from ...errors import OptPipeError
+from ...schedule import Schedule
+from ...trace import Trace
+from ..problem import Problem
+from ..reports import Others, no_report
+from ..result import INFEASIBLE, UNKNOWN, SolveResult, make_result
+from . import memory as cpsat_memory
+from . import model as cpsat_model
+from . import treated
+from .hints import hint
+from .model import Model
+from .order import FIFO, PASSING, RANKS, WINDOWS, order, ranked_transfers, take_places
+from .phases import BY_ORDER, CpsatOptions, Phase, phases
+
+ENGINE = "cpsat"
+NARROWING = 0.5  # of the time of a phase, at most, to find windows
+OnIncumbent = Callable[[float, int, Schedule], None]
+OnBound = Callable[[float, int], None]
+OnModel = Callable[[int, int], None]
+
+# Proofs come from conflicts here: linear relaxations of a schedule say next to nothing and cost
+# most of the time, and so does probing (measured: factors of 2 to 20).
+# Ctrl-C: CP-SAT's own handler would stay in Python's place, and the next one kill the process.
+PARAMETERS = {
+    "linearization_level": 0,
+    "cp_model_probing_level": 0,
+    "catch_sigint_signal": False,
+}
+SUBSOLVERS = ("no_lp", "quick_restart_no_lp")  # of two and more workers; others join as they can
+
+
+class Search:
+    """The state of a run: the best schedule, the bound, and how they came to be.
+
+    Raises:
+        OptPipeError: for a time limit of 0 or less, or a quantum above the shortest F or B.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        time_limit: float,
+        options: CpsatOptions | None = None,
+        *,
+        seed: int = 0,
+        workers: int = 2,
+        lower_bound_ns: int = 0,
+        stop: threading.Event | None = None,
+        on_incumbent: OnIncumbent | None = None,
+        on_bound: OnBound | None = None,
+        on_model: OnModel | None = None,
+        others: Others = no_report,
+    ) -> None:
+        if not time_limit > 0:
+            raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
+        self.options = options or CpsatOptions()
+        exact = cpsat_model.time_unit(problem)
+        least = min(min(cost.t_f_ns, cost.t_b_ns, cost.fused_ns) for cost in problem.profile.stages)
+        self.unit_ns = self.options.quantum_ns or exact
+        if not 1 <= self.unit_ns <= least:
+            raise OptPipeError(
+                f"quantum: must be from 1 to {least} ns, the shortest F or B; got {self.unit_ns}"
+            )
+        # a span that is rounded to units loses up to one of them: both its ends are rounded
+        self.lost = 1 if exact % self.unit_ns and problem.objective == "span" else 0
+        self.problem, self.seed, self.workers, self.stop = problem, seed, workers, stop
+        self.on_incumbent, self.on_bound, self.on_model = on_incumbent, on_bound, on_model
+        self.others = others
+        self.began, self.time_limit = time.monotonic(), time_limit
+        self.best: Trace | None = None
+        self.lock = threading.Lock()
+        self.lower_ns, self.proven, self.status = lower_bound_ns, "given", UNKNOWN
+        self.ended: str | None = None
+        self.incumbents: list[tuple[float, int]] = []
+        self.bounds: list[tuple[float, int]] = []
+        self.sizes: list[tuple[int, int]] = []
+        self.log: list[dict[str, Any]] = []
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to find, or to prove."""
+        good = self.best is not None and self.best.cost_ns <= self.lower_ns
+        return good or self.status == INFEASIBLE
+
+    def offer(self, schedule: Schedule) -> None:
+        """Take a schedule where it is better than the best; one that does not run is left aside."""
+        trace = self.problem.keeps(schedule)
+        if trace is None:
+            return
+        with self.lock:  # the solver's callbacks come in a thread of their own
+            if self.best is not None and trace.cost_ns >= self.best.cost_ns:
+                return
+            self.best = trace
+            self.incumbents.append((self.seconds, trace.cost_ns))
+            if self.on_incumbent is not None:
+                self.on_incumbent(self.seconds, trace.cost_ns, schedule)
+
+    def listen(self) -> None:
+        """Take what others have found meanwhile."""
+        schedule = self.others()
+        if schedule is not None:
+            self.offer(schedule)
+
+    def prove(self, bound_ns: int | None) -> None:
+        """Take note that every schedule costs at least `bound_ns` (None: that there is none)."""
+        if bound_ns is None:
+            self.status = INFEASIBLE
+        elif bound_ns > self.lower_ns:
+            self.lower_ns, self.proven = bound_ns, ENGINE
+            self.bounds.append((self.seconds, bound_ns))
+            if self.on_bound is not None:
+                self.on_bound(*self.bounds[-1])
+
+    def run(self) -> SolveResult:
+        """All phases, as long as there is something to gain and time left."""
+        parts: dict[str, int | None] = {}
+        for phase in phases(self.problem, self.options):
+            left = self.time_limit - self.seconds
+            self.listen()
+            if self.done or self.ended or left <= 0:
+                break
+            sorted_bound = parts.get("sorted")
+            if (
+                phase.order == PASSING
+                and sorted_bound is not None
+                and sorted_bound <= self.lower_ns
+            ):
+                # the weaker of the two parts would be no news: search on
+                phase = Phase(FIFO, covers="none")
+            bound = self.solve(phase, left * phase.share)
+            if phase.covers == "all":
+                self.prove(bound)
+            elif phase.covers != "none":
+                parts[phase.covers] = bound
+            if len(parts) == 2:  # sorted and passing: together all there is
+                known = [part for part in parts.values() if part is not None]
+                self.prove(min(known) if known else None)
+        return self.result()
+
+    def solve(self, phase: Phase, seconds: float) -> int | None:
+        """Run one phase; returns the least cost in ns that it leaves possible, None for none."""
+        upper = None if self.best is None else self.best.cost_ns - phase.strict
+        until, windows = time.monotonic() + seconds, None
+        if phase.order == WINDOWS and upper is not None:
+            windows = self.narrow(upper, NARROWING * seconds)
+            if windows is None:
+                return upper + 1
+            seconds = until - time.monotonic()
+            if seconds <= 0:  # the windows took it all
+                return self.lower_ns
+        model = self.build(phase, upper)
+        if windows is not None:
+            take_places(model, windows)
+        if self.best is not None and not phase.strict:
+            if isinstance(model, treated.TreatedModel):
+                treated.hint(model, self.best)
+            else:
+                hint(model, self.best)
+        size = len(model.cp.proto.variables), len(model.cp.proto.constraints)
+        self.sizes.append(size)
+        if self.on_model is not None:
+            self.on_model(*size)
+        call = Call(self, model, phase, seconds, self.seed + len(self.log))
+        status, solver = call.run(), call.solver
+        if status == cp_model.MODEL_INVALID:
+            raise OptPipeError(f"CP-SAT refuses the model: {model.cp.validate()}")
+        bound: int | None = self.to_ns(round(solver.best_objective_bound))
+        if status == cp_model.INFEASIBLE:
+            bound = None if upper is None else upper + 1
+        self.log.append(
+            {
+                "order": phase.order,
+                "covers": phase.covers,
+                "status": solver.status_name(status),
+                "bound_ns": bound,
+                "seconds": solver.wall_time,
+            }
+        )
+        return bound
+
+    def build(self, phase: Phase, upper_ns: int | None) -> Model:
+        """The model of a phase, for costs of at most `upper_ns`."""
+        problem, unit = self.problem, self.unit_ns
+        horizon = cpsat_model.horizon_ns(problem, upper_ns) // unit
+        most = horizon if upper_ns is None else min(horizon, upper_ns // unit + self.lost)
+        least = min(most, max(0, self.lower_ns // unit - self.lost))
+        if problem.may_recompute:
+            model: Model = treated.build(problem, unit, horizon, phase.order == FIFO)
+        else:
+            model = self.build_kept(phase, horizon)
+        if phase.heads:
+            cpsat_model.head(model)
+        cpsat_model.objective(model, least, most)
+        model.cp.minimize(model.cost)
+        return model
+
+    def build_kept(self, phase: Phase, horizon: int) -> Model:
+        """The model of a phase without its cost, where nothing can be recomputed."""
+        problem = self.problem
+        model = Model(problem, self.unit_ns, horizon)
+        cpsat_model.compute(model)
+        cpsat_model.flow(model)
+        (ranked_transfers if phase.order == RANKS else cpsat_model.transfers)(model)
+        cpsat_model.engines(model)
+        order(model, phase.order)
+        way = self.options.memory
+        if way == "auto":
+            way = "order" if problem.microbatches <= BY_ORDER else "cumulative"
+        cpsat_memory.memory(model, way, phase.order)
+        cpsat_memory.host_memory(model, phase.order)
+        return model
+
+    def narrow(self, upper_ns: int, seconds: float) -> Windows | None:
+        """The windows of all schedules of at most `upper_ns`; None: there are none."""
+        costs, limits = self.problem.profile, self.problem.limits
+        assert limits is not None  # else nothing moves, and first in, first out is all there is
+        pipeline = Pipeline(costs, self.problem.microbatches, limits)
+        return pipeline.narrow(upper_ns + 1, time.monotonic() + seconds)
+
+    def to_ns(self, units: int) -> int:
+        """The least cost in ns that a cost in units stands for."""
+        return max(0, (units - 1) * self.unit_ns + 1) if self.lost else units * self.unit_ns
+
+    def result(self) -> SolveResult:
+        more: dict[str, Any] = {}
+        if self.best is None:
+            more["status"] = self.status
+        variables, constraints = max(self.sizes, default=(0, 0))
+        return make_result(
+            self.problem,
+            ENGINE,
+            self.best.schedule if self.best is not None else None,
+            self.lower_ns,
+            self.proven,
+            self.seconds,
+            variables=variables,
+            constraints=constraints,
+            incumbents=tuple(self.incumbents),
+            bounds=tuple(self.bounds),
+            info={"phases": self.log, "ended": self.ended or "by itself"},
+            **more,
+        )
+
+
+class Call(cp_model.CpSolverSolutionCallback):
+    """One call of the solver, in a thread of its own so that Ctrl-C and `stop` get through."""
+
+    def __init__(
+        self, search: Search, model: Model, phase: Phase, seconds: float, seed: int
+    ) -> None:
+        super().__init__()
+        self.search, self.model, self.phase = search, model, phase
+        self.solver = cp_model.CpSolver()
+        parameters: dict[str, Any] = {
+            **PARAMETERS,
+            "max_time_in_seconds": seconds,
+            "num_workers": search.workers,
+            "random_seed": seed,
+            "interleave_search": search.options.deterministic,
+            **({"subsolvers": SUBSOLVERS} if search.workers > 1 else {}),
+            **search.options.parameters,
+        }
+        for name, value in parameters.items():
+            if not hasattr(self.solver.parameters, name):
+                raise OptPipeError(f"parameters: CP-SAT has no parameter {name!r}")
+            if isinstance(value, (list, tuple)):
+                getattr(self.solver.parameters, name).extend(value)
+            else:
+                setattr(self.solver.parameters, name, value)
+        self.solver.best_bound_callback = self.on_bound
+        self.error: BaseException | None = None
+        self.status: Any = None
+        self.over = (
+            threading.Event()
+        )  # a join that Ctrl-C cuts short would take the thread for ended
+
+    def run(self) -> Any:
+        """Solve; returns CP-SAT's status.
+
+        Raises:
+            Exception: whatever a callback raised.
+        """
+        threading.Thread(target=self._solve, daemon=True).start()
+        while not self.over.is_set():
+            try:
+                self.over.wait(0.02)
+                self.search.listen()
+                if self.search.stop is not None and self.search.stop.is_set():
+                    self.search.ended = "stopped"
+                if self.search.done or self.search.ended:
+                    self.solver.stop_search()  # again and again: before it has begun it does not hear
+            except KeyboardInterrupt:
+                self.search.ended = "interrupted"
+        if self.error is not None:
+            raise self.error
+        return self.status
+
+    def _solve(self) -> None:
+        try:
+            self.status = self.solver.solve(self.model.cp, self)
+        except BaseException as error:
+            self.error = error  # `run` raises it where it can be seen
+        finally:
+            self.over.set()
+
+    def on_solution_callback(self) -> None:
+        """A solution: replay its order, keep it where it is better, stop where that is enough."""
+        try:
+            if self.phase.order != RANKS:  # those are no schedules
+                self.search.offer(self.model.schedule(self.value))
+            if self.search.done:
+                self.stop_search()
+        except BaseException as error:
+            self.error = error  # nothing may be raised through the solver
+            self.stop_search()
+
+    def on_bound(self, bound: float) -> None:
+        try:
+            if self.phase.covers == "all" and isfinite(bound):
+                self.search.prove(self.search.to_ns(round(bound)))
+        except BaseException as error:
+            self.error = error  # as above
+            self.solver.stop_search()

@@ -1,0 +1,222 @@
+"""The best schedule, and what no schedule can beat, over a range of memory limits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import NoSolution, OptPipeError, OutOfMemory
+from ..profile import CostProfile
+from ..schedule import Schedule
+from .fixed import FixedPoint, best_fixed, fixed_points, published
+from .problem import make_problem
+from .race.cache import open_cache
+from .reports import no_report
+from .result import FEASIBLE, OPTIMAL, UNKNOWN, SolveResult, make_result, status_of, within
+from .solve import solve
+
+
+@dataclass(frozen=True)
+class Point:
+    """One limit: the best schedule found under it and its bound, or why there is none.
+
+    Attributes:
+        limit_bytes: of every device.
+        result: see `SolveResult`; None where nothing was found.
+        status: the result's, or ``infeasible`` (proven) or ``unknown``.
+        reason: why there is no result, in one line.
+        fixed: the fastest published schedule that fits and its cost in ns; None where none does.
+    """
+
+    limit_bytes: int
+    result: SolveResult | None = None
+    status: str = UNKNOWN
+    reason: str | None = None
+    fixed: tuple[str, int] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The point as plain data; the keys are those of ``frontier --json``."""
+        name, cost = self.fixed or (None, None)
+        data: dict[str, Any] = {
+            "memory_limit_bytes": self.limit_bytes,
+            "status": self.status,
+            "reason": self.reason,
+            "fixed": name,
+            "fixed_cost_ns": cost,
+            "objective_ns": None,
+            "lower_bound_ns": None,
+            "gap": None,
+        }
+        return data if self.result is None else data | self.result.measures()
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """The curve, from the lowest limit to the highest.
+
+    Attributes:
+        points: as many as were finished.
+        schedules: the published schedules without a limit, as points to compare with.
+        interrupted: by Ctrl-C: the limits above are missing.
+    """
+
+    profile: CostProfile
+    microbatches: int
+    objective: str
+    points: list[Point]
+    schedules: list[FixedPoint]
+    interrupted: bool = False
+
+    @property
+    def least_limit_bytes(self) -> int:
+        """Below it no schedule exists."""
+        return max(self.profile.least_limits)
+
+
+def frontier(
+    profile: CostProfile,
+    microbatches: int,
+    limits: Sequence[int],
+    time_limit: float = 10.0,
+    objective: str = "flush",
+    engine: str = "auto",
+    seed: int = 0,
+    *,
+    workers: int | None = None,
+    evaluations: int | None = None,
+    gap: float = 0.0,
+    schedules: Sequence[str] | None = None,
+    cache: bool = False,
+    per_stage: bool = False,
+    on_point: Callable[[Point], None] | None = None,
+    on_incumbent: Callable[[Schedule, int], None] | None = None,
+    on_wait: Callable[[], None] = no_report,
+) -> Frontier:
+    """Solve under each limit, from the lowest to the highest, each from the schedule before it.
+
+    What fits a limit fits a higher one, so the curve never rises; what no schedule beats under a
+    limit none beats under a lower one, so neither does the bound. Ctrl-C ends it, and keeps the
+    points that are there.
+
+    Args:
+        limits: bytes per device, each for all devices.
+        time_limit: seconds for each limit. `evaluations, gap, per_stage`: as for
+            `solve`.
+        schedules: names of published schedules to compare with; None: all of them.
+        cache: take points that were worked on for as long before as they are, and keep the others:
+            a frontier that was interrupted goes on where it stopped.
+        on_point: called with each point when it is finished. `on_incumbent, on_wait`: as for
+            `solve`.
+
+    Raises:
+        OptPipeError: without limits, or for settings that make no sense.
+    """
+    if not limits:
+        raise OptPipeError("limits: give at least one")
+    for limit in limits:
+        if limit < 0:
+            raise OptPipeError(f"limits: must be at least 0 bytes, got {limit}")
+    points: list[Point] = []
+    known: list[FixedPoint] = []
+    before: SolveResult | None = None
+    interrupted = False
+
+    def run(limit: int) -> Point:
+        if cache:
+            found = _finished(
+                profile, microbatches, limit, objective, time_limit, gap, before, per_stage
+            )
+            if found is not None:
+                return Point(limit, found, found.status)
+        result = solve(
+            profile, microbatches, limit, engine, time_limit, objective, seed,
+            warm_start=before.schedule if before else None, on_incumbent=on_incumbent, on_wait=on_wait,
+            workers=workers, evaluations=evaluations, gap=gap, cache=cache,
+            per_stage=per_stage,
+        )  # fmt: skip
+        return Point(limit, result, result.status)
+
+    try:
+        built = published(profile, microbatches, schedules)
+        known = fixed_points(built, profile, objective)
+        for limit in sorted(set(limits)):
+            try:
+                point = run(limit)
+                interrupted = bool(point.result and point.result.info.get("interrupted"))
+            except (OutOfMemory, NoSolution) as error:
+                point = Point(limit, None, status_of(error), str(error))
+            same = (limit,) * profile.devices
+            fixed = best_fixed(built, profile, same, objective)
+            point = replace(point, fixed=fixed and (fixed[0], fixed[1].cost_ns))
+            before = point.result or before
+            points.append(point)
+            if on_point is not None:
+                on_point(point)
+            if interrupted:
+                break
+    except KeyboardInterrupt:
+        interrupted = True
+    return Frontier(
+        profile, microbatches, objective, _levelled(points, profile, microbatches, objective),
+        known, interrupted,
+    )  # fmt: skip
+
+
+def _finished(
+    profile: CostProfile,
+    microbatches: int,
+    limit: int,
+    objective: str,
+    time_limit: float,
+    gap: float,
+    before: SolveResult | None,
+    per_stage: bool,
+) -> SolveResult | None:
+    """A point that the cache knows, proven to the gap or worked on for as long, and no worse than
+    the one before."""
+    problem = make_problem(profile, microbatches, limit, objective, per_stage=per_stage)
+    entry = open_cache().get(problem)
+    if entry is None:
+        return None
+    bound = entry.bound * entry.problem.time_unit_ns
+    result = make_result(
+        problem, "cache", entry.schedule, bound, entry.bound_name, 0.0,
+        info={"found_by": "cache", "spent_s": entry.seconds},
+    )  # fmt: skip
+    worse = before is not None and before.objective_ns < result.objective_ns
+    close = within(result.objective_ns, result.lower_bound_ns, gap)
+    enough = close or entry.seconds >= time_limit
+    return result if enough and not worse else None
+
+
+def _levelled(
+    points: list[Point], profile: CostProfile, microbatches: int, objective: str
+) -> list[Point]:
+    """Each point with the best bound of those above it, and with the schedule of the one above
+    where that happens to fit."""
+    levelled: list[Point] = []
+    for point in reversed(points):
+        above = levelled[-1].result if levelled else None
+        if point.result is not None and above is not None:
+            result = _with_schedule(point, above, profile, microbatches, objective)
+            point = replace(point, result=result, status=result.status)
+        levelled.append(point)
+    return levelled[::-1]
+
+
+def _with_schedule(
+    point: Point, above: SolveResult, profile: CostProfile, microbatches: int, objective: str
+) -> SolveResult:
+    result = point.result
+    assert result is not None
+    assert above.trace is not None
+    cost, bound, name = result.objective_ns, result.lower_bound_ns, result.bound_name
+    if above.objective_ns < cost and max(above.trace.peak_bytes) <= point.limit_bytes:
+        problem = make_problem(profile, microbatches, point.limit_bytes, objective)
+        trace = problem.replay(above.schedule)  # type: ignore[arg-type]
+        result = replace(result, schedule=above.schedule, trace=trace, engine=above.engine)
+    if above.lower_bound_ns > bound:
+        bound, name = above.lower_bound_ns, above.bound_name
+    status = OPTIMAL if result.objective_ns <= bound else FEASIBLE
+    return replace(result, lower_bound_ns=bound, bound_name=name, status=status)

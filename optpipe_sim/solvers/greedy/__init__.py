@@ -1,0 +1,1 @@
+"""Greedy constructions with searched parameters: AdaOffload and its order of waves."""

@@ -1,0 +1,191 @@
+"""AdaOffload with its parameters searched: random settings, and changes of the best.
+
+Some runs play with costs that are a little off. What the greedy does is as valid then, and often
+better: it decides by what is free first, and a nanosecond decides differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import OptPipeError
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...schedules.adaoffload.adaoffload import SETTINGS
+from ...schedules.adaoffload.runs import UNBOUNDED, Greedy, Setting
+from ...schedules.adaoffload.runs import Problem as Runs
+from ...schedules.adaoffload.state import KIND, MICROBATCH, STAGE
+from ..anneal.engine import Programs, Workspace, shares_links
+from ..problem import Problem
+
+CHOICES: dict[str, tuple[int, ...]] = {
+    "prefer": (0, 0, 1, 2),
+    "tolerance": (0, 100, 300, 500, 700, 1000, 1500),
+    "pending": (UNBOUNDED, UNBOUNDED, 1, 2, 3, 4, 6),
+    "group": (-1, 0, 1, 1, 2, 4),
+    "ahead": (500, 800, 1000, 1200, 1500, 2000, 2500, 3000, 4000, 5000),
+    "headroom": (0, 1, 2, 3, 4),
+    "oldest": (0, 0, 1),
+    "keep": (0, 1),
+    "reload_first": (0, 1),
+    "depth": (0, 0, 700, 1000, 1200, 1500, 2000, 3000),
+}
+PLAIN = 400  # runs with the true costs; all further ones are a little off
+POOL = 8  # settings that these play, of different costs: the best differ too little
+OFF = 0.15  # how far each kind of duration may be off
+OFF_BY_STAGE = (0.0, 0.03, 0.1)  # and one of these beyond it, stage by stage
+CLIMB = 0.5  # of these runs: with the costs of one of the best, changed a little
+STEPS = (0.01, 0.03, 0.1)  # by at most one of these
+
+
+class _Run(NamedTuple):
+    """One of the best runs; `off`: the durations it played with, in parts of the true ones."""
+
+    cost_ns: int
+    number: int
+    setting: Setting
+    off: np.ndarray | None
+
+
+def greedy_search(
+    problem: Problem,
+    over: Callable[[], bool],
+    *,
+    runs: int,
+    seed: int = 0,
+    keep: int = 4,
+    found: Callable[[Schedule], None] = lambda schedule: None,
+) -> list[Schedule]:
+    """The best few schedules of up to `runs` runs of AdaOffload with different settings.
+
+    Each run draws a setting at random or, half the time, changes one or two parameters of one of
+    the best; from run PLAIN on they play the best settings again, with costs a little off (not
+    where host memory may bind: only with the true costs does the greedy keep to that), or with the
+    costs of one of the best runs, changed a little.
+    Runs that would end later than the best few are cut short.
+
+    Args:
+        over: asked before every run whether to stop.
+        found: called with each schedule better than all before.
+    """
+    random = Random(seed)
+    draw = np.random.default_rng(seed)
+    try:
+        true = Runs(problem.profile, problem.microbatches, problem.limits)
+    except OptPipeError:  # the host memory does not allow what the greedy wants
+        return []
+    quick = None if shares_links(problem) else Workspace(problem)
+    best: list[_Run] = []
+    pool: list[tuple[int, Setting]] = []
+    schedules: dict[int, Schedule] = {}
+    seen: set[Setting] = set()
+    for run in range(runs):
+        if over():
+            break
+        off = None
+        if run < PLAIN or not pool or problem.host_limit is not None:
+            setting = _next_setting(random, [entry.setting for entry in best], run)
+            if setting in seen:
+                continue
+            seen.add(setting)
+        elif random.random() < CLIMB:
+            parent = random.choice(best)
+            setting, off = parent.setting, _changed(draw, problem, parent.off)
+            if random.random() < 0.2:
+                key = random.choice(list(CHOICES))
+                setting = setting._replace(**{key: random.choice(CHOICES[key])})
+        else:
+            setting, off = random.choice(pool)[1], _off(draw, problem)
+        if off is None:
+            most = pool[-1][0] if len(pool) == POOL else 2**62
+            played = true.play(setting, most if problem.objective == "flush" else 2**62)
+        else:
+            game = Runs(_with_costs(problem, off), problem.microbatches, problem.limits)
+            played = game.play(setting)
+        if played is None:
+            continue
+        worst = best[-1].cost_ns if len(best) == keep else 2**62
+        schedule = None
+        if off is None:
+            cost = played.cost_ns(problem.objective)
+            pool = sorted({cost: setting, **dict(pool)}.items())[:POOL]
+        else:
+            if quick is not None and _cost_ns(quick, played) >= worst:
+                continue
+            schedule = played.schedule(problem.microbatches)
+            try:
+                cost = problem.replay(schedule).cost_ns
+            except OptPipeError:
+                continue
+        if cost >= worst or any(cost == entry.cost_ns for entry in best):
+            continue
+        schedules[run] = schedule or played.schedule(problem.microbatches)
+        if not best or cost < best[0].cost_ns:
+            found(schedules[run])
+        best = sorted([*best, _Run(cost, run, setting, off)], key=lambda entry: entry[:2])[:keep]
+    return [schedules[entry.number] for entry in best]
+
+
+def _cost_ns(work: Workspace, played: Greedy) -> int:
+    """What a run's programs cost with the costs of the problem, in ns; hardly ever more than they do
+    in a replay, and found in a small part of its time."""
+    low, high = work.costs[-2:]
+    prog = np.full((len(played.log), max(map(len, played.log))), -1, np.int64)
+    for device, rows in enumerate(played.log):
+        code = rows[:, KIND] << high | rows[:, STAGE] << low | rows[:, MICROBATCH]
+        prog[device, : len(rows)] = code
+    return work.cost_ns(Programs(prog, np.array([len(rows) for rows in played.log])))
+
+
+def _off(draw: np.random.Generator, problem: Problem) -> np.ndarray:
+    """(5, stages) durations a little off, in parts of the true ones."""
+    stages = len(problem.profile.stages)
+    kinds = draw.uniform(1 - OFF, 1 + OFF, (5, 1))
+    spread = draw.choice(OFF_BY_STAGE)
+    return np.asarray(kinds * draw.uniform(1 - spread, 1 + spread, (5, stages)))
+
+
+def _changed(draw: np.random.Generator, problem: Problem, off: np.ndarray | None) -> np.ndarray:
+    """The same, changed a little: all stages of each kind alike, or some stages of one kind."""
+    stages = len(problem.profile.stages)
+    parts = np.ones((5, stages)) if off is None else off.copy()
+    change = draw.choice(STEPS)
+    if draw.random() < 0.5:
+        return np.asarray(parts * draw.uniform(1 - change, 1 + change, (5, 1)))
+    some = draw.random(stages) < draw.choice((0.125, 0.25, 0.5))
+    kind = draw.integers(5)
+    parts[kind, some] *= draw.uniform(1 - change, 1 + change, int(some.sum()))
+    return parts
+
+
+def _with_costs(problem: Problem, off: np.ndarray) -> CostProfile:
+    """The profile with its durations off by so much."""
+    stages = []
+    for cost, (f, b, w, out, back) in zip(problem.profile.stages, off.T.tolist(), strict=True):
+        times: dict[str, Any] = {
+            "t_f_ns": max(1, round(cost.t_f_ns * f)),
+            "t_b_ns": max(1, round(cost.t_b_ns * b)),
+            "t_w_ns": round(cost.t_w_ns * w),
+            "t_bw_ns": None,
+        }
+        if cost.t_offload_ns is not None and cost.t_reload_ns is not None:
+            times["t_offload_ns"] = round(cost.t_offload_ns * out)
+            times["t_reload_ns"] = round(cost.t_reload_ns * back)
+        stages.append(replace(cost, **times))
+    return replace(problem.profile, stages=tuple(stages))
+
+
+def _next_setting(random: Random, best: list[Setting], run: int) -> Setting:
+    if run < len(SETTINGS):
+        return SETTINGS[run]
+    if best and random.random() < 0.5:
+        setting = random.choice(best)
+        for key in random.sample(list(CHOICES), random.choice((1, 1, 2))):
+            setting = setting._replace(**{key: random.choice(CHOICES[key])})
+        return setting
+    return Setting(**{key: random.choice(values) for key, values in CHOICES.items()})

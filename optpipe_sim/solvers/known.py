@@ -1,0 +1,52 @@
+"""What is proven of a problem: by formulas, by whoever solved it, by the cache, or in a few seconds."""
+
+from __future__ import annotations
+
+from ..bounds.bounds import Bound, lower_bound
+from ..schedule import Schedule
+from .problem import Problem
+from .race.bounds import best_bound
+from .race.cache import open_cache
+from .race.identity import identity
+
+
+def note(problem: Problem, schedule: Schedule, bound_ns: int, name: str) -> None:
+    """Write into a schedule's notes what is proven of its problem, and of which problem, in which
+    unit of time: problems that differ in nothing else have one key."""
+    wanted = identity(problem)
+    schedule.meta.update(
+        problem=wanted.key,
+        time_unit_ns=wanted.time_unit_ns,
+        objective=problem.objective,
+        lower_bound_ns=bound_ns,
+        bound=name,
+    )
+
+
+def known_bound(problem: Problem, schedule: Schedule, cost_ns: int, seconds: float) -> Bound:
+    """The best bound on the cost of any schedule of a problem that is known, or soon found.
+
+    Args:
+        schedule, cost_ns: one that fits, and its cost; its notes (see `note`) count where they are
+            about this very problem. What claims more than it costs is wrong and does not count.
+        seconds: to look for a better one, where none meets the cost.
+    """
+    cache = open_cache()
+    known = [
+        lower_bound(problem.profile, problem.microbatches, problem.objective, problem.limits),
+        Bound(*cache.bound_ns(problem)),
+    ]
+    entry = cache.get(problem)
+    if entry is not None:
+        known.append(Bound(entry.bound * entry.problem.time_unit_ns, entry.bound_name))
+    notes, wanted = schedule.meta, identity(problem)
+    claim = notes.get("lower_bound_ns")
+    same = notes.get("problem"), notes.get("time_unit_ns")
+    if isinstance(claim, int) and same == (wanted.key, wanted.time_unit_ns):
+        known.append(Bound(claim, str(notes.get("bound"))))
+    best = max((bound for bound in known if bound.ns <= cost_ns), key=lambda bound: bound.ns)
+    if best.ns < cost_ns:
+        found = [best]
+        best_bound(problem, seconds, cost_ns, lambda ns, name: found.append(Bound(ns, name)))
+        best = max(found, key=lambda bound: bound.ns)
+    return best

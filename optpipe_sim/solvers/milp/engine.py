@@ -1,0 +1,331 @@
+"""The reconstructed MILP, solved: one door to HiGHS, Gurobi and any solver Pyomo knows.
+
+The model is arXiv 2510.05186's, stated in `model`, with its accelerations as switches
+(`MilpOptions`). What it says is exact for schedules with B and W apart on latency links; where
+reality differs, the model is easier than reality, so that its bound holds:
+
+- where BW is cheaper than B + W, B and W last only as long as BW (`sets.Sets.lasts`);
+- on serial links a message takes one hop, however many there are;
+- for the objective ``span`` with offloads (or a placement that does not begin with one stage on
+  each device) a device may be late to start, which a replay is not;
+- reloads of no length that start together with an F may be missed when memory is counted.
+
+Whatever the solver finds is timed again: its binaries alone make the schedule, and the replay
+says what it costs.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from math import ceil, isfinite
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from ...bounds.bounds import lower_bound
+from ...errors import NoSolution, OptPipeError
+from ...files import write_bytes
+from ...schedule import Schedule
+from ...schedules.adaoffload.adaoffload import adaoffload
+from ...trace import Trace
+from ..problem import Problem
+from ..result import SolveResult, make_result
+from .model import build_model
+from .sets import MilpOptions, Sets
+from .size import size_formula
+from .solvers import (
+    INFEASIBLE,
+    Matrix,
+    Outcome,
+    Settings,
+    gurobi,
+    highs,
+    matrix,
+    other,
+    require_solver,
+)
+from .times import earliest, plan, scheduled, set_values
+from .variables import Model
+from .windows import serial_ns
+
+MOST_ROWS = 300_000  # Pyomo takes about a minute and 2 GiB to state so many
+ABSOLUTE, RELATIVE = 1e-6, 1e-7  # what a solver's bound may be off by, in the model's units
+
+
+def solve_milp(
+    problem: Problem,
+    time_limit: float,
+    *,
+    warm_start: Schedule | None = None,
+    solver: str = "highs",
+    seed: int = 0,
+    threads: int = 0,
+    gap: float = 0.0,
+    options: MilpOptions | None = None,
+    on_incumbent: Callable[[Schedule, int], None] | None = None,
+    on_bound: Callable[[int], None] | None = None,
+    force: bool = False,
+) -> SolveResult:
+    """The best schedule that a MILP solver finds, and the bound it proves.
+
+    Args:
+        time_limit: seconds in all, stating the model included.
+        warm_start: a schedule to start from; ignored where it does not keep the limits.
+        solver: ``highs``, ``gurobi``, or the name of a MILP solver that Pyomo knows.
+        seed, threads: for HiGHS and Gurobi (0 threads: as they like).
+        gap: the relative gap at which these may stop.
+        options: the accelerations; all by default.
+        on_incumbent: called with each better schedule and its cost in ns. `on_bound`: with each
+            better bound in ns, as far as the solver tells of them while it runs.
+        force: state the model however large it is.
+
+    Returns:
+        The best of the warm start and what the solver found. ``info`` says: ``from_warm_start``
+        (nothing better was found), ``solver_status``, ``started`` (whether the solver had a
+        start), ``nodes``, ``reduced`` (columns and rows that are left after the time windows have
+        fixed some), ``interrupted`` (by Ctrl-C), ``restricted_bound_ns`` (with `MilpOptions.fifo`
+        only: a bound among such schedules) and ``rejected`` (solutions whose replay breaks a limit).
+
+    Raises:
+        OptPipeError: for a time limit that is not above 0, a solver that is not there, a model too
+            large to be stated, or a warm start of another shape.
+    """
+    begun = time.perf_counter()
+    options = options or MilpOptions()
+    if not time_limit > 0:
+        raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
+    size = require_milp(problem, solver, options, force)
+    run = _Run(problem, options, begun, on_incumbent, on_bound)
+    run.warm(warm_start)
+    model = build_model(run.sets, run.upper_ns, run.proven_ns)
+    form = matrix(model)
+    starts = plan(run.sets, run.best[1]) if run.best else None
+    if run.best and starts is not None:
+        set_values(model, starts, run.upper_ns)
+    start = form.start() if starts is not None else None
+    left = max(0.1, begun + time_limit - time.perf_counter())
+    settings = Settings(left, threads, seed, gap)
+
+    def improved(values: np.ndarray) -> bool:
+        return run.improve(model, form, values)
+
+    def raised(bound: float) -> None:
+        run.raised(_safe_ns(model, bound))
+
+    if solver == "highs":
+        outcome = highs(form, settings, start, improved, raised)
+    elif solver == "gurobi":
+        outcome = gurobi(form, settings, start, improved, raised)
+    else:
+        outcome = other(solver, model, form, settings, start is not None, improved)
+    return run.result(model, outcome, solver, size, (len(form.columns), len(form.low)))
+
+
+def write_model(
+    problem: Problem,
+    path: str | os.PathLike[str],
+    *,
+    warm_start: Schedule | None = None,
+    options: MilpOptions | None = None,
+    force: bool = False,
+) -> float:
+    """Write the MILP of a problem as `solve_milp` states it, for another solver.
+
+    Args:
+        path: ``.lp`` or ``.mps``. The others: as for `solve_milp`; what the warm start or
+            AdaOffload cost is the model's upper bound.
+
+    Returns:
+        The unit of its times, in ns: an objective of 5 is a cost of 5 units.
+
+    Raises:
+        OptPipeError: for a file name of another kind, a file that cannot be written, a model too
+            large to be stated, or a warm start of another shape.
+    """
+    kind = Path(path).suffix
+    if kind not in (".lp", ".mps"):
+        raise OptPipeError(f"{path}: the model is written as .lp or .mps")
+    options = options or MilpOptions()
+    require_milp(problem, options=options, force=force)
+    run = _Run(problem, options, time.perf_counter())
+    run.warm(warm_start)
+    model = build_model(run.sets, run.upper_ns, run.proven_ns)
+    try:
+        with TemporaryDirectory(prefix="optpipe-model-") as folder:
+            made = Path(folder) / f"model{kind}"
+            model.pyomo.write(str(made), io_options={"symbolic_solver_labels": True})
+            write_bytes(path, made.read_bytes())
+    except OSError as error:
+        raise OptPipeError(f"{path}: cannot be written: {error.strerror}") from None
+    return model.unit_ns
+
+
+def require_milp(
+    problem: Problem,
+    solver: str = "highs",
+    options: MilpOptions | None = None,
+    force: bool = False,
+) -> tuple[int, int]:
+    """The variables and constraints of the MILP, where there is such a solver and so many are still
+    worth a try.
+
+    Raises:
+        OptPipeError: for a solver that is not there, or a model too large to be stated (not with
+            `force`).
+    """
+    require_solver(solver)
+    size = size_formula(problem, options or MilpOptions())
+    if size[1] > MOST_ROWS and not force:
+        raise OptPipeError(
+            f"the MILP would have {size[0]} variables and {size[1]} constraints, more than the"
+            f" {MOST_ROWS} constraints that are still worth a try; take another engine, or force it"
+        )
+    return size
+
+
+class _Run:
+    """The best schedule and the bound so far, and how they came about."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        options: MilpOptions,
+        begun: float,
+        on_incumbent: Callable[[Schedule, int], None] | None = None,
+        on_bound: Callable[[int], None] | None = None,
+    ) -> None:
+        self.problem, self.options, self.begun = problem, options, begun
+        self.on_incumbent, self.on_bound = on_incumbent, on_bound
+        self.sets = Sets(problem, options)
+        self.best: tuple[Schedule, Trace] | None = None
+        self.from_warm_start = True
+        self.incumbents: list[tuple[float, int]] = []
+        self.bounds: list[tuple[float, int]] = []  # of the solver
+        self.rejected = 0
+        self.proven_ns, self.name = 0, "none"
+        if options.bounds:
+            self.proven_ns, self.name = lower_bound(
+                problem.profile, problem.microbatches, problem.objective, problem.limits
+            )
+
+    def offer(self, schedule: Schedule, trace: Trace) -> bool:
+        """Keep a schedule if it is the best so far."""
+        if self.best is not None and trace.cost_ns >= self.best[1].cost_ns:
+            return False
+        self.best = schedule, trace
+        self.incumbents.append((time.perf_counter() - self.begun, trace.cost_ns))
+        if self.on_incumbent is not None:
+            self.on_incumbent(schedule, trace.cost_ns)
+        return True
+
+    def warm(self, warm_start: Schedule | None) -> None:
+        """Take the warm start, and AdaOffload's schedule."""
+        problem = self.problem
+        starts = [] if warm_start is None else [warm_start]
+        if warm_start is not None and warm_start.shape != problem.shape:
+            raise OptPipeError(f"warm start: {warm_start!r} has another shape than the problem")
+        if self.options.adaoffload:
+            with suppress(NoSolution):
+                starts.append(
+                    adaoffload(
+                        problem.profile,
+                        problem.microbatches,
+                        limit=problem.limits,
+                        objective=problem.objective,
+                    )
+                )
+        for schedule in starts:
+            trace = problem.keeps(schedule)
+            if trace is not None:
+                self.offer(schedule, trace)
+
+    @property
+    def restricted(self) -> bool:
+        """Whether `fifo` leaves schedules out, or the model those that recompute, so that a bound of
+        the solver's is none of theirs."""
+        if self.problem.may_recompute:
+            return True
+        return self.options.in_order and self.options.fifo and not self.sets.exact_order
+
+    @property
+    def upper_ns(self) -> int:
+        """What a best schedule costs at most."""
+        return self.best[1].cost_ns if self.best else serial_ns(self.sets)
+
+    def improve(self, model: Model, form: Matrix, values: np.ndarray) -> bool:
+        """Hear of a solution; True if it cannot be beaten."""
+        for column, value in zip(form.columns, values.tolist(), strict=True):
+            rounded = value if column.is_continuous() else round(value)
+            column.set_value(rounded, skip_validation=True)
+        starts = earliest(model)
+        found = None if starts is None else scheduled(self.problem, starts)
+        if found is None:
+            self.rejected += 1
+        elif self.offer(*found):
+            self.from_warm_start = False
+        return self.best is not None and self.best[1].cost_ns <= self.proven_ns
+
+    def raised(self, bound_ns: int) -> None:
+        """Hear of a bound of the solver's."""
+        if self.restricted or (self.bounds and bound_ns <= self.bounds[-1][1]):
+            return
+        self.bounds.append((time.perf_counter() - self.begun, bound_ns))
+        if self.on_bound is not None:
+            self.on_bound(bound_ns)
+
+    def result(
+        self,
+        model: Model,
+        outcome: Outcome,
+        solver: str,
+        size: tuple[int, int],
+        reduced: tuple[int, int],
+    ) -> SolveResult:
+        """Everything in its place. The solver's bound counts unless `fifo` restricted it."""
+        bound = _safe_ns(model, outcome.bound)
+        info: dict[str, Any] = {
+            "solver": solver,
+            "solver_status": outcome.status,
+            "from_warm_start": self.best is not None and self.from_warm_start,
+            "started": outcome.started,
+            "interrupted": outcome.interrupted,
+            "nodes": outcome.nodes,
+            "reduced": reduced,
+            "rejected": self.rejected,
+        }
+        proven, name = self.proven_ns, self.name
+        if self.restricted:
+            info["restricted_bound_ns"] = bound
+        elif bound > proven and outcome.status != INFEASIBLE:
+            proven, name = bound, solver
+        more: dict[str, Any] = {}
+        if self.best is None and outcome.status == INFEASIBLE and not self.restricted:
+            more["status"] = "infeasible"
+        return make_result(
+            self.problem,
+            "milp",
+            self.best[0] if self.best else None,
+            proven,
+            name,
+            time.perf_counter() - self.begun,
+            variables=size[0],
+            constraints=size[1],
+            incumbents=tuple(self.incumbents),
+            bounds=tuple(self.bounds),
+            info=info,
+            **more,
+        )
+
+
+def _safe_ns(model: Model, bound: float) -> int:
+    """A solver's bound in ns, less what tolerances may have added, and up to the next tick: every
+    timing that cannot be moved to the left costs a whole number of them."""
+    if not isfinite(bound):
+        return 0
+    least = (bound - ABSOLUTE - RELATIVE * abs(bound)) * model.unit_ns
+    return max(0, ceil(least / model.tick_ns) * model.tick_ns)

@@ -1,0 +1,127 @@
+"""How many variables and constraints the MILP has, by formula: nothing is built.
+
+Between two groups of m ops (a kind and a stage each) precedence settles the order of no pair, of
+the pairs of one microbatch, or of all but those where the group that comes first is ahead in
+microbatches; so that m^2, m (m - 1) or m (m - 1) / 2 pairs are open. The model's size is the sum
+of these over the pairs of groups on a device.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from math import comb
+
+from ...ops import B, F, O, OpKind, R, W
+from ..problem import Problem
+from .sets import KINDS, MilpOptions, Sets
+
+Group = tuple[OpKind, int]
+
+
+def size_formula(problem: Problem, options: MilpOptions | None = None) -> tuple[int, int]:
+    """Variables and constraints of the MILP of a problem, before time windows fix some of them."""
+    sets = Sets(problem, options or MilpOptions())
+    m, devices = sets.m, sets.devices
+    stages, moves = len(sets.stages), len(sets.away) * sets.m
+    variables = 1 + 3 * stages * m + 3 * moves
+    flow = 2 * (stages - 1) + stages + (1 if sets.options.drop else stages)
+    rows = flow * m + len(sets.chained) * (m - 1) + 3 * moves
+    rows += sum(1 if _only_last(sets, s) else m for s in sets.stages)
+    if sets.span and sets.mode != "all":
+        variables += len(devices)
+        rows += len(devices) * m
+    for d in devices:
+        for part in (_compute(sets, d), _memory(sets, d)):
+            variables, rows = variables + part[0], rows + part[1]
+    sharing = _sharing(sets)
+    pinned = sum(len(outs) * (len(outs) - 1) for outs in sets.nodes)
+    variables += 2 * sharing + 2 * pinned
+    rows += 5 * sharing + 3 * pinned + sum(map(len, sets.nodes))
+    return variables, rows
+
+
+def _only_last(sets: Sets, s: int) -> bool:
+    return sets.options.drop and (W, s) in sets.chained
+
+
+def _leads(one: Group, two: Group) -> bool:
+    """Whether of one microbatch the op of group `one` comes before that of group `two`."""
+    (kind, s), (other, to) = one, two
+    if kind is F:
+        return other is not F or s <= to
+    return kind is B and other in (B, W) and s >= to
+
+
+def _open(sets: Sets, one: Group, two: Group) -> int:
+    """The pairs of ops of two groups on a device whose order precedence leaves open."""
+    m = sets.m
+    if not sets.options.fix:
+        return m * m
+    if _leads(two, one):
+        one, two = two, one
+    if not _leads(one, two):
+        return m * m
+    return comb(m, 2) if sets.mode == "all" or one in sets.chained else m * (m - 1)
+
+
+def _compute(sets: Sets, d: int) -> tuple[int, int]:
+    """Order of compute ops: binaries; two rows a pair, and the triangle inequalities."""
+    m, fix, chained = sets.m, sets.options.fix, set(sets.chained)
+    groups = [(kind, s) for kind in KINDS for s in sets.stages_of(d)]
+    own = borrowed = triangles = 0
+    for group in groups:
+        if group in chained:
+            own += 0 if fix else comb(m, 2)
+        elif sets.follow and group[0] is W:
+            borrowed += comb(m, 2)
+        else:
+            own += comb(m, 2)
+            triangles += 2 * comb(m, 3)
+    triple = {m * m: m * (m - 1), m * (m - 1): (m - 1) * (m - 2), comb(m, 2): comb(m - 1, 2)}
+    for one, two in combinations(groups, 2):
+        pairs = _open(sets, one, two)
+        own += pairs
+        triangles += ((one in chained) + (two in chained)) * triple[pairs]
+    return own, 2 * (own + borrowed) + (triangles if sets.options.triangles else 0)
+
+
+def _memory(sets: Sets, d: int) -> tuple[int, int]:
+    """What is counted at which allocation: binaries; the rows that define them and the limits'."""
+    if sets.room[d] is None:
+        return 0, 0
+    m, costs = sets.m, sets.problem.profile
+    away = sets.away_of(d)
+    forwards = [s for s in sets.stages_of(d) if costs.stages[s].act_bytes]
+    variables = rows = 0
+
+    def later(first: Group, then: Group) -> int:
+        """The pairs in which `then` may come before `first`, those of one activation apart."""
+        if first == then:
+            return comb(m, 2) if sets.options.fix and first in sets.chained else m * (m - 1)
+        return _open(sets, first, then) if _leads(first, then) else m * m
+
+    for s in away:
+        for at in forwards:  # z[O, F] and r[R, F]
+            pairs = later((F, at), (F, s))
+            variables, rows = variables + 2 * pairs, rows + 5 * pairs
+        for kind in (B, W):  # z[B, R] and z[W, R]
+            for at in sets.stages_of(d):
+                if costs.released_bytes[kind, at]:
+                    pairs = later((B, s), (B, at))
+                    variables, rows = variables + pairs, rows + pairs
+        for at in away:  # z[O, R], unless the two are in line for one engine anyhow
+            if not sets.share((O, at), (R, s)):
+                pairs = m * (m - 1) if at == s else m * m
+                variables, rows = variables + pairs, rows + 2 * pairs
+    return variables, rows + (len(forwards) + len(away)) * m
+
+
+def _sharing(sets: Sets) -> int:
+    """Pairs of transfers in line for an engine or a link."""
+    m = sets.m
+    groups = [(kind, s) for kind in (O, R) for s in sets.away]
+    count = len(groups) * comb(m, 2)
+    for one, two in combinations(groups, 2):
+        if sets.share(one, two):
+            count += m * (m - 1) if one[1] == two[1] else m * m
+    return count

@@ -1,0 +1,156 @@
+"""The variables of the MILP in Pyomo, and what holds between them and the ops.
+
+Names (times in units of `Model.unit_ns`):
+
+    C            the cost
+    t[op]        start of F, B, W, and of O and R of what may be offloaded
+    x[O]         1: this activation is offloaded (named by its O)
+    y[a, b]      compute ops of one device: 1: a before b, 0: b before a
+    y[a, b]      transfers that share an engine or link, either way round: 1: both take place, a first
+    z[a, q]      1: release a (end of an O, B, W) is over when allocation q (an F or R) starts
+    r[R, F]      1: the reload takes place and takes its memory no later than the F starts
+    g[a, b]      1: offload a counts against the pinned host memory when offload b starts
+    h[a, b]      1: the reload of a has ended by then
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+from ...errors import OptPipeError
+from ...ops import B, F, O, Op, R
+from .sets import Sets
+from .windows import Windows
+
+
+def need(module: str, package: str, more: str = "") -> Any:
+    """An optional dependency.
+
+    Raises:
+        OptPipeError: where it is not installed; says how to.
+    """
+    try:
+        return import_module(module)
+    except ImportError:
+        raise OptPipeError(f"{package} is not installed: pip install {package}{more}") from None
+
+
+@dataclass
+class Model:
+    """A Pyomo model with the way back to ops.
+
+    Attributes:
+        sets, windows: what it ranges over, and within which times.
+        pyomo: the model.
+        unit_ns: ns in a unit of its times.
+        tick_ns: the common measure of all durations.
+    """
+
+    sets: Sets
+    windows: Windows
+    pyomo: Any
+    unit_ns: float
+    tick_ns: int
+
+    def order(self, a: Op, b: Op) -> Any:
+        """1 if a runs before b, for compute ops of one device: a number or an expression."""
+        sets, y = self.sets, self.pyomo.y
+        if sets.options.fix:
+            if sets.precedes(a, b):
+                return 1
+            if sets.precedes(b, a):
+                return 0
+        if sets._borrows(a, b):
+            return self.order(a._replace(kind=B), b._replace(kind=B))
+        key = str(a), str(b)
+        return y[key] if key in y else 1 - y[key[1], key[0]]
+
+    def released(self, a: Op, q: Op) -> Any:
+        """1 only if release a is over when allocation q starts."""
+        z, y, key = self.pyomo.z, self.pyomo.y, (str(a), str(q))
+        if key in z:
+            return z[key]
+        if key in y and a.kind is O:
+            return y[key]
+        return self.order(a, q) if q.kind is F and a.kind is not O else 0
+
+    def moved(self, op: Op) -> Any:
+        """1 if the activation of `op` is offloaded."""
+        return self.pyomo.x[str(op._replace(kind=O))]
+
+    def taken(self, a: Op, q: Op, here: Any) -> Any:
+        """1 if allocation a comes no later than allocation q, which takes place if `here` is 1."""
+        if a.kind is F and q.kind is F:
+            return self.order(a, q)
+        if a.kind is R and q.kind is R:
+            return self.pyomo.y[str(a), str(q)]
+        back, forward = (a, q) if a.kind is R else (q, a)
+        key = str(back), str(forward)
+        overtakes: Any = 0  # precedence puts the F first
+        if key in self.pyomo.r:
+            overtakes = self.pyomo.r[key]
+        return overtakes if a.kind is R else here - overtakes
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Variables and constraints as built."""
+        pyo = import_module("pyomo.environ")
+        return (
+            sum(len(var) for var in self.pyomo.component_objects(pyo.Var)),
+            sum(len(rows) for rows in self.pyomo.component_objects(pyo.Constraint)),
+        )
+
+
+def add_variables(model: Model, pyo: Any, upper_ns: int, lower_ns: int) -> None:
+    """Declare the variables and the objective."""
+    sets, m, frame, unit = model.sets, model.pyomo, model.windows, model.unit_ns
+
+    def named(pairs: Iterable[tuple[Op, Op]]) -> list[tuple[str, str]]:
+        return [(str(a), str(b)) for a, b in pairs]
+
+    whole = sets.options.whole and unit == model.tick_ns
+    m.C = pyo.Var(
+        domain=pyo.Integers if whole else pyo.Reals,
+        bounds=(lower_ns / unit if lower_ns <= upper_ns else 0, upper_ns / unit),
+    )
+    bounds = {str(op): (frame.early[op] / unit, frame.late[op] / unit) for op in sets.ops}
+    m.t = pyo.Var(list(bounds), bounds=lambda _, op: bounds[op])
+    m.x = pyo.Var([str(op) for op in sets.gone], domain=pyo.Binary)
+    m.y = pyo.Var(named(sets.pairs + sets.ways), domain=pyo.Binary)
+    m.z = pyo.Var(named(sets.releases), domain=pyo.Binary)
+    m.r = pyo.Var(named(sets.overtakes), domain=pyo.Binary)
+    m.g = pyo.Var(named(sets.pinned), domain=pyo.Binary)
+    m.h = pyo.Var(named(sets.pinned), domain=pyo.Binary)
+    if sets.span and sets.mode != "all":
+        m.first = pyo.Var(list(sets.devices), bounds=(0, max(frame.deadlines) / unit))
+    m.least = pyo.Objective(expr=m.C)
+
+
+def fix_decided(model: Model) -> None:
+    """Fix the binaries that the time windows decide."""
+    sets, m, frame = model.sets, model.pyomo, model.windows
+
+    def never(a: Op, b: Op, lag: int) -> bool:
+        """Whether b cannot start `lag` after the start of a."""
+        return frame.sure[a][0] + lag > frame.sure[b][1]
+
+    for a, b in sets.pairs:
+        if never(b, a, sets.dur(b)):
+            m.y[str(a), str(b)].fix(1)
+        elif never(a, b, sets.dur(a)):
+            m.y[str(a), str(b)].fix(0)
+    for out in sets.gone:
+        if never(out, out, 0):
+            m.x[str(out)].fix(0)
+    for a, b in sets.ways:
+        if never(a, b, sets.dur(a)):
+            m.y[str(a), str(b)].fix(0)
+    for a, q in sets.releases:
+        if never(a, q, sets.dur(a)):
+            m.z[str(a), str(q)].fix(0)
+    for back, f in sets.overtakes:
+        if never(back, f, 0):
+            m.r[str(back), str(f)].fix(0)

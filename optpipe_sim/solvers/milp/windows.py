@@ -1,0 +1,83 @@
+"""Between when and when each op may start, if the cost is to be no more than an upper bound."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...ops import B, F, O, Op, R
+from .sets import KINDS, Sets
+
+
+class Windows(NamedTuple):
+    """Earliest and latest starts in ns. For a transfer, `early` and `late` hold whether or not it
+    takes place (without, O and R are instants between F and B); `sure` holds where it does."""
+
+    early: dict[Op, int]
+    late: dict[Op, int]
+    sure: dict[Op, tuple[int, int]]
+    deadlines: list[int]
+
+    def before(self, sets: Sets, a: Op, b: Op) -> bool:
+        """Whether a cannot come after b in time."""
+        return self.sure[b][0] + sets.dur(b) > self.sure[a][1]
+
+    def slack(self, sets: Sets, a: Op, b: Op) -> int:
+        """The least M for which start(b) >= end(a) - M says nothing."""
+        return self.late[a] + sets.dur(a) - self.early[b]
+
+
+def serial_ns(sets: Sets) -> int:
+    """Every op and message after the other: no best schedule lasts longer, whatever it orders,
+    since each of its ops starts at 0 or when something it waits for is over."""
+    costs = sets.problem.profile
+    hops = sum(2 * sets.hop(s, s + 1) for s in sets.stages[:-1])
+    per_microbatch = sum(int(costs.durations_ns[kind].sum()) for kind in (*KINDS, O, R))
+    return sets.m * (per_microbatch + hops)
+
+
+def windows(sets: Sets, upper_ns: int) -> Windows:
+    """The windows by data flow and by what else the op's own device must do before and after it."""
+    masks = {
+        (kind, s): sum(1 << sets._bit[op] for op in sets.of(kind, s))
+        for kind in KINDS
+        for s in sets.stages
+    }
+
+    def load(ops: int, d: int) -> int:
+        return sum(
+            (ops & masks[kind, s]).bit_count() * sets.lasts[kind][s]
+            for kind in KINDS
+            for s in sets.stages_of(d)
+        )
+
+    before = dict.fromkeys(sets.ops, 0)
+    early = dict.fromkeys(sets.ops, 0)
+    first = [0] * len(sets.devices)
+    for d in sets.devices:  # a device waits at least for one microbatch to come
+        for s in range(sets.first_stage(d)):
+            first[d] += sets.lasts[F][s] + sets.hop(s, s + 1)
+    for op in sets.sorted_ops:
+        d = sets.place[op.stage]
+        early[op] = max(early[op], first[d] + load(before[op], d))
+        for later, lag in sets.successors[op]:
+            before[later] |= before[op] | (1 << sets._bit[op])
+            early[later] = max(early[later], early[op] + lag)
+    deadlines = [upper_ns] * len(sets.devices)
+    if sets.span:
+        horizon = serial_ns(sets)
+        deadlines = [first[d] + upper_ns if sets.prompt else horizon for d in sets.devices]
+    late: dict[Op, int] = {}
+    for op in reversed(sets.sorted_ops):
+        d = sets.place[op.stage]
+        rest = (sets.dur(op) if op.kind in KINDS else 0) + load(sets._after[op], d)
+        late[op] = min([deadlines[d] - rest, *(late[b] - lag for b, lag in sets.successors[op])])
+    if sets.span and sets.prompt:
+        for d in sets.devices:
+            late[Op(F, sets.first_stage(d), 0)] = first[d]
+    sure = {op: (early[op], late[op]) for op in sets.ops}
+    for out in sets.gone:
+        forward, back, then = (out._replace(kind=kind) for kind in (F, R, B))
+        soon, limit = early[forward] + sets.dur(forward), late[then] - sets.dur(back)
+        sure[out] = (soon, limit - sets.dur(out))
+        sure[back] = (soon + sets.dur(out), limit)
+    return Windows(early, late, sure, deadlines)

@@ -1,0 +1,258 @@
+"""A solver in a process of its own, which can be asked, stopped and outlived.
+
+    with SolverProcess(profile, microbatches=24, memory_limit=40 * 2**30) as solver:
+        ...                       # whatever else there is to do
+        schedule = solver.best()  # the best so far
+
+It tells what it has in two files of its folder, each written whole: ``best.json``, a schedule file,
+and ``state.json``. So no process has to listen, a solver that is killed leaves the best it found, and
+a caller that dies takes its solver with it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import NoSolution, OptPipeError, OutOfMemory
+from ..files import write_mapping, write_text
+from ..profile import CostProfile
+from ..profile_io import load_profile, save_profile
+from ..schedule import Schedule
+from .race.portfolio import Race
+from .result import status_of
+from .solve import solve
+
+BEST, STATE, LOG = "best.json", "state.json", "log.txt"
+TASK, PROFILE, START = "task.json", "profile.json", "start.json"
+PATIENCE_S = 5.0  # how long a solver may take to stop before it is killed
+PLAIN = (bool, int, float, str, type(None))
+
+
+class SolverProcess:
+    """`solve` at work in the background.
+
+    Args:
+        profile, microbatches, memory_limit: as for `solve`.
+        folder: where its files go; kept. None: a temporary one, gone with this object.
+        warm_start: a schedule to start from; ``none``: engines start from nothing.
+        options: the other arguments of `solve` that are plain data (``engine``, ``time_limit``,
+            ``objective``, ``seed``, ``workers``, ``cache`` ...).
+
+    Raises:
+        OptPipeError: for options that are no plain data, or a folder that cannot be written.
+    """
+
+    def __init__(
+        self,
+        profile: CostProfile,
+        microbatches: int,
+        memory_limit: int | Sequence[int] | None = None,
+        *,
+        folder: str | os.PathLike[str] | None = None,
+        warm_start: Schedule | str | None = None,
+        **options: Any,
+    ) -> None:
+        if "save" in options:
+            raise OptPipeError(f"save: its own {BEST} holds the best; give a folder to keep it")
+        for name, value in options.items():
+            if not isinstance(value, PLAIN):
+                raise OptPipeError(f"{name}: must be plain data, got {type(value).__name__}")
+        own = None if folder is not None else tempfile.mkdtemp(prefix="optpipe-solver-")
+        self.folder = Path(folder if own is None else own)  # type: ignore[arg-type]
+        limit: Any = memory_limit
+        if memory_limit is not None:  # numpy's numbers are no plain data
+            each = isinstance(memory_limit, Sequence | np.ndarray)
+            limit = [int(size) for size in memory_limit] if each else int(memory_limit)  # type: ignore
+        save_profile(profile, self.folder / PROFILE)
+        for old in (BEST, STATE, START):
+            (self.folder / old).unlink(missing_ok=True)
+        task = {"microbatches": int(microbatches), "memory_limit": limit, **options}
+        if isinstance(warm_start, Schedule):
+            warm_start.save(self.folder / START)
+        elif warm_start is not None:
+            task["warm_start"] = warm_start
+        write_mapping(self.folder / TASK, task)
+        self._process = _start(self.folder)
+        self._finalizer = weakref.finalize(self, _end, self._process, own)
+        self._seen: tuple[int, Schedule] | None = None
+
+    def __enter__(self) -> SolverProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether it is still at work."""
+        return self._process.poll() is None
+
+    def best(self) -> Schedule | None:
+        """The best schedule so far, or None."""
+        path = self.folder / BEST
+        try:
+            version = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return None
+        if self._seen is None or self._seen[0] != version:
+            self._seen = (version, Schedule.load(path))
+        return self._seen[1]
+
+    def bound(self) -> int:
+        """The best proven lower bound so far, in ns; 0 before there is one."""
+        return int(self.state().get("lower_bound_ns", 0))
+
+    def state(self) -> dict[str, Any]:
+        """What it last said: ``status`` (``running``, then that of `SolveResult`, or ``failed``),
+        ``seconds, objective_ns, lower_bound_ns, bound, found_by``, and ``error``, a line, where it
+        failed. Empty before it has said anything."""
+        running = self.running  # before reading, or what it writes last would be missed
+        try:
+            data: dict[str, Any] = json.loads((self.folder / STATE).read_text())
+        except FileNotFoundError:
+            data = {}
+        if not running and data.get("status", "running") == "running":
+            data |= {"status": "failed", "error": self._last_words()}
+        return data
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait until it is done, at most so many seconds; whether it is."""
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def stop(self) -> Schedule | None:
+        """Have it stop, by force if need be; the best schedule it found."""
+        _halt(self._process)
+        return self.best()
+
+    def _last_words(self) -> str:
+        """Why a solver that said nothing is gone."""
+        code = self._process.returncode
+        if code is not None and code < 0:
+            return f"killed by {signal.Signals(-code).name}"
+        lines = (self.folder / LOG).read_text(errors="replace").split("\n")
+        return next((line for line in reversed(lines) if line.strip()), f"exit status {code}")
+
+
+def _start(folder: Path) -> subprocess.Popen[bytes]:
+    """A fresh Python, which needs neither a picklable caller nor a caller without threads."""
+    root = str(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    with (folder / LOG).open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", __name__, str(folder), str(os.getpid())],
+            stdin=subprocess.PIPE,  # for a word to stop
+            stdout=subprocess.DEVNULL,
+            stderr=log,
+            env={**os.environ, "PYTHONPATH": paths},
+            start_new_session=True,  # Ctrl-C is the caller's to handle
+        )
+
+
+def _halt(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None and not process.stdin.closed:
+        with suppress(BrokenPipeError):  # it has ended
+            # a word, as the end of stdin does not come while a child of the caller's has it, too
+            process.stdin.write(b"stop")
+            process.stdin.close()
+    try:
+        process.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _end(process: subprocess.Popen[bytes], own_folder: str | None) -> None:
+    """When the object goes, or Python ends."""
+    _halt(process)
+    if own_folder is not None:
+        shutil.rmtree(own_folder, ignore_errors=True)
+
+
+# -- in the process -------------------------------------------------------------------------------
+
+
+class _Reporter:
+    """Writes the state of a race, when it has changed and every few seconds."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.told, self.when = folder, (-1, -1), 0.0
+
+    def __call__(self, race: Race) -> None:
+        now = (race.cost_ns, race.bound_ns)
+        if now == self.told and time.monotonic() < self.when + 2:
+            return
+        self.told, self.when = now, time.monotonic()
+        self.write(
+            status="running",
+            seconds=race.seconds,
+            objective_ns=None if race.best is None else race.cost_ns,
+            lower_bound_ns=race.bound_ns,
+            bound=race.bound_name,
+            found_by=race.engine,
+        )
+
+    def write(self, **state: Any) -> None:
+        with suppress(OptPipeError):  # a disk that is full now may have room later
+            write_text(self.folder / STATE, json.dumps(state) + "\n")
+
+
+def _leave_with_caller(caller: int) -> None:
+    """Interrupt when the caller says so on stdin, closes it, or is gone."""
+    while os.getppid() == caller and not select.select([0], [], [], 1.0)[0]:
+        pass
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def main(folder: Path, caller: int) -> None:
+    """Solve the task in a folder, as long as its caller is there."""
+    # started from a job in the background it may have been told to ignore what ends it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=_leave_with_caller, args=(caller,), daemon=True).start()
+    report = _Reporter(folder)
+    state: dict[str, Any] = {}
+    try:
+        task = json.loads((folder / TASK).read_text())
+        if (folder / START).exists():
+            task["warm_start"] = Schedule.load(folder / START)
+        profile = load_profile(folder / PROFILE)
+        result = solve(profile, **task, watch=report, save=folder / BEST)
+        keys = ("status", "seconds", "objective_ns", "lower_bound_ns", "bound")
+        measures = result.measures()
+        state = {key: measures[key] for key in keys} | {"found_by": result.info["found_by"]}
+    except KeyboardInterrupt:
+        state = {"status": "unknown", "error": "stopped before a schedule was found"}
+    except (OutOfMemory, NoSolution) as error:
+        state = {"status": status_of(error), "error": str(error)}
+    except (OptPipeError, TypeError) as error:  # TypeError: an option that solve does not have
+        state = {"status": "failed", "error": str(error)}
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has come to its end
+    report.write(**state)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

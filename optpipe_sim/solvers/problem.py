@@ -1,0 +1,163 @@
+"""What is to be solved, and how a solution becomes a schedule that anyone can replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..errors import Deadlock, OptPipeError, OutOfMemory
+from ..op_costs import op_costs
+from ..ops import COMPUTE, Op, R
+from ..profile import CostProfile
+from ..schedule import Levels, Schedule, Shape
+from ..sim import require_limit, simulate
+from ..sim.links import link_keys
+from ..trace import OBJECTIVES, Trace
+from ..units import format_size
+from .treatments import require_alike, restrict, treatments_of
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Order m microbatches on a profile, under a memory limit, for the least cost.
+
+    Attributes:
+        profile: with the chunks and the placement that solutions are to have.
+        microbatches: m.
+        limits: bytes per device, or None.
+        objective: ``flush`` (the makespan) or ``span`` (the longest device span).
+        per_stage: all microbatches of a stage are to have the same treatment.
+    """
+
+    profile: CostProfile
+    microbatches: int
+    limits: tuple[int, ...] | None = None
+    objective: str = "flush"
+    per_stage: bool = False
+
+    @cached_property
+    def treatments(self) -> frozenset[str]:
+        """What may become of an activation (see `optpipe_sim.solvers.treatments`): the profile has no
+        numbers for anything else."""
+        return treatments_of(self.profile)
+
+    @property
+    def may_recompute(self) -> bool:
+        """Whether recomputing can be part of a good solution at all."""
+        return "recompute" in self.treatments and self.limits is not None
+
+    @cached_property
+    def shape(self) -> Shape:
+        return self.profile.shape(self.microbatches)
+
+    @property
+    def may_offload(self) -> bool:
+        """Whether an offload can be part of a good solution at all."""
+        return self.profile.offload is not None and self.limits is not None
+
+    @cached_property
+    def host_limit(self) -> int | None:
+        """Pinned host bytes per node; None where they suffice for all activations at once."""
+        offload = self.profile.offload
+        if offload is None or offload.host_limit_bytes is None:
+            return None
+        per_node = self.profile.devices_per_node
+        sizes = [0] * -(-self.profile.devices // per_node)
+        for device, cost in zip(self.profile.placement, self.profile.stages, strict=True):
+            sizes[device // per_node] += cost.offloadable
+        limit = offload.host_limit_bytes
+        return limit if self.microbatches * max(sizes) > limit else None
+
+    def replay(self, schedule: Schedule, explain: bool = True) -> Trace:
+        """The trace of a schedule under the problem's limits; `explain`: see `sim.simulate`.
+
+        Raises:
+            OutOfMemory: also where it takes more pinned host memory than there is.
+            InvalidSchedule: also where activations of a stage are treated differently but must not.
+                The others: see `sim.simulate`.
+        """
+        if self.per_stage:
+            require_alike(schedule)
+        trace = simulate(
+            schedule,
+            self.profile,
+            self.limits,
+            enforce=self.limits is not None,
+            objective=self.objective,
+            explain=explain,
+        )
+        if self.host_limit is not None and trace.host_peak_bytes > self.host_limit:
+            raise OutOfMemory(
+                f"offload.host_limit: {format_size(trace.host_peak_bytes)} of pinned host memory on"
+                f" one node, but only {format_size(self.host_limit)} are allowed"
+            )
+        return trace
+
+    def keeps(self, schedule: Schedule) -> Trace | None:
+        """The replay of a schedule under the limits, the host's included; None where it breaks one."""
+        try:
+            return self.replay(schedule, explain=False)
+        except (Deadlock, OutOfMemory):
+            return None
+
+
+def make_problem(
+    profile: CostProfile,
+    microbatches: int,
+    memory_limit: int | Sequence[int] | None = None,
+    objective: str = "flush",
+    *,
+    treatments: Iterable[str] | None = None,
+    per_stage: bool = False,
+) -> Problem:
+    """A problem that has a solution as far as memory goes.
+
+    Args:
+        treatments: what may become of an activation, of ``keep, offload, recompute``; None: all
+            that the profile has. The problem's profile has no numbers for the others.
+        per_stage: all microbatches of a stage are to have the same treatment.
+
+    Raises:
+        OutOfMemory: where the limit is below what one microbatch needs; names the least limit.
+        OptPipeError: for an unknown objective or treatment, or a number of microbatches below 1.
+    """
+    profile = restrict(profile, treatments)
+    if objective not in OBJECTIVES:
+        raise OptPipeError(f"objective: expected flush or span, got {objective!r}")
+    limits = profile.limits(memory_limit)
+    problem = Problem(profile, microbatches, limits, objective, per_stage)
+    problem.shape  # noqa: B018  (checks m)
+    if limits is not None:
+        require_limit(profile, limits)
+    return problem
+
+
+def schedule_from_times(
+    problem: Problem, starts_ns: Mapping[Op, int], recompute: Levels | None = None
+) -> Schedule:
+    """The schedule of a feasible timing: ops by start time, shared links as they were served.
+
+    With plain (latency) links its replay is no later than the timing, op by op, and keeps the
+    limit. Where two ops start together the shorter goes first, so that what lasts no time comes
+    before what needs it. `recompute`: the levels of recomputation, if any.
+    """
+    costs, place = problem.profile, problem.profile.placement
+    programs: list[list[Op]] = [[] for _ in range(costs.devices)]
+    for op in starts_ns:
+        programs[place[op.stage]].append(op)
+    unsorted = Schedule(problem.shape, programs, recompute=recompute)
+    durations = op_costs(unsorted, costs).duration_ns.tolist()
+    timed = sorted(
+        (starts_ns[op], starts_ns[op] + duration, op.kind, op)
+        for op, duration in zip((op for ops in programs for op in ops), durations, strict=True)
+    )
+    programs = [[] for _ in range(costs.devices)]
+    links: dict[str, list[Op]] = {}
+    keys = link_keys(costs)
+    for *_, op in timed:
+        device = place[op.stage]
+        programs[device].append(op)
+        if op.kind not in COMPUTE:
+            links.setdefault(keys[2 * device + (op.kind is R)], []).append(op)
+    return Schedule(problem.shape, programs, links, recompute=recompute)

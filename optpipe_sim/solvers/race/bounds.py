@@ -1,0 +1,157 @@
+"""Expensive lower bounds for the race: configuration LPs, ever longer searches of single devices, and, where
+these come to their end, windows that the devices hand on to one another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ...bounds.device.core import NEVER
+from ...bounds.device.prices import prices
+from ...bounds.device.problem import OneDevice, one_device
+from ...bounds.device.search import device_bound
+from ...bounds.lp import configuration_bounds
+from ...bounds.windows import Pipeline
+from ...schedule import Schedule
+from ..problem import Problem
+from ..reports import Others, Report, no_report
+from .identity import identity
+
+ROOMS = (2_000, 30_000, 300_000, 1_000_000)  # nodes; a million take about 300 MB
+MOST_WINDOWS = 100  # F's up to which windows prove more than single devices, as far as is known
+QUICKEST = 500_000  # nodes per second, to begin with
+
+
+def one_device_bound(problem: Problem, device: int, time_limit: float) -> int:
+    """What every schedule costs at least, in ns, by one of its devices alone; 0 without a limit."""
+    return _Hunt(problem, [device], time_limit, NEVER, None).run()
+
+
+def best_bound(
+    problem: Problem,
+    time_limit: float,
+    goal_ns: int = NEVER,
+    on_bound: Callable[[int, str], None] | None = None,
+    others: Others = no_report,
+) -> int:
+    """The best bound, in ns, of the configuration LPs and of all devices within `time_limit` seconds.
+
+    Args:
+        goal_ns: the cost of a known schedule: a bound that reaches it ends the hunt.
+        on_bound: called with each better bound and its name.
+        others: gives schedules that were found meanwhile; the goal comes down to their costs.
+    """
+    devices = range(problem.profile.devices)
+    return _Hunt(problem, devices, time_limit, goal_ns, on_bound, others).run(True)
+
+
+def bounds_job(
+    problem: Problem,
+    report: Report,
+    start: Schedule | None,
+    bound_ns: int,
+    seconds: float,
+    seed: int,
+    others: Others = no_report,
+) -> None:
+    """The hunt for bounds as an engine of the race (see `jobs`); it draws nothing at random."""
+    goal = NEVER if start is None else problem.replay(start).cost_ns
+
+    def better(bound: int, name: str) -> None:
+        if bound > bound_ns:
+            report("named bound", (bound, name))
+
+    best_bound(problem, seconds, goal, better, others)
+
+
+class _Hunt:
+    """Bounds so far, and who may still better them."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        devices: Any,
+        time_limit: float,
+        goal_ns: int,
+        on_bound: Callable[[int, str], None] | None,
+        others: Others = no_report,
+    ) -> None:
+        self.problem, self.devices, self.others = problem, devices, others
+        self.until = time.monotonic() + time_limit
+        self.goal, self.on_bound = goal_ns, on_bound
+        self.best = 0
+        self.rate = float(QUICKEST)
+
+    def _hear(self, bound: int, name: str) -> None:
+        if bound > self.best:
+            self.best = bound
+            if self.on_bound is not None:
+                self.on_bound(bound, name)
+
+    @property
+    def _over(self) -> bool:
+        better = self.others()
+        if better is not None:
+            self.goal = min(self.goal, self.problem.replay(better).cost_ns)
+        return self.best >= self.goal or time.monotonic() >= self.until
+
+    def run(self, with_lp: bool = False) -> int:
+        problem = self.problem
+        if problem.limits is None:
+            return 0
+        profile, m, limits = problem.profile, problem.microbatches, problem.limits
+        left: list[tuple[int, OneDevice, Any]] = []
+        for device in self.devices:
+            one = one_device(profile, m, device, problem.objective, limits)
+            if one.possible:
+                left.append((0, one, None))
+        for turn, room in enumerate(ROOMS):
+            left.sort(key=lambda entry: -entry[0])
+            again = []
+            for bound, one, price in left:
+                if self._over:
+                    return min(self.best, self.goal)
+                if turn == 1:
+                    price = prices(one)
+                bound, final = self._search(one, price, room)
+                self._hear(bound, "one device")
+                if not final:
+                    again.append((bound, one, price))
+            if turn == 0 and with_lp:
+                for bound in configuration_bounds(profile, m, problem.objective, limits):
+                    self._hear(bound, "configuration LP")
+                    if self._over:
+                        break
+            left = again
+            few = m * problem.shape.stages <= MOST_WINDOWS and problem.objective == "flush"
+            if with_lp and turn == 1 and few and not left:
+                self._narrow()
+        return min(self.best, self.goal)
+
+    def _narrow(self) -> None:
+        """Goals above the best bound, ever further, then in between, as long as windows exclude them."""
+        problem = self.problem
+        assert problem.limits is not None
+        pipeline = Pipeline(problem.profile, problem.microbatches, problem.limits)
+        unit = identity(problem).time_unit_ns
+        step, possible = unit, self.goal
+        while not self._over and self.best + unit < possible:
+            goal = min(self.best + step, self.goal)
+            if goal >= possible:
+                goal = self.best + (possible - self.best) // (2 * unit) * unit
+            if pipeline.narrow(goal, self.until) is None:
+                self._hear(goal, "windows")
+                step *= 2
+            else:
+                possible = goal
+
+    def _search(self, one: OneDevice, price: Any, room: int) -> tuple[int, bool]:
+        """Search as far as the room and the clock allow; a search itself does not watch the clock."""
+        began = time.monotonic()
+        nodes = max(1_000, min(room, int(self.rate * (self.until - began))))
+        bound, final = device_bound(one, price, nodes, self.goal)
+        took = time.monotonic() - began
+        if not final and nodes >= ROOMS[0] and took > 0:
+            self.rate = nodes / took
+        return bound, final

@@ -1,0 +1,289 @@
+"""Solved schedules kept on disk, found again by what the problem is.
+
+One file per problem: the best schedule known and the best bound. Processes may share the folder:
+files are written whole and each holds its own checksum; one that does not read is as good as none.
+What was not used for longest goes first when the folder grows too large.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ...errors import OptPipeError
+from ...files import write_bytes
+from ...schedule import Schedule
+from ...version import __version__
+from ..problem import Problem
+from .adapt import adapt, without_transfers
+from .identity import Identity, carried_bound, distance, identity
+from .portfolio import Race
+
+FORMAT = 1
+HEAD = ("problem", "bound", "bound_name", "seconds")  # what a file says before its schedule
+FOLDER, SIZE = "OPTPIPE_SIM_CACHE", "OPTPIPE_SIM_CACHE_MIB"
+DEFAULT_MIB = 256
+MOST_LOOKED_AT = 200  # entries of a family
+FAR = 2.0  # beyond this distance a schedule is no start
+STALE_S = 3600  # age of a temporary file whose writer must be dead
+_ENDING = ".entry"
+
+
+class Entry(NamedTuple):
+    """What is known of a problem.
+
+    `bound` in the time units of `problem`; `seconds`: the longest time spent on it at once.
+    """
+
+    problem: Identity
+    schedule: Schedule
+    bound: int
+    bound_name: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder of solved problems.
+
+    Attributes:
+        folder: by default ``$OPTPIPE_SIM_CACHE``, else ``optpipe_sim`` among the user's caches.
+        most_bytes: by default ``$OPTPIPE_SIM_CACHE_MIB`` MiB, else 256.
+    """
+
+    folder: Path
+    most_bytes: int
+
+    def get(self, problem: Problem) -> Entry | None:
+        """What is known of exactly this problem, unless it contradicts itself."""
+        wanted = identity(problem)
+        path = self._path(wanted)
+        entry = _read(path)
+        if entry is None or entry.problem.data != wanted.data:
+            return None
+        try:
+            cost = problem.replay(entry.schedule).cost_ns
+        except OptPipeError:
+            return None
+        if entry.bound * wanted.time_unit_ns > cost:
+            return None  # no schedule can cost less than a bound
+        _touch(path)
+        return entry._replace(problem=wanted)
+
+    def near(self, problem: Problem, most: int = 3) -> list[Entry]:
+        """What is known of the problems most like this one (itself left out), the nearest first."""
+        wanted = identity(problem)
+        found = []
+        for path in self._family(wanted):
+            head = _head(path)
+            if head is None or head["problem"] == wanted.data:
+                continue
+            far = distance(Identity(head["problem"], 1), wanted)
+            if far <= FAR:
+                found.append((far, path.name, path))
+        entries = []
+        for *_, path in sorted(found)[:most]:
+            entry = _read(path)
+            if entry is not None:
+                _touch(path)
+                entries.append(entry)
+        return entries
+
+    def bound_ns(self, problem: Problem) -> tuple[int, str]:
+        """The best bound that other problems prove for this one, in ns, and its name."""
+        wanted = identity(problem)
+        best = (0, "")
+        for path in self._family(wanted):
+            head = _head(path)
+            if head is not None and head["problem"] != wanted.data:
+                bound = carried_bound(Identity(head["problem"], 1), head["bound"], wanted)
+                best = max(best, (bound, head["bound_name"]))
+        return best
+
+    def put(
+        self, problem: Problem, schedule: Schedule, bound_ns: int, bound_name: str, seconds: float
+    ) -> None:
+        """Keep a schedule and a bound, unless better ones are known.
+
+        A folder that cannot be written keeps nothing, which is harmless.
+        """
+        wanted = identity(problem)
+        bound = -(-bound_ns // wanted.time_unit_ns)
+        if "engines" not in wanted.data:
+            schedule = without_transfers(schedule)
+        known = self.get(problem)
+        if known is not None:
+            if problem.replay(known.schedule).cost_ns <= problem.replay(schedule).cost_ns:
+                schedule = known.schedule
+            if known.bound >= bound:
+                bound, bound_name = known.bound, known.bound_name
+            seconds = max(seconds, known.seconds)
+            if known == (wanted, schedule, bound, bound_name, seconds):
+                return
+        head = {
+            "format": [FORMAT, __version__],
+            "problem": wanted.data,
+            "bound": bound,
+            "bound_name": bound_name,
+            "seconds": seconds,
+        }
+        content = zlib.compress(json.dumps(schedule.to_json()).encode())
+        body = json.dumps(head).encode() + b"\n" + content
+        try:
+            write_bytes(self._path(wanted), _checksum(body) + b"\n" + body)
+            self._evict()
+        except (OptPipeError, OSError):
+            pass
+
+    def clear(self) -> int:
+        """Forget everything; how many problems were known."""
+        files = [path for path, _ in self._files()]
+        for path in files:
+            path.unlink(missing_ok=True)
+        return sum(path.name.endswith(_ENDING) for path in files)
+
+    def info(self) -> dict[str, Any]:
+        """Where the folder is, how many problems it knows, its size and its limit in bytes."""
+        files = list(self._files())
+        return {
+            "folder": str(self.folder),
+            "problems": sum(path.name.endswith(_ENDING) for path, _ in files),
+            "bytes": sum(status.st_size for _, status in files),
+            "most_bytes": self.most_bytes,
+        }
+
+    def _path(self, wanted: Identity) -> Path:
+        return self.folder / wanted.family / f"{wanted.key}{_ENDING}"
+
+    def _family(self, wanted: Identity) -> list[Path]:
+        """The files of a family, the latest used first."""
+        folder = self.folder / wanted.family
+        files = [(path, status) for path, status in _files_in(folder) if path.suffix == _ENDING]
+        files.sort(key=lambda file: -file[1].st_mtime_ns)
+        return [path for path, _ in files[:MOST_LOOKED_AT]]
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        try:
+            folders = [entry.path for entry in os.scandir(self.folder) if entry.is_dir()]
+        except OSError:
+            return
+        for folder in folders:
+            yield from _files_in(Path(folder))
+
+    def _evict(self) -> None:
+        """Drop what was not used for longest until the rest is small enough, and what dead
+        writers left."""
+        files = sorted(self._files(), key=lambda file: file[1].st_mtime_ns)
+        total = sum(status.st_size for _, status in files)
+        for path, status in files:
+            stale = path.suffix != _ENDING and time.time() - status.st_mtime > STALE_S
+            if stale or (total > self.most_bytes and path.suffix == _ENDING):
+                path.unlink(missing_ok=True)
+                total -= status.st_size
+
+
+def open_cache(folder: str | os.PathLike[str] | None = None, mib: int | None = None) -> Cache:
+    """The cache in a folder; see `Cache` for the defaults. Nothing is created before it is used.
+
+    Raises:
+        OptPipeError: where the environment gives a size that is no number.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    where = folder or os.environ.get(FOLDER) or os.path.join(home, "optpipe_sim")
+    text = os.environ.get(SIZE, str(DEFAULT_MIB))
+    if not text.isdigit():
+        raise OptPipeError(f"{SIZE}: must be a whole number of MiB, got {text!r}")
+    return Cache(Path(where), (int(text) if mib is None else mib) << 20)
+
+
+# -- what solve does with it ----------------------------------------------------------------------
+
+
+def recall(race: Race, cache: Cache) -> Entry | None:
+    """Start a race from what is known: of the problem itself, else of those most like it."""
+    problem = race.problem
+    entry = cache.get(problem)
+    if entry is not None:
+        race.offer(entry.schedule, "cache")
+        race.prove(entry.bound * entry.problem.time_unit_ns, entry.bound_name)
+    else:
+        for near in cache.near(problem):
+            adapted = adapt(problem, near.schedule)
+            if adapted is not None:
+                race.offer(adapted, "cache, adapted")
+    bound_ns, name = cache.bound_ns(problem)
+    if bound_ns <= race.cost_ns:  # else what was kept contradicts what fits
+        race.prove(bound_ns, name)
+    return entry
+
+
+def remember(race: Race, cache: Cache) -> None:
+    """Keep what a race has reached."""
+    if race.best is not None:
+        cache.put(race.problem, race.best, race.bound_ns, race.bound_name, race.seconds)
+
+
+# -- files ----------------------------------------------------------------------------------------
+
+
+def _checksum(body: bytes) -> bytes:
+    return hashlib.sha256(body).hexdigest().encode()
+
+
+def _head(path: Path) -> dict[str, Any] | None:
+    """What a file says of its problem, its schedule left packed; None where it is missing,
+    damaged or of another version."""
+    try:
+        checksum, _, body = path.read_bytes().partition(b"\n")
+    except OSError:
+        return None
+    if checksum != _checksum(body):
+        return None
+    line, _, content = body.partition(b"\n")
+    try:
+        head = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(head, dict) or not head.keys() >= {"format", *HEAD}:
+        return None
+    return {**head, "content": content} if head["format"] == [FORMAT, __version__] else None
+
+
+def _read(path: Path) -> Entry | None:
+    """A whole file; None as for `_head`."""
+    head = _head(path)
+    if head is None:
+        return None
+    try:
+        schedule = Schedule.from_json(json.loads(zlib.decompress(head["content"])))
+        problem = Identity(head["problem"], 1)
+        return Entry(problem, schedule, head["bound"], head["bound_name"], head["seconds"])
+    except (ValueError, zlib.error, OptPipeError):  # written by something else
+        return None
+
+
+def _files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
+    try:
+        entries = list(os.scandir(folder))
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            if entry.is_file():
+                yield Path(entry.path), entry.stat()
+        except OSError:  # another process was faster
+            continue
+
+
+def _touch(path: Path) -> None:
+    """Mark as used."""
+    with suppress(OSError):
+        os.utime(path)

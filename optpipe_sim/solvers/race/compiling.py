@@ -1,0 +1,115 @@
+"""Compile what the engines run: once on a machine, and never at the cost of the time they have.
+
+Numba keeps what it compiled on disk; from the second time on this takes a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...compiled import njit
+from ...profile_io import load_profile
+from ...schedules.adaoffload.adaoffload import adaoffload
+from ..anneal import core as search_core
+from ..anneal.engine import search, shares_links
+from ..anneal.patterns import pattern_start
+from ..greedy.engine import greedy_search
+from ..greedy.waves import wave_search
+from ..problem import Problem, make_problem
+from ..reports import no_report
+from ..starts import offload_everything
+from ..treated.engine import search as treated_search
+from ..treated.job import treats
+from .bounds import best_bound
+
+
+def compile_engines(problem: Problem, on_wait: Callable[[], None] = no_report) -> None:
+    """Run on a tiny problem of the same kind all that is compiled for one like `problem`.
+
+    Args:
+        on_wait: called first where nothing is there yet, so that it will take half a minute.
+    """
+    kind = (
+        problem.shape.chunks > 1,
+        shares_links(problem),
+        problem.may_recompute,
+        treats(problem),
+    )
+    if not _kept():
+        on_wait()
+        context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+        processes = [context.Process(target=part, args=kind[:3]) for part in PARTS]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    _compile(*kind)
+
+
+def _kept() -> bool:
+    """Whether the search was compiled on this machine since it was written."""
+    source = Path(search_core.__file__)
+    if njit is None:
+        return True  # nothing is compiled
+    kept = Path(search_core.anneal.stats.cache_path)
+    written = source.stat().st_mtime
+    return any(
+        index.stat().st_mtime > written for index in kept.glob(f"{source.stem}.anneal-*.nbi")
+    )
+
+
+@cache
+def _compile(chunks: bool, linked: bool, levels: bool, treated: bool) -> None:
+    for part in PARTS:
+        if treated or part is not _treated:
+            part(chunks, linked, levels)
+
+
+def _tiny(chunks: bool, linked: bool, levels: bool = False) -> Problem:
+    stage = {"t_f_ns": 20, "t_b_ns": 20, "t_w_ns": 20, "act_bytes": 2, "w_bytes": 1}
+    recompute = [{"name": "full", "t_ns": 20, "keep_bytes": 1}] if levels else []
+    profile = load_profile(
+        {
+            "devices": 2,
+            "chunks": 1 + chunks,
+            "placement": "loop",
+            "stages": {**stage, "recompute": recompute},
+            "offload": {
+                "t_offload_ns": 10, "t_reload_ns": 10, "host_link_groups": [[0, 1]] if linked else [],
+            },
+        }
+    )  # fmt: skip
+    return make_problem(profile, 3, 12, "flush")
+
+
+def _greedy(chunks: bool, linked: bool, levels: bool) -> None:
+    problem = _tiny(chunks, linked, levels)
+    adaoffload(problem.profile, 3, problem.limits)
+    if chunks:
+        wave_search(problem, lambda: False, runs=2)
+    greedy_search(problem, lambda: False, runs=2)
+
+
+def _search(_: bool, linked: bool, levels: bool) -> None:
+    problem = _tiny(False, linked, levels)  # the search is the same for several chunks
+    start = offload_everything(problem, 1)
+    if linked:
+        pattern_start(problem, start, lambda: False, steps=1)
+    search(problem, [start], evaluations=2)
+
+
+def _treated(_: bool, __: bool, ___: bool) -> None:
+    problem = _tiny(False, False)  # the same for several chunks and with levels; no shared links
+    treated_search(problem, [offload_everything(problem, 1)], evaluations=2)
+
+
+def _bounds(chunks: bool, linked: bool, levels: bool) -> None:
+    best_bound(_tiny(chunks, linked, levels), 1.0)
+
+
+PARTS = (_search, _greedy, _treated, _bounds)

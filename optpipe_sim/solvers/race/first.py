@@ -1,0 +1,67 @@
+"""What a race begins with: AdaOffload, and the published schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...errors import NoSolution
+from ...schedules.adaoffload.adaoffload import LEAST_RUNS, adaoffload
+from ..starts import plain_schedules
+from ..treated.job import first_starts, treats
+from ..variants import grouped_variants, limited_variants
+from .portfolio import Race
+
+ADAOFFLOAD = "adaoffload"
+
+
+def run_adaoffload(race: Race, until: float) -> None:
+    """AdaOffload: one run at once, so that there is something to show; then the best of its
+    settings, where those take less than `until` seconds."""
+    problem, began = race.problem, race.seconds
+    if treats(problem):
+        race.starts = first_starts(
+            problem, race.offer, lambda: race.proven or race.seconds - began > until
+        )
+        return
+    costs, m, limits = problem.profile, problem.microbatches, problem.limits
+    try:
+        race.offer(adaoffload(costs, m, limits, None, problem.objective, prefer=0), ADAOFFLOAD)
+        if not race.proven and (race.seconds - began) * LEAST_RUNS <= until:
+            race.offer(adaoffload(costs, m, limits, None, problem.objective), ADAOFFLOAD)
+    except NoSolution as error:  # pinned host memory may be too scarce for a greedy
+        race.failures[ADAOFFLOAD] = str(error)
+
+
+def run_published(race: Race, until: float) -> None:
+    """The published schedules of the problem's shape with every value of their options, until the
+    race has run for so many seconds."""
+    run_plain(race, until)
+    run_grouped([race], lambda: race.proven or race.seconds > until)
+    run_limited(race, until)
+
+
+def run_plain(race: Race, until: float) -> None:
+    """The published schedules that are not built in groups; at least one of them."""
+    for name, schedule in plain_schedules(race.problem):
+        race.offer(schedule, name)
+        if race.proven or race.seconds > until:
+            break
+
+
+def run_grouped(races: Sequence[Race], over: Callable[[], bool]) -> None:
+    """GIS and PipeOffload on every shape that could beat the best of all of them, until it is over;
+    see `variants.grouped_variants`."""
+
+    def best_ns() -> int:
+        return min(race.cost_ns for race in races)
+
+    for at, name, schedule in grouped_variants([race.problem for race in races], best_ns, over):
+        races[at].offer(schedule, name)
+
+
+def run_limited(race: Race, until: float) -> None:
+    """The automatic zero-bubble schedules, planned for other limits."""
+    for name, schedule in limited_variants(race.problem, lambda: race.seconds > until):
+        race.offer(schedule, name)
+        if race.proven:
+            break

@@ -1,0 +1,206 @@
+"""What a problem *is*: its numbers without their units, so that equal problems are found to be equal.
+
+Times count in their greatest common divisor and so does memory; the limit is what it leaves room for
+beside the static bytes; what cannot matter (more room than all activations take, copy engines that nothing
+needs) is left out. Profiles in ms and in s, or with other static bytes and a limit as much higher,
+are the same problem, and the schedule of one is the schedule of the other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from math import gcd, log
+from typing import Any
+
+from ...ops import BW, B, F, O, R, W
+from ...profile import CostProfile
+from ..problem import Problem
+
+COMPUTE_TIMES = ("f", "b", "w", "bw", "comm")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A problem without its units.
+
+    Attributes:
+        data: plain data; equal for equal problems. ``times`` per kind and ``sizes`` per kind (both
+            per stage, in `time_unit_ns` and in the gcd of all sizes), ``room`` per device in units
+            of size (None: as much as all activations take), ``m`` and what else matters.
+        time_unit_ns: by what times and costs of ``data`` are to be multiplied.
+    """
+
+    data: dict[str, Any]
+    time_unit_ns: int
+
+    @cached_property
+    def key(self) -> str:
+        """A digest of the whole problem."""
+        return _digest(self.data)
+
+    @cached_property
+    def family(self) -> str:
+        """A digest of what schedules need in common to be adapted to each other."""
+        return _digest([self.data["placement"], self.data["objective"]])
+
+
+def identity(problem: Problem) -> Identity:
+    """The identity of a problem."""
+    costs, m = problem.profile, problem.microbatches
+    room = _room(problem)
+    bounded = any(size is not None for size in room)
+    offload = costs.offload if bounded else None
+    durations = costs.durations_ns
+    times = {
+        name: [int(t) for t in durations[kind]]
+        for name, kind in (("f", F), ("b", B), ("w", W), ("bw", BW), ("o", O), ("r", R))
+        if offload is not None or kind not in (O, R)
+    }
+    times["comm"] = [costs.latency_ns, costs.occupancy_ns]
+    levels = _levels(costs) if bounded and costs.has_levels else []
+    unit = gcd(*(t for row in times.values() for t in row))
+    if levels:  # copies of what a level keeps have times of their own
+        unit = gcd(unit, *(int(t) for t in costs.op_table.duration_ns.ravel()))
+    data: dict[str, Any] = {
+        "placement": [costs.devices, *costs.placement],
+        "objective": problem.objective,
+        "m": m,
+        "links": costs.links if costs.occupancy_ns else "latency",
+        "times": {name: [t // unit for t in row] for name, row in times.items()},
+    }
+    if bounded:
+        sizes = {
+            "act": [cost.act_bytes for cost in costs.stages],
+            "w": [cost.w_bytes for cost in costs.stages],
+            "o": [cost.offloadable if offload else 0 for cost in costs.stages],
+        }
+        part = gcd(
+            *(size for row in sizes.values() for size in row),
+            *(size for stage in levels for _, *held in stage for size in held),
+        )
+        data["sizes"] = {name: [size // part for size in row] for name, row in sizes.items()}
+        if levels:
+            data["levels"] = [
+                [[t // unit, *(size // part for size in held)] for t, *held in stage]
+                for stage in levels
+            ]
+        if problem.per_stage and (problem.may_recompute or problem.may_offload):
+            data["per_stage"] = True
+        data["room"] = [None if size is None else size // part for size in room]
+        if offload is not None:
+            host = offload.host_limit_bytes
+            data["engines"] = {
+                "copy": offload.copy_engines,
+                "link": offload.host_link,
+                "groups": [list(group) for group in offload.host_link_groups],  # number them
+                "host": None if host is None else host // part,
+                "node": None if host is None else offload.devices_per_node,
+            }
+    return Identity(data, unit)
+
+
+def _levels(costs: CostProfile) -> list[list[tuple[int, ...]]]:
+    """Per stage, the time of each level and what it keeps, works on in F and BW, and in B."""
+    return [
+        [
+            (
+                level.t_ns,
+                level.keep_bytes,
+                level.working_bytes(cost.act_bytes),
+                level.b_working_bytes(cost.act_bytes, cost.w_bytes),
+            )
+            for level in cost.recompute
+        ]
+        for cost in costs.stages
+    ]
+
+
+def _room(problem: Problem) -> list[int | None]:
+    """Per device, the bytes for activations; None where all of them fit."""
+    costs = problem.profile
+    limits = problem.limits
+    if limits is None:
+        return [None] * costs.devices
+    room: list[int | None] = []
+    for device, (limit, static) in enumerate(zip(limits, costs.static_bytes, strict=True)):
+        every = problem.microbatches * sum(
+            costs.stages[stage].act_bytes for stage in problem.shape.stages_of(device)
+        )
+        room.append(None if limit - static >= every else limit - static)
+    return room
+
+
+def carried_bound(source: Identity, bound: int, target: Identity) -> int:
+    """What a bound of one problem (in its time units) proves for another, in ns; 0: nothing.
+
+    More microbatches, or less room, never cost less: a schedule of the harder problem, some
+    microbatches left out, is one of the easier. A problem without any limit bounds every one
+    with the same compute times.
+    """
+    ours, theirs = target.data, source.data
+    if theirs["m"] > ours["m"] or any(
+        theirs[key] != ours[key] for key in ("placement", "objective", "links")
+    ):
+        return 0
+    if "room" not in theirs:
+        scale = _ratio(
+            [t for name in COMPUTE_TIMES for t in theirs["times"][name]],
+            [t for name in COMPUTE_TIMES for t in ours["times"][name]],
+        )
+        return 0 if scale is None else -int(-bound * scale * target.time_unit_ns // 1)
+    alike = all(
+        theirs.get(key) == ours.get(key)
+        for key in ("times", "sizes", "engines", "levels", "per_stage")
+    )
+    if not alike or "room" not in ours or not _at_least(theirs["room"], ours["room"]):
+        return 0
+    return bound * target.time_unit_ns
+
+
+def _ratio(from_: Sequence[int], to: Sequence[int]) -> Fraction | None:
+    """By what all of the first numbers are multiplied to give the second; None: no such number."""
+    scale = Fraction(to[0], from_[0])  # the first is a forward, which lasts
+    return scale if all(scale * a == b for a, b in zip(from_, to, strict=True)) else None
+
+
+def _at_least(more: Sequence[int | None], less: Sequence[int | None]) -> bool:
+    return all(a is None or (b is not None and a >= b) for a, b in zip(more, less, strict=True))
+
+
+def distance(one: Identity, other: Identity) -> float:
+    """How unlike two problems of one family are: 0 for equal ones, about 1 where something is
+    twice or half as much."""
+    parts: list[float] = [2 * abs(log(one.data["m"] / other.data["m"]))]
+    for row, scale in (("times", "f"), ("sizes", "act")):
+        a, b = one.data.get(row, {}), other.data.get(row, {})
+        for name in a.keys() & b.keys():
+            mean_a = sum(a[scale]) or 1
+            mean_b = sum(b[scale]) or 1
+            unlike = [
+                abs(x / mean_a - y / mean_b) * len(a[scale])
+                for x, y in zip(a[name], b[name], strict=True)
+            ]
+            parts.append(sum(unlike) / len(unlike))
+    rooms = [_slots(part) for part in (one, other)]
+    parts.append(abs(log(rooms[0] / rooms[1])))
+    parts.append(0.5 if one.data.get("engines") != other.data.get("engines") else 0.0)
+    return float(sum(parts))
+
+
+def _slots(part: Identity) -> float:
+    """About how many activations of all stages a device has room for."""
+    m = float(part.data["m"])
+    if "room" not in part.data:
+        return m
+    act: float = sum(part.data["sizes"]["act"]) / len(part.data["room"])
+    rooms = [m if size is None else size / max(act, 1) for size in part.data["room"]]
+    return max(1e-3, float(sum(rooms)) / len(rooms))
+
+
+def _digest(data: Any) -> str:
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,0 +1,119 @@
+"""What a solver returns: a schedule, what it costs, and how far from the best it can be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
+from ..schedule import Schedule
+from ..trace import Trace
+from .problem import Problem
+
+OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN = "optimal", "feasible", "infeasible", "unknown"
+
+
+def within(cost_ns: float, bound_ns: float, gap: float) -> bool:
+    """Whether a cost is at most `gap` above a bound, as a share of the bound."""
+    return cost_ns <= bound_ns * (1 + gap)
+
+
+def status_of(error: OptPipeError) -> str:
+    """The status of a problem that has no result because of an error."""
+    return INFEASIBLE if isinstance(error, OutOfMemory | Infeasible) else UNKNOWN
+
+
+@dataclass(frozen=True)
+class SolveResult:
+    """The best schedule an engine found, and its proof.
+
+    Attributes:
+        status: ``optimal`` (proven), ``feasible``, ``infeasible`` (proven) or ``unknown``.
+        engine: who found it.
+        schedule, trace: the schedule and its replay under the limit; None without one.
+        lower_bound_ns, bound_name: proven: no schedule of this problem costs less; and by what.
+        seconds: of wall time. `variables`, `constraints`: of the model, where there is one.
+        incumbents: (seconds, objective in ns) of each better schedule found on the way.
+        bounds: (seconds, ns) of each better bound found on the way.
+        info: whatever else the engine has to say; plain data.
+    """
+
+    status: str
+    engine: str
+    schedule: Schedule | None
+    trace: Trace | None
+    lower_bound_ns: int
+    bound_name: str
+    seconds: float
+    variables: int = 0
+    constraints: int = 0
+    incumbents: tuple[tuple[float, int], ...] = ()
+    bounds: tuple[tuple[float, int], ...] = ()
+    info: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def objective_ns(self) -> int:
+        """What the schedule costs.
+
+        Raises:
+            NoSolution: without a schedule.
+        """
+        if self.trace is None:
+            raise NoSolution(f"{self.engine} found no schedule ({self.status})")
+        return self.trace.cost_ns
+
+    @property
+    def gap(self) -> float:
+        """(objective - lower bound) / lower bound; infinite without a schedule."""
+        if self.trace is None:
+            return float("inf")
+        return (self.objective_ns - self.lower_bound_ns) / max(1, self.lower_bound_ns)
+
+    def measures(self) -> dict[str, Any]:
+        """The result as plain data; the keys are those of ``solve --json``."""
+        found = self.trace is not None
+        return {
+            "status": self.status,
+            "engine": self.engine,
+            "objective_ns": self.objective_ns if found else None,
+            "lower_bound_ns": self.lower_bound_ns,
+            "bound": self.bound_name,
+            "bound_covers": self.info.get("covers"),
+            "gap": self.gap if found else None,
+            "seconds": self.seconds,
+            "variables": self.variables,
+            "constraints": self.constraints,
+            "incumbents": [list(entry) for entry in self.incumbents],
+            **(self.trace.measures() if self.trace is not None else {}),
+        }
+
+
+def make_result(
+    problem: Problem,
+    engine: str,
+    schedule: Schedule | None,
+    lower_bound_ns: int,
+    bound_name: str,
+    seconds: float,
+    **more: Any,
+) -> SolveResult:
+    """A result whose schedule is replayed under the limit: what it costs is what the replay says.
+
+    The status is ``optimal`` where the bound meets the cost, ``feasible`` otherwise, and
+    ``unknown`` without a schedule (unless `more` gives a ``status``).
+    """
+    trace = None
+    status = UNKNOWN
+    if schedule is not None:
+        trace = problem.replay(schedule)
+        status = OPTIMAL if trace.cost_ns <= lower_bound_ns else FEASIBLE
+    more.setdefault("status", status)
+    return SolveResult(
+        engine=engine,
+        schedule=schedule,
+        trace=trace,
+        lower_bound_ns=lower_bound_ns,
+        bound_name=bound_name,
+        seconds=seconds,
+        **more,
+    )

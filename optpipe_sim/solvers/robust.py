@@ -1,0 +1,342 @@
+"""Schedules that are good when durations scatter: the least mean, or quantile, over samples.
+
+Candidates come from the deterministic race (every incumbent, not only the last), from AdaOffload's
+settings, from the published schedules, and from problems whose copies, messages or devices are made
+slower; each is lowered (its grants wait for releases, not for instants) and replayed on the same
+samples. The best of them is then changed op by op as long as that helps.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+import numpy as np
+
+from ..errors import OptPipeError
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..sim.lower import lower
+from ..sim.noise import Noise
+from ..sim.scenarios import (
+    Scenarios,
+    draw_scenarios,
+    replay_scenarios,
+    require_samples,
+    scenario_bounds,
+)
+from ..trace import Trace
+from .anneal import moves, times
+from .anneal.engine import Programs, Workspace, pack, search, unpack
+from .greedy.engine import greedy_search
+from .problem import Problem, make_problem
+from .race.portfolio import ctrl_c_later
+from .result import FEASIBLE, SolveResult
+from .solve import solve
+from .starts import fixed_schedules
+
+NOMINAL, PADDED = 0.35, 0.25  # of the time: the deterministic race, the searches with slack
+TUNING = 96  # samples that candidates are compared on; the best few meet the others
+BAND = 0.1  # of the samples, on either side of a quantile
+FINALISTS = 4
+# What is made slower, one after the other, to find schedules with slack in other places.
+PADDINGS: tuple[dict[str, float], ...] = ({"copy": 1.15}, {"comm": 2.0}, {"copy": 1.4, "comm": 1.5})
+REACH, AHEAD = 8, (1, 2, 4, 8, 16)  # of a move: places along the program; ops before its B
+
+
+@dataclass(frozen=True)
+class RobustResult:
+    """The schedule with the least measure found, and how its cost is distributed.
+
+    Attributes:
+        schedule, trace: and its replay with the profile's own durations.
+        quantile: the measure; None: the mean.
+        costs_ns: (samples,) its cost in each sample. `nominal_costs_ns`: that of the deterministic
+            optimum on the same samples.
+        nominal: the deterministic result.
+        lower_bound_ns: no schedule has a lower measure on these samples.
+        found_by: which kind of candidate it is. `tried`: how many were compared.
+        seconds: of wall time. `interrupted`: by Ctrl-C, which keeps the best so far.
+        failures: what went wrong on the way, as in the ``info`` of `SolveResult`.
+    """
+
+    schedule: Schedule
+    trace: Trace
+    noise: Noise
+    quantile: float | None
+    costs_ns: np.ndarray
+    nominal: SolveResult
+    nominal_costs_ns: np.ndarray
+    lower_bound_ns: int
+    found_by: str
+    tried: int
+    seconds: float
+    interrupted: bool = False
+    failures: dict[str, str] = field(default_factory=dict)
+    bound_name: str = field(default="work, sample by sample")
+    status: str = field(default=FEASIBLE)
+    engine: str = field(default="robust")
+
+    @property
+    def objective_ns(self) -> int:
+        """The measure: mean or quantile of the cost over the samples."""
+        return measure(self.costs_ns, self.quantile)
+
+    @property
+    def nominal_objective_ns(self) -> int:
+        """The measure of the deterministic optimum; never below `objective_ns`."""
+        return measure(self.nominal_costs_ns, self.quantile)
+
+    @property
+    def gap(self) -> float:
+        """(objective - lower bound) / lower bound."""
+        return (self.objective_ns - self.lower_bound_ns) / max(1, self.lower_bound_ns)
+
+    def measures(self) -> dict[str, Any]:
+        """The result as plain data: the keys of `SolveResult.measures` and the distribution."""
+        parts = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
+        return {
+            **self.trace.measures(),
+            "status": self.status,
+            "engine": self.engine,
+            "objective_ns": self.objective_ns,
+            "lower_bound_ns": self.lower_bound_ns,
+            "bound": self.bound_name,
+            "gap": self.gap,
+            "seconds": self.seconds,
+            "measure": "mean" if self.quantile is None else f"quantile {self.quantile:g}",
+            "samples": len(self.costs_ns),
+            "mean_ns": measure(self.costs_ns, None),
+            "quantiles_ns": {f"{part:g}": measure(self.costs_ns, part) for part in parts},
+            "nominal_objective_ns": self.nominal_objective_ns,
+            "found_by": self.found_by,
+            "tried": self.tried,
+            "interrupted": self.interrupted,
+        }
+
+
+def measure(costs_ns: np.ndarray, quantile: float | None) -> int:
+    """The mean of some costs, rounded, or the least of them that this share does not exceed."""
+    if quantile is None:
+        return round(float(costs_ns.mean()))
+    return int(np.quantile(costs_ns, quantile, method="inverted_cdf"))
+
+
+def solve_robust(
+    profile: CostProfile,
+    microbatches: int,
+    memory_limit: int | Sequence[int] | None = None,
+    *,
+    noise: Noise,
+    samples: int = 400,
+    quantile: float | None = None,
+    time_limit: float = 30.0,
+    objective: str = "flush",
+    seed: int = 0,
+    on_incumbent: Callable[[Schedule, int], None] | None = None,
+    save: str | os.PathLike[str] | None = None,
+    **options: Any,
+) -> RobustResult:
+    """The schedule with the least mean (or quantile) of its cost when durations scatter.
+
+    Never worse, in that measure and on these samples, than the deterministic optimum's schedule.
+
+    Args:
+        noise: how durations scatter; the profile has their means.
+        samples: how many sets of durations the measure is taken over (the search itself looks at
+            others, so that nothing is fitted to these; only the best few are chosen by them).
+        quantile: None: the mean; 0.9: what nine of ten iterations do not exceed.
+        on_incumbent: called with the deterministic race's schedules, and the better ones after it,
+            and their cost with the profile's own durations, in ns.
+        save: a file that holds the best schedule so far: of the deterministic race, then the robust.
+        options: for the deterministic race; see `solvers.solve`, as for the other arguments.
+
+    Raises:
+        OptPipeError: for a quantile that is none; and as `solvers.solve` does.
+    """
+    if quantile is not None and not 0 <= quantile <= 1:
+        raise OptPipeError(f"quantile: must be from 0 to 1, got {quantile}")
+    require_samples(profile, microbatches, samples)
+    began = time.monotonic()
+    seen: list[Schedule] = []
+
+    def heard(schedule: Schedule, cost: int) -> None:
+        seen.append(schedule)
+        if on_incumbent is not None:
+            on_incumbent(schedule, cost)
+
+    nominal = solve(
+        profile, microbatches, memory_limit, time_limit=NOMINAL * time_limit, objective=objective,
+        seed=seed, on_incumbent=heard, save=save, **options,
+    )  # fmt: skip
+    assert nominal.schedule is not None
+    problem = make_problem(profile, microbatches, memory_limit, objective)
+    interrupted, entries = bool(nominal.info["interrupted"]), None
+    try:
+        tuning = draw_scenarios(profile, microbatches, noise, TUNING, seed)
+        entries = _Field(problem, tuning, quantile, _smooth)
+        entries.offer(nominal.schedule, "deterministic")
+        for name, schedule in _candidates(problem, nominal, seen, time_limit, seed):
+            if interrupted or time.monotonic() - began > 0.9 * time_limit:
+                break
+            entries.offer(schedule, name)
+        if problem.host_limit is None and not interrupted:
+            _improve(problem, entries, began + time_limit, seed)
+    except KeyboardInterrupt:
+        interrupted = True
+    try:
+        with ctrl_c_later():  # a moment, without which there is no answer
+            judges = draw_scenarios(profile, microbatches, noise, samples, seed + 1)
+            final = _Field(problem, judges, quantile)
+            final.offer(nominal.schedule, "deterministic")  # of equal ones, the first
+            nominal_costs = final.best[0].costs_ns
+            for entry in entries.best[:FINALISTS] if entries is not None else ():
+                final.offer(entry.schedule, entry.name)
+            bound_ns = measure(scenario_bounds(profile, judges, objective), quantile)
+    except KeyboardInterrupt:
+        interrupted = True
+    chosen = final.best[0]
+    trace = problem.replay(chosen.schedule)
+    failures = dict(nominal.info["failures"])
+    if save is not None:
+        try:
+            chosen.schedule.save(save)
+            failures.pop("save", None)
+        except OptPipeError as error:
+            failures["save"] = str(error)
+    if on_incumbent is not None and chosen.name != "deterministic":
+        on_incumbent(chosen.schedule, trace.cost_ns)
+    return RobustResult(
+        chosen.schedule,
+        trace,
+        noise,
+        quantile,
+        chosen.costs_ns,
+        nominal,
+        nominal_costs,
+        bound_ns,
+        chosen.name,
+        0 if entries is None else entries.tried,
+        time.monotonic() - began,
+        interrupted,
+        failures,
+    )
+
+
+def _smooth(costs_ns: np.ndarray, quantile: float | None) -> int:
+    """The measure, of a quantile smoothed: the mean of the costs around it. On few samples a
+    quantile itself hangs on one of them, and what is fitted to that one helps no other."""
+    if quantile is None:
+        return measure(costs_ns, None)
+    size = len(costs_ns)
+    low = round(max(0.0, min(quantile - BAND, 1 - 2 * BAND)) * size)
+    high = round(min(1.0, max(quantile + BAND, 2 * BAND)) * size)
+    return round(float(np.sort(costs_ns)[low : max(high, low + 1)].mean()))
+
+
+@dataclass(frozen=True)
+class _Entry:
+    measure_ns: int
+    costs_ns: np.ndarray
+    schedule: Schedule
+    name: str
+
+
+class _Field:
+    """The best few schedules so far, by their measure on some scenarios."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        scenarios: Scenarios,
+        quantile: float | None,
+        how: Callable[[np.ndarray, float | None], int] = measure,
+    ) -> None:
+        self.problem, self.scenarios, self.quantile = problem, scenarios, quantile
+        self.measure = how
+        self.best: list[_Entry] = []
+        self.tried = 0
+
+    def offer(self, schedule: Schedule, name: str) -> int | None:
+        """Measure a schedule; None where it does not fit. Returns the measure."""
+        try:
+            lowered = lower(schedule, self.problem.profile, self.problem.limits)
+            if self.problem.host_limit is not None:
+                self.problem.replay(schedule)  # which lowering does not ask
+        except OptPipeError:
+            return None
+        costs = replay_scenarios(lowered, self.scenarios, self.problem.objective)
+        found = self.measure(costs, self.quantile)
+        self.tried += 1
+        if all(found != entry.measure_ns for entry in self.best):
+            best = [*self.best, _Entry(found, costs, schedule, name)]
+            self.best = sorted(best, key=lambda entry: entry.measure_ns)[:FINALISTS]
+        return found
+
+
+def _candidates(
+    problem: Problem, nominal: SolveResult, seen: list[Schedule], time_limit: float, seed: int
+) -> Iterator[tuple[str, Schedule]]:
+    """Schedules that may be robust, the likeliest first."""
+    assert nominal.schedule is not None
+    for schedule in reversed(seen[-20:]):
+        yield "incumbent", schedule
+    ends = time.monotonic() + 0.1 * time_limit
+    settings = greedy_search(problem, lambda: time.monotonic() > ends, runs=300, seed=seed, keep=12)
+    for schedule in settings:
+        yield "adaoffload", schedule
+    for name, schedule in fixed_schedules(problem):
+        yield name, schedule
+    if problem.host_limit is not None:
+        return
+    share = PADDED * time_limit / len(PADDINGS)
+    for padding in PADDINGS:
+        slower = replace(problem, profile=problem.profile.scale(**padding))
+        found = search(slower, [nominal.schedule, *settings[:2]], time_limit=share, seed=seed)
+        if found is not None:
+            yield "with slack", found
+
+
+def _improve(problem: Problem, entries: _Field, until: float, seed: int) -> None:
+    """Change one op of the best schedule after the other; keep what has a better measure."""
+    random, work = Random(seed), Workspace(problem)
+    low, high = (int(bits) for bits in work.costs[-2:])  # type: ignore[call-overload]
+    start = entries.best[0]
+    programs, best = pack(problem, start.schedule), start.measure_ns
+    # a BW is a B and a W here, which may have another measure
+    again = entries.offer(unpack(problem, programs, "robust"), "improved")
+    best = min(best, again) if again is not None else best
+    nominal = work.evaluate(programs)[0]
+    while time.monotonic() < until:
+        changed = programs.copy()
+        if not _move(changed, work.slots(changed), problem, random, low, high):
+            continue
+        # what can never go on, or is much slower even without noise, need not be lowered
+        makespan = work.evaluate(changed)[0]
+        if makespan >= times.NEVER or makespan > 1.02 * nominal:
+            continue
+        found = entries.offer(unpack(problem, changed, "robust"), "improved")
+        if found is not None and found <= best:
+            programs, best, nominal = changed, found, min(nominal, makespan)
+
+
+def _move(
+    programs: Programs, slot: np.ndarray, problem: Problem, random: Random, low: int, high: int
+) -> bool:
+    """Put one op elsewhere, or offload or keep one activation; returns whether that was to be had."""
+    device = random.randrange(len(programs.length))
+    size = int(programs.length[device])
+    at = random.randrange(size)
+    if problem.may_offload and random.random() < 0.2:
+        unit = int(programs.prog[device, at]) & (1 << high) - 1
+        if not problem.profile.stages[unit >> low].offloadable:
+            return False
+        ahead = random.choice(AHEAD)
+        moves.toggle(programs.prog, programs.length, slot, device, unit, ahead, high)
+        return True
+    stop = min(size - 1, max(0, at + random.choice((-1, 1)) * random.randint(1, REACH)))
+    return bool(moves.shift(programs.prog, slot, device, at, stop, low, high) != at)

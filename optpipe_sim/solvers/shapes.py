@@ -1,0 +1,312 @@
+"""The best schedule where the number of chunks per device is free as well."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..bounds.bounds import Bound, lower_bound
+from ..bounds.device.core import NEVER
+from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..units import counted
+from .covers import candidate_shapes, covers
+from .problem import Problem, make_problem
+from .race.cache import Cache, open_cache, recall, remember
+from .race.compiling import compile_engines
+from .race.first import run_adaoffload, run_grouped, run_limited, run_plain
+from .race.portfolio import Race
+from .reports import no_report
+from .result import SolveResult, within
+from .solve import check_settings, solve
+from .treatments import restrict
+
+QUICK_SHARE = 0.5  # of the time, at most, for AdaOffload and the published schedules of all shapes
+PLAIN_SHARE = 0.3  # of that, at most, for those of them that are not built in groups
+LEAST_S = (
+    2.0  # for the published schedules, however short the time: what they take on a busy machine
+)
+
+
+def _problems(
+    shapes: Sequence[CostProfile],
+    microbatches: int,
+    memory_limit: int | Sequence[int] | None,
+    objective: str,
+    per_stage: bool = False,
+) -> tuple[list[Problem], list[tuple[int, OptPipeError]]]:
+    """The problem of each shape that the limit admits, and why not the others, with the least
+    limit they need."""
+    problems: list[Problem] = []
+    reasons: list[tuple[int, OptPipeError]] = []
+    for shaped in shapes:
+        try:
+            problems.append(
+                make_problem(shaped, microbatches, memory_limit, objective, per_stage=per_stage)
+            )
+        except OutOfMemory as error:
+            reasons.append((max(shaped.least_limits), error))
+    return problems, reasons
+
+
+class _Common:
+    """What the shapes have reached together.
+
+    Attributes:
+        race: stands for all of them: the best schedule and its problem, the least of their bounds.
+        races: the published schedules of each shape.
+        costs, bounds, starts: per shape what is known of it.
+        reasons: why a shape has no schedule, in one line.
+    """
+
+    def __init__(self, problems: Sequence[Problem], race: Race) -> None:
+        self.problems, self.race = problems, race
+        self.costs = [float("inf")] * len(problems)
+        self.starts: list[Schedule | None] = [None] * len(problems)
+        self.reasons: list[str] = []
+        self.bounds = [
+            lower_bound(each.profile, each.microbatches, each.objective, each.limits)
+            for each in problems
+        ]
+        self.races = [
+            Race(problem, race.gap, race.began, watch=self.watcher(at))
+            for at, problem in enumerate(problems)
+        ]
+        for own, bound in zip(self.races, self.bounds, strict=True):
+            own.prove(*bound)
+        self.prove(0, 0, "none")
+
+    def hopeless(self, at: int) -> bool:
+        """Whether nothing that counts can be better in this shape than the best of all."""
+        return within(self.race.cost_ns, self.bounds[at].ns, self.race.gap)
+
+    def watcher(self, at: int) -> Callable[[Race], None]:
+        """What watches the race of a shape."""
+
+        def watch(race: Race) -> None:
+            if race.best is not None:
+                self.take(at, race.best, race.cost_ns, race.engine)
+            self.prove(at, race.bound_ns, race.bound_name)
+            self.race.look()
+
+        return watch
+
+    def take(self, at: int, schedule: Schedule, cost_ns: int, engine: str) -> None:
+        """Take the best schedule of a shape."""
+        if cost_ns < self.costs[at]:
+            self.costs[at], self.starts[at] = cost_ns, schedule
+        if cost_ns < self.race.cost_ns:
+            self.race.problem = self.problems[at]
+            self.race.variables = self.race.constraints = 0  # until its `solve` hands them in
+            self.race.take(schedule, cost_ns, engine)
+
+    def prove(self, at: int, bound_ns: int, name: str) -> None:
+        """Take a bound of one shape."""
+        if bound_ns > self.bounds[at].ns:
+            self.bounds[at] = Bound(bound_ns, name)
+        least = min(self.bounds, key=lambda bound: bound.ns)
+        if least.ns > self.race.bound_ns:  # not rounded up by `Race.prove`: units differ by shape
+            self.race.bound_ns, self.race.bound_name = least
+            self.race.bounds.append((self.race.seconds, least.ns))
+
+    def recall(self, kept: Cache, seconds: float) -> None:
+        """Start from what is kept on disk of each shape, as long as there is time."""
+        for own in self.races:
+            if own.seconds < seconds and not self.race.proven:
+                recall(own, kept)
+
+    def quick(self, seconds: float) -> None:
+        """The published schedules with every value of their options, and AdaOffload, on every shape
+        that could still beat the best: first what takes least to build, until so many seconds (the
+        published schedules until `LEAST_S` at least)."""
+        first = self.races[0]
+        run_adaoffload(first, 0)  # so that there is something to show
+        enough = max(seconds, LEAST_S)
+        for at in sorted(range(len(self.races)), key=lambda at: self.problems[at].shape.chunks):
+            if self._open(at, PLAIN_SHARE * enough):
+                run_plain(self.races[at], PLAIN_SHARE * enough)
+        run_grouped(self.races, lambda: self.race.proven or self.race.seconds > enough)
+        for at, own in enumerate(self.races):
+            if own is not first and self._open(at, seconds):
+                run_adaoffload(own, 0)
+        order = sorted(range(len(self.races)), key=lambda at: self.costs[at])
+        for at in order:
+            if self._open(at, seconds):
+                run_limited(self.races[at], seconds)
+        for at in order:
+            if self._open(at, seconds):
+                run_adaoffload(self.races[at], seconds - self.race.seconds)
+        for own in self.races:
+            self.reasons += own.failures.values()
+
+    def _open(self, at: int, seconds: float) -> bool:
+        """Whether a shape may still give something, and there is time, or no schedule so far."""
+        in_time = self.race.seconds < seconds or self.race.best is None
+        return in_time and not self.hopeless(at)
+
+    def solved(self, at: int, found: SolveResult) -> None:
+        """Take the result of a shape: its schedule may have lost what gains nothing."""
+        assert found.schedule is not None
+        self.take(at, found.schedule, found.objective_ns, found.info["found_by"])
+        self.prove(at, found.lower_bound_ns, found.bound_name)
+        self.race.failures |= found.info["failures"]
+        self.race.interrupted |= found.info["interrupted"]
+        if self.race.problem is self.problems[at] and found.objective_ns <= self.race.cost_ns:
+            self.race.best = found.schedule
+            self.race.variables, self.race.constraints = found.variables, found.constraints
+
+    def without(self, at: int, error: OptPipeError) -> None:
+        """Note that a shape has no result, and why."""
+        chunks = counted(self.problems[at].shape.chunks, "chunk")
+        self.reasons.append(f"{chunks}: {error}")
+        if not isinstance(error, NoSolution):
+            self.race.failures[chunks] = str(error)
+        if isinstance(error, Infeasible):
+            self.prove(at, NEVER, "infeasible")
+
+    def result(self, engine: str, covered: str, kept: Cache | None) -> SolveResult:
+        """The best of all, which `kept` remembers, and what bounds all.
+
+        Args:
+            engine: which was asked for.
+            covered: the shapes that the bound is about; those that the limit rules out are among them.
+
+        Raises:
+            NoSolution: where no shape has a schedule.
+        """
+        whole = self.race
+        if whole.best is None:
+            kind = Infeasible if min(bound.ns for bound in self.bounds) >= NEVER else NoSolution
+            raise kind("; ".join(self.reasons))
+        whole.keep()
+        if kept is not None:
+            best = Race(whole.problem, best=whole.best, cost_ns=whole.cost_ns, began=whole.began)
+            best.prove(*self.bounds[self.problems.index(whole.problem)])
+            remember(best, kept)
+        whole.bound_name += f", least over {covered}"
+        found = whole.result(engine)
+        return replace(found, info={**found.info, "covers": covered})
+
+
+def solve_any(
+    profile: CostProfile,
+    microbatches: int,
+    memory_limit: int | Sequence[int] | None = None,
+    *,
+    engine: str = "auto",
+    time_limit: float = 60.0,
+    objective: str = "flush",
+    gap: float = 0.0,
+    warm_start: str | None = None,
+    on_incumbent: Callable[[Schedule, int], None] | None = None,
+    watch: Callable[[Race], None] | None = None,
+    on_wait: Callable[[], None] = no_report,
+    evaluations: int | None = None,
+    solver: str = "highs",
+    force: bool = False,
+    cache: bool = False,
+    save: str | os.PathLike[str] | None = None,
+    treatments: Iterable[str] | None = None,
+    per_stage: bool = False,
+    **options: Any,
+) -> SolveResult:
+    """`solve` over all numbers of chunks, up to one layer per stage, and placements; never worse than a
+    published schedule that fits, whatever its options, as long as half of the time is enough to
+    build those that could be better.
+
+    AdaOffload and the published schedules are tried on every candidate shape, then the shapes
+    are solved in the order of what that gave, as long as their bound leaves hope, each for half
+    of the time left. The lower bound is one for all of them, the least of theirs; its name says which
+    chunks and placements it covers.
+
+    Args: as for `solve`; the arguments not named here are handed on. `warm_start` can only be
+        ``none``: with it the engines start from nothing, not from the best published schedule.
+        `watch` is called with a race that stands for those of all shapes. `evaluations` do not
+        count here: the shapes share the time. `cache` keeps the best with its own shape.
+
+    Raises:
+        OutOfMemory, NoSolution: where no shape has a schedule; for the shape that needs least.
+        OptPipeError: for settings that make no sense.
+    """
+    check_settings(engine, time_limit, gap, evaluations, solver, force)
+    if engine == "milp":
+        from .milp.solvers import require_solver
+
+        require_solver(solver)
+    if evaluations is not None:
+        raise OptPipeError("evaluations: not over several shapes, which share the time")
+    if warm_start not in (None, "none"):
+        raise OptPipeError("warm start: a schedule is of one shape; expected 'none' for any shape")
+    profile = restrict(profile, treatments)
+    shapes = candidate_shapes(profile)
+    problems, reasons = _problems(shapes, microbatches, memory_limit, objective, per_stage)
+    if not problems:
+        raise min(reasons, key=lambda reason: reason[0])[1]
+    for problem in problems:
+        compile_engines(problem, on_wait)
+    whole = Race(problems[0], gap, save=save, on_incumbent=on_incumbent, watch=watch)
+    common = _Common(problems, whole)
+    kept = open_cache() if cache else None
+    try:
+        if kept is not None and warm_start != "none":
+            common.recall(kept, QUICK_SHARE * time_limit)
+        common.quick(QUICK_SHARE * time_limit)
+        order = sorted(range(len(problems)), key=lambda at: common.costs[at])
+        for place, at in enumerate(order):
+            left = time_limit - whole.seconds
+            if left <= 0 or whole.interrupted or common.hopeless(at):
+                continue
+            hopeful = any(not common.hopeless(later) for later in order[place + 1 :])
+            try:
+                found = solve(
+                    problems[at].profile,
+                    microbatches,
+                    memory_limit,
+                    engine,
+                    time_limit=left / 2 if hopeful else left,
+                    objective=objective,
+                    gap=gap,
+                    warm_start=warm_start or common.starts[at],
+                    watch=common.watcher(at),
+                    solver=solver,
+                    force=force,
+                    published=False,
+                    per_stage=per_stage,
+                    **options,
+                )
+            except OptPipeError as error:  # a MILP too large for one shape may do for another
+                common.without(at, error)
+            else:
+                common.solved(at, found)
+    except KeyboardInterrupt:
+        whole.interrupted = True
+        if whole.best is None:
+            raise
+    return common.result(engine, covers(shapes), kept)
+
+
+def solver_for(
+    profile: CostProfile, chunks: int | str, placement: str | None
+) -> tuple[Callable[..., SolveResult], CostProfile]:
+    """Who solves for chunks as they are asked for, and with which profile.
+
+    Args:
+        chunks: ``own`` (as the profile has them), a number, or ``any`` (`solve_any`).
+        placement: ``loop`` or ``vee``; None: the profile's own, ``loop`` where chunks are given.
+
+    Raises:
+        OptPipeError: for any chunks with a placement, which would not count.
+    """
+    if chunks == "any":
+        if placement is not None:
+            raise OptPipeError(
+                f"placement: any chunks have placements of their own, not {placement}"
+            )
+        return solve_any, profile
+    if isinstance(chunks, int) or placement is not None:
+        count = chunks if isinstance(chunks, int) else profile.chunks
+        profile = profile.rechunk(count, placement or "loop")
+    return solve, profile

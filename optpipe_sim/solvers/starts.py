@@ -1,0 +1,110 @@
+"""Schedules to start from: the fixed ones that fit, and simple offloading patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ..errors import OptPipeError
+from ..ops import B, F, O, Op, R, W
+from ..schedule import Schedule
+from ..schedules import REGISTRY, build, parse_name
+from .problem import Problem
+from .variants import ways_of
+
+ONE_CHUNK = ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
+VEE = ("zb-v", "v-half", "v-min", "dualpipe-v")
+PLAIN_LOOP = ("1f1b-i",)
+LOOP = (*PLAIN_LOOP, "gis", "gis-h", "po", "po-h", "po-f")
+
+
+def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
+    """The published schedules with the problem's chunks and placement; whether they fit is the
+    replay's question. `variants` has all that their options make of them."""
+    yield from plain_schedules(problem)
+    if problem.shape.placement_name == "loop":
+        names = (*(name for name in LOOP if name not in PLAIN_LOOP), *_pipeoffloads(problem))
+        yield from _built(problem, names)
+
+
+def plain_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
+    """Those of `fixed_schedules` that are not built in groups; what plans for a limit, both as
+    published and for the problem's; and all with every level of recomputation."""
+    shape = problem.shape
+    names: tuple[str, ...] = ()
+    if shape.placement_name == "loop":
+        names = (*(ONE_CHUNK if shape.chunks == 1 else ()), *PLAIN_LOOP)
+    elif shape.placement_name == "vee":
+        names = VEE
+    yield from _built(problem, names)
+    planned = [name for name in names if name in ("zb-1p", "zb-v")]
+    limit = "" if problem.limits is None else f"limit={min(problem.limits)}B"
+    if limit:
+        yield from _built(problem, [f"{name}:{limit}" for name in planned])
+    for way in ways_of(problem)[1:]:
+        yield from _built(problem, [f"{name}:{way}" for name in names])
+        yield from _built(problem, [f"{name}:{limit},{way}" for name in planned])
+
+
+def _built(problem: Problem, variants: Sequence[str]) -> Iterator[tuple[str, Schedule]]:
+    shape = problem.shape
+    for variant in variants:
+        name, options = parse_name(variant)
+        if "chunks" in REGISTRY[name].options:
+            options["chunks"] = shape.chunks
+        try:
+            schedule = build(name, problem.profile, problem.microbatches, **options)
+        except OptPipeError:
+            continue
+        if schedule.shape == shape:
+            yield variant, schedule
+
+
+def _pipeoffloads(problem: Problem) -> Iterator[str]:
+    """PipeOffload in other groups than one microbatch, with any number of its chunks offloaded."""
+    p, chunks = problem.profile.devices, problem.profile.chunks
+    if chunks > 1 and problem.may_offload:
+        for group in sorted({2, p // 4, p // 2, p} - {0, 1}):
+            for offloaded in range(1, chunks + 1):
+                yield f"po:group={group},offloaded={offloaded}"
+
+
+def offload_everything(problem: Problem, depth: int) -> Schedule:
+    """1F1B with at most `depth` warm-up forwards per device, everything offloaded in FIFO order,
+    one reload ahead: a start where two or three activations fit."""
+    stages, m = problem.shape.stages, problem.microbatches
+    warm_up = [min(stages - stage - 1, depth) for stage in range(stages)]
+    return _all_offloaded(problem, warm_up, range(m), f"offload-everything:{depth}")
+
+
+def park_first(problem: Problem, passed: int, spare: Sequence[int]) -> Schedule:
+    """As `offload_everything`, but the first microbatch waits on the host until so many others have
+    passed it, on all devices. With two slots and slow copies that can beat any FIFO schedule: its
+    forwards and offloads cost no time, as nothing else is there yet.
+
+    Args:
+        spare: warm-up forwards of each stage beyond those of 1F1B.
+    """
+    stages, m = problem.shape.stages, problem.microbatches
+    warm_up = [stages - stage - 1 + spare[stage] for stage in range(stages)]
+    order = [*range(1, m)]
+    order.insert(passed, 0)
+    return _all_offloaded(problem, warm_up, order, f"park-first:{passed}")
+
+
+def _all_offloaded(
+    problem: Problem, warm_up: Sequence[int], order: Sequence[int], name: str
+) -> Schedule:
+    """Everything offloaded; backwards in the given order, forwards `warm_up` ahead of them."""
+    shape = problem.shape
+    programs = []
+    for device in range(shape.devices):
+        program: list[Op] = []
+        for stage in shape.stages_of(device):
+            begun = 0
+            for done, j in enumerate(order):
+                for i in range(begun, min(problem.microbatches, max(j, warm_up[stage] + done) + 1)):
+                    program += [Op(F, stage, i), Op(O, stage, i)]
+                    begun = i + 1
+                program += [Op(R, stage, j), Op(B, stage, j), Op(W, stage, j)]
+        programs.append(program)
+    return Schedule(shape, programs, meta={"name": name})

@@ -1,0 +1,84 @@
+"""Fewer copies at the same cost: a search leaves offloads behind that gain nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ..errors import OptPipeError
+from ..ops import BW, O, Op, R
+from ..schedule import Schedule
+from .anneal.engine import Workspace, pack
+from .problem import Problem
+
+SECONDS = 1.0
+
+
+def tidy(
+    problem: Problem, schedule: Schedule, seconds: float = SECONDS, tries: int | None = None
+) -> Schedule:
+    """The schedule without the offloads that can go while its cost stays; itself where none can.
+
+    Sets of offloads are tried together, those that free memory for the shortest time first, and
+    halved where they cannot go. Replayed before and after: the result is never worse.
+
+    Args:
+        problem: what the schedule solves. `seconds`: to spend at most. `tries`: sets of offloads to
+            try at most.
+    """
+    table = schedule.table
+    if schedule.levels.table.any():
+        return schedule  # see `treated.tidy`
+    if not (table[:, 0] == O).any() or (table[:, 0] == BW).any():
+        return schedule
+    until = time.monotonic() + seconds
+    trace = problem.replay(schedule)
+    away = {
+        (op.stage, op.microbatch): int(
+            trace.grant_ns[schedule.row(Op(R, op.stage, op.microbatch))]
+            - trace.end_ns[schedule.row(op)]
+        )
+        for program in schedule.programs
+        for op in program
+        if op.kind is O
+    }
+    work, span = Workspace(problem), problem.objective == "span"
+
+    def without(units: set[tuple[int, int]]) -> Schedule:
+        programs = [
+            [
+                op
+                for op in program
+                if op.kind not in (O, R) or (op.stage, op.microbatch) not in units
+            ]
+            for program in schedule.programs
+        ]
+        links = {
+            key: [op for op in ops if (op.stage, op.microbatch) not in units]
+            for key, ops in schedule.link_order.items()
+        }
+        return Schedule(schedule.shape, programs, links, schedule.meta)
+
+    def fits(units: set[tuple[int, int]]) -> bool:
+        # the compiled evaluation is never early, so what it accepts is no worse
+        return work.evaluate(pack(problem, without(units)))[span] <= trace.cost_ns
+
+    gone: set[tuple[int, int]] = set()
+    order = sorted(away, key=lambda unit: (away[unit], unit))
+    todo: list[Sequence[tuple[int, int]]] = [order]
+    left = float("inf") if tries is None else tries
+    while todo and left > 0 and time.monotonic() < until:
+        some = todo.pop()
+        left -= 1
+        if fits(gone | set(some)):
+            gone |= set(some)
+        elif len(some) > 1:
+            half = len(some) // 2
+            todo += [some[half:], some[:half]]  # the first half is the next
+    if not gone:
+        return schedule
+    tidied = without(gone)
+    try:
+        return tidied if problem.replay(tidied).cost_ns <= trace.cost_ns else schedule
+    except OptPipeError:  # not where links are shared: without an order they serve others first
+        return schedule

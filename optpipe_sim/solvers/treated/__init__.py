@@ -1,0 +1,1 @@
+"""Annealing of the order and of the treatment of every activation together."""

@@ -1,0 +1,178 @@
+"""Plain problems that stand for one with levels: every stage recomputed at a level of its own.
+
+Where all activations of a stage are treated alike, recomputation inside the backward is a longer
+backward, smaller activations and less room: what is held only while an op runs comes off the limit.
+So whatever orders ops without levels (the greedy, published schedules, the plain search) finds
+schedules for such a choice; `realise` makes them schedules of the problem itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...op_table import KEEP, inside
+from ...ops import BW, B, O, OpKind, R, W
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...stage_cost import StageCost
+from ..problem import Problem
+from .programs import level_names
+
+IN_FLIGHT = (1.0, 1.5, 2.0)  # activations at once that room is looked for, in those of 1F1B
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The level of each stage, from 1, 0: kept whole; and whether its backward is one op."""
+
+    levels: tuple[int, ...]
+    fused: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Game:
+    """A choice, and the plain problem that it makes."""
+
+    choice: Choice
+    problem: Problem
+
+
+def games(problem: Problem) -> Iterator[Game]:
+    """The plain problems worth trying: all stages at one level, then each device the cheapest levels
+    that leave room for so many activations, both with the backward in one op and in two."""
+    stages = problem.profile.stages
+    most = max(len(cost.recompute) for cost in stages)
+    seen: set[Choice] = set()
+    tables = [
+        tuple(min(level, len(cost.recompute)) for cost in stages) for level in range(most + 1)
+    ]
+    tables += [_cheapest(problem, part) for part in IN_FLIGHT]
+    for levels in tables:
+        for fuses in (False, True):
+            fused = tuple(
+                fuses and (level > 0 or _saves(cost))
+                for level, cost in zip(levels, stages, strict=True)
+            )
+            choice = Choice(levels, fused)
+            if choice in seen:
+                continue
+            seen.add(choice)
+            plain = plain_problem(problem, choice)
+            if plain is not None:
+                yield Game(choice, plain)
+
+
+def _saves(cost: StageCost) -> bool:
+    """Whether one op is cheaper than B and W."""
+    return cost.fused_ns < cost.t_b_ns + cost.t_w_ns
+
+
+def plain_problem(problem: Problem, choice: Choice) -> Problem | None:
+    """The problem without levels that a choice makes; None where no schedule of it fits."""
+    assert problem.limits is not None
+    profile = problem.profile
+    stages, transient = [], [0] * profile.devices
+    for stage, (cost, level, fused) in enumerate(
+        zip(profile.stages, choice.levels, choice.fused, strict=True)
+    ):
+        plain, extra = _plain_stage(profile, stage, cost, level, fused)
+        stages.append(plain)
+        device = profile.placement[stage]
+        transient[device] = max(transient[device], extra)
+    limits = tuple(limit - extra for limit, extra in zip(problem.limits, transient, strict=True))
+    plain_profile = replace(profile, stages=tuple(stages), memory_limit=None)
+    if any(limit < least for limit, least in zip(limits, plain_profile.least_limits, strict=True)):
+        return None
+    return replace(problem, profile=plain_profile, limits=limits)
+
+
+def _plain_stage(
+    profile: CostProfile, stage: int, cost: StageCost, level: int, fused: bool
+) -> tuple[StageCost, int]:
+    """What a stage costs at a level (0: none), and the bytes it holds beyond that while an op runs."""
+    treatment = inside(level) if level else KEEP
+    lasts, takes, gives, _ = (array[:, stage, treatment] for array in profile.op_table)
+    held = int(takes[OpKind.F] - gives[OpKind.F])
+    w = 0 if fused else int(gives[W])
+    act = max(held, w)
+    backward = BW if fused else B
+    extra = max(int(takes[OpKind.F]), held + int(takes[backward])) - act
+    plain = replace(
+        cost,
+        t_b_ns=int(lasts[backward]),
+        t_w_ns=0 if fused else cost.t_w_ns,
+        t_bw_ns=None,
+        act_bytes=act,
+        w_bytes=w,
+        offload_bytes=int(gives[O]),
+        t_offload_ns=None if cost.t_offload_ns is None else int(lasts[O]),
+        t_reload_ns=None if cost.t_reload_ns is None else int(lasts[R]),
+        recompute=(),
+    )
+    return plain, max(0, extra)
+
+
+def _cheapest(problem: Problem, part: float) -> tuple[int, ...]:
+    """Per device the levels that cost least time, raised where that frees most bytes for it, until
+    `part` of what 1F1B holds at once fits."""
+    assert problem.limits is not None
+    levels = [0] * problem.shape.stages
+    for device, limit in enumerate(problem.limits):
+        mine = problem.shape.stages_of(device)
+        room = limit - problem.profile.static_bytes[device]
+        at_once = {
+            stage: min(problem.microbatches, max(1.0, part * (len(levels) - stage) / len(mine)))
+            for stage in mine
+        }
+        while _needs(problem, levels, at_once) > room:
+            steps = [
+                ((_time(problem, stage, level) - _time(problem, stage, levels[stage])) / freed, stage, level)
+                for stage in mine
+                for level in range(levels[stage] + 1, len(problem.profile.stages[stage].recompute) + 1)
+                if (freed := at_once[stage] * (_kept(problem, stage, levels[stage]) - _kept(problem, stage, level))) > 0
+            ]  # fmt: skip
+            if not steps:
+                break
+            _, stage, level = min(steps)
+            levels[stage] = level
+    return tuple(levels)
+
+
+def _kept(problem: Problem, stage: int, level: int) -> int:
+    cost = problem.profile.stages[stage]
+    return cost.recompute[level - 1].keep_bytes if level else cost.act_bytes
+
+
+def _time(problem: Problem, stage: int, level: int) -> int:
+    return problem.profile.stages[stage].recompute[level - 1].t_ns if level else 0
+
+
+def _needs(problem: Problem, levels: Sequence[int], at_once: Mapping[int, float]) -> float:
+    """The bytes of so many activations of each stage, and what one op holds beside them."""
+    profile = problem.profile
+    waiting = sum(count * _kept(problem, stage, levels[stage]) for stage, count in at_once.items())
+    return waiting + max(
+        _plain_stage(profile, stage, profile.stages[stage], levels[stage], False)[1]
+        for stage in at_once
+    )
+
+
+def realise(problem: Problem, choice: Choice, schedule: Schedule) -> Schedule:
+    """The schedule of a choice's plain problem as one of the problem itself."""
+    table = schedule.table.copy()
+    fused = np.array(choice.fused)[table[:, 1]]
+    table[fused & (table[:, 0] == B), 0] = BW
+    kept = ~(fused & (table[:, 0] == W))
+    sizes = np.bincount(schedule.devices[kept], minlength=schedule.shape.devices)
+    numbers = np.repeat(np.array(choice.levels)[:, None], problem.microbatches, axis=1)
+    return Schedule.from_table(
+        schedule.shape,
+        table[kept],
+        np.cumsum([0, *sizes]),
+        schedule.link_order,
+        schedule.meta,
+        level_names(problem, numbers),
+    )

@@ -1,0 +1,188 @@
+"""What the race runs where activations may be recomputed: greedy and plain search for every level, then
+annealing of order and treatments together from the best of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from ...errors import OptPipeError
+from ...schedule import Schedule
+from ...schedules.adaoffload.adaoffload import adaoffload
+from ..anneal.engine import search as plain_search
+from ..anneal.engine import shares_links
+from ..greedy.engine import greedy_search
+from ..greedy.waves import wave_search
+from ..problem import Problem
+from ..reports import Others, Report, no_report
+from ..starts import offload_everything
+from .engine import search
+from .games import Game, games, realise
+
+GREEDY, PLAIN = 0.12, 0.18  # of the time: greedy runs, then annealing with levels as they are
+MOST = 4  # plain problems that these go on with
+RUNS = 200  # of the greedy on each, where evaluations count and not the clock
+
+
+class Start(NamedTuple):
+    """A schedule of a plain problem, and of the problem itself."""
+
+    cost_ns: int
+    game: Game
+    plain: Schedule
+    schedule: Schedule
+
+
+def treats(problem: Problem) -> bool:
+    """Whether this is for the search that decides on treatments: the plain one knows offloading of
+    single activations only, and no links that keep the sender busy."""
+    offloads_stages = problem.per_stage and problem.may_offload
+    return problem.may_recompute or offloads_stages or problem.profile.sending_ns > 0
+
+
+def first_starts(
+    problem: Problem,
+    offer: Callable[[Schedule, str], object] = lambda schedule, name: None,
+    over: Callable[[], bool] = lambda: False,
+) -> list[Start]:
+    """The best schedules of the best few choices of levels: of AdaOffload and of simple patterns. The
+    published schedules with levels are `starts.plain_schedules`.
+
+    Args:
+        offer: called with each schedule and its name. `over`: asked every now and then whether to
+            stop.
+    """
+    found: list[Start] = []
+
+    def take(game: Game, plain: Schedule, name: str) -> None:
+        start = _start(problem, game, plain)
+        if start is not None:
+            found.append(start)
+            offer(start.schedule, name)
+
+    for game in games(problem):
+        plain = game.problem
+        with suppress(OptPipeError):
+            take(
+                game,
+                adaoffload(plain.profile, plain.microbatches, plain.limits, None, plain.objective),
+                "adaoffload",
+            )
+        if plain.may_offload:
+            for depth in (1, 2, plain.shape.stages):
+                take(game, offload_everything(plain, depth), "search")
+        if over():
+            break
+    return _different(found)
+
+
+def treated_job(
+    problem: Problem,
+    report: Report,
+    start: Schedule | None,
+    bound_ns: int,
+    seconds: float,
+    seed: int,
+    evaluations: int | None = None,
+    others: Others = no_report,
+    chosen: Sequence[Start] = (),
+) -> None:
+    """Search for order and treatments; arguments as for `race.jobs.search_job`.
+
+    Args:
+        chosen: what `first_starts` found, if it is known.
+    """
+    began = time.monotonic()
+
+    def left() -> float:
+        return seconds - (time.monotonic() - began)
+
+    chosen = chosen or first_starts(problem)
+    starts = [start] if start is not None else []
+    starts += [entry.schedule for entry in chosen]
+    for at, entry in enumerate(chosen):
+        share = seconds / len(chosen)
+        until = time.monotonic() + share * (GREEDY + PLAIN)
+        found = _improve(problem, entry, report, until, share, evaluations, seed + at, bound_ns)
+        starts += found
+    if shares_links(problem):
+        return
+    found_best = search(
+        problem,
+        starts,
+        goal_ns=bound_ns,
+        time_limit=left(),
+        evaluations=evaluations,
+        seed=seed,
+        on_incumbent=lambda schedule, _: report("incumbent", schedule),
+        others=others,
+    )
+    if found_best is not None:
+        report("incumbent", found_best)
+
+
+def _start(problem: Problem, game: Game, plain: Schedule) -> Start | None:
+    schedule = realise(problem, game.choice, plain)
+    try:
+        return Start(problem.replay(schedule).cost_ns, game, plain, schedule)
+    except OptPipeError:
+        return None
+
+
+def _different(found: list[Start]) -> list[Start]:
+    """The best of several choices of levels, the best first."""
+    chosen: list[Start] = []
+    for entry in sorted(found, key=lambda entry: entry.cost_ns):
+        if len(chosen) < MOST and all(entry.game.choice != other.game.choice for other in chosen):
+            chosen.append(entry)
+    return chosen
+
+
+def _improve(
+    problem: Problem,
+    entry: Start,
+    report: Report,
+    until: float,
+    seconds: float,
+    evaluations: int | None,
+    seed: int,
+    bound_ns: int,
+) -> list[Schedule]:
+    """Greedy runs, then plain annealing, for one choice of levels."""
+    plain = entry.game.problem
+    found: list[Schedule] = []
+
+    def take(schedule: Schedule) -> None:
+        start = _start(problem, entry.game, schedule)
+        if start is not None:
+            found.append(start.schedule)
+            report("incumbent", start.schedule)
+
+    counted = evaluations is not None
+    greedy_until = until - PLAIN * seconds
+
+    def over() -> bool:
+        return not counted and time.monotonic() > greedy_until
+
+    runs = RUNS if counted else 10**6
+    search_runs: Callable[..., list[Schedule]] = (
+        wave_search if plain.shape.chunks > 1 else greedy_search
+    )
+    orders = [*search_runs(plain, over, runs=runs, seed=seed, keep=2), entry.plain]
+    for order in orders:
+        take(order)
+    left = until - time.monotonic()
+    if counted or left > 0:
+        best = plain_search(
+            plain,
+            orders,
+            goal_ns=bound_ns,
+            time_limit=left,
+            evaluations=evaluations // 10 if evaluations is not None else None,
+            seed=seed,
+        )
+        if best is not None:
+            take(best)
+    return found[-2:]

@@ -1,0 +1,310 @@
+"""Compiled changes of a plan: move an op, give an activation another treatment, here or for many
+microbatches and devices alike.
+
+All of them keep ``t.slot``, ``t.work`` and the list of touched units up to date. Within a program the
+ops of one activation keep the order F, O, R, C, B, W, and ops of one kind and stage the order of
+microbatches, unless those are swapped on purpose.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ...codes import B, C, O, R, W
+from ...compiled import part, step
+
+FAR = 12  # slots that an op is put before or behind the op it belongs to, at most
+
+
+@step
+def _put(prog, t, d, at, code):
+    prog[d, at] = code
+    t.slot[code] = at
+
+
+@part
+def insert(prog, length, t, d, at, code):
+    """Put an op into a program, before what stands at slot `at`."""
+    for here in range(length[d], at, -1):
+        _put(prog, t, d, here, prog[d, here - 1])
+    _put(prog, t, d, at, code)
+    length[d] += 1
+
+
+@part
+def remove(prog, length, t, d, code):
+    """Take an op out of its program."""
+    for here in range(t.slot[code] + 1, length[d]):
+        _put(prog, t, d, here - 1, prog[d, here])
+    t.slot[code] = -1
+    length[d] -= 1
+
+
+@step
+def _blocks(one, two, low, high):
+    """Whether `one` must stay before `two`, its neighbour in a program."""
+    if (one ^ two) & ((1 << high) - 1) == 0:
+        return True
+    return one >> low == two >> low
+
+
+@part
+def shift(prog, t, d, start, stop, low, high):
+    """Move the op at `start` towards `stop`, as far as nothing forbids; returns where it is."""
+    here, code = start, prog[d, start]
+    while here < stop and not _blocks(code, prog[d, here + 1], low, high):
+        _put(prog, t, d, here, prog[d, here + 1])
+        here += 1
+    while here > stop and not _blocks(prog[d, here - 1], code, low, high):
+        _put(prog, t, d, here, prog[d, here - 1])
+        here -= 1
+    _put(prog, t, d, here, code)
+    return here
+
+
+@step
+def is_away(t, unit, high):
+    return t.slot[unit | O << high] >= 0
+
+
+@part
+def send_away(prog, length, mode, costs, t, unit, ahead):
+    """Offload an activation: O behind its F, R `ahead` slots before what needs it."""
+    high, stage = costs.high, unit >> costs.low
+    if is_away(t, unit, high) or costs.takes[R, stage, mode[unit]] == 0:
+        return
+    d = costs.place[stage]
+    forward = t.slot[unit]
+    reader = t.slot[unit | C << high]
+    if reader < 0:
+        reader = t.slot[unit | B << high]
+    insert(prog, length, t, d, max(forward + 1, reader - ahead), unit | R << high)
+    insert(prog, length, t, d, forward + 1, unit | O << high)
+
+
+@part
+def bring_home(prog, length, costs, t, unit):
+    """Drop the offload of an activation."""
+    if is_away(t, unit, costs.high):
+        d = costs.place[unit >> costs.low]
+        remove(prog, length, t, d, unit | R << costs.high)
+        remove(prog, length, t, d, unit | O << costs.high)
+
+
+@part
+def treat(prog, length, mode, costs, t, unit, new, ahead, behind):
+    """Give a unit another mode; a C then goes `ahead` slots before its B, a W `behind` slots
+    after it."""
+    old, high, stage = mode[unit], costs.high, unit >> costs.low
+    if new == old:
+        return
+    d = costs.place[stage]
+    if t.filled[0] < len(t.touched):
+        t.touched[t.filled[0], 0], t.touched[t.filled[0], 1] = unit, old
+        t.filled[0] += 1
+    else:
+        return
+    mode[unit] = new
+    t.work[d] += costs.work[stage, new] - costs.work[stage, old]
+    if is_away(t, unit, high) and costs.takes[R, stage, new] == 0:
+        bring_home(prog, length, costs, t, unit)
+    apart = new >= 2 and (new // 2) % 2 == 0
+    recompute, gradient, backward = unit | C << high, unit | W << high, unit | B << high
+    if apart and t.slot[recompute] < 0:
+        first = max(t.slot[unit], t.slot[unit | R << high]) + 1
+        insert(prog, length, t, d, max(first, t.slot[backward] - ahead), recompute)
+    elif not apart and t.slot[recompute] >= 0:
+        remove(prog, length, t, d, recompute)
+    if new % 2 == 0 and t.slot[gradient] < 0:
+        at = min(t.slot[backward] + 1 + behind, length[d])
+        insert(prog, length, t, d, at, gradient)
+    elif new % 2 == 1 and t.slot[gradient] >= 0:
+        remove(prog, length, t, d, gradient)
+
+
+@part
+def copy_treatment(prog, length, mode, costs, t, source, unit, ahead, behind):
+    """Treat a unit as another one is treated, whose stage has the same levels."""
+    away = is_away(t, source, costs.high)
+    treat(prog, length, mode, costs, t, unit, mode[source], ahead, behind)
+    if away:
+        send_away(prog, length, mode, costs, t, unit, ahead)
+    else:
+        bring_home(prog, length, costs, t, unit)
+
+
+@part
+def draw_mode(mode, costs, unit):
+    """Another mode for a unit: more often another treatment than another way of it."""
+    stage, old = unit >> costs.low, mode[unit]
+    many = costs.many[stage]
+    if many < 2:
+        return old
+    draw = np.random.random()
+    if draw < 0.2:
+        return old ^ 1
+    if draw < 0.35 and old >= 2:  # the same level, the other way
+        return 2 * (((old // 2 - 1) ^ 1) + 1) + old % 2
+    new = costs.modes[stage, np.random.randint(many)]
+    if np.random.random() < 0.7:
+        new = new - new % 2 + old % 2
+    return new
+
+
+@part
+def change(prog, length, mode, costs, t, path, offloads, alike, per_stage):
+    """Change the plan at random: of most changes the first op is one of `path`.
+
+    Args:
+        offloads: whether activations may go to the host. `alike`: one stage per device, all with
+            the same levels. `per_stage`: activations of a stage are all treated alike.
+
+    Returns:
+        (first device that may have changed, the last one); -1 where nothing has.
+    """
+    devices, low, high, m = len(length), costs.low, costs.high, costs.microbatches
+    if len(path) and np.random.random() < 0.7:
+        code = path[np.random.randint(len(path))]
+        if t.slot[code] < 0:
+            return -1, -1
+    else:
+        d = np.random.randint(devices)
+        code = prog[d, np.random.randint(length[d])]
+    unit = code & ((1 << high) - 1)
+    stage, micro = unit >> low, unit & ((1 << low) - 1)
+    d = costs.place[stage]
+    choice = np.random.random()
+    ahead, behind = np.random.randint(0, FAR), np.random.randint(0, FAR)
+    if choice < 0.25:
+        if per_stage and np.random.random() < 0.7:
+            return -1, -1
+        every, old = m if per_stage else 1, mode[unit]
+        flip = offloads and np.random.random() < 0.4
+        away, new = is_away(t, unit, high), draw_mode(mode, costs, unit)
+        trade = np.random.random()
+        for j in range(every):
+            one = stage << low | j if per_stage else unit
+            if not flip and (new // 2 != old // 2 or one == unit):
+                treat(prog, length, mode, costs, t, one, new, ahead, behind)
+            if offloads and (flip or trade < 0.3):
+                if away:
+                    bring_home(prog, length, costs, t, one)
+                else:
+                    send_away(prog, length, mode, costs, t, one, ahead)
+        return d, d
+    if choice < 0.75:
+        at = t.slot[code]
+        move = np.random.randint(1, 9)
+        if np.random.random() < 0.3:
+            move = np.random.randint(1, 3)
+        to = at - move if np.random.random() < 0.5 else at + move
+        if shift(prog, t, d, at, min(max(to, 0), length[d] - 1), low, high) == at:
+            return -1, -1
+        return d, d
+    if choice < 0.90:
+        return _repeat(prog, length, mode, costs, t, code, offloads, per_stage)
+    if choice < 0.95 and not per_stage:
+        far = np.random.randint(1, 5)
+        other = micro + far if np.random.random() < 0.5 else micro - far
+        if other < 0 or other >= m:
+            return -1, -1
+        _swap(prog, length, mode, costs, t, unit, stage << low | other, ahead, behind)
+        return d, d
+    if not alike or devices < 2:
+        return -1, -1
+    other = d + 1 if np.random.random() < 0.5 else d - 1
+    if other < 0 or other >= devices:
+        return -1, -1
+    if np.random.random() < 0.5:
+        _copy_neighbour(prog, length, mode, costs, t, d, other)
+    else:
+        begin, stop = (0, m) if per_stage else (micro, min(m, micro + np.random.randint(1, 9)))
+        for j in range(begin, stop):
+            source = other << low | j
+            copy_treatment(prog, length, mode, costs, t, source, d << low | j, ahead, behind)
+    return d, d
+
+
+@part
+def _swap(prog, length, mode, costs, t, one, two, ahead, behind):
+    """Exchange the treatments of two activations of a stage."""
+    high = costs.high
+    was, other = mode[one], mode[two]
+    away, other_away = is_away(t, one, high), is_away(t, two, high)
+    treat(prog, length, mode, costs, t, one, other, ahead, behind)
+    treat(prog, length, mode, costs, t, two, was, ahead, behind)
+    if away != other_away:
+        if away:
+            bring_home(prog, length, costs, t, one)
+            send_away(prog, length, mode, costs, t, two, ahead)
+        else:
+            bring_home(prog, length, costs, t, two)
+            send_away(prog, length, mode, costs, t, one, ahead)
+
+
+@part
+def _copy_neighbour(prog, length, mode, costs, t, d, other):
+    """Give device d the program and the treatments of a neighbour, one stage on each."""
+    low = costs.low
+    for j in range(costs.microbatches):
+        unit, new = d << low | j, mode[other << low | j]
+        if new == mode[unit] or t.filled[0] >= len(t.touched):
+            continue
+        t.touched[t.filled[0], 0], t.touched[t.filled[0], 1] = unit, mode[unit]
+        t.filled[0] += 1
+        t.work[d] += costs.work[d, new] - costs.work[d, mode[unit]]
+        mode[unit] = new
+    for at in range(length[d]):
+        t.slot[prog[d, at]] = -1
+    for at in range(length[other]):
+        _put(prog, t, d, at, prog[other, at] + ((d - other) << low))
+    length[d] = length[other]
+
+
+@part
+def _repeat(prog, length, mode, costs, t, code, offloads, per_stage):
+    """Make the same change to an op for a run of microbatches, here and perhaps at the stages near
+    by."""
+    m, low, high, stages = costs.microbatches, costs.low, costs.high, len(costs.place)
+    kind, unit = code >> high, code & ((1 << high) - 1)
+    stage, micro = unit >> low, unit & ((1 << low) - 1)
+    by = np.random.randint(1, 5)
+    if np.random.random() < 0.5:
+        by = -by
+    run = np.random.randint(1, max(2, min(m, 12)))
+    every = np.random.randint(1, 4) if np.random.random() < 0.3 else 1
+    wide = np.random.random() < 0.4
+    what = np.random.random()
+    flips = offloads and what < 0.15
+    treats = 0.15 <= what < 0.4
+    if (flips or treats) and per_stage:
+        micro, run, every = 0, m, 1
+    elif not flips and not treats and np.random.random() < (0.05 if wide else 0.2):
+        run = m
+    ahead, behind = np.random.randint(0, FAR), np.random.randint(0, FAR)
+    new, away = draw_mode(mode, costs, unit), is_away(t, unit, high)
+    trade = np.random.random() < 0.3
+    first = last = costs.place[stage]
+    for other in range(stages):
+        if other != stage and (not wide or (abs(other - stage) > 3 and run < m)):
+            continue
+        d = costs.place[other]
+        first, last = min(first, d), max(last, d)
+        for turn in range(run):
+            j = micro + every * (turn if by < 0 else run - 1 - turn)
+            if j >= m:
+                continue
+            one = other << low | j
+            if treats and new < costs.many[other]:
+                treat(prog, length, mode, costs, t, one, new, ahead, behind)
+            if flips or (treats and trade and offloads):
+                if away:
+                    bring_home(prog, length, costs, t, one)
+                else:
+                    send_away(prog, length, mode, costs, t, one, ahead)
+            elif not treats:
+                at = t.slot[kind << high | one]
+                if at >= 0:
+                    to = min(max(at + by, 0), length[d] - 1)
+                    shift(prog, t, d, at, to, low, high)
+    return first, last

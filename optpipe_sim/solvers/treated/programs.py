@@ -1,0 +1,167 @@
+"""Programs and treatments as the compiled code has them.
+
+An op is a code, ``kind << high | stage << low | microbatch``; its activation, the *unit*, is the same
+without the kind. A unit has a *mode*, ``2 * treatment + fused``: its treatment (see `op_table`), and
+whether its backward is one op. A fused backward stands in the program as a B without a W.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ...op_costs import treatments
+from ...op_table import KEEP
+from ...ops import BW, B, C, F, O, W
+from ...schedule import Levels, Schedule
+from ..problem import Problem
+
+
+class Plan(NamedTuple):
+    """Programs, codes (devices, room) and their number per device; and the mode of each unit."""
+
+    prog: np.ndarray
+    length: np.ndarray
+    mode: np.ndarray  # (stages << low,)
+
+    def copy(self) -> Plan:
+        return Plan(*(array.copy() for array in self))
+
+
+class Costs(NamedTuple):
+    """What the compiled code wants to know of a problem; times ns, memory bytes, int64."""
+
+    lasts: np.ndarray  # (kinds, stages, modes)
+    takes: np.ndarray  # at the start of an op; of an R, when it is granted
+    gives: np.ndarray  # at its end
+    asks: np.ndarray  # whether it is granted memory in program order
+    work: np.ndarray  # (stages, modes) all compute of a unit
+    modes: np.ndarray  # (stages, modes) those that a plan may use, -1 behind them
+    many: np.ndarray  # (stages,) how many those are
+    place: np.ndarray  # (stages,) the device of each stage
+    limit: np.ndarray  # (devices,)
+    static: np.ndarray  # (devices,)
+    behind: np.ndarray  # (2, stages) from the end of an F, or of a B, to the end of its microbatch
+    lag: int  # from the end of an op until its message arrives
+    occupancy: int  # of serial links
+    serial: bool
+    shared: bool  # one copy engine for both directions
+    sending: int  # how long a message keeps its sender busy
+    microbatches: int
+    low: int
+    high: int
+
+
+def bits(problem: Problem) -> tuple[int, int]:
+    """Where the stage and the kind begin in a code, in bits."""
+    low = max(1, (problem.microbatches - 1).bit_length())
+    return low, low + max(1, (problem.shape.stages - 1).bit_length())
+
+
+def make_costs(problem: Problem) -> Costs:
+    """The costs of a problem by mode."""
+    profile, table = problem.profile, problem.profile.op_table
+    stages = len(profile.stages)
+
+    def by_mode(array: np.ndarray) -> np.ndarray:
+        doubled = np.repeat(array, 2, axis=2).astype(np.int64)
+        doubled[B, :, 1::2] = array[BW]
+        doubled[[W, BW], :, 1::2] = 0
+        return np.ascontiguousarray(doubled)
+
+    lasts = by_mode(table.duration_ns)
+    legal = np.full((stages, lasts.shape[2]), -1, np.int64)
+    many = np.zeros(stages, np.int64)
+    for stage, cost in enumerate(profile.stages):
+        known = 2 * (1 + 2 * len(cost.recompute))
+        legal[stage, :known] = np.arange(known)
+        many[stage] = known
+    limits = problem.limits or (2**55,) * profile.devices
+    low, high = bits(problem)
+    return Costs(
+        lasts=lasts, takes=by_mode(table.allocated_bytes), gives=by_mode(table.released_bytes),
+        asks=by_mode(table.asks), work=lasts[[F, B, W, C]].sum(axis=0), modes=legal, many=many,
+        place=np.array(profile.placement, np.int64), limit=np.array(limits, np.int64),
+        static=np.array(profile.static_bytes, np.int64), behind=_behind(problem),
+        lag=profile.t_comm_ns, occupancy=profile.occupancy_ns, serial=profile.links == "serial",
+        shared=profile.shares_copy_engine, sending=profile.sending_ns,
+        microbatches=problem.microbatches, low=low, high=high,
+    )  # fmt: skip
+
+
+def _behind(problem: Problem) -> np.ndarray:
+    """(2, stages) the least time from the end of an F, and of a B, to the end of the last op that
+    must follow it for the same microbatch, W's left out."""
+    profile = problem.profile
+    durations, place = profile.durations_ns, profile.placement
+    behind = np.zeros((2, len(place)), np.int64)
+    backward = np.minimum(durations[B], durations[BW])
+    for stage in range(1, len(place)):
+        hop = profile.t_comm_ns * (place[stage] != place[stage - 1])
+        behind[1, stage] = behind[1, stage - 1] + hop + backward[stage - 1]
+    for stage in reversed(range(len(place))):
+        if stage == len(place) - 1:
+            behind[0, stage] = backward[stage] + behind[1, stage]
+        else:
+            hop = profile.t_comm_ns * (place[stage] != place[stage + 1])
+            behind[0, stage] = hop + durations[F, stage + 1] + behind[0, stage + 1]
+    return behind
+
+
+def pack(problem: Problem, schedule: Schedule) -> Plan:
+    """The plan that a schedule is; where nothing limits memory transfers, which could only delay,
+    are left out."""
+    shape = problem.shape
+    low, high = bits(problem)
+    most = max(len(shape.stages_of(device)) for device in range(shape.devices))
+    prog = np.full((shape.devices, 6 * shape.microbatches * most + 2), -1, np.int64)
+    length = np.zeros(shape.devices, np.int64)
+    kinds, stages, microbatches = schedule.table.T.astype(np.int64)
+    codes = np.where(kinds == BW, B, kinds) << high | stages << low | microbatches
+    for device in range(shape.devices):
+        first, last = schedule.offsets[device : device + 2]
+        mine = codes[first:last]
+        if not problem.may_offload:
+            mine = mine[kinds[first:last] < O]
+        length[device] = len(mine)
+        prog[device, : len(mine)] = mine
+    mode = np.zeros(shape.stages << low, np.int64)
+    units = np.arange(shape.stages)[:, None] << low | np.arange(shape.microbatches)
+    mode[units] = 2 * treatments(schedule, problem.profile)
+    fused = kinds == BW
+    mode[stages[fused] << low | microbatches[fused]] += 1
+    return Plan(prog, length, mode)
+
+
+def unpack(problem: Problem, plan: Plan, name: str = "search") -> Schedule:
+    """The schedule that a plan is."""
+    low, high = bits(problem)
+    flat = np.concatenate([row[:size] for row, size in zip(plan.prog, plan.length, strict=True)])
+    unit = flat & (1 << high) - 1
+    kinds = flat >> high
+    kinds = np.where((kinds == B) & (plan.mode[unit] % 2 == 1), BW, kinds)
+    table = np.stack((kinds, unit >> low, unit & (1 << low) - 1), 1)
+    offsets = np.cumsum([0, *plan.length])
+    levels = level_names(problem, _level_numbers(problem, plan))
+    return Schedule.from_table(problem.shape, table, offsets, meta={"name": name}, recompute=levels)
+
+
+def _level_numbers(problem: Problem, plan: Plan) -> np.ndarray:
+    """(stages, microbatches) the level of each activation by its number in its stage, from 1; 0:
+    kept whole."""
+    low, _ = bits(problem)
+    units = np.arange(problem.shape.stages)[:, None] << low | np.arange(problem.microbatches)
+    treatment = plan.mode[units] // 2
+    return np.where(treatment == KEEP, 0, (treatment + 1) // 2)
+
+
+def level_names(problem: Problem, numbers: np.ndarray) -> Levels:
+    """The levels of activations, given by their number in their stage, as a schedule has them."""
+    stages = problem.profile.stages
+    names = tuple(dict.fromkeys(level.name for cost in stages for level in cost.recompute))
+    table = np.zeros(numbers.shape, np.int64)
+    for stage, cost in enumerate(stages):
+        known = np.array([0, *(1 + names.index(level.name) for level in cost.recompute)])
+        table[stage] = known[numbers[stage]]
+    return Levels(names, table)

@@ -1,0 +1,121 @@
+"""Fewer copies and recomputations at the same cost: a search leaves some behind that gain nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...errors import OptPipeError
+from ...op_costs import treatments
+from ...op_table import KEEP
+from ...ops import C, O, R
+from ...schedule import Schedule
+from ..problem import Problem
+from .engine import Workspace
+from .programs import level_names, pack
+
+Activation = tuple[int, int]  # stage, microbatch
+
+
+class Drop(NamedTuple):
+    """Give some activations a lighter treatment: nothing offloaded, or another level (0: none)."""
+
+    activations: tuple[Activation, ...]
+    level: int | None  # None: no longer offloaded
+
+
+def tidy_treatments(
+    problem: Problem, schedule: Schedule, seconds: float, tries: int | None = None
+) -> Schedule:
+    """The schedule without the offloads and recomputations that can go, or be lighter, while its cost
+    stays; itself where none can.
+
+    Sets of them are tried together, and halved where they cannot go; where activations of a stage
+    have to be treated alike, whole stages. Replayed at the end: the result is never worse.
+
+    Args:
+        seconds: to spend at most. `tries`: sets to try at most.
+    """
+    until = time.monotonic() + seconds
+    cost = problem.replay(schedule).cost_ns
+    work = Workspace(problem)
+    left = float("inf") if tries is None else tries
+    best = schedule
+    for drop in _drops(problem, schedule):
+        todo = [_grouped(problem, drop.activations)]
+        while todo and left > 0 and time.monotonic() < until:
+            some = todo.pop()
+            left -= 1
+            tried = _with(
+                problem, best, Drop(tuple(a for group in some for a in group), drop.level)
+            )
+            # the compiled evaluation is never early, so what it accepts is no worse
+            if work.cost_ns(pack(problem, tried)) <= cost:
+                best = tried
+            elif len(some) > 1:
+                half = len(some) // 2
+                todo += [some[half:], some[:half]]
+    if best is schedule:
+        return schedule
+    try:
+        return best if problem.replay(best).cost_ns <= cost else schedule
+    except OptPipeError:
+        return schedule
+
+
+def _drops(problem: Problem, schedule: Schedule) -> list[Drop]:
+    """What to try: no offload, then no recomputation, then every lighter level."""
+    kinds, stages, microbatches = schedule.table.T
+    out = kinds == O
+    away = tuple(zip(stages[out].tolist(), microbatches[out].tolist(), strict=True))
+    levels = _levels(problem, schedule)
+    drops = [Drop(away, None)]
+    for level in range(int(levels.max(initial=0))):
+        heavier = np.argwhere(levels > level)
+        drops.append(Drop(tuple((stage, j) for stage, j in heavier.tolist()), level))
+    return [drop for drop in drops if drop.activations]
+
+
+def _grouped(problem: Problem, activations: Sequence[Activation]) -> list[tuple[Activation, ...]]:
+    """What has to change together."""
+    if not problem.per_stage:
+        return [(activation,) for activation in activations]
+    stages = sorted({stage for stage, _ in activations})
+    return [tuple(a for a in activations if a[0] == stage) for stage in stages]
+
+
+def _levels(problem: Problem, schedule: Schedule) -> np.ndarray:
+    """(stages, microbatches) the level of each activation by its number in its stage, from 1."""
+    treatment = treatments(schedule, problem.profile)
+    return np.where(treatment == KEEP, 0, (treatment + 1) // 2)
+
+
+def _with(problem: Problem, schedule: Schedule, drop: Drop) -> Schedule:
+    chosen = np.zeros((problem.shape.stages, problem.microbatches), bool)
+    if drop.activations:
+        chosen[tuple(np.array(drop.activations).T)] = True
+    kinds, stages, microbatches = schedule.table.T
+    here = chosen[stages, microbatches]
+    levels = _levels(problem, schedule)
+    links = schedule.link_order
+    if drop.level is None:
+        kept = ~(here & np.isin(kinds, (O, R)))
+        links = {
+            key: tuple(op for op in ops if not chosen[op.stage, op.microbatch])
+            for key, ops in links.items()
+        }
+    else:
+        kept = ~(here & (kinds == C)) if drop.level == 0 else np.ones(len(kinds), bool)
+        levels = np.where(chosen, np.minimum(levels, drop.level), levels)
+    sizes = np.bincount(schedule.devices[kept], minlength=problem.shape.devices)
+    return Schedule.from_table(
+        schedule.shape,
+        schedule.table[kept],
+        np.cumsum([0, *sizes]),
+        links,
+        schedule.meta,
+        level_names(problem, levels),
+    )

@@ -1,0 +1,296 @@
+"""The times of a plan, compiled: all of it, or from where a change can matter.
+
+Every wait points backwards in a program and an R counts on releases before it only, so the times are
+those of the lowered program; the replay of the same schedule is never later.
+
+What a change of a device at one slot changes elsewhere comes later than the ops before that slot: all
+devices go on from a mark before which everything had ended by then.
+
+All times ns, all memory bytes, int64.
+"""
+
+from __future__ import annotations
+
+from ...codes import B, C, F, O, R
+from ...compiled import compiled, part, step
+from .state import (
+    ANCHOR,
+    ANCHOR_OP,
+    BACK,
+    BACK_OP,
+    BEGAN,
+    DONE,
+    EVERY,
+    FAILED,
+    FREE,
+    GIVE,
+    GIVEN,
+    GRANTED,
+    LEVEL,
+    NEVER,
+    OUT,
+    OUT_OP,
+    SENT,
+    SUM,
+)
+
+
+@compiled
+def evaluate(prog, length, mode, costs, t):
+    """Evaluate a plan from the beginning, into `t`.
+
+    Returns:
+        (makespan, longest span, sum of ends), ``NEVER`` first where it cannot go on or exceeds the
+        limit.
+    """
+    t.end[:] = -1
+    t.slot[:] = -1
+    t.filled[0] = 0
+    for d in range(len(length)):
+        t.work[d] = 0
+        t.begin[d] = 0
+        for at in range(length[d]):
+            code = prog[d, at]
+            t.slot[code] = at
+            unit = code & ((1 << costs.high) - 1)
+            if code >> costs.high == F:
+                t.work[d] += costs.work[unit >> costs.low, mode[unit]]
+        for which in range(t.marks.shape[2]):
+            t.marks[d, 0, which] = 0
+        for which in (ANCHOR_OP, OUT_OP, BACK_OP, GIVEN, BEGAN):
+            t.marks[d, 0, which] = -1
+        t.marks[d, 0, LEVEL] = costs.static[d] - costs.limit[d]
+    total = run(prog, length, mode, costs, t, NEVER, NEVER)
+    if total == FAILED:
+        return NEVER, NEVER, 0
+    accept(length, t)
+    makespan, span = longest(length, t)
+    return makespan, span, total
+
+
+@part
+def accept(length, t):
+    """Take the marks of the last evaluation for good."""
+    for d in range(len(length)):
+        for at in range(t.begin[d] // EVERY, (length[d] - 1) // EVERY + 1):
+            for which in range(t.marks.shape[2]):
+                t.marks[d, at, which] = t.fresh[d, at, which]
+
+
+@part
+def longest(length, t):
+    """(makespan, longest span) by the last evaluation."""
+    makespan = span = 0
+    for d in range(len(length)):
+        last = t.end[t.state[d, ANCHOR_OP]]
+        makespan = max(makespan, last)
+        span = max(span, last - t.state[d, BEGAN])
+    return makespan, span
+
+
+@part
+def rewind(length, t, first, saved_length):
+    """Where the devices begin again, into ``t.begin``, if device d changes from slot ``first[d]``
+    on (-1: nowhere)."""
+    soonest = NEVER
+    for d in range(len(length)):
+        if first[d] >= 0:
+            mark = min(first[d], saved_length[d] - 1) // EVERY
+            soonest = min(soonest, t.marks[d, mark, FREE])
+    for d in range(len(length)):
+        mark = (saved_length[d] - 1) // EVERY
+        if first[d] >= 0:
+            mark = min(mark, first[d] // EVERY)
+        while mark > 0 and t.marks[d, mark, FREE] > soonest:
+            mark -= 1
+        t.begin[d] = mark * EVERY
+
+
+@step
+def next_out(prog, d, begin, end, high):
+    """The slot of the first O from `begin` on, or -1."""
+    for slot in range(begin, end):
+        if prog[d, slot] >> high == O:
+            return slot
+    return -1
+
+
+@part
+def run(prog, length, mode, costs, t, most, most_span):
+    """Evaluate all devices from ``t.begin`` on.
+
+    Args:
+        most, most_span: give up once the makespan, or the longest span, must exceed it.
+
+    Returns:
+        The sum of ends; ``FAILED`` where the programs cannot go on or exceed the limit, or where it
+        gave up.
+    """
+    devices, low, high = len(length), costs.low, costs.high
+    last_stage, above, mask = len(costs.place) - 1, 1 << low, (1 << high) - 1
+    end, slots, place = t.end, t.slot, costs.place
+    size = 0
+    for d in range(devices - 1, -1, -1):
+        begin = t.begin[d]
+        for at in range(begin, length[d]):
+            end[prog[d, at]] = -1
+        for which in range(t.marks.shape[2]):
+            t.state[d, which] = t.marks[d, begin // EVERY, which]
+        t.at[d] = begin
+        t.waits[d] = -1
+        t.stack[size] = d
+        size += 1
+    while size > 0:
+        size -= 1
+        d = t.stack[size]
+        s = t.state[d]
+        at = t.at[d]
+        while at < length[d]:
+            code = prog[d, at]
+            kind, unit = code >> high, code & mask
+            stage = unit >> low
+            if at % EVERY == 0:
+                for which in range(len(s)):
+                    t.fresh[d, at // EVERY, which] = s[which]
+            how = mode[unit]
+            if kind == O:
+                time, why = end[unit], unit
+                if time < 0:
+                    return FAILED
+                if s[OUT] > time:
+                    time, why = s[OUT], s[OUT_OP]
+                finish = time + costs.lasts[O, stage, how]
+                s[OUT], s[OUT_OP] = finish, code
+            elif kind == R:
+                finish, why = _reload(prog, mode, d, at, code, stage, costs, t, s)
+                if finish == NEVER:
+                    return FAILED
+            else:
+                time, why = s[FREE], s[ANCHOR_OP]
+                source = target = -1
+                if kind == F:
+                    if stage > 0:
+                        source = unit - above
+                    if stage < last_stage:
+                        target = place[stage + 1]
+                elif kind == B:
+                    if stage < last_stage:
+                        source = code + above
+                    if stage > 0:
+                        target = place[stage - 1]
+                    if end[unit] < 0:
+                        return FAILED
+                if source >= 0:
+                    if end[source] < 0:
+                        if place[(source & mask) >> low] == d:
+                            return FAILED
+                        t.waits[d] = source
+                        break
+                    if place[(source & mask) >> low] != d and t.ready[source] > time:
+                        time, why = t.ready[source], source
+                if kind in (B, C):
+                    reload = unit | R << high
+                    if slots[reload] >= 0:
+                        if end[reload] < 0:
+                            return FAILED
+                        if end[reload] > time:
+                            time, why = end[reload], reload
+                if costs.asks[kind, stage, how]:
+                    if s[GRANTED] > time:
+                        time, why = s[GRANTED], s[BACK_OP]
+                    s[LEVEL] += costs.takes[kind, stage, how]
+                    given = s[GIVEN]
+                    while s[LEVEL] > 0:
+                        given = next_out(prog, d, given + 1, at, high)
+                        if given < 0:
+                            return FAILED
+                        out = prog[d, given]
+                        freed = out & mask
+                        s[LEVEL] -= costs.gives[O, freed >> low, mode[freed]]
+                        s[GIVEN] = given
+                        if end[out] > time:
+                            time, why = end[out], out
+                    s[GRANTED] = time
+                if s[BEGAN] < 0:
+                    s[BEGAN] = time
+                lasting = costs.lasts[kind, stage, how]
+                finish = time + lasting
+                s[GIVE] = costs.gives[kind, stage, how]
+                s[LEVEL] -= s[GIVE]
+                s[ANCHOR], s[ANCHOR_OP], s[FREE] = time, code, finish
+                s[DONE] += lasting
+                s[SUM] += finish
+                left = finish + t.work[d] - s[DONE]
+                if left > most or left - s[BEGAN] > most_span:
+                    return FAILED
+                if kind <= B and finish + costs.behind[kind, stage] > most:
+                    return FAILED
+                arrives = finish
+                if target >= 0 and target != d:
+                    s[FREE] = finish + costs.sending
+                    if costs.serial:
+                        arrives = max(finish, s[SENT + target])
+                        s[SENT + target] = arrives + costs.occupancy
+                    arrives += costs.lag
+                    if t.waits[target] == code:
+                        t.waits[target] = -1
+                        t.stack[size] = target
+                        size += 1
+                t.ready[code] = arrives
+            end[code], t.cause[code] = finish, why
+            at += 1
+        t.at[d] = at
+    total = 0
+    for d in range(devices):
+        if t.waits[d] >= 0:
+            return FAILED
+        total += t.state[d, SUM]
+    return total
+
+
+@step
+def _reload(prog, mode, d, at, code, stage, costs, t, s):
+    """(end, cause) of an R; the end is ``NEVER`` where memory can never be granted."""
+    low, high, end = costs.low, costs.high, t.end
+    mask = (1 << high) - 1
+    how = mode[code & mask]
+    wants = costs.takes[R, stage, how]
+    # what its anchor gives back counts from the anchor's end on; or O's alone may do
+    give = s[GIVE] if s[ANCHOR_OP] >= 0 else 0
+    base = max(s[ANCHOR], s[GRANTED])
+    best, best_given, best_why, best_freed = NEVER, s[GIVEN], s[ANCHOR_OP], 0
+    for use in range(2 if give > 0 else 1):
+        need = s[LEVEL] + wants + (give if use == 0 else 0)
+        time, why, given, freed_all = base, s[ANCHOR_OP], s[GIVEN], 0
+        if use == 1 and s[ANCHOR_OP] >= 0:
+            time = max(base, end[s[ANCHOR_OP]])
+        while need > 0:
+            following = next_out(prog, d, given + 1, at, high)
+            if following < 0:
+                break
+            given = following
+            out = prog[d, given]
+            unit = out & mask
+            freed = costs.gives[O, unit >> low, mode[unit]]
+            need -= freed
+            freed_all += freed
+            if end[out] > time:
+                time, why = end[out], out
+        if need <= 0 and time < best:
+            best, best_given, best_why, best_freed = time, given, why, freed_all
+    if best == NEVER:
+        return NEVER, best_why
+    s[LEVEL] += wants - best_freed
+    s[GIVEN], s[GRANTED] = best_given, best
+    time, why = best, best_why
+    source = (code & mask) | O << high
+    if end[source] < 0:
+        return NEVER, best_why
+    if end[source] > time:
+        time, why = end[source], source
+    engine, engine_op = (OUT, OUT_OP) if costs.shared else (BACK, BACK_OP)
+    if s[engine] > time:
+        time, why = s[engine], s[engine_op]
+    finish = time + costs.lasts[R, stage, how]
+    s[engine], s[engine_op] = finish, code
+    return finish, why

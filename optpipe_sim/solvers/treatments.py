@@ -1,0 +1,62 @@
+"""What may become of an activation: kept, offloaded, recomputed; and a profile without some of that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import InvalidSchedule, OptPipeError
+from ..ops import C, O
+from ..profile import CostProfile
+from ..schedule import Schedule
+
+TREATMENTS = ("keep", "offload", "recompute")
+
+
+def treatments_of(profile: CostProfile) -> frozenset[str]:
+    """The treatments that a profile has the numbers for."""
+    offload = {"offload"} if profile.offload is not None else set()
+    return frozenset({"keep"} | offload | ({"recompute"} if profile.has_levels else set()))
+
+
+def restrict(profile: CostProfile, treatments: Iterable[str] | None) -> CostProfile:
+    """The profile without its offloading, or levels of recomputation, unless they are among the treatments.
+
+    Args:
+        treatments: of ``keep, offload, recompute``; None: all that the profile has. Keeping is
+            always possible, and treatments that the profile has no numbers for change nothing.
+
+    Raises:
+        OptPipeError: for an unknown treatment.
+    """
+    if treatments is None:
+        return profile
+    wanted = set(treatments)
+    for name in sorted(wanted - set(TREATMENTS)):
+        raise OptPipeError(f"treatments: expected some of {', '.join(TREATMENTS)}, got {name!r}")
+    if "offload" not in wanted and profile.offload is not None:
+        profile = replace(profile, offload=None)
+    if "recompute" not in wanted and profile.has_levels:
+        profile = profile.map_stages(lambda _, cost: replace(cost, recompute=()))
+    return profile
+
+
+def require_alike(schedule: Schedule) -> None:
+    """Refuse a schedule that treats activations of one stage differently.
+
+    Raises:
+        InvalidSchedule: names the first stage where some are recomputed, apart or not, or offloaded,
+            and others are not.
+    """
+    kinds, stages, _ = schedule.table.T
+    differ = (schedule.levels.table != schedule.levels.table[:, :1]).any(axis=1)
+    for kind in (C, O):
+        count = np.bincount(stages[kinds == kind], minlength=schedule.shape.stages)
+        differ |= (count > 0) & (count < schedule.shape.microbatches)
+    if differ.any():
+        raise InvalidSchedule(
+            f"stage {int(differ.argmax())}: its activations are not all treated alike,"
+            " which was asked for (per_stage)"
+        )

@@ -1,0 +1,57 @@
+"""Rows that differ in their seed alone, as one number with its spread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+
+class Spread(NamedTuple):
+    """A number over its seeds: the middle one, the least, the largest, and how many there are."""
+
+    median: float
+    least: float
+    most: float
+    seeds: int
+
+    @property
+    def share(self) -> float:
+        """How far apart the least and the largest are, over the median."""
+        return (self.most - self.least) / self.median if self.median else 0.0
+
+    def differs(self, other: Spread) -> bool:
+        """Whether no seed of the one reaches any of the other: a smaller difference is no finding."""
+        return self.most < other.least or other.most < self.least
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """The spread of some values.
+
+    Raises:
+        ValueError: where there are none.
+    """
+    found = sorted(values)
+    if not found:
+        raise ValueError("a spread of no values")
+    return Spread(median(found), found[0], found[-1], len(found))
+
+
+def over_seeds(
+    rows: Iterable[Mapping[str, Any]], same: Sequence[str], numbers: Sequence[str]
+) -> list[dict[str, Any]]:
+    """One row for those that have the same in the columns `same`: of the columns `numbers` the median
+    of what is there (None where nothing is), ``fits`` where all of them fit, the rest as in the first."""
+    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in same), []).append(row)
+    made = []
+    for group in found.values():
+        one = dict(group[0])
+        for key in numbers:
+            values = [row[key] for row in group if row[key] is not None]
+            one[key] = median(values) if values else None
+        if "fits" in one:
+            one["fits"] = all(row["fits"] for row in group)
+        made.append(one)
+    return made

@@ -1,0 +1,38 @@
+"""Python files in the folder of an experiment: its own task, its own figure."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+from ..errors import OptPipeError
+from ..files import read_text
+
+
+def load_code(path: Path) -> ModuleType:
+    """The module in a file.
+
+    Raises:
+        OptPipeError: where it cannot be read or run; names the file.
+    """
+    return module_of(f"experiment_{path.parent.name}_{path.stem}", read_text(path), str(path))
+
+
+@lru_cache(maxsize=64)
+def module_of(name: str, source: str, path: str) -> ModuleType:
+    """A module made of its source, once: processes and machines without the file can have it, too.
+
+    Raises:
+        OptPipeError: where it cannot be run.
+    """
+    module = ModuleType(name)
+    module.__file__ = path
+    sys.modules[name] = module  # dataclasses look their module up by name
+    try:
+        exec(compile(source, path, "exec"), module.__dict__)
+    except Exception as error:
+        del sys.modules[name]
+        raise OptPipeError(f"{path}: cannot be run: {type(error).__name__}: {error}") from None
+    return module

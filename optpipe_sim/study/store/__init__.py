@@ -1,0 +1,1 @@
+"""Finished points on disk, and which sweep computes which of the others."""

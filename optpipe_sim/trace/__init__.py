@@ -1,0 +1,386 @@
+"""Trace: when everything happened, and every measure derived from it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..errors import OptPipeError
+from ..files import read_mapping, write_text
+from ..op_costs import moved_bytes, op_costs
+from ..ops import COMPUTE, O, Op, R
+from ..profile import CostProfile
+from ..profile_io import profile_to_json
+from ..schedule import Schedule
+from ..units import format_size, format_time, html_table
+from .files import FORMAT, VERSION, read_fields
+from .parts import Messages as Messages
+from .parts import Span as Span
+from .steps import Steps, step_function
+
+CAUSES = ("fill", "neighbour", "communication", "reload", "memory", "drain")
+OBJECTIVES = ("flush", "span")
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """The times of a schedule's ops under a profile.
+
+    Attributes:
+        schedule: the order that was replayed.
+        profile: the costs, with the schedule's chunks and placement.
+        start_ns, end_ns: (ops,) int64, in the order of ``schedule.table``.
+        grant_ns: (ops,) int64; when an R's memory was granted; for every other op its start.
+        memory_limit: bytes per device that the replay kept, or None.
+        objective: ``flush`` (cost is the makespan) or ``span`` (cost is the longest device span).
+        fits: False for a trace taken without the limit because the replay under it deadlocks.
+    """
+
+    schedule: Schedule
+    profile: CostProfile
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    grant_ns: np.ndarray
+    memory_limit: tuple[int, ...] | None = None
+    objective: str = "flush"
+    fits: bool = True
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise OptPipeError(f"objective: expected flush or span, got {self.objective!r}")
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Trace)
+            and self.schedule == other.schedule
+            and self.profile == other.profile
+            and self.memory_limit == other.memory_limit
+            and self.objective == other.objective
+            and self.fits == other.fits
+            and np.array_equal(self.start_ns, other.start_ns)
+            and np.array_equal(self.end_ns, other.end_ns)
+            and np.array_equal(self.grant_ns, other.grant_ns)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        name = self.schedule.meta.get("name", "schedule")
+        fits = "" if self.fits else ", does not fit"
+        return (
+            f"<Trace {name}: {format_time(self.makespan_ns)}, bubble {self.bubble_rate:.4f},"
+            f" peak {format_size(max(self.peak_bytes))}{fits}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """A small table, for notebooks."""
+        rows = {
+            "schedule": self.schedule.meta.get("name", "schedule"),
+            "profile": self.profile.name,
+            "iteration": format_time(self.makespan_ns),
+            "bubble": f"{self.bubble_rate:.4f}",
+            "peak memory": format_size(max(self.peak_bytes)),
+            "offloaded": f"{self.offloaded} activations",
+            "recomputed": f"{self.recomputed} activations",
+            "fits": "yes" if self.fits else "no",
+        }
+        return html_table(rows)
+
+    @cached_property
+    def spans(self) -> tuple[Span, ...]:
+        """Every op with its times, device by device in program order."""
+        times = zip(
+            (op for program in self.schedule.programs for op in program),
+            self.schedule.devices.tolist(),
+            self.start_ns.tolist(),
+            self.end_ns.tolist(),
+            self.grant_ns.tolist(),
+            op_costs(self.schedule, self.profile).asks.tolist(),
+            strict=True,
+        )
+        return tuple(
+            Span(op, device, start, end, grant if asks else None)
+            for op, device, start, end, grant, asks in times
+        )
+
+    def span(self, op: Op) -> Span:
+        """The span of one op.
+
+        Raises:
+            OptPipeError: where the schedule does not have it.
+        """
+        row = self.schedule.row(op)
+        if row < 0:
+            raise OptPipeError(f"{op} is not in this schedule")
+        return self.spans[row]
+
+    # -- time -------------------------------------------------------------------------------------
+
+    @cached_property
+    def makespan_ns(self) -> int:
+        """The last end, counted from 0."""
+        return int(self.end_ns.max())
+
+    @cached_property
+    def compute_rows(self) -> tuple[np.ndarray, ...]:
+        """Per device, the rows of its compute ops in program order."""
+        compute = np.isin(self.schedule.table[:, 0], COMPUTE)
+        bounds = self.schedule.offsets
+        return tuple(
+            first + np.flatnonzero(compute[first:last]) for first, last in pairwise(bounds)
+        )
+
+    @cached_property
+    def span_ns(self) -> tuple[int, ...]:
+        """Per device, the end of its last compute op minus the start of its first."""
+        return tuple(
+            int(self.end_ns[rows[-1]] - self.start_ns[rows[0]]) for rows in self.compute_rows
+        )
+
+    @cached_property
+    def busy_ns(self) -> tuple[int, ...]:
+        """Per device, the time it computes."""
+        lasting = self.end_ns - self.start_ns
+        return tuple(int(lasting[rows].sum()) for rows in self.compute_rows)
+
+    @cached_property
+    def recompute_ns(self) -> tuple[int, ...]:
+        """Per device, the part of `busy_ns` that goes into recomputation, apart (C) or inside
+        backwards."""
+        kinds, stages = self.schedule.table[:, 0], self.schedule.table[:, 1]
+        planned = op_costs(self.schedule, self.profile).duration_ns
+        extra = planned - self.profile.durations_ns[kinds, stages]
+        extra[self.schedule.is_transfer] = 0
+        lasting = self.end_ns - self.start_ns
+        share = np.divide(extra, planned, out=np.zeros(len(extra)), where=planned > 0)
+        spent = np.where(lasting == planned, extra, np.rint(lasting * share).astype(np.int64))
+        return tuple(int(spent[rows].sum()) for rows in self.compute_rows)
+
+    @property
+    def recomputed(self) -> int:
+        """How many activations (stage, microbatch) are recomputed."""
+        return int((self.schedule.levels.table > 0).sum())
+
+    @property
+    def cost_ns(self) -> int:
+        """What the objective counts: the makespan (flush) or the longest device span (span)."""
+        return self.makespan_ns if self.objective == "flush" else max(self.span_ns)
+
+    @property
+    def bubble_rate(self) -> float:
+        """(max span - busy) / max span, busy being the busiest device's: the published definition
+        (Zero Bubble, table 5)."""
+        span = max(self.span_ns)
+        return (span - max(self.busy_ns)) / span
+
+    @property
+    def bubble_rate_flush(self) -> float:
+        """(makespan - busy) / makespan."""
+        return (self.makespan_ns - max(self.busy_ns)) / self.makespan_ns
+
+    @cached_property
+    def messages(self) -> Messages:
+        """The messages between devices; see SEMANTICS in the README for the two kinds of links."""
+        waiting, needed = self.schedule.edges
+        device = self.schedule.devices
+        across = device[waiting] != device[needed]
+        waiting, needed = waiting[across], needed[across]
+        ready = self.end_ns[needed]
+        depart = ready.copy()
+        if self.profile.links == "serial":
+            pair = device[needed] * self.profile.devices + device[waiting]
+            order = np.lexsort((needed, ready, pair))
+            free: dict[int, int] = {}
+            for at, link, time in zip(
+                order.tolist(), pair[order].tolist(), ready[order].tolist(), strict=True
+            ):
+                depart[at] = max(time, free.get(link, 0))
+                free[link] = int(depart[at]) + self.profile.occupancy_ns
+        return Messages(needed, waiting, depart, depart + self.profile.t_comm_ns)
+
+    @cached_property
+    def waits_ns(self) -> dict[str, np.ndarray]:
+        """By cause, how long its device stood idle right before each op, in the order of
+        ``schedule.table``; transfers do not make a device wait and have 0.
+
+        Before a device's first op all of it is ``fill``. A later wait is cut at the instants its
+        inputs came: until the device had sent its own message (``communication``, with blocking
+        links), until the neighbour's op ended, then until its message was there, then until
+        the reload ended, the rest is memory.
+        """
+        size = len(self.schedule)
+        sent, arrived, reloaded, before = (np.zeros(size, np.int64) for _ in range(4))
+        messages = self.messages
+        np.maximum.at(sent, messages.consumer, self.end_ns[messages.producer])
+        np.maximum.at(arrived, messages.consumer, messages.arrive_ns)
+        waiting, needed = self.schedule.edges
+        reload = self.schedule.table[needed, 0] == R
+        reloaded[waiting[reload]] = self.end_ns[needed[reload]]
+        waits = {cause: np.zeros(size, np.int64) for cause in CAUSES if cause != "drain"}
+        for rows in self.compute_rows:
+            before[rows[1:]] = self.end_ns[rows[:-1]]
+            waits["fill"][rows[0]] = before[rows[0]] = self.start_ns[rows[0]]
+        rows = np.concatenate(self.compute_rows)
+        mark, start = before[rows], self.start_ns[rows]
+        if self.profile.sending_ns:
+            sends = np.zeros(size, bool)
+            sends[messages.producer] = True
+            for own in self.compute_rows:
+                free = self.end_ns[own[:-1]] + sends[own[:-1]] * self.profile.sending_ns
+                waits["communication"][own[1:]] = free - before[own[1:]]
+                before[own[1:]] = free
+            mark = before[rows]
+        for cause, until in (
+            ("neighbour", sent[rows]),
+            ("communication", arrived[rows]),
+            ("reload", reloaded[rows]),
+            ("memory", start),
+        ):
+            reach = np.maximum(mark, np.minimum(until, start))
+            waits[cause][rows] += reach - mark
+            mark = reach
+        return waits
+
+    @cached_property
+    def idle_by_device_ns(self) -> tuple[dict[str, int], ...]:
+        """Per device, its idle time within the makespan by cause (see `waits_ns`; ``drain`` is
+        what follows its last op); the parts add up to all of it."""
+        return tuple(
+            {cause: int(wait[rows].sum()) for cause, wait in self.waits_ns.items()}
+            | {"drain": self.makespan_ns - int(self.end_ns[rows[-1]])}
+            for rows in self.compute_rows
+        )
+
+    @property
+    def idle_ns(self) -> dict[str, int]:
+        """Idle time by cause, the sum over the devices."""
+        return {cause: sum(idle[cause] for idle in self.idle_by_device_ns) for cause in CAUSES}
+
+    @cached_property
+    def engine_load(self) -> dict[str, tuple[float, ...]]:
+        """Per device, the share of the makespan that compute, offload and reload are at work."""
+        lasting = self.end_ns - self.start_ns
+        kinds = self.schedule.table[:, 0]
+        load = {"compute": tuple(busy / self.makespan_ns for busy in self.busy_ns)}
+        for name, kind in (("offload", O), ("reload", R)):
+            total = np.bincount(
+                self.schedule.devices[kinds == kind],
+                lasting[kinds == kind],
+                self.schedule.shape.devices,
+            )
+            load[name] = tuple((total / self.makespan_ns).tolist())
+        return load
+
+    # -- memory -----------------------------------------------------------------------------------
+
+    @cached_property
+    def memory(self) -> tuple[Steps, ...]:
+        """Per device, the bytes it holds over time, `static` included."""
+        costs = op_costs(self.schedule, self.profile)
+        bounds = self.schedule.offsets
+        steps = []
+        for device, (first, last) in enumerate(pairwise(bounds)):
+            rows = slice(first, last)
+            steps.append(
+                step_function(
+                    np.concatenate((self.grant_ns[rows], self.end_ns[rows])),
+                    np.concatenate((costs.allocated_bytes[rows], -costs.released_bytes[rows])),
+                    self.profile.static_bytes[device],
+                )
+            )
+        return tuple(steps)
+
+    @cached_property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Per device, the most it ever holds."""
+        return tuple(steps.peak for steps in self.memory)
+
+    @cached_property
+    def host_memory(self) -> tuple[Steps, ...]:
+        """Per node, the pinned host bytes over time: from the start of an O to the end of its R."""
+        kinds, moved = self.schedule.table[:, 0], moved_bytes(self.schedule, self.profile)
+        per_node = self.profile.devices_per_node
+        node = self.schedule.devices // per_node
+        steps = []
+        for at in range(-(-self.profile.devices // per_node)):
+            out, back = (kinds == O) & (node == at), (kinds == R) & (node == at)
+            steps.append(
+                step_function(
+                    np.concatenate((self.start_ns[out], self.end_ns[back])),
+                    np.concatenate((moved[out], -moved[back])),
+                    0,
+                )
+            )
+        return tuple(steps)
+
+    @property
+    def host_peak_bytes(self) -> int:
+        """The most pinned host memory any node ever holds."""
+        return max(steps.peak for steps in self.host_memory)
+
+    @property
+    def offloaded(self) -> int:
+        """How many activations (stage, microbatch) are offloaded."""
+        return int((self.schedule.table[:, 0] == O).sum())
+
+    @property
+    def transferred_bytes(self) -> int:
+        """Bytes moved to the host and back, over all devices."""
+        return int(moved_bytes(self.schedule, self.profile).sum())
+
+    # -- all of it --------------------------------------------------------------------------------
+
+    def measures(self) -> dict[str, Any]:
+        """The measures as plain data; the keys are those of ``simulate --json``."""
+        return {
+            "makespan_ns": self.makespan_ns,
+            "cost_ns": self.cost_ns,
+            "bubble_rate": self.bubble_rate,
+            "bubble_rate_flush": self.bubble_rate_flush,
+            "idle_ns": self.idle_ns,
+            "peak_bytes": list(self.peak_bytes),
+            "host_peak_bytes": self.host_peak_bytes,
+            "offloaded": self.offloaded,
+            "recomputed": self.recomputed,
+            "recompute_ns": list(self.recompute_ns),
+            "fits": self.fits,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "objective": self.objective,
+            "fits": self.fits,
+            "memory_limit_bytes": self.memory_limit and list(self.memory_limit),
+            "start_ns": self.start_ns.tolist(),
+            "end_ns": self.end_ns.tolist(),
+            "grant_ns": self.grant_ns.tolist(),
+            "profile": profile_to_json(self.profile),
+            "schedule": self.schedule.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], source: str = "trace") -> Trace:
+        """The trace in a mapping of the file format.
+
+        Raises:
+            OptPipeError: one line that names `source` and what is wrong.
+        """
+        return cls(**read_fields(data, source))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the trace as JSON, schedule and profile included, whole or not at all."""
+        write_text(path, json.dumps(self.to_json()) + "\n")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Trace:
+        """Read a trace file."""
+        return cls.from_json(read_mapping(path), str(path))

@@ -1,0 +1,3 @@
+"""The version of this package; below everything else, so that anyone may ask."""
+
+__version__ = "0.1.0"

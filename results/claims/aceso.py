@@ -1,0 +1,24 @@
+"""What results/README.md says of aceso."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from optpipe_sim.study.claims import Tables, percent
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    rows = tables("aceso")
+    errors = {
+        links: [row["error"] for row in rows if row["links"] == links]
+        for links in ("blocking", "latency")
+    }
+    size = {links: median(map(abs, found)) for links, found in errors.items()}
+    worst = {links: max(map(abs, found)) for links, found in errors.items()}
+    yield (
+        f"Replayed from their own stage times, {len(errors['blocking'])} measured 1F1B runs with"
+        f" recomputation come out {percent(size['blocking'])} off in the median and"
+        f" {percent(worst['blocking'])} at worst where messages keep the sender busy"
+        f" (`links: blocking`), {percent(size['latency'])} and {percent(worst['latency'])} where they do not."
+    )

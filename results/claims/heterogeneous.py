@@ -1,0 +1,69 @@
+"""What README.md and results/README.md say of heterogeneous."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from optpipe_sim.spread import Spread, over_seeds, spread
+from optpipe_sim.study.claims import Row, Tables, percent, span
+
+SAME = ("profile.name", "chunks", "placement", "schedule", "planned_for")
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    rows = tables("heterogeneous")
+    cases: dict[str, list[Row]] = {}
+    for row in over_seeds(rows, SAME, ["makespan_ns"]):
+        cases.setdefault(row["profile.name"], []).append(row)
+
+    def best(case: str, start: str, planned: str = "true") -> float | None:
+        """The least median of the shapes in which every seed fits."""
+        found = [
+            row["makespan_ns"]
+            for row in cases[case]
+            if row["schedule"].split(":")[0] == start
+            and row["planned_for"] == planned
+            and row["fits"]
+        ]
+        return min(found, default=None)
+
+    def loss(case: str, start: str) -> float | None:
+        other, ours = best(case, start), best(case, "optpipe")
+        return None if other is None or ours is None else other / ours - 1
+
+    uneven = [case for case in cases if case != "balanced"]
+    parts = []
+    for start, name in (("1f1b", "1F1B"), ("zb-h1", "ZB-H1"), ("zb-v", "ZB-V")):
+        even = loss("balanced", start)
+        found = [lost for case in uneven if (lost := loss(case, start)) is not None]
+        assert even is not None
+        parts.append(f"{name} {percent(even)} and {span(found, percent)} (n = {len(found)})")
+    seeds = _spreads(rows)
+    (limit,) = {row["memory_limit"] for row in rows}
+    yield (
+        f"Over this search (medians of {max(each.seeds for each in seeds)} seeds, which differ by up to"
+        f" {percent(max(each.share for each in seeds))}; one chunk, or two in a V; {limit} everywhere)"
+        f" symmetric patterns take longer by, on even and on uneven devices: {', '.join(parts)}."
+    )
+    lost = [
+        blind / told - 1
+        for case in uneven
+        if (blind := best(case, "optpipe", "assumed")) and (told := best(case, "optpipe"))
+    ]
+    yield (
+        f"Its plan for equal devices takes {span(lost, percent)} longer there and does not fit in"
+        f" {len(uneven) - len(lost)} of {len(uneven)} cases."
+    )
+    moved, stay = best("half A100, layers moved", "optpipe"), best("half A100", "optpipe")
+    assert moved is not None
+    assert stay is not None
+    yield f"Moving layers from A100s to H100s saves {percent(1 - moved / stay)}"
+
+
+def _spreads(rows: list[Row]) -> list[Spread]:
+    """Of what this search takes where it knows the devices, per case and shape."""
+    found: dict[tuple, list[int]] = {}
+    for row in rows:
+        if row["schedule"] == "optpipe" and row["planned_for"] == "true" and row["fits"]:
+            found.setdefault(tuple(row[key] for key in SAME), []).append(row["makespan_ns"])
+    return [spread(each) for each in found.values()]

@@ -1,0 +1,55 @@
+"""What README.md and results/README.md say of links."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from optpipe_sim.spread import Spread, spread
+from optpipe_sim.study.claims import Tables, percent, span
+
+SHARES = {"0.75x 1f1b": "three quarters", "0.5x 1f1b": "half"}
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    rows = tables("links")
+
+    def ours(limit: str, links: str, planned: str = "true") -> Spread:
+        return spread(
+            row["makespan_ns"]
+            for row in rows
+            if row["schedule"] == "optpipe"
+            and (row["memory_limit"], row["profile.name"], row["planned_for"])
+            == (limit, links, planned)
+        )
+
+    own = "own links"
+    shared = sorted({row["profile.name"] for row in rows} - {own})
+    parts, apart = [], 0
+    for limit, words in SHARES.items():
+        found = [ours(limit, links) for links in shared]
+        apart += sum(each.differs(ours(limit, own)) for each in found)
+        costs = [each.median / ours(limit, own).median - 1 for each in found]
+        parts.append(f"{span(costs, percent)} at {words}")
+    cells = len(shared) * len(SHARES)
+    blind = [
+        ours(limit, links, "assumed").median / ours(limit, links).median - 1
+        for limit in SHARES
+        for links in shared
+    ]
+    yield (
+        f"Engines and links that devices share cost this search (medians of"
+        f" {ours(limit, own).seeds} seeds) {' and '.join(parts)} of 1F1B's activation memory where it"
+        f" plans with them, more than its spread in {apart} of {cells} cells; a plan for links of one's"
+        f" own takes {span(blind, percent)} longer than that."
+    )
+    half = next(limit for limit, words in SHARES.items() if words == "half")
+    fitting = {
+        row["profile.name"]
+        for row in rows
+        if row["schedule"].startswith("po:") and row["memory_limit"] == half
+        if row["planned_for"] == "true" and row["fits"]
+    }
+    yield (
+        f"PipeOffload with two chunks that plans with shared links fits the half in"
+        f" {len(fitting & set(shared))} of {len(shared)} wirings"
+    )

@@ -1,0 +1,38 @@
+"""What README.md and results/README.md say of memory_frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from experiments.memory_frontier.figure import GIB, bound_by_limit, solved_by_limit
+from optpipe_sim.study.claims import Tables, percent, span
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    rows = tables("memory_frontier")
+    ours, bounds = solved_by_limit(rows), bound_by_limit(rows)
+    scarce, ample = 12.5, max(ours)
+    chunks = max(row["chunks"] for row in rows if row["part"] == "solved")
+    yield (
+        f"This search (median of {ours[ample].seeds} seeds; at most {chunks} chunks, which is a layer"
+        f" per stage) takes {percent(ours[scarce].median / ours[ample].median - 1)} longer in {scarce}"
+        f" GiB per device than in {ample:g} GiB; its seeds differ by up to"
+        f" {percent(max(each.share for each in ours.values()))}."
+    )
+    po = {
+        row["limit_bytes"] / GIB: row["cost_ns"] / 1e9
+        for row in rows
+        if row["part"] == "family" and row["cost_ns"] and row["schedule"].startswith("po:")
+    }
+    slower = [po[limit] / ours[limit].median - 1 for limit in po]
+    apart = sum(po[limit] > ours[limit].most for limit in po)
+    yield (
+        f"The best PipeOffload fits at {len(po)} of {len(ours)} limits and needs"
+        f" {span(slower, percent)} more time there, at {apart} of them more than every seed"
+    )
+    gaps = [ours[limit].median / bounds[limit] - 1 for limit in ours]
+    wide = 0.1
+    yield (
+        f"the gap to the bound on these chunks is {span(gaps, percent)}, above {percent(wide, 0)} at"
+        f" {sum(gap > wide for gap in gaps)} limits"
+    )

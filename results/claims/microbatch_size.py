@@ -1,0 +1,40 @@
+"""What README.md and results/README.md say of microbatch_size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from optpipe_sim.study.claims import Tables, percent, span
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    rows = [row for row in tables("microbatch_size") if row["fits"]]
+
+    def times(batch: int, start: str) -> dict[int, int]:
+        """Makespan over the sequences per microbatch, where the schedule fits without a limit below
+        the device's."""
+        return {
+            row["profile.estimate.microbatch"]: row["makespan_ns"]
+            for row in rows
+            if row["profile.meta.batch"] == batch
+            and row["memory_limit"] is None
+            and row["schedule"].split(":")[0] == start
+        }
+
+    many, few = 128, 32
+    plain, ours = times(many, "1f1b"), times(many, "optpipe")
+    best = min(ours.values())
+    slower = {size: ns / best - 1 for size, ns in ours.items()}
+    near = [size for size in ours if slower[size] < 0.005]
+    assert min(plain, key=plain.__getitem__) == 1
+    yield (
+        f"Of {many} sequences per iteration 1F1B wants one per microbatch and takes"
+        f" {percent(plain[4] / plain[1] - 1)} longer with {4}; this search (one seed) wants {span(near)}, and takes"
+        f" {percent(slower[8])} longer with {8} and {percent(slower[16])} with {16}, where 1F1B does not fit."
+    )
+    found, greedy = min(times(few, "optpipe").values()), min(times(few, "adaoffload").values())
+    gain = min(times(few, "1f1b").values()) / found - 1
+    yield (
+        f"Of {few} sequences it is {percent(gain)} faster than the best 1F1B, and AdaOffload in two chunks is"
+        f" {percent(gain if greedy == found else min(times(few, '1f1b').values()) / greedy - 1)} faster."
+    )

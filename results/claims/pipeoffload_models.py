@@ -1,0 +1,27 @@
+"""What README.md and results/README.md say of pipeoffload_models."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+
+from optpipe_sim.study.claims import Tables, percent, span
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    rows = tables("pipeoffload_models")
+    tried = [row for row in rows if row["published_outcome"] != "skip"]
+    alike = [row for row in tried if row["outcome"] == row["published_outcome"]]
+    checks = [row for row in tried if row["published_outcome"] == "ran" and row["role"] == "check"]
+    off = [abs(row["mfu_percent"] / row["published_mfu_percent"] - 1) for row in checks]
+    held = [
+        row["activation_gib"] / row["published_activation_gib"]
+        for row in tried
+        if row["schedule"] == "po-f" and row["activation_gib"] and row["published_activation_gib"]
+    ]
+    yield (
+        f"{len(alike)} of the {len(tried)} runs of PipeOffload's figure 15 end as measured, out of memory or not."
+        f" MFU of the {len(checks)} runs that the fit did not see is {percent(median(off))} off in the median and"
+        f" {percent(max(off))} at worst; PO-F holds {span(held, lambda x: f'{x:.1f}')} times the activations that"
+        " were measured."
+    )

@@ -1,0 +1,38 @@
+"""What README.md and results/README.md say of solver_scaling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from optpipe_sim.study.claims import Row, Tables, percent, span
+
+COPIES = "0.5x 1f1b"
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    rows = [row for row in tables("solver_scaling") if row["memory_limit"] == COPIES]
+    longest = max(row["after_s"] for row in rows)
+    last: dict[tuple[str, int], Row] = {
+        (row["engine"], row["profile.devices"]): row for row in rows if row["after_s"] == longest
+    }
+    sizes = sorted(devices for engine, devices in last if engine == "milp")
+    rows_of = {devices: last["milp", devices]["formula_constraints"] for devices in sizes}
+    (per_stage,) = {row["microbatches"] / row["profile.devices"] for row in rows}
+    growth = [rows_of[b] / rows_of[a] for a, b in pairwise(sizes)]
+    yield (
+        f"With twice the stages (and m = {per_stage:g}p) the reconstructed MILP with offloads has"
+        f" {span(growth, lambda x: f'{x:.0f}')} times the constraints, from {rows_of[sizes[0]]:,} at {sizes[0]} stages to"
+        f" {rows_of[sizes[-1]]:,} at {sizes[-1]}."
+    )
+    refused = [devices for devices in sizes if last["milp", devices]["status"] == "refused"]
+    tried = [devices for devices in sizes if devices not in refused]
+    assert all(last["milp", devices]["objective_ns"] is None for devices in tried)
+    cpsat = [d for e, d in last if e == "cpsat" and last[e, d]["objective_ns"] is not None]
+    first = max(last["auto", devices]["first_s"] for devices in sizes)
+    gaps = [last["auto", devices]["gap"] for devices in sizes]
+    yield (
+        f"From nothing HiGHS finds no schedule in {longest:g} s at {span(tried)} stages, and from {min(refused)} on the"
+        f" MILP is refused as too large; CP-SAT finds one at {span(cpsat)} stages; `auto`, which starts from AdaOffload, has one within {first:.2f} s at"
+        f" each size and a gap of {span(gaps, percent)} at the end."
+    )

@@ -1,0 +1,477 @@
+"""The checker: silent on what the engine does, and a sentence on whatever is changed in it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import cases, limits, profiles
+from unit_profiles import unit_profile
+
+import optpipe_sim.checker
+from optpipe_sim import CostProfile, Schedule, Trace, check, simulate
+from optpipe_sim.checker.check import check_trace
+from optpipe_sim.checker.stepped import step_through
+from optpipe_sim.errors import Deadlock, OutOfMemory, ProfileError
+from optpipe_sim.ops import O, R, parse_op
+
+MS = 1_000_000
+
+# -- schedules ----------------------------------------------------------------------------------------
+
+PROGRAMS = (
+    "F0.0 O0.0 F0.1 B0.1 W0.1 R0.0 BW0.0",
+    "F1.0 BW1.0 F1.1 O1.1 R1.1 B1.1 W1.1",
+)
+
+
+def offloading(**changes: object) -> CostProfile:
+    offload = {"t_offload_ms": 1, "t_reload_ms": 1, **changes.pop("offload", {})}  # type: ignore[dict-item]
+    return unit_profile(2, offload=offload, **changes)
+
+
+def programs(*lines: str, link_order: dict[str, str] | None = None, m: int = 2) -> Schedule:
+    shape = offloading().shape(m)
+    orders = {key: ops.split() for key, ops in (link_order or {}).items()}
+    return Schedule(shape, [line.split() for line in lines], orders)
+
+
+def edited(old: str, new: str) -> Schedule:
+    """PROGRAMS with one piece of text replaced."""
+    assert old in "|".join(PROGRAMS)
+    return programs(*(line.replace(old, new) for line in PROGRAMS))
+
+
+def test_a_valid_schedule_has_no_problems() -> None:
+    assert check(programs(*PROGRAMS), offloading()) == []
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sentence"),
+    [
+        (edited("F0.1", ""), "device 0: F0.1 is missing"),
+        (edited("B0.1 W0.1", "W0.1"), "device 0: B0.1 is missing (and no BW stands for it)"),
+        (edited("W1.1", ""), "device 1: W1.1 is missing (and no BW stands for it)"),
+        (edited("F1.0", "F1.0 F1.0"), "device 1: F1.0 stands in the programs 2 times"),
+        (
+            edited("BW1.0", "BW1.0 B1.0"),
+            "device 1: B1.0 and BW1.0 are both there, give B and W or BW",
+        ),
+        (
+            edited("BW1.0", "BW1.0 W1.0"),
+            "device 1: W1.0 and BW1.0 are both there, give B and W or BW",
+        ),
+        (edited("R0.0", ""), "device 0: O0.0 offloads what no R reloads"),
+        (edited("O1.1", ""), "device 1: R1.1 reloads what no O offloads"),
+        (edited("F0.1", "F0.1 F1.1"), "device 0: F1.1 stands here, but stage 1 lives on device 1"),
+    ],
+)
+def test_incomplete_programs(schedule: Schedule, sentence: str) -> None:
+    assert sentence in check(schedule, offloading())
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        ({"2/O": ""}, "link order 2/O: there is no such link, only 0/O, 0/R, 1/O, 1/R"),
+        ({"0/O": ""}, "link order 0/O: O0.0 (device 0) is missing"),
+        ({"0/O": "O0.0 O0.0"}, "link order 0/O: O0.0 (device 0) is listed 2 times"),
+        ({"0/O": "O0.0 O1.1"}, "link order 0/O: O1.1 (device 1) is no transfer of this link"),
+        ({"0/R": "R0.0 R0.1"}, "link order 0/R: R0.1 (device 0) is no transfer of this link"),
+    ],
+)
+def test_link_orders(order: dict[str, str], sentence: str) -> None:
+    assert sentence in check(programs(*PROGRAMS, link_order=order), offloading())
+
+
+@pytest.mark.parametrize(
+    ("lines", "order", "profile", "parts"),
+    [
+        # a backward before its own forward
+        (
+            ("BW0.0 F0.0", "F1.0 BW1.0"),
+            {},
+            {},
+            ["BW0.0 (device 0) waits for", "F0.0 (device 0) waits for BW0.0"],
+        ),
+        # each device waits for what stands behind on the other
+        (
+            ("F0.0 BW0.0 F0.1 BW0.1", "F1.1 F1.0 BW1.0 BW1.1"),
+            {},
+            {},
+            [
+                "F1.0 (device 1) waits for F1.1 (device 1) (before it in the program)",
+                "F0.1 (device 0)",
+            ],
+        ),
+        # a reload that is issued behind the backward that needs it
+        (
+            ("F0.0 O0.0 BW0.0 R0.0", "F1.0 BW1.0"),
+            {},
+            {},
+            [
+                "R0.0 (device 0) waits for BW0.0 (device 0) (the compute op before it in the program)"
+            ],
+        ),
+        # a reload before its offload: on one engine only is that a circle
+        (
+            ("F0.0 R0.0 O0.0 BW0.0", "F1.0 BW1.0"),
+            {},
+            {"copy_engines": "shared"},
+            ["O0.0 (device 0) waits for R0.0 (device 0) (before it on the copy engine)"],
+        ),
+        (
+            ("F0.0 O0.0 R0.0 BW0.0 F0.1 BW0.1", "F1.0 BW1.0 F1.1 O1.1 R1.1 BW1.1"),
+            {"0/O": "O1.1 O0.0"},
+            {"host_link_groups": [[0, 1]]},
+            ["O0.0 (device 0) waits for O1.1 (device 1) (before it in link order 0/O)"],
+        ),
+    ],
+)
+def test_circles_are_named(
+    lines: tuple[str, ...], order: dict[str, str], profile: dict[str, object], parts: list[str]
+) -> None:
+    microbatches = 2 if "0.1" in lines[0] else 1
+    schedule = programs(*lines, link_order=order, m=microbatches)
+    costs = offloading(offload=profile)
+    (sentence,) = check(schedule, costs)
+    assert sentence.startswith("the order can never go on, its ops wait in a circle: ")
+    for part in parts:
+        assert part in sentence
+    with pytest.raises(Deadlock):
+        simulate(schedule, costs)
+
+
+def test_other_problems_of_a_schedule() -> None:
+    schedule = programs(*PROGRAMS)
+    (devices,) = check(schedule, unit_profile(3))
+    assert "2 devices" in devices
+    assert "has 3" in devices
+    (offload,) = check(schedule, unit_profile(2))
+    assert offload == "device 0: O0.0 is a transfer, but the profile unit has no offload section"
+    (least, _) = check(schedule, offloading(), 99)
+    assert least == (
+        "device 0: the memory limit of 99 B is below the 100 B that one microbatch needs"
+    )
+    assert check(schedule, offloading(), (99, 200)) == [least]
+    with pytest.raises(ProfileError, match="2 devices"):
+        check(schedule, offloading(), (99, 99, 99))
+
+
+def test_stuck_for_memory_names_op_device_and_time() -> None:
+    plain = programs("F0.0 F0.1 BW0.0 BW0.1", "F1.0 BW1.0 F1.1 BW1.1")
+    assert check(plain, offloading(), 200) == []
+    (stuck,) = check(plain, offloading(), 199)
+    assert stuck.startswith("the programs get stuck at 4 ms with 3 of 8 ops done: ")
+    assert "device 0: F0.1 needs 100 B where 100 B of 199 B are held" in stuck
+    assert check(programs(*PROGRAMS), offloading(), 100) == []
+
+
+def test_host_limit() -> None:
+    assert check(programs(*PROGRAMS), offloading(offload={"host_limit_bytes": 200})) == []
+    limited = offloading(offload={"host_limit_bytes": 199})
+    sentence = (
+        "device 1: O1.1 raises the pinned memory of node 0 to 200 B at 5 ms,"
+        " above the host limit of 199 B"
+    )
+    assert check(programs(*PROGRAMS), limited) == [sentence]
+    assert check_trace(simulate(programs(*PROGRAMS), limited)) == [sentence]
+    apart = offloading(offload={"host_limit_bytes": 99, "devices_per_node": 1})
+    first, second = check(programs(*PROGRAMS), apart)
+    assert first.startswith("device 0: O0.0 raises the pinned memory of node 0 to 100 B")
+    assert second.startswith("device 1: O1.1 raises the pinned memory of node 1 to 100 B")
+
+
+@given(case=cases(levels=True))
+@settings(max_examples=60, deadline=None)
+def test_plain_replay_equals_engine_and_both_find_the_same_stuck(
+    case: tuple[CostProfile, Schedule],
+) -> None:
+    profile, schedule = case
+    for enforce in (False, True):
+        times = step_through(schedule, profile, profile.memory_limit if enforce else None)
+        try:
+            trace = simulate(schedule, profile, enforce=enforce)
+        except Deadlock:
+            assert enforce
+            assert times.stuck
+            assert any("get stuck" in problem for problem in check(schedule, profile))
+            continue
+        assert times.stuck == ()
+        assert check_trace(trace, asap=True) == []
+        assert enforce is False or check(schedule, profile) == []
+        for span in trace.spans:
+            assert (times.start_ns[span.op], times.end_ns[span.op]) == span[2:4]
+            assert times.grant_ns.get(span.op) == span.grant_ns
+
+
+@given(data=st.data(), profile=profiles(offload=True, max_devices=3, max_chunks=2))
+@settings(max_examples=40, deadline=None)
+def test_limits_between_the_least_and_the_peak(data: st.DataObject, profile: CostProfile) -> None:
+    from strategies import schedules
+
+    schedule = data.draw(schedules(profile, max_microbatches=4))
+    free = simulate(schedule, profile, enforce=False)
+    assert check(schedule, profile, free.peak_bytes) == []
+    limit = data.draw(limits(profile, free.peak_bytes))
+    problems = check(schedule, profile, limit)
+    try:
+        trace = simulate(schedule, profile, limit)
+    except (Deadlock, OutOfMemory):
+        assert len(problems) == 1
+        assert "get stuck" in problems[0]
+    else:
+        assert problems == []
+        assert check_trace(trace, asap=True) == []
+        assert all(peak <= most for peak, most in zip(trace.peak_bytes, limit, strict=True))
+
+
+@given(profile=profiles(max_devices=3))
+@settings(max_examples=40, deadline=None)
+def test_the_least_limit_works_and_one_byte_less_does_not(profile: CostProfile) -> None:
+    """One microbatch after the other, everything offloaded that can be."""
+    copies = profile.offload is not None
+    lines: list[list[str]] = [[] for _ in range(profile.devices)]
+    for j in range(2):
+        for stage, device in enumerate(profile.placement):
+            lines[device] += [f"F{stage}.{j}"] + [f"O{stage}.{j}"] * copies
+        for stage, device in reversed(list(enumerate(profile.placement))):
+            lines[device] += [f"R{stage}.{j}"] * copies + [f"BW{stage}.{j}"]
+    schedule = Schedule(profile.shape(2), lines)
+    least = profile.least_limits
+    assert check(schedule, profile, least) == []
+    for device in range(profile.devices):
+        below = [limit - (at == device) for at, limit in enumerate(least)]
+        if below[device] >= 0:
+            (problem,) = check(schedule, profile, below)
+            assert problem.startswith(f"device {device}: the memory limit of {below[device]} B")
+            assert f"the {least[device]} B" in problem
+
+
+def test_limits_that_print_alike_are_told_apart() -> None:
+    profile = unit_profile(2, stages={"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_gib": 24})
+    schedule = Schedule(profile.shape(1), [["F0.0", "BW0.0"], ["F1.0", "BW1.0"]])
+    first, _ = check(schedule, profile, 24 * 2**30 - 1)
+    assert "the memory limit of 23.999999999 GiB is below the 24 GiB that" in first
+
+
+@pytest.mark.parametrize("key", ["9/Z", "9/O", "0/Z", "0/OR", "00/O", ""])
+def test_link_orders_of_no_link_are_problems_without_offloading_too(key: str) -> None:
+    profile = unit_profile(2)
+    schedule = Schedule(
+        profile.shape(1), [["F0.0", "BW0.0"], ["F1.0", "BW1.0"]], link_order={key: []}
+    )
+    (problem,) = check(schedule, profile)
+    assert problem == (
+        f"link order {key}: there is no such link, as the profile unit has no offload section"
+    )
+    assert check(schedule, offloading())[0].startswith(
+        f"link order {key}: there is no such link"
+    ) == (key != "0/O")
+    harmless = schedule.replace(link_order={"1/O": []})
+    assert check(harmless, profile) == []
+
+
+# -- traces -------------------------------------------------------------------------------------------
+
+
+def traced(limit: int | None = 150, **changes: object) -> Trace:
+    return simulate(programs(*PROGRAMS), offloading(t_comm_us=500, **changes), limit)
+
+
+def moved(trace: Trace, op: str, by: int, **parts: int) -> Trace:
+    """The trace with one op's start, end and grant moved by so many ns; `parts` move one of them."""
+    row = trace.schedule.row(parse_op(op))
+    shifts = {key: parts.get(key, 0 if parts else by) for key in ("start_ns", "end_ns", "grant_ns")}
+    arrays = {key: getattr(trace, key).copy() for key in shifts}
+    for key, shift in shifts.items():
+        arrays[key][row] += shift
+    return replace(trace, **arrays)
+
+
+def test_the_engines_trace_is_lawful() -> None:
+    trace = traced()
+    assert check_trace(trace, asap=True) == []
+    starts = {str(span.op): span.start_ns / MS for span in trace.spans}
+    # by hand: 150 bytes hold one activation and a half; messages take half a millisecond
+    assert starts == {
+        "F0.0": 0,
+        "O0.0": 1,
+        "F0.1": 2,
+        "B0.1": 9,
+        "W0.1": 10,
+        "R0.0": 10,
+        "BW0.0": 11,
+        "F1.0": 1.5,
+        "BW1.0": 2.5,
+        "F1.1": 4.5,
+        "O1.1": 5.5,
+        "R1.1": 6.5,
+        "B1.1": 7.5,
+        "W1.1": 8.5,
+    }
+
+
+CHANGES: list[tuple[str, Callable[[Trace], Trace], str]] = [
+    ("duration", lambda t: moved(t, "F1.0", 0, end_ns=5), "device 1: F1.0 at 1500000 ns lasts 1000005 ns, by the profile 1000000 ns"),
+    ("before 0", lambda t: moved(t, "F0.0", -7), "device 0: F0.0 starts at -7 ns, before time 0"),
+    ("message", lambda t: moved(t, "F1.0", -1), "device 1: F1.0 starts at 1499999 ns, before the message of F0.0 arrives at 1500000 ns"),
+    ("input", lambda t: moved(t, "O0.0", -1), "device 0: O0.0 starts at 999999 ns, before F0.0 ends at 1000000 ns"),
+    ("stream", lambda t: moved(t, "BW1.0", -1), "device 1: BW1.0 starts at 2499999 ns, while F1.0 is on the compute stream until 2500000 ns"),
+    ("program", lambda t: moved(t, "F1.1", -3 * MS), "device 1: F1.1 starts at 1500000 ns, before BW1.0, which stands before it in the program"),
+    ("grant of F", lambda t: moved(t, "F0.1", 0, grant_ns=-1), "device 0: F0.1 is granted at 1999999 ns, but starts at 2000000 ns"),
+    ("anchor", lambda t: moved(t, "R1.1", 0, grant_ns=-3 * MS), "before F1.1, which precedes it, starts"),
+    ("start before grant", lambda t: moved(t, "R0.0", 0, grant_ns=10 * MS), "before it is granted at"),
+    ("grant order", lambda t: moved(t, "F0.1", 9 * MS), "device 0: R0.0 is granted at "),
+    ("memory", lambda t: moved(t, "F0.1", -1), "device 0: F0.1 raises memory to 200 bytes at 1999999 ns, above the limit of 150"),
+    ("reload memory", lambda t: moved(t, "R0.0", 0, grant_ns=-1 * MS), "device 0: R0.0 raises memory to 200 bytes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"), [c[1:] for c in CHANGES], ids=[c[0] for c in CHANGES]
+)
+def test_unlawful_times(change: Callable[[Trace], Trace], sentence: str) -> None:
+    problems = check_trace(change(traced()))
+    assert any(sentence in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("op", ["F0.0", "F0.1", "O0.0", "R1.1", "B0.1", "BW0.0", "BW1.0", "O1.1"])
+def test_what_starts_late_is_told_only_if_asked(op: str) -> None:
+    """A trace that is moved as a whole from some op on stays lawful, but is not as soon as possible."""
+    trace = traced()
+    row = trace.schedule.row(parse_op(op))
+    since = trace.start_ns[row]
+    late = trace.start_ns >= since
+    shifted = replace(
+        trace,
+        start_ns=trace.start_ns + 10 * late,
+        end_ns=trace.end_ns + 10 * late,
+        grant_ns=trace.grant_ns + 10 * (trace.grant_ns >= since),
+    )
+    assert check_trace(shifted) == []
+    strict = check_trace(shifted, asap=True)
+    device = trace.span(parse_op(op)).device
+    assert any(
+        problem.startswith(f"device {device}: {op} ") and "could have at" in problem
+        for problem in strict
+    ), strict
+
+
+def two_copies(**offload: object) -> Trace:
+    """Both devices offload at the same time, if the links let them."""
+    schedule = programs("F0.0 O0.0 F0.1 R0.0 BW0.0 BW0.1", "F1.0 O1.0 F1.1 R1.0 BW1.0 BW1.1")
+    return simulate(schedule, offloading(offload={"t_offload_ms": 3, **offload}))
+
+
+def test_engines_and_links_carry_one_transfer_at_a_time() -> None:
+    grouped = two_copies(host_link_groups=[[0, 1]])
+    assert check_trace(grouped, asap=True) == []
+    (problem,) = check_trace(moved(grouped, "O1.0", -1))
+    assert problem == (
+        "device 1: O1.0 starts at 3999999 ns, while O0.0 is on host link 0/O until 4000000 ns"
+    )
+    apart = two_copies()
+    assert apart.span(parse_op("O1.0")).start_ns == 2 * MS
+    as_one = replace(apart, profile=grouped.profile)
+    assert any("O1.0" in p and "on host link 0/O" in p for p in check_trace(as_one))
+    assert check_trace(replace(grouped, profile=apart.profile)) == []
+    late = check_trace(replace(grouped, profile=apart.profile), asap=True)
+    assert late[0] == "device 1: O1.0 starts at 4000000 ns, but could have at 2000000 ns"
+
+
+def test_a_lone_devices_single_link_is_one_for_both_directions() -> None:
+    shape = unit_profile(1).shape(2)
+    schedule = Schedule(shape, [["F0.0", "O0.0", "F0.1", "R0.0", "O0.1", "BW0.0", "R0.1", "BW0.1"]])
+    copies = {"t_offload_ms": 3, "t_reload_ms": 3}
+    free = simulate(schedule, unit_profile(1, offload=copies))
+    assert check_trace(free, asap=True) == []
+    single = unit_profile(1, offload={**copies, "host_link": "single"})
+    assert any(
+        "host link 0/OR" in problem for problem in check_trace(replace(free, profile=single))
+    )
+    shared = unit_profile(
+        1, offload={**copies, "copy_engines": "shared", "host_link": "per_direction"}
+    )
+    assert any(
+        "on the copy engine" in problem for problem in check_trace(replace(free, profile=shared))
+    )
+    for profile in (single, shared):
+        assert check_trace(simulate(schedule, profile), asap=True) == []
+
+
+def test_link_order_and_first_come_first_served() -> None:
+    order = {"0/O": [parse_op("O1.0"), parse_op("O0.0")]}
+    free = two_copies(host_link_groups=[[0, 1]])
+    held = simulate(free.schedule.replace(link_order=order), free.profile)
+    assert check_trace(held, asap=True) == []
+    (problem,) = check_trace(replace(free, schedule=held.schedule))
+    assert problem.startswith(
+        "device 0: O0.0 starts at 1000000 ns, before O1.0, which stands before it in link order"
+    )
+    unordered = check_trace(replace(held, schedule=free.schedule), asap=True)
+    assert check_trace(replace(held, schedule=free.schedule)) == []
+    assert any(
+        "O0.0 comes to host link 0/O at 1000000 ns, before O1.0 at 2000000 ns, but is served after it"
+        in p
+        for p in unordered
+    )
+
+
+def test_serial_links_carry_one_message_at_a_time() -> None:
+    schedule = programs("F0.0 F0.1 BW0.0 BW0.1", "F1.0 F1.1 BW1.0 BW1.1")
+    serial = simulate(schedule, offloading(t_comm_ms=3, links="serial"))
+    assert check_trace(serial, asap=True) == []
+    free = simulate(schedule, offloading(t_comm_ms=3))
+    assert serial.span(parse_op("F1.1")).start_ns == 7 * MS
+    assert (
+        "device 1: F1.1 starts at 5000000 ns, before the message of F0.1 arrives at 7000000 ns"
+        in check_trace(replace(free, profile=serial.profile))
+    )
+
+
+def test_traces_of_what_is_no_schedule() -> None:
+    trace = traced()
+    broken = replace(trace, schedule=edited("F0.1", "F0.0"))
+    assert check_trace(broken)[0] == "device 0: F0.0 stands in the programs 2 times"
+    assert "no offload section" in check_trace(replace(trace, profile=unit_profile(2)))[0]
+    assert "other devices" in check_trace(replace(trace, profile=unit_profile(2, 2)))[0]
+    loose = simulate(programs(*PROGRAMS), offloading(), enforce=False)
+    assert check_trace(replace(loose, memory_limit=(100, 100), fits=False)) == []
+    assert any("raises memory" in p for p in check_trace(replace(loose, memory_limit=(100, 100))))
+
+
+@given(case=cases(max_devices=3, max_chunks=2, levels=True), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_op_moved_earlier_is_caught(
+    case: tuple[CostProfile, Schedule], data: st.DataObject
+) -> None:
+    """A replay is as soon as possible: nothing can start earlier by itself."""
+    profile, schedule = case
+    trace = simulate(schedule, profile, enforce=False)
+    row = data.draw(st.integers(0, len(schedule) - 1))
+    op = schedule.op(row)
+    by = data.draw(st.integers(1, 3))
+    change = {} if op.kind is not R else {"start_ns": -by, "end_ns": -by}
+    # a transfer may jump the line where it is free for an instant, which only `asap` minds
+    problems = check_trace(moved(trace, str(op), -by, **change), asap=op.kind in (O, R))
+    assert problems
+    if op.kind not in (O, R) and profile.links == "latency":
+        assert any(str(op) in problem for problem in problems)
+
+
+def test_the_checker_knows_nothing_of_the_simulator() -> None:
+    folder = Path(optpipe_sim.checker.__file__).parent
+    for name in ("check", "ops", "times", "stepped"):
+        for node in ast.walk(ast.parse((folder / f"{name}.py").read_text())):
+            imported = getattr(node, "module", None) or "".join(
+                alias.name for alias in getattr(node, "names", []) if isinstance(alias, ast.alias)
+            )
+            assert "sim" not in imported.replace("optpipe_sim", "").split("."), name
+            if isinstance(node, ast.Attribute) and name != "stepped":
+                assert node.attr not in {"least_limits", "durations_ns", "host_links", "peak_bytes"}

@@ -1,0 +1,200 @@
+"""What is compared with published runs, and what estimates say of their own error."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+from experiments.costs_runs.run import compare, data_text, held_out, report_text, table_text
+from optpipe_sim.costs import estimate, load_machine, load_model
+from optpipe_sim.costs.doubt import best_published, compared, doubt, plausibility
+from optpipe_sim.costs.layer import Gemm, Message, Work, layer
+from optpipe_sim.costs.parallelism import Layout, sync_seconds
+from optpipe_sim.costs.provenance import mfu, mfu_ceiling
+from optpipe_sim.costs.published import published
+from optpipe_sim.costs.roofline import cast_bytes, gemm_dtype, gemm_seconds, message_seconds
+from optpipe_sim.errors import OptPipeError
+
+QWEN = load_model("qwen3-235b-a22b")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return [*compare(), *held_out(ROOT / "results" / "costs_cells.csv")]
+
+
+def test_committed_comparison_is_what_the_estimates_give_today(rows) -> None:
+    data = published("runs")
+    inside = ROOT / "optpipe_sim" / "costs" / "data" / "compared" / "runs.yaml"
+    assert inside.read_text() == data_text(rows, data["records"])
+    assert (ROOT / "results" / "costs_runs.csv").read_text() == table_text(rows)
+    assert (ROOT / "results" / "costs_runs.md").read_text() == report_text(rows, data)
+    assert len(rows) == len(compared())
+
+
+def _median(machine: str, kind: str, dtypes: set[str], source: str = "") -> float:
+    found = [
+        abs(one.error)
+        for one in compared()
+        if (one.machine, one.kind) == (machine, kind)
+        and one.dtype in dtypes
+        and one.source.startswith(source)
+    ]
+    assert len(found) >= 2
+    return median(found)
+
+
+def test_estimates_stay_as_near_as_they_are() -> None:
+    assert _median("a100-80gb-megatron", "dense", {"fp16"}) < 0.025  # held out by the fit
+    assert _median("a100-80gb-megatron", "dense", {"bf16"}, "MosaicML") < 0.09
+    assert _median("b200-sxm", "dense", {"bf16"}) < 0.06
+    assert _median("b200-sxm", "experts", {"bf16"}) < 0.04
+    assert _median("h100-sxm", "dense", {"bf16"}, "Meta") < 0.04
+    assert _median("h100-sxm", "dense", {"fp8"}) < 0.15
+
+
+def _doubt(model: str, machine: str, **options):
+    layout = {
+        key: options.pop(key)
+        for key in ("devices", "tp", "cp", "ep", "dp", "zero")
+        if key in options
+    }
+    work = Work(1, 4096, layout.get("tp", 1), layout.get("cp", 1), layout.get("ep", 1), **options)
+    return doubt(load_model(model), load_machine(machine), Layout(**layout), work)
+
+
+def test_a_number_is_given_only_where_every_feature_was_compared() -> None:
+    plain = _doubt("llama3-8b", "h100", devices=8, tp=8)
+    assert plain.error is not None
+    assert plain.unmeasured == ()
+    assert plain.runs >= 3
+    absent = _doubt("llama3-8b", "b200", devices=8, recompute="norms")
+    assert absent.error is None
+    assert absent.unmeasured == ("recomputation of norms",)
+    assert "none of them has recomputation of norms" in absent.basis
+    # experts in bf16 on H100s: only fp8 runs are there
+    experts = _doubt("qwen3-30b-a3b", "h100", devices=8, ep=8, dp=8)
+    assert experts.error is None
+    assert "no published run of models with experts in bf16 on h100-sxm" in experts.basis
+    assert "in other formats" in experts.basis
+
+
+def test_rates_of_ones_own_are_not_those_that_were_compared() -> None:
+    machine = load_machine("h100")
+    mine = machine.with_rates(replace(machine.rates, gemm=0.5))
+    model = load_model("llama3-8b")
+    told = doubt(model, mine, Layout(8), Work(1, 4096))
+    assert told.error is None
+    assert "no published run on h100-sxm was compared" in told.basis
+    fitted = machine.with_rates(machine.rates.fit("my runs", gemm=0.6))
+    assert "rates fitted to my runs" in doubt(model, fitted, Layout(8), Work(1, 4096)).basis
+
+
+def test_profiles_carry_their_doubt() -> None:
+    profile = estimate("llama3-70b", "h100", 32, tp=4, chunks=5, dtype="fp8")
+    told = profile.meta["doubt"]
+    assert told["error"] == pytest.approx(
+        doubt(
+            load_model("llama3-70b"),
+            load_machine("h100"),
+            Layout(32, 4),
+            Work(1, 4096, 4, dtype="fp8"),
+        ).error
+    )
+    assert told["runs"] >= 3
+
+
+def test_plausibility_names_the_best_run() -> None:
+    h100 = load_machine("h100")
+    best = best_published(h100, "dense", "bf16")
+    assert best is not None
+    assert 0.4 < best.mfu_causal < 0.5
+    assert plausibility(h100, "dense", "bf16", best.mfu_causal)[0] is True
+    flagged, text = plausibility(h100, "dense", "bf16", best.mfu_causal + 0.01)
+    assert flagged is False
+    assert best.source in text
+    assert plausibility(load_machine("mi300x"), "dense", "bf16", 0.9)[0] is None
+    # the same chip with more memory is held against the same runs
+    assert best_published(load_machine("h200"), "dense", "bf16") == best
+
+
+def test_mfu_counts_all_scores_or_their_causal_half() -> None:
+    profile = estimate("llama3-8b", "h100", 8, seq=8192)
+    model = load_model("llama3-8b")
+    scores = 3 * 2 * 2 * 8192**2 * model.heads * model.head_dim * model.layers
+    once = profile.meta["iteration"]
+    assert once["flops_per_microbatch"] - once["flops_per_microbatch_causal"] == scores // 2
+    assert mfu(profile, 1e9, 4, causal=True) < mfu(profile, 1e9, 4)
+    # Megatron-Bridge prints 51.5 GFLOP per token for this model and length
+    assert once["flops_per_microbatch_causal"] / 8192 == pytest.approx(744e12 / 14451, rel=0.01)
+    # no bubble, no waiting: a device busy all the time
+    assert 0 < mfu_ceiling(profile, causal=True) < mfu_ceiling(profile) < 1
+
+
+# -- what the comparison found missing ------------------------------------------------------------
+
+
+def test_tokens_for_experts_cross_the_network_only_to_other_nodes() -> None:
+    machine = load_machine("h100")
+    rates = machine.rates
+    far = machine.network_gb_per_s * 1e9 * rates.network_collective
+    near = machine.link_gb_per_s * 1e9 * rates.all_to_all
+    size = 10**9
+    inside = message_seconds(Message("ep", "F", size), machine, QWEN, Work(1, 4096, ep=8))
+    assert inside == pytest.approx(size / near)
+    across = message_seconds(Message("ep", "F", size), machine, QWEN, Work(1, 4096, ep=32))
+    assert across == pytest.approx(size * 24 / 31 / far)
+    wide = message_seconds(
+        Message("ep", "F", size), machine, QWEN, Work(1, 4096, ep=16, expert_tp=8)
+    )
+    assert wide == pytest.approx(size / far)  # one expert per node: all others are elsewhere
+    # once per node: 8 of 128 experts, evenly over 4 nodes, lie in 3.6 nodes, 2.7 of them others
+    once = Work(1, 4096, ep=32, exchange="per-node")
+    sent = message_seconds(Message("ep", "F", size), machine, QWEN, once)
+    assert sent / across == pytest.approx(4 * (1 - 0.75**8) / 8)
+
+
+def test_an_overlapped_exchange_hides_behind_compute() -> None:
+    options = {"ep": 32, "dp": 32, "tp": 1}
+    times = [
+        sum(c.t_f_ns for c in estimate(QWEN, "h100", 8, exchange=how, **options).stages)
+        for how in ("plain", "overlapped", "per-node", "per-node-overlapped")
+    ]
+    assert times[0] > times[1] > times[3]
+    assert times[0] > times[2] > times[3]
+    with pytest.raises(OptPipeError, match="exchange: expected plain, per-node"):
+        estimate(QWEN, "h100", 8, exchange="fast", **options)
+
+
+def test_replicas_of_one_node_share_what_crosses_the_network() -> None:
+    machine = load_machine("h100")
+    one = sync_seconds((10**9, 0), Layout(1, dp=64, zero=1), machine)
+    apart = sync_seconds((10**9, 0), Layout(8, tp=8, dp=64, zero=1), machine)
+    ratio = min(8.0, machine.link_gb_per_s * machine.rates.collective / (50 * 0.8))
+    assert apart / one == pytest.approx(ratio, rel=1e-6)
+
+
+def test_few_tokens_per_expert_are_slow_and_every_layer_of_experts_has_its_launches() -> None:
+    machine = load_machine("b200")
+    few, many = (Gemm("experts in", rows, 7168, 4096, 16) for rows in (128, 8192))
+    rate = [g.flops / gemm_seconds(g, "F", machine, "bf16", 2) for g in (few, many)]
+    assert rate[0] < 0.6 * rate[1]
+    made = estimate("qwen3-30b-a3b", machine, 1, ep=8, dp=8)
+    bare = replace(machine, rates=replace(machine.rates, expert_us=0.0))
+    less = estimate("qwen3-30b-a3b", bare, 1, ep=8, dp=8)
+    spent = [sum(c.t_f_ns + c.t_b_ns for c in p.stages) for p in (made, less)]
+    assert spent[0] - spent[1] == pytest.approx(48 * machine.rates.expert_us * 1e3, rel=1e-6)
+
+
+def test_fp8_casts_its_operands_and_leaves_head_and_router_alone() -> None:
+    model, work = load_model("qwen3-30b-a3b"), Work(1, 4096, dtype="fp8")
+    assert gemm_dtype(Gemm("router", 1, 1, 1), "fp8") == "bf16"
+    assert gemm_dtype(Gemm("qkv", 1, 1, 1), "fp8") == "fp8"
+    one = layer(model, False, work)
+    products = [gemm for gemm in one.gemms if gemm.name != "router"]
+    assert cast_bytes(one, "F", "fp8") == sum(6 * g.groups * g.rows * g.inner for g in products)
+    assert cast_bytes(one, "F", "bf16") == cast_bytes(one, "W", "fp8") == 0

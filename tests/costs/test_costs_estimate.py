@@ -1,0 +1,273 @@
+"""The estimate as a whole: stages, memory, offload section, parallelism, provenance, the command."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from optpipe_sim import build, load_profile, simulate
+from optpipe_sim.cli import main
+from optpipe_sim.costs import estimate, load_machine, load_model
+from optpipe_sim.costs.machines import MachineError
+from optpipe_sim.costs.models import parameters
+from optpipe_sim.costs.parallelism import split_layers
+from optpipe_sim.costs.provenance import iteration_ns, mfu
+from optpipe_sim.costs.roofline import efficiency
+from optpipe_sim.errors import OptPipeError
+
+
+def test_published_stage_before_any_calibration() -> None:
+    """Zero Bubble, 14.6B: op times within a fifth, activation bytes by its closed form."""
+    profile = estimate("gpt-14.6b", "a100-80gb", 16, seq=1024, flash=False)
+    assert profile.meta["layers_per_stage"] == [2] + [3] * 14 + [2]
+    stage = profile.stages[8]
+    assert stage.act_bytes == 3 * 1024 * (34 * 5120 + 5 * 40 * 1024)
+    assert stage.w_bytes == 3 * 32 * 1024 * 5120
+    for ns, published in ((stage.t_f_ns, 11.347), (stage.t_b_ns, 11.248), (stage.t_w_ns, 8.132)):
+        assert ns / 1e6 == pytest.approx(published, rel=0.2)
+    assert profile.memory_limit[0] < 80 * 2**30
+
+
+def test_all_parameters_lie_somewhere() -> None:
+    for name in ("qwen3-8b", "mixtral-8x7b", "deepseek-v3"):
+        model = load_model(name)
+        for options in ({}, {"chunks": 2}, {"ep": 4, "dp": 4}):
+            if options.get("ep") and not model.experts:
+                continue
+            profile = estimate(model, "h200", 8, seq=2048, **options)
+            held = sum(profile.meta["parameters_per_device"])
+            if not options.get("ep"):
+                assert held == parameters(model)
+            else:
+                assert held < parameters(model)
+
+
+def test_balanced_layers() -> None:
+    assert split_layers([1.0] * 22, 0.1, 0.6, 8) == [2, 3, 3, 3, 3, 3, 3, 2]
+    assert split_layers([1.0] * 22, 0.1, 1.2, 24) == [0] + [1] * 22 + [0]
+    assert split_layers([2.0, 2.0, 1.0, 1.0, 1.0, 1.0], 0.0, 0.0, 4) == [1, 1, 2, 2]
+    counts = split_layers([1.0] * 61, 0.05, 1.5, 16)
+    assert (sum(counts), max(counts)) == (61, 4)
+    with pytest.raises(OptPipeError, match="at most 8 stages"):
+        split_layers([1.0] * 6, 0, 0, 9)
+
+
+def test_slowest_stage_is_the_best_possible() -> None:
+    """Against every split of a small model."""
+    from itertools import combinations
+
+    costs, first, last, stages = [3.0, 1.0, 2.0, 1.0, 1.0, 2.0, 1.0], 0.5, 1.7, 3
+    best = min(
+        max(
+            sum(costs[a:b]) + first * (a == 0) + last * (b == 7)
+            for a, b in zip((0, *cut), (*cut, 7), strict=True)
+        )
+        for cut in combinations(range(1, 7), stages - 1)
+    )
+    counts = split_layers(costs, first, last, stages)
+    at, loads = 0, []
+    for stage, count in enumerate(counts):
+        loads.append(
+            sum(costs[at : at + count]) + first * (stage == 0) + last * (stage == stages - 1)
+        )
+        at += count
+    assert max(loads) == pytest.approx(best)
+
+
+def test_more_of_everything_takes_longer_and_holds_more() -> None:
+    def middle(**options):
+        return estimate("llama3-8b", "h100", 4, layers=[8] * 4, **{"seq": 4096, **options}).stages[
+            1
+        ]
+
+    base = middle()
+    for more in ({"seq": 8192}, {"microbatch": 2}):
+        other = middle(**more)
+        assert min(other.t_f_ns / base.t_f_ns, other.act_bytes / base.act_bytes) > 1.9
+    full, norms = middle(recompute="full"), middle(recompute="norms")
+    assert full.t_b_ns == pytest.approx(base.t_b_ns + base.t_f_ns, rel=1e-6)
+    assert base.t_b_ns < norms.t_b_ns < 1.1 * base.t_b_ns
+    assert full.act_bytes < norms.act_bytes < base.act_bytes
+    assert middle(flash=False).act_bytes > 2 * base.act_bytes
+    assert middle(dtype="fp8").t_f_ns < base.t_f_ns < middle(dtype="tf32").t_f_ns
+
+
+def test_efficiency_saturates() -> None:
+    machine = load_machine("a100")
+    big = efficiency(machine, 8192, 8192, 8192)
+    assert 0.95 * machine.rates.gemm < big < machine.rates.gemm
+    assert efficiency(machine, 256, 8192, 256) < 0.5 * big  # four tiles on 108 units
+    assert efficiency(machine, 8192, 32, 8192) < 0.5 * big
+    assert efficiency(machine, 129, 8192, 8192) < efficiency(machine, 128, 8192, 8192)
+
+
+def test_tensor_parallelism_trades_memory_for_messages() -> None:
+    one, eight = (
+        estimate("llama3-70b", "h100", 8 * tp, tp=tp, seq=8192, offload=False) for tp in (1, 8)
+    )
+    assert one.devices == eight.devices == 8
+    assert eight.stages[3].act_bytes * 8 == pytest.approx(one.stages[3].act_bytes, rel=1e-6)
+    assert eight.meta["time_spent"]["messages"] > 0.05
+    assert one.meta["time_spent"]["messages"] == 0
+    assert one.stages[3].t_f_ns / 8 < eight.stages[3].t_f_ns < one.stages[3].t_f_ns / 4
+    # a node holds one stage, so that every hop crosses the network; an eighth of the bytes though
+    assert eight.t_comm_ns < one.t_comm_ns
+
+
+def test_zero_shares_out_static_memory() -> None:
+    static = []
+    for zero in (0, 1, 2, 3):
+        profile = estimate("llama3-8b", "h100", 4, dp=8, zero=zero, seq=2048)
+        weights = max(profile.meta["weights_bytes_per_device"])
+        static.append(weights / max(profile.meta["parameters_per_device"]))
+    assert static == pytest.approx([18, 6 + 12 / 8, 2 + 16 / 8, 18 / 8], abs=1e-3)
+    plain, sharded = (
+        estimate("llama3-8b", "h100", 4, dp=8, zero=zero, seq=2048) for zero in (0, 3)
+    )
+    assert plain.meta["iteration"]["gradient_sync_ms"] > 0
+    assert sharded.meta["iteration"]["gradient_sync_ms"] == 0
+    assert sharded.stages[1].t_f_ns >= plain.stages[1].t_f_ns
+
+
+def test_offload_section_follows_the_machine(tmp_path) -> None:
+    a100 = estimate("gpt-10.5b", "a100", 8, seq=4096, recompute="norms")
+    assert a100.offload.host_link_groups == ((0, 1), (2, 3), (4, 5), (6, 7))
+    stage = a100.stages[3]
+    assert stage.t_offload_ns == pytest.approx(stage.offload_bytes / 15, rel=1e-6)
+    # both devices of a switch belong to one stage and copy at the same time
+    tp2 = estimate("gpt-10.5b", "a100", 16, tp=2, seq=4096, recompute="norms")
+    assert tp2.offload.host_link_groups == ()
+    assert tp2.stages[3].t_offload_ns == pytest.approx(
+        2 * tp2.stages[3].offload_bytes / 15, rel=1e-6
+    )
+    assert tp2.offload.devices_per_node == 4
+    assert tp2.offload.host_limit_bytes == pytest.approx(
+        a100.offload.host_limit_bytes / 2, rel=1e-6
+    )
+    assert estimate("gpt-10.5b", "a100", 8, offload=False).offload is None
+    mine = tmp_path / "bare.yaml"
+    mine.write_text(
+        "{peak_tflops: {bf16: 100}, units: 64, memory_gib: 80, memory_gb_per_s: 1000,"
+        " devices_per_node: 8, link: x, link_gb_per_s: 16, network_gb_per_s: 3,"
+        " achieved: {gemm: 0.8, attention: 0.6, bandwidth: 0.8}}"
+    )
+    assert estimate("gpt-10.5b", str(mine), 8).offload is None
+    with pytest.raises(MachineError, match="no PCIe data, so no offloading"):
+        estimate("gpt-10.5b", str(mine), 8, offload=True)
+
+
+def test_free_memory_of_a_published_run() -> None:
+    """PipeOffload, 18.1B at 8192: 1F1B holds 37 GiB of activations, 1F1B-I 49 (within 5 %)."""
+    for schedule, gib, options in (
+        ("1f1b", 37, {"layers": [2] + [3] * 14 + [2]}),
+        ("1f1b-i", 49, {"chunks": 3}),
+    ):
+        profile = estimate(
+            "gpt-18.1b", "a100", 16, seq=8192, recompute="norms", offload=False, **options
+        )
+        trace = simulate(build(schedule, profile, 128), profile, enforce=False)
+        weights = profile.meta["weights_bytes_per_device"]
+        held = max(b - w for b, w in zip(trace.peak_bytes, weights, strict=True)) / 2**30
+        assert held == pytest.approx(gib, rel=0.05)
+
+
+def test_iteration_and_mfu() -> None:
+    profile = estimate("gpt-10.5b", "a100-80gb-megatron", 8, seq=4096, recompute="norms", chunks=5)
+    trace = simulate(build("1f1b-i", profile, 64), profile, enforce=False)
+    time_ns = iteration_ns(profile, trace.cost_ns)
+    assert time_ns > trace.cost_ns / (1 - 0.078)
+    assert mfu(profile, time_ns, 64) == pytest.approx(0.65, abs=0.02)  # as published
+
+
+def test_provenance_and_round_trip(tmp_path) -> None:
+    profile = estimate("qwen3-8b", "a100-80gb-megatron", 8, tp=2, seq=8192)
+    meta = profile.meta
+    assert meta["provenance"]["t_f, t_b, t_w"] == "estimated with fitted rates"
+    assert meta["rates"]["gemm"]["is"].startswith("fitted to the Zero Bubble")
+    assert meta["rates"]["collective"]["is"].startswith("estimated: Pipeline Parallelism with")
+    plain = estimate("qwen3-8b", "h100", 8, tp=2, seq=8192)
+    assert set(plain.meta["provenance"].values()) == {"estimated"}
+    path = tmp_path / "p.yaml"
+    from optpipe_sim.profile_io import save_profile
+
+    save_profile(profile, path)
+    again = load_profile(path)
+    assert again == profile
+    assert again.meta["layers_per_stage"] == meta["layers_per_stage"]
+
+
+def test_an_estimate_takes_milliseconds() -> None:
+    machine = load_machine("h100")
+    estimate("llama3-70b", machine, 32, tp=2, seq=8192)
+    start = time.perf_counter()
+    for microbatch in (1, 2, 3, 4):
+        estimate("llama3-70b", machine, 32, tp=2, seq=8192, microbatch=microbatch)
+    assert (time.perf_counter() - start) / 4 < 0.2
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"devices": 6, "tp": 3}, "tp: 3 does not divide the 32 heads of qwen3-8b"),
+        ({"devices": 64}, "stages: 64 .* but qwen3-8b has 36 layers"),
+        ({"devices": 8, "tp": 3}, "devices: 8 are not a multiple of tp 3"),
+        ({"devices": 8, "zero": 4}, "zero: expected 0, 1, 2 or 3"),
+        ({"devices": 8, "chunks": 0}, "chunks"),
+        ({"devices": 4, "layers": [9, 9, 9, 10]}, "add up to 36"),
+        ({"devices": 0}, "devices"),
+        ({"devices": 8, "dtype": "fp4"}, "dtype"),
+        ({"devices": 8, "machine": "a100", "dtype": "fp8"}, "no peak rate for fp8"),
+    ],
+)
+def test_bad_splits_are_refused_in_one_line(options, problem) -> None:
+    arguments = {"model": "qwen3-8b", "machine": "h100", **options}
+    with pytest.raises(OptPipeError, match=problem) as caught:
+        estimate(**arguments)
+    assert "\n" not in str(caught.value)
+
+
+COMMAND = [
+    "estimate",
+    "--model",
+    "qwen3-8b",
+    "--machine",
+    "h100",
+    "--devices",
+    "8",
+    "--tp",
+    "2",
+    "--microbatch",
+    "1",
+    "--seq",
+    "8192",
+]
+
+
+def test_command(tmp_path, capsys) -> None:
+    path = tmp_path / "P.yaml"
+    assert main([*COMMAND, "--save", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "8.191B parameters" in text
+    assert "pipeline of 4 devices" in text
+    profile = load_profile(path)
+    assert profile.devices == 4
+    assert main([*COMMAND, "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert load_profile(data["profile"]) == profile
+    assert data["parameters"] == parameters(load_model("qwen3-8b"))
+
+
+def test_command_refuses_in_one_line(capsys) -> None:
+    for words, problem in (
+        (["--tp", "3", "--devices", "6"], "does not divide the 32 heads"),
+        (["--devices", "64", "--tp", "1"], "36 layers"),
+        (["--model", "nosuch"], "no such name"),
+        (["--layers", "a,b"], "--layers"),
+        (["--calibrate", "nosuch.yaml"], "no such file"),
+    ):
+        assert main([*COMMAND, *words]) == 2
+        error = capsys.readouterr().err
+        assert problem in error
+        assert error.count("\n") == 1

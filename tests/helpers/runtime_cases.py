@@ -1,0 +1,175 @@
+"""What the tests of the runtime run: small models, their profiles, schedules with offloads."""
+
+from __future__ import annotations
+
+import os
+import signal
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from optpipe_sim.costs.models import Model
+from optpipe_sim.ops import BW, COMPUTE, B, F, O, Op, R
+from optpipe_sim.profile import CostProfile, Offload
+from optpipe_sim.runtime.execute.task import Modules
+from optpipe_sim.runtime.measure.fake import fake_bytes
+from optpipe_sim.runtime.model.plan import Plan
+from optpipe_sim.runtime.model.stage import StageWorker
+from optpipe_sim.schedule import Schedule
+from optpipe_sim.schedule.shape import Shape
+from optpipe_sim.stage_cost import StageCost
+
+SEQ, WIDTH = 32, 64
+SMALL = {"layers": 8, "hidden": WIDTH, "heads": 4, "vocab": 96}
+GPT = Model("gpt", **SMALL, style="gpt", positions=SEQ)
+TIED = Model("tied", **SMALL, style="gpt", positions=SEQ, tied=True)
+EXPERTS = Model(
+    "experts",
+    **SMALL,
+    kv_heads=2,
+    ffn=96,
+    experts=4,
+    experts_per_token=2,
+    expert_ffn=48,
+    dense_layers=1,
+)
+MS = 10**6
+
+
+def plan_of(model: Model, devices: int, chunks: int = 1) -> Plan:
+    """Two sequences per microbatch."""
+    return Plan(model, devices, chunks, seq=SEQ, microbatch=2)
+
+
+@cache
+def profile_of(
+    model: Model, devices: int, chunks: int = 1, offload: Offload | None = None
+) -> CostProfile:
+    """The true bytes of these stages, and times that are about alike; nothing static."""
+    plan = plan_of(model, devices, chunks)
+    first = {at: fake_bytes(plan, at) for at in set(plan.alike())}
+    sizes = [first[at] for at in plan.alike()]
+    stages = tuple(
+        StageCost(
+            t_f_ns=2 * MS,
+            t_b_ns=2 * MS,
+            t_w_ns=1 * MS,
+            t_offload_ns=MS,
+            t_reload_ns=MS,
+            act_bytes=max(size.held),
+            w_bytes=size.held[1],
+            offload_bytes=min(size.moved, max(size.held)),
+        )
+        for size in sizes
+    )
+    return CostProfile(
+        name=model.name,
+        devices=devices,
+        chunks=chunks,
+        placement="loop",
+        stages=stages,
+        latency_ns=MS // 10,
+        offload=offload or Offload(),
+    )
+
+
+def with_offloads(schedule: Schedule) -> Schedule:
+    """Every second microbatch goes to the host where three other compute ops come before its B,
+    and is back one op before that."""
+    programs = []
+    for program in schedule.programs:
+        compute = [op for op in program if op.kind in COMPUTE]
+        at = {op: number for number, op in enumerate(compute)}
+        out: list[Op] = []
+        reload_before: dict[Op, Op] = {}
+        for op in compute:
+            forward = Op(F, *op[1:])
+            if op.kind in (B, BW) and op.microbatch % 2 == 0 and at[op] - at[forward] > 3:
+                reload_before[compute[at[op] - 1]] = Op(R, *op[1:])
+        gone = {op[1:] for op in reload_before.values()}
+        for op in compute:
+            if op in reload_before:
+                out.append(reload_before[op])
+            out.append(op)
+            if op.kind is F and op[1:] in gone:
+                out.append(Op(O, *op[1:]))
+        programs.append(out)
+    return Schedule(schedule.shape, programs)
+
+
+# -- stages that a user would write; ranks import them from here ------------------------------------
+
+
+class Residual(nn.Module):
+    """A stage of no kind that the project knows."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.inside = nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.SiLU())
+        self.back = nn.Linear(2 * WIDTH, WIDTH)
+        self.scale = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.scale * self.back(self.inside(x))
+
+
+def error(y: Tensor, target: Tensor) -> Tensor:
+    return (y - target).square().mean()
+
+
+def residual_worker(shape: Shape, rank: int) -> StageWorker:
+    modules = {stage: Residual(stage) for stage in shape.stages_of(rank)}
+    return StageWorker(
+        modules, shape.stages, ((2, SEQ, WIDTH), torch.float32), rank=rank, loss=error
+    )
+
+
+def residual_batch(microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    inputs, targets = torch.randn(2, microbatches, 2, SEQ, WIDTH, generator=generator)
+    return inputs, targets
+
+
+RESIDUAL = Modules(residual_worker, residual_batch)
+
+
+class Broken(Residual):
+    """A stage whose fourth forward fails."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 4:
+            raise ValueError("the fourth is one too many")
+        return super().forward(x)
+
+
+def broken_worker(shape: Shape, rank: int) -> StageWorker:
+    worker = residual_worker(shape, rank)
+    if rank == 1:
+        for stage in worker.modules:
+            worker.modules[stage] = Broken(stage)
+    return worker
+
+
+class Killed(Residual):
+    """A stage whose fourth forward is the end of its process."""
+
+    calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 4:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().forward(x)
+
+
+def killed_worker(shape: Shape, rank: int) -> StageWorker:
+    worker = residual_worker(shape, rank)
+    if rank == 1:
+        for stage in worker.modules:
+            worker.modules[stage] = Killed(stage)
+    return worker

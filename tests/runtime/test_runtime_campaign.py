@@ -1,0 +1,176 @@
+"""The command for the first minutes on a GPU, rehearsed on the CPU: with what a GPU machine has, and
+whatever fails on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from optpipe_sim import load_profile
+from optpipe_sim.costs.models import Model
+from optpipe_sim.runtime.confirm import campaign as campaigns
+from optpipe_sim.runtime.confirm.campaign import Campaign, Runner, Work
+
+ROOT = Path(__file__).parents[2]
+ABSENT = ("simpy", "pyomo", "highspy", "ortools")
+TINY = Model("tiny", 4, 32, 4, 50, kv_heads=2, ffn=48)
+WORK = Work(
+    TINY,
+    devices=2,
+    seq=16,
+    dtype="fp32",
+    microbatches=4,
+    samples=2,
+    iterations=1,
+    sweeps=2,
+    replays=("1f1b",),
+    loops=("1f1b",),
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def without(folder: Path, *names: str) -> dict[str, str]:
+    """An environment whose Python finds none of these packages."""
+    for name in names:
+        (folder / f"{name}.py").write_text(
+            f"raise ModuleNotFoundError('no {name}', name='{name}')\n"
+        )
+    return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
+
+
+def test_the_command_needs_no_solver_and_no_simpy(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    absent = tmp_path / "absent"
+    absent.mkdir()
+    done = subprocess.run(
+        [
+            sys.executable,
+            str(ROOT / "benchmarks" / "confirm_gpu.py"),
+            "--rehearse",
+            "--no-tests",
+            *("--seconds", "1000", "--write", str(out)),
+        ],
+        env=without(absent, *ABSENT),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((out / "results.json").read_text())
+    (work,) = found["works"].values()
+    assert set(work["confirmed"]) == {
+        *("replay of 1f1b", "replay of zb-h1", "loop of 1f1b", "loop of zb-h1"),
+        *("loop of adaoffload", "loop of optimised"),
+    }
+    assert [part["problem"] for part in found["parts"]] == [None] * len(found["parts"])
+    for one in work["confirmed"].values():
+        assert one["gradients"]["bitwise"] == one["gradients"]["parameters"]
+    files = {path.name for path in out.iterdir()}
+    assert {"report.md", "profile-tiny-s32.yaml", "trace-adaoffload.json"} <= files
+    assert len(files) <= 8
+    assert load_profile(out / "profile-tiny-s32.yaml").meta["model"]["name"] == "tiny"
+    assert found["meta"]["by"].endswith(str(out))
+    assert found["probes"]["repeats"]["different"] == 0
+
+
+def test_loops_run_without_a_compiler_as_well(tmp_path: Path) -> None:
+    """Where numba is missing, or refuses the numpy that is there."""
+    code = (
+        "import sys, optpipe_sim.compiled as c; assert c.njit is None;"
+        "from optpipe_sim import build, load_profile, simulate;"
+        "p = load_profile({'name': 'u', 'devices': 2, 'stages': {'t_f_ms': 1, 't_b_ms': 1, 't_w_ms': 1,"
+        " 'act_bytes': 100, 'w_bytes': 50}, 'offload': {'t_offload_ms': 1, 't_reload_ms': 1},"
+        " 'memory_limit_bytes': 150});"
+        "print(*[simulate(build(n, p, 4), p, engine='replay', enforce=n != 'zb-h1').makespan_ns"
+        " for n in ('zb-h1', 'adaoffload')])"
+    )
+    shown = []
+    for names in (("numba",), ()):
+        folder = tmp_path / "-".join(("absent", *names))
+        folder.mkdir()
+        line = code if names else code.replace("assert c.njit is None", "assert c.njit")
+        done = subprocess.run(
+            [sys.executable, "-c", line],
+            env=without(folder, *names),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        shown.append(done.stdout)
+    assert shown[0] == shown[1]
+    assert len(shown[0].split()) == 2
+
+
+def test_a_deadlock_is_one_where_nothing_can_explain_it(tmp_path: Path) -> None:
+    code = (
+        "from optpipe_sim import build, load_profile, simulate;"
+        "p = load_profile({'name': 'u', 'devices': 2, 'stages': {'t_f_ms': 1, 't_b_ms': 1, 't_w_ms': 1,"
+        " 'act_bytes': 100, 'w_bytes': 50}, 'memory_limit_bytes': 150});"
+        "simulate(build('zb-h1', p, 4), p, engine='replay')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=without(tmp_path, "simpy"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr.splitlines()[-1].startswith("optpipe_sim.errors.Deadlock: deadlock (")
+
+
+def test_a_part_that_fails_is_told_and_the_rest_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = campaigns.confirm
+
+    def confirm(case: object, mode: str) -> object:
+        if mode == "replay":
+            raise RuntimeError("the first is broken\nat length")
+        return real(case, mode)
+
+    monkeypatch.setattr(campaigns, "confirm", confirm)
+    campaign = Campaign((WORK,), "cpu", seconds=600, tests=False)
+    found = Runner(campaign, tmp_path).run()
+    problems = {part["name"]: part["problem"] for part in found["parts"] if part["problem"]}
+    assert problems == {"tiny-s16: replay of 1f1b": "RuntimeError: the first is broken"}
+    assert "at length" in (tmp_path / "failures.txt").read_text()
+    assert "loop of 1f1b" in found["works"]["tiny-s16"]["confirmed"]
+    assert "the first is broken" in (tmp_path / "report.md").read_text()
+
+
+def test_what_there_is_no_time_for_is_left_out(tmp_path: Path) -> None:
+    found = Runner(Campaign((WORK,), "cpu", seconds=0, tests=False), tmp_path).run()
+    assert all("left out" in part["problem"] for part in found["parts"])
+    assert found["works"]["tiny-s16"]["confirmed"] == {}
+
+
+def test_the_works_are_as_large_as_they_are_said_to_be() -> None:
+    """About 2 billion parameters; every model of the long run has the positions that it needs."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        from confirm_gpu import works
+    finally:
+        sys.path.pop(0)
+    from optpipe_sim.costs.models import parameters
+
+    (first,) = works(long=False, rehearse=False)
+    assert 1.8e9 < parameters(first.model) < 2.2e9
+    for work in works(long=True, rehearse=False):
+        campaigns._plan(work)
+    assert len(works(long=True, rehearse=False)) == 5

@@ -1,0 +1,423 @@
+"""Predictions beside real runs: four modes, what they notice, what they say they did not see."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+
+from optpipe_sim import CostProfile, Trace, build
+from optpipe_sim.costs import load_model
+from optpipe_sim.costs.models import Model
+from optpipe_sim.errors import OptPipeError, OutOfMemory, RuntimeFault
+from optpipe_sim.ops import B, F, O, Op, R, parse_op
+from optpipe_sim.profile_io import save_profile
+from optpipe_sim.runtime.confirm import confirm as confirming
+from optpipe_sim.runtime.confirm import single
+from optpipe_sim.runtime.confirm.case import Case, free_bytes, plan_of
+from optpipe_sim.runtime.confirm.confirm import confirm
+from optpipe_sim.runtime.confirm.verdict import (
+    Confirmation,
+    Gradients,
+    Tolerances,
+    compare_gradients,
+    peaks_after_ops,
+)
+from optpipe_sim.runtime.execute.alone import message_arrivals
+from optpipe_sim.runtime.execute.launch import Ranks
+from optpipe_sim.runtime.execute.task import stage_worker
+from optpipe_sim.runtime.execute.worker import sleep_until
+from optpipe_sim.runtime.measure.fake import fake_profile
+from optpipe_sim.runtime.measure.machine import provenance
+from optpipe_sim.runtime.model.plan import Plan
+from optpipe_sim.runtime.model.stage import StageWorker
+from optpipe_sim.sim.difference import compare_traces
+from optpipe_sim.sim.lower import lower
+
+MODEL = Model("tiny", 4, 32, 4, 50, kv_heads=2, ffn=48, tied=True)
+PLAN = Plan(MODEL, 2, seq=16, microbatch=2)
+MS = 1_000_000
+OP_NS = 20 * MS
+
+
+def paced(profile: CostProfile, f_ns: int = OP_NS, **changes: Any) -> CostProfile:
+    """Ops of 20 ms, copies of 8."""
+    times = {"t_f_ns": f_ns, "t_b_ns": OP_NS, "t_w_ns": OP_NS, "t_bw_ns": None}
+    copies = {"t_offload_ns": 8 * MS, "t_reload_ns": 8 * MS}
+    profile = profile.map_stages(lambda _, cost: replace(cost, **times, **copies))
+    return replace(profile, memory_limit=None, latency_ns=MS, occupancy_ns=0, **changes)
+
+
+class Paced(StageWorker):
+    """Every op takes at least 20 ms."""
+
+    pace_ns = OP_NS
+
+    def forward(self, *args: Any, **options: Any) -> Any:
+        return self.slowly(super().forward, *args, **options)
+
+    def backward(self, *args: Any, **options: Any) -> Any:
+        return self.slowly(super().backward, *args, **options)
+
+    def weight(self, *args: Any, **options: Any) -> Any:
+        return self.slowly(super().weight, *args, **options)
+
+    def slowly(self, function: Any, *args: Any, **options: Any) -> Any:
+        end = time.monotonic_ns() + self.pace_ns
+        found = function(*args, **options)
+        sleep_until(end)
+        return found
+
+
+class Leaking(StageWorker):
+    """Keeps what it is given, where no slot and no queue knows of it."""
+
+    def forward(self, stage: int, mb: int, x: Any) -> Any:
+        self.kept = [*getattr(self, "kept", ()), torch.zeros(2**18)] if stage else []
+        return super().forward(stage, mb, x)
+
+
+def as_(kind: type[StageWorker], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have the workers of this process be of that kind."""
+
+    def make(*args: Any) -> StageWorker:
+        worker = stage_worker(*args)
+        worker.__class__ = kind
+        return worker
+
+    monkeypatch.setattr(single, "stage_worker", make)
+
+
+def all_but_tied(gradients: Gradients) -> None:
+    """Bitwise, but for the weight whose two copies' gradients are added up at the end."""
+    assert gradients.bitwise == gradients.parameters - 1 > 20
+    assert gradients.worst == "tokens.weight"
+    assert gradients.problems(1e-6) == []
+
+
+@pytest.fixture(scope="module")
+def profile() -> CostProfile:
+    return paced(fake_profile(PLAN, "h100-sxm"))
+
+
+@pytest.fixture(scope="module")
+def case(profile) -> Case:
+    """A schedule that offloads, under a limit."""
+    held = [cost.act_bytes for cost in profile.stages]
+    limit = [static + 2 * act for static, act in zip(profile.static_bytes, held, strict=True)]
+    schedule = build("adaoffload", replace(profile, memory_limit=tuple(limit)), 4)
+    assert any(op.kind is R for program in schedule.programs for op in program)
+    return Case(schedule, profile, limit, PLAN, iterations=2, sweeps=2)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    with Ranks(2) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def any_of_three(case: Case, mode: str, ranks: Ranks | None = None) -> list[str]:
+    """The problems of a run; noise only makes it longer, so the best of three counts."""
+    found: list[str] = []
+    for _ in range(3):
+        found = confirm(case, mode, ranks).problems
+        if not found:
+            break
+    return found
+
+
+# -- the modes ------------------------------------------------------------------------------------
+
+
+def test_synthetic_sleeps_and_confirms_no_memory(case, ranks) -> None:
+    found = confirm(case, "synthetic", ranks)
+    predicted = case.lowered.replay().makespan_ns
+    assert len(found.makespans_ns) == 2
+    assert found.difference.measured.makespan_ns == min(found.makespans_ns) >= predicted
+    assert all(row.median_ns >= row.predicted_ns for row in found.difference.kinds)
+    assert not found.peaks
+    assert found.gradients is None
+    assert any("slept" in text for text in found.not_confirmed)
+
+
+@pytest.mark.timing
+def test_synthetic_takes_the_time_that_was_predicted(case, ranks) -> None:
+    assert any_of_three(replace(case, iterations=5), "synthetic", ranks) == []
+
+
+def test_gradient_mode_gives_the_unpipelined_gradients_and_peaks(case, ranks) -> None:
+    found = confirm(case, "gradient", ranks)
+    assert found.problems == []
+    all_but_tied(found.gradients)
+    assert found.gradients.loss == pytest.approx(math.log(MODEL.vocab), rel=0.05)
+    for peak, most in zip(found.peaks, case.predicted_peaks, strict=True):
+        assert peak.predicted_bytes == most > 0
+        assert 0 < peak.measured_bytes <= 1.05 * most + 2**19
+
+
+def test_gradient_mode_notices_stages_that_hold_more_than_the_profile_says(case, ranks) -> None:
+    lying = case.profile.scale(memory=0.5)
+    tight = Tolerances(memory_bytes=0)
+    found = confirm(
+        replace(case, profile=lying, memory_limit=None, tolerances=tight), "gradient", ranks
+    )
+    assert any("rank 0 held up to" in text for text in found.problems)
+    assert not found.holds
+
+
+def test_replay_weighs_every_op(case) -> None:
+    found = confirm(case, "replay")
+    all_but_tied(found.gradients)
+    for peak in found.peaks:
+        assert abs(peak.off_bytes) < 64  # the losses of the microbatches
+        assert abs(peak.measured_bytes - peak.predicted_bytes) < 64
+    assert len(found.makespans_ns) == 2
+    low, high = min(found.makespans_ns), max(found.makespans_ns)
+    assert 0 < low <= high
+    assert any("20 ms" not in text and "makespan" in text for text in found.problems)
+
+
+def test_replay_tells_an_op_that_takes_half_as_long_again(case, monkeypatch) -> None:
+    as_(Paced, monkeypatch)
+    lying = replace(case, profile=paced(case.profile, f_ns=OP_NS * 2 // 3))
+    found = confirm(lying, "replay")
+    ratios = {(row.kind, row.stage): row.ratio for row in found.difference.kinds}
+    assert min(ratios[F, 0], ratios[F, 1]) >= 1.5
+    assert min(ratios[B, 0], ratios[B, 1]) >= 1
+    assert found.difference.causes_ns["F"] >= 4 * (OP_NS - OP_NS * 2 // 3)
+    assert any("makespan" in text for text in found.problems)
+
+
+@pytest.mark.timing
+def test_loop_confirms_ops_as_long_as_predicted(case, monkeypatch) -> None:
+    as_(Paced, monkeypatch)
+    monkeypatch.setattr(Paced, "pace_ns", 3 * OP_NS)
+    slow = replace(case, profile=case.profile.scale(compute=3, copy=3), sweeps=3)
+    assert any_of_three(slow, "loop") == []
+
+
+def test_loop_runs_each_rank_alone(case, monkeypatch) -> None:
+    as_(Paced, monkeypatch)
+    found = confirm(case, "loop")
+    all_but_tied(found.gradients)
+    assert not [text for text in found.problems if "held" in text or "gradient" in text]
+    assert len(found.makespans_ns) == 2
+    assert found.last.makespan_ns > 0
+    assert found.closure_ns >= 0
+    assert found.noise_ns >= 0
+    # ops take no less than predicted, nor does what is composed of them
+    slower = [row for row in found.difference.kinds if row.kind not in (O, R)]
+    assert all(row.median_ns >= row.predicted_ns for row in slower)
+    assert found.difference.measured.makespan_ns > 0.9 * found.difference.predicted.makespan_ns
+    assert any("one rank at a time with modelled links" in text for text in found.not_confirmed)
+
+
+@pytest.mark.parametrize("mode", ["replay", "loop"])
+def test_a_leak_that_no_slot_knows_of_is_noticed(case, mode, monkeypatch) -> None:
+    as_(Leaking, monkeypatch)
+    found = confirm(replace(case, iterations=1, sweeps=1), mode)
+    wrong = [text for text in found.problems if text.startswith("rank")]
+    assert [text[:11] for text in wrong] == ["rank 1 held"]
+    all_but_tied(found.gradients)
+
+
+def test_what_a_gpu_alone_can_do_is_refused_elsewhere(case) -> None:
+    with pytest.raises(OptPipeError, match="gradient: its ranks are processes on the CPU"):
+        confirm(replace(case, device="cuda"), "gradient")
+    with pytest.raises(OptPipeError, match="expected synthetic, gradient, replay, loop"):
+        confirm(case, "all")
+    with pytest.raises(OptPipeError, match="needs a --memory-limit"):
+        free_bytes(replace(case, memory_limit=None), 0)
+    act = case.profile.stages[1].act_bytes
+    reserve = case.profile.meta["stages"][1]["static_bytes"]["reserve"]
+    assert free_bytes(case, 1) == 2 * act + reserve > 2 * act
+
+
+def test_out_of_memory_under_the_cap_is_an_answer(case, monkeypatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise RuntimeFault("rank 1: OutOfMemoryError: CUDA out of memory.")
+
+    monkeypatch.setattr(single, "sweep_ranks", full)
+    with pytest.raises(OutOfMemory, match=r"rank 1: .*capped at the limit"):
+        confirm(replace(case, cap_memory=True), "loop")
+    with pytest.raises(RuntimeFault, match="rank 1"):
+        confirm(case, "loop")
+
+
+# -- the verdict ----------------------------------------------------------------------------------
+
+
+def test_makespans_beyond_the_tolerance_do_not_hold(unit) -> None:
+    profile = unit(2)
+    lowered = lower(build("1f1b", profile, 4), profile)
+    exact = lowered.replay()
+    lasts = exact.end_ns - exact.start_ns
+    for factor, mode, holds in (
+        (1.04, "synthetic", True),
+        (1.06, "synthetic", False),
+        (0.9, "replay", False),
+        (1.5, "gradient", True),
+    ):
+        trace = lowered.replay((lasts * factor).astype(int))
+        found = Confirmation(mode, "cpu", compare_traces(lowered, trace), (trace.makespan_ns,))
+        assert found.holds is holds
+    loop = {"difference": compare_traces(lowered, exact), "makespans_ns": (exact.makespan_ns,)}
+    assert Confirmation("loop", "cpu", **loop, closure_ns=0).holds
+    twice = compare_traces(lowered, lowered.replay(2 * lasts))
+    late = Confirmation("loop", "cpu", twice, (exact.makespan_ns,), closure_ns=MS)
+    assert len(late.problems) == 2
+    assert "composed of per-op medians" in late.problems[0]
+    assert "not come to rest" in late.problems[1]
+
+
+def test_gradients_are_compared_bit_by_bit_and_by_size() -> None:
+    wanted = {"a": torch.tensor([1.0, -4.0]), "b": torch.zeros(2), "c": torch.ones(1)}
+    same = compare_gradients(wanted, 1.0, wanted, 1.0)
+    assert (same.parameters, same.bitwise, same.problems(0)) == (3, 3, [])
+    off = {**wanted, "a": torch.tensor([1.0, -4.002])}
+    found = compare_gradients(off, 1.0, wanted, 1.0)
+    assert (found.bitwise, found.worst) == (2, "a")
+    assert found.relative == pytest.approx(0.0005, rel=1e-3)
+    assert found.problems(1e-3) == []
+    assert found.problems(1e-4)
+    for broken in ({**off, "b": torch.tensor([0.0, math.nan])}, {**off, "b": torch.ones(2)}):
+        assert compare_gradients(broken, 1.0, wanted, 1.0).worst == "b"
+        assert compare_gradients(broken, 1.0, wanted, 1.0).problems(0.5)
+    assert "no gradient of c" in compare_gradients({"a": wanted["a"]}, 1, wanted, 1).problems(1)
+    assert "loss is 2" in compare_gradients(wanted, 2.0, wanted, 1.0).problems(1e-5)[0]
+    assert compare_gradients(wanted, math.nan, wanted, 1.0).problems(1e-5)
+
+
+def test_bytes_after_ops_follow_the_schedule(unit) -> None:
+    profile = unit(1, offload={"t_offload_ms": 1, "t_reload_ms": 1})  # 100 bytes, 50 to W
+    ops = ["F0.0", "O0.0", "R0.0", "R0.0", "B0.0", "W0.0"]
+    held = [100, 0, 100, 100, 50, 0]
+    rows = list(zip(map(parse_op, ops), held, strict=True))
+    (peak,) = peaks_after_ops(profile, [rows])
+    assert (peak.predicted_bytes, peak.measured_bytes, peak.off_bytes) == (100, 100, 0)
+    (peak,) = peaks_after_ops(profile, [[*rows[:4], (rows[4][0], 80), rows[5]]])
+    assert (peak.worst_op, peak.off_bytes) == ("B0.0", 30)
+    assert peak.problem(Tolerances()) is None
+    assert "30 B more than predicted after B0.0" in peak.problem(Tolerances(memory_bytes=0))
+
+
+def test_serial_links_carry_one_message_at_a_time(unit) -> None:
+    profile = replace(unit(2), latency_ns=2, occupancy_ns=10)
+    sent = {Op(F, 0, 0): 0, Op(F, 0, 1): 1, Op(B, 1, 0): 1}
+    schedule = build("1f1b", profile, 2)
+    assert message_arrivals(lower(schedule, profile), sent) == {
+        op: t + 12 for op, t in sent.items()
+    }
+    profile = replace(profile, links="serial")
+    came = message_arrivals(lower(schedule, profile), sent)
+    assert [came[op] for op in sent] == [12, 22, 13]
+
+
+def test_a_profile_knows_its_model(profile, tmp_path) -> None:
+    found = plan_of(profile)
+    assert found == PLAN
+    assert plan_of(profile, seq=8, microbatch=1, dtype="bf16").boundary[0] == (1, 8, 32)
+    for name in ("gpt-1.5b", "qwen3-30b-a3b", "llama2-7b"):
+        model = load_model(name)
+        meta = provenance(Plan(model, 2, seq=64, dtype="bf16"), None)
+        again = plan_of(replace(profile, meta=json.loads(json.dumps(meta)))).model
+        same = {f.name for f in fields(Model)} - {"source", "published_parameters"}
+        same -= {"published_active"}
+        assert all(getattr(again, key) == getattr(model, key) for key in same)
+    with pytest.raises(OptPipeError, match="does not say which model it is of"):
+        plan_of(replace(profile, meta={}))
+    with pytest.raises(OptPipeError, match="does not say its seq; give --seq"):
+        plan_of(replace(profile, meta={}), MODEL, microbatch=1)
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def line(command_line, profile, ranks, monkeypatch):
+    """`confirm` with a profile in the folder, and ranks that are there already."""
+    monkeypatch.setattr(confirming, "Ranks", lambda count: nullcontext(ranks))
+    save_profile(profile, "p.yaml")
+
+    def run(words: str):
+        return command_line(f"confirm {words}")
+
+    return run
+
+
+def test_the_command_writes_all_of_it(line) -> None:
+    files = "--figure f.png --trace t.json --save-trace m.json"
+    answer = line(f"adaoffload p.yaml -m 3 --mode gradient {files} --json")
+    assert answer.code == 0
+    data = answer.json
+    assert data["holds"]
+    assert data["problems"] == []
+    assert {"schedule", "mode", "device", "not_confirmed", "predicted_makespan_ns"} <= data.keys()
+    assert {"measured_makespan_ns", "makespans_ns", "spread", "causes_ns", "ops"} <= data.keys()
+    assert {"closure_ns", "composed_makespan_ns", "tolerances", "machine", "files"} <= data.keys()
+    assert data["gradients"]["parameters"] - data["gradients"]["bitwise"] == 1
+    assert [peak["rank"] for peak in data["memory"]] == [0, 1]
+    assert sum(data["causes_ns"].values()) == (
+        data["measured_makespan_ns"] - data["predicted_makespan_ns"]
+    )
+    trace = Trace.load("m.json")
+    assert trace.makespan_ns == data["measured_makespan_ns"]
+    with open("t.json") as file:
+        assert sum(event["ph"] == "X" for event in json.load(file)["traceEvents"]) >= 18
+    with open("f.png", "rb") as file:
+        assert file.read(4) == b"\x89PNG"
+
+
+def test_the_tables_say_what_holds_and_what_is_open(line) -> None:
+    answer = line("zb-h1 p.yaml -m 3 --mode replay --iterations 1")
+    assert answer.code == 1  # ops that are said to take 20 ms take less
+    for text in (
+        "of each of 1 iterations",
+        "F ops took less",
+        "33 of 34 equal",
+        "Not confirmed",
+        "✗ the makesp",
+    ):
+        assert text in answer.out
+    quiet = line("zb-h1 p.yaml -m 3 --mode replay --iterations 1 --time-tolerance 1000% -q")
+    assert quiet.code == 0
+    assert "✓ the prediction holds" in quiet.out
+    assert "Not confirmed" not in quiet.out
+    stretched = line("1f1b p.yaml -m 2 --mode synthetic --iterations 1 --stretch 2 --json").json
+    assert stretched["predicted_makespan_ns"] == 2 * 3 * 3 * OP_NS + 4 * MS
+
+
+def test_mistakes_are_one_line(line, profile, monkeypatch) -> None:
+    save_profile(replace(profile, meta={}), "bare.yaml")
+    for words, code, text in (
+        ("1f1b bare.yaml -m 2 --mode gradient", 2, "does not say which model"),
+        ("1f1b p.yaml --mode gradient", 2, "-m: give the number of microbatches"),
+        ("1f1b p.yaml -m 2 --mode gradient --memory-limit 1KiB", 1, "limit of 1 KiB is below"),
+        ("1f1b p.yaml -m 2 --mode replay --device cuda", 2, "--device cuda: "),
+        ("1f1b p.yaml -m 2 --mode replay --stretch 2", 2, "only for --mode synthetic"),
+        ("1f1b p.yaml -m 2 --mode loop --memory-fraction", 2, "only for --mode loop --device cuda"),
+        ("1f1b p.yaml -m 2 --mode replay --time-tolerance x", 2, "must be a share, as in 5%"),
+        ("1f1b p.yaml -m 2 --mode replay --figure f.txt", 2, "must end in"),
+        ("1f1b p.yaml -m 2 --mode replay --layers 1,1", 2, "layers"),
+    ):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        answer = line(words)
+        assert answer.code == code, words
+        assert text in answer.complaint
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "needs torch" in line("1f1b p.yaml -m 2 --mode gradient").complaint

@@ -1,0 +1,36 @@
+"""What is compiled before the clock starts."""
+
+from __future__ import annotations
+
+import pytest
+
+from optpipe_sim.solvers.problem import Problem
+from optpipe_sim.solvers.race import compiling
+
+
+@pytest.mark.parametrize("linked", [False, True])
+@pytest.mark.parametrize("chunks", [False, True])
+def test_every_part_runs_through(chunks: bool, linked: bool) -> None:
+    """A start that did not fit would leave the search uncompiled."""
+    assert compiling.shares_links(compiling._tiny(chunks, linked)) == linked
+    problem = compiling._tiny(False, linked)
+    start = compiling.offload_everything(problem, 1)
+    assert problem.replay(start).fits
+    if linked:
+        assert compiling.pattern_start(problem, start, lambda: False, steps=1) is not None
+    for part in compiling.PARTS:
+        part(chunks, linked, False)
+    assert compiling._kept()
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_who_waits_is_told_so(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    ran: list[tuple[bool, ...]] = []
+    monkeypatch.setattr(compiling, "_kept", lambda: kept)
+    monkeypatch.setattr(compiling, "_compile", lambda *kind: ran.append(kind))
+    monkeypatch.setattr(compiling, "PARTS", ())
+    problem: Problem = compiling._tiny(True, False)
+    compiling.compile_engines(problem, lambda: told.append("wait"))
+    assert told == ([] if kept else ["wait"])
+    assert ran == [(True, False, False, False)]

@@ -1,0 +1,107 @@
+"""What README.md and results/README.md say in numbers, computed again from the committed tables."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+import yaml
+
+from optpipe_sim.study.claims import (
+    NAMES,
+    load_sentences,
+    open_tables,
+    percent,
+    sections,
+    span,
+    unclaimed,
+    unsaid,
+)
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "results"
+CLAIMS = RESULTS / "claims"
+PAGES = {
+    name: (ROOT / name).read_text()
+    for name in ("README.md", "results/README.md", "docs/how-true.md", "docs/hardware.md")
+}
+NO_RESULTS = yaml.safe_load((CLAIMS / "no_results.yaml").read_text())
+
+
+@pytest.fixture(scope="module")
+def claims() -> dict[str, list[str]]:
+    return load_sentences(CLAIMS, open_tables(RESULTS))
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in CLAIMS.glob("*.py")))
+def test_the_pages_say_what_the_tables_give(name, claims) -> None:
+    assert claims[name]
+    for sentence, nearest in unsaid(claims[name], list(PAGES.values())):
+        pytest.fail(
+            f"{name}: the table gives\n  {sentence}\nand the nearest passage is\n  {nearest}"
+        )
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_number_in_the_pages_is_a_claim_or_no_result(page, claims) -> None:
+    known = [sentence for found in claims.values() for sentence in found]
+    parts = sections(PAGES[page])
+    assert set(NO_RESULTS["sections"]) <= {*sections(PAGES["README.md"])}
+    left = [
+        sentence
+        for heading, part in parts.items()
+        if heading not in NO_RESULTS["sections"]
+        for sentence in unclaimed(part, known, NO_RESULTS["texts"])
+    ]
+    assert left == []
+
+
+def test_what_is_no_result_is_still_said() -> None:
+    assert [text for text, _ in unsaid(NO_RESULTS["texts"], list(PAGES.values()))] == []
+
+
+@pytest.mark.parametrize("path", sorted(CLAIMS.glob("*.py")), ids=lambda path: path.stem)
+def test_claims_compute_their_numbers(path) -> None:
+    """No digit stands in the text of a claim itself: it would be recomputed from nothing."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    formats = {node.format_spec for node in nodes if isinstance(node, ast.FormattedValue)}
+    for node in nodes:
+        if isinstance(node, ast.JoinedStr) and node not in formats:
+            texts = [part.value for part in node.values if isinstance(part, ast.Constant)]
+            assert [text for text in texts if any(map(str.isdigit, NAMES.sub("", text)))] == []
+
+
+def test_a_number_that_changes_is_found() -> None:
+    page = "# A\n\nIt is 3 % slower in\n4 of 5 cells. See [2](x3.md), `4` and 1F1B on A100s.\n\n```\n7\n```\n"
+    assert list(unsaid(["It is 3 % slower in 4 of 5 cells."], [page])) == []
+    ((sentence, nearest),) = unsaid(["It is 2 % slower in 4 of 5 cells."], [page])
+    assert sentence.startswith("It is 2 %")
+    assert "It is 3 %" in nearest
+
+
+def test_a_number_without_a_claim_is_found() -> None:
+    page = (
+        "It is 3 % slower in\n4 of 5 cells. See `4`, [a](x3.md) and 1F1B on A100s.\n\n```\n7\n```\n"
+    )
+    assert unclaimed(page, ["It is 3 % slower in 4 of 5 cells"]) == []
+    assert unclaimed(page, ["4 of 5 cells"]) == ["It is 3 % slower in ."]
+    assert unclaimed("| a | 12 s |\n|---|---|\n| b | 5 |\n", ["12 s"]) == ["5"]
+    assert unclaimed("Free. It takes 3 s.", [], ["takes 3 s"]) == []
+
+
+def test_sections_are_told_by_their_heading() -> None:
+    page = "one\n\n```\n# no heading\n```\n\n## A\n\ntwo\n\n### B\nthree\n"
+    assert {key: part.strip() for key, part in sections(page).items()} == {
+        "": "one",
+        "A": "two",
+        "B": "three",
+    }
+
+
+def test_numbers_as_they_are_written() -> None:
+    assert percent(0.045) == "4.5 %"
+    assert span([0.31, 0.62], lambda x: percent(x, 0)) == "31 to 62 %"
+    assert span([10.4, 0.4], lambda x: f"{x:.1f} %") == "0.4 to 10.4 %"
+    assert span([3, 3]) == "3"
+    assert span([5, 3]) == "3 to 5"
