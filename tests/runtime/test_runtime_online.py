@@ -167,7 +167,7 @@ def test_losses_are_those_of_the_unpipelined_model_across_switches(profile, rank
             assert held == pytest.approx(wanted, rel=0.05, abs=2**19)
     (one, two) = switch_costs(result)
     assert 4 < one["step"] < two["step"]
-    assert 14 < two["step"]
+    assert two["step"] > 14
     assert one["prepare_ns"] > 0
     assert one["before_ns"] > 0
     # prepared beside iterations of the schedule before
