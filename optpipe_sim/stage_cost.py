@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from .errors import ProfileError
-from .units import counted, exact, round_half_up
+from .units import counted, exact, format_sizes, round_half_up
 
 MAX_TIME_NS = 10**15  # 11 days for one op: beyond it sums of many ops could overflow
 MAX_BYTES = 2**50
@@ -100,19 +100,20 @@ class StageCost:
             if value is not None:
                 _check_amount(key, value, 1 if key in _POSITIVE else 0)
         if self.w_bytes > self.act_bytes:
-            raise ProfileError(f"w_bytes: {self.w_bytes} is more than act_bytes, {self.act_bytes}")
+            told, most = format_sizes(self.w_bytes, self.act_bytes)
+            raise ProfileError(f"w_bytes: {told} is more than act_bytes, {most}")
         if self.offloadable > self.act_bytes:
-            raise ProfileError(
-                f"offload_bytes: {self.offload_bytes} is more than act_bytes, {self.act_bytes}"
-            )
+            told, most = format_sizes(self.offloadable, self.act_bytes)
+            raise ProfileError(f"offload_bytes: {told} is more than act_bytes, {most}")
         object.__setattr__(self, "recompute", tuple(self.recompute))
         names = [level.name for level in self.recompute]
         for at, level in enumerate(self.recompute):
             if level.name in names[:at]:
                 raise ProfileError(f"recompute[{at}].name: {level.name} is there twice")
             if level.keep_bytes > self.act_bytes:
+                told, most = format_sizes(level.keep_bytes, self.act_bytes)
                 raise ProfileError(
-                    f"recompute[{at}].keep_bytes: {level.keep_bytes} is more than act_bytes, {self.act_bytes}"
+                    f"recompute[{at}].keep_bytes: {told} is more than act_bytes, {most}"
                 )
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from html import escape
@@ -14,6 +14,8 @@ from .errors import OptPipeError
 TIME_UNITS = {"_s": 10**9, "_ms": 10**6, "_us": 10**3, "_ns": 1}
 BYTE_UNITS = {"_bytes": 1, "_mib": 2**20, "_gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?", re.IGNORECASE)
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|us|ns)?", re.IGNORECASE)
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 _FACTORS = {
     "b": 1,
     "kib": 2**10,
@@ -78,11 +80,27 @@ def format_size(size: int, digits: int = 4) -> str:
 def format_sizes(*sizes: int) -> list[str]:
     """Bytes for people, with as many digits as tell different ones apart: ``24 GiB``,
     ``24.00000001 GiB``."""
+    return _apart(format_size, _FACTORS, sizes) or [f"{size} B" for size in sizes]
+
+
+def format_times(*times_ns: int) -> list[str]:
+    """Times for people, with as many digits as tell different ones apart: ``1.5 ms``,
+    ``1.499999 ms``."""
+    units = {name[1:]: factor for name, factor in TIME_UNITS.items()}
+    return _apart(format_time, units, times_ns) or [f"{time} ns" for time in times_ns]
+
+
+def _apart(
+    form: Callable[[int, int], str], units: Mapping[str, int], values: Sequence[int]
+) -> list[str] | None:
+    """Every value in as few digits as keep different ones different, where ``1000 us`` is no
+    other than ``1 ms``; None where 16 digits do not."""
     for digits in range(4, 17):
-        texts = [format_size(size, digits) for size in sizes]
-        if len(set(texts)) == len(set(sizes)):
+        texts = [form(value, digits) for value in values]
+        said = {float(number) * units[unit.lower()] for number, unit in map(str.split, texts)}
+        if len(said) == len(set(values)):
             return texts
-    return [f"{size} B" for size in sizes]
+    return None
 
 
 def is_plain(text: str) -> bool:
@@ -95,12 +113,45 @@ def counted(number: int, thing: str, things: str = "") -> str:
     return f"{number} {thing if number == 1 else things or f'{thing}s'}"
 
 
-def format_time(time_ns: float) -> str:
+def format_time(time_ns: float, digits: int = 4) -> str:
     """Nanoseconds for people: ``1.234 s``, ``18.5 ms``."""
     for unit, factor in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
         if abs(time_ns) >= factor:
-            return f"{time_ns / factor:.4g} {unit}"
-    return f"{time_ns:.4g} ns"
+            return f"{time_ns / factor:.{digits}g} {unit}"
+    return f"{time_ns:.{digits}g} ns"
+
+
+def parse_time(text: str | int) -> int:
+    """Nanoseconds of ``1.5s``, ``120ms``, ``20us``, ``7ns`` or plain nanoseconds.
+
+    Raises:
+        OptPipeError: for anything else.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        return text
+    found = _TIME.fullmatch(str(text).strip())
+    if not found:
+        raise OptPipeError(f"{text!r} is not a time: write 1.5s, 120ms, 20us, 7ns or plain ns")
+    return round_half_up(Fraction(found[1]) * TIME_UNITS[f"_{(found[2] or 'ns').lower()}"])
+
+
+def parse_instant(text: str | int) -> tuple[Fraction, bool]:
+    """An instant of an iteration: a share of it (``10%`` is 1/10, True), or a time in ns (False).
+
+    Raises:
+        OptPipeError: for anything else, or a share above 100%.
+    """
+    found = _SHARE.fullmatch(text.strip()) if isinstance(text, str) else None
+    if found is None:
+        try:
+            return Fraction(parse_time(text)), False
+        except OptPipeError:
+            raise OptPipeError(
+                f"{text!r} is no instant: write 10%, 120ms, 1.5s or plain ns"
+            ) from None
+    if Fraction(found[1]) > 100:
+        raise OptPipeError(f"{text!r}: must be at most 100%")
+    return Fraction(found[1]) / 100, True
 
 
 def html_table(rows: Mapping[str, object]) -> str:

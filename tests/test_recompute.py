@@ -121,7 +121,7 @@ def test_a_level_that_is_missing_is_named() -> None:
     [
         ({"name": "x", "t_ns": 1}, r"stages.recompute\[0\].keep_mib: missing"),
         ({"name": "x", "keep_bytes": 1}, r"stages.recompute\[0\].t_ms: missing"),
-        ({"name": "x", "t_ns": 1, "keep_bytes": 101}, "101 is more than act_bytes, 100"),
+        ({"name": "x", "t_ns": 1, "keep_bytes": 101}, "101 B is more than act_bytes, 100 B"),
         ({"name": "x", "t_ns": 0, "keep_bytes": 1}, r"t_ns: must be above 0"),
         ({"t_ns": 1, "keep_bytes": 1}, "name: expected a text"),
         ({"name": "x", "t_ns": 1, "keep_bytes": 1, "w": 3}, r"recompute\[0\].w: unknown key"),

@@ -10,7 +10,7 @@ from ..ops import COMPUTE, O, Op, R, dependencies
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..trace import Trace
-from ..units import format_sizes, format_time
+from ..units import format_sizes, format_time, format_times
 from .ops import completeness, level_problems, link_problems
 from .stepped import Costs, anchors, engines, link_of, static
 
@@ -128,18 +128,26 @@ def _durations(facts: _Facts) -> Iterator[str]:
     for op, start in facts.start.items():
         wanted, took = facts.costs.lasts(op), facts.end[op] - start
         if start < 0:
-            yield f"{facts.name(op)} starts at {start} ns, before time 0"
+            yield f"{facts.name(op)} starts at {format_time(start)}, before time 0"
         if took != wanted:
-            yield f"{facts.name(op)} at {start} ns lasts {took} ns, by the profile {wanted} ns"
+            lasts, planned = format_times(took, wanted)
+            yield (
+                f"{facts.name(op)} at {format_time(start)} lasts {lasts}, by the profile {planned}"
+            )
 
 
 def _inputs(facts: _Facts) -> Iterator[str]:
     for op, start in facts.start.items():
         for need, there in facts.inputs(op):
             if start < facts.end[need]:
-                yield f"{facts.name(op)} starts at {start} ns, before {need} ends at {facts.end[need]} ns"
+                at, until = format_times(start, facts.end[need])
+                yield f"{facts.name(op)} starts at {at}, before {need} ends at {until}"
             elif start < there:
-                yield f"{facts.name(op)} starts at {start} ns, before the message of {need} arrives at {there} ns"
+                at, until = format_times(start, there)
+                yield (
+                    f"{facts.name(op)} starts at {at}, before the message of {need} arrives at"
+                    f" {until}"
+                )
 
 
 def _streams(facts: _Facts) -> Iterator[str]:
@@ -164,10 +172,13 @@ def _one_at_a_time(facts: _Facts, ops: list[Op], order: str, engine: str) -> Ite
     for before, op in pairwise(ops):
         start = facts.start[op]
         if start < facts.start[before]:
-            yield f"{facts.name(op)} starts at {start} ns, before {before}, which stands before it in {order}"
+            yield (
+                f"{facts.name(op)} starts at {format_time(start)}, before {before}, which stands"
+                f" before it in {order}"
+            )
         elif start < facts.end[before] + facts.sending(before):
-            until = facts.end[before] + facts.sending(before)
-            yield f"{facts.name(op)} starts at {start} ns, while {before} is on {engine} until {until} ns"
+            at, until = format_times(start, facts.end[before] + facts.sending(before))
+            yield f"{facts.name(op)} starts at {at}, while {before} is on {engine} until {until}"
 
 
 def _grants(facts: _Facts) -> Iterator[str]:
@@ -175,20 +186,25 @@ def _grants(facts: _Facts) -> Iterator[str]:
         anchor = anchors(program)
         for op in program:
             grant, start = facts.grant[op], facts.start[op]
+            granted, starts = format_times(grant, start)
             if op.kind is not R:
                 if grant != start:
-                    yield f"{facts.name(op)} is granted at {grant} ns, but starts at {start} ns"
+                    yield f"{facts.name(op)} is granted at {granted}, but starts at {starts}"
                 continue
             if start < grant:
-                yield f"{facts.name(op)} starts at {start} ns, before it is granted at {grant} ns"
+                yield f"{facts.name(op)} starts at {starts}, before it is granted at {granted}"
             before = anchor[op]
             if grant < (0 if before is None else facts.start[before]):
-                yield f"{facts.name(op)} is granted at {grant} ns, before {before or 'time 0'}, which precedes it, starts"
+                yield (
+                    f"{facts.name(op)} is granted at {granted}, before {before or 'time 0'}, which"
+                    " precedes it, starts"
+                )
         for earlier, op in pairwise([op for op in program if facts.costs.asks(op)]):
             if facts.grant[op] < facts.grant[earlier]:
+                granted, first = format_times(facts.grant[op], facts.grant[earlier])
                 yield (
-                    f"{facts.name(op)} is granted at {facts.grant[op]} ns, before {earlier} at"
-                    f" {facts.grant[earlier]} ns, which stands before it in the program"
+                    f"{facts.name(op)} is granted at {granted}, before {earlier} at {first}, which"
+                    " stands before it in the program"
                 )
 
 
@@ -199,13 +215,18 @@ def _memory(facts: _Facts) -> Iterator[str]:
     for device, program in enumerate(facts.programs):
         limit, level = facts.limits[device], static(facts.profile, device)
         if level > limit:
-            yield f"device {device}: static memory of {level} bytes is above the limit of {limit}"
+            told, most = format_sizes(level, limit)
+            yield f"device {device}: static memory of {told} is above the limit of {most}"
         steps = [(facts.end[op], 0, -facts.costs.gives(op), op) for op in program]
         steps += [(facts.grant[op], 1, facts.costs.takes(op), op) for op in program]
         for time, _, change, op in sorted(steps):
             level += change
             if change > 0 and level > limit:
-                yield f"{facts.name(op)} raises memory to {level} bytes at {time} ns, above the limit of {limit}"
+                told, most = format_sizes(level, limit)
+                yield (
+                    f"{facts.name(op)} raises memory to {told} at {format_time(time)}, above the"
+                    f" limit of {most}"
+                )
 
 
 def host_problems(
@@ -259,7 +280,8 @@ def _room(facts: _Facts, device: int) -> dict[Op, int]:
 
 def _late(facts: _Facts, op: Op, does: str, time: int, could: int) -> Iterator[str]:
     if time > could:
-        yield f"{facts.name(op)} {does} at {time} ns, but could have at {could} ns"
+        did, might = format_times(time, could)
+        yield f"{facts.name(op)} {does} at {did}, but could have at {might}"
 
 
 def _early_compute(facts: _Facts) -> Iterator[str]:
@@ -307,7 +329,8 @@ def _early_transfers(facts: _Facts) -> Iterator[str]:
             # two that come at the very instant of a start may have come one after the other
             tie = keys[0][0] == keys[1][0] == facts.start[first]
             if keys[1] < keys[0] and not tie:
+                later, sooner = format_times(comes[second], comes[first])
                 yield (
-                    f"{facts.name(second)} comes to host link {key} at {comes[second]} ns, before"
-                    f" {first} at {comes[first]} ns, but is served after it"
+                    f"{facts.name(second)} comes to host link {key} at {later}, before {first} at"
+                    f" {sooner}, but is served after it"
                 )

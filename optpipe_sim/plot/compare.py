@@ -20,6 +20,7 @@ from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
 
 BUSY, BUBBLE, HELD = "#3F7FBF", "#C9DCEE", "#7A6FA8"
 _HATCH = "/////"
+_OUTLIER = 5  # times the middle peak; what is above does not set the scale
 _FONT = 8  # points, of names and numbers
 _WIDTH, _ROW, _TOP, _BOTTOM = 11.0, 0.3, 0.45, 0.85  # inches
 _NUMBERS, _GAP = (1.3, 0.95), 0.3  # inches: the columns of numbers right of the two axes
@@ -31,7 +32,8 @@ def compare_chart(
     """Horizontal bars, a schedule a row: time per iteration on the left, peak memory on the right.
 
     The bubble is the light end of a time bar; a tick marks the lower bound. Schedules that do not
-    fit the limit are hatched: their numbers are those of a replay without it.
+    fit the limit are hatched: their numbers are those of a replay without it. A peak far above all
+    others has a broken bar, so that the others keep their length.
 
     Args:
         rows: as ``optpipe-sim compare --json`` gives them: ``schedule, cost_ns, makespan_ns,
@@ -141,21 +143,25 @@ def _times(rows: Sequence[Mapping[str, Any]], ax: Axes) -> None:
 
 def _sizes(rows: Sequence[Mapping[str, Any]], ax: Axes, limit: int | None) -> None:
     peaks = {at: max(row["peak_bytes"]) for at, row in _drawn(rows)}
-    largest = max(peaks.values(), default=1) or 1
+    largest = _reach(list(peaks.values()))
     reach = largest if limit is None or limit > 2.5 * largest else max(limit, largest)
     unit, size = size_unit(reach)
     for at, peak in peaks.items():
         fits = rows[at]["fits"]
         ax.barh(
             at,
-            peak / size,
+            min(peak, 1.02 * reach) / size,
             height=0.68,
             color=HELD,
             hatch=None if fits else _HATCH,
             edgecolor="white",
             lw=0,
         )
+        if peak > 1.02 * reach:
+            _break(ax, at)
         text = f"{_digits(peak / size, largest / size)} {unit}"
+        if peak > 20 * reach:
+            text = format_size(peak)
         _number(ax, at, 0.75, text, color=INK if fits else LIMIT)
     if limit is not None and limit <= reach:
         ax.axvline(limit / size, color=LIMIT, linestyle=(0, (5, 2)), zorder=3)
@@ -163,6 +169,26 @@ def _sizes(rows: Sequence[Mapping[str, Any]], ax: Axes, limit: int | None) -> No
     ax.xaxis.set_major_locator(MaxNLocator(7, steps=[1, 2, 5, 10]))
     ax.set_title("peak memory of a device", loc="left", pad=10)
     ax.set_xlabel(f"memory ({unit})")
+
+
+def _reach(peaks: Sequence[int]) -> int:
+    """The largest of the peaks that leaves the others their length: at most `_OUTLIER` times the
+    middle one. Larger ones have broken bars."""
+    middle = sorted(peaks)[(len(peaks) - 1) // 2] if peaks else 1
+    return max((peak for peak in peaks if peak <= _OUTLIER * middle), default=1) or 1
+
+
+def _break(ax: Axes, y: float) -> None:
+    """A gap near the end of a bar that goes on beyond the axis."""
+    for left in (0.93, 0.945):
+        ax.plot(
+            [left, left + 0.012],
+            [y + 0.42, y - 0.42],
+            color="white",
+            lw=2.2,
+            transform=ax.get_yaxis_transform(),
+            gid="break",
+        )
 
 
 def _number(ax: Axes, y: float, inches: float, text: str, color: str = INK) -> None:

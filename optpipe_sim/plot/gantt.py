@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,6 +16,7 @@ from ..ops import COMPUTE, TRANSFERS, O, OpKind
 from ..trace import Trace
 from .axis import BOTTOM, WIDTH, place, points, time_unit
 from .style import IDLE, IDLE_COPY, KIND_NAMES, MUTED, new_figure, shade, styled, text_colour
+from .window import Window, window_of
 
 RASTERISE_ABOVE = 6000  # boxes; a vector file of more is large and slow to show
 LARGEST_LABEL, LEAST_LABEL = 8.0, 4.5  # points
@@ -23,9 +25,14 @@ _DIGIT = 0.636
 _NAME = {OpKind.F: 0.575, OpKind.B: 0.686, OpKind.W: 0.989, OpKind.BW: 1.675, OpKind.C: 0.698}
 _FILL = 0.88  # how much of its box a label may take
 _EDGE_FROM = 3.0  # points; where boxes are narrower, edges would cover them
+_APART_FROM = 2.0  # points; narrower ones blur into one another
+_DETAIL_LABEL = 5.5  # points, of the microbatches in a detail
+MAIN = (OpKind.F, OpKind.B, OpKind.BW)  # what every schedule has, and what is never short
 
 
-def gantt(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes:
+def gantt(
+    trace: Trace, ax: Axes | None = None, *, window: Window | None = None, legend: bool = True
+) -> Axes:
     """Draw a trace as a Gantt chart.
 
     Boxes are coloured by kind, lighter for later chunks of a device, and carry their microbatch
@@ -33,6 +40,7 @@ def gantt(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes:
 
     Args:
         ax: where to draw; None: a new figure of fitting size (``ax.figure``).
+        window: what part to draw (`window_of`); None: all of it.
         legend: whether to put one to the right of the axis.
 
     Returns:
@@ -42,8 +50,9 @@ def gantt(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes:
         if ax is None:
             height = gantt_height(trace)
             ax = place(new_figure(WIDTH, height + 0.2 + BOTTOM), 0.2, height)
-        _axes(trace, ax)
-        _boxes(trace, ax)
+        window = window or window_of(trace)
+        _axes(trace, ax, window)
+        _boxes(trace, ax, window)
         if legend:
             handles = _legend(trace)
             ax.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.005, 1), borderaxespad=0)
@@ -66,17 +75,28 @@ def lane_within(trace: Trace, kind: OpKind = OpKind.F) -> tuple[float, float]:
     return (0.67, 0.79) if kind is O else (0.82, 0.94)
 
 
-def _axes(trace: Trace, ax: Axes) -> None:
+def legible_window(trace: Trace, ax: Axes) -> Window | None:
+    """The beginning of a trace of which an axis has room for the ops and their microbatches; None
+    where boxes can be told apart in a picture of all of it."""
+    room = _narrowest(trace, ax, window_of(trace), MAIN)
+    if min(room.values()) >= _APART_FROM:
+        return None
+    digits = _DIGIT * len(str(trace.schedule.shape.microbatches - 1))
+    share = _FILL * min(room.values()) / (digits * _DETAIL_LABEL)
+    return Window(0, max(1, int(trace.makespan_ns * share)))
+
+
+def _axes(trace: Trace, ax: Axes, window: Window) -> None:
     """Limits, ticks and names of the axes, and the light lanes that show where devices idle."""
     devices = trace.schedule.shape.devices
     unit, size = time_unit(trace.makespan_ns)
-    whole = trace.makespan_ns / size
-    lanes, left, right = np.arange(devices), np.zeros(devices), np.full(devices, whole)
+    begin, end = window.from_ns / size, window.to_ns / size
+    lanes, left, right = np.arange(devices), np.full(devices, begin), np.full(devices, end)
     for kind in (*TRANSFERS, OpKind.F) if trace.offloaded else (OpKind.F,):
         top, bottom = lane_within(trace, kind)
         colour = IDLE if kind in COMPUTE else IDLE_COPY
         ax.add_collection(boxes(left, right, lanes + top, lanes + bottom, colour, zorder=0.5))
-    ax.set_xlim(0, whole)
+    ax.set_xlim(begin, end)
     ax.set_ylim(devices, 0)
     ax.set_xlabel(f"time ({unit})")
     ax.set_ylabel("device")
@@ -88,21 +108,22 @@ def _axes(trace: Trace, ax: Axes) -> None:
     ax.spines["left"].set_visible(False)
 
 
-def _boxes(trace: Trace, ax: Axes) -> None:
+def _boxes(trace: Trace, ax: Axes, window: Window) -> None:
     """One collection of boxes per kind and chunk, and their labels."""
     shape = trace.schedule.shape
     _, size = time_unit(trace.makespan_ns)
     start, end = trace.start_ns / size, trace.end_ns / size
     kinds, stages, _ = trace.schedule.table.T
     chunks = _chunk_of_stage(trace)[stages]
-    many = len(trace.schedule) > RASTERISE_ABOVE
-    narrowest = min(_narrowest(trace, ax).values())
+    shown = (trace.end_ns > window.from_ns) & (trace.start_ns < window.to_ns)
+    many = np.count_nonzero(shown) > RASTERISE_ABOVE
+    narrowest = min(_narrowest(trace, ax, window).values(), default=0.0)
     edged = not many and narrowest >= _EDGE_FROM
-    labels = _label_size(trace, ax)
+    labels = _label_size(trace, ax, window)
     for kind in OpKind:
         top, bottom = lane_within(trace, kind)
         for chunk in range(shape.chunks):
-            rows = np.flatnonzero((kinds == kind) & (chunks == chunk))
+            rows = np.flatnonzero(shown & (kinds == kind) & (chunks == chunk))
             if not len(rows):
                 continue
             lanes = trace.schedule.devices[rows]
@@ -124,15 +145,17 @@ def _boxes(trace: Trace, ax: Axes) -> None:
             )
             if kind in (OpKind.B, OpKind.BW):
                 _recomputed_share(trace, ax, rows, lanes, size, bottom, rasterized=many)
-            if labels and kind in COMPUTE:
-                named, font = labels
+            if labels and kind in labels.kinds:
                 for row, lane in zip(rows.tolist(), lanes.tolist(), strict=True):
                     microbatch = trace.schedule.table[row, 2]
+                    middle = (start[row] + end[row]) / 2
+                    if not window.from_ns <= middle * size <= window.to_ns:
+                        continue
                     ax.text(
-                        (start[row] + end[row]) / 2,
+                        middle,
                         lane + (top + bottom) / 2,
-                        f"{kind.name if named else ''}{microbatch}",
-                        fontsize=font,
+                        f"{kind.name if labels.named else ''}{microbatch}",
+                        fontsize=labels.font,
                         color=text_colour(colour),
                         ha="center",
                         va="center_baseline",
@@ -186,31 +209,45 @@ def boxes(
     return PolyCollection(vertices, facecolors=colour, **settings)  # type: ignore[arg-type]
 
 
-def _label_size(trace: Trace, ax: Axes) -> tuple[bool, float] | None:
-    """Whether labels name the kind, and their size in points; None where none could be read.
+class _Labels(NamedTuple):
+    """Which kinds of ops have labels, whether they name the kind, and their size in points."""
 
-    Kind and microbatch where every compute box has room for both, else the microbatch alone.
+    kinds: tuple[OpKind, ...]
+    named: bool
+    font: float
+
+
+def _label_size(trace: Trace, ax: Axes, window: Window) -> _Labels | None:
+    """The labels of a picture; None where none could be read.
+
+    Kind and microbatch where every compute box has room for both, else the microbatch alone: on
+    every kind, or on F and the backwards where weight gradients and recomputation are too short.
     """
     shape = trace.schedule.shape
     top, bottom = lane_within(trace, OpKind.F)
     tallest = 0.8 * points(ax)[1] * (bottom - top) / shape.devices
     digits = _DIGIT * len(str(shape.microbatches - 1))
-    room = _narrowest(trace, ax)
-    for named in (True, False):
+    for named, kinds in ((True, COMPUTE), (False, COMPUTE), (False, MAIN)):
+        room = _narrowest(trace, ax, window, kinds)
+        if not room:
+            continue
         widest = _FILL * min(room[kind] / (digits + named * _NAME[kind]) for kind in room)
         font = min(LARGEST_LABEL, tallest, widest)
         if font >= (6 if named else LEAST_LABEL):
-            return named, font
+            return _Labels(tuple(room), named, font)
     return None
 
 
-def _narrowest(trace: Trace, ax: Axes) -> dict[OpKind, float]:
-    """Per kind of compute op that occurs, the width of its narrowest box in points."""
+def _narrowest(
+    trace: Trace, ax: Axes, window: Window, kinds: Sequence[OpKind] = COMPUTE
+) -> dict[OpKind, float]:
+    """Per kind of compute op that occurs in a window, the width of its narrowest box in points."""
     lasting = trace.end_ns - trace.start_ns
+    shown = (lasting > 0) & (trace.end_ns > window.from_ns) & (trace.start_ns < window.to_ns)
     return {
-        kind: points(ax)[0] * float(lasting[rows].min()) / trace.makespan_ns
-        for kind in COMPUTE
-        if (rows := (trace.schedule.table[:, 0] == kind) & (lasting > 0)).any()
+        kind: points(ax)[0] * float(lasting[rows].min()) / window.length_ns
+        for kind in kinds
+        if (rows := shown & (trace.schedule.table[:, 0] == kind)).any()
     }
 
 

@@ -13,13 +13,16 @@ from ..trace.steps import Steps
 from ..units import format_size
 from .axis import BOTTOM, WIDTH, place, size_unit, time_unit
 from .style import INK, LIMIT, MUTED, STATIC, new_figure, styled
+from .window import Window, window_of
 
 FEW_DEVICES = 4  # have a line each, however long
 LINES_UP_TO, STEPS_UP_TO = 8, 1200  # devices and steps of all; more are drawn as an envelope
 OFF_SCALE = 2.5  # a limit above so many times the peak is named, not drawn
 
 
-def memory(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes:
+def memory(
+    trace: Trace, ax: Axes | None = None, *, window: Window | None = None, legend: bool = True
+) -> Axes:
     """Draw the bytes that each device holds over time.
 
     Few devices have a line each; many are drawn as the range they span, with the
@@ -29,6 +32,7 @@ def memory(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes
 
     Args:
         ax: where to draw; None: a new figure (``ax.figure``).
+        window: what part to draw (`window_of`); None: all of it.
         legend: whether to put one to the right of the axis.
 
     Returns:
@@ -45,7 +49,8 @@ def memory(trace: Trace, ax: Axes | None = None, *, legend: bool = True) -> Axes
             _envelope(trace, ax, scale)
         _limits(trace, ax, scale)
         name, size = time_unit(trace.makespan_ns)
-        ax.set_xlim(0, trace.makespan_ns / size)
+        window = window or window_of(trace)
+        ax.set_xlim(window.from_ns / size, window.to_ns / size)
         ax.set_xlabel(f"time ({name})")
         ax.set_ylabel(f"memory ({unit})")
         ax.xaxis.set_major_locator(MaxNLocator(12, steps=[1, 2, 2.5, 5, 10]))

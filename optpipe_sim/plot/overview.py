@@ -5,50 +5,90 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..trace import Trace
-from ..units import format_size, format_time
-from .axis import BOTTOM, LEFT, WIDTH, place, shortened, text_inches
-from .gantt import gantt, gantt_height
+from ..units import format_size, format_time, format_times
+from .axis import BOTTOM, LEFT, WIDTH, place, shortened, text_inches, time_unit
+from .gantt import gantt, gantt_height, legible_window
 from .memory import memory
 from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
+from .window import Instant, Window, window_of
 
 _TITLE, _GAP, _MEMORY = 0.72, 0.16, 1.9  # inches: above the lanes, between the axes, the curves
+_BETWEEN, _FLAT = 0.6, 0.6  # inches below a detail; how much of its height the chart of all has
+_TALLEST = 14.0  # inches; higher charts have no detail
 _EDGE = 0.2  # inches between the texts at the top and the edge
 _Text = tuple[str, float, str, str]  # text, points, weight, colour
 
 
-def overview(trace: Trace) -> Figure:
-    """Gantt chart and memory curves over one time axis, under a title with the measures."""
+def overview(trace: Trace, start: Instant | None = None, end: Instant | None = None) -> Figure:
+    """Gantt chart and memory curves over one time axis, under a title with the measures.
+
+    Where all of a long trace would be a blur, its beginning is drawn above, as much of it as can be
+    read, and marked in the chart of all.
+
+    Args:
+        start, end: what part to draw: ``10%`` of the iteration, ``120ms``, or ns; default: all.
+
+    Raises:
+        OptPipeError: see `window_of`.
+    """
+    window = None if start is None and end is None else window_of(trace, start, end)
+    lanes = gantt_height(trace)
     with styled():
-        lanes = gantt_height(trace)
-        figure = new_figure(WIDTH, _TITLE + lanes + _GAP + _MEMORY + BOTTOM)
-        above = place(figure, _TITLE, lanes)
-        below = place(figure, _TITLE + lanes + _GAP, _MEMORY, share=above)
-        gantt(trace, above)
-        memory(trace, below)
+        detail = None if window else _detail(trace)
+        top = _TITLE if detail is None else _TITLE + lanes + _BETWEEN
+        lower = lanes if detail is None else _FLAT * lanes
+        figure = new_figure(WIDTH, top + lower + _GAP + _MEMORY + BOTTOM)
+        above = place(figure, top, lower)
+        below = place(figure, top + lower + _GAP, _MEMORY, share=above)
+        gantt(trace, above, window=window, legend=detail is None)
+        memory(trace, below, window=window)
         above.set_xlabel("")
         above.tick_params(axis="x", length=0, labelbottom=False)
         above.spines["bottom"].set_visible(False)
         above.grid(axis="x")
         below.grid(axis="x")
         figure.align_ylabels([above, below])
-        _title(trace, figure)
+        if detail:
+            gantt(trace, place(figure, _TITLE, lanes), window=detail).grid(axis="x")
+            _mark(trace, above, detail)
+        _title(trace, figure, window)
     return figure
 
 
-def save_overview(trace: Trace, path: str | os.PathLike[str]) -> Path:
+def _detail(trace: Trace) -> Window | None:
+    """The beginning that is to be drawn apart, or None."""
+    height = gantt_height(trace)
+    if height > _TALLEST:
+        return None
+    return legible_window(trace, place(new_figure(WIDTH, 2 * height), 0, height))
+
+
+def _mark(trace: Trace, ax: Axes, detail: Window) -> None:
+    """Frame the part of the chart of all that is drawn above."""
+    _, size = time_unit(trace.makespan_ns)
+    ax.axvspan(0, detail.to_ns / size, fill=False, edgecolor=INK, linewidth=1, zorder=3)
+
+
+def save_overview(
+    trace: Trace,
+    path: str | os.PathLike[str],
+    start: Instant | None = None,
+    end: Instant | None = None,
+) -> Path:
     """Draw `overview` into a .png, .svg or .pdf file, whole or not at all.
 
     Raises:
-        OptPipeError: for another ending, or a path that cannot be written.
+        OptPipeError: for another ending, a path that cannot be written, or as `window_of`.
     """
     check_ending(path)
-    return save(overview(trace), path)
+    return save(overview(trace, start, end), path)
 
 
-def _title(trace: Trace, figure: Figure) -> None:
+def _title(trace: Trace, figure: Figure, window: Window | None) -> None:
     """The schedule's name and its measures; below, smaller, what was replayed."""
     peak = max(trace.peak_bytes)
     bubble = trace.bubble_rate_flush if trace.objective == "flush" else trace.bubble_rate
@@ -60,7 +100,11 @@ def _title(trace: Trace, figure: Figure) -> None:
     name = str(trace.schedule.meta.get("name", "schedule"))
     _line(figure, 0.16, (name, 13, "bold", INK), ("   ·   ".join(measures), 11, "normal", INK))
     misfit = "" if trace.fits else "does not fit the limit: drawn without it"
-    _line(figure, 0.44, (_facts(trace), 9, "normal", MUTED), (misfit, 9, "bold", LIMIT))
+    facts = _facts(trace)
+    if window:
+        begin, until = format_times(*window)
+        facts = f"{begin} to {until}  ·  {facts}"
+    _line(figure, 0.44, (facts, 9, "normal", MUTED), (misfit, 9, "bold", LIMIT))
 
 
 def _facts(trace: Trace) -> str:

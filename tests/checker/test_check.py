@@ -318,18 +318,18 @@ def test_the_engines_trace_is_lawful() -> None:
 
 
 CHANGES: list[tuple[str, Callable[[Trace], Trace], str]] = [
-    ("duration", lambda t: moved(t, "F1.0", 0, end_ns=5), "device 1: F1.0 at 1500000 ns lasts 1000005 ns, by the profile 1000000 ns"),
+    ("duration", lambda t: moved(t, "F1.0", 0, end_ns=5), "device 1: F1.0 at 1.5 ms lasts 1.00001 ms, by the profile 1 ms"),
     ("before 0", lambda t: moved(t, "F0.0", -7), "device 0: F0.0 starts at -7 ns, before time 0"),
-    ("message", lambda t: moved(t, "F1.0", -1), "device 1: F1.0 starts at 1499999 ns, before the message of F0.0 arrives at 1500000 ns"),
-    ("input", lambda t: moved(t, "O0.0", -1), "device 0: O0.0 starts at 999999 ns, before F0.0 ends at 1000000 ns"),
-    ("stream", lambda t: moved(t, "BW1.0", -1), "device 1: BW1.0 starts at 2499999 ns, while F1.0 is on the compute stream until 2500000 ns"),
-    ("program", lambda t: moved(t, "F1.1", -3 * MS), "device 1: F1.1 starts at 1500000 ns, before BW1.0, which stands before it in the program"),
-    ("grant of F", lambda t: moved(t, "F0.1", 0, grant_ns=-1), "device 0: F0.1 is granted at 1999999 ns, but starts at 2000000 ns"),
+    ("message", lambda t: moved(t, "F1.0", -1), "device 1: F1.0 starts at 1.499999 ms, before the message of F0.0 arrives at 1.5 ms"),
+    ("input", lambda t: moved(t, "O0.0", -1), "device 0: O0.0 starts at 999.999 us, before F0.0 ends at 1 ms"),
+    ("stream", lambda t: moved(t, "BW1.0", -1), "device 1: BW1.0 starts at 2.499999 ms, while F1.0 is on the compute stream until 2.5 ms"),
+    ("program", lambda t: moved(t, "F1.1", -3 * MS), "device 1: F1.1 starts at 1.5 ms, before BW1.0, which stands before it in the program"),
+    ("grant of F", lambda t: moved(t, "F0.1", 0, grant_ns=-1), "device 0: F0.1 is granted at 1.999999 ms, but starts at 2 ms"),
     ("anchor", lambda t: moved(t, "R1.1", 0, grant_ns=-3 * MS), "before F1.1, which precedes it, starts"),
     ("start before grant", lambda t: moved(t, "R0.0", 0, grant_ns=10 * MS), "before it is granted at"),
     ("grant order", lambda t: moved(t, "F0.1", 9 * MS), "device 0: R0.0 is granted at "),
-    ("memory", lambda t: moved(t, "F0.1", -1), "device 0: F0.1 raises memory to 200 bytes at 1999999 ns, above the limit of 150"),
-    ("reload memory", lambda t: moved(t, "R0.0", 0, grant_ns=-1 * MS), "device 0: R0.0 raises memory to 200 bytes"),
+    ("memory", lambda t: moved(t, "F0.1", -1), "device 0: F0.1 raises memory to 200 B at 2 ms, above the limit of 150 B"),
+    ("reload memory", lambda t: moved(t, "R0.0", 0, grant_ns=-1 * MS), "device 0: R0.0 raises memory to 200 B"),
 ]  # fmt: skip
 
 
@@ -374,7 +374,7 @@ def test_engines_and_links_carry_one_transfer_at_a_time() -> None:
     assert check_trace(grouped, asap=True) == []
     (problem,) = check_trace(moved(grouped, "O1.0", -1))
     assert problem == (
-        "device 1: O1.0 starts at 3999999 ns, while O0.0 is on host link 0/O until 4000000 ns"
+        "device 1: O1.0 starts at 3.999999 ms, while O0.0 is on host link 0/O until 4 ms"
     )
     apart = two_copies()
     assert apart.span(parse_op("O1.0")).start_ns == 2 * MS
@@ -382,7 +382,7 @@ def test_engines_and_links_carry_one_transfer_at_a_time() -> None:
     assert any("O1.0" in p and "on host link 0/O" in p for p in check_trace(as_one))
     assert check_trace(replace(grouped, profile=apart.profile)) == []
     late = check_trace(replace(grouped, profile=apart.profile), asap=True)
-    assert late[0] == "device 1: O1.0 starts at 4000000 ns, but could have at 2000000 ns"
+    assert late[0] == "device 1: O1.0 starts at 4 ms, but could have at 2 ms"
 
 
 def test_a_lone_devices_single_link_is_one_for_both_directions() -> None:
@@ -412,13 +412,12 @@ def test_link_order_and_first_come_first_served() -> None:
     assert check_trace(held, asap=True) == []
     (problem,) = check_trace(replace(free, schedule=held.schedule))
     assert problem.startswith(
-        "device 0: O0.0 starts at 1000000 ns, before O1.0, which stands before it in link order"
+        "device 0: O0.0 starts at 1 ms, before O1.0, which stands before it in link order"
     )
     unordered = check_trace(replace(held, schedule=free.schedule), asap=True)
     assert check_trace(replace(held, schedule=free.schedule)) == []
     assert any(
-        "O0.0 comes to host link 0/O at 1000000 ns, before O1.0 at 2000000 ns, but is served after it"
-        in p
+        "O0.0 comes to host link 0/O at 1 ms, before O1.0 at 2 ms, but is served after it" in p
         for p in unordered
     )
 
@@ -430,7 +429,7 @@ def test_serial_links_carry_one_message_at_a_time() -> None:
     free = simulate(schedule, offloading(t_comm_ms=3))
     assert serial.span(parse_op("F1.1")).start_ns == 7 * MS
     assert (
-        "device 1: F1.1 starts at 5000000 ns, before the message of F0.1 arrives at 7000000 ns"
+        "device 1: F1.1 starts at 5 ms, before the message of F0.1 arrives at 7 ms"
         in check_trace(replace(free, profile=serial.profile))
     )
 

@@ -119,6 +119,9 @@ def test_pictures_and_traces(cli) -> None:
     assert Path("c.png").read_bytes().startswith(b"\x89PNG")
     assert "wrote g.svg" in text
     assert "wrote c.png" in text
+    part = cli("simulate p.yaml --schedule zb-h1 -m 4 --gantt part.png --from 10% --to 8ms")
+    assert "wrote part.png  from 10% to 8ms" in part.out
+    assert Path("part.png").read_bytes() != Path("a/g.png").read_bytes()
 
 
 # -- compare --------------------------------------------------------------------------------------

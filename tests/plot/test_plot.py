@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from optpipe_sim.plot.gantt import gantt
 from optpipe_sim.plot.memory import memory, tightest
 from optpipe_sim.plot.overview import overview, save_overview
 from optpipe_sim.plot.style import COLOURS, FORMATS
+from optpipe_sim.plot.window import window_of
 
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
 END = {".png": b"IEND\xaeB`\x82", ".svg": b"</svg>", ".pdf": b"%%EOF"}
@@ -165,6 +167,55 @@ def test_large_gantt_is_quick_and_still_whole(tmp_path: Path) -> None:
     assert ticks == [str(device) for device in range(0, 32, 4)]
 
 
+def test_a_window_has_its_part_of_every_picture(offloading: Trace) -> None:
+    trace = trace_of(4, 8)
+    window = window_of(trace, "25%", "50%")
+    assert window == (trace.makespan_ns // 4, trace.makespan_ns // 2)
+    ax = gantt(trace, window=window)
+    inside = [
+        span
+        for span in trace.spans
+        if span.end_ns > window.from_ns and span.start_ns < window.to_ns
+    ]
+    assert sum(boxes(ax).values()) == len(inside) < len(trace.spans)
+    assert ax.get_xlim() == (window.from_ns / 1e6, window.to_ns / 1e6)
+    for part in overview(trace, "25%", "50%").axes:
+        assert part.get_xlim() == ax.get_xlim()
+    assert overview(trace, "6ms").axes[0].get_xlim() == (6, trace.makespan_ns / 1e6)
+    assert window_of(trace, 0, 10**15) == (0, trace.makespan_ns)
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "sentence"),
+    [
+        ("9s", None, "from 9s: the iteration ends at 33 ms"),
+        ("50%", "5ms", "from 50% to 5ms: 5 ms is not later than 16.5 ms"),
+        ("101%", None, "'101%': must be at most 100%"),
+        ("-1", None, "'-1' is no instant: write 10%, 120ms"),
+        (True, None, "True is no instant"),
+    ],
+)
+def test_windows_without_a_part_are_one_line(start: Any, end: Any, sentence: str) -> None:
+    with pytest.raises(OptPipeError, match=re.escape(sentence)):
+        overview(trace_of(4, 8), start, end)
+
+
+def test_a_long_trace_has_its_beginning_apart_and_legible() -> None:
+    trace = trace_of(4, 400)
+    figure = overview(trace)
+    above, below, detail = figure.axes
+    assert above.get_xlim() == below.get_xlim() == (0, trace.makespan_ns / 1e6)
+    assert 0 == detail.get_xlim()[0] < detail.get_xlim()[1] < 0.3 * above.get_xlim()[1]
+    assert not above.texts
+    assert {"0", "15"} < set(labels(detail))
+    figure.canvas.draw()
+    assert all(text.get_fontsize() >= 5 for text in detail.texts)
+    (mark,) = above.patches
+    assert mark.get_width() == detail.get_xlim()[1]
+    assert len(overview(trace, 0).axes) == 2  # all of it, because it was asked for
+    assert len(overview(trace_of(4, 40)).axes) == 2
+
+
 def test_memory_shows_the_curve_the_limit_and_what_is_static() -> None:
     stages = {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "static_bytes": 50}
     trace = trace_of(4, 8, stages=stages, memory_limit_bytes=500)
@@ -220,6 +271,8 @@ def test_nothing_is_cut_off_or_overlaps(offloading: Trace) -> None:
     for figure in (
         overview(long_named),
         overview(trace_of(32, 40)),
+        overview(trace_of(4, 400)),
+        overview(trace_of(4, 400), "10%", "12%"),
         overview(trace_of(1, 1)),
         chart,
     ):
@@ -268,6 +321,20 @@ def test_compare_chart_has_a_bar_per_row_and_hatches_what_does_not_fit() -> None
     assert "no" in labels(times)
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend[-2:] == ["limit 350 B", "does not fit"]
+
+
+def test_one_huge_peak_does_not_flatten_the_other_bars() -> None:
+    gib = 2**30
+    rows = [row(schedule=str(at), peak_bytes=[at * gib] * 4) for at in (18, 20, 24, 1536)]
+    _, sizes = compare_chart(rows).axes
+    assert [bar.get_width() for bar in sizes.patches[:3]] == [18, 20, 24]
+    assert sizes.get_xlim()[1] == pytest.approx(1.02 * 24)
+    assert sizes.patches[3].get_width() == pytest.approx(sizes.get_xlim()[1])
+    assert {line.get_gid() for line in sizes.lines} == {"break"}
+    numbers = [text.get_text() for text in sizes.texts]
+    assert numbers == ["18.0 GiB", "20.0 GiB", "24.0 GiB", "1.5 TiB"]
+    _, near = compare_chart(rows[:3]).axes
+    assert not near.lines
 
 
 def test_compare_chart_of_nothing_is_an_error() -> None:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from ...errors import OptPipeError
-from ...units import parse_size
+from ...units import parse_instant, parse_size
 
 MOST_PROCESSES = 1024
 MOST_REPEATS = 100_000  # of one measurement
@@ -96,6 +96,15 @@ def size(text: str) -> int:
         return parse_size(text)
     except OptPipeError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def instant(text: str) -> str:
+    """``10%`` of the iteration, ``120ms`` or plain nanoseconds, as it was written."""
+    try:
+        parse_instant(text)
+    except OptPipeError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def sizes(text: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from .kinds import count, size
+from .kinds import count, instant, size
 
 
 def add_schedule(parser: ArgumentParser) -> None:
@@ -54,6 +54,20 @@ def add_pictures(parser: ArgumentParser, which: str) -> None:
         "--gantt",
         metavar="F.png",
         help=f"draw {which} schedule with its memory (.png, .svg or .pdf)",
+    )
+    parser.add_argument(
+        "--from",
+        dest="window_from",
+        metavar="10%|120ms",
+        type=instant,
+        help="where the picture begins, as a share of the iteration or a time (default: at its start)",
+    )
+    parser.add_argument(
+        "--to",
+        dest="window_to",
+        metavar="20%|1.5s",
+        type=instant,
+        help="where the picture ends (default: at the end)",
     )
     parser.add_argument(
         "--trace",

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from ...errors import OptPipeError
 from ...files import file_identity, is_stream
+from ...units import parse_instant
 
 INPUTS = (
     "profile",
@@ -65,6 +66,7 @@ def check_files(arguments: argparse.Namespace) -> bool:
         OptPipeError: one line that names the option, the file and what is wrong.
     """
     _fill_in(arguments)
+    _check_window(arguments)
     for option in PICTURES:
         path = getattr(arguments, option, None)
         if path and Path(path).suffix.lower() not in PICTURE_ENDINGS:
@@ -100,6 +102,19 @@ def _fill_in(arguments: argparse.Namespace) -> None:
         raise OptPipeError(
             f"{arguments.out}: exists already; name another file with -o, or overwrite it with --force"
         )
+
+
+def _check_window(arguments: argparse.Namespace) -> None:
+    """Refuse a part of a picture where none is drawn, and one that is empty whatever is drawn."""
+    start, end = (getattr(arguments, f"window_{edge}", None) for edge in ("from", "to"))
+    if (start or end) and not arguments.gantt:
+        raise OptPipeError(
+            f"--{'from' if start else 'to'}: says what part is drawn; give --gantt F.png as well"
+        )
+    if start and end:
+        (first, is_share), (last, same) = parse_instant(start), parse_instant(end)
+        if is_share == same and first >= last:
+            raise OptPipeError(f"--to {end}: must be later than --from {start}")
 
 
 def _inputs(arguments: argparse.Namespace) -> Iterator[_File]:

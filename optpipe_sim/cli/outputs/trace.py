@@ -23,8 +23,10 @@ def write_trace(
 
         if progress:
             progress("drawing the Gantt chart", 1, 1)
-        save_overview(trace, arguments.gantt)
-        files[arguments.gantt] = "Gantt chart and memory curves"
+        start, end = arguments.window_from, arguments.window_to
+        save_overview(trace, arguments.gantt, start, end)
+        part = f"from {start or 0} to {end or 'the end'}, " if start or end else ""
+        files[arguments.gantt] = f"{part}Gantt chart and memory curves"
     if arguments.trace:
         from ...frameworks.chrome_trace import save_chrome_trace
 
