@@ -116,7 +116,7 @@ def _boxes(trace: Trace, ax: Axes, window: Window) -> None:
     kinds, stages, _ = trace.schedule.table.T
     chunks = _chunk_of_stage(trace)[stages]
     shown = (trace.end_ns > window.from_ns) & (trace.start_ns < window.to_ns)
-    many = np.count_nonzero(shown) > RASTERISE_ABOVE
+    many = int(shown.sum()) > RASTERISE_ABOVE
     narrowest = min(_narrowest(trace, ax, window).values(), default=0.0)
     edged = not many and narrowest >= _EDGE_FROM
     labels = _label_size(trace, ax, window)
