@@ -1,16 +1,60 @@
-"""Where axes stand on a figure, in inches, and their units for people: ms, s; MiB, GiB."""
+"""Where axes stand on a figure, in inches, what part of a trace they show, and their units."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 
+from ..errors import OptPipeError
+from ..trace import Trace
+from ..units import format_time, format_times, parse_instant
+
 WIDTH, LEFT, RIGHT, BOTTOM = 12.0, 0.72, 1.75, 0.5  # legends stand in the right margin
 
 _TIMES = (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1))
 _SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
+
+Instant = int | str  # nanoseconds, ``120ms``, or a share of the iteration: ``10%``
+
+
+class Window(NamedTuple):
+    """From one instant to another, in ns."""
+
+    from_ns: int
+    to_ns: int
+
+    @property
+    def length_ns(self) -> int:
+        return self.to_ns - self.from_ns
+
+
+def window_of(trace: Trace, start: Instant | None = None, end: Instant | None = None) -> Window:
+    """The part of a trace between two instants; without them from its first op to its last end.
+
+    Raises:
+        OptPipeError: for what is no instant, a beginning after the last op ends, or an end that is
+            not later than the beginning.
+    """
+    whole = trace.makespan_ns
+    first = 0 if start is None else _instant(start, whole)
+    last = whole if end is None else min(_instant(end, whole), whole)
+    if first >= whole:
+        raise OptPipeError(
+            f"from {start}: the iteration ends at {format_time(whole)}; begin before that"
+        )
+    if first >= last:
+        begin, until = format_times(first, last)
+        raise OptPipeError(f"from {start} to {end}: {until} is not later than {begin}")
+    return Window(first, last)
+
+
+def _instant(value: Instant, whole_ns: int) -> int:
+    number, is_share = parse_instant(value)
+    return int(number * whole_ns) if is_share else int(number)
 
 
 def place(figure: Figure, top: float, height: float, share: Axes | None = None) -> Axes:

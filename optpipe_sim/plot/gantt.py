@@ -14,9 +14,8 @@ from matplotlib.ticker import MaxNLocator
 from ..op_costs import op_costs
 from ..ops import COMPUTE, TRANSFERS, O, OpKind
 from ..trace import Trace
-from .axis import BOTTOM, WIDTH, place, points, time_unit
+from .axis import BOTTOM, WIDTH, Window, place, points, time_unit, window_of
 from .style import IDLE, IDLE_COPY, KIND_NAMES, MUTED, new_figure, shade, styled, text_colour
-from .window import Window, window_of
 
 RASTERISE_ABOVE = 6000  # boxes; a vector file of more is large and slow to show
 LARGEST_LABEL, LEAST_LABEL = 8.0, 4.5  # points

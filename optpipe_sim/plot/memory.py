@@ -11,9 +11,8 @@ from matplotlib.ticker import MaxNLocator
 from ..trace import Trace
 from ..trace.steps import Steps
 from ..units import format_size
-from .axis import BOTTOM, WIDTH, place, size_unit, time_unit
+from .axis import BOTTOM, WIDTH, Window, place, size_unit, time_unit, window_of
 from .style import INK, LIMIT, MUTED, STATIC, new_figure, styled
-from .window import Window, window_of
 
 FEW_DEVICES = 4  # have a line each, however long
 LINES_UP_TO, STEPS_UP_TO = 8, 1200  # devices and steps of all; more are drawn as an envelope

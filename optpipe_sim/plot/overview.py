@@ -10,11 +10,21 @@ from matplotlib.figure import Figure
 
 from ..trace import Trace
 from ..units import format_size, format_time, format_times
-from .axis import BOTTOM, LEFT, WIDTH, place, shortened, text_inches, time_unit
+from .axis import (
+    BOTTOM,
+    LEFT,
+    WIDTH,
+    Instant,
+    Window,
+    place,
+    shortened,
+    text_inches,
+    time_unit,
+    window_of,
+)
 from .gantt import gantt, gantt_height, legible_window
 from .memory import memory
 from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
-from .window import Instant, Window, window_of
 
 _TITLE, _GAP, _MEMORY = 0.72, 0.16, 1.9  # inches: above the lanes, between the axes, the curves
 _BETWEEN, _FLAT = 0.6, 0.6  # inches below a detail; how much of its height the chart of all has

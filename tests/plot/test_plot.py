@@ -21,12 +21,12 @@ from unit_profiles import unit_profile
 from optpipe_sim import Schedule, Shape, Trace, simulate
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import COMPUTE, OpKind
+from optpipe_sim.plot.axis import window_of
 from optpipe_sim.plot.compare import compare_chart, save_compare_chart
 from optpipe_sim.plot.gantt import gantt
 from optpipe_sim.plot.memory import memory, tightest
 from optpipe_sim.plot.overview import overview, save_overview
 from optpipe_sim.plot.style import COLOURS, FORMATS
-from optpipe_sim.plot.window import window_of
 
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
 END = {".png": b"IEND\xaeB`\x82", ".svg": b"</svg>", ".pdf": b"%%EOF"}
