@@ -8,28 +8,45 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
 
-from ..ops import B, F, Op, W, dependencies
+from ..ops import B, F, Op, W
 from ..profile import CostProfile
 from ..schedule import Schedule, Shape
+from ..sim import simulate
+from ..stage_cost import StageCost
+from .greedy import Growing, LastW
+from .slots import (
+    BEFORE_ALL,
+    Grid,
+    Place,
+    kinds_of,
+    most_held,
+    move_forward,
+    released_after_b,
+    released_at_w,
+    released_in_free_slots,
+    repeat,
+    retimed,
+    with_weights,
+)
 
-_BLOCK = 6  # unit slots from one microbatch to the next: F, B, W of two chunks
 _CELLS = ((F, 0), (F, 1), (B, 1), (B, 0))  # kind and chunk of a device's cells, as they follow
-_Grid = list[dict[int, Op]]  # per device, the op in each slot
 
 
 def v_min(profile: CostProfile, microbatches: int) -> Schedule:
     """V-Min: the least memory of the V family, about a third of 1F1B's, two thirds of its bubble.
 
-    At equal costs no device holds more than 2*((p+4)//3) chunk activations. Where costs differ the
-    bubble grows with m: the pattern does not look at them.
+    No device holds more than 2*((p+4)//3) chunk activations. Where costs differ the bubble grows
+    with m: the pattern does not look at them. `_fastest` says what of it does.
 
     At p = 4, m = 6, one cell per unit::
 
-        0 F0 F1 .  .  .  .  .  f0 b0 F2 w0 .  .  f1 b1 B0 w1 F3 W0 f2 b2 B1 w2 F4 W1 f3 b3 B2 w3 F5 W2 f4 b4 B3 w4 W3 .  f5 b5 B4 w5 W4 .  .  .  B5 W5
-    1 .  F0 .  .  .  .  f0 F1 .  b0 w0 .  f1 F2 B0 b1 W0 w1 f2 F3 B1 b2 W1 w2 f3 F4 B2 b3 W2 w3 f4 F5 B3 b4 W3 w4 f5 .  B4 b5 W4 w5 .  .  B5 W5 .
-    2 .  .  F0 .  .  f0 .  .  F1 .  b0 f1 w0 B0 F2 W0 b1 f2 w1 B1 F3 W1 b2 f3 w2 B2 F4 W2 b3 f4 w3 B3 F5 W3 b4 f5 w4 B4 W4 .  b5 w5 .  B5 W5 .  .
-    3 .  .  .  F0 f0 .  .  .  .  F1 f1 b0 B0 w0 W0 F2 f2 b1 B1 w1 W1 F3 f3 b2 B2 w2 W2 F4 f4 b3 B3 w3 W3 F5 f5 b4 B4 w4 W4 .  .  b5 B5 w5 W5 .  .
+        0 F0 F1 F2 .  .  .  .  f0 b0 w0 f1 b1 w1 .  .  B0 F3 W0 .  f2 b2 B1 w2 F4 W1 f3 b3 B2 w3 F5 W2 f4 b4 B3 w4 W3 .  f5 b5 B4 w5 W4 .  .  .  B5 W5
+    1 .  F0 F1 .  .  .  f0 .  f1 b0 w0 F2 .  .  B0 b1 W0 w1 f2 F3 B1 b2 W1 w2 f3 F4 B2 b3 W2 w3 f4 F5 B3 b4 W3 w4 f5 .  B4 b5 W4 w5 .  .  B5 W5 .
+    2 .  .  F0 F1 .  f0 .  f1 .  .  b0 w0 F2 B0 W0 .  b1 f2 w1 B1 F3 W1 b2 f3 w2 B2 F4 W2 b3 f4 w3 B3 F5 W3 b4 f5 w4 B4 W4 .  b5 w5 .  B5 W5 .  .
+    3 .  .  .  F0 f0 F1 f1 .  .  .  .  b0 B0 w0 F2 W0 f2 b1 B1 w1 W1 F3 f3 b2 B2 w2 W2 F4 f4 b3 B3 w3 W3 F5 f5 b4 B4 w4 W4 .  .  b5 B5 w5 W5 .  .
 
     Source: Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), V-Min.
     """
@@ -37,16 +54,15 @@ def v_min(profile: CostProfile, microbatches: int) -> Schedule:
     p = costs.devices
     shift = 0 if p % 3 else 2  # else two cells of a device would meet
     cells = [(d, 2 * p - 1 - d, 2 * p + shift + d, 4 * p + shift - 1 - d) for d in range(p)]
-    shape = costs.shape(microbatches)
-    return _with_weights(_repeat(cells, shape), shape, 2 * ((p + 4) // 3))
+    return _fastest(cells, costs, microbatches, 2 * ((p + 4) // 3))
 
 
 def v_half(profile: CostProfile, microbatches: int) -> Schedule:
     """V-Half: half the memory of 1F1B, and half its bubble or less.
 
-    At equal costs no device holds more than 2*((p+2)//2) chunk activations; the bubble stays the
-    same for any m as long as W + 2B >= 2F and W + 2F >= 2B. The ops of warm-up and drain move
-    forward into gaps of the repeated block.
+    No device holds more than 2*((p+2)//2) chunk activations; without hops the bubble stays the same
+    for any m as long as W + 2B >= 2F and W + 2F >= 2B. The ops of warm-up and drain move forward
+    into gaps of the repeated block; `_fastest` says how.
 
     At p = 4, m = 6, one cell per unit::
 
@@ -58,103 +74,123 @@ def v_half(profile: CostProfile, microbatches: int) -> Schedule:
     Source: Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), V-Half.
     """
     costs = profile.rechunk(2, "vee")
-    p, m = costs.devices, microbatches
+    p = costs.devices
     shift = 3 if p % 2 == 0 else 0
     cells = [
         (2 * d, 3 * p - 2 - d, 3 * p + shift + 2 * d - 1, 6 * p + shift - 2 - d) for d in range(p)
     ]
-    shape, limit = costs.shape(m), 2 * ((p + 2) // 2)
-    grid = _repeat(cells, shape)
-    # steady from rank 0's first backward of chunk 0 to its last forward of chunk 0
-    _move_forward(grid, shape, limit, (cells[0][3], cells[0][0] + _BLOCK * (m - 1)))
-    return _with_weights(grid, shape, limit)
+    return _fastest(cells, costs, microbatches, 2 * ((p + 2) // 2))
 
 
-def _repeat(cells: Sequence[Sequence[int]], shape: Shape) -> _Grid:
-    """The block of `cells` (per device, the slots of `_CELLS`), once per microbatch."""
-    return [
-        {
-            slot + _BLOCK * microbatch: Op(kind, shape.stages_of(rank)[chunk], microbatch)
-            for slot, (kind, chunk) in zip(slots, _CELLS, strict=True)
-            for microbatch in range(shape.microbatches)
-        }
-        for rank, slots in enumerate(cells)
-    ]
+def _fastest(
+    cells: Sequence[Sequence[int]], costs: CostProfile, microbatches: int, limit: int
+) -> Schedule:
+    """The best of a few schedules of the same block: the authors', and those that put the W's where
+    devices wait, at unit costs or at these, in two orders of forwards and backwards.
 
-
-def _move_forward(grid: _Grid, shape: Shape, limit: int, steady: tuple[int, int]) -> None:
-    """Move each op outside the steady slots to the earliest free slot after its dependencies at
-    which its device still holds at most `limit` chunk activations."""
-    slot_of = {op: slot for slots in grid for slot, op in slots.items()}
-    held = [_held(slots) for slots in grid]
-    for slot, op in sorted((slot, op) for op, slot in slot_of.items()):
-        if steady[0] <= slot <= steady[1]:
-            continue
-        rank = shape.placement[op.stage]
-        to = max((slot_of[need] + 1 for need in dependencies(op) if need in slot_of), default=0)
-        if op.kind is F:
-            full = slot
-            while full > to and held[rank][full - 1] < limit:
-                full -= 1
-            to = full
-        while to < slot and to in grid[rank]:
-            to += 1
-        if to == slot:
-            continue
-        grid[rank][to] = grid[rank].pop(slot)
-        slot_of[op] = to
-        if op.kind is F:  # held from its slot on; what a B releases is free in the slot after it
-            for at in range(to, slot):
-                held[rank][at] += 1
-        else:
-            for at in range(to + 1, slot + 1):
-                held[rank][at] -= 1
-
-
-def _held(slots: dict[int, Op]) -> list[int]:
-    """The activations held in each slot, from F to B."""
-    changes = [0] * (max(slots) + 2)
-    for slot, op in slots.items():
-        changes[slot if op.kind is F else slot + 1] += 1 if op.kind is F else -1
-    level, levels = 0, []
-    for change in changes:
-        level += change
-        levels.append(level)
-    return levels
-
-
-def _with_weights(grid: _Grid, shape: Shape, limit: int) -> Schedule:
-    """The schedule of a grid of F's and B's, run once at unit costs to put in the W's.
-
-    A device whose next op has to wait does its oldest pending W instead. Memory counts from F to W
-    here, so that `limit` (chunk activations) holds even where W needs all of the activation: an F
-    that finds no room waits for a W.
+    The shortest makespan counts, among those that hold no more than the authors' does; no device
+    holds more than `limit` chunk activations from F to W.
     """
-    orders = [deque(slots[slot] for slot in sorted(slots)) for slots in grid]
-    there = {op for order in orders for op in order}
-    programs: list[list[Op]] = [[] for _ in orders]
-    pending: list[deque[Op]] = [deque() for _ in orders]
-    held, ended, now = [0] * len(orders), dict[Op, int](), 0
-    while any(orders) or any(pending):
-        now += 1
-        for order, waiting, program, rank in zip(
-            orders, pending, programs, range(len(orders)), strict=True
-        ):
-            op = order[0] if order else None
-            if (
-                op is not None
-                and not (op.kind is F and held[rank] >= limit)
-                and all(ended.get(need, now) < now for need in dependencies(op) if need in there)
-            ):
-                order.popleft()
-            elif waiting:
-                op = waiting.popleft()
-            else:
-                continue
-            program.append(op)
-            ended[op] = now
-            if op.kind is B:
-                waiting.append(op._replace(kind=W))
-            else:
-                held[rank] += 1 if op.kind is F else -1
+    shape = costs.shape(microbatches)
+    block = repeat(cells, _CELLS, shape)
+    closed, reordered = _closed(block, shape, limit), _reordered(block, shape)
+    authors = simulate(_as_laid(reordered, shape), costs, enforce=False)
+    found = [
+        simulate(schedule, costs, enforce=False)
+        for grid, planned in product((closed, reordered), (_unit(costs), _counted(costs)))
+        if (schedule := _where_devices_wait(grid, planned, microbatches, limit)) is not None
+    ]
+    most = max(authors.peak_bytes)
+    fitting = [trace for trace in found if max(trace.peak_bytes) <= most]
+    return min(
+        [*fitting, authors], key=lambda trace: (trace.makespan_ns, max(trace.peak_bytes))
+    ).schedule
+
+
+def _reordered(block: Grid, shape: Shape) -> Grid:
+    """The authors' order: the ops of warm-up and drain, W's among them, move forward; then, without
+    the W's, those of the drain once more."""
+    laid = with_weights(block)
+    most = max(most_held(kinds_of(slots), released_at_w) for slots in laid)
+    move_forward(laid, _steady(laid, shape), most, released_at_w)
+    grid = retimed(laid)
+    most = max(most_held(kinds_of(slots), released_in_free_slots) for slots in grid)
+    move_forward(grid, (BEFORE_ALL, _steady(grid, shape)[1]), most, released_in_free_slots)
+    return retimed(with_weights(grid))
+
+
+def _steady(grid: Grid, shape: Shape) -> tuple[Place, Place]:
+    """From rank 0's first B of chunk 0 to the first of the last microbatch's forwards of chunk 0
+    that is not before it; where there is none, to the end."""
+    p, last = shape.devices, shape.microbatches - 1
+    begin = min((slot, 0) for slot, op in grid[0].items() if op == Op(B, 0, 0))
+    ends = [
+        (slot, rank)
+        for rank, slots in enumerate(grid)
+        for slot, op in slots.items()
+        if op.kind is F and op.stage < p and op.microbatch == last and (slot, rank) > begin
+    ]
+    return begin, min(ends, default=(max(map(max, grid)), p))
+
+
+def _closed(block: Grid, shape: Shape, limit: int) -> Grid:
+    """Another order: the ops before rank 0's first B of chunk 0 and after its last F of chunk 0 move
+    forward as if each W came right after its B."""
+    grid = [dict(slots) for slots in block]
+    slot_of = {op: slot for slot, op in grid[0].items()}
+    last = shape.microbatches - 1
+    steady = (slot_of[Op(B, 0, 0)], 0), (slot_of[Op(F, 0, last)], shape.devices)
+    move_forward(grid, steady, limit, released_after_b)
+    return grid
+
+
+def _as_laid(grid: Grid, shape: Shape) -> Schedule:
+    """The schedule of a grid, with the W's in its free slots: those of chunk 1 first."""
+    programs = []
+    for slots in grid:
+        program: list[Op] = []
+        pending: tuple[deque[Op], deque[Op]] = (deque(), deque())
+        slot, last = 0, max(slots)
+        while slot <= last or any(pending):
+            op = slots.get(slot)
+            if op is not None:
+                program.append(op)
+            elif any(pending):
+                program.append((pending[0] or pending[1]).popleft())
+            if op is not None and op.kind is B:
+                pending[op.stage < shape.devices].append(op._replace(kind=W))
+            slot += 1
+        programs.append(program)
     return Schedule(shape, programs)
+
+
+def _counted(costs: CostProfile) -> CostProfile:
+    """The costs with one byte per activation, held from F to W, so that bytes count activations."""
+    return replace(costs, offload=None).map_stages(
+        lambda _, cost: StageCost(cost.t_f_ns, cost.t_b_ns, cost.t_w_ns, 1, 1)
+    )
+
+
+def _unit(costs: CostProfile) -> CostProfile:
+    """As `_counted`, with every op as long as the others, and hops for free."""
+    unit = replace(costs, offload=None).map_stages(lambda _, cost: StageCost(1, 1, 1, 1, 1))
+    return replace(unit, latency_ns=0, occupancy_ns=0)
+
+
+def _where_devices_wait(
+    grid: Grid, costs: CostProfile, microbatches: int, limit: int
+) -> Schedule | None:
+    """The F's and B's in the order of a grid; where a device has to wait for its next op, it does
+    the W's that fit in, and before an F that finds no room as many as make it. None where that is
+    not enough."""
+    grown = Growing(costs, microbatches, [limit] * costs.devices)
+    places = sorted(
+        (slot, rank, op) for rank, slots in enumerate(grid) for slot, op in slots.items()
+    )
+    for _, rank, op in places:
+        if op.kind is F and not grown.make_room(rank, 1):
+            return None
+        grown.fill(rank, grown.arrival(op.kind, op.stage), LastW.NEVER)
+        grown.put(op.kind, op.stage)
+    grown.finish()
+    return grown.schedule()

@@ -13,6 +13,18 @@ from optpipe_sim.schedule import validate
 # bubble in chunk ops at F = B = W = 1 (Controllable Memory, the official code), any m
 OFFICIAL = {("v-min", 4): 11, ("v-half", 4): 5, ("v-min", 8): 27, ("v-half", 8): 17}
 
+# makespan in ns and peak in chunks of the authors' released planner, replayed: (name, p, m, F, B, W
+# and hop in ns)
+RELEASED = {
+    ("v-half", 8, 32, 9261000, 9043000, 4668500, 1852200): (1756389100, 10),
+    ("v-half", 16, 32, 6763000, 6969000, 5251000, 755000): (1602121000, 18),
+    ("v-half", 4, 16, 10000000, 11000000, 9000000, 1000000): (1043000000, 6),
+    ("v-half", 6, 12, 10000000, 12000000, 4000000, 2000000): (892000000, 8),
+    ("v-min", 8, 32, 9261000, 9043000, 4668500, 1852200): (2357613300, 8),
+    ("v-min", 6, 24, 10000000, 11000000, 9000000, 500000): (1823000000, 6),
+    ("v-min", 4, 16, 9261000, 9043000, 4668500, 500000): (1018628500, 4),
+}
+
 
 def peak_chunks(name: str, p: int) -> int:
     """The published peak: (p+4)//3 and (p+2)//2 microbatches of two chunks."""
@@ -32,6 +44,19 @@ def test_official_bubble_and_peak(name: str, p: int, microbatches: int, w_bytes:
     else:  # too few to fill the pipeline: the official figure, or a pass there and back
         assert bubble <= max(OFFICIAL[name, p], 4 * p - 5)
     assert max(trace.peak_bytes) <= 100 * peak_chunks(name, p)
+
+
+@pytest.mark.parametrize("setting", RELEASED, ids=lambda setting: "-".join(map(str, setting[:3])))
+def test_with_hops_no_slower_than_the_released_planner_at_its_peak(
+    setting: tuple[str, int, int, int, int, int, int],
+) -> None:
+    name, p, microbatches, f, b, w, hop = setting
+    stages = {"t_f_ns": f, "t_b_ns": b, "t_w_ns": w, "act_bytes": 100, "w_bytes": 50}
+    profile = unit_profile(p, 2, stages=stages, t_comm_ns=hop)
+    trace = simulate(build(name, profile, microbatches), profile)
+    makespan, peak = RELEASED[setting]
+    assert trace.makespan_ns <= makespan
+    assert max(trace.peak_bytes) <= 100 * peak
 
 
 @pytest.mark.parametrize("name", ["v-min", "v-half"])
