@@ -168,21 +168,53 @@ def _stage(reader: _Reader) -> StageCost:
     values: dict[str, int | None] = {}
     for stem in _STAGE_TIMES:
         values[f"{stem}_ns"] = reader.amount(
-            stem, TIME_UNITS, positive=stem != "t_w", needed=stem != "t_bw"
+            stem, TIME_UNITS, positive=stem != "t_w", needed=stem == "t_f"
         )
+    splits = _check_backward(reader, values)
     for stem in _STAGE_BYTES:
         amount = reader.amount(stem, BYTE_UNITS, needed=stem == "act")
         values[f"{stem}_bytes"] = 0 if amount is None and stem in ("w", "static") else amount
     values["layers"] = reader.count("layers", None)
     levels = _levels(reader)
+    if not splits:
+        _refuse_split_memory(reader, values, levels)
     reader.finish(
         "t_f_ms, t_b_ms, t_w_ms, t_bw_ms, act_mib, w_mib, offload_mib, static_mib, layers,"
         " recompute"
     )
     try:
-        return StageCost(**values, recompute=levels)  # type: ignore[arg-type]
+        return StageCost(**values, recompute=levels, splits=splits)  # type: ignore[arg-type]
     except ProfileError as error:
         raise ProfileError(f"{reader.where}.{error}") from None
+
+
+def _check_backward(reader: _Reader, values: dict[str, int | None]) -> bool:
+    """Whether the backward is split: t_b and t_w. Where t_bw stands alone it becomes all of t_b."""
+    missing = [stem for stem in ("t_b", "t_w") if values[f"{stem}_ns"] is None]
+    if len(missing) == 2 and values["t_bw_ns"] is not None:
+        values |= {"t_b_ns": values["t_bw_ns"], "t_w_ns": 0, "t_bw_ns": None}
+        return False
+    if missing:
+        options = ", ".join(missing[0] + unit for unit in TIME_UNITS)
+        raise reader.fail(
+            f"{missing[0]}_ms",
+            f"missing (one of {options}); or give t_bw_ms alone, the backward as one",
+        )
+    return True
+
+
+def _refuse_split_memory(
+    reader: _Reader, values: dict[str, int | None], levels: tuple[RecomputeLevel, ...]
+) -> None:
+    """What is held between B and W is no number of a backward that is one."""
+    if values["w_bytes"]:
+        raise reader.fail("w_mib", "is held from B to W: give t_b_ms and t_w_ms, or leave it out")
+    for at, level in enumerate(levels):
+        if level.b_work_bytes is not None:
+            raise reader.fail(
+                f"recompute[{at}].b_work_mib",
+                "is of B alone: give t_b_ms and t_w_ms, or leave it out",
+            )
 
 
 def _levels(reader: _Reader) -> tuple[RecomputeLevel, ...]:
@@ -316,7 +348,10 @@ def profile_to_json(profile: CostProfile) -> dict[str, Any]:
             "offload_bytes": cost.offload_bytes,
             "static_bytes": cost.static_bytes,
         }
-        if cost.t_bw_ns is not None:
+        if not cost.splits:
+            entry["t_bw_ns"] = entry.pop("t_b_ns")
+            del entry["t_w_ns"], entry["w_bytes"]
+        elif cost.t_bw_ns is not None:
             entry["t_bw_ns"] = cost.t_bw_ns
         if cost.layers is not None:
             entry["layers"] = cost.layers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from itertools import accumulate
 from typing import Any
@@ -76,7 +76,8 @@ class StageCost:
     `static_bytes` stay for ever: weights, gradients, optimizer, reserve. A stage of so many
     `layers` (embedding and head may count as one each) divides only between them; one that does not
     say divides anywhere. `recompute` has the levels of recomputation, from the least that is dropped
-    to the most.
+    to the most. Where only the whole backward is known (`splits` is False), `t_b_ns` is all of it,
+    `t_w_ns` and `w_bytes` are 0, and no schedule may run B and W of the stage apart.
     """
 
     t_f_ns: int
@@ -91,8 +92,11 @@ class StageCost:
     t_reload_ns: int | None = None
     layers: int | None = None
     recompute: tuple[RecomputeLevel, ...] = ()
+    splits: bool = True
 
     def __post_init__(self) -> None:
+        if not self.splits and (self.t_w_ns or self.w_bytes or self.t_bw_ns is not None):
+            raise ProfileError("splits: False asks for t_w and w of 0, and no t_bw beside t_b")
         if self.offload_bytes is None:
             object.__setattr__(self, "offload_bytes", self.act_bytes)
         for key in _AMOUNTS:
@@ -105,7 +109,10 @@ class StageCost:
         if self.offloadable > self.act_bytes:
             told, most = format_sizes(self.offloadable, self.act_bytes)
             raise ProfileError(f"offload_bytes: {told} is more than act_bytes, {most}")
-        object.__setattr__(self, "recompute", tuple(self.recompute))
+        levels = tuple(self.recompute)
+        if not self.splits:  # there is no split B whose working memory could differ
+            levels = tuple(replace(level, b_work_bytes=None) for level in levels)
+        object.__setattr__(self, "recompute", levels)
         names = [level.name for level in self.recompute]
         for at, level in enumerate(self.recompute):
             if level.name in names[:at]:
@@ -151,7 +158,9 @@ class StageCost:
 
 
 _POSITIVE = ("t_f_ns", "t_b_ns", "t_bw_ns", "layers")
-_AMOUNTS = tuple(entry.name for entry in fields(StageCost) if entry.name != "recompute")
+_AMOUNTS = tuple(
+    entry.name for entry in fields(StageCost) if entry.name not in ("recompute", "splits")
+)
 
 
 def evenly(count: int, parts: int) -> list[int]:
@@ -203,6 +212,7 @@ def _cut(cost: StageCost, weights: Sequence[int]) -> list[StageCost]:
         StageCost(
             **{key: shares[key][at] for key in _AMOUNTS},  # type: ignore[arg-type]
             recompute=tuple(level[at] for level in levels),
+            splits=cost.splits,
         )
         for at in range(len(weights))
     ]
@@ -291,9 +301,12 @@ def merge(costs: Sequence[StageCost]) -> StageCost:
     for key in _AMOUNTS:
         values = [cost.fused_ns if key == "t_bw_ns" else getattr(cost, key) for cost in costs]
         total[key] = None if None in values else sum(values)
-    if all(cost.t_bw_ns is None for cost in costs):
+    splits = all(cost.splits for cost in costs)
+    if not splits:  # what is known of the merged stage is its whole backward
+        total |= {"t_b_ns": total["t_bw_ns"], "t_w_ns": 0, "w_bytes": 0}
+    if not splits or all(cost.t_bw_ns is None for cost in costs):
         total["t_bw_ns"] = None
-    return StageCost(**total, recompute=_merge_levels(costs))  # type: ignore[arg-type]
+    return StageCost(**total, recompute=_merge_levels(costs), splits=splits)  # type: ignore[arg-type]
 
 
 def _merge_levels(costs: Sequence[StageCost]) -> tuple[RecomputeLevel, ...]:

@@ -14,7 +14,7 @@ from ..ops import TRANSFERS
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import format_sizes, format_time
-from .ops import circle, completeness, level_problems, link_problems
+from .ops import circle, completeness, level_problems, link_problems, split_problems
 from .stepped import static, step_through
 from .times import check_times, host_problems
 
@@ -44,6 +44,7 @@ def check(
     except (InvalidSchedule, ProfileError) as error:
         return [str(error)]
     problems = completeness(schedule) + level_problems(schedule, profile)
+    problems += split_problems(schedule, profile)
     if profile.offload is None:
         transfer = next(
             (op for ops in schedule.programs for op in ops if op.kind in TRANSFERS), None

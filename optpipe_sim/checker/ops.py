@@ -49,6 +49,20 @@ def level_problems(schedule: Schedule, profile: CostProfile) -> list[str]:
     return problems
 
 
+def split_problems(schedule: Schedule, profile: CostProfile) -> list[str]:
+    """B and W of stages of which the profile has only the whole backward; the first of each."""
+    first: dict[int, Op] = {}
+    for program in schedule.programs:
+        for op in program:
+            if op.kind in (B, W) and not profile.stages[op.stage].splits:
+                first.setdefault(op.stage, op)
+    return [
+        f"device {schedule.shape.placement[stage]}: {op} is a part of a backward of which the profile"
+        f" {profile.name} has only the whole (t_bw), no t_b and t_w"
+        for stage, op in sorted(first.items())
+    ]
+
+
 def _of_activation(count: Counter[Op], stage: int, j: int) -> Iterator[str]:
     """What is wrong with the ops of one (stage, microbatch)."""
     f, b, w, bw, c, o, r = (Op(kind, stage, j) for kind in (F, B, W, BW, C, O, R))

@@ -11,7 +11,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..trace import Trace
 from ..units import format_sizes, format_time, format_times
-from .ops import completeness, level_problems, link_problems
+from .ops import completeness, level_problems, link_problems, split_problems
 from .stepped import Costs, anchors, engines, link_of, static
 
 
@@ -30,6 +30,7 @@ def check_times(trace: Trace, asap: bool = False) -> list[str]:
     if (profile.devices, profile.placement) != (schedule.shape.devices, schedule.shape.placement):
         return ["the profile of the trace has other devices, chunks or placement than its schedule"]
     problems = completeness(schedule) + level_problems(schedule, profile)
+    problems += split_problems(schedule, profile)
     if profile.offload is None:
         if any(op.kind in (O, R) for program in schedule.programs for op in program):
             problems.append(

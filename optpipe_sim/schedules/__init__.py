@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import InvalidSchedule, ProfileError, hint_for
 from ..profile import CostProfile
 from ..schedule import Schedule
+from ..schedule.fused import as_split, fuse, fused_where_whole
 from ..units import parse_size
 from .recompute import at_level, parse_yes_no, with_level
 
@@ -21,12 +22,14 @@ from .recompute import at_level, parse_yes_no, with_level
 @dataclass(frozen=True)
 class Entry:
     """Where a named schedule is built: `function` in `module`; `fixed` arguments that the name
-    stands for; `options` that users may give after a colon, with their parsers."""
+    stands for; `options` that users may give after a colon, with their parsers; `whole`: it plans
+    by what ops cost, and means the same where no stage splits its backward."""
 
     module: str
     function: str
     options: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    whole: bool = False
 
 
 # What any name takes.
@@ -53,7 +56,7 @@ REGISTRY: dict[str, Entry] = {
     "po-f": Entry("pipeoffload", "po_f", _GROUPED),
     "dualpipe-v": Entry("dualpipe", "dualpipe_v"),
     "adaoffload": Entry(
-        "adaoffload.adaoffload", "adaoffload", {"limit": parse_size, "chunks": int}
+        "adaoffload.adaoffload", "adaoffload", {"limit": parse_size, "chunks": int}, whole=True
     ),
 }
 
@@ -117,13 +120,17 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
         raise InvalidSchedule(
             f"{name}: apart=yes says how to recompute; give recompute=LEVEL as well"
         )
-    planned = profile if level is None else at_level(profile, level)
+    planned = as_split(profile if level is None else at_level(profile, level))
     function = getattr(import_module(f".{entry.module}", __name__), entry.function)
     try:
         schedule: Schedule = function(planned, microbatches, **entry.fixed, **given)
         if level is not None:
             schedule = with_level(schedule, profile, level, apart)
     except ProfileError as error:  # more chunks than the profile has layers, say
+        raise InvalidSchedule(f"{name}: {error}") from None
+    try:
+        schedule = (fuse if entry.whole else fused_where_whole)(schedule, profile)
+    except InvalidSchedule as error:
         raise InvalidSchedule(f"{name}: {error}") from None
     schedule.meta.setdefault("name", name)
     return schedule

@@ -8,6 +8,7 @@ from ..errors import Deadlock, InvalidSchedule, OutOfMemory
 from ..ops import TRANSFERS
 from ..profile import CostProfile
 from ..schedule import Schedule, validate
+from ..schedule.fused import require_known
 from ..trace import Trace
 from ..units import counted, format_size
 from .links import check_link_order
@@ -40,6 +41,7 @@ def simulate(
         Deadlock: where the program can never go on under the limit.
     """
     validate(schedule)
+    require_known(schedule, profile)
     profile = profile.for_shape(schedule.shape)
     if profile.offload is None and _has_transfers(schedule):
         raise InvalidSchedule(

@@ -11,6 +11,7 @@ from ..op_costs import op_costs
 from ..ops import COMPUTE, Op, R
 from ..profile import CostProfile
 from ..schedule import Levels, Schedule, Shape
+from ..schedule.fused import fuse
 from ..sim import require_limit, simulate
 from ..sim.links import link_keys
 from ..trace import OBJECTIVES, Trace
@@ -70,7 +71,8 @@ class Problem:
         return limit if self.microbatches * max(sizes) > limit else None
 
     def replay(self, schedule: Schedule, explain: bool = True) -> Trace:
-        """The trace of a schedule under the problem's limits; `explain`: see `sim.simulate`.
+        """The trace of a schedule under the problem's limits, fused where stages do not split (its
+        `schedule` is what counts from there on); `explain`: see `sim.simulate`.
 
         Raises:
             OutOfMemory: also where it takes more pinned host memory than there is.
@@ -80,7 +82,7 @@ class Problem:
         if self.per_stage:
             require_alike(schedule)
         trace = simulate(
-            schedule,
+            fuse(schedule, self.profile),
             self.profile,
             self.limits,
             enforce=self.limits is not None,

@@ -106,6 +106,7 @@ def make_result(
     status = UNKNOWN
     if schedule is not None:
         trace = problem.replay(schedule)
+        schedule = trace.schedule
         status = OPTIMAL if trace.cost_ns <= lower_bound_ns else FEASIBLE
     more.setdefault("status", status)
     return SolveResult(

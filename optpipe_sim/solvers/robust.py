@@ -20,6 +20,7 @@ import numpy as np
 from ..errors import OptPipeError
 from ..profile import CostProfile
 from ..schedule import Schedule
+from ..schedule.fused import fuse
 from ..sim.lower import lower
 from ..sim.noise import Noise
 from ..sim.scenarios import (
@@ -263,6 +264,7 @@ class _Field:
 
     def offer(self, schedule: Schedule, name: str) -> int | None:
         """Measure a schedule; None where it does not fit. Returns the measure."""
+        schedule = fuse(schedule, self.problem.profile)
         try:
             lowered = lower(schedule, self.problem.profile, self.problem.limits)
             if self.problem.host_limit is not None:

@@ -19,6 +19,7 @@ from ..op_costs import op_costs, treatments
 from ..ops import B, F, O, R
 from ..profile import CostProfile
 from ..schedule import Schedule
+from ..schedule.fused import as_split
 from ..schedules import build
 from ..schedules.copies import with_copies
 from ..schedules.gis import grouped
@@ -114,13 +115,15 @@ def _groups(problem: Problem, usual: bool) -> list[int]:
 def _order(problem: Problem, at: int, group: int, way: Way | None) -> _Order:
     plain = grouped(_planned(problem, way), problem.microbatches, group)
     schedule = _recomputed(problem, plain, way)
-    trace = simulate(schedule, problem.profile, enforce=False, objective=problem.objective)
+    costs = as_split(problem.profile)
+    trace = simulate(schedule, costs, enforce=False, objective=problem.objective)
     return _Order(trace.cost_ns, at, group, way, plain, schedule)
 
 
 def _planned(problem: Problem, way: Way | None) -> CostProfile:
     """The costs that a pattern plans with."""
-    return problem.profile if way is None else at_level(problem.profile, way.level)
+    costs = problem.profile if way is None else at_level(problem.profile, way.level)
+    return as_split(costs)
 
 
 def _recomputed(problem: Problem, plain: Schedule, way: Way | None) -> Schedule:

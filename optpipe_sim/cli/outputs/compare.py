@@ -64,10 +64,11 @@ def show_comparison(
     if result.interrupted:
         left = f"; not compared: {', '.join(result.left_out)}" if result.left_out else ""
         out.print(Text(f"interrupted: the rows so far{left}", "yellow"), soft_wrap=True)
+    alike: dict[str, list[str]] = {}  # many schedules may lack the same
     for name, reason in result.refused.items():
-        out.print(
-            Text(f"not run: {name}: {reason.removeprefix(f'{name}: ')}", "dim"), soft_wrap=True
-        )
+        alike.setdefault(reason.removeprefix(f"{name}: "), []).append(name)
+    for reason, names in alike.items():
+        out.print(Text(f"not run: {', '.join(names)}: {reason}", "dim"), soft_wrap=True)
     written(out, files)
     called, where = program(), shlex.quote(arguments.profile)
     limit = (

@@ -103,15 +103,17 @@ def measured_profile(given: CostProfile, measured: Sample) -> CostProfile:
         seen = [(new, old) for new, old in pairs if new is not None]
         ratio = sum(new for new, _ in seen) / max(1, sum(old for _, old in seen)) if seen else 1.0
 
+        keeps_bw = cost.splits and not (bw is None and cost.t_bw_ns is None)
+
         def time(new: int | None, old: int, least: int = 1) -> int:
             return max(least, round(old * ratio) if new is None else new)
 
         return replace(
             cost,
             t_f_ns=time(f, cost.t_f_ns),
-            t_b_ns=time(b, cost.t_b_ns),
+            t_b_ns=time(b if cost.splits else bw, cost.t_b_ns),
             t_w_ns=time(w, cost.t_w_ns, 0),
-            t_bw_ns=None if bw is None and cost.t_bw_ns is None else time(bw, cost.fused_ns),
+            t_bw_ns=time(bw, cost.fused_ns) if keeps_bw else None,
             t_offload_ns=cost.t_offload_ns if o is None else o,
             t_reload_ns=cost.t_reload_ns if r is None else r,
         )

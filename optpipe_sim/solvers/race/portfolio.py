@@ -84,10 +84,10 @@ class Race:
     def offer(self, schedule: Schedule, engine: str) -> bool:
         """Take a schedule if its replay under the limit is better than the best so far."""
         try:
-            cost = self.problem.replay(schedule, explain=False).cost_ns
+            trace = self.problem.replay(schedule, explain=False)
         except OptPipeError:
             return False
-        return self.take(schedule, cost, engine)
+        return self.take(trace.schedule, trace.cost_ns, engine)
 
     def take(self, schedule: Schedule, cost_ns: int, engine: str) -> bool:
         """Take a schedule whose cost is known if it is better than the best so far."""

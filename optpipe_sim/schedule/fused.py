@@ -1,0 +1,98 @@
+"""Schedules for stages of which only the whole backward is known (`StageCost.splits` is False)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ..errors import InvalidSchedule
+from ..ops import BW, TRANSFERS, B, W
+from ..profile import CostProfile
+from . import Schedule
+
+
+def as_split(profile: CostProfile) -> CostProfile:
+    """The profile as patterns plan with it: a whole backward is a B after which W takes nothing."""
+    if all(cost.splits for cost in profile.stages):
+        return profile
+    return profile.map_stages(lambda _, cost: replace(cost, splits=True))
+
+
+def fuse(schedule: Schedule, profile: CostProfile) -> Schedule:
+    """The schedule with a BW in place of each B, and without the Ws, of stages that do not split.
+
+    Such a B is costed as the whole backward and its W as nothing, so that under a memory limit
+    nothing gets slower. The schedule itself where there is nothing to fuse.
+    """
+    whole = _at_whole_stages(schedule, profile)
+    kinds = schedule.table[:, 0]
+    changed = whole & np.isin(kinds, (B, W))
+    if not changed.any():
+        return schedule
+    table = schedule.table.copy()
+    table[changed & (kinds == B), 0] = BW
+    kept = ~(changed & (kinds == W))
+    offsets = np.concatenate(([0], np.cumsum(kept)))[schedule.offsets]
+    return Schedule.from_table(
+        schedule.shape,
+        table[kept],
+        offsets,
+        schedule.link_order,
+        schedule.meta,
+        schedule.levels,
+    )
+
+
+def fused_where_whole(schedule: Schedule, profile: CostProfile) -> Schedule:
+    """The schedule, fused where stages do not split and it does not need them to: where each W
+    follows its B at once, transfers aside.
+
+    Raises:
+        InvalidSchedule: where a W waits; names what the profile lacks.
+    """
+    whole = _at_whole_stages(schedule, profile)
+    if not whole.any():
+        return schedule
+    compute = ~np.isin(schedule.table[:, 0], TRANSFERS)
+    kinds, stages, microbatches = schedule.table[compute].T
+    is_w = (kinds == W) & whole[compute]
+    follows = np.concatenate(
+        (
+            [False],
+            (kinds[:-1] == B)
+            & (stages[:-1] == stages[1:])
+            & (microbatches[:-1] == microbatches[1:]),
+        )
+    )
+    if (is_w & ~follows).any():
+        raise InvalidSchedule(_missing(profile))
+    return fuse(schedule, profile)
+
+
+def require_known(schedule: Schedule, profile: CostProfile) -> None:
+    """Refuse a B or W of a stage of which only the whole backward is known.
+
+    Raises:
+        InvalidSchedule: names what the profile lacks.
+    """
+    split = _at_whole_stages(schedule, profile) & np.isin(schedule.table[:, 0], (B, W))
+    if split.any():
+        raise InvalidSchedule(_missing(profile))
+
+
+def _at_whole_stages(schedule: Schedule, profile: CostProfile) -> np.ndarray:
+    """(ops,) whether an op is of a stage that does not split."""
+    if all(cost.splits for cost in profile.stages):
+        return np.zeros(len(schedule), bool)
+    stages = profile.for_shape(schedule.shape).stages
+    return np.array([not cost.splits for cost in stages])[schedule.table[:, 1]]
+
+
+def _missing(profile: CostProfile) -> str:
+    whole = [not cost.splits for cost in profile.stages]
+    key = "stages" if all(whole) else f"stages[{whole.index(True)}]"
+    return (
+        f"runs B and W apart, and the profile {profile.name} has them only as one (t_bw): it needs"
+        f" {key}.t_b_ms and {key}.t_w_ms"
+    )
