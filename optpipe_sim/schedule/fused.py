@@ -86,7 +86,8 @@ def _at_whole_stages(schedule: Schedule, profile: CostProfile) -> np.ndarray:
     if all(cost.splits for cost in profile.stages):
         return np.zeros(len(schedule), bool)
     stages = profile.for_shape(schedule.shape).stages
-    return np.array([not cost.splits for cost in stages])[schedule.table[:, 1]]
+    whole: np.ndarray = np.array([not cost.splits for cost in stages])
+    return np.take(whole, schedule.table[:, 1])
 
 
 def _missing(profile: CostProfile) -> str:

@@ -153,6 +153,7 @@ _PROFILES: list[tuple[str, Any, str]] = [
     ("stages.t_f_ms", 10**30, "stages.t_f"),
     ("stages.t_f_us", 5, "given twice, also as t_f_ms"),
     ("stages.t_b_ms", DELETED, "stages.t_b_ms: missing"),
+    ("stages.t_w_ms", DELETED, "stages.t_w_ms: missing (one of t_w_s, t_w_ms"),
     ("stages.t_bw_ms", 0, "stages.t_bw_ms: must be above 0"),
     ("stages.act_mib", DELETED, "stages.act_mib: missing"),
     ("stages.act_mib", -1, "stages.act_mib: must be at least 0, got -1"),
