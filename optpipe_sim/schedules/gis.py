@@ -112,6 +112,6 @@ def _passes(costs: CostProfile, group: int) -> int:
     for first in range(0, len(costs.stages), p):
         stages = costs.stages[first : first + p]
         forward, backward = sum(c.t_f_ns for c in stages), sum(c.t_b_ns for c in stages)
-        latency = max(latency, max(forward, backward) + p * costs.t_comm_ns)
+        latency = max(latency, forward, backward)
     under_way = min(p, max(-(-p // 2), -(-latency // longest)))
     return -(-under_way // group)

@@ -82,6 +82,37 @@ def test_slow_forwards_keep_more_under_way() -> None:
     assert len(bubbles) == 1
 
 
+def test_worked_case_with_hops_keeps_the_authors_peak() -> None:
+    """4 devices of 4 chunks in groups of 2, a hop of 10 % of a device's F: 10 chunk activations."""
+    stages = {"t_f_us": 2500, "t_b_us": 2750, "t_w_us": 2250, "act_bytes": 100, "w_bytes": 100}
+    profile = unit_profile(4, 4, stages=stages, t_comm_us=1000)
+    assert bubble_and_peak(build("gis:group=2", profile, 8), profile)[1] == 10
+
+
+@settings(deadline=None, max_examples=25)
+@given(
+    st.integers(2, 6),
+    st.integers(2, 4),
+    st.data(),
+    st.tuples(st.integers(5, 20), st.integers(5, 20), st.integers(0, 20)),
+    st.integers(1, 100),
+)
+def test_hops_add_no_memory(
+    p: int, v: int, data: st.DataObject, times: tuple[int, int, int], hop: int
+) -> None:
+    """The order, and with it what devices hold, is that of the same costs without hops."""
+    group, microbatches = data.draw(st.integers(1, p)), data.draw(st.integers(1, 3 * p))
+    f, b, w = times
+    stages = {"t_f_us": f, "t_b_us": b, "t_w_us": w, "act_bytes": 100, "w_bytes": 100}
+    near = unit_profile(p, v, stages=stages)
+    far = unit_profile(p, v, stages=stages, t_comm_us=hop)
+    peaks = [
+        simulate(build("gis", profile, microbatches, group=group), profile).peak_bytes
+        for profile in (near, far)
+    ]
+    assert peaks[1] == peaks[0]
+
+
 @settings(deadline=None, max_examples=40)
 @given(
     st.lists(st.tuples(*[st.integers(1, 50)] * 2, st.integers(0, 50)), min_size=1, max_size=12),
