@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .errors import InvalidSchedule, NoSolution
+from .errors import InvalidSchedule, NoSolution, OptPipeError
 from .profile import CostProfile
 from .schedule import Schedule
 from .schedules import REGISTRY, Entry
 from .schedules import build as build_pattern
 from .schedules import parse_name as parse_entry
+from .solvers.options import KINDS, parse_option
 from .units import parse_size
-
-
-def _seconds(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidSchedule(f"optpipe: time={text} is no number of seconds") from None
 
 
 def _yes(text: str) -> bool:
@@ -28,30 +22,23 @@ def _yes(text: str) -> bool:
     return text == "yes"
 
 
-def _workers(text: str) -> int:
-    if not 1 <= int(text) <= 1024:
-        raise InvalidSchedule(f"optpipe: workers={text}: must be from 1 to 1024")
-    return int(text)
+def _option(name: str) -> Callable[[str], Any]:
+    """Read an option of `solve` from a schedule's name."""
+
+    def read(text: str) -> Any:
+        try:
+            return parse_option(name, text)
+        except OptPipeError as error:
+            raise InvalidSchedule(f"optpipe: {error}") from None
+
+    return read
 
 
-def _chunks(text: str) -> int | str:
-    return text if text in ("any", "own") else int(text)
-
-
+# Every option of `solve`, the time limit also as ``time``; several treatments as ``keep+offload``.
 OPTPIPE = Entry(
     __name__,
     "optpipe",
-    {
-        "engine": str,
-        "time": _seconds,
-        "seed": int,
-        "workers": _workers,
-        "solver": str,
-        "objective": str,
-        "limit": parse_size,
-        "chunks": _chunks,
-        "placement": str,
-    },
+    {"time": _option("time_limit"), "limit": parse_size, **{name: _option(name) for name in KINDS}},
 )
 TUNED = ("gis", "po")  # what may be asked for with the best of its options
 ENTRIES: Mapping[str, Entry] = {
@@ -116,47 +103,31 @@ def optpipe(
     profile: CostProfile,
     microbatches: int,
     *,
-    engine: str = "auto",
-    time: float = 60.0,
-    seed: int = 0,
-    workers: int | None = None,
-    solver: str = "highs",
-    objective: str = "flush",
     limit: int | None = None,
-    chunks: int | str = "own",
-    placement: str | None = None,
+    time: float | None = None,
+    **options: Any,
 ) -> Schedule:
-    """The best schedule that `solve` finds in `time` seconds, with what it proved in its ``meta``
+    """The best schedule that `solve` finds, with what it proved in its ``meta``
     (``status, objective, lower_bound_ns, bound, found_by``).
 
     Args:
         limit: bytes per device; None: the profile's own.
-        chunks: ``own`` (as the profile has them), a number, or ``any``: as the profile or as the
-            published schedules have them, whatever is best (`solvers.shapes.solve_any`).
-        placement: ``loop`` or ``vee``, where chunks are given.
+        time: seconds in all, the same as ``time_limit``; default: 60.
+        options: the options of `solve` (`solvers.options.SolveOptions`).
 
     Raises:
         OutOfMemory, NoSolution, OptPipeError: as `solve`.
     """
-    from .solvers.shapes import solver_for  # compiled code comes with it
+    from .solvers.solve import solve  # compiled code comes with it
 
-    door, profile = solver_for(profile, chunks, placement)
-    found = door(
-        profile,
-        microbatches,
-        limit,
-        engine=engine,
-        time_limit=time,
-        objective=objective,
-        seed=seed,
-        workers=workers,
-        solver=solver,
-    )
+    if time is not None:
+        options["time_limit"] = time
+    found = solve(profile, microbatches, limit, **options)
     assert found.schedule is not None  # solve raises otherwise
     meta = {
         **found.schedule.meta,
         "status": found.status,
-        "objective": objective,
+        "objective": options.get("objective", "flush"),
         "lower_bound_ns": found.lower_bound_ns,
         "bound": found.bound_name,
         "found_by": found.info["found_by"],

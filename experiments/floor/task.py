@@ -10,7 +10,7 @@ from optpipe_sim.names import build
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.sim import simulate
-from optpipe_sim.solvers.shapes import solve_any
+from optpipe_sim.solvers.solve import solve
 from optpipe_sim.study.tasks import CostProfile as Profile
 from optpipe_sim.study.tasks import Count, Limit, Row
 
@@ -36,8 +36,13 @@ def run(profile: Profile, microbatches: Count, memory_limit: Limit = None) -> Ro
         costs[name] = trace.makespan_ns
     best = min(costs, key=lambda name: costs[name], default=None)
     try:
-        found = solve_any(
-            profile, microbatches, memory_limit, engine="adaoffload", time_limit=AMPLE_S
+        found = solve(
+            profile,
+            microbatches,
+            memory_limit,
+            engine="adaoffload",
+            time_limit=AMPLE_S,
+            chunks="any",
         )
     except (NoSolution, OutOfMemory):
         start: dict[str, Any] = {

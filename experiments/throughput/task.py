@@ -11,7 +11,6 @@ from optpipe_sim.names import build
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.sim import simulate, simulate_or_report
 from optpipe_sim.solvers.result import SolveResult
-from optpipe_sim.solvers.shapes import solve_any
 from optpipe_sim.solvers.solve import solve
 from optpipe_sim.study.tasks import CostProfile as Profile
 from optpipe_sim.study.tasks import Count, Limit, Row, Seconds
@@ -75,7 +74,9 @@ def run(
         lambda: solve(profile, microbatches, time_limit=own, seed=seed, workers=cores)
     )
     rows[any_] = _solved(
-        lambda: solve_any(profile, microbatches, time_limit=free, seed=seed, workers=cores)
+        lambda: solve(
+            profile, microbatches, time_limit=free, seed=seed, workers=cores, chunks="any"
+        )
     )
     unbound = simulate(build("1f1b", profile, microbatches), profile, enforce=False)
     common = {"reference_ns": unbound.makespan_ns, "machine_bytes": machine}

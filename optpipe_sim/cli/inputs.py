@@ -44,15 +44,6 @@ def is_file(text: str) -> bool:
     return text.endswith(".json") or Path(text).is_file()
 
 
-def rechunked(profile: CostProfile, chunks: int | str | None, placement: str | None) -> CostProfile:
-    """The profile with the chunks and the placement asked for; ``vee`` is of two chunks."""
-    if not isinstance(chunks, int) and placement is None:
-        return profile
-    if not isinstance(chunks, int):
-        chunks = 2 if placement == "vee" else profile.chunks
-    return profile.rechunk(chunks, placement or "loop")
-
-
 def check_start(
     start: Schedule | str | None, path: str, profile: CostProfile, microbatches: int
 ) -> None:

@@ -10,11 +10,13 @@ from ..errors import NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
 from .fixed import FixedPoint, best_fixed, fixed_points, published
+from .options import SolveOptions
 from .problem import make_problem
 from .race.cache import open_cache
 from .reports import no_report
 from .result import FEASIBLE, OPTIMAL, UNKNOWN, SolveResult, make_result, status_of, within
 from .solve import solve
+from .treatments import restrict
 
 
 @dataclass(frozen=True)
@@ -79,19 +81,12 @@ def frontier(
     microbatches: int,
     limits: Sequence[int],
     time_limit: float = 10.0,
-    objective: str = "flush",
-    engine: str = "auto",
-    seed: int = 0,
     *,
-    workers: int | None = None,
-    evaluations: int | None = None,
-    gap: float = 0.0,
     schedules: Sequence[str] | None = None,
-    cache: bool = False,
-    per_stage: bool = False,
     on_point: Callable[[Point], None] | None = None,
     on_incumbent: Callable[[Schedule, int], None] | None = None,
     on_wait: Callable[[], None] = no_report,
+    **options: Any,
 ) -> Frontier:
     """Solve under each limit, from the lowest to the highest, each from the schedule before it.
 
@@ -101,17 +96,24 @@ def frontier(
 
     Args:
         limits: bytes per device, each for all devices.
-        time_limit: seconds for each limit. `evaluations, gap, per_stage`: as for
-            `solve`.
+        time_limit: seconds for each limit.
         schedules: names of published schedules to compare with; None: all of them.
-        cache: take points that were worked on for as long before as they are, and keep the others:
-            a frontier that was interrupted goes on where it stopped.
         on_point: called with each point when it is finished. `on_incumbent, on_wait`: as for
             `solve`.
+        options: the other options of `solve` (`SolveOptions`). With ``cache``, points that were
+            worked on for as long before are taken as they are: a frontier that was interrupted
+            goes on where it stopped. ``chunks`` cannot be ``any``, as each point starts from the
+            one before.
 
     Raises:
-        OptPipeError: without limits, or for settings that make no sense.
+        OptPipeError: without limits, or for options that make no sense.
     """
+    settings = SolveOptions(time_limit=time_limit, **options)
+    if settings.chunks == "any":
+        raise OptPipeError("chunks: a frontier is of one shape; give a number, or own")
+    profile = settings.rechunked(restrict(profile, settings.treatments))
+    settings = replace(settings, chunks="own", placement="own", treatments=None)
+    objective = settings.objective
     if not limits:
         raise OptPipeError("limits: give at least one")
     for limit in limits:
@@ -123,17 +125,13 @@ def frontier(
     interrupted = False
 
     def run(limit: int) -> Point:
-        if cache:
-            found = _finished(
-                profile, microbatches, limit, objective, time_limit, gap, before, per_stage
-            )
+        if settings.cache:
+            found = _finished(profile, microbatches, limit, settings, before)
             if found is not None:
                 return Point(limit, found, found.status)
         result = solve(
-            profile, microbatches, limit, engine, time_limit, objective, seed,
-            warm_start=before.schedule if before else None, on_incumbent=on_incumbent, on_wait=on_wait,
-            workers=workers, evaluations=evaluations, gap=gap, cache=cache,
-            per_stage=per_stage,
+            profile, microbatches, limit, **vars(settings), on_incumbent=on_incumbent,
+            on_wait=on_wait, warm_start=before.schedule if before else None,
         )  # fmt: skip
         return Point(limit, result, result.status)
 
@@ -167,15 +165,14 @@ def _finished(
     profile: CostProfile,
     microbatches: int,
     limit: int,
-    objective: str,
-    time_limit: float,
-    gap: float,
+    options: SolveOptions,
     before: SolveResult | None,
-    per_stage: bool,
 ) -> SolveResult | None:
     """A point that the cache knows, proven to the gap or worked on for as long, and no worse than
     the one before."""
-    problem = make_problem(profile, microbatches, limit, objective, per_stage=per_stage)
+    problem = make_problem(
+        profile, microbatches, limit, options.objective, per_stage=options.per_stage
+    )
     entry = open_cache().get(problem)
     if entry is None:
         return None
@@ -185,8 +182,8 @@ def _finished(
         info={"found_by": "cache", "spent_s": entry.seconds},
     )  # fmt: skip
     worse = before is not None and before.objective_ns < result.objective_ns
-    close = within(result.objective_ns, result.lower_bound_ns, gap)
-    enough = close or entry.seconds >= time_limit
+    close = within(result.objective_ns, result.lower_bound_ns, options.gap)
+    enough = close or entry.seconds >= options.time_limit
     return result if enough and not worse else None
 
 

@@ -9,6 +9,7 @@ from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from ..schedule import Schedule
 from ..trace import Trace
 from .problem import Problem
+from .reports import Report
 
 OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN = "optimal", "feasible", "infeasible", "unknown"
 
@@ -118,3 +119,13 @@ def make_result(
         seconds=seconds,
         **more,
     )
+
+
+def report_result(report: Report, found: SolveResult) -> None:
+    """Report the result of an exact engine to the race."""
+    report("size", (found.variables, found.constraints))
+    if found.status == INFEASIBLE:
+        report("infeasible", None)
+    if found.schedule is not None:
+        report("incumbent", found.schedule)
+    report("bound", found.lower_bound_ns)

@@ -32,13 +32,16 @@ from ..sim.scenarios import (
 )
 from ..trace import Trace
 from .anneal import moves, times
-from .anneal.engine import Programs, Workspace, pack, search, unpack
-from .greedy.engine import greedy_search
+from .anneal.search import Programs, Workspace, pack, search, unpack
+from .greedy.search import greedy_search
+from .options import SolveOptions
 from .problem import Problem, make_problem
 from .race.portfolio import ctrl_c_later
+from .reports import no_report
 from .result import FEASIBLE, SolveResult
 from .solve import solve
 from .starts import fixed_schedules
+from .treatments import restrict
 
 NOMINAL, PADDED = 0.35, 0.25  # of the time: the deterministic race, the searches with slack
 TUNING = 96  # samples that candidates are compared on; the best few meet the others
@@ -136,9 +139,10 @@ def solve_robust(
     samples: int = 400,
     quantile: float | None = None,
     time_limit: float = 30.0,
-    objective: str = "flush",
-    seed: int = 0,
+    warm_start: Schedule | str | None = None,
     on_incumbent: Callable[[Schedule, int], None] | None = None,
+    watch: Callable[[Any], None] | None = None,
+    on_wait: Callable[[], None] = no_report,
     save: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> RobustResult:
@@ -151,28 +155,40 @@ def solve_robust(
         samples: how many sets of durations the measure is taken over (the search itself looks at
             others, so that nothing is fitted to these; only the best few are chosen by them).
         quantile: None: the mean; 0.9: what nine of ten iterations do not exceed.
+        warm_start: as for `solve`.
         on_incumbent: called with the deterministic race's schedules, and the better ones after it,
-            and their cost with the profile's own durations, in ns.
+            and their cost with the profile's own durations, in ns. `watch, on_wait`: as for `solve`.
         save: a file that holds the best schedule so far: of the deterministic race, then the robust.
-        options: for the deterministic race; see `solvers.solve`, as for the other arguments.
+        options: the other options of `solve` (`SolveOptions`), for the deterministic race; without
+            ``evaluations``, ``per_stage`` and ``chunks`` ``any``, which are not about noise.
 
     Raises:
-        OptPipeError: for a quantile that is none; and as `solvers.solve` does.
+        OptPipeError: for a quantile that is none; and as `solve` does.
     """
+    settings = SolveOptions(time_limit=time_limit, **options)
+    for name, value in (("evaluations", None), ("per_stage", False)):
+        if getattr(settings, name) != value:
+            raise OptPipeError(f"{name}: not with noise")
+    if settings.chunks == "any":
+        raise OptPipeError("chunks: any is not with noise; give a number, or own")
+    profile = settings.rechunked(restrict(profile, settings.treatments))
+    settings = replace(settings, chunks="own", placement="own", treatments=None)
+    objective, seed = settings.objective, settings.seed
     if quantile is not None and not 0 <= quantile <= 1:
         raise OptPipeError(f"quantile: must be from 0 to 1, got {quantile}")
     require_samples(profile, microbatches, samples)
     began = time.monotonic()
     seen: list[Schedule] = []
 
-    def heard(schedule: Schedule, cost: int) -> None:
+    def found(schedule: Schedule, cost: int) -> None:
         seen.append(schedule)
         if on_incumbent is not None:
             on_incumbent(schedule, cost)
 
     nominal = solve(
-        profile, microbatches, memory_limit, time_limit=NOMINAL * time_limit, objective=objective,
-        seed=seed, on_incumbent=heard, save=save, **options,
+        profile, microbatches, memory_limit,
+        **vars(replace(settings, time_limit=NOMINAL * time_limit)),
+        warm_start=warm_start, on_incumbent=found, watch=watch, on_wait=on_wait, save=save,
     )  # fmt: skip
     assert nominal.schedule is not None
     problem = make_problem(profile, microbatches, memory_limit, objective)

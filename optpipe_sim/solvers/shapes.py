@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ..bounds.bounds import Bound, lower_bound
 from ..bounds.device.core import NEVER
@@ -14,15 +12,15 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import counted
 from .covers import candidate_shapes, covers
+from .options import SolveOptions
 from .problem import Problem, make_problem
 from .race.cache import Cache, open_cache, recall, remember
 from .race.compiling import compile_engines
 from .race.first import run_adaoffload, run_grouped, run_limited, run_plain
 from .race.portfolio import Race
-from .reports import no_report
+from .race.single import solve_problem
+from .reports import Hooks
 from .result import SolveResult, within
-from .solve import check_settings, solve
-from .treatments import restrict
 
 QUICK_SHARE = 0.5  # of the time, at most, for AdaOffload and the published schedules of all shapes
 PLAIN_SHARE = 0.3  # of that, at most, for those of them that are not built in groups
@@ -35,8 +33,7 @@ def _problems(
     shapes: Sequence[CostProfile],
     microbatches: int,
     memory_limit: int | Sequence[int] | None,
-    objective: str,
-    per_stage: bool = False,
+    options: SolveOptions,
 ) -> tuple[list[Problem], list[tuple[int, OptPipeError]]]:
     """The problem of each shape that the limit admits, and why not the others, with the least
     limit they need."""
@@ -44,9 +41,10 @@ def _problems(
     reasons: list[tuple[int, OptPipeError]] = []
     for shaped in shapes:
         try:
-            problems.append(
-                make_problem(shaped, microbatches, memory_limit, objective, per_stage=per_stage)
+            problem = make_problem(
+                shaped, microbatches, memory_limit, options.objective, per_stage=options.per_stage
             )
+            problems.append(problem)
         except OutOfMemory as error:
             reasons.append((max(shaped.least_limits), error))
     return problems, reasons
@@ -191,27 +189,13 @@ class _Common:
         return replace(found, info={**found.info, "covers": covered})
 
 
-def solve_any(
+def solve_shapes(
     profile: CostProfile,
     microbatches: int,
-    memory_limit: int | Sequence[int] | None = None,
-    *,
-    engine: str = "auto",
-    time_limit: float = 60.0,
-    objective: str = "flush",
-    gap: float = 0.0,
-    warm_start: str | None = None,
-    on_incumbent: Callable[[Schedule, int], None] | None = None,
-    watch: Callable[[Race], None] | None = None,
-    on_wait: Callable[[], None] = no_report,
-    evaluations: int | None = None,
-    solver: str = "highs",
-    force: bool = False,
-    cache: bool = False,
-    save: str | os.PathLike[str] | None = None,
-    treatments: Iterable[str] | None = None,
-    per_stage: bool = False,
-    **options: Any,
+    memory_limit: int | Sequence[int] | None,
+    options: SolveOptions,
+    warm_start: Schedule | str | None = None,
+    hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
 ) -> SolveResult:
     """`solve` over all numbers of chunks, up to one layer per stage, and placements; never worse than a
     published schedule that fits, whatever its options, as long as half of the time is enough to
@@ -222,91 +206,69 @@ def solve_any(
     of the time left. The lower bound is one for all of them, the least of theirs; its name says which
     chunks and placements it covers.
 
-    Args: as for `solve`; the arguments not named here are handed on. `warm_start` can only be
-        ``none``: with it the engines start from nothing, not from the best published schedule.
-        `watch` is called with a race that stands for those of all shapes. `evaluations` do not
-        count here: the shapes share the time. `cache` keeps the best with its own shape.
+    Args:
+        warm_start: can only be ``none``: the engines start from nothing, not from the best published
+            schedule.
+        hooks: `Hooks.watch` is called with a race that stands for those of all shapes. The cache
+            keeps the best with its own shape.
 
     Raises:
         OutOfMemory, NoSolution: where no shape has a schedule; for the shape that needs least.
-        OptPipeError: for settings that make no sense.
+        OptPipeError: for a warm start, or a MILP solver that is not there.
     """
-    check_settings(engine, time_limit, gap, evaluations, solver, force)
-    if engine == "milp":
-        from .milp.solvers import require_solver
-
-        require_solver(solver)
-    if evaluations is not None:
-        raise OptPipeError("evaluations: not over several shapes, which share the time")
     if warm_start not in (None, "none"):
         raise OptPipeError("warm start: a schedule is of one shape; expected 'none' for any shape")
-    profile = restrict(profile, treatments)
+    if options.engine == "milp":
+        from .milp.solvers import require_solver
+
+        require_solver(options.solver)
     shapes = candidate_shapes(profile)
-    problems, reasons = _problems(shapes, microbatches, memory_limit, objective, per_stage)
+    problems, reasons = _problems(shapes, microbatches, memory_limit, options)
     if not problems:
         raise min(reasons, key=lambda reason: reason[0])[1]
     for problem in problems:
-        compile_engines(problem, on_wait)
-    whole = Race(problems[0], gap, save=save, on_incumbent=on_incumbent, watch=watch)
+        compile_engines(problem, hooks.on_wait)
+    whole = Race(
+        problems[0],
+        options.gap,
+        save=hooks.save,
+        on_incumbent=hooks.on_incumbent,
+        watch=hooks.watch,
+    )
     common = _Common(problems, whole)
-    kept = open_cache() if cache else None
+    kept = open_cache() if options.cache else None
     try:
         if kept is not None and warm_start != "none":
-            common.recall(kept, QUICK_SHARE * time_limit)
-        common.quick(QUICK_SHARE * time_limit)
-        order = sorted(range(len(problems)), key=lambda at: common.costs[at])
-        for place, at in enumerate(order):
-            left = time_limit - whole.seconds
-            if left <= 0 or whole.interrupted or common.hopeless(at):
-                continue
-            hopeful = any(not common.hopeless(later) for later in order[place + 1 :])
-            try:
-                found = solve(
-                    problems[at].profile,
-                    microbatches,
-                    memory_limit,
-                    engine,
-                    time_limit=left / 2 if hopeful else left,
-                    objective=objective,
-                    gap=gap,
-                    warm_start=warm_start or common.starts[at],
-                    watch=common.watcher(at),
-                    solver=solver,
-                    force=force,
-                    published=False,
-                    per_stage=per_stage,
-                    **options,
-                )
-            except OptPipeError as error:  # a MILP too large for one shape may do for another
-                common.without(at, error)
-            else:
-                common.solved(at, found)
+            common.recall(kept, QUICK_SHARE * options.time_limit)
+        common.quick(QUICK_SHARE * options.time_limit)
+        _solve_each(common, options, warm_start)
     except KeyboardInterrupt:
         whole.interrupted = True
         if whole.best is None:
             raise
-    return common.result(engine, covers(shapes), kept)
+    return common.result(options.engine, covers(shapes), kept)
 
 
-def solver_for(
-    profile: CostProfile, chunks: int | str, placement: str | None
-) -> tuple[Callable[..., SolveResult], CostProfile]:
-    """Who solves for chunks as they are asked for, and with which profile.
-
-    Args:
-        chunks: ``own`` (as the profile has them), a number, or ``any`` (`solve_any`).
-        placement: ``loop`` or ``vee``; None: the profile's own, ``loop`` where chunks are given.
-
-    Raises:
-        OptPipeError: for any chunks with a placement, which would not count.
-    """
-    if chunks == "any":
-        if placement is not None:
-            raise OptPipeError(
-                f"placement: any chunks have placements of their own, not {placement}"
-            )
-        return solve_any, profile
-    if isinstance(chunks, int) or placement is not None:
-        count = chunks if isinstance(chunks, int) else profile.chunks
-        profile = profile.rechunk(count, placement or "loop")
-    return solve, profile
+def _solve_each(common: _Common, options: SolveOptions, warm_start: Schedule | str | None) -> None:
+    """Solve the shapes in the order of what they have so far, each for half of the time left."""
+    whole, problems = common.race, common.problems
+    order = sorted(range(len(problems)), key=lambda at: common.costs[at])
+    for place, at in enumerate(order):
+        left = options.time_limit - whole.seconds
+        if left <= 0 or whole.interrupted or common.hopeless(at):
+            continue
+        hopeful = any(not common.hopeless(later) for later in order[place + 1 :])
+        own = replace(
+            options,
+            time_limit=left / 2 if hopeful else left,
+            published=False,
+            cache=False,
+            chunks="own",
+        )
+        hooks = Hooks(watch=common.watcher(at))
+        try:
+            found = solve_problem(problems[at], own, warm_start or common.starts[at], hooks)
+        except OptPipeError as error:  # a MILP too large for one shape may do for another
+            common.without(at, error)
+        else:
+            common.solved(at, found)

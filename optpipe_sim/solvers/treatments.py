@@ -11,8 +11,7 @@ from ..errors import InvalidSchedule, OptPipeError
 from ..ops import C, O
 from ..profile import CostProfile
 from ..schedule import Schedule
-
-TREATMENTS = ("keep", "offload", "recompute")
+from .options import TREATMENTS
 
 
 def treatments_of(profile: CostProfile) -> frozenset[str]:

@@ -63,11 +63,13 @@ def plan(experiment: Experiment) -> list[Point]:
 
 
 def arguments(task: Task, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a point as its function takes them: profiles loaded."""
-    return {
-        key: _loaded(json.dumps(value)) if _is_profile(task.kinds[key], value) else value
-        for key, value in parameters.items()
-    }
+    """The parameters of a point as its function takes them: profiles loaded, options as one object."""
+    return task.collected(
+        {
+            key: _loaded(json.dumps(value)) if _is_profile(task.kinds[key], value) else value
+            for key, value in parameters.items()
+        }
+    )
 
 
 def _is_profile(kind: Any, value: Any) -> bool:
@@ -101,6 +103,7 @@ class _Resolver:
                 if _is_profile(kind, value)
                 else value_of(key, value, kind)
             )
+        self.task.collected(values)  # or the options make no sense
         labels: Row = {}
         for key, value in given.items():
             kind = self.task.kinds.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -47,7 +48,7 @@ def _parse(value: Any, annotation: Any) -> Any:
             except (OptPipeError, ValueError) as error:
                 problems.append(str(error))
         raise ValueError("; or ".join(problems))
-    if origin is list or annotation is list:
+    if origin in (list, Sequence) or annotation is list:
         if not isinstance(value, list):
             raise ValueError(f"expected a list, got {plain(value)!r}")
         inner = get_args(annotation) or (Any,)

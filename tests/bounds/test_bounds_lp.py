@@ -26,9 +26,11 @@ from optpipe_sim.bounds.linear import Linear
 from optpipe_sim.bounds.lp import configuration_bound, early_order, orders, usual_order
 from optpipe_sim.profile import Offload
 from optpipe_sim.schedules.adaoffload.runs import Problem as Greedy
-from optpipe_sim.solvers.anneal.engine import search
+from optpipe_sim.solvers.anneal.search import search
+from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.race.bounds import best_bound, bounds_job, one_device_bound
+from optpipe_sim.solvers.race.bounds import best_bound, one_device_bound
+from optpipe_sim.solvers.race.bounds import run as run_bounds
 from optpipe_sim.stage_cost import StageCost
 
 OBJECTIVES = ("flush", "span")
@@ -263,7 +265,7 @@ def test_the_hunt_reports_what_it_proves_and_stops_at_the_goal() -> None:
     assert heard[-1] == (303, "one device")
     assert best_bound(problem, 20.0, goal_ns=300) == 300
     told: list[tuple[str, tuple[int, str]]] = []
-    bounds_job(problem, lambda *news: told.append(news), None, 300, 20.0, 0)
+    run_bounds(problem, lambda *news: told.append(news), None, SolveOptions(time_limit=20), 300)
     assert told == [("named bound", (303, "one device"))]  # what the race has already is no news
     assert [one_device_bound(problem, d, 20.0) for d in range(4)] == [291, 303, 302, 291]
     assert best_bound(make_problem(uniform(4, 200, 16), 8, objective="span"), 20.0) < 303

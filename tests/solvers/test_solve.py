@@ -17,11 +17,9 @@ from strategies import profiles
 
 from optpipe_sim import CostProfile, Schedule, build, check, simulate
 from optpipe_sim.errors import NoSolution, OptPipeError, OutOfMemory
-from optpipe_sim.solvers import solve as auto
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.race import jobs
 from optpipe_sim.solvers.race.portfolio import Race, run_race
-from optpipe_sim.solvers.shapes import solve_any
 from optpipe_sim.solvers.solve import solve
 
 
@@ -59,7 +57,9 @@ def test_it_is_never_worse_than_a_fixed_schedule_that_fits(objective: str) -> No
 
 def test_chunks_may_be_free() -> None:
     profile = uniform(4)
-    one, free = (door(profile, 8, 400, time_limit=2, workers=1) for door in (solve, solve_any))
+    one, free = (
+        solve(profile, 8, 400, time_limit=2, workers=1, chunks=chunks) for chunks in ("own", "any")
+    )
     verify(free, profile, 400)
     assert free.objective_ns < one.objective_ns  # two chunks fill the pipeline sooner
     assert free.lower_bound_ns <= free.objective_ns
@@ -166,10 +166,10 @@ def _refuses(problem: Problem, report: Any, **arguments: Any) -> None:
 def test_an_engine_alone_is_held_to_the_clock_and_its_refusal_is_raised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(auto, "exact_job", lambda problem, report, **_: sleeps(problem, report))
+    monkeypatch.setattr(jobs, "run_engine", lambda problem, report, **_: sleeps(problem, report))
     found = solve(uniform(4, 16), 8, 200, engine="cpsat", time_limit=1)
     assert found.seconds < 5
-    monkeypatch.setattr(auto, "exact_job", _refuses)
+    monkeypatch.setattr(jobs, "run_engine", _refuses)
     with pytest.raises(NoSolution, match="too much to ask"):
         solve(uniform(4, 16), 8, 200, engine="milp", time_limit=5)
 
@@ -182,19 +182,21 @@ def test_what_any_shape_finds_is_saved_on_the_way(tmp_path: Path) -> None:
         assert Schedule.load(path).programs == schedule.programs
         costs.append(cost)
 
-    found = solve_any(uniform(4), 8, 300, time_limit=2, workers=1, save=path, on_incumbent=improved)
+    found = solve(
+        uniform(4), 8, 300, time_limit=2, workers=1, save=path, on_incumbent=improved, chunks="any"
+    )
     assert costs == [cost for _, cost in found.incumbents]
     assert found.schedule is not None
     assert Schedule.load(path).programs == found.schedule.programs
     with pytest.raises(OptPipeError, match="warm start: a schedule is of one shape"):
-        solve_any(uniform(4), 8, 300, warm_start="best.json")
+        solve(uniform(4), 8, 300, warm_start="best.json", chunks="any")
 
 
 def test_interrupted_it_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("optpipe_sim.solvers.solve.run_race", interrupt)
+    monkeypatch.setattr("optpipe_sim.solvers.race.single.run_race", interrupt)
     result = solve(uniform(4, 16), 8, 200, time_limit=5)
     verify(result, uniform(4, 16), 200)
     assert result.info["interrupted"]

@@ -17,7 +17,6 @@ from optpipe_sim.errors import Deadlock, InvalidSchedule, NoSolution, OptPipeErr
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.solvers.covers import candidate_shapes, covers
-from optpipe_sim.solvers.shapes import solve_any
 from optpipe_sim.study.compare import compare
 
 SECONDS = 1.5  # enough for every option of these; most end sooner, by a proof
@@ -117,7 +116,7 @@ def test_any_chunks_are_never_slower_than_a_published_schedule(
     least = min(max(shape.least_limits) for shape in candidate_shapes(profile))
     ample = 2 * microbatches * max(cost.act_bytes for cost in profile.stages)
     limit = least + room * max(0, ample - least) // 100
-    found = solve_any(profile, microbatches, limit, time_limit=SECONDS, workers=1)
+    found = solve(profile, microbatches, limit, time_limit=SECONDS, workers=1, chunks="any")
     cost, name = fastest(profile, microbatches, limit)
     assert found.objective_ns <= cost, name
     assert found.lower_bound_ns <= min(cost, found.objective_ns)
@@ -164,7 +163,7 @@ def test_shapes_go_to_one_layer_per_stage_and_are_named() -> None:
     assert covers([own]) == "2 chunks per device in the profile's placement"
     one = load_profile({**data, "stages": {**data["stages"], "layers": 1}})  # type: ignore[dict-item]
     assert [each.chunks for each in candidate_shapes(one)] == [1]
-    found = solve_any(three, 4, 200, time_limit=1, workers=1)
+    found = solve(three, 4, 200, time_limit=1, workers=1, chunks="any")
     assert found.info["covers"] == "1 to 3 chunks per device in a loop, or 2 in a V"
     assert found.bound_name.endswith(f"least over {found.info['covers']}")
     assert solve(three, 4, 200, time_limit=1).info["covers"] == "1 chunk per device in a loop"

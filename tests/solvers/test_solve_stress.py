@@ -25,20 +25,20 @@ from optpipe_sim.errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.sim.noise import Noise
 from optpipe_sim.sim.scenarios import draw_scenarios
 from optpipe_sim.solvers import shapes
-from optpipe_sim.solvers import solve as auto
 from optpipe_sim.solvers.covers import candidate_shapes
 from optpipe_sim.solvers.cpsat.engine import solve_cpsat
 from optpipe_sim.solvers.cpsat.search import Search
 from optpipe_sim.solvers.known import known_bound, note
+from optpipe_sim.solvers.milp import engine as milp
 from optpipe_sim.solvers.online import SolverProcess
-from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.race import first
+from optpipe_sim.solvers.options import SolveOptions
+from optpipe_sim.solvers.problem import Problem, make_problem
+from optpipe_sim.solvers.race import first, jobs, single
 from optpipe_sim.solvers.race.cache import open_cache
 from optpipe_sim.solvers.race.identity import identity
-from optpipe_sim.solvers.race.jobs import exact_job
 from optpipe_sim.solvers.race.portfolio import Race, run_race
+from optpipe_sim.solvers.race.single import solve_problem
 from optpipe_sim.solvers.robust import _Field, solve_robust
-from optpipe_sim.solvers.shapes import solve_any
 from optpipe_sim.solvers.starts import offload_everything
 
 # -- disks, dead engines, Ctrl-C --------------------------------------------------------------------
@@ -77,9 +77,7 @@ def _dies(*_: Any, **__: Any) -> None:
 
 @pytest.mark.parametrize("engine", ["auto", "search"])
 def test_killed_engines_are_named_and_the_best_is_kept(engine: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(auto, "search_job", _dies)
-    monkeypatch.setattr(auto, "exact_job", _dies)
-    monkeypatch.setattr(auto, "bounds_job", _dies)
+    monkeypatch.setattr(jobs, "run_engine", _dies)
     found = solve(uniform(4, 16), 8, 200, engine, time_limit=20)
     verify(found, uniform(4, 16), 200)
     assert found.info["failures"]["search"] == "its process was killed by SIGKILL"
@@ -91,7 +89,7 @@ def _breaks(*_: Any, **__: Any) -> None:
 
 
 def test_an_engine_alone_that_breaks_is_no_answer(monkeypatch: Any) -> None:
-    monkeypatch.setattr(auto, "exact_job", _breaks)
+    monkeypatch.setattr(jobs, "run_engine", _breaks)
     with pytest.raises(OptPipeError, match="cpsat: ZeroDivisionError: by nought"):
         solve(uniform(4, 16), 8, 200, "cpsat", time_limit=5)
 
@@ -100,7 +98,7 @@ def test_ctrl_c_while_it_tidies_up(monkeypatch: Any) -> None:
     def interrupt(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(auto, "tidy", interrupt)
+    monkeypatch.setattr(single, "tidy", interrupt)
     found = solve(uniform(4, 16), 8, 200, time_limit=1)
     assert found.info["interrupted"]
     verify(found, uniform(4, 16), 200)
@@ -119,7 +117,7 @@ def test_ctrl_c_between_shapes_keeps_the_best(calls: int, monkeypatch: Any, tmp_
 
     monkeypatch.setattr(Race, "offer", count)
     path = tmp_path / "best.json"
-    found = solve_any(uniform(4, 16), 8, 200, time_limit=5, save=path)
+    found = solve(uniform(4, 16), 8, 200, time_limit=5, save=path, chunks="any")
     assert found.info["interrupted"]
     assert found.seconds < 4
     verify(found, uniform(4, 16), 200)
@@ -137,7 +135,7 @@ def test_any_shape_keeps_to_its_time_and_tells_of_all_shapes_as_one() -> None:
         if race.best is not None:
             seen.append((race.seconds, race.cost_ns, race.bound_ns))
 
-    found = solve_any(uniform(8, 16), 16, 300, time_limit=3, watch=watch)
+    found = solve(uniform(8, 16), 16, 300, time_limit=3, watch=watch, chunks="any")
     assert found.seconds < 6
     for (before, cost, bound), (after, less, more) in pairwise(seen):
         assert before <= after
@@ -159,7 +157,7 @@ def test_without_time_shapes_are_left_out(monkeypatch: Any) -> None:
             yield pair
 
     monkeypatch.setattr(first, "plain_schedules", slowly)
-    found = solve_any(uniform(4), 8, 400, time_limit=0.5)
+    found = solve(uniform(4), 8, 400, time_limit=0.5, chunks="any")
     assert found.seconds < 5
     assert len(tried) == 1
     assert 0 < found.lower_bound_ns <= found.objective_ns  # also of the others
@@ -208,29 +206,29 @@ def test_options_that_would_do_nothing_are_refused() -> None:
 def test_a_bound_on_all_shapes_is_in_no_unit_of_one_of_them() -> None:
     """One chunk costs whole ms, two cost halves: rounded up to ms a bound of 25.5 would be wrong."""
     profile = unit_profile(4)
-    found = solve_any(profile, 8, 400, time_limit=3)
+    found = solve(profile, 8, 400, time_limit=3, chunks="any")
     assert found.lower_bound_ns <= found.objective_ns
     assert found.objective_ns % 10**6 != 0
 
 
 def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
-    def only_vee(profile: Any, *rest: Any, **options: Any) -> Any:
-        if profile.shape(1).placement_name != "vee":
+    def only_vee(problem: Problem, *rest: Any) -> Any:
+        if problem.shape.placement_name != "vee":
             raise NoSolution("not this one")
-        return solve(profile, *rest, **options)
+        return solve_problem(problem, *rest)
 
-    monkeypatch.setattr(shapes, "solve", only_vee)
+    monkeypatch.setattr(shapes, "solve_problem", only_vee)
     monkeypatch.setattr(shapes, "run_adaoffload", lambda race, until: None)
     for name in ("run_plain", "run_grouped", "run_limited"):
         monkeypatch.setattr(shapes, name, lambda races, until: None)
-    found = solve_any(uniform(4), 6, 400, time_limit=3)
+    found = solve(uniform(4), 6, 400, time_limit=3, chunks="any")
     assert found.schedule is not None
     assert found.schedule.shape.placement_name == "vee"
 
 
 def test_a_disk_that_fills_ends_no_search_over_shapes(tmp_path: Path, saves: list[Any]) -> None:
     path = tmp_path / "best.json"
-    found = solve_any(uniform(4, 16), 8, 200, time_limit=2, save=path)
+    found = solve(uniform(4, 16), 8, 200, time_limit=2, save=path, chunks="any")
     assert len(saves) > 1
     assert "No space left" in found.info["failures"]["save"]
     verify(found, uniform(4, 16), 200)
@@ -262,7 +260,7 @@ def test_from_nothing_is_without_adaoffload_for_the_milp_too() -> None:
     costs = []
     for start in (known.schedule, None):
         with pytest.raises(First) as first:
-            exact_job(problem, report, "milp", start, 0, 60.0, 0)
+            milp.run(problem, report, start, SolveOptions(engine="milp", workers=1))
         costs.append(first.value.args[0])
     assert costs[0] == known.objective_ns
     assert costs[1] != known.objective_ns
@@ -301,7 +299,7 @@ def test_the_host_may_be_too_small_for_any_schedule() -> None:
 def test_the_least_limit_over_all_shapes_is_named() -> None:
     least = min(max(shape.least_limits) for shape in candidate_shapes(uniform(4)))
     with pytest.raises(OutOfMemory, match=f"least limit that works is {least}B, with"):
-        solve_any(uniform(4), 8, 1)
+        solve(uniform(4), 8, 1, chunks="any")
 
 
 def test_the_number_of_a_link_is_part_of_the_problem() -> None:

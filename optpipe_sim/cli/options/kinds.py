@@ -124,7 +124,7 @@ def sizes(text: str) -> list[int]:
 
 def treatments(text: str) -> list[str]:
     """``keep,offload,recompute``, or some of them."""
-    from ...solvers.treatments import TREATMENTS
+    from ...solvers.options import TREATMENTS
 
     given = list(filter(None, map(str.strip, text.split(","))))
     if not given or not set(given) <= set(TREATMENTS):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from typing import Any
 
+from ...solvers.options import ENGINES, KINDS, SolveOptions
 from .kinds import MOST_PROCESSES, chunks, count_to, seconds, share, treatments, whole
 from .shared import add_objective
 
@@ -13,7 +15,7 @@ def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
     """The options of whatever searches."""
     parser.add_argument(
         "--engine",
-        choices=("auto", "milp", "cpsat", "search", "adaoffload"),
+        choices=ENGINES,
         default="auto",
         help="auto (all that help, at once; default), the reconstructed MILP, CP-SAT, search over programs,"
         " or the AdaOffload greedy alone",
@@ -72,3 +74,12 @@ def add_shape(parser: ArgumentParser, kind: Callable[[str], object], help: str) 
         help="where chunks lie: loop (stage s on device s mod p) or vee (two chunks, there and back);"
         " default: the profile's own, loop where a number of --chunks is given",
     )
+
+
+def search_options(arguments: Namespace, **changes: Any) -> SolveOptions:
+    """The options of `solve` that the command line gives; `changes` come before them."""
+    given = {name: value for name, value in vars(arguments).items() if name in KINDS}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given.get("chunks") == "profile":
+        given["chunks"] = "own"
+    return SolveOptions(**{**given, "cache": not arguments.no_cache, **changes})

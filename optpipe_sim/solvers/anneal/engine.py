@@ -1,291 +1,101 @@
-"""Search over programs: annealing from several starts, evaluated by a compiled replay.
+"""The engine ``search``: greedy runs, then annealing from the best of them.
 
-Where transfers share links the evaluation follows them in the order of time, first come first
-served, each time all of it, some ten times slower. Host memory it does not see: where that may
-bind, each better schedule is replayed, and the search ends with the first that does not fit.
-
-Deterministic for a seed and a number of evaluations.
+Where activations may be recomputed `treated.engine` is in its place.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
-from random import Random
-from typing import NamedTuple
 
-import numpy as np
-
-from ...ops import BW, TRANSFERS, OpKind
 from ...schedule import Schedule
+from ..greedy.search import greedy_search
+from ..greedy.waves import wave_search
+from ..options import SolveOptions
 from ..problem import Problem
-from ..reports import Others, no_report
-from ..starts import park_first
-from . import core, times
-from .links import link_arrays
-from .state import fill_slots, make_times
+from ..reports import Others, Report, no_report
+from ..starts import offload_everything
+from .patterns import STEPS, pattern_start
+from .search import search, shares_links
 
-# Visits, over and over, each time twice as long: the temperature they begin at (in typical op
-# durations), their evaluations per op, and whether they start from the best or from one of the starts.
-VISITS = (
-    (0.01, 10, True),
-    (0.03, 40, True),
-    (0.08, 160, True),
-    (0.3, 80, False),
-    (0.15, 160, True),
-)
-# Where links are shared every evaluation is one of everything: shorter ones, and longer only every
-# other time.
-LINKED = (
-    (0.01, 20, True),
-    (0.02, 20, True),
-    (0.05, 20, True),
-    (0.1, 20, True),
-    (0.3, 80, False),
-    (0.3, 40, True),
-)
-# Each round ends with visits that begin with a microbatch parked on the hosts, and in which some of
-# the changes let microbatches pass one another. In the others these would mostly be in the way.
-PARKED, LINKED_PARKED = (0.2, 160), (0.2, 80)
-PASSING = 0.25  # of the changes
-COLD = 0.01  # the temperature they end at
-WEIGHT = 0.3  # of the mean end of an op, so that plateaus have a slope
-CHUNK_OPS = 4_000_000  # ops evaluated between two looks at the clock, some 60 ms
+# Searches by greedy runs take these parts of a search job's time, at least and at most: waves, where
+# devices have several chunks, then AdaOffload; in between, twice as long as they took to the last gain.
+WAVES, GREEDY = (0.1, 0.4), (0.2, 0.3)
+AFTER_WAVES = (0.1, 0.2)
+RUNS = 1000  # of each, where evaluations count and not the clock
+KEPT = 2  # of the schedules of each, where there are both
+PATTERNS = (0.4, 0.4)  # and where links are shared, the search for a pattern to start from
 
 
-class Programs(NamedTuple):
-    """Programs as the compiled code has them: codes (devices, room) and their number per device."""
-
-    prog: np.ndarray
-    length: np.ndarray
-
-    def copy(self) -> Programs:
-        return Programs(self.prog.copy(), self.length.copy())
-
-
-def compiled_costs(problem: Problem) -> tuple[object, ...]:
-    """What `times.evaluate` wants to know of a problem."""
-    costs = problem.profile
-    stages = costs.stages
-    unlimited = (2**55,) * costs.devices
-    return (
-        costs.durations_ns,
-        np.array([cost.act_bytes for cost in stages], np.int64),
-        np.array([cost.w_bytes for cost in stages], np.int64),
-        np.array([cost.offloadable for cost in stages], np.int64),
-        np.array(costs.placement, np.int64),
-        np.array(problem.limits or unlimited, np.int64),
-        np.array(costs.static_bytes, np.int64),
-        costs.t_comm_ns,
-        costs.occupancy_ns,
-        costs.links == "serial",
-        costs.shares_copy_engine,
-        problem.microbatches,
-        *_bits(problem),
-    )
-
-
-def _bits(problem: Problem) -> tuple[int, int]:
-    """Where the stage and the kind begin in a code, in bits."""
-    low = max(1, (problem.microbatches - 1).bit_length())
-    return low, low + max(1, (problem.shape.stages - 1).bit_length())
-
-
-def shares_links(problem: Problem) -> bool:
-    """Whether transfers of several queues go over one link."""
-    offload = problem.profile.offload
-    if offload is None or not problem.may_offload:
-        return False
-    grouped = any(len(group) > 1 for group in problem.profile.host_links)
-    return grouped or (offload.host_link == "single" and offload.copy_engines == "separate")
-
-
-def pack(problem: Problem, schedule: Schedule) -> Programs:
-    """The programs of a schedule; a BW becomes its B and its W, and where nothing limits memory
-    transfers, which could only delay, are left out."""
-    shape = problem.shape
-    low, high = _bits(problem)
-    room = (
-        5
-        * shape.microbatches
-        * max(len(shape.stages_of(device)) for device in range(shape.devices))
-        + 2
-    )
-    prog = np.full((shape.devices, room), -1, np.int64)
-    length = np.zeros(shape.devices, np.int64)
-    for device, program in enumerate(schedule.programs):
-        for op in program:
-            if op.kind in TRANSFERS and not problem.may_offload:
-                continue
-            kinds = (OpKind.B, OpKind.W) if op.kind is BW else (op.kind,)
-            for kind in kinds:
-                prog[device, length[device]] = kind << high | op.stage << low | op.microbatch
-                length[device] += 1
-    return Programs(prog, length)
-
-
-def unpack(problem: Problem, programs: Programs, name: str = "search") -> Schedule:
-    """The schedule that the programs are."""
-    codes = [row[:size] for row, size in zip(programs.prog, programs.length, strict=True)]
-    flat = np.concatenate(codes)
-    low, high = _bits(problem)
-    table = np.stack((flat >> high, flat >> low & (1 << high - low) - 1, flat & (1 << low) - 1), 1)
-    offsets = np.cumsum([0, *map(len, codes)])
-    return Schedule.from_table(problem.shape, table, offsets, meta={"name": name})
-
-
-class Workspace:
-    """The arrays that evaluations work in; one per process."""
-
-    def __init__(self, problem: Problem) -> None:
-        codes = len(OpKind) << _bits(problem)[1]
-        self.costs = compiled_costs(problem)
-        self.span_counts = problem.objective == "span"
-        self.times = make_times(codes, problem.shape.devices)
-        self.links = link_arrays(problem.profile, _bits(problem), shares_links(problem))
-
-    def evaluate(self, programs: Programs) -> tuple[int, int, int]:
-        """(makespan, longest span, sum of ends); `times.NEVER` first where it cannot go on."""
-        return times.measure(  # type: ignore[no-any-return]
-            programs.prog, programs.length, self.costs, self.links, self.times
-        )
-
-    def slots(self, programs: Programs) -> np.ndarray:
-        """Of each code the slot it stands in, or -1; until the next evaluation."""
-        fill_slots(programs.prog, programs.length, self.times.slot)
-        return self.times.slot
-
-    def cost_ns(self, programs: Programs) -> int:
-        """By the objective; `times.NEVER` where it cannot go on."""
-        makespan, span, _ = self.evaluate(programs)
-        return span if self.span_counts else makespan
-
-
-def _fits_host(problem: Problem, schedule: Schedule) -> bool:
-    """Whether what it offloads fits into the memory of the hosts."""
-    return problem.host_limit is None or problem.keeps(schedule) is not None
-
-
-def _parked(problem: Problem, work: Workspace, random: Random) -> Programs | None:
-    """A start with the first microbatch parked; None where that is no way to begin."""
-    stages = problem.shape.stages
-    if not problem.may_offload or problem.shape.chunks > 1 or problem.microbatches < 3:
-        return None
-    passed = min(random.choice((1, 2, 2, 2, 3, 4)), problem.microbatches - 1)
-    ones, twos = stages, 0
-    if random.random() < 0.6:
-        ones, twos = random.randint(stages // 2, stages), random.randint(0, stages // 2)
-    spare = [(stage < twos) + (stage < ones) for stage in range(stages)]
-    programs = pack(problem, park_first(problem, passed, spare))
-    return programs if work.cost_ns(programs) < times.NEVER else None
-
-
-def search(
+def run(
     problem: Problem,
-    starts: Iterable[Schedule],
-    *,
-    goal_ns: int = 0,
-    time_limit: float = 10.0,
-    evaluations: int | None = None,
-    seed: int = 0,
-    on_incumbent: Callable[[Schedule, int], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    report: Report,
+    start: Schedule | None,
+    options: SolveOptions,
+    bound_ns: int = 0,
     others: Others = no_report,
-) -> Schedule | None:
-    """The best schedule that annealing from `starts` finds; None where none of them fits.
+) -> None:
+    """AdaOffload in the order of waves and with its parameters searched, then annealing from the
+    best of it, from the best schedule so far and from simple offloading patterns."""
+    evaluations, seed = options.evaluations, options.seed
+    clock = _Clock(options.time_limit if evaluations is None else float("inf"))
+    runs = 10**6 if evaluations is None else RUNS
 
-    Args:
-        starts: schedules under the limit; each gets its share of the time, the best a second one.
-            Where it may pay, some with a parked microbatch are added (`starts.park_first`).
-        goal_ns: stop at this cost (a proven bound).
-        evaluations: in all; None: as many as `time_limit` (seconds) allows.
-        on_incumbent: called with each better schedule and its cost in ns.
-        others: gives schedules that were found elsewhere meanwhile, to go on from where they are better.
-    """
-    work = Workspace(problem)
-    began = time.monotonic()
-    packed: list[tuple[int, int, Programs]] = []
-    for schedule in starts:
-        programs = pack(problem, schedule)
-        cost = work.cost_ns(programs)
-        if cost < times.NEVER and _fits_host(problem, schedule):
-            packed.append((cost, len(packed), programs))
-    if not packed:
-        return None
-    packed.sort(key=lambda entry: entry[:2])
-    best, best_programs = packed[0][0], packed[0][2].copy()
-    core.seed_random(seed)
-    random = Random(seed)
-    typical = float(np.median(problem.profile.durations_ns[: OpKind.BW]))
-    weight = WEIGHT / int(best_programs.length.sum())
-    places = list(problem.profile.placement)
-    alike = places == list(range(problem.profile.devices))
-    linked = shares_links(problem)
-    listed, parked_visit = (LINKED, LINKED_PARKED) if linked else (VISITS, PARKED)
-    done, fitting = 0, True
+    def found(schedule: Schedule) -> None:
+        clock.gained()
+        report("incumbent", schedule)
 
-    def over() -> bool:
-        if best <= goal_ns or not fitting or stop():
-            return True
-        if evaluations is not None:
-            return done >= evaluations
-        return time.monotonic() - began >= time_limit
+    waves: list[Schedule] = []
+    if problem.shape.chunks > 1:
+        clock.share(*WAVES)
+        waves = wave_search(problem, clock.over, runs=runs, seed=seed, keep=KEPT, found=found)
+    clock.share(*(AFTER_WAVES if waves else GREEDY))
+    greedy = greedy_search(problem, clock.over, runs=runs, seed=seed, found=found)
+    starts = [start] if start is not None else []
+    starts += [*waves, *(greedy[:KEPT] if waves else greedy)]
+    if problem.may_offload:
+        starts += [offload_everything(problem, depth) for depth in (1, 2, problem.shape.stages)]
+    if shares_links(problem):
+        steps = STEPS if evaluations is None else min(STEPS, evaluations // 2)
+        clock.share(*PATTERNS)
+        pattern = pattern_start(problem, starts[0], clock.over, steps=steps, seed=seed)
+        if pattern is not None:
+            report("incumbent", pattern)
+            starts.append(pattern)
+    best = search(
+        problem,
+        starts,
+        goal_ns=bound_ns,
+        time_limit=clock.left,
+        evaluations=evaluations,
+        seed=seed,
+        on_incumbent=lambda schedule, _: report("incumbent", schedule),
+        others=others,
+    )
+    if best is not None:
+        report("incumbent", best)
+    if problem.host_limit is not None:
+        # where that was what ended the search, AdaOffload has the time left
+        greedy_search(problem, lambda: clock.left <= 0, runs=runs, seed=seed + 1, found=found)
 
-    def listen() -> bool:
-        """Take what others have found; returns whether it is better."""
-        nonlocal best, best_programs
-        schedule = others()
-        if schedule is None:
-            return False
-        programs = pack(problem, schedule)
-        cost = work.cost_ns(programs)
-        if cost >= best:
-            return False
-        best, best_programs = cost, programs
-        return True
 
-    def visits() -> Iterator[tuple[float, int, float, bool, Programs]]:
-        for visit in count():
-            rounds, at = divmod(visit, len(listed))
-            heat, effort, from_best = listed[(seed + at) % len(listed)]
-            start = best_programs if from_best else packed[(seed + visit) % len(packed)][2]
-            longer = 2 ** (rounds // 2 if linked else rounds)
-            yield heat, effort * longer, 0.0, from_best, start.copy()
-            if at == len(listed) - 1:
-                for _ in range(2 * longer):
-                    parked = _parked(problem, work, random)
-                    if parked is not None:
-                        yield *parked_visit, PASSING, False, parked
+class _Clock:
+    """The time of a job, and the share of it that a part may take."""
 
-    for heat, effort, passing, from_best, start in visits():
-        if over():
-            break
-        steps = effort * int(start.length.sum())
-        chunk = max(200, CHUNK_OPS // int(start.length.sum()))
-        hot, cold = heat * typical, COLD * typical
-        for at in range(0, steps, chunk):
-            if over():
-                break
-            if listen() and from_best:
-                start = best_programs.copy()
-            todo = min(chunk, steps - at)
-            if evaluations is not None:
-                todo = min(todo, evaluations - done)
-            begin, end = (hot * (cold / hot) ** (part / steps) for part in (at, at + todo))
-            before = best
-            kept = best_programs.copy() if problem.host_limit is not None else best_programs
-            best, used = core.anneal(
-                start.prog, start.length, work.costs, work.links, work.times, best_programs.prog, best_programs.length, best, todo, begin, end, work.span_counts,
-                weight, problem.may_offload, alike, goal_ns, passing,
-            )  # fmt: skip
-            done += max(used, 1)
-            if best == before:
-                continue
-            found = unpack(problem, best_programs)
-            fitting = _fits_host(problem, found)
-            if not fitting:
-                best, best_programs = before, kept
-            elif on_incumbent is not None:
-                on_incumbent(found, best)
-    return unpack(problem, best_programs)
+    def __init__(self, seconds: float) -> None:
+        self.began, self.seconds = time.monotonic(), seconds
+
+    @property
+    def left(self) -> float:
+        return self.began + self.seconds - time.monotonic()
+
+    def share(self, least: float, most: float) -> None:
+        """A part begins; it may take from `least` to `most` of the time, by what it gains."""
+        self.since = self.last = time.monotonic()
+        self.least, self.most = least * self.seconds, most * self.seconds
+
+    def gained(self) -> None:
+        self.last = time.monotonic()
+
+    def over(self) -> bool:
+        took = time.monotonic() - self.since
+        return took > min(self.most, max(self.least, 2 * (self.last - self.since)))

@@ -16,7 +16,7 @@ from ...schedule import Schedule
 from ..problem import Problem
 from . import patterns_core as core
 from .core import seed_random
-from .engine import WEIGHT, Workspace, pack, unpack
+from .search import WEIGHT, Workspace, pack, unpack
 from .times import NEVER
 
 # With one or two per period a link is hardly shared out; with more there is more to find.

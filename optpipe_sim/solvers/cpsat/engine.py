@@ -12,9 +12,10 @@ from __future__ import annotations
 import threading
 
 from ...schedule import Schedule
+from ..options import SolveOptions
 from ..problem import Problem
-from ..reports import Others, no_report
-from ..result import SolveResult
+from ..reports import Others, Report, no_report
+from ..result import SolveResult, report_result
 from .phases import CpsatOptions
 from .search import OnBound, OnIncumbent, OnModel, Search
 
@@ -69,3 +70,27 @@ def solve_cpsat(
     if warm_start is not None:
         search.offer(warm_start)
     return search.run()
+
+
+def run(
+    problem: Problem,
+    report: Report,
+    start: Schedule | None,
+    options: SolveOptions,
+    bound_ns: int = 0,
+    others: Others = no_report,
+) -> None:
+    """CP-SAT as an engine of the race: for proofs, and for what the search does not cover."""
+    found = solve_cpsat(
+        problem,
+        options.time_limit,
+        warm_start=start,
+        seed=options.seed,
+        workers=options.workers or 1,
+        lower_bound_ns=bound_ns,
+        others=others,
+        on_incumbent=lambda seconds, cost, schedule: report("incumbent", schedule),
+        on_bound=lambda seconds, bound: report("bound", bound),
+        on_model=lambda *size: report("size", size),
+    )
+    report_result(report, found)

@@ -33,8 +33,10 @@ from ...files import write_bytes
 from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...trace import Trace
+from ..options import SolveOptions
 from ..problem import Problem
-from ..result import SolveResult, make_result
+from ..reports import Others, Report, no_report
+from ..result import SolveResult, make_result, report_result
 from .model import build_model
 from .sets import MilpOptions, Sets
 from .size import size_formula
@@ -124,6 +126,34 @@ def solve_milp(
     else:
         outcome = other(solver, model, form, settings, start is not None, improved)
     return run.result(model, outcome, solver, size, (len(form.columns), len(form.low)))
+
+
+def run(
+    problem: Problem,
+    report: Report,
+    start: Schedule | None,
+    options: SolveOptions,
+    bound_ns: int = 0,
+    others: Others = no_report,
+) -> None:
+    """The reconstructed MILP as an engine of the race; it does not listen to others."""
+    # from nothing means without AdaOffload, too
+    accelerations = MilpOptions(adaoffload=start is not None)
+    report("size", size_formula(problem, accelerations))  # first, as a proof may end the race
+    found = solve_milp(
+        problem,
+        options.time_limit,
+        warm_start=start,
+        solver=options.solver,
+        seed=options.seed,
+        threads=options.workers or 1,
+        options=accelerations,
+        gap=options.gap,
+        force=options.force,
+        on_incumbent=lambda schedule, *_: report("incumbent", schedule),
+        on_bound=lambda bound: report("bound", bound),
+    )
+    report_result(report, found)
 
 
 def write_model(

@@ -14,6 +14,7 @@ from ...bounds.device.search import device_bound
 from ...bounds.lp import configuration_bounds
 from ...bounds.windows import Pipeline
 from ...schedule import Schedule
+from ..options import SolveOptions
 from ..problem import Problem
 from ..reports import Others, Report, no_report
 from .identity import identity
@@ -46,23 +47,22 @@ def best_bound(
     return _Hunt(problem, devices, time_limit, goal_ns, on_bound, others).run(True)
 
 
-def bounds_job(
+def run(
     problem: Problem,
     report: Report,
     start: Schedule | None,
-    bound_ns: int,
-    seconds: float,
-    seed: int,
+    options: SolveOptions,
+    bound_ns: int = 0,
     others: Others = no_report,
 ) -> None:
-    """The hunt for bounds as an engine of the race (see `jobs`); it draws nothing at random."""
+    """The search for bounds as an engine of the race; it draws nothing at random."""
     goal = NEVER if start is None else problem.replay(start).cost_ns
 
     def better(bound: int, name: str) -> None:
         if bound > bound_ns:
             report("named bound", (bound, name))
 
-    best_bound(problem, seconds, goal, better, others)
+    best_bound(problem, options.time_limit, goal, better, others)
 
 
 class _Hunt:

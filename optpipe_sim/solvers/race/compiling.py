@@ -16,15 +16,15 @@ from ...compiled import njit
 from ...profile_io import load_profile
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ..anneal import core as search_core
-from ..anneal.engine import search, shares_links
 from ..anneal.patterns import pattern_start
-from ..greedy.engine import greedy_search
+from ..anneal.search import search, shares_links
+from ..greedy.search import greedy_search
 from ..greedy.waves import wave_search
 from ..problem import Problem, make_problem
 from ..reports import no_report
 from ..starts import offload_everything
-from ..treated.engine import search as treated_search
-from ..treated.job import treats
+from ..treated.engine import treats
+from ..treated.search import search as treated_search
 from .bounds import best_bound
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from ...errors import NoSolution
 from ...schedules.adaoffload.adaoffload import LEAST_RUNS, adaoffload
 from ..starts import plain_schedules
-from ..treated.job import first_starts, treats
+from ..treated.engine import first_starts, treats
 from ..variants import grouped_variants, limited_variants
 from .portfolio import Race
 

@@ -1,162 +1,72 @@
-"""What an engine does when it is run: start from the best schedule so far, report what it finds.
-
-Each job is called as ``job(problem, report, start=..., bound_ns=..., seconds=..., seed=..., ...)``;
-see `portfolio.run_race` for what it reports.
-"""
+"""What each process of a race runs: which engines, from which schedule, with which options."""
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
+from importlib import import_module
+from os import cpu_count
+from typing import Any
 
-from ...schedule import Schedule
-from ..anneal.engine import search, shares_links
-from ..anneal.patterns import STEPS, pattern_start
-from ..greedy.engine import greedy_search
-from ..greedy.waves import wave_search
+from ..options import SolveOptions
 from ..problem import Problem
-from ..reports import Others, Report, no_report
-from ..starts import offload_everything
+from ..reports import Report
+from ..treated.engine import treats
+from .portfolio import Job, Race
 
-# Searches by greedy runs take these parts of a search job's time, at least and at most: waves, where
-# devices have several chunks, then AdaOffload; in between, twice as long as they took to the last gain.
-WAVES, GREEDY = (0.1, 0.4), (0.2, 0.3)
-AFTER_WAVES = (0.1, 0.2)
-RUNS = 1000  # of each, where evaluations count and not the clock
-KEPT = 2  # of the schedules of each, where there are both
-PATTERNS = (0.4, 0.4)  # and where links are shared, the search for a pattern to start from
-
-
-def search_job(
-    problem: Problem,
-    report: Report,
-    start: Schedule | None,
-    bound_ns: int,
-    seconds: float,
-    seed: int,
-    evaluations: int | None = None,
-    others: Others = no_report,
-) -> None:
-    """AdaOffload in the order of waves and with its parameters searched, then annealing from the
-    best of it, from the best schedule so far and from simple offloading patterns."""
-    clock = _Clock(seconds if evaluations is None else float("inf"))
-    runs = 10**6 if evaluations is None else RUNS
-
-    def found(schedule: Schedule) -> None:
-        clock.gained()
-        report("incumbent", schedule)
-
-    waves: list[Schedule] = []
-    if problem.shape.chunks > 1:
-        clock.share(*WAVES)
-        waves = wave_search(problem, clock.over, runs=runs, seed=seed, keep=KEPT, found=found)
-    clock.share(*(AFTER_WAVES if waves else GREEDY))
-    greedy = greedy_search(problem, clock.over, runs=runs, seed=seed, found=found)
-    starts = [start] if start is not None else []
-    starts += [*waves, *(greedy[:KEPT] if waves else greedy)]
-    if problem.may_offload:
-        starts += [offload_everything(problem, depth) for depth in (1, 2, problem.shape.stages)]
-    if shares_links(problem):
-        steps = STEPS if evaluations is None else min(STEPS, evaluations // 2)
-        clock.share(*PATTERNS)
-        pattern = pattern_start(problem, starts[0], clock.over, steps=steps, seed=seed)
-        if pattern is not None:
-            report("incumbent", pattern)
-            starts.append(pattern)
-    best = search(
-        problem,
-        starts,
-        goal_ns=bound_ns,
-        time_limit=clock.left,
-        evaluations=evaluations,
-        seed=seed,
-        on_incumbent=lambda schedule, _: report("incumbent", schedule),
-        others=others,
-    )
-    if best is not None:
-        report("incumbent", best)
-    if problem.host_limit is not None:
-        # where that was what ended the search, AdaOffload has the time left
-        greedy_search(problem, lambda: clock.left <= 0, runs=runs, seed=seed + 1, found=found)
+# Where the function ``run`` of each engine is, as seen from this room.
+ROOMS = {
+    "search": "..anneal.engine",
+    "treated": "..treated.engine",
+    "cpsat": "..cpsat.engine",
+    "milp": "..milp.engine",
+    "bounds": ".bounds",
+}
+HUNT_SHARE = 0.25  # of the time, at most, for the expensive bounds
+SMALL = 1500  # compute ops up to which CP-SAT is worth a process
 
 
-class _Clock:
-    """The time of a job, and the share of it that a part may take."""
+def jobs_of(race: Race, options: SolveOptions, cold: bool) -> list[tuple[str, Job, dict[str, Any]]]:
+    """The jobs of a race: one engine alone, or with ``auto`` one for each core. CP-SAT proves where the
+    problem is small, the others search; beside them, for a while, one looks for bounds.
 
-    def __init__(self, seconds: float) -> None:
-        self.began, self.seconds = time.monotonic(), seconds
+    Args:
+        options: the time limit is what is left. `cold`: engines start from nothing.
+    """
+    problem, cores = race.problem, options.workers or cpu_count() or 1
+    options = replace(options, workers=cores)
+    if options.engine != "auto":
+        return [_job(options.engine, race, options, cold)]
+    names = ["search"] * cores
+    ops = 3 * problem.shape.stages * problem.microbatches
+    if ops <= SMALL or problem.host_limit is not None:
+        names = ["search"] * max(1, cores - 1) + ["cpsat"]
+    each = replace(options, workers=cores if len(names) == 1 else 1)
+    jobs = [
+        _job(name, race, replace(each, seed=options.seed + number), cold)
+        for number, name in enumerate(names)
+    ]
+    if problem.limits is not None:
+        hunt = replace(each, workers=1, time_limit=HUNT_SHARE * options.time_limit)
+        _, job, arguments = _job("bounds", race, hunt, cold)
+        jobs.append(("one device", job, arguments))
+    return jobs
 
-    @property
-    def left(self) -> float:
-        return self.began + self.seconds - time.monotonic()
 
-    def share(self, least: float, most: float) -> None:
-        """A part begins; it may take from `least` to `most` of the time, by what it gains."""
-        self.since = self.last = time.monotonic()
-        self.least, self.most = least * self.seconds, most * self.seconds
-
-    def gained(self) -> None:
-        self.last = time.monotonic()
-
-    def over(self) -> bool:
-        took = time.monotonic() - self.since
-        return took > min(self.most, max(self.least, 2 * (self.last - self.since)))
+def run_engine(problem: Problem, report: Report, engine: str, **arguments: Any) -> None:
+    """Run one engine. Its room is imported here, in its process: OR-tools and Pyomo are large."""
+    import_module(ROOMS[engine], __package__).run(problem, report, **arguments)
 
 
-def exact_job(
-    problem: Problem,
-    report: Report,
-    engine: str,
-    start: Schedule | None,
-    bound_ns: int,
-    seconds: float,
-    seed: int,
-    cores: int = 1,
-    solver: str = "highs",
-    gap: float = 0.0,
-    force: bool = False,
-    others: Others = no_report,
-) -> None:
-    """An exact model, for proofs and for what the search does not cover: ``cpsat``, or ``milp``,
-    the reconstructed MILP, on a MILP solver."""
-    if engine == "cpsat":
-        from ..cpsat.engine import solve_cpsat
-
-        found = solve_cpsat(
-            problem,
-            seconds,
-            warm_start=start,
-            seed=seed,
-            workers=cores,
-            lower_bound_ns=bound_ns,
-            others=others,
-            on_incumbent=lambda seconds, cost, schedule: report("incumbent", schedule),
-            on_bound=lambda seconds, bound: report("bound", bound),
-            on_model=lambda *size: report("size", size),
-        )
-    else:
-        from ..milp.engine import solve_milp
-        from ..milp.sets import MilpOptions
-        from ..milp.size import size_formula
-
-        # from nothing means without AdaOffload, too
-        options = MilpOptions(adaoffload=start is not None)
-        report("size", size_formula(problem, options))  # first, as a proof may end the race
-        found = solve_milp(
-            problem,
-            seconds,
-            warm_start=start,
-            solver=solver,
-            seed=seed,
-            threads=cores,
-            options=options,
-            gap=gap,
-            force=force,
-            on_incumbent=lambda schedule, *_: report("incumbent", schedule),
-            on_bound=lambda bound: report("bound", bound),
-        )
-    report("size", (found.variables, found.constraints))
-    if found.status == "infeasible":
-        report("infeasible", None)
-    if found.schedule is not None:
-        report("incumbent", found.schedule)
-    report("bound", found.lower_bound_ns)
+def _job(
+    name: str, race: Race, options: SolveOptions, cold: bool
+) -> tuple[str, Job, dict[str, Any]]:
+    """The job of an engine, started from the best schedule so far."""
+    arguments: dict[str, Any] = {
+        "engine": name,
+        "start": None if cold else race.best,
+        "options": options,
+        "bound_ns": race.bound_ns,
+    }
+    if name == "search" and treats(race.problem):
+        arguments |= {"engine": "treated", "chosen": () if cold else race.starts}
+    return name, run_engine, arguments

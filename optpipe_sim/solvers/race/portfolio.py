@@ -32,7 +32,7 @@ class Race:
 
     Attributes:
         gap: how far above the bound the best may be when the race ends, as a share.
-        starts: further ones for the search that decides on treatments (see `treated.job`).
+        starts: further ones for the search that decides on treatments (see `treated.engine`).
         best, cost_ns, engine: the best schedule, its cost, and whose it is.
         bound_ns, bound_name: the best proven bound and whose it is.
         incumbents, bounds: (seconds, ns) of each improvement.

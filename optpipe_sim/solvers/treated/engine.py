@@ -1,169 +1,188 @@
-"""Search over order and treatments: annealing from several starts, evaluated by a compiled replay.
-
-Deterministic for a seed and a number of evaluations.
-"""
+"""The engine ``search`` where activations may be recomputed: greedy and plain search for every level, then
+annealing of order and treatments together from the best of them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
-from itertools import count
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
 
-import numpy as np
-
-from ...ops import BW
+from ...errors import OptPipeError
 from ...schedule import Schedule
+from ...schedules.adaoffload.adaoffload import adaoffload
+from ..anneal.search import search as plain_search
+from ..anneal.search import shares_links
+from ..greedy.search import greedy_search
+from ..greedy.waves import wave_search
+from ..options import SolveOptions
 from ..problem import Problem
-from ..reports import Others, no_report
-from . import core
-from .programs import Plan, bits, make_costs, pack, unpack
-from .state import NEVER, make_room
-from .times import evaluate
+from ..reports import Others, Report, no_report
+from ..starts import offload_everything
+from .games import Game, games, realise
+from .search import search
 
-# Visits, over and over, each time twice as long: the temperature they begin at (in typical op
-# durations), their evaluations per op, and whether they start from the best or from one of the starts.
-VISITS = (
-    (0.01, 10, True),
-    (0.03, 40, True),
-    (0.08, 160, True),
-    (0.3, 80, False),
-    (0.15, 160, True),
-)
-COLD = 0.01  # the temperature they end at
-WEIGHT = 0.3  # of the mean end of an op, so that plateaus have a slope
-CHUNK_OPS = 1_000_000  # ops evaluated between two looks at the clock, some 50 ms
+GREEDY, PLAIN = 0.12, 0.18  # of the time: greedy runs, then annealing with levels as they are
+MOST = 4  # plain problems that these go on with
+RUNS = 200  # of the greedy on each, where evaluations count and not the clock
 
 
-class Workspace:
-    """The arrays that evaluations work in; one per process."""
+class Start(NamedTuple):
+    """A schedule of a plain problem, and of the problem itself."""
 
-    def __init__(self, problem: Problem) -> None:
-        low, high = bits(problem)
-        self.problem = problem
-        self.costs = make_costs(problem)
-        self.span_counts = problem.objective == "span"
-        shape = problem.shape
-        most = max(len(shape.stages_of(device)) for device in range(shape.devices))
-        slots = 6 * shape.microbatches * most + 2
-        self.room = make_room(
-            7 << high, shape.stages << low, shape.devices, slots, self.costs.serial
-        )
-
-    def evaluate(self, plan: Plan) -> tuple[int, int, int]:
-        """(makespan, longest span, sum of ends); `NEVER` first where it cannot go on."""
-        return evaluate(  # type: ignore[no-any-return]
-            plan.prog, plan.length, plan.mode, self.costs, self.room
-        )
-
-    def cost_ns(self, plan: Plan) -> int:
-        """By the objective; `NEVER` where it cannot go on."""
-        makespan, span, _ = self.evaluate(plan)
-        return span if self.span_counts else makespan
+    cost_ns: int
+    game: Game
+    plain: Schedule
+    schedule: Schedule
 
 
-def search(
+def treats(problem: Problem) -> bool:
+    """Whether this is for the search that decides on treatments: the plain one knows offloading of
+    single activations only, and no links that keep the sender busy."""
+    offloads_stages = problem.per_stage and problem.may_offload
+    return problem.may_recompute or offloads_stages or problem.profile.sending_ns > 0
+
+
+def first_starts(
     problem: Problem,
-    starts: Iterable[Schedule],
-    *,
-    goal_ns: int = 0,
-    time_limit: float = 10.0,
-    evaluations: int | None = None,
-    seed: int = 0,
-    on_incumbent: Callable[[Schedule, int], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
-    others: Others = no_report,
-) -> Schedule | None:
-    """The best schedule that annealing from `starts` finds; None where none of them fits.
+    offer: Callable[[Schedule, str], object] = lambda schedule, name: None,
+    over: Callable[[], bool] = lambda: False,
+) -> list[Start]:
+    """The best schedules of the best few choices of levels: of AdaOffload and of simple patterns. The
+    published schedules with levels are `starts.plain_schedules`.
 
     Args:
-        starts: schedules under the limit; each gets its share of the time, the best a second one.
-        goal_ns: stop at this cost (a proven bound).
-        evaluations: in all; None: as many as `time_limit` (seconds) allows.
-        on_incumbent: called with each better schedule and its cost in ns.
-        others: gives schedules that were found elsewhere meanwhile, to go on from where they are better.
+        offer: called with each schedule and its name. `over`: asked every now and then whether to
+            stop.
     """
-    work = Workspace(problem)
-    began = time.monotonic()
-    packed: list[tuple[int, int, Plan]] = []
-    for schedule in starts:
-        plan = pack(problem, schedule)
-        cost = work.cost_ns(plan)
-        if cost < NEVER and _fits_host(problem, schedule):
-            packed.append((cost, len(packed), plan))
-    if not packed:
-        return None
-    packed.sort(key=lambda entry: entry[:2])
-    best, best_plan = packed[0][0], packed[0][2].copy()
-    core.seed_random(seed)
-    profile = problem.profile
-    typical = float(np.median(profile.durations_ns[:BW]))
-    weight = WEIGHT / int(best_plan.length.sum())
-    alike = list(profile.placement) == list(range(profile.devices)) and all(
-        [level.name for level in cost.recompute]
-        == [level.name for level in profile.stages[0].recompute]
-        for cost in profile.stages
-    )
-    done, fitting = 0, True
+    found: list[Start] = []
 
-    def over() -> bool:
-        if best <= goal_ns or not fitting or stop():
-            return True
-        if evaluations is not None:
-            return done >= evaluations
-        return time.monotonic() - began >= time_limit
+    def take(game: Game, plain: Schedule, name: str) -> None:
+        start = _start(problem, game, plain)
+        if start is not None:
+            found.append(start)
+            offer(start.schedule, name)
 
-    def listen() -> bool:
-        """Take what others have found; returns whether it is better."""
-        nonlocal best, best_plan
-        schedule = others()
-        if schedule is None:
-            return False
-        plan = pack(problem, schedule)
-        cost = work.cost_ns(plan)
-        if cost >= best:
-            return False
-        best, best_plan = cost, plan
-        return True
-
-    def visits() -> Iterator[tuple[float, int, bool, Plan]]:
-        for visit in count():
-            rounds, at = divmod(visit, len(VISITS))
-            heat, effort, from_best = VISITS[(seed + at) % len(VISITS)]
-            start = best_plan if from_best else packed[(seed + visit) % len(packed)][2]
-            yield heat, effort * 2**rounds, from_best, start.copy()
-
-    for heat, effort, from_best, start in visits():
+    for game in games(problem):
+        plain = game.problem
+        with suppress(OptPipeError):
+            take(
+                game,
+                adaoffload(plain.profile, plain.microbatches, plain.limits, None, plain.objective),
+                "adaoffload",
+            )
+        if plain.may_offload:
+            for depth in (1, 2, plain.shape.stages):
+                take(game, offload_everything(plain, depth), "search")
         if over():
             break
-        steps = effort * int(start.length.sum())
-        chunk = max(200, CHUNK_OPS // int(start.length.sum()))
-        hot, cold = heat * typical, COLD * typical
-        for at in range(0, steps, chunk):
-            if over():
-                break
-            if listen() and from_best:
-                start = best_plan.copy()
-            todo = min(chunk, steps - at)
-            if evaluations is not None:
-                todo = min(todo, evaluations - done)
-            begin, end = (hot * (cold / hot) ** (part / steps) for part in (at, at + todo))
-            before, kept = best, best_plan.copy()
-            best, used = core.anneal(
-                *start, work.costs, work.room, *best_plan, best, todo, begin, end,
-                work.span_counts, weight, problem.may_offload, alike, problem.per_stage, goal_ns,
-            )  # fmt: skip
-            done += max(used, 1)
-            if best == before:
-                continue
-            found = unpack(problem, best_plan)
-            fitting = _fits_host(problem, found)
-            if not fitting:
-                best, best_plan = before, kept
-            elif on_incumbent is not None:
-                on_incumbent(found, best)
-    return unpack(problem, best_plan)
+    return _different(found)
 
 
-def _fits_host(problem: Problem, schedule: Schedule) -> bool:
-    """Whether what it offloads fits into the memory of the hosts."""
-    return problem.host_limit is None or problem.keeps(schedule) is not None
+def run(
+    problem: Problem,
+    report: Report,
+    start: Schedule | None,
+    options: SolveOptions,
+    bound_ns: int = 0,
+    others: Others = no_report,
+    chosen: Sequence[Start] = (),
+) -> None:
+    """Search for order and treatments.
+
+    Args:
+        chosen: what `first_starts` found, if it is known.
+    """
+    seconds, evaluations, seed = options.time_limit, options.evaluations, options.seed
+    began = time.monotonic()
+
+    def left() -> float:
+        return seconds - (time.monotonic() - began)
+
+    chosen = chosen or first_starts(problem)
+    starts = [start] if start is not None else []
+    starts += [entry.schedule for entry in chosen]
+    for at, entry in enumerate(chosen):
+        share = seconds / len(chosen)
+        until = time.monotonic() + share * (GREEDY + PLAIN)
+        found = _improve(problem, entry, report, until, share, evaluations, seed + at, bound_ns)
+        starts += found
+    if shares_links(problem):
+        return
+    found_best = search(
+        problem,
+        starts,
+        goal_ns=bound_ns,
+        time_limit=left(),
+        evaluations=evaluations,
+        seed=seed,
+        on_incumbent=lambda schedule, _: report("incumbent", schedule),
+        others=others,
+    )
+    if found_best is not None:
+        report("incumbent", found_best)
+
+
+def _start(problem: Problem, game: Game, plain: Schedule) -> Start | None:
+    schedule = realise(problem, game.choice, plain)
+    try:
+        return Start(problem.replay(schedule).cost_ns, game, plain, schedule)
+    except OptPipeError:
+        return None
+
+
+def _different(found: list[Start]) -> list[Start]:
+    """The best of several choices of levels, the best first."""
+    chosen: list[Start] = []
+    for entry in sorted(found, key=lambda entry: entry.cost_ns):
+        if len(chosen) < MOST and all(entry.game.choice != other.game.choice for other in chosen):
+            chosen.append(entry)
+    return chosen
+
+
+def _improve(
+    problem: Problem,
+    entry: Start,
+    report: Report,
+    until: float,
+    seconds: float,
+    evaluations: int | None,
+    seed: int,
+    bound_ns: int,
+) -> list[Schedule]:
+    """Greedy runs, then plain annealing, for one choice of levels."""
+    plain = entry.game.problem
+    found: list[Schedule] = []
+
+    def take(schedule: Schedule) -> None:
+        start = _start(problem, entry.game, schedule)
+        if start is not None:
+            found.append(start.schedule)
+            report("incumbent", start.schedule)
+
+    counted = evaluations is not None
+    greedy_until = until - PLAIN * seconds
+
+    def over() -> bool:
+        return not counted and time.monotonic() > greedy_until
+
+    runs = RUNS if counted else 10**6
+    search_runs: Callable[..., list[Schedule]] = (
+        wave_search if plain.shape.chunks > 1 else greedy_search
+    )
+    orders = [*search_runs(plain, over, runs=runs, seed=seed, keep=2), entry.plain]
+    for order in orders:
+        take(order)
+    left = until - time.monotonic()
+    if counted or left > 0:
+        best = plain_search(
+            plain,
+            orders,
+            goal_ns=bound_ns,
+            time_limit=left,
+            evaluations=evaluations // 10 if evaluations is not None else None,
+            seed=seed,
+        )
+        if best is not None:
+            take(best)
+    return found[-2:]

@@ -14,8 +14,8 @@ from ...op_table import KEEP
 from ...ops import C, O, R
 from ...schedule import Schedule
 from ..problem import Problem
-from .engine import Workspace
 from .programs import level_names, pack
+from .search import Workspace
 
 Activation = tuple[int, int]  # stage, microbatch
 

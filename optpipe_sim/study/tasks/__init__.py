@@ -4,15 +4,15 @@ A task is a module here, named like the task, with a plain function ``run`` and 
 (to be raised when its results change: points computed by another version are computed again). The
 parameters of ``run``, by their annotations, are the keys that an experiment may give; it returns a
 row (a mapping of columns to numbers, texts, truth values, None, or lists, which tables keep as JSON)
-or several. A task that only one experiment has is a file ``task.py`` of the same kind in its folder. `CostProfile` stands for a profile; the kinds below for what else has a notation.
+or several. A parameter of the kind `SolveOptions` stands for all the options of `solve`, each of which is a key. A task that only one experiment has is a file ``task.py`` of the same kind in its folder. `CostProfile` stands for a profile; the kinds below for what else has a notation.
 """
 
 from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -21,6 +21,8 @@ from typing import Annotated, Any, get_type_hints
 from ...errors import OptPipeError, hint_for
 from ...files import read_text
 from ...profile import CostProfile as CostProfile
+from ...solvers.options import KINDS
+from ...solvers.options import SolveOptions as SolveOptions
 from ..code import module_of
 
 Row = dict[str, Any]
@@ -42,6 +44,7 @@ class Task:
     Attributes:
         kinds: per parameter, the annotation that says what values it takes.
         needed: the parameters without a default.
+        options: the parameter that is all the options of `solve`, and its default; or None.
         source: the text of its file, for a task that an experiment has in its folder.
     """
 
@@ -51,6 +54,25 @@ class Task:
     kinds: Mapping[str, Any]
     needed: Sequence[str]
     source: str = ""
+    options: tuple[str, SolveOptions] | None = None
+
+    def collected(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of an experiment's keys as the function takes them: options as one object.
+
+        Raises:
+            OptPipeError: for options that make no sense.
+        """
+        if self.options is None:
+            return dict(values)
+        name, default = self.options
+        own = {key: value for key, value in values.items() if key in self.parameters}
+        given = {key: value for key, value in values.items() if key not in self.parameters}
+        return {**own, name: replace(default, **given)}
+
+    @property
+    def parameters(self) -> Collection[str]:
+        """The names of the function's own parameters."""
+        return inspect.signature(self.run).parameters
 
     @property
     def searches(self) -> bool:
@@ -85,7 +107,12 @@ def load_task(name: str, folder: Path = Path(), source: str = "") -> Task:
     kinds.pop("return", None)
     signature = inspect.signature(module.run).parameters
     needed = tuple(key for key, value in signature.items() if value.default is value.empty)
-    return Task(name, module.VERSION, module.run, kinds, needed, source)
+    options = None
+    for key in [key for key, kind in kinds.items() if kind is SolveOptions]:
+        options = key, signature[key].default
+        kinds = {**KINDS, **kinds}  # a parameter of that name comes first
+        del kinds[key]
+    return Task(name, module.VERSION, module.run, kinds, needed, source, options)
 
 
 def _module(name: str) -> ModuleType:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from time import perf_counter
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ...bounds.bounds import lower_bound
 from ...errors import OptPipeError
 from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import adaoffload
-from ...solvers.anneal.engine import search
+from ...solvers.anneal.search import search
 from ...solvers.cpsat.engine import solve_cpsat
 from ...solvers.milp.engine import MOST_ROWS, solve_milp
 from ...solvers.milp.sets import MilpOptions
@@ -20,7 +21,7 @@ from ...solvers.problem import Problem, make_problem
 from ...solvers.result import SolveResult, make_result
 from ...solvers.solve import solve
 from ...solvers.starts import offload_everything
-from . import CostProfile, Count, Limit, Row, Seconds
+from . import CostProfile, Count, Limit, Row, Seconds, SolveOptions
 
 VERSION = 1
 Curve = Sequence[tuple[float, int]]  # (seconds, ns) of each improvement
@@ -55,8 +56,11 @@ def run(
     times = sorted(times)
     limit = min(time_limit or times[-1], times[-1])
     problem = make_problem(profile, microbatches, memory_limit)
+    effort = SolveOptions(engine="milp", time_limit=limit, seed=seed, workers=cores, solver=solver)
     closed = lower_bound(profile, microbatches, memory_limit=problem.limits)
-    _run(problem, "adaoffload", "none", 0, Effort(limit, seed, 1, ""))  # loads what is compiled
+    _run(
+        problem, "adaoffload", "none", 0, replace(effort, workers=1, solver="highs")
+    )  # loads what is compiled
     variables, constraints = size_formula(problem)
     common: Row = {
         "formula_variables": variables,
@@ -65,7 +69,7 @@ def run(
         "compute_ops": 3 * problem.shape.stages * microbatches,
     }
     try:
-        found = _run(problem, engine, start, closed.ns, Effort(limit, seed, cores, solver))
+        found = _run(problem, engine, start, closed.ns, effort)
     except OptPipeError as error:
         if engine != "milp" or constraints <= MOST_ROWS:
             raise
@@ -119,17 +123,10 @@ def _seconds(when: float) -> float:
     return math.ceil(max(0.0, when) * 1000) / 1000
 
 
-class Effort(NamedTuple):
-    """How long an engine works, and with what."""
-
-    seconds: float
-    seed: int
-    cores: int
-    solver: str
-
-
-def _run(problem: Problem, engine: str, start: str, bound_ns: int, effort: Effort) -> SolveResult:
-    seconds, seed, cores, solver = effort
+def _run(
+    problem: Problem, engine: str, start: str, bound_ns: int, effort: SolveOptions
+) -> SolveResult:
+    seconds, seed, cores = effort.time_limit, effort.seed, effort.workers or 1
     if engine in ("adaoffload", "auto"):
         return solve(
             problem.profile, problem.microbatches, problem.limits, engine, seconds, seed=seed,
@@ -140,7 +137,7 @@ def _run(problem: Problem, engine: str, start: str, bound_ns: int, effort: Effor
         given = adaoffload(problem.profile, problem.microbatches, problem.limits)
     if engine == "milp":
         return solve_milp(
-            problem, seconds, warm_start=given, solver=solver, seed=seed, threads=cores,
+            problem, seconds, warm_start=given, solver=effort.solver, seed=seed, threads=cores,
             options=MilpOptions(adaoffload=False),
         )  # fmt: skip
     if engine == "cpsat":
@@ -151,7 +148,7 @@ def _run(problem: Problem, engine: str, start: str, bound_ns: int, effort: Effor
 
 
 def _annealed(
-    problem: Problem, given: Schedule | None, bound_ns: int, effort: Effort
+    problem: Problem, given: Schedule | None, bound_ns: int, effort: SolveOptions
 ) -> SolveResult:
     began = perf_counter()
     seen: list[tuple[float, int]] = []
@@ -159,7 +156,7 @@ def _annealed(
     if not starts:
         starts = [offload_everything(problem, depth) for depth in (1, 2, problem.shape.stages)]
     best = search(
-        problem, starts, goal_ns=bound_ns, time_limit=effort.seconds, seed=effort.seed,
+        problem, starts, goal_ns=bound_ns, time_limit=effort.time_limit, seed=effort.seed,
         on_incumbent=lambda _, cost: seen.append((perf_counter() - began, cost)),
     )  # fmt: skip
     took = perf_counter() - began

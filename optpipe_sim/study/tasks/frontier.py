@@ -12,7 +12,7 @@ from ...profile import CostProfile as Profile
 from ...sim import simulate
 from ...solvers.frontier import frontier
 from ...trace import Trace
-from . import CostProfile, Count, Row, ScheduleNames, Seconds, Size
+from . import CostProfile, Count, Row, ScheduleNames, Size, SolveOptions
 
 VERSION = 1
 
@@ -24,10 +24,8 @@ def run(
     schedules: ScheduleNames | None = None,
     chunks: Count | None = None,
     placement: Literal["loop", "vee"] = "loop",
-    time_limit: Seconds = 10.0,
-    objective: Literal["flush", "span"] = "flush",
-    seed: int = 0,
     cores: Count = 1,
+    options: SolveOptions = SolveOptions(time_limit=10.0),  # noqa: B008  (frozen)
 ) -> list[Row]:
     """A family of `schedules`, of which the fastest that fits counts at each limit, or, with
     `chunks`, what `solvers.frontier` finds and proves with so many.
@@ -38,13 +36,12 @@ def run(
     """
     rows: list[Row] = []
     if schedules:
-        rows += _family(profile, microbatches, schedules, sorted(set(limits)), objective)
+        rows += _family(profile, microbatches, schedules, sorted(set(limits)), options.objective)
     if chunks is not None:
-        shaped = profile.rechunk(chunks, placement)
-        curve = frontier(
-            shaped, microbatches, limits, time_limit, objective, seed=seed, workers=cores,
-            schedules=["1f1b"],
-        )  # fmt: skip
+        settled = replace(
+            options, workers=options.workers or cores, chunks=chunks, placement=placement
+        )
+        curve = frontier(profile, microbatches, limits, schedules=["1f1b"], **vars(settled))
         for point in curve.points:
             row: Row = {
                 "part": "solved",

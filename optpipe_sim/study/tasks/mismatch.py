@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from ...errors import NoSolution, OptPipeError, OutOfMemory
 from ...names import build, parse_name
@@ -13,7 +13,7 @@ from ...profile import CostProfile as Profile
 from ...schedule import Schedule
 from ...sim import simulate_or_report
 from ...solvers.solve import solve
-from . import CostProfile, Count, Limit, Row, ScheduleNames, Seconds
+from . import CostProfile, Count, Limit, Row, ScheduleNames, SolveOptions
 from .simulate import measures, refused
 
 VERSION = 1
@@ -30,9 +30,8 @@ def run(
     slower: float = 1.0,
     chunks: Count = 1,
     placement: Literal["loop", "vee"] = "loop",
-    time_limit: Seconds = 10.0,
-    seed: int = 0,
     cores: Count = 1,
+    options: SolveOptions = SolveOptions(time_limit=10.0),  # noqa: B008  (frozen)
 ) -> list[Row]:
     """Each schedule made for the costs that are `assumed`, and made for those of `profile`, both run
     with those of `profile` (``planned_for`` says which), under one memory limit.
@@ -49,6 +48,8 @@ def run(
         another = (profile if other is None else other).rechunk(chunks, placement)
         true = with_others(true, another.scale(compute=slower), other_devices)
     thought = assumed.rechunk(chunks, placement)
+    # the profiles have these chunks and this placement by now
+    options = replace(options, workers=options.workers or cores, chunks="own", placement="own")
     rows: list[Row] = []
     for name in schedules:
         is_solved = parse_name(name)[0] == "optpipe"
@@ -57,9 +58,7 @@ def run(
             row: Row = {"schedule": name, "planned_for": planned_for}
             make: Callable[..., tuple[Schedule, Row]] = _solved if is_solved else _built
             try:
-                planned, more = make(
-                    name, costs, microbatches, memory_limit, planned, time_limit, seed, cores
-                )
+                planned, more = make(name, costs, microbatches, memory_limit, planned, options)
             except (NoSolution, OutOfMemory) as error:
                 rows.append({**row, **refused(error)})
                 continue
@@ -104,38 +103,28 @@ def _solved(
     microbatches: int,
     limit: int | None,
     start: Schedule | None,
-    time_limit: float,
-    seed: int,
-    cores: int,
+    options: SolveOptions,
 ) -> tuple[Schedule, Row]:
-    how = How(time_limit, seed, cores)
     if start is None:
-        return _from_nothing(profile, microbatches, limit, how)
-    return _solve(profile, microbatches, limit, how, _without_links(start))
-
-
-class How(NamedTuple):
-    """How long `solve` works, and with how many cores."""
-
-    time_limit: float
-    seed: int
-    cores: int
+        return _from_nothing(profile, microbatches, limit, options)
+    return _solve(profile, microbatches, limit, options, _without_links(start))
 
 
 @lru_cache(maxsize=16)  # what is assumed is the same at many points
 def _from_nothing(
-    profile: Profile, microbatches: int, limit: int | None, how: How
+    profile: Profile, microbatches: int, limit: int | None, options: SolveOptions
 ) -> tuple[Schedule, Row]:
-    return _solve(profile, microbatches, limit, how, None)
+    return _solve(profile, microbatches, limit, options, None)
 
 
 def _solve(
-    profile: Profile, microbatches: int, limit: int | None, how: How, start: Schedule | None
+    profile: Profile,
+    microbatches: int,
+    limit: int | None,
+    options: SolveOptions,
+    start: Schedule | None,
 ) -> tuple[Schedule, Row]:
-    found = solve(
-        profile, microbatches, limit, time_limit=how.time_limit, seed=how.seed,
-        workers=how.cores, warm_start=start,
-    )  # fmt: skip
+    found = solve(profile, microbatches, limit, **vars(options), warm_start=start)
     assert found.schedule is not None  # solve raises otherwise
     return found.schedule, {"lower_bound_ns": found.lower_bound_ns, "status": found.status}
 

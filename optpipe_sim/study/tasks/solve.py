@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from ...errors import NoSolution, OutOfMemory
-from ...solvers.shapes import solver_for
-from . import CostProfile, Count, Limit, Row, Seconds
+from ...solvers.solve import solve
+from . import CostProfile, Count, Limit, Row, SolveOptions
 from .simulate import measures, refused
 
 VERSION = 1
@@ -16,35 +17,25 @@ def run(
     profile: CostProfile,
     microbatches: Count,
     memory_limit: Limit = None,
-    engine: Literal["auto", "adaoffload", "search", "cpsat", "milp"] = "auto",
-    time_limit: Seconds = 10.0,
-    seed: int = 0,
     warm_start: Literal["best", "none"] = "best",
-    solver: str = "highs",
-    objective: Literal["flush", "span"] = "flush",
-    chunks: Count | Literal["own", "any"] = "own",
-    placement: Literal["own", "loop", "vee"] = "own",
     cores: Count = 1,
+    options: SolveOptions = SolveOptions(time_limit=10.0),  # noqa: B008  (frozen)
 ) -> Row:
     """The result of `solve`, its schedule's measures, and its improvements over time.
 
     ``incumbents`` and ``bounds`` are lists of [seconds, ns]. ``warm_start`` ``none`` starts the
-    engine from nothing, ``best`` from the best of AdaOffload and the published schedules; no cache
-    is used. Without a schedule ``fits`` is False, with the reason.
+    engine from nothing, ``best`` from the best of AdaOffload and the published schedules. ``workers``
+    are as many as ``cores`` unless they are given. Without a schedule ``fits`` is False, with the
+    reason.
     """
-    door, profile = solver_for(profile, chunks, None if placement == "own" else placement)
+    options = replace(options, workers=options.workers or cores)
     try:
-        found = door(
+        found = solve(
             profile,
             microbatches,
             memory_limit,
-            engine=engine,
-            time_limit=time_limit,
-            objective=objective,
-            seed=seed,
+            **vars(options),
             warm_start="none" if warm_start == "none" else None,
-            solver=solver,
-            workers=cores,
         )
     except (NoSolution, OutOfMemory) as error:
         return {**refused(error), "status": "none"}

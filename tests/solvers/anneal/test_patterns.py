@@ -7,9 +7,10 @@ from typing import Any
 from optpipe_sim import CostProfile, load_profile
 from optpipe_sim.ops import F, O
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
+from optpipe_sim.solvers.anneal.engine import run
 from optpipe_sim.solvers.anneal.patterns import PER_PERIOD, pattern_start
+from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.race.jobs import search_job
 
 
 def paired(slots: int, **offload: Any) -> CostProfile:
@@ -53,9 +54,10 @@ def test_a_search_with_shared_links_starts_from_a_pattern() -> None:
         assert what == "incumbent"
         names.append(value.meta.get("name", ""))
 
-    search_job(problem, report, None, 0, 10.0, 0, evaluations=500)
+    options = SolveOptions(engine="search", time_limit=10, evaluations=500)
+    run(problem, report, None, options)
     assert "pattern" in names
     names.clear()
     alone = make_problem(paired(2, host_link_groups=[], host_link="per_direction"), 10)
-    search_job(alone, report, None, 0, 10.0, 0, evaluations=500)
+    run(alone, report, None, options)
     assert "pattern" not in names

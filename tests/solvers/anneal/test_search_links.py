@@ -14,7 +14,7 @@ from optpipe_sim.errors import Deadlock
 from optpipe_sim.ops import TRANSFERS, OpKind
 from optpipe_sim.sim.replay import run_events
 from optpipe_sim.solvers.anneal.core import _critical
-from optpipe_sim.solvers.anneal.engine import Workspace, pack, shares_links, unpack
+from optpipe_sim.solvers.anneal.search import Workspace, pack, shares_links, unpack
 from optpipe_sim.solvers.anneal.times import NEVER
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.starts import offload_everything

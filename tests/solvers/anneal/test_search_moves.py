@@ -15,7 +15,7 @@ from optpipe_sim import Schedule
 from optpipe_sim.ops import B, F, O, OpKind, R, W
 from optpipe_sim.schedule import validate
 from optpipe_sim.solvers.anneal import moves
-from optpipe_sim.solvers.anneal.engine import Programs, Workspace, pack, search, unpack
+from optpipe_sim.solvers.anneal.search import Programs, Workspace, pack, search, unpack
 from optpipe_sim.solvers.anneal.times import NEVER
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.starts import offload_everything, park_first

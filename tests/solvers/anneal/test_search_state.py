@@ -15,7 +15,7 @@ from strategies import SEEDS
 from optpipe_sim.ops import OpKind
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.solvers.anneal import core, moves, state, tails, times
-from optpipe_sim.solvers.anneal.engine import Programs, Workspace, pack, shares_links
+from optpipe_sim.solvers.anneal.search import Programs, Workspace, pack, shares_links
 from optpipe_sim.solvers.problem import Problem
 
 FAR = 4  # times the makespan is where evaluations give up

@@ -21,12 +21,12 @@ from optpipe_sim.ops import BW, B, C, F, O, Op, R, W
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
-from optpipe_sim.solvers.anneal.engine import shares_links
+from optpipe_sim.solvers.anneal.search import shares_links
 from optpipe_sim.solvers.problem import Problem, make_problem
-from optpipe_sim.solvers.treated.engine import Workspace, search
+from optpipe_sim.solvers.treated.engine import first_starts
 from optpipe_sim.solvers.treated.games import games, realise
-from optpipe_sim.solvers.treated.job import first_starts
 from optpipe_sim.solvers.treated.programs import pack, unpack
+from optpipe_sim.solvers.treated.search import Workspace, search
 from optpipe_sim.solvers.treated.tidy import tidy_treatments
 from optpipe_sim.solvers.treatments import require_alike
 

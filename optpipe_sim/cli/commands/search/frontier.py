@@ -10,7 +10,7 @@ from ....errors import OptPipeError
 from ....files import write_text
 from ....units import format_size, format_time
 from ...options.kinds import count, names, sizes
-from ...options.search import add_search, add_shape
+from ...options.search import add_search, add_shape, search_options
 from ...options.shared import add_microbatches, add_profile
 from ...outputs.files import rewritable
 from ...status import DONE, NO
@@ -63,12 +63,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Solve under each limit; what is finished is kept and shown on Ctrl-C."""
     from ....solvers.frontier import frontier
-    from ....solvers.treatments import restrict
-    from ...inputs import read_profile, rechunked
+    from ...inputs import read_profile
     from ...outputs.frontier import show_frontier
 
-    profile = restrict(read_profile(arguments), arguments.treatments)
-    profile = rechunked(profile, arguments.chunks, arguments.placement)
+    profile = read_profile(arguments)
     done: list[Point] = []
     with out.progress("solving") as progress:
         teller = _Teller(arguments, progress, done)
@@ -77,15 +75,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             profile,
             arguments.microbatches,
             arguments.limits,
-            arguments.time_limit,
-            arguments.objective,
-            arguments.engine,
-            arguments.seed,
-            workers=arguments.workers,
-            gap=arguments.gap,
+            **vars(search_options(arguments)),
             schedules=arguments.schedules,
-            cache=not arguments.no_cache,
-            per_stage=arguments.per_stage,
             on_point=teller.point,
             on_incumbent=teller.incumbent,
             on_wait=lambda: out.wait(COMPILING),

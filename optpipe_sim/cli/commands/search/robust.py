@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from ...outputs import show
 from ...outputs.show import Out
 
 if TYPE_CHECKING:
+    from ....solvers.options import SolveOptions
     from ....solvers.robust import RobustResult
 
 
@@ -24,12 +24,13 @@ def run(
     out: Out,
     profile: CostProfile,
     files: dict[str, str],
-    options: Mapping[str, Any],
+    options: SolveOptions,
+    **hooks: Any,
 ) -> int:
     """Search for the schedule with the least mean, or quantile, of its time over samples.
 
     Args:
-        options: as `solve.solve` takes them.
+        hooks: what `solve` is to save and to tell, as it takes them.
     """
     from ....sim.noise import Noise
     from ....solvers.robust import solve_robust
@@ -52,7 +53,7 @@ def run(
                 arguments.microbatches,
                 noise=noise,
                 quantile=arguments.quantile,
-                **{**_without(options, "per_stage"), **samples, "watch": watch},
+                **{**vars(options), **hooks, **samples, "watch": watch},
             )
         except (OutOfMemory, NoSolution) as error:
             out.result(nothing(arguments, error))
@@ -61,10 +62,6 @@ def run(
     answer = {**result.measures(), "noise": arguments.noise}
     shown = partial(_show, out, arguments, profile, result, files)
     return finish(arguments, out, result.trace, answer, files, shown)
-
-
-def _without(options: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name != key}
 
 
 def _show(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.kinds import chunks, count, noise, share
-from ...options.search import add_search, add_shape
+from ...options.search import add_search, add_shape, search_options
 from ...options.shared import add_limit, add_microbatches, add_pictures, add_profile
 from ..examples import OFFLOADING
 from .common import COMPILING, finish, nothing
@@ -96,20 +97,23 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search for the best schedule; the best so far on Ctrl-C."""
     from ....schedule import Schedule
     from ....solvers.problem import make_problem
-    from ....solvers.shapes import solve_any
     from ....solvers.solve import solve
     from ....solvers.treatments import restrict
-    from ...inputs import check_start, read_profile, rechunked
+    from ...inputs import check_start, read_profile
     from ...outputs.files import rewritable
     from ...outputs.live import Log, watching
     from ...outputs.solve import show_solution
 
-    profile = restrict(read_profile(arguments), arguments.treatments)
     any_shape = _any_shape(arguments)
     if any_shape and arguments.placement:
         raise OptPipeError("--placement: --chunks any has placements of its own; leave one out")
-    if not any_shape:
-        profile = rechunked(profile, arguments.chunks, arguments.placement)
+    options = search_options(
+        arguments,
+        # it may be meant for --write-model alone
+        force=arguments.force and (arguments.engine == "milp" or not arguments.write_model),
+        **({"chunks": "any"} if any_shape else {}),
+    )
+    profile = options.rechunked(restrict(read_profile(arguments), options.treatments))
     start: Schedule | str | None = arguments.warm_start
     if start not in (None, "none"):
         start = Schedule.load(start)  # type: ignore[arg-type]
@@ -121,26 +125,16 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if arguments.noise is None and (arguments.quantile, arguments.samples) != (None, None):
         raise OptPipeError("--quantile, --samples: of what scatters; give --noise as well")
     files = _write_model(arguments, profile, start) if arguments.write_model else {}
-    options: dict[str, Any] = {
-        "engine": arguments.engine,
-        "time_limit": arguments.time_limit,
-        "objective": arguments.objective,
-        "seed": arguments.seed,
+    hooks: dict[str, Any] = {
         "on_wait": lambda: out.wait(COMPILING),
-        "workers": arguments.workers,
-        "evaluations": arguments.evaluations,
-        "gap": arguments.gap,
-        "solver": arguments.solver,
-        # it may be meant for --write-model alone
-        "force": arguments.force and (arguments.engine == "milp" or not arguments.write_model),
-        "cache": not arguments.no_cache,
-        "per_stage": arguments.per_stage,
         "save": rewritable(arguments.save),
     }
+    # the profile has the chunks and the placement by now
+    settled = options if any_shape else replace(options, chunks="own", placement="own")
     if arguments.noise:
         from . import robust
 
-        return robust.run(arguments, out, profile, files, options)
+        return robust.run(arguments, out, profile, files, settled, **hooks)
     with ExitStack() as stack:
         watchers: list[Callable[[Race], None]] = []
         log = Log(arguments.log) if arguments.log else None
@@ -148,14 +142,11 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             watchers.append(log)
         live = watching(out, "solving", arguments.time_limit)
         watchers.append(stack.enter_context(live))
-        options["watch"] = _all(watchers)
+        hooks["watch"] = _all(watchers)
         try:
-            if any_shape:
-                result = solve_any(
-                    profile, arguments.microbatches, warm_start=arguments.warm_start, **options
-                )
-            else:
-                result = solve(profile, arguments.microbatches, warm_start=start, **options)
+            result = solve(
+                profile, arguments.microbatches, **vars(settled), warm_start=start, **hooks
+            )
         except (OutOfMemory, NoSolution) as error:
             out.result(nothing(arguments, error))
             raise

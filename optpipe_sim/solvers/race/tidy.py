@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from ..errors import OptPipeError
-from ..ops import BW, O, Op, R
-from ..schedule import Schedule
-from .anneal.engine import Workspace, pack
-from .problem import Problem
+from ...errors import OptPipeError
+from ...ops import BW, O, Op, R
+from ...schedule import Schedule
+from ..anneal.search import Workspace, pack
+from ..problem import Problem
 
 SECONDS = 1.0
 

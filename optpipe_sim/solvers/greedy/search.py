@@ -20,7 +20,7 @@ from ...schedules.adaoffload.adaoffload import SETTINGS
 from ...schedules.adaoffload.runs import UNBOUNDED, Greedy, Setting
 from ...schedules.adaoffload.runs import Problem as Runs
 from ...schedules.adaoffload.state import KIND, MICROBATCH, STAGE
-from ..anneal.engine import Programs, Workspace, shares_links
+from ..anneal.search import Programs, Workspace, shares_links
 from ..problem import Problem
 
 CHOICES: dict[str, tuple[int, ...]] = {

@@ -11,7 +11,7 @@ from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import B, F, O, Op, R
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.tidy import tidy
+from optpipe_sim.solvers.race.tidy import tidy
 
 
 def profile(slots: int, copy_ns: int = 5) -> CostProfile:

@@ -1,0 +1,158 @@
+"""The options of `solve`: one frozen object that checks itself, whichever door they come through.
+
+The command line's flags, the names of schedules (``optpipe:placement=vee``), the keys of experiments
+and the keywords of `solve` are the fields of `SolveOptions`; light, so that the command line can ask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, get_type_hints
+
+from ..errors import OptPipeError
+
+if TYPE_CHECKING:
+    from ..profile import CostProfile
+
+ENGINES = ("auto", "adaoffload", "search", "cpsat", "milp")
+OBJECTIVES = ("flush", "span")
+PLACEMENTS = ("own", "loop", "vee")
+TREATMENTS = ("keep", "offload", "recompute")
+MOST_WORKERS = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolveOptions:
+    """How `solve` searches, and among which schedules.
+
+    Attributes:
+        engine: ``auto`` (all that help, at once), ``adaoffload``, ``search``, ``cpsat``, ``milp``.
+        time_limit: seconds in all.
+        objective: ``flush`` (makespan) or ``span`` (longest device span).
+        seed: of every random choice.
+        workers: processes; None: the cores there are.
+        evaluations: for the engine ``search``: stop after so many instead of by the clock, which
+            makes it deterministic.
+        gap: end where the best is proven to be this close to the best possible (0.01: 1 %).
+        solver: which MILP solver ``milp`` uses. `force`: state that model however large it is.
+        cache: start from what is kept on disk of this problem or of those like it, and keep what
+            is found (`race.cache`). Without it a run depends on nothing but its arguments.
+        published: begin with AdaOffload and the published schedules, with every value of their
+            options.
+        treatments: what may become of an activation, of ``keep, offload, recompute``; None: all
+            that the profile has. `per_stage`: all activations of a stage are treated alike.
+        chunks: per device: ``own`` (as the profile has them), a number, or ``any`` (every number and
+            placement that the profile admits).
+        placement: ``loop`` or ``vee`` (two chunks unless `chunks` says otherwise); ``own``: the
+            profile's, ``loop`` where a number of chunks is given.
+
+    Raises:
+        OptPipeError: for a value that makes no sense, or that the engine would ignore.
+    """
+
+    engine: str = "auto"
+    time_limit: float = 60.0
+    objective: str = "flush"
+    seed: int = 0
+    workers: int | None = None
+    evaluations: int | None = None
+    gap: float = 0.0
+    solver: str = "highs"
+    force: bool = False
+    cache: bool = False
+    published: bool = True
+    treatments: Sequence[str] | None = None
+    per_stage: bool = False
+    chunks: int | str = "own"
+    placement: str = "own"
+
+    def __post_init__(self) -> None:
+        _require_one_of("engine", self.engine, ENGINES)
+        _require_one_of("objective", self.objective, OBJECTIVES)
+        _require_one_of("placement", self.placement, PLACEMENTS)
+        self._check_effort()
+        self._check_shape()
+        if self.engine != "milp" and (self.solver != "highs" or self.force):
+            raise OptPipeError(f"solver, force: are for the engine 'milp', not {self.engine!r}")
+        if self.treatments is not None:
+            for name in self.treatments:
+                if name not in TREATMENTS:
+                    known = ", ".join(TREATMENTS)
+                    raise OptPipeError(f"treatments: expected some of {known}, got {name!r}")
+            object.__setattr__(self, "treatments", tuple(self.treatments))
+
+    def _check_effort(self) -> None:
+        if not self.time_limit > 0:
+            raise OptPipeError(f"time limit: must be above 0 seconds, got {self.time_limit}")
+        if not 0 <= self.gap < 1:
+            raise OptPipeError(
+                f"gap: must be a share from 0 to below 1, as in 0.01, got {self.gap}"
+            )
+        if self.workers is not None and not 1 <= self.workers <= MOST_WORKERS:
+            raise OptPipeError(f"workers: must be from 1 to {MOST_WORKERS}, got {self.workers}")
+        if self.evaluations is not None and self.evaluations < 1:
+            raise OptPipeError(f"evaluations: must be at least 1, got {self.evaluations}")
+        if self.evaluations is not None and self.engine != "search":
+            raise OptPipeError(
+                f"evaluations: only the engine 'search' counts them, not {self.engine!r}"
+            )
+
+    def _check_shape(self) -> None:
+        if self.chunks == "any":
+            if self.placement != "own":
+                raise OptPipeError(
+                    f"placement: chunks=any has placements of its own, not {self.placement}"
+                )
+            if self.evaluations is not None:
+                raise OptPipeError("evaluations: not over several shapes, which share the time")
+        elif self.chunks != "own" and (
+            isinstance(self.chunks, bool) or not isinstance(self.chunks, int) or self.chunks < 1
+        ):
+            raise OptPipeError(
+                f"chunks: expected own, any or a number of at least 1, got {self.chunks!r}"
+            )
+
+    def rechunked(self, profile: CostProfile) -> CostProfile:
+        """The profile with the chunks and the placement that are asked for.
+
+        Raises:
+            OptPipeError: where it cannot be divided so.
+        """
+        if isinstance(self.chunks, int):
+            return profile.rechunk(self.chunks, "vee" if self.placement == "vee" else "loop")
+        if self.placement == "own":
+            return profile
+        return profile.rechunk(2 if self.placement == "vee" else profile.chunks, self.placement)
+
+
+KINDS = get_type_hints(SolveOptions)  # of each option
+
+
+def parse_option(name: str, text: str) -> Any:
+    """The value of an option that is written in a schedule's name.
+
+    Raises:
+        OptPipeError: for a value that is not of its kind. ValueError: for no whole number.
+    """
+    if name == "chunks":
+        return text if text in ("own", "any") else int(text)
+    if name == "treatments":
+        return tuple(text.split("+"))
+    kind = KINDS[name]
+    if kind is bool:
+        if text not in ("yes", "no"):
+            raise OptPipeError(f"{name}={text}: expected yes or no")
+        return text == "yes"
+    if kind is float:
+        try:
+            return float(text)
+        except ValueError:
+            raise OptPipeError(f"{name}={text} is no number") from None
+    return int(text) if kind in (int, int | None) else text
+
+
+def _require_one_of(name: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        choices = "one of " + ", ".join(known) if len(known) > 2 else " or ".join(known)
+        raise OptPipeError(f"{name}: expected {choices}, got {value!r}")

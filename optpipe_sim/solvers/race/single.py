@@ -1,0 +1,121 @@
+"""Solve one problem: AdaOffload and the published schedules first, then the engines in a race."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+from ...bounds.bounds import lower_bound
+from ...errors import Infeasible, NoSolution
+from ...schedule import Schedule
+from ..anneal.search import shares_links
+from ..options import SolveOptions
+from ..problem import Problem
+from ..reports import Hooks
+from ..result import SolveResult
+from ..treated.engine import treats
+from ..treated.tidy import tidy_treatments
+from .cache import open_cache, recall, remember
+from .compiling import compile_engines
+from .first import ADAOFFLOAD, run_adaoffload, run_published
+from .jobs import jobs_of
+from .portfolio import Race, run_race
+from .tidy import tidy
+
+TIDY_SHARE = 0.1  # of the time limit, on top of it, to drop what is offloaded in vain
+TIDY_TRIES = 1000  # for that, where evaluations count and not the clock
+GRACE_S = 1.0  # for an engine alone to hand in its bound after its time
+LEAST_S = 1.0  # for the published schedules, however short the time
+FIXED_SHARE = 0.3  # of the time, at most, to build the published schedules
+
+
+def solve_problem(
+    problem: Problem,
+    options: SolveOptions,
+    start: Schedule | str | None = None,
+    hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
+) -> SolveResult:
+    """`solve` for one problem, whose chunks, placement and treatments are settled.
+
+    Args:
+        start: a schedule, or ``none``: the engines start from nothing.
+
+    Raises: as `solve`.
+    """
+    engine, cold = options.engine, start == "none"
+    if engine == "milp":
+        from ..milp.engine import require_milp
+
+        require_milp(problem, options.solver, force=options.force)
+    compile_engines(problem, hooks.on_wait)
+    race = Race(
+        problem, options.gap, save=hooks.save, on_incumbent=hooks.on_incumbent, watch=hooks.watch
+    )
+    bound = lower_bound(problem.profile, problem.microbatches, problem.objective, problem.limits)
+    race.prove(bound.ns, bound.name)
+    kept = open_cache() if options.cache else None
+    try:
+        if isinstance(start, Schedule):
+            race.offer(start, "warm start")
+        if kept is not None and not cold:
+            recall(race, kept)
+        _run(race, options, cold)
+        if race.best is not None and engine != ADAOFFLOAD:
+            _tidy(race, options)
+    except KeyboardInterrupt:
+        race.interrupted = True
+        if race.best is None:
+            raise
+    with suppress(KeyboardInterrupt):  # a second one
+        race.keep()
+        if kept is not None:
+            remember(race, kept)
+    return _result(race, engine)
+
+
+def _run(race: Race, options: SolveOptions, cold: bool) -> None:
+    """The published schedules, then the engines, until the time is over or the best is proven."""
+    engine = options.engine
+    until = options.time_limit if options.evaluations is None else float("inf")
+    # 1. AdaOffload and the published schedules, for a share of the time
+    wanted = options.published or race.best is None or engine == ADAOFFLOAD
+    if wanted and not race.proven:
+        run_adaoffload(race, FIXED_SHARE * until)
+    if engine == ADAOFFLOAD:
+        return
+    if options.published and not race.proven:
+        run_published(race, race.seconds + max(FIXED_SHARE * until, LEAST_S))
+    if race.proven:
+        return
+    # 2. the engines, for what is left of it
+    left = until - race.seconds
+    if left > 0:
+        jobs = jobs_of(race, replace(options, time_limit=left), cold)
+        run_race(race, jobs, until if engine == "auto" else until + GRACE_S)
+        if engine != "auto" and race.refusal is not None:
+            raise race.refusal
+    elif engine != "auto":
+        race.failures[engine] = "no time was left for it"
+
+
+def _tidy(race: Race, options: SolveOptions) -> None:
+    """Drop offloads and recomputations that gain nothing: they only cost memory and PCIe traffic of
+    the host, and power."""
+    assert race.best is not None
+    seconds = min(1.0, TIDY_SHARE * options.time_limit)
+    counted = options.evaluations is not None
+    limits = (float("inf"), TIDY_TRIES) if counted else (seconds, None)
+    treated = treats(race.problem) and not shares_links(race.problem)
+    tidied = (tidy_treatments if treated else tidy)(race.problem, race.best, *limits)
+    if tidied is not race.best and not race.offer(tidied, race.engine):
+        race.best = tidied
+
+
+def _result(race: Race, engine: str) -> SolveResult:
+    if race.best is None:
+        reasons = "".join(f"; {name}: {reason}" for name, reason in race.failures.items())
+        if race.infeasible:
+            raise Infeasible(f"no schedule fits the limit (proven){reasons}")
+        raise NoSolution(f"no schedule found in {race.seconds:.1f} s{reasons}")
+    race.failures.pop(ADAOFFLOAD, None)  # others have found one
+    return race.result(engine)
