@@ -148,7 +148,8 @@ def parse_option(name: str, text: str) -> Any:
         try:
             return float(text)
         except ValueError:
-            raise OptPipeError(f"{name}={text} is no number") from None
+            word = "time" if name == "time_limit" else name
+            raise OptPipeError(f"{word}={text} is no number") from None
     return int(text) if kind in (int, int | None) else text
 
 

@@ -88,11 +88,11 @@ def solve(
         per_stage=per_stage, chunks=chunks, placement=placement,
     )  # fmt: skip
     hooks = Hooks(on_incumbent, watch, on_wait, save)
-    if isinstance(warm_start, str) and warm_start != "none":
-        raise OptPipeError(f"warm start: expected a schedule or 'none', got {warm_start!r}")
     profile = options.rechunked(restrict(profile, options.treatments))
     if options.chunks == "any":
         return solve_shapes(profile, microbatches, memory_limit, options, warm_start, hooks)
+    if isinstance(warm_start, str) and warm_start != "none":
+        raise OptPipeError(f"warm start: expected a schedule or 'none', got {warm_start!r}")
     problem = make_problem(
         profile, microbatches, memory_limit, options.objective, per_stage=options.per_stage
     )

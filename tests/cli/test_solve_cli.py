@@ -346,14 +346,14 @@ def test_watchers_see_every_improvement() -> None:
 
 
 def test_a_start_of_none_is_no_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    from optpipe_sim.solvers import solve as auto
+    from optpipe_sim.solvers.race import single
 
     starts = []
 
     def run_race(race: Race, jobs: Any, until: float) -> None:
         starts.append(jobs[0][2]["start"])
 
-    monkeypatch.setattr(auto, "run_race", run_race)
+    monkeypatch.setattr(single, "run_race", run_race)
     for warm_start in (None, "none"):
         solve(load_profile(PROFILE), 6, 250, "search", 2, warm_start=warm_start)
     assert starts[0] is not None

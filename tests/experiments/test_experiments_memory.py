@@ -20,6 +20,7 @@ from optpipe_sim import build, simulate
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.plot.labels import apart, schedule_label
 from optpipe_sim.sim.lower import lower
+from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.figures import draw
 from optpipe_sim.study.points import Point, arguments, plan
@@ -262,7 +263,9 @@ def test_who_knows_better_starts_from_the_blind_plan() -> None:
     own = unit_profile(4, offload={"t_offload_ms": 3, "t_reload_ms": 3})
     pairs = {"t_offload_ms": 3, "t_reload_ms": 3, "host_link_groups": [[0, 1], [2, 3]]}
     shared = unit_profile(4, offload=pairs)
-    blind, knowing = mismatch.run(shared, own, 8, ["optpipe"], 250, time_limit=0.5)
+    blind, knowing = mismatch.run(
+        shared, own, 8, ["optpipe"], 250, options=SolveOptions(time_limit=0.5)
+    )
     assert (blind["planned_for"], knowing["planned_for"]) == ("assumed", "true")
     assert knowing["lower_bound_ns"] <= knowing["makespan_ns"] <= blind["makespan_ns"]
 
@@ -314,7 +317,9 @@ def test_what_plans_for_a_limit_gets_it() -> None:
 
 
 def test_what_is_solved_has_its_bound() -> None:
-    rows = frontier.run(unit_profile(2), 4, [50, 200], chunks=1, time_limit=1.0)
+    rows = frontier.run(
+        unit_profile(2), 4, [50, 200], chunks=1, options=SolveOptions(time_limit=1.0)
+    )
     nothing, best = rows
     assert nothing["status"] == "infeasible"
     assert nothing["least_limit_bytes"] == 100

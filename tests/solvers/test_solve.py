@@ -17,6 +17,7 @@ from strategies import profiles
 
 from optpipe_sim import CostProfile, Schedule, build, check, simulate
 from optpipe_sim.errors import NoSolution, OptPipeError, OutOfMemory
+from optpipe_sim.solvers.anneal import engine
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.race import jobs
 from optpipe_sim.solvers.race.portfolio import Race, run_race
@@ -140,8 +141,8 @@ def test_engines_hear_what_others_find() -> None:
 
 def test_a_part_of_a_search_goes_on_while_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(jobs.time, "monotonic", lambda: now[0])
-    clock = jobs._Clock(10.0)
+    monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
+    clock = engine._Clock(10.0)
 
     def until_over(gains_at: tuple[float, ...]) -> float:
         clock.share(0.1, 0.5)
