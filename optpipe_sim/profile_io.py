@@ -236,8 +236,9 @@ def _levels(reader: _Reader) -> tuple[RecomputeLevel, ...]:
             "keep_bytes": inner.amount("keep", BYTE_UNITS, needed=True),
             "work_bytes": inner.amount("work", BYTE_UNITS),
             "b_work_bytes": inner.amount("b_work", BYTE_UNITS),
+            "layers": inner.take("layers"),
         }
-        inner.finish("name, t_ms, keep_mib, work_mib, b_work_mib")
+        inner.finish("name, t_ms, keep_mib, work_mib, b_work_mib, layers")
         try:
             levels.append(RecomputeLevel(**values))
         except ProfileError as error:

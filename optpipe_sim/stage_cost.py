@@ -27,6 +27,7 @@ class RecomputeLevel:
         work_bytes: the most that is held beside it while the stage runs forward, or backward with
             the recomputation inside; None: act - keep, everything at once.
         b_work_bytes: the same for a split B, which ends holding w; None: as `work_bytes`.
+        layers: how many of the stage's layers are recomputed, where that is whole layers.
 
     Raises:
         ProfileError: names the key and what is wrong with it.
@@ -37,14 +38,15 @@ class RecomputeLevel:
     keep_bytes: int
     work_bytes: int | None = None
     b_work_bytes: int | None = None
+    layers: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name:
             raise ProfileError(f"name: expected a text that names the level, got {self.name!r}")
         for entry in fields(self):
             value = getattr(self, entry.name)
-            if entry.name != "name" and not (value is None and "work" in entry.name):
-                _check_amount(entry.name, value, 0)
+            if entry.name != "name" and not (value is None and entry.default is None):
+                _check_amount(entry.name, value, int(entry.name == "layers"))
 
     def working_bytes(self, act_bytes: int) -> int:
         """What F, or a BW that recomputes inside, holds beside `keep_bytes`."""
@@ -239,7 +241,8 @@ def _cut_level(
     """A level of recomputation for each part of a stage, whose activations are `acts`.
 
     Time and kept bytes divide as all numbers do; given working bytes stay, at most act - keep of
-    the part: a part works through its layers as the whole did.
+    the part: a part works through its layers as the whole did. How many layers are recomputed is
+    known of parts that get a whole number of them.
     """
     keeps = _within(_share(level.keep_bytes, weights), acts)
 
@@ -253,9 +256,17 @@ def _cut_level(
             keep,
             most(level.work_bytes, act, keep),
             most(level.b_work_bytes, act, keep),
+            None if level.layers is None else _whole(level.layers * weight, sum(weights)),
         )
-        for time, keep, act in zip(_share(level.t_ns, weights), keeps, acts, strict=True)
+        for time, keep, act, weight in zip(
+            _share(level.t_ns, weights), keeps, acts, weights, strict=True
+        )
     ]
+
+
+def _whole(value: int, by: int) -> int | None:
+    """`value` / `by` where that is a whole number above 0."""
+    return value // by if value and value % by == 0 else None
 
 
 def regroup(costs: Sequence[StageCost], parts: int) -> list[StageCost]:
@@ -326,6 +337,7 @@ def _merge_levels(costs: Sequence[StageCost]) -> tuple[RecomputeLevel, ...]:
                 else level.b_work_bytes
                 for cost, level in having
             )
+        counts = [level.layers for _, level in having]
         merged.append(
             RecomputeLevel(
                 name,
@@ -333,6 +345,7 @@ def _merge_levels(costs: Sequence[StageCost]) -> tuple[RecomputeLevel, ...]:
                 whole + sum(level.keep_bytes for _, level in having),
                 work,
                 b_work,
+                None if None in counts else sum(count for count in counts if count),
             )
         )
     return tuple(merged)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from recompute_cases import profile
 
-from optpipe_sim import Schedule, build, check, load_profile, simulate
+from optpipe_sim import CostProfile, Schedule, build, check, load_profile, simulate
 from optpipe_sim.errors import InvalidSchedule, ProfileError
 from optpipe_sim.ops import parse_op
 from optpipe_sim.reasons.explain import explain, why
@@ -94,6 +94,70 @@ def test_every_name_takes_a_level(name: str, apart: str) -> None:
     assert set(schedule.recompute.values()) == {"full"}
     plain = simulate(build(name, costs, 8), costs)
     assert max(trace.peak_bytes) < max(plain.peak_bytes)
+
+
+def blocks(devices: int = 2, **changes: object) -> CostProfile:
+    """Stages of four layers, of which one, two or four can be recomputed."""
+    levels = [
+        {"name": f"k{count}", "t_ns": 2 * count, "keep_bytes": 80 - 20 * count, "layers": count}
+        for count in (1, 2, 4)
+    ]
+    levels[-1]["name"] = "full"
+    stages = {"t_f_ns": 8, "t_b_ns": 8, "t_w_ns": 8, "act_bytes": 80, "w_bytes": 40, "layers": 4}
+    data = {"name": "blocks", "devices": devices, "stages": {**stages, "recompute": levels}}
+    return load_profile({**data, **changes})
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "extra_ns", "keep_bytes"),
+    [
+        ("1f1b:recompute=full,layers=1", "k1", 2, 60),
+        ("1f1b:recompute=full,layers=2", "k2", 4, 40),
+        ("1f1b:recompute=full,layers=4", "full", 8, 0),
+        ("1f1b:recompute=full,layers=9", "full", 8, 0),
+        # chunks of two layers: one of them is half of what two of four are
+        ("1f1b-i:chunks=2,recompute=full,layers=1", "k2", 2, 20),
+        ("1f1b-i:chunks=2,recompute=full,layers=2", "full", 4, 0),
+    ],
+)
+def test_block_recomputation_of_the_first_layers(
+    name: str, level: str, extra_ns: int, keep_bytes: int
+) -> None:
+    profile = blocks()
+    schedule = build(name, profile, 4)
+    assert check(schedule, profile) == []
+    assert set(schedule.recompute.values()) == {level}
+    assert len(schedule.recompute) == schedule.shape.stages
+    chosen = profile.for_shape(schedule.shape).stages[0].level(level)
+    assert chosen is not None
+    assert (chosen.t_ns, chosen.keep_bytes) == (extra_ns, keep_bytes)
+    trace = simulate(schedule, profile)
+    assert trace.recompute_ns == (4 * schedule.shape.chunks * extra_ns,) * 2
+    plain = simulate(build(name.partition(":")[0], profile, 4), profile)
+    assert trace.makespan_ns > plain.makespan_ns
+
+
+def test_layers_that_no_level_recomputes_are_named() -> None:
+    with pytest.raises(
+        InvalidSchedule,
+        match=r"layers=3: stage 0 of 2 has no level that recomputes so many layers;"
+        r" it has k1 \(1 layer\), k2 \(2 layers\), full \(4 layers\)",
+    ):
+        build("1f1b:recompute=full,layers=3", blocks(), 2)
+    with pytest.raises(InvalidSchedule, match="it has none that says its layers"):
+        build("1f1b:recompute=full,layers=3", profile(), 2)
+    with pytest.raises(InvalidSchedule, match="layers: must be at least 1, got 0"):
+        build("1f1b:recompute=full,layers=0", blocks(), 2)
+    with pytest.raises(InvalidSchedule, match="layers=2 says how to recompute; give recompute="):
+        build("1f1b:layers=2", blocks(), 2)
+
+
+def test_layers_of_a_level_divide_and_merge_with_their_stage() -> None:
+    (cost,) = set(blocks().stages)
+    halves = divide(cost, 2)
+    assert [level.layers for level in halves[0].recompute] == [None, 1, 2]
+    assert [level.layers for level in merge([cost, cost]).recompute] == [2, 4, 8]
+    assert [level.layers for level in merge(halves).recompute] == [None, 2, 4]
 
 
 def test_a_level_that_is_missing_is_named() -> None:

@@ -40,12 +40,13 @@ class Part(NamedTuple):
 
 
 class Dropped(NamedTuple):
-    """What a level drops of one stage: bytes, seconds to make it again, and the most bytes that one
-    of its layers drops."""
+    """What a level drops of one stage: bytes, seconds to make it again, the most bytes that one of
+    its layers drops, and how many layers it drops whole (None: parts of all of them)."""
 
     size: float
     seconds: float
     most: float
+    layers: int | None = None
 
 
 def parts_of(layer: Layer, machine: Machine, work: Work) -> dict[str, Part]:
@@ -105,6 +106,7 @@ def stage_levels(
                 keep,
                 min(most, act_bytes - keep),
                 min(max(most, after), act_bytes - keep),
+                dropped.layers,
             )
         )
     return tuple(levels)
@@ -141,6 +143,7 @@ def _drops(
                 sum(size for size, _ in some),
                 sum(seconds for _, seconds in some),
                 max(size for size, _ in some),
+                len(some),
             )
     return found
 

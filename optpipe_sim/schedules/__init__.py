@@ -16,7 +16,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.fused import as_split, fuse, fused_where_whole
 from ..units import parse_size
-from .recompute import at_level, parse_yes_no, with_level
+from .recompute import at_levels, everywhere, first_layers, parse_yes_no, with_levels
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Entry:
 
 
 # What any name takes.
-COMMON: dict[str, Callable[[str], Any]] = {"recompute": str, "apart": parse_yes_no}
+COMMON: dict[str, Callable[[str], Any]] = {"recompute": str, "layers": int, "apart": parse_yes_no}
 _CHUNKS = {"chunks": int}
 _GROUPED = {"chunks": int, "group": int}
 _OFFLOADED = {"chunks": int, "group": int, "offloaded": int}
@@ -101,7 +101,8 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
     Options may follow the name or be given as keywords. Chunks default to the profile's own where
     it has more than one, else to 2, for the schedules that interleave. Any name takes
     ``recompute=LEVEL``, every activation at that level, inside its backward or, with
-    ``apart=yes``, by an op of its own.
+    ``apart=yes``, by an op of its own; with ``layers=K`` only the first K layers of every stage, by
+    the level that says so.
 
     Raises:
         InvalidSchedule: for unknown names and options, and for what the schedule does not admit.
@@ -115,17 +116,24 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
     base, given = parse_name(name)
     entry = REGISTRY[base]
     given.update(_parsed(base, options, entry))
-    level, apart = given.pop("recompute", None), given.pop("apart", False)
-    if apart and level is None:
+    level, layers = given.pop("recompute", None), given.pop("layers", None)
+    apart = given.pop("apart", False)
+    if level is None and (apart or layers is not None):
+        option = "apart=yes" if apart else f"layers={layers}"
         raise InvalidSchedule(
-            f"{name}: apart=yes says how to recompute; give recompute=LEVEL as well"
+            f"{name}: {option} says how to recompute; give recompute=LEVEL as well"
         )
-    planned = as_split(profile if level is None else at_level(profile, level))
     function = getattr(import_module(f".{entry.module}", __name__), entry.function)
+
+    def planned(costs: CostProfile) -> Schedule:
+        schedule: Schedule = function(as_split(costs), microbatches, **entry.fixed, **given)
+        return schedule
+
     try:
-        schedule: Schedule = function(planned, microbatches, **entry.fixed, **given)
-        if level is not None:
-            schedule = with_level(schedule, profile, level, apart)
+        if level is None:
+            schedule = planned(profile)
+        else:
+            schedule = _recomputed(planned, profile, level, layers, apart)
     except ProfileError as error:  # more chunks than the profile has layers, say
         raise InvalidSchedule(f"{name}: {error}") from None
     try:
@@ -134,6 +142,24 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
         raise InvalidSchedule(f"{name}: {error}") from None
     schedule.meta.setdefault("name", name)
     return schedule
+
+
+def _recomputed(
+    planned: Callable[[CostProfile], Schedule],
+    profile: CostProfile,
+    level: str,
+    layers: int | None,
+    apart: bool,
+) -> Schedule:
+    """What `planned` builds for the costs at `level`, of all layers or the first `layers` of each
+    stage that it has."""
+    schedule = planned(at_levels(profile, everywhere(profile, level)))
+    costs = profile.for_shape(schedule.shape)
+    levels = everywhere(costs, level)
+    if layers is not None:
+        levels = first_layers(costs, level, layers)
+        schedule = planned(at_levels(costs, levels))
+    return with_levels(schedule, levels, apart)
 
 
 def default_chunks(profile: CostProfile, chunks: int | None) -> int:

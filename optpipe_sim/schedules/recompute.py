@@ -1,13 +1,13 @@
-"""Any schedule with recomputation: one level for every activation, inside backwards or apart.
+"""Any schedule with recomputation: one level per stage, inside backwards or apart.
 
 Published patterns know no recomputation. A pattern is built for the costs that its stages have at
-the level (`at_level`), and its programs then say so (`with_level`): that is how frameworks combine
-the two (Megatron-LM's ``--recompute-granularity``, torchtitan's activation checkpointing).
+their levels (`at_levels`), and its programs then say so (`with_levels`): that is how frameworks
+combine the two (Megatron-LM's ``--recompute-granularity``, torchtitan's activation checkpointing).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from ..errors import InvalidSchedule
@@ -15,7 +15,8 @@ from ..op_table import make_table
 from ..ops import BW, B, C, O, Op, R
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..stage_cost import StageCost
+from ..stage_cost import RecomputeLevel, StageCost
+from ..units import counted
 
 YES_NO = {"yes": True, "no": False, "true": True, "false": False}
 
@@ -31,11 +32,11 @@ def parse_yes_no(text: str) -> bool:
     return YES_NO[text.lower()]
 
 
-def at_level(profile: CostProfile, level: str) -> CostProfile:
-    """The profile as a pattern has to plan with it where every stage is recomputed at `level`.
+Levels = Sequence[str | None]  # the level of each stage; None: kept whole
 
-    Backwards last the recomputation longer, what is kept stands for the activation, and the largest
-    working memory of a stage is set aside. A stage without that level is kept whole.
+
+def everywhere(profile: CostProfile, level: str) -> Levels:
+    """`level` on every stage that has it.
 
     Raises:
         InvalidSchedule: where no stage has such a level.
@@ -46,13 +47,51 @@ def at_level(profile: CostProfile, level: str) -> CostProfile:
             f"recompute={level}: the profile {profile.name} has no such level; it has"
             f" {', '.join(known) or 'none (give its stages a list recompute)'}"
         )
-    return profile.map_stages(lambda _, cost: _plain(cost, level))
+    return [level if cost.level(level) else None for cost in profile.stages]
 
 
-def _plain(cost: StageCost, level: str) -> StageCost:
-    """A stage that costs without levels what it costs at `level`, but for its working memory, which
-    it holds all the time."""
-    found = cost.level(level)
+def first_layers(profile: CostProfile, level: str, layers: int) -> Levels:
+    """On every stage the level that recomputes the first `layers` of its layers as `level`
+    recomputes all of them: Megatron-LM's ``--recompute-method block --recompute-num-layers``. A
+    stage of no more layers than that is recomputed at `level`.
+
+    Raises:
+        InvalidSchedule: where no stage has `level`, or one has no level for that many layers.
+    """
+    if layers < 1:
+        raise InvalidSchedule(f"layers: must be at least 1, got {layers}")
+    found = list(everywhere(profile, level))
+    for stage, cost in enumerate(profile.stages):
+        whole = cost.level(level)
+        if whole is None or (whole.layers is not None and whole.layers <= layers):
+            continue
+        fitting = [one.name for one in cost.recompute if one.layers == layers]
+        if not fitting:
+            known = ", ".join(
+                f"{one.name} ({counted(one.layers, 'layer')})"
+                for one in cost.recompute
+                if one.layers is not None
+            )
+            raise InvalidSchedule(
+                f"layers={layers}: stage {stage} of {profile.chunks * profile.devices} has no level"
+                f" that recomputes so many layers; it has {known or 'none that says its layers'}"
+            )
+        found[stage] = fitting[0]
+    return found
+
+
+def at_levels(profile: CostProfile, levels: Levels) -> CostProfile:
+    """The profile as a pattern has to plan with it where each stage is recomputed at its level.
+
+    Backwards last the recomputation longer, what is kept stands for the activation, and the largest
+    working memory of a stage is set aside.
+    """
+    return profile.map_stages(lambda stage, cost: _plain(cost, cost.level(levels[stage] or "")))
+
+
+def _plain(cost: StageCost, found: RecomputeLevel | None) -> StageCost:
+    """A stage that costs without levels what it costs at one, but for its working memory, which it
+    holds all the time."""
     if found is None:
         return replace(cost, recompute=())
     times = make_table([replace(cost, recompute=(found,))]).duration_ns[:, 0, 1]
@@ -73,20 +112,28 @@ def _plain(cost: StageCost, level: str) -> StageCost:
     )
 
 
-def with_level(schedule: Schedule, profile: CostProfile, level: str, apart: bool) -> Schedule:
-    """The schedule with every activation recomputed at `level`, where its stage has it: inside its
-    backward, or `apart`, by an op C right before it, which then runs while the backward would wait
-    for its gradient."""
-    costs = profile.for_shape(schedule.shape).stages
-    stages = {stage for stage, cost in enumerate(costs) if cost.level(level) is not None}
+def with_levels(schedule: Schedule, levels: Levels, apart: bool) -> Schedule:
+    """The schedule with every activation recomputed at the level of its stage: inside its backward,
+    or `apart`, by an op C right before it, which then runs while the backward would wait for its
+    gradient."""
 
     def spelt(program: tuple[Op, ...]) -> Iterator[Op]:
         for op in program:
-            if apart and op.kind in (B, BW) and op.stage in stages:
+            if apart and op.kind in (B, BW) and levels[op.stage] is not None:
                 yield Op(C, op.stage, op.microbatch)
             yield op
 
     return schedule.replace(
         programs=[tuple(spelt(program)) for program in schedule.programs],
-        recompute={str(stage): level for stage in sorted(stages)},
+        recompute={str(stage): level for stage, level in enumerate(levels) if level is not None},
     )
+
+
+def at_level(profile: CostProfile, level: str) -> CostProfile:
+    """`at_levels`, with `level` on every stage that has it."""
+    return at_levels(profile, everywhere(profile, level))
+
+
+def with_level(schedule: Schedule, profile: CostProfile, level: str, apart: bool) -> Schedule:
+    """`with_levels`, with `level` on every stage that has it."""
+    return with_levels(schedule, everywhere(profile.for_shape(schedule.shape), level), apart)

@@ -43,6 +43,12 @@ def test_levels_are_a_chain(model: str, flash: bool) -> None:
         full = cost.recompute[-1]
         assert full.t_ns <= cost.t_f_ns
         assert (full.work_bytes or 0) <= cost.act_bytes - full.keep_bytes
+        whole = [level.layers for level in cost.recompute if level.name.startswith("full")]
+        parts = [level.layers for level in cost.recompute if not level.name.startswith("full")]
+        ends = {0, len(profile.stages) - 1}
+        outside = sum(profile.stages.index(cost) == end for end in ends)  # embedding or head
+        assert whole[-1] == (cost.layers or 0) - outside
+        assert set(parts) <= {None}
     # a stage without embedding and head is recomputed in the time of its forward
     middle = profile.stages[3]
     assert middle.recompute[-1].t_ns == pytest.approx(middle.t_f_ns, rel=1e-6)
