@@ -15,6 +15,7 @@ from .version import __version__ as __version__
 if TYPE_CHECKING:
     from .checker.check import check as check
     from .costs.advise.advise import advise as advise
+    from .costs.advise.evaluate import evaluate as evaluate
     from .costs.estimate import estimate as estimate
     from .names import build as build
     from .ops import Op as Op
@@ -42,6 +43,7 @@ _HOME = {
     "check": ".checker.check",
     "compare": ".study.compare",
     "estimate": ".costs.estimate",
+    "evaluate": ".costs.advise.evaluate",
     "explain": ".reasons.explain",
     "frontier": ".solvers.frontier",
     "gantt": ".plot.gantt",

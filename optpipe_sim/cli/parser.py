@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from ..errors import OptPipeError, hint_for, one_line
 from ..version import __version__
-from .commands.costs import advise, estimate, machines, models, profile
+from .commands.costs import advise, estimate, evaluate, machines, models, profile
 from .commands.replay import check, compare, explain, export, simulate
 from .commands.runs import confirm, train
 from .commands.search import cache, frontier, solve
@@ -41,6 +41,7 @@ COMMANDS: dict[str, Command] = {
     "explain": explain,
     "estimate": estimate,
     "advise": advise,
+    "evaluate": evaluate,
     "profile": profile,
     "models": models,
     "machines": machines,

@@ -56,6 +56,7 @@ _OPTIONS = [
     "dtype",
     "exchange",
     "layers",
+    "levels",
 ]
 _MEASURED = ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms", "iteration_ms", "peak_gib", "profile")
 _GIB = 2**30

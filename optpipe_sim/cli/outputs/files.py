@@ -36,6 +36,7 @@ OUTPUTS = (
     "save_trace",
     "save",
     "save_profile",
+    "save_measurement",
     "write_model",
     "log",
     "csv",

@@ -214,6 +214,8 @@ class Advice:
             found.append(reason if plausible is None else f"not plausible: {reason}")
         if row.peak_bytes > machine.usable_bytes * (1 - MEMORY_ERROR):
             found.append(f"memory within {MEMORY_ERROR:.1%} of all there is, its usual error")
+        if row.trace.recomputed:
+            found.append("no run was compared that recomputes at levels")
         if row.trace.offloaded:
             found.append("copies rest on the data sheet's PCIe rates")
         parts = self.parts(row)
@@ -303,6 +305,9 @@ def _parts(row: Row, question: Question) -> dict[str, float]:
     sent += plain.meta["time_spent"]["messages"] * _work(plain) / whole
     devices, total = row.profile.devices, row.iteration_ns
     busy = sum(trace.busy_ns) / devices / total
+    # levels of recomputation are no part of the profile's own ops
+    levels = sum(trace.recompute_ns) / max(1, sum(trace.busy_ns))
+    again, sent = again * (1 - levels) + levels, sent * (1 - levels)
     idle = {cause: ns / devices / total for cause, ns in trace.idle_ns.items()}
     once = row.profile.meta["iteration"]
     return {

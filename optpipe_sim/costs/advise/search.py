@@ -91,6 +91,20 @@ def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, T
     return name, _trace(schedule, profile, base in UNDER_LIMIT)
 
 
+def replayed_freely(profile: CostProfile, microbatches: int, name: str) -> Trace:
+    """A named schedule's replay, not held back by the profile's limit (unless the schedule plans for
+    it), and whether it fits.
+
+    Raises:
+        OptPipeError: where the schedule does not admit the profile, or nothing keeps the limit.
+    """
+    base, options = parse_name(name)
+    if base in LOOP:
+        options["chunks"] = profile.chunks
+    schedule = build(base, profile, microbatches, **options)
+    return _trace(schedule, profile, base in UNDER_LIMIT)
+
+
 def _trace(schedule: Schedule, profile: CostProfile, enforce: bool) -> Trace:
     trace = simulate(schedule, profile, enforce=enforce)
     host = profile.offload.host_limit_bytes if profile.offload else None

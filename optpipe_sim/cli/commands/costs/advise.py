@@ -210,8 +210,7 @@ def _show(out: Out, found: Advice) -> None:
     out.print(table)
     out.print()
     best = found.rows[0]
-    spent = sorted(found.parts(best).items(), key=lambda part: -part[1])
-    text = ", ".join(f"{name} {share:.1%}" for name, share in spent if share >= 0.001)
+    text = parts_text(found.parts(best))
     out.print(Text("time of the best: ", "dim").append(text, "default"), soft_wrap=True)
     out.print(
         Text("layers per stage: ", "dim").append(
@@ -269,6 +268,12 @@ def _show(out: Out, found: Advice) -> None:
             ),
             soft_wrap=True,
         )
+
+
+def parts_text(parts: dict[str, float]) -> str:
+    """Where the time goes, the largest share first."""
+    spent = sorted(parts.items(), key=lambda part: -part[1])
+    return ", ".join(f"{name} {share:.1%}" for name, share in spent if share >= 0.001)
 
 
 def mfu_words(causal: float) -> str:

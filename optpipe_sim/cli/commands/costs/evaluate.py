@@ -1,0 +1,254 @@
+"""``evaluate``: what one runs today, predicted, beside what it takes."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import TYPE_CHECKING
+
+from ....errors import OptPipeError
+from ...options.kinds import count, positive, size
+from ...options.models import (
+    add_kernels,
+    add_layers,
+    add_machine,
+    add_model,
+    layer_list,
+    model_and_machine,
+)
+from ...status import DONE
+
+if TYPE_CHECKING:
+    from ....costs.advise.evaluate import Evaluation
+    from ...outputs.show import Out
+
+EXAMPLE = (
+    "optpipe-sim evaluate --model llama3-70b --machine h100 --gpus 64 --pp 4 --tp 8 -m 32 --seq 8192"
+    " --measured-ms 9500 --measured-gib 66"
+)
+SUMMARY = "predict the configuration that you run today, beside what you measured"
+_SPLIT = (
+    ("pp", "devices along the pipeline"),
+    ("tp", "devices that share each layer's matrices"),
+    ("cp", "devices that share the sequence"),
+    ("ep", "devices that share the experts"),
+    ("microbatch", "sequences per microbatch"),
+    ("chunks", "stages per device of the pipeline"),
+)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `evaluate` understands."""
+    add_model(parser)
+    add_machine(parser)
+    parser.add_argument(
+        "--gpus", type=count, required=True, metavar="N", help="GPUs in all, replicas included"
+    )
+    parser.add_argument("--seq", type=count, required=True, metavar="N", help="tokens per sequence")
+    batch = parser.add_mutually_exclusive_group(required=True)
+    batch.add_argument(
+        "-m",
+        "--microbatches",
+        type=count,
+        metavar="M",
+        help="microbatches per iteration of one replica (gradient accumulation)",
+    )
+    batch.add_argument(
+        "--global-batch", type=count, metavar="N", help="or: sequences per iteration, in all"
+    )
+    for name, text in _SPLIT:
+        parser.add_argument(f"--{name}", type=count, default=1, metavar="N", help=f"{text} (1)")
+    parser.add_argument(
+        "--zero",
+        type=int,
+        choices=(0, 1, 2, 3),
+        help="what replicas share out: 1 optimizer states, 2 and gradients, 3 and weights (1)",
+    )
+    add_layers(parser)
+    parser.add_argument(
+        "--schedule",
+        metavar="NAME",
+        help="by name (default: 1f1b, or 1f1b-i with --chunks); 1f1b:recompute=LEVEL for levels of"
+        " estimate --levels",
+    )
+    parser.add_argument(
+        "--recompute",
+        choices=("none", "norms", "full"),
+        default="none",
+        help="done again in B: nothing; norms, activation functions and dropout; the whole layer",
+    )
+    add_kernels(parser)
+    parser.add_argument(
+        "--memory-limit", metavar="SIZE", type=size, help="per device; default: what is left of all"
+    )
+    measured = parser.add_mutually_exclusive_group()
+    measured.add_argument(
+        "--measured-ms", type=positive, metavar="MS", help="what an iteration takes"
+    )
+    measured.add_argument(
+        "--measured-tokens-per-s", type=positive, metavar="N", help="or: tokens per second, in all"
+    )
+    parser.add_argument(
+        "--measured-gib",
+        type=positive,
+        metavar="GIB",
+        help="peak memory of the fullest GPU (torch.cuda.max_memory_allocated; nvidia-smi also"
+        " counts what driver and libraries take)",
+    )
+    parser.add_argument("--save-profile", metavar="P.yaml", help="write the estimated profile")
+    parser.add_argument("--save", metavar="S.json", help="write the schedule")
+    parser.add_argument(
+        "--save-measurement",
+        metavar="F.yaml",
+        help="write what was measured, as advise and estimate take it with --calibrate",
+    )
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Predict, compare, show, write."""
+    from ....costs.advise.evaluate import evaluate
+
+    model, machine, fitted = model_and_machine(arguments)
+    gib = arguments.measured_gib
+    found = evaluate(
+        model,
+        machine,
+        arguments.gpus,
+        arguments.seq,
+        microbatches=_microbatches(arguments),
+        **{name: getattr(arguments, name) for name, _ in _SPLIT},
+        schedule=arguments.schedule,
+        zero=arguments.zero,
+        layers=layer_list(arguments.layers),
+        recompute=arguments.recompute,
+        flash=not arguments.no_flash,
+        dtype=arguments.dtype,
+        exchange=arguments.exchange,
+        memory_limit=arguments.memory_limit,
+        calibration=fitted,
+        measured_ns=_measured_ns(arguments),
+        measured_bytes=None if gib is None else round(gib * 2**30),
+    )
+    files = _write(arguments, found)
+    out.result({**found.to_json(), "files": files})
+    _show(out, found)
+    from ...outputs.show import written
+
+    written(out, files)
+    _next(out, arguments)
+    return DONE
+
+
+def _microbatches(arguments: argparse.Namespace) -> int:
+    if arguments.microbatches is not None:
+        return int(arguments.microbatches)
+    replicas = max(1, arguments.gpus // (arguments.pp * arguments.tp * arguments.cp))
+    m, rest = divmod(arguments.global_batch, replicas * arguments.microbatch)
+    if rest or not m:
+        raise OptPipeError(
+            f"--global-batch {arguments.global_batch}: is not a multiple of {replicas} replicas x"
+            f" --microbatch {arguments.microbatch}"
+        )
+    return int(m)
+
+
+def _measured_ns(arguments: argparse.Namespace) -> float | None:
+    if arguments.measured_ms is not None:
+        return float(arguments.measured_ms * 1e6)
+    if arguments.measured_tokens_per_s is None:
+        return None
+    replicas = arguments.gpus // (arguments.pp * arguments.tp * arguments.cp)
+    sequences = replicas * arguments.microbatch * _microbatches(arguments)
+    return float(sequences * arguments.seq / arguments.measured_tokens_per_s * 1e9)
+
+
+def _write(arguments: argparse.Namespace, found: Evaluation) -> dict[str, str]:
+    files = {}
+    if arguments.save_profile:
+        from ....profile_io import save_profile
+
+        save_profile(found.row.profile, arguments.save_profile)
+        files[arguments.save_profile] = "the profile"
+    if arguments.save:
+        found.row.trace.schedule.save(arguments.save)
+        files[arguments.save] = "the schedule"
+    if arguments.save_measurement:
+        from ....files import write_mapping
+
+        row = {**found.measurement(), "model": arguments.model}
+        write_mapping(arguments.save_measurement, {"rows": [row]})
+        files[arguments.save_measurement] = "the measurement; give it to advise with --calibrate"
+    return files
+
+
+def _show(out: Out, found: Evaluation) -> None:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    from ....units import format_size, format_time
+    from .advise import mfu_words, parts_text
+
+    row, question, choice = found.row, found.advice.question, found.row.choice
+    out.print(
+        Text(f"{question.model.name} on {question.gpus} x {question.machine.title}:", "bold"),
+        f"{choice}, zero {choice.zero}, {row.schedule}, {choice.microbatches} microbatches of"
+        f" {choice.microbatch} x {question.seq} tokens, recompute {choice.recompute}",
+        soft_wrap=True,
+    )
+    out.print()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
+    for head in ("", "predicted", "measured", "measured / predicted"):
+        table.add_column(head, justify="right" if head else "left", no_wrap=True)
+    time, tokens = found.time_ratio, found.measured_tokens_per_s
+    mfus = found.measured_mfu(), found.measured_mfu(causal=True)
+    peak = found.measured_bytes
+    for name, predicted, measured, ratio in (
+        (
+            "time per iteration",
+            format_time(row.iteration_ns),
+            found.measured_ns and format_time(found.measured_ns),
+            time,
+        ),
+        (
+            "tokens/s",
+            f"{row.tokens_per_s:,.0f}",
+            tokens and f"{tokens:,.0f}",
+            time and 1 / time,
+        ),
+        ("MFU", f"{row.mfu:.1%}", mfus[0] and f"{mfus[0]:.1%}", time and 1 / time),
+        ("  causal half", f"{row.mfu_causal:.1%}", mfus[1] and f"{mfus[1]:.1%}", None),
+        (
+            "peak memory",
+            format_size(row.peak_bytes),
+            peak and format_size(peak),
+            found.memory_ratio,
+        ),
+    ):
+        table.add_row(name, predicted, measured or "-", f"{ratio:.3f}" if ratio else "")
+    out.print(table)
+    out.print()
+    out.print(Text("time: ", "dim").append(parts_text(found.advice.parts(row))), soft_wrap=True)
+    out.print(Text(f"MFU: {mfu_words(row.mfu_causal)}", "dim"), soft_wrap=True)
+    sure = found.advice.basis
+    sure += "" if found.advice.error is not None else "; no error can be stated for this case"
+    out.print(Text("how sure: ", "dim").append(sure, "default"), soft_wrap=True)
+    for text in (*found.advice.doubts(row), *found.findings()):
+        style = "yellow" if "not plausible" in text or "not to fit" in text else ""
+        out.print(Text(f"          {text}", style), soft_wrap=True)
+
+
+def _next(out: Out, arguments: argparse.Namespace) -> None:
+    """What to ask next, with the measured numbers if there are some."""
+    from ...outputs.show import hint, program
+
+    words = ["advise", "--model", arguments.model, "--machine", arguments.machine]
+    words += ["--gpus", str(arguments.gpus), "--seq", str(arguments.seq)]
+    replicas = arguments.gpus // (arguments.pp * arguments.tp * arguments.cp)
+    batch = arguments.microbatches and arguments.microbatches * replicas * arguments.microbatch
+    words += ["--global-batch", str(batch or arguments.global_batch)]
+    if arguments.save_measurement:
+        words += ["--calibrate", arguments.save_measurement]
+    elif _measured_ns(arguments) or arguments.measured_gib:
+        hint(out, "let advice go by what you measured: --save-measurement mine.yaml")
+    hint(out, f"{program()} {shlex.join(words)}", code=True)

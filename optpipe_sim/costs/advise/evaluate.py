@@ -1,0 +1,246 @@
+"""`evaluate`: the configuration that one runs today, predicted, beside what it really takes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...bounds.bounds import lower_bound
+from ...errors import OptPipeError
+from ...names import parse_name
+from ...solvers.starts import LOOP, VEE
+from ...units import format_size, format_time, parse_size
+from ..calibrate import Calibration
+from ..doubt import kind_of, plausibility
+from ..estimate import estimate
+from ..machine_files import load_machine
+from ..machines import Machine
+from ..model_files import load_model
+from ..models import Model
+from ..provenance import iteration_ns, mfu
+from .advise import Source
+from .rows import MEMORY_ERROR, Advice, Row
+from .search import replayed_freely
+from .space import Choice, Question
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One configuration, predicted and measured.
+
+    Attributes:
+        advice: the question, with the configuration as its only row.
+        measured_ns, measured_bytes: an iteration, and the peak of the fullest GPU; None: not said.
+    """
+
+    advice: Advice
+    measured_ns: float | None = None
+    measured_bytes: int | None = None
+
+    @property
+    def row(self) -> Row:
+        """The prediction."""
+        return self.advice.rows[0]
+
+    @property
+    def time_ratio(self) -> float | None:
+        """Measured over predicted time of an iteration."""
+        return None if self.measured_ns is None else self.measured_ns / self.row.iteration_ns
+
+    @property
+    def memory_ratio(self) -> float | None:
+        """Measured over predicted peak memory."""
+        return None if self.measured_bytes is None else self.measured_bytes / self.row.peak_bytes
+
+    def measured_mfu(self, causal: bool = False) -> float | None:
+        """The MFU of the measured time; see `provenance.mfu`."""
+        if self.measured_ns is None:
+            return None
+        return mfu(self.row.profile, self.measured_ns, self.row.choice.microbatches, causal)
+
+    @property
+    def measured_tokens_per_s(self) -> float | None:
+        """Over all GPUs."""
+        return None if self.measured_ns is None else self.row.tokens / (self.measured_ns * 1e-9)
+
+    def findings(self) -> list[str]:
+        """What the measured numbers say of the prediction, and what doubt remains, in sentences."""
+        found = []
+        if self.measured_ns is not None:
+            found += self._of_time(self.measured_ns)
+        if self.measured_bytes is not None:
+            found.append(self._of_memory(self.measured_bytes))
+        if not self.row.trace.fits:
+            limit = format_size(self.advice.question.limit_bytes)
+            found.append(f"predicted not to fit: {format_size(self.row.peak_bytes)} of {limit}")
+        return found
+
+    def _of_time(self, measured_ns: float) -> list[str]:
+        doubt, error = self.advice.doubt(self.row), self.row.iteration_ns / measured_ns - 1
+        off = f"the predicted time is {abs(error):.1%} too {'long' if error > 0 else 'short'}"
+        if doubt.error is None or doubt.worst is None:
+            found = [f"{off}; no comparable run tells whether that is usual"]
+        elif abs(error) <= doubt.error:
+            found = [f"{off}: as near as compared runs are in the median ({doubt.error:.1%})"]
+        elif abs(error) <= abs(doubt.worst):
+            found = [
+                f"{off}: further off than compared runs are in the median ({doubt.error:.1%}), nearer"
+                f" than the worst of the {doubt.runs} ({doubt.worst:+.0%})"
+            ]
+        else:
+            found = [
+                f"{off}: further off than any of the {doubt.runs} compared runs (worst"
+                f" {doubt.worst:+.0%}); compare kernels, number format, overlap and the batch"
+            ]
+        if measured_ns < self.row.bound_ns:
+            found.append(
+                f"no schedule takes less than {format_time(self.row.bound_ns)} at the estimated costs:"
+                " the costs are too high, whatever the schedule"
+            )
+        question, causal = self.advice.question, self.measured_mfu(causal=True)
+        assert causal is not None
+        kind = kind_of(question.model)
+        beyond, why = plausibility(question.machine, kind, question.dtype, causal)
+        if beyond is False:
+            found.append(f"the measured time is not plausible: {why}; is the batch right?")
+        return found
+
+    def _of_memory(self, measured_bytes: int) -> str:
+        error = self.row.peak_bytes / measured_bytes - 1
+        usual = "within" if abs(error) <= MEMORY_ERROR else "beyond"
+        return (
+            f"the predicted peak is {abs(error):.1%} too {'high' if error > 0 else 'low'}, {usual} its"
+            f" usual error ({MEMORY_ERROR:.1%} in the median of the runs it was checked on)"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; the keys of ``evaluate --json``."""
+        question = self.advice.question
+        return {
+            "model": question.model.name,
+            "machine": question.machine.name,
+            "gpus": question.gpus,
+            "global_batch": question.global_batch,
+            "seq": question.seq,
+            "memory_limit_bytes": question.limit_bytes,
+            **self.row.to_json(self.advice),
+            "fits": self.row.trace.fits,
+            "bubble_rate": self.row.trace.bubble_rate,
+            "measured": {
+                "iteration_ns": self.measured_ns,
+                "tokens_per_s": self.measured_tokens_per_s,
+                "mfu": self.measured_mfu(),
+                "mfu_causal": self.measured_mfu(causal=True),
+                "peak_bytes": self.measured_bytes,
+            },
+            "ratio": {"iteration": self.time_ratio, "peak": self.memory_ratio},
+            "findings": self.findings(),
+        }
+
+    def measurement(self) -> dict[str, Any]:
+        """The measured numbers as a row of a calibration file.
+
+        Raises:
+            OptPipeError: where nothing was measured.
+        """
+        if self.measured_ns is None and self.measured_bytes is None:
+            raise OptPipeError("measurement: nothing was measured; give a time or a peak")
+        choice, question = self.row.choice, self.advice.question
+        row = {
+            "model": question.model.name,
+            **choice.layout,
+            **question.common,
+            "layers": self.row.profile.meta["layers_per_stage"],
+            "schedule": self.row.schedule,
+            "microbatches": choice.microbatches,
+            **({"levels": True} if self.row.profile.has_levels else {}),
+        }
+        if self.measured_ns is not None:
+            row["iteration_ms"] = self.measured_ns / 1e6
+        if self.measured_bytes is not None:
+            row["peak_gib"] = self.measured_bytes / 2**30
+        return row
+
+
+def evaluate(
+    model: Model | Source,
+    machine: Machine | Source,
+    gpus: int,
+    seq: int,
+    *,
+    microbatches: int,
+    schedule: str | None = None,
+    pp: int = 1,
+    tp: int = 1,
+    cp: int = 1,
+    ep: int = 1,
+    zero: int | None = None,
+    microbatch: int = 1,
+    chunks: int = 1,
+    recompute: str = "none",
+    layers: list[int] | None = None,
+    flash: bool = True,
+    dtype: str = "bf16",
+    exchange: str = "plain",
+    memory_limit: int | str | None = None,
+    calibration: Calibration | None = None,
+    measured_ns: float | None = None,
+    measured_bytes: int | str | None = None,
+) -> Evaluation:
+    """Time, MFU and memory of one configuration, as predicted, beside what was measured.
+
+    Args:
+        gpus: in all; what pp, tp and cp leave are replicas. `seq`: tokens per sequence.
+        microbatches: m, per replica and iteration, of `microbatch` sequences each.
+        schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`.
+            ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
+        pp, tp, cp, ep, zero, chunks, recompute, layers, flash, dtype, exchange: as for `estimate`;
+            zero is 1 by default where there are replicas.
+        memory_limit: per device; None: what driver and libraries leave. Nothing is held back by it.
+        calibration: what `calibrate` returned; its rates are used.
+        measured_ns: what an iteration takes. `measured_bytes`: the peak of the fullest GPU.
+
+    Raises:
+        OptPipeError: one line, for what can never be.
+    """
+    model = model if isinstance(model, Model) else load_model(model)
+    machine = machine if isinstance(machine, Machine) else load_machine(machine)
+    if calibration is not None:
+        machine = machine.with_rates(calibration.rates)
+    name = schedule or ("1f1b" if chunks == 1 else "1f1b-i")
+    base, options = parse_name(name)
+    if base == "optpipe":
+        raise OptPipeError("schedule: optpipe is searched for; evaluate what is run today")
+    if base in VEE or (base in LOOP and chunks == 1):
+        chunks = options.get("chunks", 2)
+    if chunks > 1 and base not in (*VEE, *LOOP, "adaoffload"):
+        raise OptPipeError(f"chunks: {base} runs one chunk per device, not {chunks}; try 1f1b-i")
+    dp, rest = divmod(gpus, pp * tp * cp)
+    if rest or not dp:
+        raise OptPipeError(f"gpus: {gpus} are not a multiple of pp {pp} x tp {tp} x cp {cp}")
+    placement = "vee" if base in VEE else "loop"
+    zero = (1 if dp * cp > 1 else 0) if zero is None else zero
+    limit = machine.usable_bytes if memory_limit is None else parse_size(memory_limit)
+    choice = Choice(
+        pp, tp, cp, dp, ep, zero, microbatch, microbatches, recompute, chunks, placement
+    )
+    question = Question(
+        model, machine, gpus, dp * microbatch * microbatches, seq, limit,
+        (pp,), (tp,), (cp,), (dp,), (ep,), (zero,), (microbatch,), (chunks,), (recompute,),
+        (name,), flash, dtype, exchange,
+    )  # fmt: skip
+    profile = estimate(
+        model,
+        machine,
+        **question.common,
+        **choice.layout,
+        layers=layers,
+        levels="recompute" in options,
+    )
+    profile = replace(profile, memory_limit=(limit,) * profile.devices)
+    trace = replayed_freely(profile, microbatches, name)
+    bound = iteration_ns(profile, lower_bound(profile, microbatches).ns)
+    row = Row(choice, name, profile, trace, bound, question.global_batch * seq)
+    advice = Advice(question, (row,), 1, 0, {}, 0, None, 0.0, (), calibration)
+    peak = None if measured_bytes is None else parse_size(measured_bytes)
+    return Evaluation(advice, measured_ns, peak)

@@ -1,0 +1,144 @@
+"""`evaluate`: what one runs today, predicted, beside what it takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from optpipe_sim import Schedule, build, evaluate, load_profile, simulate
+from optpipe_sim.cli import main
+from optpipe_sim.costs import load_machine
+from optpipe_sim.costs.calibrate import calibrate, load_measurements
+from optpipe_sim.costs.estimate import estimate
+from optpipe_sim.costs.provenance import iteration_ns
+from optpipe_sim.errors import OptPipeError
+
+RUN: dict[str, Any] = {"pp": 4, "tp": 8, "microbatches": 8}
+
+
+def today(**changes: Any) -> Any:
+    return evaluate("llama3-70b", "h100", 64, 8192, **{**RUN, **changes})
+
+
+def test_predicts_what_estimate_and_replay_say() -> None:
+    row = today(recompute="norms").row
+    profile = estimate("llama3-70b", "h100", 32, tp=8, dp=2, zero=1, seq=8192, recompute="norms")
+    trace = simulate(build("1f1b", profile, 8), profile, enforce=False)
+    assert row.iteration_ns == iteration_ns(profile, trace.makespan_ns)
+    assert row.peak_bytes == max(trace.peak_bytes)
+    assert (row.choice.dp, row.tokens) == (2, 2 * 8 * 8192)
+    assert row.bound_ns <= row.iteration_ns
+
+
+@pytest.mark.parametrize(
+    ("schedule", "chunks", "placement"),
+    [
+        ("zb-v", 2, "vee"),
+        ("1f1b-i", 2, "loop"),
+        ("1f1b-i:chunks=4", 4, "loop"),
+        ("gpipe", 1, "loop"),
+    ],
+)
+def test_schedules_have_their_shape(schedule: str, chunks: int, placement: str) -> None:
+    row = today(schedule=schedule).row
+    assert (row.profile.chunks, row.choice.placement) == (chunks, placement)
+    assert row.trace.schedule.shape.chunks == chunks
+
+
+def test_ratios_and_what_they_mean() -> None:
+    row = today().row
+    time, peak = row.iteration_ns, row.peak_bytes
+    near = today(measured_ns=time * 1.01, measured_bytes=int(peak * 1.01))
+    assert near.time_ratio == pytest.approx(1.01)
+    assert near.memory_ratio == pytest.approx(1.01)
+    assert near.measured_mfu() == pytest.approx(row.mfu / 1.01)
+    assert near.measured_tokens_per_s == pytest.approx(row.tokens_per_s / 1.01)
+    text = " ".join(near.findings())
+    assert "as near as compared runs are in the median" in text
+    assert "within its usual error" in text
+    far = " ".join(today(measured_ns=time * 2, measured_bytes="79GiB").findings())
+    assert "50.0% too short: further off than any of the" in far
+    assert "too low, beyond its usual error" in far
+    fast = " ".join(today(measured_ns=time / 3).findings())
+    assert "no schedule takes less than" in fast
+    assert "the measured time is not plausible" in fast
+    assert today().findings() == []
+    assert today().time_ratio is None
+
+
+def test_what_was_never_compared_says_so() -> None:
+    found = evaluate(
+        "qwen3-235b-a22b", "a100", 64, 4096, microbatches=8, pp=8, ep=8, measured_ns=1e10
+    )
+    assert any("no comparable run tells" in text for text in found.findings())
+    assert any("predicted not to fit" in text for text in today(memory_limit="20GiB").findings())
+    assert any(
+        "levels" in text for text in found.advice.doubts(today(schedule="1f1b:recompute=full").row)
+    )
+
+
+def test_levels_count_as_recomputation() -> None:
+    found = today(schedule="1f1b:recompute=full")
+    parts = found.advice.parts(found.row)
+    assert sum(parts.values()) == pytest.approx(1, abs=1e-6)
+    assert parts["recompute"] > 0.1
+    assert today().advice.parts(today().row)["recompute"] == 0
+
+
+@pytest.mark.parametrize("more", [{}, {"schedule": "1f1b:recompute=full"}])
+def test_the_measurement_calibrates(tmp_path: Path, more: dict[str, Any]) -> None:
+    slower = today(**more).row.iteration_ns * 1.2
+    found = today(measured_ns=slower, **more)
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"rows": [found.measurement()]}))
+    machine = load_machine("h100")
+    fitted = calibrate(load_measurements(str(path), machine), machine, "mine")
+    again = today(calibration=fitted, measured_ns=slower, **more)
+    assert again.time_ratio == pytest.approx(1, abs=0.01)
+    assert "rates fitted to 1 measurements" in again.advice.basis
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"pp": 3}, "gpus: 64 are not a multiple of pp 3 x tp 8 x cp 1"),
+        ({"schedule": "optpipe"}, "schedule: optpipe is searched for"),
+        ({"schedule": "1f1b", "chunks": 2}, "chunks: 1f1b runs one chunk per device, not 2"),
+        ({"recompute": "some"}, "recompute: expected none, norms, full"),
+        ({"measured_bytes": "much"}, "'much' is not a size"),
+        ({"ep": 2}, "llama3-70b has no experts"),
+    ],
+)
+def test_what_can_never_be_is_one_line(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(OptPipeError) as caught:
+        today(**changes)
+    assert sentence in str(caught.value)
+    with pytest.raises(OptPipeError, match="nothing was measured"):
+        today().measurement()
+
+
+def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "evaluate --model llama3-8b --machine h100 --gpus 8 --pp 4 --seq 4096 --global-batch 32"
+    files = {name: str(tmp_path / name) for name in ("p.yaml", "s.json", "m.yaml")}
+    words = (
+        f"{line} --measured-tokens-per-s 50000 --measured-gib 30 --save-profile {files['p.yaml']}"
+    )
+    words += f" --save {files['s.json']} --save-measurement {files['m.yaml']}"
+    assert main(words.split()) == 0
+    text = capsys.readouterr().out
+    assert "measured / predicted" in text
+    assert "how sure: dense models in bf16 on h100-sxm" in text
+    assert f"--global-batch 32 --calibrate {files['m.yaml']}" in text
+    assert main([*words.split(), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["measured"]["iteration_ns"] == pytest.approx(32 * 4096 / 50_000 * 1e9)
+    assert found["measured"]["peak_bytes"] == 30 * 2**30
+    ratio = found["measured"]["iteration_ns"] / found["iteration_ns"]
+    assert found["ratio"]["iteration"] == pytest.approx(ratio, rel=1e-6)
+    assert (found["dp"], found["microbatches"], found["schedule"]) == (2, 16, "1f1b")
+    replayed = simulate(Schedule.load(files["s.json"]), load_profile(files["p.yaml"]))
+    assert max(replayed.peak_bytes) == found["peak_bytes"]
