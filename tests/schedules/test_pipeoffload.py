@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from unit_profiles import unit_profile
 
-from optpipe_sim import CostProfile, Op, Schedule, build, load_profile, simulate
+from optpipe_sim import CostProfile, Op, Schedule, build, check, load_profile, simulate
 from optpipe_sim.errors import InvalidSchedule
 from optpipe_sim.ops import F, O, R
 from optpipe_sim.schedule import validate
@@ -190,3 +190,57 @@ def test_needs_an_offload_section(name: str) -> None:
 def test_refused(options: dict[str, int], said: str) -> None:
     with pytest.raises(InvalidSchedule, match=said):
         build("po", profile_of(4), 8, **options)
+
+
+SELECTIVE = {"name": "selective", "t_ns": 1, "keep_bytes": 60, "work_bytes": 20}
+
+
+def recomputing(engines: str) -> CostProfile:
+    """Copies of 16 each way take longer than F, B and W of 30 where one engine serves both; of the
+    60 % that selective recomputation keeps, copies of 10 take less."""
+    stages = {"t_f_ns": 10, "t_b_ns": 11, "t_w_ns": 9, "act_bytes": 100, "w_bytes": 50}
+    offload = {"t_offload_ns": 16, "t_reload_ns": 16, "copy_engines": engines}
+    return load_profile(
+        {
+            "name": "recomputing",
+            "devices": 4,
+            "chunks": 4,
+            "stages": {**stages, "recompute": [SELECTIVE]},
+            "t_comm_ns": 1,
+            "offload": offload,
+        }
+    )
+
+
+def test_selective_recomputation_lets_more_chunks_be_offloaded() -> None:
+    """PipeOffload, section 3.1: dropping what is cheap to recompute shrinks the copies."""
+    profile = recomputing("shared")
+    assert build("po", profile, 16).programs == build("po:offloaded=3", profile, 16).programs
+    selective = build("po:recompute=selective", profile, 16)
+    assert selective.programs == build("po:offloaded=4,recompute=selective", profile, 16).programs
+
+
+@pytest.mark.parametrize("engines", ["separate", "shared"])
+@pytest.mark.parametrize("apart", ["no", "yes"])
+def test_with_selective_recomputation_copies_move_what_stays(engines: str, apart: str) -> None:
+    profile, microbatches = recomputing(engines), 16
+    plain = simulate(build("po-f", profile, microbatches), profile)
+    schedule = build(f"po-f:recompute=selective,apart={apart}", profile, microbatches)
+    assert check(schedule, profile) == []
+    trace = simulate(schedule, profile)
+    spans = {str(span.op): (span.start_ns, span.end_ns) for span in trace.spans}
+    assert trace.offloaded and schedule.meta["dropped"] == 0
+    for op, (start, end) in spans.items():
+        if op[0] in "OR":
+            assert end - start == 10  # 16 * 60 %, rounded
+        if op[0] == "R":
+            assert spans["B" + op[1:]][0] >= end
+            assert apart == "no" or spans["C" + op[1:]][0] >= end
+    # one more per op and round, and while the pipeline fills
+    rounds = profile.chunks * (microbatches + profile.devices)
+    assert plain.makespan_ns < trace.makespan_ns <= plain.makespan_ns + rounds
+    # what is kept is 60 %; beside it one stage recomputes, in 20 or apart in 40
+    extra = 40 if apart == "yes" else 20
+    assert max(trace.peak_bytes) <= 0.6 * max(plain.peak_bytes) + extra
+    limited = simulate(schedule, profile, trace.peak_bytes)
+    assert limited.makespan_ns == trace.makespan_ns
