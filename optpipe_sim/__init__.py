@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .profile_io import load_profile as load_profile
     from .profile_io import save_profile as save_profile
     from .reasons.explain import explain as explain
+    from .report.report import Report as Report
     from .schedule import Schedule as Schedule
     from .schedule.shape import Shape as Shape
     from .sim import simulate as simulate
@@ -54,6 +55,7 @@ _HOME = {
     "CostProfile": ".profile",
     "Op": ".ops",
     "OpKind": ".ops",
+    "Report": ".report.report",
     "RecomputeLevel": ".stage_cost",
     "Schedule": ".schedule",
     "Shape": ".schedule.shape",

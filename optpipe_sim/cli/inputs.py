@@ -7,10 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import InvalidSchedule, OptPipeError, ProfileError
+from ..files import read_mapping
 from ..names import build, parse_name
 from ..profile import CostProfile
 from ..profile_io import load_profile
 from ..schedule import Schedule
+from ..sim import simulate_or_report
+from ..trace import Trace
+from ..trace.files import FORMAT as TRACE_FORMAT
 
 
 def read_profile(arguments: argparse.Namespace) -> CostProfile:
@@ -37,6 +41,28 @@ def read_schedule(text: str, microbatches: int | None, profile: CostProfile | No
         parse_name(text)
         raise InvalidSchedule(f"-m: give the number of microbatches to build {text!r} for")
     return build(text, profile, microbatches)
+
+
+def read_trace(
+    text: str, microbatches: int | None, profile: CostProfile | None, objective: str | None
+) -> tuple[Trace, str | None]:
+    """The trace in a trace file, or the replay of a schedule by name or from a file; with why it does
+    not fit, where it does not.
+
+    Args:
+        objective: None: what the schedule was solved for, or flush.
+    """
+    data = read_mapping(text) if is_file(text) else {}
+    if data.get("format") == TRACE_FORMAT:
+        trace = Trace.from_json(data, text)
+        return (trace if objective is None else replace(trace, objective=objective)), None
+    if profile is None:
+        raise ProfileError(f"PROFILE: needed to replay {text!r}; only a trace file goes without")
+    schedule = read_schedule(text, microbatches, profile)
+    if not is_file(text):
+        schedule.meta.setdefault("name", text)
+    chosen = objective or schedule.meta.get("objective", "flush")
+    return simulate_or_report(schedule, profile, objective=chosen)
 
 
 def is_file(text: str) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 from ..errors import OptPipeError, hint_for, one_line
 from ..version import __version__
 from .commands.costs import advise, estimate, evaluate, machines, models, profile
-from .commands.replay import check, compare, explain, export, simulate
+from .commands.replay import check, compare, explain, export, report, simulate
 from .commands.runs import confirm, train
 from .commands.search import cache, frontier, solve
 from .commands.study import completion, figures, sweep, versions
@@ -39,6 +39,7 @@ COMMANDS: dict[str, Command] = {
     "frontier": frontier,
     "check": check,
     "explain": explain,
+    "report": report,
     "estimate": estimate,
     "advise": advise,
     "evaluate": evaluate,
@@ -92,6 +93,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if unknown:
         _refuse(commands.get(arguments.command, parser), unknown[0])
     arguments.parsers = commands  # for `completion`
+    arguments.words = words  # for what says where it comes from
     return arguments
 
 

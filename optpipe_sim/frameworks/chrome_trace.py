@@ -103,7 +103,7 @@ def _processes(trace: Trace) -> Iterator[_Event]:
 def _slices(trace: Trace) -> Iterator[_Event]:
     """One complete event ("X") per op."""
     shape = trace.schedule.shape
-    chunk = {s: at for d in range(shape.devices) for at, s in enumerate(shape.stages_of(d))}
+    chunk = shape.chunk_of
     waits: list[dict[str, int | float]] = [{} for _ in trace.spans]
     for cause, waited in trace.waits_ns.items():
         for row in np.flatnonzero(waited).tolist():

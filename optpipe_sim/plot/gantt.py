@@ -113,7 +113,7 @@ def _boxes(trace: Trace, ax: Axes, window: Window) -> None:
     _, size = time_unit(trace.makespan_ns)
     start, end = trace.start_ns / size, trace.end_ns / size
     kinds, stages, _ = trace.schedule.table.T
-    chunks = _chunk_of_stage(trace)[stages]
+    chunks = np.array(shape.chunk_of)[stages]
     shown = (trace.end_ns > window.from_ns) & (trace.start_ns < window.to_ns)
     many = int(shown.sum()) > RASTERISE_ABOVE
     narrowest = min(_narrowest(trace, ax, window).values(), default=0.0)
@@ -248,15 +248,6 @@ def _narrowest(
         for kind in kinds
         if (rows := shown & (trace.schedule.table[:, 0] == kind)).any()
     }
-
-
-def _chunk_of_stage(trace: Trace) -> np.ndarray:
-    shape = trace.schedule.shape
-    chunks = np.zeros(shape.stages, int)
-    for device in range(shape.devices):
-        stages = list(shape.stages_of(device))
-        chunks[stages] = np.arange(len(stages))
-    return chunks
 
 
 def _legend(trace: Trace) -> list[Patch]:

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from ..reasons.explain import Gap, idle
+from ..reasons.explain import Gap, gaps
 from ..trace import CAUSES, Trace
 from ..units import format_time
 from .axis import BOTTOM, LEFT, WIDTH, place, points, text_inches, time_unit
@@ -32,7 +32,7 @@ def idle_gantt(trace: Trace) -> Figure:
     room for it. For a small trace: every gap is a box.
     """
     with styled():
-        found = [gap for device in range(trace.profile.devices) for gap in idle(trace, device)]
+        found = gaps(trace)
         causes = [cause for cause in CAUSES if any(gap.cause == cause for gap in found)]
         height = gantt_height(trace) + _ROW * len(causes)
         figure = new_figure(WIDTH, _TOP + height + BOTTOM)

@@ -19,7 +19,7 @@ def text_gantt(trace: Trace, unit_ns: int | None = None) -> str:
     A cell is one `unit_ns` (default: the shortest compute op) wide; ``.`` is idle.
     """
     shape = trace.schedule.shape
-    chunk = {s: c for d in range(shape.devices) for c, s in enumerate(shape.stages_of(d))}
+    chunk = shape.chunk_of
     unit = unit_ns or min(
         span.end_ns - span.start_ns
         for span in trace.spans

@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import OptPipeError
 from ..ops import Op
 from ..trace import Trace
-from .explain import Gap, hints, idle, path_parts
+from .explain import Gap, gaps, hints, path_parts
 from .reasons import Reasons, critical_path
 
 MOST_GAPS = 100  # that are listed; their sums by cause are of all
@@ -25,8 +25,7 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
         `hints`: what to try, the largest possible gain first.
     """
     devices = range(trace.schedule.shape.devices)
-    gaps = [gap for device in devices for gap in idle(trace, device)]
-    gaps.sort(key=lambda gap: (-gap.length_ns, gap.device, gap.start_ns))
+    found = gaps(trace)
     return {
         "makespan_ns": trace.makespan_ns,
         "bubble_rate": trace.bubble_rate,
@@ -40,8 +39,8 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
             }
             for device in devices
         ],
-        "gaps": [_gap(gap) for gap in gaps[:most_gaps]],
-        "gaps_in_all": len(gaps),
+        "gaps": [_gap(gap) for gap in found[:most_gaps]],
+        "gaps_in_all": len(found),
         "critical_path": {
             "parts_ns": {part: int(time) for part, time in path_parts(trace).items()},
             "steps": [

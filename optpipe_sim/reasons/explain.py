@@ -145,6 +145,15 @@ def idle(trace: Trace, device: int) -> list[Gap]:
     return _idle(Reasons(trace), device)
 
 
+def gaps(trace: Trace) -> list[Gap]:
+    """The gaps of all devices (see `idle`), the longest first."""
+    reasons = Reasons(trace)
+    found = [
+        gap for device in range(trace.schedule.shape.devices) for gap in _idle(reasons, device)
+    ]
+    return sorted(found, key=lambda gap: (-gap.length_ns, gap.device, gap.start_ns))
+
+
 def _idle(reasons: Reasons, device: int) -> list[Gap]:
     trace = reasons.trace
     program = [op for op in trace.schedule.programs[device] if op.kind in COMPUTE]
@@ -207,7 +216,7 @@ def _waits(reasons: Reasons, op: Op) -> list[tuple[str, int, Op | None, str]]:
 def explain(trace: Trace, longest: int = 5) -> str:
     """A short report for people: idle time by cause, the busiest device, the longest gaps, what the
     critical path is made of, and what to try, as far as it follows from the numbers."""
-    reasons, total = Reasons(trace), trace.makespan_ns
+    total = trace.makespan_ns
     devices = trace.schedule.shape.devices
     busiest = int(np.argmax(trace.busy_ns))
     lines = [] if trace.fits else ["It does not fit: these are the times without the memory limit."]
@@ -232,12 +241,11 @@ def explain(trace: Trace, longest: int = 5) -> str:
             lines.append(
                 f"  {cause:13} {format_time(idle_ns[cause]):>9}  {share:6.1%} of their time"
             )
-    gaps = [gap for device in range(devices) for gap in _idle(reasons, device)]
-    gaps.sort(key=lambda gap: (-gap.length_ns, gap.device, gap.start_ns))
-    if gaps:
+    found = gaps(trace)
+    if found:
         lines += ["", "The longest gaps:"]
         lines += [
-            f"  {format_time(gap.length_ns):>9}  {gap.cause}: {gap.text}" for gap in gaps[:longest]
+            f"  {format_time(gap.length_ns):>9}  {gap.cause}: {gap.text}" for gap in found[:longest]
         ]
     lines += ["", "The critical path, from time 0 to the last end, is made of:"]
     for part, time in sorted(path_parts(trace).items(), key=lambda item: -item[1]):

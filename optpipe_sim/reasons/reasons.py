@@ -199,6 +199,15 @@ def _sorted(reasons: Iterator[Reason] | list[Reason]) -> list[Reason]:
     )
 
 
+def last_reason(reasons: Reasons, op: Op) -> Reason:
+    """What `op` waited for last; followed from op to op (`by`) it leads back to what waited for nothing.
+
+    Of reasons that end at one instant it is one on the shortest way to something earlier, so that
+    ops of no length that start together never lead round in a circle.
+    """
+    return _chain(reasons, op)[0][1]
+
+
 def critical_path(trace: Trace) -> list[Step]:
     """Why the last op ends when it does: the steps from there back to time 0.
 

@@ -108,6 +108,12 @@ class Shape:
         return self._stages_of[device]
 
     @cached_property
+    def chunk_of(self) -> tuple[int, ...]:
+        """Of each stage, which of its device's chunks it is."""
+        chunk = {s: c for d in range(self.devices) for c, s in enumerate(self.stages_of(d))}
+        return tuple(chunk[stage] for stage in range(self.stages))
+
+    @cached_property
     def _stages_of(self) -> tuple[tuple[int, ...], ...]:
         return tuple(
             tuple(stage for stage, owner in enumerate(self.placement) if owner == device)

@@ -28,6 +28,7 @@ INPUTS = (
     "machine",
     "calibrate",
     "text",
+    "other_files",
 )
 PICTURES = ("gantt", "chart", "figure")
 OUTPUTS = (
@@ -41,10 +42,12 @@ OUTPUTS = (
     "log",
     "csv",
     "out",
+    "report",
 )
 STEMS = {"write": (".csv", ".md", ".png")}  # options that name several files at once
 FOLDERS = ("checkpoint", "results", "to")
 PICTURE_ENDINGS = (".png", ".svg", ".pdf")
+PAGE_ENDINGS = (".html", ".htm")
 
 
 class _File(NamedTuple):
@@ -73,6 +76,9 @@ def check_files(arguments: argparse.Namespace) -> bool:
         if path and Path(path).suffix.lower() not in PICTURE_ENDINGS:
             endings = ", ".join(PICTURE_ENDINGS)
             raise OptPipeError(f"--{option} {path}: the name must end in {endings}")
+    page = getattr(arguments, "report", None)
+    if page and Path(page).suffix.lower() not in PAGE_ENDINGS:
+        raise OptPipeError(f"--report {page}: the name must end in {', '.join(PAGE_ENDINGS)}")
     for option in FOLDERS:
         path = getattr(arguments, option, None)
         if path and os.path.exists(path) and not os.path.isdir(path):

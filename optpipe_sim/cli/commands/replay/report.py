@@ -1,0 +1,90 @@
+"""``report``: one HTML page on which one sees why a schedule is slow, and what another does better."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from ....errors import OptPipeError
+from ...options.shared import add_limit, add_microbatches, add_profile, add_schedule
+from ...status import DONE, NO
+from ..examples import PROFILE
+
+if TYPE_CHECKING:
+    from ....trace import Trace
+    from ...outputs.show import Out
+
+EXAMPLE = f"optpipe-sim report zb-h1 {PROFILE} -m 24 --against 1f1b -o zb-h1.html"
+SUMMARY = "write a page that shows why a schedule is slow, and what another does better"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `report` understands."""
+    add_schedule(parser)
+    add_profile(parser, nargs="?", help="profile (YAML or JSON); a trace file has its own")
+    parser.add_argument(
+        "--against",
+        dest="other_files",
+        nargs="+",
+        metavar=("OTHER", "PROFILE"),
+        help="a second schedule, or a measured trace (confirm --save-trace), and its profile where"
+        " that is another",
+    )
+    parser.add_argument(
+        "-o", "--report", metavar="F.html", required=True, help="the page, which works offline"
+    )
+    parser.add_argument(
+        "--objective",
+        choices=("flush", "span"),
+        help="what counts as the time (default: what the schedule was solved for, or flush)",
+    )
+    add_microbatches(parser, "needed with a name; a file says it itself")
+    add_limit(parser)
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Replay one schedule, or two, and write the page."""
+    from ....report.report import Report
+    from ...outputs.show import written
+
+    trace, reason = _replay(arguments, arguments.schedule, arguments.profile)
+    command = ("optpipe-sim", *arguments.words)
+    against: Trace | None = None
+    if arguments.other_files:
+        name, *profile = arguments.other_files
+        if len(profile) > 1:
+            raise OptPipeError(f"--against: takes OTHER and PROFILE, not {profile[1]!r} as well")
+        against, other = _replay(arguments, name, profile[0] if profile else arguments.profile)
+        reason = reason or other
+    report = Report.of(trace, against, command)
+    report.save(arguments.report)
+    files = {arguments.report: "the page; open it in a browser"}
+    fits = trace.fits and (against is None or against.fits)
+    out.result(
+        {
+            "schedule": arguments.schedule,
+            **trace.measures(),
+            "against": against and {"schedule": arguments.other_files[0], **against.measures()},
+            "fits": fits,
+            "reason": reason,
+            "bytes": len(report.html.encode()),
+            "files": files,
+        }
+    )
+    if reason is not None:
+        out.print(
+            f"does not fit; the page shows the times without the limit: {reason}", soft_wrap=True
+        )
+    written(out, files)
+    return DONE if fits else NO
+
+
+def _replay(
+    arguments: argparse.Namespace, name: str, profile_path: str | None
+) -> tuple[Trace, str | None]:
+    from ...inputs import read_profile, read_trace
+
+    profile = None
+    if profile_path is not None:
+        profile = read_profile(argparse.Namespace(**{**vars(arguments), "profile": profile_path}))
+    return read_trace(name, arguments.microbatches, profile, arguments.objective)

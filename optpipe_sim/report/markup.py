@@ -1,0 +1,76 @@
+"""Pieces of HTML; every text goes through `escape`, so that a hostile name is shown as a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple
+
+
+class Cell(NamedTuple):
+    """A cell of a table: what it shows, the number it sorts by, and whether it is prose.
+
+    `link` names what a click opens: attributes of a button (``gap``, ``device``, ``open``, ``chart``).
+    """
+
+    text: str
+    value: float | None = None
+    prose: bool = False
+    link: dict[str, object] | None = None
+
+    def html(self) -> str:
+        shown = escape(self.text)
+        if self.link is not None:
+            shown = f"<button class='link'{_attributes(self.link)}>{shown}</button>"
+        value = "" if self.value is None else f" data-value='{self.value!r}'"
+        kind = " class='text long'" if self.prose else " class='text'" if self.value is None else ""
+        return f"<td{kind}{value}>{shown}</td>"
+
+
+def _attributes(data: dict[str, object]) -> str:
+    return "".join(f" data-{key}='{escape(str(value))}'" for key, value in data.items())
+
+
+def table(name: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
+    """A table that is sorted by a click on a head; `name` is its id."""
+    body = list(rows)
+    prose = [body[0][at].value is None if body else False for at in range(len(heads))]
+    head = "".join(
+        f"<th data-sort{' class=text' if left else ''}>{escape(text)}</th>"
+        for text, left in zip(heads, prose, strict=True)
+    )
+    lines = "\n".join(f"<tr>{''.join(cell.html() for cell in row)}</tr>" for row in body)
+    return (
+        f"<div class='scroll'><table id='{escape(name)}'><thead><tr>{head}</tr></thead>"
+        f"<tbody>{lines}</tbody></table></div>"
+    )
+
+
+def tiles(numbers: Iterable[tuple[str, str, str, object]]) -> str:
+    """Numbers side by side: each a key (of ``simulate --json``), what it is called, its text, and
+    the exact value."""
+    return "<div class='tiles'>{}</div>".format(
+        "".join(
+            f"<div class='tile' data-key='{escape(key)}' data-value='{escape(str(value))}'>"
+            f"<b>{escape(text)}</b><span>{escape(name)}</span></div>"
+            for key, name, text, value in numbers
+        )
+    )
+
+
+def switch(action: str, text: str, *, on: bool = False, **data: object) -> str:
+    """A button that stays pressed."""
+    return (
+        f"<button{_attributes({'action': action, **data})} aria-pressed='{str(on).lower()}'>"
+        f"{escape(text)}</button>"
+    )
+
+
+def folded(title: str, content: str) -> str:
+    """What is there for those who open it."""
+    return f"<details><summary>{escape(title)}</summary>{content}</details>"
+
+
+def items(texts: Iterable[str]) -> str:
+    """A list of sentences."""
+    return "<ul>{}</ul>".format("".join(f"<li>{escape(text)}</li>" for text in texts))

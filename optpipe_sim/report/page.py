@@ -1,0 +1,130 @@
+"""The page around the figures: one HTML file with everything in it, so that it works offline."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from bokeh.embed import json_item
+from bokeh.resources import Resources
+
+from .markup import folded
+
+
+@dataclass(frozen=True)
+class View:
+    """A part of the page with figures of its own.
+
+    Attributes:
+        html: what stands around the figures, which go to their slots (see `slot`).
+        figures: Bokeh's models. `charts`: what page.js has to know of those that are lanes.
+    """
+
+    html: str
+    figures: tuple[Any, ...]
+    charts: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What the page was made from and by: shown on every page."""
+
+    settings: dict[str, Any]
+    versions: dict[str, str | None]
+    command: Sequence[str] = field(default=())
+
+
+def write_page(title: str, views: Sequence[View], opened: int, provenance: Provenance) -> str:
+    """The HTML of a page.
+
+    Args:
+        opened: how many of the views are open from the start; a link opens the others, which are
+            drawn then.
+    """
+    data = {
+        "opened": opened,
+        "views": [
+            {
+                "items": [
+                    json_item(figure, f"figure-{at}-{place}")
+                    for place, figure in enumerate(view.figures)
+                ],
+                "charts": list(view.charts),
+            }
+            for at, view in enumerate(views)
+        ],
+    }
+    sections = "\n".join(
+        f"<section class='view' id='view-{at}' data-view='{at}'{'' if at < opened else ' hidden'}>"
+        f"{_with_figures(view, at)}</section>"
+        for at, view in enumerate(views)
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>{_asset("page.css")}</style>
+</head>
+<body>
+<header><h1>{escape(title)}</h1><button id="theme">light / dark</button></header>
+{sections}
+{_provenance(provenance)}
+<script>{_bokeh()}</script>
+<script type="application/json" id="data">{_embedded(data)}</script>
+<script>{_asset("page.js")}</script>
+</body>
+</html>
+"""
+
+
+def _with_figures(view: View, at: int) -> str:
+    html = view.html
+    for place in range(len(view.figures)):
+        html = html.replace(slot(place), f"<div class='lanes' id='figure-{at}-{place}'></div>")
+    return html
+
+
+def slot(place: int) -> str:
+    """Where a figure goes in a view's HTML: no text of a user looks like that once it is escaped."""
+    return f"<figure-{place}>"
+
+
+def _provenance(provenance: Provenance) -> str:
+    found = []
+    if provenance.command:
+        found.append(f"command: {shlex.join(provenance.command)}")
+    found.append(
+        "made by: "
+        + ", ".join(f"{name} {version}" for name, version in provenance.versions.items() if version)
+    )
+    settings = json.dumps(provenance.settings, indent=1, ensure_ascii=False)
+    return folded(
+        "Settings and provenance",
+        f"<pre id='provenance'>{escape(chr(10).join([*found, settings]))}</pre>",
+    )
+
+
+def _embedded(data: Any) -> str:
+    """JSON inside HTML: nothing in it can end the element that it stands in."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _bokeh() -> str:
+    """Bokeh's own code, without the line that sets (and announces) its level of logging."""
+    found: list[str] = Resources(mode="inline", components=["bokeh"], minified=True).js_raw
+    return "\n".join(part for part in found if not part.startswith("Bokeh.set_log_level"))

@@ -1,0 +1,97 @@
+"""Report: a trace, or two of them side by side, as a page that explains itself."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptPipeError
+from ..files import write_text
+from ..profile_io import profile_to_json
+from ..study.versions import versions
+from ..trace import Trace
+from ..units import is_plain
+from .page import Provenance, write_page
+from .tables import title_of
+from .views import pair_view, trace_view
+
+PACKAGES = ("numpy", "numba", "bokeh")
+ENDINGS = (".html", ".htm")
+FRAME_PIXELS = 760  # of height, in a notebook
+
+
+@dataclass(frozen=True)
+class Report:
+    """A page of HTML that needs nothing else: it opens from a disk, a mail or a wiki.
+
+    `Report.of` makes one; it shows itself in a notebook.
+
+    Attributes:
+        title: of the page. `html`: all of it.
+    """
+
+    title: str
+    html: str
+
+    @classmethod
+    def of(cls, trace: Trace, against: Trace | None = None, command: Sequence[str] = ()) -> Report:
+        """The page of one trace, or of two, one above the other.
+
+        Args:
+            against: another schedule's trace, or a measured one (``Trace.load``).
+            command: the command line that asked for the page, to be shown on it.
+        """
+        if against is None:
+            title, view, traces = title_of(trace), trace_view(trace, "a"), [trace]
+        else:
+            view, traces = pair_view(trace, against), [trace, against]
+            title = f"{title_of(trace)} against {title_of(against)}"
+        return cls(title, write_page(title, [view], 1, provenance(traces, command)))
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the page into a .html file, whole or not at all.
+
+        Raises:
+            OptPipeError: for another ending, or a path that cannot be written.
+        """
+        check_ending(path)
+        return write_text(path, self.html)
+
+    def __repr__(self) -> str:
+        return f"<Report {self.title if is_plain(self.title) else '...'}: {len(self.html):,} bytes>"
+
+    def _repr_html_(self) -> str:
+        """The page in a frame of its own, for notebooks."""
+        return (
+            f"<iframe srcdoc=\"{escape(self.html)}\" style='width:100%;height:{FRAME_PIXELS}px;border:0'"
+            " title='report'></iframe>"
+        )
+
+
+def check_ending(path: str | os.PathLike[str]) -> None:
+    """Refuse a name that is not one of a page.
+
+    Raises:
+        OptPipeError: says what it should end in.
+    """
+    if Path(path).suffix.lower() not in ENDINGS:
+        raise OptPipeError(f"{path}: the name of a report must end in {', '.join(ENDINGS)}")
+
+
+def provenance(traces: Sequence[Trace], command: Sequence[str]) -> Provenance:
+    """Settings of traces, and who made them."""
+    settings: list[dict[str, Any]] = [
+        {
+            "schedule": title_of(trace),
+            "made": {key: value for key, value in trace.schedule.meta.items() if key != "name"},
+            "objective": trace.objective,
+            "memory_limit_bytes": trace.memory_limit and list(trace.memory_limit),
+            "profile": profile_to_json(trace.profile),
+        }
+        for trace in traces
+    ]
+    return Provenance({"replayed": settings}, versions(PACKAGES), command)

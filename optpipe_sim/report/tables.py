@@ -1,0 +1,191 @@
+"""The numbers of a trace as HTML: measures, time by device and cause, idle intervals, legends."""
+
+from __future__ import annotations
+
+from html import escape
+
+import numpy as np
+
+from ..ops import OpKind
+from ..plot.style import KIND_NAMES, LIMIT, shade
+from ..reasons.explain import hints, path_parts
+from ..trace import CAUSES, Trace
+from ..units import counted, format_size, format_time
+from .columns import TraceColumns
+from .lanes import CAUSE_COLOURS, CAUSE_PATTERNS, MARK, MEMORY_COLOUR, OTHER
+from .markup import Cell, folded, items, table, tiles
+
+MOST_GAPS = 100  # in the table; as many as `explain --json` lists
+MEANINGS = {
+    "fill": "before the first op",
+    "neighbour": "for a neighbour's op",
+    "communication": "for a message",
+    "reload": "for a reload",
+    "memory": "for memory",
+    "drain": "after the last op",
+}
+_HATCH = {
+    " ": "none",
+    "/": "repeating-linear-gradient(135deg,#808080 0 1px,transparent 1px 4px)",
+    ".": "radial-gradient(#808080 1px,transparent 1px) 0 0/4px 4px",
+    "x": "repeating-linear-gradient(45deg,#808080 0 1px,transparent 1px 4px),"
+    "repeating-linear-gradient(135deg,#808080 0 1px,transparent 1px 4px)",
+    "-": "repeating-linear-gradient(0deg,#808080 0 1px,transparent 1px 4px)",
+}
+
+
+def title_of(trace: Trace) -> str:
+    """The name of its schedule."""
+    return str(trace.schedule.meta.get("name", "schedule"))
+
+
+def facts(trace: Trace) -> str:
+    """What was replayed, in a line."""
+    shape = trace.schedule.shape
+    parts = [trace.profile.name, counted(shape.devices, "device")]
+    if shape.chunks > 1:
+        parts.append(f"{shape.chunks} chunks each")
+    parts.append(counted(shape.microbatches, "microbatch", "microbatches"))
+    parts.append(f"{len(trace.schedule):,} ops")
+    limits = sorted(set(trace.memory_limit or ()))
+    if limits:
+        parts.append(f"limit {' to '.join(map(format_size, {limits[0], limits[-1]}))} per device")
+    return " · ".join(parts)
+
+
+def measures(trace: Trace) -> str:
+    """The measures that ``simulate --json`` gives, with the proven bound where the schedule has one."""
+    found, activations = trace.measures(), trace.schedule.shape.stages
+    activations *= trace.schedule.shape.microbatches
+    peak = max(trace.peak_bytes)
+    shown = [
+        ("makespan_ns", "time per iteration", format_time(trace.makespan_ns)),
+        ("bubble_rate_flush", "bubble, of the iteration", f"{trace.bubble_rate_flush:.2%}"),
+        ("bubble_rate", "bubble, of the longest device", f"{trace.bubble_rate:.2%}"),
+        (
+            "peak_bytes",
+            f"peak memory, device {trace.peak_bytes.index(peak)}",
+            format_size(peak),
+        ),
+    ]
+    if trace.objective == "span":
+        shown.insert(1, ("cost_ns", "longest device", format_time(trace.cost_ns)))
+    if trace.offloaded:
+        shown += [
+            ("offloaded", f"of {activations:,} activations offloaded", f"{trace.offloaded:,}"),
+            ("host_peak_bytes", "peak of pinned host memory", format_size(trace.host_peak_bytes)),
+        ]
+    if trace.recomputed:
+        shown.append(
+            ("recomputed", f"of {activations:,} activations recomputed", f"{trace.recomputed:,}")
+        )
+    if trace.memory_limit is not None:
+        shown.append(("fits", "within the memory limit", "yes" if trace.fits else "no"))
+    numbers = [(key, name, text, found[key]) for key, name, text in shown]
+    bound = trace.schedule.meta.get("lower_bound_ns")
+    if isinstance(bound, int):
+        name = f"no schedule takes less ({trace.schedule.meta.get('bound', 'proven')})"
+        numbers.append(("lower_bound_ns", name, format_time(bound), bound))
+    warning = (
+        ""
+        if trace.fits
+        else "<p class='bad'>Does not fit: these are the times without the limit.</p>"
+    )
+    return warning + tiles(numbers)
+
+
+def by_device(trace: Trace, name: str) -> str:
+    """Where each device's time goes, the most idle device first."""
+    total = trace.makespan_ns
+    causes = [cause for cause in CAUSES if trace.idle_ns[cause]]
+    again = ["recomputing"] if any(trace.recompute_ns) else []
+    limits = trace.memory_limit
+    heads = ["device", "idle", "share", *causes, "computing", *again, "peak memory"]
+    heads += ["of its limit"] if limits else []
+    rows = []
+    for device in sorted(range(len(trace.busy_ns)), key=lambda at: (trace.busy_ns[at], at)):
+        idle = trace.idle_by_device_ns[device]
+        away = sum(idle.values())
+        row = [Cell(str(device), device, link={"device": device, "chart": name})]
+        row += [_time(away), Cell(f"{away / total:.2%}", away / total)]
+        row += [_time(idle[cause]) for cause in causes]
+        row.append(_time(trace.busy_ns[device]))
+        row += [_time(trace.recompute_ns[device])] if again else []
+        peak = trace.peak_bytes[device]
+        row.append(Cell(format_size(peak), peak))
+        if limits:
+            share = peak / max(limits[device], 1)
+            row.append(Cell(f"{share:.1%}", share))
+        rows.append(row)
+    return table(f"{name}-devices", heads, rows)
+
+
+def longest_gaps(columns: TraceColumns, name: str) -> str:
+    """The longest idle intervals; a click leads to the interval and to what it waits for."""
+    found, total = columns.idle, columns.trace.makespan_ns
+    rows = [
+        [
+            Cell(format_time(gap.length_ns), gap.length_ns, link={"gap": at, "chart": name}),
+            Cell(f"{gap.length_ns / total:.2%}", gap.length_ns / total),
+            Cell(str(gap.device), gap.device),
+            Cell(gap.cause),
+            Cell(str(gap.op or "the end")),
+            Cell("" if gap.by is None else str(gap.by)),
+            Cell(gap.text, prose=True),
+        ]
+        for at, gap in enumerate(found[:MOST_GAPS])
+    ]
+    heads = ["idle", "share", "device", "cause", "before", "waits for", "why"]
+    more = f" The {MOST_GAPS} longest of {len(found):,}." if len(found) > MOST_GAPS else ""
+    return f"<p class='what'>A click on a time shows it in the lanes.{more}</p>" + table(
+        f"{name}-idle", heads, rows
+    )
+
+
+def path_and_hints(trace: Trace, name: str) -> str:
+    """What the critical path is made of, and what to try."""
+    total = trace.makespan_ns
+    rows = [
+        [Cell(part), _time(time), Cell(f"{time / total:.1%}", time / total)]
+        for part, time in sorted(path_parts(trace).items(), key=lambda item: -item[1])
+    ]
+    path = table(f"{name}-path", ["on the critical path", "time", "share"], rows)
+    return f"<h3>What to try</h3>{items(hints(trace))}" + folded(
+        "What the critical path is made of", path
+    )
+
+
+def legend(*traces: Trace) -> str:
+    """What the colours and patterns of the lanes of some traces are."""
+    there = {OpKind(kind) for t in traces for kind in np.unique(t.schedule.table[:, 0]).tolist()}
+    if any(trace.recomputed for trace in traces):
+        there.add(OpKind.C)
+    shape = max((trace.schedule.shape for trace in traces), key=lambda shape: shape.chunks)
+    entries = [
+        (shade(kind, 0, shape.chunks), "", f"{kind.name} {KIND_NAMES[kind]}")
+        for kind in OpKind
+        if kind in there
+    ]
+    if shape.chunks > 1:
+        entries.append((shade(OpKind.F, 1, shape.chunks), "", "lighter: later chunks"))
+    entries += [
+        (f"{CAUSE_COLOURS[cause]}55", _HATCH[CAUSE_PATTERNS[cause]], f"idle {MEANINGS[cause]}")
+        for cause in CAUSES
+        if any(trace.idle_ns[cause] for trace in traces)
+    ]
+    if len(traces) > 1:
+        entries.append((OTHER, "", "memory of the other"))
+    entries += [(f"{MEMORY_COLOUR}99", "", "memory held"), (MARK, "", "waits for")]
+    if any(trace.memory_limit for trace in traces):
+        entries.append((LIMIT, "", "limit"))
+    return "<div class='legend'>{}</div>".format(
+        "".join(
+            f"<span><i style='background:{hatch + ',' if hatch not in ('', 'none') else ''}"
+            f"linear-gradient({colour},{colour})'></i>{escape(text)}</span>"
+            for colour, hatch, text in entries
+        )
+    )
+
+
+def _time(time_ns: int) -> Cell:
+    return Cell(format_time(time_ns) if time_ns else "0", int(time_ns))

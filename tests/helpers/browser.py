@@ -1,0 +1,102 @@
+"""A real headless Chromium that looks at pages from the disk, and what it has to say of them."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium")
+DRIVER = shutil.which("chromedriver")
+MISSING = "no chromium and chromedriver here (Debian: apt-get install chromium chromium-driver)"
+READY_S = 60.0  # a loaded machine is slow; what is measured is asserted elsewhere
+
+
+class Browser:
+    """A page at a time; `messages` are the lines on its console."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def open(self, path: Path) -> float:
+        """Open a page and wait until its first view is drawn; how many seconds that took."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        self.driver.get(path.resolve().as_uri())
+        script = "return !!document.querySelector('section.view[data-drawn]') || window.failed"
+        WebDriverWait(self.driver, READY_S, 0.05).until(lambda d: d.execute_script(script))
+        # two frames later everything that was drawn is on the screen
+        return float(
+            self.driver.execute_async_script(
+                "const done = arguments[0];"
+                "requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() / 1000)))"
+            )
+        )
+
+    def messages(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+    def run(self, script: str, *values: Any) -> Any:
+        """What a script returns."""
+        return self.driver.execute_script(script, *values)
+
+    def wait(self, script: str) -> Any:
+        """What a script returns, once that is true."""
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        return WebDriverWait(self.driver, READY_S, 0.05).until(lambda d: d.execute_script(script))
+
+    def click(self, selector: str) -> None:
+        from selenium.webdriver.common.by import By
+
+        element = self.driver.find_element(By.CSS_SELECTOR, selector)
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", element)
+        element.click()
+
+    def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
+        """A mouse event at a place of the window, as the browser gets it from a hand."""
+        event = {"type": kind, "x": x, "y": y, **more}
+        self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
+
+    def tap(self, x: float, y: float) -> None:
+        self.mouse("mouseMoved", x, y)
+        self.mouse("mousePressed", x, y, button="left", clickCount=1)
+        self.mouse("mouseReleased", x, y, button="left", clickCount=1)
+
+    def media(self, **features: str) -> None:
+        """Colour scheme and the like, as the system of a user would set them."""
+        named = [{"name": f"prefers-{key}", "value": value} for key, value in features.items()]
+        self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": named})
+
+    def picture(self, path: Path) -> None:
+        self.driver.save_screenshot(str(path))
+
+
+@contextmanager
+def browser(width: int = 1400, height: int = 1000) -> Iterator[Browser]:
+    """Start Chromium and end it; its profile is a folder of its own."""
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM or ""
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with tempfile.TemporaryDirectory() as profile:
+        for flag in (
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--disable-background-networking",
+            "--no-first-run",
+            f"--window-size={width},{height}",
+            f"--user-data-dir={profile}",
+        ):
+            options.add_argument(flag)
+        driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+        try:
+            yield Browser(driver)
+        finally:
+            driver.quit()

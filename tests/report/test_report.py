@@ -1,0 +1,300 @@
+"""The report's page: its numbers are those of `simulate --json` and `explain --json`, and it is one safe file."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from optpipe_sim import Report, Trace, build, load_profile, simulate
+from optpipe_sim.cli import main
+from optpipe_sim.errors import OptPipeError
+from optpipe_sim.ops import Op, OpKind
+from optpipe_sim.profile import CostProfile
+from optpipe_sim.reasons.data import explain_data
+from optpipe_sim.reasons.reasons import Reasons, last_reason
+from optpipe_sim.report.columns import TraceColumns, narrow
+from optpipe_sim.report.difference import changes, measured_table, time_rows, treatment_rows
+
+ROOT = Path(__file__).parents[2]
+PROFILE = ROOT / "experiments/profiles/zb-1.5b-p8-m24.yaml"
+HOSTILE = "</script><script>alert('x')</script><img src=x onerror=alert(1)>"
+LEVELS: dict[str, Any] = {
+    "name": "levels",
+    "devices": 4,
+    "stages": {
+        "t_f_ms": 10, "t_b_ms": 11, "t_w_ms": 8, "act_mib": 1000, "w_mib": 400, "static_mib": 2000,
+        "recompute": [
+            {"name": "selective", "t_ms": 2, "keep_mib": 600},
+            {"name": "full", "t_ms": 10, "keep_mib": 50},
+        ],
+    },
+    "t_comm_ms": 0.6,
+    "offload": {"d2h_gb_per_s": 21, "h2d_gb_per_s": 21},
+    "memory_limit_gib": 7,
+}  # fmt: skip
+
+
+def replayed(name: str, profile: CostProfile, microbatches: int) -> Trace:
+    return simulate(build(name, profile, microbatches), profile)
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """Offloading, recomputation inside backwards, messages and waits for memory."""
+    return replayed("adaoffload:recompute=selective", load_profile(LEVELS), 12)
+
+
+class Page(HTMLParser):
+    """What a browser would make of a page: its elements, and the rows of its tables by id."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.tables: dict[str, list[list[tuple[str, str | None]]]] = {}
+        self.tiles: dict[str, str | None] = {}
+        self.text = ""
+        self._table = self._cell = None
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = dict(attrs)
+        self.tags.append((tag, found))
+        if tag == "table":
+            self._table = self.tables.setdefault(found["id"], [])
+        elif tag == "tr" and self._table is not None:
+            self._table.append([])
+        elif tag == "td":
+            self._table[-1].append(["", found.get("data-value")])
+            self._cell = self._table[-1][-1]
+        elif "data-key" in found:
+            self.tiles[found["data-key"]] = found["data-value"]
+
+    def handle_endtag(self, tag: str) -> None:
+        self._cell = None if tag == "td" else self._cell
+        self._table = None if tag == "table" else self._table
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._cell is not None:
+            self._cell[0] += data
+
+    def rows(self, name: str) -> list[list[tuple[str, str | None]]]:
+        """The rows of a table's body."""
+        return [row for row in self.tables[name] if row]
+
+
+def test_the_numbers_are_those_of_simulate(trace: Trace) -> None:
+    shown = Page(Report.of(trace).html).tiles
+    measures = trace.measures()
+    assert {"makespan_ns", "bubble_rate", "peak_bytes", "offloaded", "recomputed", "fits"} <= set(
+        shown
+    )
+    assert shown == {key: str(measures[key]) for key in shown}
+
+
+def test_the_command_shows_what_simulate_and_explain_print(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answer(*words: str) -> dict[str, Any]:
+        assert main([*words, "--json"]) == 0
+        return json.loads(capsys.readouterr().out)
+
+    page = tmp_path / "page.html"
+    made = answer("report", "zb-h1", str(PROFILE), "-m", "24", "-o", str(page))
+    simulated = answer("simulate", str(PROFILE), "--schedule", "zb-h1", "-m", "24")
+    explained = answer("explain", "zb-h1", str(PROFILE), "-m", "24")["explanation"]
+    found = Page(page.read_text())
+    assert list(made["files"]) == [str(page)]
+    assert {key: made[key] for key in ("makespan_ns", "idle_ns", "peak_bytes")} == {
+        key: simulated[key] for key in ("makespan_ns", "idle_ns", "peak_bytes")
+    }
+    assert found.tiles["makespan_ns"] == str(simulated["makespan_ns"])
+    texts = [row[-1][0] for row in found.rows("a-idle")]
+    assert texts == [gap["text"] for gap in explained["gaps"]]
+    assert all(hint in found.text for hint in explained["hints"])
+    assert f"optpipe-sim report zb-h1 {PROFILE} -m 24" in found.text
+
+
+def test_the_tables_are_those_of_explain(trace: Trace) -> None:
+    found, data = Page(Report.of(trace).html), explain_data(trace)
+    gaps = [[cell[1] or cell[0] for cell in row] for row in found.rows("a-idle")]
+    assert [(row[0], row[2], row[3], row[6]) for row in gaps] == [
+        (str(gap["end_ns"] - gap["start_ns"]), str(gap["device"]), gap["cause"], gap["text"])
+        for gap in data["gaps"]
+    ]
+    heads = re.findall(r"<th[^>]*>([^<]*)</th>", Report.of(trace).html)
+    heads = heads[heads.index("device") : heads.index("device") + len(found.rows("a-devices")[0])]
+    for row in found.rows("a-devices"):
+        shown = {head: cell[1] for head, cell in zip(heads, row, strict=True)}
+        device = data["devices"][int(shown["device"])]
+        assert shown["computing"] == str(device["busy_ns"])
+        assert shown["recomputing"] == str(device["recompute_ns"])
+        assert shown["idle"] == str(sum(device["idle_ns"].values()))
+        for cause, ns in device["idle_ns"].items():
+            assert shown.get(cause, "0") == str(ns)
+    idle = [float(row[1][1]) for row in found.rows("a-devices")]
+    assert idle == sorted(idle, reverse=True)
+    parts = {row[0][0]: row[1][1] for row in found.rows("a-path")}
+    assert parts == {key: str(ns) for key, ns in data["critical_path"]["parts_ns"].items()}
+
+
+def test_every_chain_of_causes_leads_back_to_the_start(trace: Trace) -> None:
+    columns = TraceColumns(trace)
+    by, start = columns.ops["by"].astype(int), trace.start_ns
+    assert (by < 0).any()
+    for row in range(len(by)):
+        seen = []
+        while row >= 0:
+            seen.append(row)
+            assert by[row] < 0 or start[by[row]] <= start[row]
+            row = by[row]
+        assert len(seen) == len(set(seen))
+    # the critical path begins with the last op, and its steps are those of `explain`
+    steps = explain_data(trace)["critical_path"]["steps"]
+    names = list(dict.fromkeys(step["op"] for step in steps))
+    assert [str(trace.schedule.op(row)) for row in columns.critical] == names
+
+
+def test_an_op_says_what_it_waited_for(trace: Trace) -> None:
+    columns, reasons = TraceColumns(trace), Reasons(trace)
+    for row in range(0, len(trace.schedule), 7):
+        op = trace.schedule.op(row)
+        reason = last_reason(reasons, op)
+        by = int(columns.ops["by"][row])
+        assert (None if by < 0 else trace.schedule.op(by)) == reason.by
+        # nothing that it waited for ended later
+        assert reason.until_ns == reasons.of_start(op)[0].until_ns
+        assert columns.ops["slack"][row] == trace.start_ns[row] - reason.until_ns
+    idle = sum(int(trace.waits_ns[cause].sum()) for cause in trace.waits_ns)
+    assert int(columns.ops["idle"].astype(np.int64).sum()) == idle
+
+
+@given(st.lists(st.integers(-(2**31), 2**53), max_size=8))
+@settings(max_examples=50)
+def test_narrow_columns_hold_what_they_are_given(values: list[int]) -> None:
+    array = narrow(values)
+    assert array.tolist() == values
+    assert array.dtype in (np.uint8, np.uint16, np.int16, np.uint32, np.int32, np.float64)
+
+
+def test_recomputation_offloads_and_messages_are_on_the_page(trace: Trace) -> None:
+    columns = TraceColumns(trace)
+    kinds = set(trace.schedule.table[:, 0].tolist())
+    assert {OpKind.O, OpKind.R} <= kinds
+    assert len(columns.inside["start"]) == trace.recomputed > 0
+    assert len(columns.messages["depart"]) == len(trace.messages.producer) > 0
+    share = columns.inside["end"].astype(int) - columns.inside["start"].astype(int)
+    assert share.sum() == sum(trace.recompute_ns)
+    apart = replayed("1f1b:recompute=full", load_profile(LEVELS), 8)
+    assert any(columns.levels)
+    assert sum(treatment_rows(apart).values()) == 4 * 8
+
+
+def test_hostile_names_are_shown_as_text(trace: Trace) -> None:
+    profile = replace(trace.profile, name=HOSTILE)
+    schedule = trace.schedule.replace(meta={"name": HOSTILE, "note": HOSTILE})
+    page = Page(Report.of(simulate(schedule, profile)).html)
+    assert [tag for tag, _ in page.tags].count("script") == 3
+    assert "img" not in [tag for tag, _ in page.tags]
+    assert page.text.count(HOSTILE) >= 3
+    assert not any(key.startswith("on") for _, attributes in page.tags for key in attributes)
+
+
+def test_the_page_needs_nothing_else(trace: Trace, tmp_path: Path) -> None:
+    report = Report.of(trace)
+    outside = [
+        value
+        for tag, attributes in Page(report.html).tags
+        for key, value in attributes.items()
+        if key in ("src", "href") and not str(value).startswith(("data:", "#"))
+    ]
+    assert outside == []
+    assert report.save(tmp_path / "deep" / "F.html").read_text() == report.html
+    with pytest.raises(OptPipeError, match=r"F\.pdf: the name of a report must end in \.html"):
+        report.save(tmp_path / "F.pdf")
+
+
+def test_a_report_shows_itself_in_a_notebook(trace: Trace) -> None:
+    report = Report.of(trace)
+    (frame,) = Page(report._repr_html_()).tags
+    assert frame[0] == "iframe"
+    assert frame[1]["srcdoc"] == report.html
+    assert len(repr(report)) < 100
+
+
+def test_thirty_thousand_ops_are_less_than_three_megabytes() -> None:
+    profile = load_profile(ROOT / "experiments/profiles/zb-28.3b-p32-m256.yaml")
+    trace = replayed("zb-h1", profile, 320)
+    assert len(trace.schedule) > 30_000
+    assert len(Report.of(trace).html.encode()) < 3_000_000
+
+
+# -- two of them ------------------------------------------------------------------------------------
+
+
+def test_the_difference_by_cause_adds_up() -> None:
+    profile = load_profile(PROFILE)
+    one, two = replayed("zb-h1", profile, 24), replayed("1f1b", profile, 24)
+    *parts, total = time_rows(one, two)
+    assert total == ("time per iteration", one.makespan_ns, two.makespan_ns)
+    for side in (1, 2):
+        assert sum(part[side] for part in parts) == pytest.approx(total[side], rel=1e-12)
+    page = Page(Report.of(one, two).html)
+    shown = [(row[0][0], float(row[1][1]), float(row[2][1])) for row in page.rows("difference")]
+    assert shown == [*parts, total]
+    assert {"a-idle", "b-idle", "a-devices", "b-devices"} <= set(page.tables)
+
+
+def test_what_differs_is_marked() -> None:
+    profile = load_profile(LEVELS)
+    one = replayed("1f1b", profile, 8)
+    programs = [list(program) for program in one.schedule.programs]
+    at = programs[2].index(Op(OpKind.F, 2, 5))
+    programs[2][at - 1 : at + 1] = programs[2][at - 1 : at + 1][::-1]
+    two = simulate(one.schedule.replace(programs=programs), profile)
+    found = changes(one, two)
+    # the two that changed places, and the one after them
+    assert found.order == 3
+    marked = [[str(trace.schedule.op(row)) for row in rows] for trace, rows in zip((one, two), found.rows, strict=True)]  # fmt: skip
+    assert sorted(marked[0]) == sorted(marked[1]) == sorted(map(str, programs[2][at - 1 : at + 2]))
+    again = simulate(one.schedule.replace(recompute={"1.3": "full"}), profile)
+    treated = changes(one, again)
+    assert (treated.order, treated.treatments) == (0, 1)
+    names = {str(one.schedule.op(row)) for row in treated.rows[0]}
+    assert names == {"F1.3", "BW1.3"}
+    assert changes(one, one).rows == ([], [])
+    assert "cannot be set side by side" in changes(one, replayed("1f1b", profile, 4)).says
+
+
+def test_a_measured_trace_beside_its_prediction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile = load_profile(ROOT / "results/confirm_cpu.profile.yaml")
+    measured = Trace.load(ROOT / "results/confirm_cpu.trace.json")
+    schedule = measured.schedule
+    predicted = simulate(schedule, measured.profile)
+    assert profile.devices == measured.profile.devices
+    table = Page(measured_table(predicted, measured)).rows("measured")
+    assert float(table[-1][1][1]) == sum(float(row[1][1]) for row in table[:-1])
+    assert measured_table(predicted, predicted) == ""
+    found = changes(predicted, measured)
+    assert found.durations > 0
+    lasting = [trace.end_ns - trace.start_ns for trace in (predicted, measured)]
+    off = np.abs(lasting[1] - lasting[0]) > 0.1 * lasting[0]
+    assert found.rows[0] == np.flatnonzero(off).tolist()
+    schedule.save(tmp_path / "s.json")
+    words = ["report", str(tmp_path / "s.json"), str(ROOT / "results/confirm_cpu.profile.yaml")]
+    words += ["--against", str(ROOT / "results/confirm_cpu.trace.json")]
+    assert main([*words, "-o", str(tmp_path / "F.html"), "--json"]) in (0, 1)
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["against"]["makespan_ns"] == measured.makespan_ns
+    assert Page((tmp_path / "F.html").read_text()).tiles["makespan_ns"] == str(measured.makespan_ns)
