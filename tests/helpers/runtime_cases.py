@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Sequence
 from functools import cache
 
 import torch
 from torch import Tensor, nn
 
 from optpipe_sim.costs.models import Model
-from optpipe_sim.ops import BW, COMPUTE, B, F, O, Op, R
+from optpipe_sim.ops import BW, COMPUTE, B, C, F, O, Op, R
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.runtime.execute.task import Modules
-from optpipe_sim.runtime.measure.fake import fake_bytes
+from optpipe_sim.runtime.measure.footprint import stage_bytes
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.stage import StageWorker
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.schedule.shape import Shape
-from optpipe_sim.stage_cost import StageCost
+from optpipe_sim.stage_cost import RecomputeLevel, StageCost
 
 SEQ, WIDTH = 32, 64
 SMALL = {"layers": 8, "hidden": WIDTH, "heads": 4, "vocab": 96}
@@ -44,11 +45,15 @@ def plan_of(model: Model, devices: int, chunks: int = 1) -> Plan:
 
 @cache
 def profile_of(
-    model: Model, devices: int, chunks: int = 1, offload: Offload | None = None
+    model: Model,
+    devices: int,
+    chunks: int = 1,
+    offload: Offload | None = None,
+    levels: tuple[str, ...] = (),
 ) -> CostProfile:
     """The true bytes of these stages, and times that are about alike; nothing static."""
     plan = plan_of(model, devices, chunks)
-    first = {at: fake_bytes(plan, at) for at in set(plan.alike())}
+    first = {at: stage_bytes(plan, at, "cpu", levels=levels) for at in set(plan.alike())}
     sizes = [first[at] for at in plan.alike()]
     stages = tuple(
         StageCost(
@@ -60,6 +65,10 @@ def profile_of(
             act_bytes=max(size.held),
             w_bytes=size.held[1],
             offload_bytes=min(size.moved, max(size.held)),
+            recompute=tuple(
+                RecomputeLevel(name, MS, level.keep, level.work, level.b_work)
+                for name, level in size.levels.items()
+            ),
         )
         for size in sizes
     )
@@ -96,6 +105,27 @@ def with_offloads(schedule: Schedule) -> Schedule:
                 out.append(Op(O, *op[1:]))
         programs.append(out)
     return Schedule(schedule.shape, programs)
+
+
+def with_levels(schedule: Schedule, names: Sequence[str], *, apart: bool) -> Schedule:
+    """The activations in turn are kept whole, or recomputed at each of these levels; apart: one
+    compute op before their backward, where that is after F and R, else just before it."""
+    shape, levels = schedule.shape, {}
+    for stage in range(shape.stages):
+        for mb in range(shape.microbatches):
+            number = (stage + mb) % (len(names) + 1)
+            if number:
+                levels[f"{stage}.{mb}"] = names[number - 1]
+    programs = []
+    for program in schedule.programs:
+        out: list[Op] = []
+        for op in program:
+            if apart and op.kind in (B, BW) and f"{op.stage}.{op.microbatch}" in levels:
+                early = bool(out) and out[-1].kind in COMPUTE and out[-1][1:] != op[1:]
+                out.insert(len(out) - early, Op(C, *op[1:]))
+            out.append(op)
+        programs.append(out)
+    return Schedule(shape, programs, schedule.link_order, recompute=levels)
 
 
 # -- stages that a user would write; ranks import them from here ------------------------------------

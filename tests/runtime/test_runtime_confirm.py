@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from optpipe_sim import CostProfile, Trace, build
+from optpipe_sim import CostProfile, Schedule, Trace, build
 from optpipe_sim.costs import load_model
 from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import OptPipeError, OutOfMemory, RuntimeFault
@@ -79,9 +79,9 @@ class Paced(StageWorker):
 class Leaking(StageWorker):
     """Keeps what it is given, where no slot and no queue knows of it."""
 
-    def forward(self, stage: int, mb: int, x: Any) -> Any:
+    def forward(self, stage: int, *rest: Any) -> Any:
         self.kept = [*getattr(self, "kept", ()), torch.zeros(2**18)] if stage else []
-        return super().forward(stage, mb, x)
+        return super().forward(stage, *rest)
 
 
 def as_(kind: type[StageWorker], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,11 +306,12 @@ def test_gradients_are_compared_bit_by_bit_and_by_size() -> None:
 def test_bytes_after_ops_follow_the_schedule(unit) -> None:
     profile = unit(1, offload={"t_offload_ms": 1, "t_reload_ms": 1})  # 100 bytes, 50 to W
     ops = ["F0.0", "O0.0", "R0.0", "R0.0", "B0.0", "W0.0"]
+    schedule = Schedule(profile.shape(1), [dict.fromkeys(ops)])
     held = [100, 0, 100, 100, 50, 0]
     rows = list(zip(map(parse_op, ops), held, strict=True))
-    (peak,) = peaks_after_ops(profile, [rows])
+    (peak,) = peaks_after_ops(schedule, profile, [rows])
     assert (peak.predicted_bytes, peak.measured_bytes, peak.off_bytes) == (100, 100, 0)
-    (peak,) = peaks_after_ops(profile, [[*rows[:4], (rows[4][0], 80), rows[5]]])
+    (peak,) = peaks_after_ops(schedule, profile, [[*rows[:4], (rows[4][0], 80), rows[5]]])
     assert (peak.worst_op, peak.off_bytes) == ("B0.0", 30)
     assert peak.problem(Tolerances()) is None
     assert "30 B more than predicted after B0.0" in peak.problem(Tolerances(memory_bytes=0))

@@ -16,7 +16,16 @@ import numpy as np
 import pytest
 import runtime_cases as cases
 import torch
-from runtime_cases import EXPERTS, GPT, RESIDUAL, TIED, plan_of, profile_of, with_offloads
+from runtime_cases import (
+    EXPERTS,
+    GPT,
+    RESIDUAL,
+    TIED,
+    plan_of,
+    profile_of,
+    with_levels,
+    with_offloads,
+)
 from torch import Tensor
 
 from optpipe_sim import build
@@ -153,6 +162,19 @@ def test_a_schedule_found_under_a_limit(two: Ranks):
     _, expected = reference(plan_of(GPT, 2), 4, 0)
     for name in expected:
         torch.testing.assert_close(gradients[name], expected[name], rtol=1e-5, atol=1e-7)
+    assert near(lowered, results) or near(lowered, run(two, lowered, GPT)[0])
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["inside", "apart"])
+def test_recomputation_gives_the_gradients_and_holds_what_was_predicted(two: Ranks, apart: bool):
+    levels = ("norms+mlp", "full", "stage")
+    profile = profile_of(GPT, 2, levels=levels)
+    base = with_offloads(build("zb-h1", profile, 6))
+    schedule = with_levels(base, levels, apart=apart)
+    lowered = lower(schedule, profile, lower(schedule, profile).replay().peak_bytes)
+    results, gradients = run(two, lowered, GPT)
+    _, expected = reference(plan_of(GPT, 2), 6, 0)
+    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
     assert near(lowered, results) or near(lowered, run(two, lowered, GPT)[0])
 
 

@@ -15,7 +15,8 @@ from runtime_cases import GPT, plan_of, profile_of, with_offloads
 
 from optpipe_sim import Schedule, build
 from optpipe_sim.errors import RuntimeFault
-from optpipe_sim.ops import BW, B, F, O, Op, R, W
+from optpipe_sim.op_costs import op_costs
+from optpipe_sim.ops import BW, B, C, F, O, Op, R
 from optpipe_sim.runtime.execute import cuda
 from optpipe_sim.runtime.execute.executor import measured_trace
 from optpipe_sim.runtime.execute.serial import run_serially
@@ -33,7 +34,7 @@ from optpipe_sim.runtime.program.program import Event, linear_programs
 from optpipe_sim.sim.lower import lower
 
 
-@given(lowered_cases())
+@given(lowered_cases(levels=True))
 def test_every_wait_points_backwards_and_nothing_is_left_out(lowered):
     for program in linear_programs(lowered):
         issues = issue_order(program)
@@ -45,7 +46,7 @@ def test_every_wait_points_backwards_and_nothing_is_left_out(lowered):
         assert sorted(map(str, steps)) == sorted(str(issue.step) for issue in issues)
 
 
-@given(lowered_cases())
+@given(lowered_cases(levels=True))
 def test_streams_keep_the_order_of_the_program(lowered):
     """Moved are grants, and these not among each other where one may be granted before its O ends."""
     for program in linear_programs(lowered):
@@ -56,23 +57,23 @@ def test_streams_keep_the_order_of_the_program(lowered):
                 assert [step for step in order if step.engine == engine] == steps
 
 
-@given(lowered_cases())
+@given(lowered_cases(levels=True))
 def test_memory_in_the_order_of_the_host_stays_within_the_limit(lowered):
-    profile = lowered.profile
+    costs, static = op_costs(lowered.schedule, lowered.profile), lowered.profile.static_bytes
     for program in linear_programs(lowered):
-        held = profile.static_bytes[program.rank]
+        held = static[program.rank]
         for issue in issue_order(program):
-            do, op = issue.step.do, issue.step.op
-            if do == "grant" or (do == "run" and op.kind is F):
-                held += int(profile.allocated_bytes[op.kind, op.stage])
+            row = lowered.schedule.row(issue.step.op)
+            if issue.step.do in ("grant", "run"):
+                held += int(costs.allocated_bytes[row])
                 if lowered.memory_limit is not None:
                     assert held <= lowered.memory_limit[program.rank], str(issue)
-            elif do == "drop" or (do == "run" and op.kind in (B, W, BW)):
-                held -= int(profile.released_bytes[op.kind, op.stage])
-        assert held == profile.static_bytes[program.rank]
+            if issue.step.do in ("drop", "run"):
+                held -= int(costs.released_bytes[row])
+        assert held == static[program.rank]
 
 
-@given(lowered_cases(offload=True))
+@given(lowered_cases(offload=True, levels=True))
 def test_no_stream_touches_memory_too_soon(lowered):
     """By what each stream has surely seen of the others, a copy starts after its F, memory is given
     back after the copy, a reload starts after its grant and a backward after the reload."""
@@ -90,7 +91,7 @@ def test_no_stream_touches_memory_too_soon(lowered):
             elif do in ("drop", "grant", "reload"):
                 assert copied in here
             elif (
-                op.kind in (B, BW)
+                op.kind in (B, BW, C)
                 and do == "run"
                 and Op(R, *key) in lowered.schedule.programs[program.rank]
             ):

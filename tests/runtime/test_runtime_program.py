@@ -15,7 +15,8 @@ from strategies import SEEDS
 
 from optpipe_sim import Schedule, build
 from optpipe_sim.errors import InvalidSchedule
-from optpipe_sim.ops import BW, COMPUTE, B, O, Op, R, W
+from optpipe_sim.op_costs import op_costs
+from optpipe_sim.ops import BW, COMPUTE, B, C, O, Op, R, W
 from optpipe_sim.runtime.program.program import (
     Event,
     Program,
@@ -26,8 +27,10 @@ from optpipe_sim.runtime.program.program import (
 )
 from optpipe_sim.runtime.program.soundness import check_programs, clocks, surely
 from optpipe_sim.sim.lower import lower
+from optpipe_sim.stage_cost import RecomputeLevel
 
 Pair = tuple[Program, Step]
+LEVELS = (RecomputeLevel("light", 1, 50), RecomputeLevel("full", 2, 10))
 
 
 def changed(programs: tuple[Program, ...], rank: int, steps: list[Step]) -> tuple[Program, ...]:
@@ -35,7 +38,7 @@ def changed(programs: tuple[Program, ...], rank: int, steps: list[Step]) -> tupl
     return tuple(replace(p, steps=tuple(steps)) if p.rank == rank else p for p in programs)
 
 
-@given(lowered_cases())
+@given(lowered_cases(levels=True))
 def test_programs_are_sound(lowered):
     programs = linear_programs(lowered)
     check_programs(programs, lowered.schedule)
@@ -65,30 +68,32 @@ def test_receives_come_in_the_senders_order_and_one_compute_op_ahead(lowered):
                 assert any(source in sent[sent.index(op) :] for source in wanted)
 
 
-@given(lowered_cases())
+@given(lowered_cases(levels=True))
 def test_memory_stays_within_the_limit_whatever_the_durations(lowered):
     """Memory is taken in one certain order; what counts as given back is what surely has been."""
-    profile = lowered.profile
+    costs = op_costs(lowered.schedule, lowered.profile)
     for program in linear_programs(lowered):
-        held = profile.static_bytes[program.rank]
+        held = lowered.profile.static_bytes[program.rank]
         gives: dict[Event, int] = {}
         last: Event | None = None
         for step, clock, at in clocks(program):
-            kind, stage = step.op.kind, step.op.stage
-            if step.do == "grant" or (step.do == "run" and kind == 0):
+            if step.do not in ("grant", "run", "drop"):
+                continue
+            row = lowered.schedule.row(step.op)
+            if step.do == "grant" or (step.do == "run" and costs.asks[row]):
                 assert last is None or surely(last, clock, at)
                 last = Event("granted" if step.do == "grant" else "start", step.op)
                 for event in [event for event in gives if surely(event, clock, at)]:
                     held -= gives.pop(event)
-                held += int(profile.allocated_bytes[kind, stage])
+                held += int(costs.allocated_bytes[row])
                 if lowered.memory_limit is not None:
                     assert held <= lowered.memory_limit[program.rank], (program.rank, str(step))
-            elif step.do in ("drop", "run"):
+            if step.do in ("drop", "run"):
                 point = "dropped" if step.do == "drop" else "end"
-                gives[Event(point, step.op)] = int(profile.released_bytes[kind, stage])
+                gives[Event(point, step.op)] = int(costs.released_bytes[row])
 
 
-@given(lowered_cases(offload=True), SEEDS)
+@given(lowered_cases(offload=True, levels=True), SEEDS)
 def test_no_step_can_go_missing(lowered, seed):
     programs = linear_programs(lowered)
     random = Random(seed)
@@ -145,14 +150,14 @@ def test_steps_in_the_wrong_order_are_refused(lowered, seed):
             check_programs(changed(programs, program.rank, moved), lowered.schedule)
 
 
-@given(lowered_cases(offload=True), SEEDS)
-def test_a_backward_that_does_not_wait_for_its_reload_is_refused(lowered, seed):
+@given(lowered_cases(offload=True, levels=True), SEEDS)
+def test_what_does_not_wait_for_its_reload_is_refused(lowered, seed):
     programs = linear_programs(lowered)
     choices = [
         (program, step)
         for program in programs
         for step in program.steps
-        if step.op.kind in (B, BW) and any(event.op.kind is R for event in step.after)
+        if step.op.kind in (B, BW, C) and Event("end", Op(R, *step.op[1:])) in step.after
     ]
     assume(choices)
     program, step = Random(seed).choice(choices)
@@ -174,6 +179,32 @@ def test_a_backward_that_does_not_wait_for_its_reload_is_refused(lowered, seed):
         return
     with pytest.raises(InvalidSchedule, match=rf"run {step.op}: .* wait for the end of {back}"):
         check_programs(wrong, lowered.schedule)
+
+
+@given(lowered_cases(levels=True), SEEDS)
+def test_a_recomputation_that_comes_too_late_or_too_early_is_refused(lowered, seed):
+    programs = linear_programs(lowered)
+    choices = [(p, step) for p in programs for step in p.steps if step.op.kind is C]
+    assume(choices)
+    program, step = Random(seed).choice(choices)
+    key = step.op[1:]
+    others = [s for s in program.steps if s is not step]
+    first = next(n for n, s in enumerate(others) if s.op[1:] == key and s.do == "run")
+    last = next(n for n, s in enumerate(others) if s.op[1:] == key and s.op.kind in (B, BW))
+    for at in (first, last + 1):
+        moved = changed(programs, program.rank, [*others[:at], step, *others[at:]])
+        # it, its backward, or a grant that it is the anchor of
+        with pytest.raises(InvalidSchedule, match=rf"rank {program.rank}: .*{step.op}"):
+            check_programs(moved, lowered.schedule)
+
+
+def test_levels_are_told_by_stage_and_microbatch(unit):
+    schedule = build("1f1b", unit(2), 2)
+    levels = {"1": "full", "1.1": "light"}
+    profile = replace(unit(2), stages=tuple(replace(c, recompute=LEVELS) for c in unit(2).stages))
+    lowered = lower(schedule.replace(recompute=levels), profile)
+    found = [program.levels for program in linear_programs(lowered)]
+    assert found == [{}, {(1, 0): "full", (1, 1): "light"}]
 
 
 def test_steps_in_words(unit):

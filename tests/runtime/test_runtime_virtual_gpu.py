@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from runtime_cases import GPT, plan_of, profile_of, with_offloads
+from runtime_cases import GPT, plan_of, profile_of, with_levels, with_offloads
 from virtual_gpu import VirtualGpu, nccl
 
 from optpipe_sim import build
-from optpipe_sim.ops import O, R
+from optpipe_sim.ops import C, O, R
 from optpipe_sim.profile import Offload
 from optpipe_sim.runtime.execute import cuda
 from optpipe_sim.runtime.execute.gates import GatedLoopback
@@ -29,11 +29,12 @@ from optpipe_sim.runtime.execute.warmup import most_offloaded, warm_up
 from optpipe_sim.runtime.model import stash
 from optpipe_sim.runtime.model.stage import StageWorker
 from optpipe_sim.runtime.program.issue import issue_order
-from optpipe_sim.runtime.program.program import linear_programs
+from optpipe_sim.runtime.program.program import levels_of, linear_programs
 from optpipe_sim.sim.lower import Lowered, lower
 
 PLAN = plan_of(GPT, 2)
 M = 6
+LEVELS = ("norms+mlp", "full", "stage")
 
 
 @pytest.fixture(autouse=True)
@@ -52,12 +53,16 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> VirtualGpu:
     return made
 
 
-def lowered_of(name: str, shared: bool = False) -> Lowered:
-    """A schedule with offloads, lowered under its own peak."""
+def lowered_of(name: str, shared: bool = False, apart: bool | None = None) -> Lowered:
+    """A schedule with offloads, lowered under its own peak; with recomputation, where it is said
+    whether that is `apart`."""
     engines = Offload(copy_engines="shared") if shared else None
     base = build(name, profile_of(GPT, 2, offload=engines), M)
-    profile = profile_of(GPT, 2, base.shape.chunks, engines).for_shape(base.shape)
+    levels = () if apart is None else LEVELS
+    profile = profile_of(GPT, 2, base.shape.chunks, engines, levels).for_shape(base.shape)
     schedule = base if name == "po-h" else with_offloads(base)
+    if apart is not None:
+        schedule = with_levels(schedule, levels, apart=apart)
     assert any(op.kind is R for op in schedule.programs[0])
     return lower(schedule, profile, lower(schedule, profile).replay().peak_bytes)
 
@@ -108,12 +113,28 @@ def test_no_race_and_no_early_reuse(name: str, shared: bool, gpu: VirtualGpu) ->
     assert len({stream.name for stream in gpu.streams}) == (2 if shared else 3)
 
 
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize("name", ["zb-h1", "1f1b-i"])
+def test_no_race_where_activations_are_recomputed(name: str, apart: bool, gpu: VirtualGpu) -> None:
+    """On the compute stream, some of them after a reload."""
+    lowered = lowered_of(name, apart=apart)
+    reloaded = {op[1:] for p in lowered.schedule.programs for op in p if op.kind is R}
+    assert reloaded & levels_of(lowered.schedule).keys()
+    _, expected = reference(PLAN, M, 0)
+    for rank in (0, 1):
+        worker = run_alone(lowered, gpu, rank)
+        assert gpu.faults == []
+        for parameter, gradient in named_gradients(worker).items():
+            assert torch.equal(gradient, expected[parameter]), parameter
+
+
 # what is left out, and what must be found then
 SEEDED = {
     "the copy out does not wait for its F": ("offload", "waits", "race"),
     "the reload does not wait for its grant": ("reload", "waits", "race"),
     "memory is dropped before the copy has ended": ("drop", "event", "early reuse"),
     "B does not wait for its reload": ("run", "waits", "race"),
+    "C does not wait for its reload": ("run", "waits", "race"),
 }
 
 
@@ -122,13 +143,13 @@ def test_faults_that_are_put_in_are_found(
     fault: str, gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     do, what, expected = SEEDED[fault]
-    lowered = lowered_of("zb-h1")
+    lowered = lowered_of("zb-h1", apart=True if fault[0] == "C" else None)
 
     def without_waits(real: Any) -> Any:
         def order(program: Any) -> Any:
             return tuple(
                 type(issue)(issue.step, issue.stream, (), issue.makes)
-                if issue.step.do == do
+                if issue.step.do == do and (fault[0] != "C" or issue.step.op.kind is C)
                 else issue
                 for issue in real(program)
             )

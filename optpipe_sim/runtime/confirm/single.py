@@ -149,7 +149,7 @@ def replay(case: Case, progress: Progress) -> Confirmation:
         compare_traces(lowered, composed),
         tuple(lowered.replay(_medians(lowered, [one])).makespan_ns for one in lasts),
         noise_ns=_noise([lowered.replay(_medians(lowered, half)) for half in halves(lasts)]),
-        peaks=peaks_after_ops(lowered.profile, held),
+        peaks=peaks_after_ops(lowered.schedule, lowered.profile, held),
         gradients=bench.gradients(loss),
         tolerances=case.tolerated(),
     )

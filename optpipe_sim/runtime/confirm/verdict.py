@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...op_costs import op_costs
 from ...ops import O, Op, R
 from ...profile import CostProfile
+from ...schedule import Schedule
 from ...sim.difference import Difference
 from ...trace import Trace
 from ...units import format_size, format_time
@@ -184,22 +186,23 @@ def compare_gradients(
 
 
 def peaks_after_ops(
-    profile: CostProfile, held: Sequence[Sequence[tuple[Op, int]]]
+    schedule: Schedule, profile: CostProfile, held: Sequence[Sequence[tuple[Op, int]]]
 ) -> tuple[Peak, ...]:
     """Measured bytes after every op (and grant) of every rank, beside what they add up to."""
-    rows = []
+    rows, costs = [], op_costs(schedule, profile)
     for rank, measured in enumerate(held):
         expected = most = 0
         worst, off = "", 0
         reloaded: set[Op] = set()
         for op, size in measured:
+            row = schedule.row(op)
             # an R takes its memory when it is granted, which is its first entry
             if op not in reloaded:
-                expected += int(profile.allocated_bytes[op.kind, op.stage])
+                expected += int(costs.allocated_bytes[row])
             if op.kind is R:
                 reloaded.add(op)
             else:
-                expected -= int(profile.released_bytes[op.kind, op.stage])
+                expected -= int(costs.released_bytes[row])
             most = max(most, expected)
             if abs(size - expected) > abs(off):
                 worst, off = str(op), size - expected

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 
 from ...errors import RuntimeFault
-from ...ops import BW, B, F, Op
+from ...ops import F, Op
 from ...schedule import Schedule
 from ..measure.memory import Meter
 from ..program.issue import Issue, issue_order
 from ..program.program import COMPUTE_ENGINE, Event, Program, inputs_of
 from .executor import Record
 from .transport import Transport
-from .worker import Worker, sharp_timers, sleep_until
+from .worker import Worker, compute, sharp_timers, sleep_until
 
 AHEAD = 2  # compute ops that the host may be ahead of the device
 POLL_S = 0.0002
@@ -99,7 +99,8 @@ class _Run:
         meter: Meter | None,
         timeout_s: float,
     ) -> None:
-        self.rank, self.worker, self.transport = program.rank, worker, transport
+        self.rank, self.levels = program.rank, program.levels
+        self.worker, self.transport = worker, transport
         self.meter, self.timeout_s = meter, timeout_s
         self.inputs = inputs_of(schedule)
         self.results: dict[Op, Tensor | None] = {}
@@ -207,12 +208,6 @@ class _Run:
     def _compute(self, op: Op) -> None:
         source = self.inputs.get(op)
         box = [self.results.pop(source)] if source is not None else [None]
-        made: Tensor | None = None
-        if op.kind is F:
-            made = self.worker.forward(op.stage, op.microbatch, box.pop())
-        elif op.kind in (B, BW):
-            made = self.worker.backward(op.stage, op.microbatch, box.pop(), fused=op.kind is BW)
-        else:
-            self.worker.weight(op.stage, op.microbatch)
+        made = compute(self.worker, op, box, self.levels.get(op[1:]))
         if made is not None:
             self.results[op] = made

@@ -11,14 +11,14 @@ import numpy as np
 from torch import Tensor
 
 from ...errors import RuntimeFault
-from ...ops import BW, B, F, O, Op, R
+from ...ops import F, O, Op, R
 from ...schedule import Schedule
 from ...sim.lower import Lowered
 from ...trace import Trace
 from ..measure.memory import Meter
 from ..program.program import COMPUTE_ENGINE, DROP, Event, Program, Step, inputs_of
 from .transport import Transport
-from .worker import Worker, sharp_timers, sleep_until
+from .worker import Worker, compute, sharp_timers, sleep_until
 
 Times = dict[Op, tuple[int, int]]
 
@@ -186,7 +186,7 @@ class _Run:
         begun: Callable[[Op], None],
     ) -> None:
         self.worker, self.transport, self.meter, self.begun = worker, transport, meter, begun
-        self.rank, self.queues = program.rank, program.by_engine()
+        self.rank, self.levels, self.queues = program.rank, program.levels, program.by_engine()
         # a message that does not come is told by who waits for it, before those who wait for that
         self.board = Board(2 * timeout_s)
         self.record = Record(program.rank)
@@ -265,13 +265,7 @@ class _Run:
         self.begun(op)
         start = self.now_ns()
         self.board.happen(Event("start", op))
-        made: Tensor | None = None
-        if op.kind is F:
-            made = self.worker.forward(op.stage, op.microbatch, box.pop())
-        elif op.kind in (B, BW):
-            made = self.worker.backward(op.stage, op.microbatch, box.pop(), fused=op.kind is BW)
-        else:
-            self.worker.weight(op.stage, op.microbatch)
+        made = compute(self.worker, op, box, self.levels.get(op[1:]))
         self.record.times_ns[op] = start, self.now_ns()
         if made is not None:
             self.results[op] = made

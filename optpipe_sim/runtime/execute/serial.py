@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...ops import BW, B, F, O, Op, R
+from ...ops import C, F, O, Op, R
 from ...sim.lower import Lowered
 from ..measure.memory import Meter
 from ..model.stage import StageWorker
-from ..program.program import inputs_of
+from ..program.program import inputs_of, levels_of
+from .worker import compute
 
 HEAD_START_CYCLES = 10_000_000  # some 5 ms of a GPU's clock
 
@@ -51,8 +52,8 @@ def run_serially(
     meter: Meter | None = None,
     done: Callable[[Op], None] = lambda op: None,
 ) -> SerialRun:
-    """Replay a schedule op by op, in the order in which the simulator has memory change: an F when
-    it starts, everything else when it ends. So what is held between ops is what is predicted.
+    """Replay a schedule op by op, in the order in which the simulator has memory change: an F or a C
+    when it starts, everything else when it ends. So what is held between ops is what is predicted.
 
     Args:
         workers: by rank, their step started; they are left with their gradients. Ops of ranks that
@@ -68,7 +69,7 @@ def run_serially(
     """
     given = contents or {}
     run = SerialRun(held={rank: [] for rank in workers})
-    inputs = inputs_of(lowered.schedule)
+    inputs, levels = inputs_of(lowered.schedule), levels_of(lowered.schedule)
     consumers = {source: op for op, source in inputs.items()}
     place = lowered.schedule.shape.placement
     results: dict[Op, Tensor | None] = {}
@@ -85,7 +86,7 @@ def run_serially(
         else:
             scale.taken(box[0])
             with _Timer(worker.device) as timer:
-                made = _do(worker, op, box)
+                made = _do(worker, op, box, levels.get(op[1:]))
             run.lasts_ns[op] = timer.took_ns
             if op.kind is O:
                 worker.drop(op.stage, op.microbatch)
@@ -147,19 +148,14 @@ class _Scale:
         return self.accounts[rank] if self.meter else self.workers[rank].held_bytes()
 
 
-def _do(worker: StageWorker, op: Op, box: list[Tensor | None]) -> Tensor | None:
-    """One op; `box` holds its input, and lets go of it."""
-    at = op.stage, op.microbatch
-    if op.kind is F:
-        return worker.forward(*at, box.pop())
-    if op.kind in (B, BW):
-        return worker.backward(*at, box.pop(), fused=op.kind is BW)
+def _do(worker: StageWorker, op: Op, box: list[Tensor | None], level: str | None) -> Tensor | None:
+    """One op; see `worker.compute`."""
     if op.kind is O:
-        worker.offload(*at)
+        worker.offload(op.stage, op.microbatch)
     elif op.kind is R:
-        worker.reload(*at)
+        worker.reload(op.stage, op.microbatch)
     else:
-        worker.weight(*at)
+        return compute(worker, op, box, level)
     return None
 
 
@@ -198,7 +194,7 @@ def _order(lowered: Lowered) -> Iterator[tuple[Op, bool]]:
     trace, graph = lowered.replay(), lowered.graph
     moments = []
     for row, span in enumerate(trace.spans):
-        if span.op.kind is F:
+        if span.op.kind in (F, C):
             moments.append((span.start_ns, 1, int(graph.op_at[row]), span.op, False))
             continue
         moments.append((span.end_ns, 0, int(graph.op_at[row]), span.op, False))

@@ -123,7 +123,7 @@ def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None
     transport: Transport
     run: Callable[..., Record] = run_program
     if task.plan is None or task.mode == "synthetic":
-        worker: Any = SyntheticWorker(lowered.profile)
+        worker: Any = SyntheticWorker(lowered)
         transport = DelayedGloo(rank, schedule, lowered.profile, task.timeout_s)
     else:
         worker = stages = stage_worker(task.plan, schedule.shape, rank, task.device)

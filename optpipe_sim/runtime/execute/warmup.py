@@ -6,22 +6,23 @@ from collections import Counter
 
 import torch
 
-from ..model.chain import run_chain
+from ..model.chain import Kept, run_chain
 from ..model.stage import StageWorker
 from ..program.program import Program
 
 
-def most_offloaded(program: Program) -> dict[int, int]:
-    """By stage, the most microbatches whose activations are on the host at once, in issue order."""
-    now: Counter[int] = Counter()
-    most: Counter[int] = Counter()
+def most_offloaded(program: Program) -> dict[Kept, int]:
+    """By stage and level of recomputation, the most microbatches whose activations are on the host
+    at once, in issue order."""
+    now: Counter[Kept] = Counter()
+    most: Counter[Kept] = Counter()
     for step in program.steps:
-        stage = step.op.stage
+        kept = step.op.stage, program.levels.get(step.op[1:])
         if step.do == "offload":
-            now[stage] += 1
-            most[stage] = max(most[stage], now[stage])
+            now[kept] += 1
+            most[kept] = max(most[kept], now[kept])
         elif step.do == "reload":
-            now[stage] -= 1
+            now[kept] -= 1
     return dict(most)
 
 
@@ -33,11 +34,12 @@ def warm_up(worker: StageWorker, program: Program | None = None) -> None:
     first GEMM on a stream allocates a workspace that stays (32 MiB with cuBLAS on sm90), kernels are
     loaded at their first launch, and pinning a gigabyte takes a good part of a second.
     """
-    held = {} if program is None else most_offloaded(program)
     sizes: list[int] = []
     for stage in sorted(worker.modules):
-        sizes += run_chain(worker, stage, fused=False) * held.get(stage, 0)
-        run_chain(worker, stage, fused=True)
+        for fused in (False, True):
+            run_chain(worker, (stage, None), fused=fused)
+    for kept, count in sorted(most_offloaded(program).items(), key=str) if program else ():
+        sizes += run_chain(worker, kept, fused=True) * count
     if sizes:
         worker.slab.reserve(sizes)
     if worker.device.type == "cuda":

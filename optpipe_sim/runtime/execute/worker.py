@@ -10,8 +10,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...ops import BW, B, F, O, R, W
-from ...profile import CostProfile
+from ...op_costs import op_costs
+from ...ops import BW, B, C, F, O, Op, OpKind, R, W
+from ...sim.lower import Lowered
 
 PR_SET_TIMERSLACK = 29
 EMPTY = torch.empty(0)
@@ -20,7 +21,11 @@ EMPTY = torch.empty(0)
 class Worker(Protocol):
     """The stages of one device, driven op by op; `stage.StageWorker` has the meaning of each."""
 
-    def forward(self, stage: int, mb: int, x: Tensor | None) -> Tensor | None: ...
+    def forward(
+        self, stage: int, mb: int, x: Tensor | None, level: str | None = None
+    ) -> Tensor | None: ...
+
+    def recompute(self, stage: int, mb: int) -> None: ...
 
     def backward(self, stage: int, mb: int, dy: Tensor | None, *, fused: bool) -> Tensor | None: ...
 
@@ -37,30 +42,55 @@ class Worker(Protocol):
     def boundary(self, stage: int) -> tuple[tuple[int, ...], torch.dtype]: ...
 
 
+def compute(worker: Worker, op: Op, box: list[Tensor | None], level: str | None) -> Tensor | None:
+    """One compute op, and what it makes for another stage.
+
+    Args:
+        box: holds its input, and releases it.
+        level: of recomputation of its activation; None: it is kept whole.
+    """
+    at = op.stage, op.microbatch
+    if op.kind is F:
+        return worker.forward(*at, box.pop(), level)
+    if op.kind in (B, BW):
+        return worker.backward(*at, box.pop(), fused=op.kind is BW)
+    if op.kind is C:
+        worker.recompute(*at)
+    else:
+        worker.weight(*at)
+    return None
+
+
 class SyntheticWorker:
     """Stages whose ops take exactly the time that the profile says, and no memory.
 
     What remains real: the threads, the messages, the order in which a host issues things.
     """
 
-    def __init__(self, profile: CostProfile) -> None:
-        self.lasts_ns = profile.durations_ns
+    def __init__(self, lowered: Lowered) -> None:
+        schedule = lowered.schedule
+        lasts_ns = op_costs(schedule, lowered.profile).duration_ns.tolist()
+        self.lasts_ns = {schedule.op(row): time for row, time in enumerate(lasts_ns)}
 
-    def forward(self, stage: int, mb: int, x: Tensor | None) -> Tensor:
+    def forward(self, stage: int, mb: int, x: Tensor | None, level: str | None = None) -> Tensor:
         """F takes its time."""
-        return self._take(F, stage)
+        return self._take(F, stage, mb)
+
+    def recompute(self, stage: int, mb: int) -> None:
+        """C likewise."""
+        self._take(C, stage, mb)
 
     def backward(self, stage: int, mb: int, dy: Tensor | None, *, fused: bool) -> Tensor:
         """B or BW likewise."""
-        return self._take(BW if fused else B, stage)
+        return self._take(BW if fused else B, stage, mb)
 
     def weight(self, stage: int, mb: int) -> None:
         """W likewise."""
-        self._take(W, stage)
+        self._take(W, stage, mb)
 
     def offload(self, stage: int, mb: int) -> None:
         """O likewise."""
-        self._take(O, stage)
+        self._take(O, stage, mb)
 
     def drop(self, stage: int, mb: int) -> None:
         """No memory, nothing to drop."""
@@ -70,14 +100,14 @@ class SyntheticWorker:
 
     def reload(self, stage: int, mb: int) -> None:
         """R takes its time."""
-        self._take(R, stage)
+        self._take(R, stage, mb)
 
     def boundary(self, stage: int) -> tuple[tuple[int, ...], torch.dtype]:
         """Messages carry one number: when they arrive (see `transport.DelayedGloo`)."""
         return (1,), torch.int64
 
-    def _take(self, kind: int, stage: int) -> Tensor:
-        sleep_until(time.monotonic_ns() + int(self.lasts_ns[kind, stage]))
+    def _take(self, kind: OpKind, stage: int, mb: int) -> Tensor:
+        sleep_until(time.monotonic_ns() + self.lasts_ns[Op(kind, stage, mb)])
         return EMPTY
 
 

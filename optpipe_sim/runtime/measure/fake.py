@@ -7,7 +7,7 @@ bytes. They are the bytes of the CPU's kernels (its fused attention keeps what C
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -31,10 +31,10 @@ ESTIMATED = {
 }
 
 
-def fake_bytes(plan: Plan, stage: int) -> StageBytes:
+def fake_bytes(plan: Plan, stage: int, levels: Sequence[str] = ()) -> StageBytes:
     """`footprint.stage_bytes` without data: the very same numbers, for a stage of any size."""
     with FakeTensorMode():
-        return stage_bytes(plan, stage, "cpu", fill=False)
+        return stage_bytes(plan, stage, "cpu", fill=False, levels=levels)
 
 
 def estimated(plan: Plan, machine: Machine | Source) -> CostProfile:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -14,10 +14,28 @@ from ...errors import OptPipeError
 from ..model.chain import run_chain
 from ..model.models import torch_dtype
 from ..model.plan import Plan
+from ..model.recompute import NoSuchPart
 from ..model.stage import StageWorker
 from .memory import Meter, meter
 
 OPS = ("F", "B", "W", "BW")
+
+
+@dataclass(frozen=True)
+class LevelBytes:
+    """Bytes of one stage at a level of recomputation, measured.
+
+    Attributes:
+        keep: by one microbatch after F.
+        work, b_work: the most that F, or a BW that recomputes inside, needs beside that for a
+            moment, and a B that does; beyond what the reserve has for whole activations.
+        inside: by op, what it needed beyond that.
+    """
+
+    keep: int
+    work: int
+    b_work: int
+    inside: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -32,6 +50,7 @@ class StageBytes:
         weights, gradients: of the parameters.
         taken: by a GPU's allocator for all of it, at most: what was ``requested``, what was
             ``allocated`` (whole blocks) and ``reserved`` (whole segments).
+        levels: of recomputation, by name.
     """
 
     held: tuple[int, int]
@@ -41,19 +60,32 @@ class StageBytes:
     gradients: int
     parameters: int
     taken: dict[str, int] = field(default_factory=dict)
+    levels: dict[str, LevelBytes] = field(default_factory=dict)
 
     @property
     def moved(self) -> int:
         """By an O."""
         return sum(self.copied)
 
+    @property
+    def reserve(self) -> int:
+        """The most that any op needs for a moment."""
+        ops = [self.inside, *(level.inside for level in self.levels.values())]
+        return max(max(one.values()) for one in ops)
+
 
 def stage_bytes(
-    plan: Plan, stage: int, device: str | torch.device, fill: bool = True
+    plan: Plan,
+    stage: int,
+    device: str | torch.device,
+    fill: bool = True,
+    levels: Sequence[str] = (),
 ) -> StageBytes:
-    """Run two microbatches through a stage and read the meter after and inside every op.
+    """Run two microbatches through a stage and read the meter after and inside every op; then again
+    for each level of recomputation.
 
-    One chain runs before: the first GEMM on a GPU's stream allocates a workspace that stays.
+    One chain runs before: the first GEMM on a GPU's stream allocates a workspace that stays. Levels
+    that drop nothing of this stage are left out.
 
     Raises:
         OptPipeError: where the second microbatch gives other numbers than the first.
@@ -65,12 +97,13 @@ def stage_bytes(
     tokens = plan.tokens(device)
     worker.start_step(tokens, tokens)
     for fused in (False, True):
-        run_chain(worker, stage, fused=fused)
+        run_chain(worker, (stage, None), fused=fused)
     worker.finish_step()
     torch.cuda.empty_cache()  # so that what is reserved from here on is for what follows
     with meter(device) as counter:
         two = _Pass(worker, stage, shape, kind, counter, tokens)
         after_f, after_b, sizes, inside = two.run()
+        found = dict(two.levels(levels, after_f, after_b))
     parameters = worker.parameters()
     size = sum(p.numel() * p.element_size() for p in parameters)
     return StageBytes(
@@ -81,6 +114,7 @@ def stage_bytes(
         gradients=size,
         parameters=sum(p.numel() for p in parameters),
         taken=two.taken,
+        levels=found,
     )
 
 
@@ -98,7 +132,7 @@ class _Pass:
     ) -> None:
         self.worker, self.stage, self.meter, self.tokens = worker, stage, counter, tokens
         self.shape, self.kind = shape, kind
-        self.inside = dict.fromkeys(OPS, 0)
+        self.peaks = dict.fromkeys(OPS, 0)
         self.taken: dict[str, int] = {}
 
     def run(self) -> tuple[int, int, list[int], tuple[tuple[str, int], ...]]:
@@ -111,30 +145,62 @@ class _Pass:
         self.change("W", 0)
         self.change("BW", 1)
         self.worker.finish_step()
-        if after_f[0] != after_f[1]:
-            raise OptPipeError(
-                f"stage {self.stage}: two microbatches hold {after_f[0]} and {after_f[1]} bytes"
-            )
+        self._same(*after_f)
         # what F needs beyond act, which counts from its start
-        self.inside["F"] = max(0, self.inside["F"] - act)
-        return act, after_b, moved, tuple(self.inside.items())
+        self.peaks["F"] = max(0, self.peaks["F"] - act)
+        return act, after_b, moved, tuple(self.peaks.items())
 
-    def change(self, op: str, mb: int) -> int:
+    def levels(
+        self, names: Sequence[str], act: int, after_b: int
+    ) -> Iterator[tuple[str, LevelBytes]]:
+        """The bytes of each level: F F B W BW with the recomputation inside, F C BW with it apart."""
+        spare = max(self.peaks.values())
+        for name in names:
+            self.worker.start_step(self.tokens, self.tokens)
+            self.peaks = dict.fromkeys((*OPS, "C"), 0)
+            try:
+                keep = self.change("F", 0, name)
+            except NoSuchPart:
+                continue
+            self._same(keep, self.change("F", 1, name))
+            self._same(after_b, keep + self.change("B", 0))
+            self.change("W", 0)
+            self.change("BW", 1)
+            self.change("F", 0, name)
+            self._same(act, keep + self.change("C", 0))
+            self.change("BW", 0)
+            self.worker.finish_step()
+            peaks, most = self.peaks, act - keep
+            peaks["F"] -= keep
+            peaks["C"] -= most
+            work = min(most, max(0, max(peaks["F"], peaks["BW"]) - spare))
+            b_work = min(most, max(0, peaks["B"] - spare))
+            counted = {"F": work, "BW": work, "B": max(b_work, after_b - keep)}
+            inside = {op: max(0, peak - counted.get(op, 0)) for op, peak in peaks.items()}
+            yield name, LevelBytes(keep, work, b_work, inside)
+
+    def _same(self, one: int, other: int) -> None:
+        if one != other:
+            raise OptPipeError(f"stage {self.stage}: two microbatches hold {one} and {other} bytes")
+
+    def change(self, op: str, mb: int, level: str | None = None) -> int:
         """Run an op; bytes held after it less before, its own messages left out."""
         worker, stage = self.worker, self.stage
         before = self.meter.held()
         self.meter.reset_peak()
         if op == "F":
             x = self.message() if stage else None
-            worker.forward(stage, mb, x)
+            worker.forward(stage, mb, x, level)
             del x
+        elif op == "C":
+            worker.recompute(stage, mb)
         elif op == "W":
             worker.weight(stage, mb)
         else:
             dy = self.message() if stage < worker.stages - 1 else None
             worker.backward(stage, mb, dy, fused=op == "BW")
             del dy
-        self.inside[op] = max(self.inside[op], self.meter.peak() - before)
+        self.peaks[op] = max(self.peaks[op], self.meter.peak() - before)
         for key, size in self.meter.taken().items():
             self.taken[key] = max(self.taken.get(key, 0), size)
         return self.meter.held() - before
@@ -151,6 +217,7 @@ def byte_facts(size: StageBytes, static: Mapping[str, int]) -> dict[str, Any]:
         "bytes_inside_beyond": dict(size.inside),
         "static_bytes": dict(static),
         **({"allocator_bytes": dict(size.taken)} if size.taken else {}),
+        **({"levels": {n: asdict(one) for n, one in size.levels.items()}} if size.levels else {}),
     }
 
 
@@ -166,7 +233,7 @@ def static_bytes(plan: Plan, sizes: Sequence[StageBytes]) -> list[dict[str, int]
     parts = []
     for stage, size in enumerate(sizes):
         mates = sizes[stage % plan.devices :: plan.devices]
-        reserve = max(max(mate.inside.values()) for mate in mates)
+        reserve = max(mate.reserve for mate in mates)
         parts.append(
             {
                 "weights": size.weights,

@@ -95,7 +95,7 @@ def repeats(plan: Plan, device: torch.device) -> dict[str, Any]:
         for parameter in worker.parameters():
             parameter.grad = torch.zeros_like(parameter)
         worker.start_step(tokens, tokens)
-        run_chain(worker, 0, fused=True)
+        run_chain(worker, (0, None), fused=True)
         worker.finish_step()
         runs.append([p.grad for p in worker.parameters() if p.grad is not None])
     different = 0

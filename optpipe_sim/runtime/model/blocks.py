@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ...costs.models import Model
+from .recompute import part
 from .split import batched
 
 EPSILON = 1e-5
@@ -109,6 +110,10 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, table: Tensor | None) -> Tensor:
         """(batch, seq, hidden) to the same; `table`: of rotary positions, if any."""
+        return self.out(part("attention", self.mix, *part("qkv", self.project, x, table)))
+
+    def project(self, x: Tensor, table: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values, (batch, seq, heads, width) each."""
         query = self.query(x).unflatten(-1, (self.heads, self.width))
         key = self.key(x).unflatten(-1, (self.kv_heads, self.width))
         value = self.value(x).unflatten(-1, (self.kv_heads, self.width))
@@ -116,6 +121,10 @@ class Attention(nn.Module):
             query, key = self.query_norm(query), self.key_norm(key)
         if table is not None:
             query, key = rotate(query, table), rotate(key, table)
+        return query, key, value
+
+    def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """The core: (batch, seq, heads * width)."""
         mixed = functional.scaled_dot_product_attention(
             query.transpose(1, 2),
             key.transpose(1, 2),
@@ -123,7 +132,7 @@ class Attention(nn.Module):
             is_causal=True,
             enable_gqa=self.heads != self.kv_heads,
         )
-        return self.out(mixed.transpose(1, 2).flatten(-2))
+        return mixed.transpose(1, 2).flatten(-2)
 
 
 class Mlp(nn.Module):
@@ -138,8 +147,11 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., hidden) to the same."""
-        inner = self.into(x)
-        return self.out(gated(inner) if self.gated else functional.gelu(inner))
+        return self.out(part("mlp", self.inner, x))
+
+    def inner(self, x: Tensor) -> Tensor:
+        """(..., hidden) to (..., width)."""
+        return part("norms", gated if self.gated else functional.gelu, self.into(x))
 
 
 class Experts(nn.Module):
@@ -176,12 +188,15 @@ class Experts(nn.Module):
         pair = torch.full((full + 1,), rows, device=x.device).scatter(0, place, order)[:full]
         padded = torch.cat((tokens, tokens.new_zeros(1, tokens.shape[1])))
         source = torch.where(pair < rows, pair // self.chosen, tokens.shape[0])
-        inner = batched(padded[source].unflatten(0, (self.count, room)), self.into)
-        inner = gated(inner) if self.gated else functional.gelu(inner)
+        inner = part("experts", self.inner, padded[source].unflatten(0, (self.count, room)))
         shares = torch.cat((share.flatten(), share.new_zeros(1)))[pair].to(x.dtype)
         done = batched(inner, self.out).flatten(0, 1) * shares[:, None]
         mixed = torch.zeros_like(padded).index_add(0, source, done)[:-1].view_as(x)
         return mixed if self.shared is None else mixed + self.shared(x)
+
+    def inner(self, rows: Tensor) -> Tensor:
+        """(experts, room, hidden) to (experts, room, width)."""
+        return part("norms", gated if self.gated else functional.gelu, batched(rows, self.into))
 
 
 class Block(nn.Module):
@@ -195,5 +210,5 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor, table: Tensor | None) -> Tensor:
         """(batch, seq, hidden) to the same."""
-        x = x + self.attention(self.attention_norm(x), table)
-        return x + self.mlp(self.mlp_norm(x))
+        x = x + self.attention(part("norms", self.attention_norm, x), table)
+        return x + self.mlp(part("norms", self.mlp_norm, x))

@@ -7,12 +7,15 @@ from torch import Tensor
 
 from .stage import StageWorker
 
+Kept = tuple[int, str | None]  # a stage, and what it keeps: a level of recomputation, or all
 
-def run_chain(worker: StageWorker, stage: int, *, fused: bool) -> list[int]:
+
+def run_chain(worker: StageWorker, kept: Kept, *, fused: bool) -> list[int]:
     """Run F B W, or F BW, of microbatch 0; return the bytes of each storage that an O would copy.
 
     The step has to be started; gradients are added to.
     """
+    stage, level = kept
 
     def message(boundary: int) -> Tensor | None:
         if not 0 <= boundary < worker.stages - 1:
@@ -20,7 +23,7 @@ def run_chain(worker: StageWorker, stage: int, *, fused: bool) -> list[int]:
         shape, kind = worker.boundary(boundary)
         return torch.zeros(shape, dtype=kind, device=worker.device)
 
-    worker.forward(stage, 0, message(stage - 1))
+    worker.forward(stage, 0, message(stage - 1), level)
     sizes = worker.offload_sizes(stage, 0)
     worker.backward(stage, 0, message(stage), fused=fused)
     if not fused:

@@ -15,6 +15,7 @@ from ...costs.parallelism import split_layers
 from ...costs.roofline import head_gemm
 from ...errors import OptPipeError
 from .blocks import Block, norm, rotary_table
+from .recompute import LAYER, part
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SPREAD = 0.02  # of the random matrices
@@ -97,9 +98,11 @@ class Decoder(nn.Module):
             tokens, x = x, self.tokens(x)
             if self.positions is not None:
                 x = x + self.positions.weight[: tokens.shape[1]]
-        for block in self.layers.values():
-            x = block(x, self.table)
-        return x if self.head is None or self.norm is None else self.head(self.norm(x))
+        for at, block in enumerate(self.layers.values()):
+            x = part(LAYER, block, x, self.table, place=(at, len(self.layers)))
+        if self.head is None or self.norm is None:
+            return x
+        return self.head(part("norms", self.norm, x))
 
 
 def build_stage(
@@ -186,12 +189,12 @@ def _fill(made: Decoder, seed: int) -> None:
         (head, made.head),
         *((4 + int(name), block) for name, block in made.layers.items()),
     ]
-    for number, part in parts:
-        if part is None:
+    for number, module in parts:
+        if module is None:
             continue
-        where = next(part.parameters()).device
+        where = next(module.parameters()).device
         generator = torch.Generator(device=where).manual_seed(1_000_003 * seed + number)
-        for name, parameter in part.named_parameters():
+        for name, parameter in module.named_parameters():
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             else:

@@ -13,6 +13,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
 
 from ...errors import OptPipeError, RuntimeFault
+from .recompute import STAGE, Dropping, NoSuchPart, level_of, part
 from .split import WeightQueue, deferring, split_linears
 from .stash import HostSlab, Slot, storage_key
 
@@ -31,13 +32,14 @@ class _Flight:
 
     slot: Slot
     queue: WeightQueue
+    dropping: Dropping | None = None
     entry: list[Tensor] = field(default_factory=list)  # what F takes, then what B gives
     edge: GradientEdge | None = None
     done: str = "F"
 
 
 class StageWorker:
-    """The stages of one device: F, B, W, BW, O, drop and R of every microbatch, in any legal order.
+    """The stages of one device: F, B, W, BW, C, O, drop and R of every microbatch, in any legal order.
 
     Any module will do as a stage: it takes one tensor and returns one. What that costs: only plain
     ``nn.Linear`` (and what calls `split.linear` or `split.batched`) is split, so the gradients of
@@ -140,18 +142,23 @@ class StageWorker:
 
     # -- ops ---------------------------------------------------------------------------------------
 
-    def forward(self, stage: int, mb: int, x: Tensor | None) -> Tensor | None:
+    def forward(
+        self, stage: int, mb: int, x: Tensor | None, level: str | None = None
+    ) -> Tensor | None:
         """F: what to send on, detached; None on the last stage, which keeps the loss.
 
-        The caller has to let go of `x` (and, once it is sent, of the result): memory it holds on
+        `level`: what is dropped, to be recomputed by a C or inside of the backward. The caller has to let go of `x` (and, once it is sent, of the result): memory it holds on
         to cannot be offloaded.
         """
-        module, name = self.modules[stage], f"{stage}.{mb}"
+        name = f"{stage}.{mb}"
         if (stage, mb) in self._flights:
             raise RuntimeFault(f"F{name} on {self.where}: runs twice")
         slot = Slot(name, self.where, self._left_out, self.slab, self.allocated)
         flight = _Flight(slot, WeightQueue())
-        with slot.saving(), deferring(flight.queue):
+        if level is not None:
+            flight.dropping = Dropping(level_of(level), slot, flight.queue, self.device)
+        dropping = nullcontext() if flight.dropping is None else flight.dropping.active()
+        with slot.saving(), deferring(flight.queue), dropping:
             if stage == 0:
                 taken = self._of_batch(self._inputs, "input", "F", name, mb)
             elif x is None:
@@ -160,14 +167,34 @@ class StageWorker:
                 flight.entry.append(x.detach())
                 del x
                 taken = _Enter.apply(self._anchor, flight.entry)
-            y = module(taken)
+            y = part(STAGE, self._ending_with_loss(stage, mb), taken)
             del taken
             if stage == self.stages - 1:
-                y = self.loss(y, self._of_batch(self._targets, "target", "F", name, mb))
                 self._losses[mb] = y.detach()
+        if flight.dropping is not None and not flight.dropping.regions:
+            raise NoSuchPart(
+                f"F{name} on {self.where}: level {level!r}: the stage has no such part to recompute"
+            )
         flight.edge = get_gradient_edge(y)
         self._flights[stage, mb] = flight
         return None if stage == self.stages - 1 else y.detach()
+
+    def _ending_with_loss(self, stage: int, mb: int) -> Callable[[Tensor], Tensor]:
+        """What a stage does with its input; the last one goes on to the loss."""
+        module = self.modules[stage]
+        if stage < self.stages - 1:
+            return module
+        target = self._of_batch(self._targets, "target", "F", f"{stage}.{mb}", mb)
+        return lambda x: self.loss(module(x), target)
+
+    def recompute(self, stage: int, mb: int) -> None:
+        """C: make again what F dropped. Without it B does so, part by part."""
+        flight = self._flight(stage, mb, "C", "F")
+        if flight.dropping is None:
+            raise RuntimeFault(f"C{stage}.{mb} on {self.where}: nothing is dropped")
+        for region in flight.dropping.regions:
+            region.recompute()
+        flight.dropping = None
 
     def backward(self, stage: int, mb: int, dy: Tensor | None, *, fused: bool) -> Tensor | None:
         """B, or BW where `fused`: the gradient to send back; None on the first stage."""
@@ -186,6 +213,7 @@ class StageWorker:
         with torch.autograd.set_multithreading_enabled(False):
             torch.autograd.backward((edge,), (gradients.pop(),))
         flight.slot.close()
+        flight.dropping = None
         flight.done = op
         if fused:
             del self._flights[stage, mb]

@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -36,26 +36,41 @@ class Entry:
         self.host: Tensor | None = None
 
 
+class Dropped(Protocol):
+    """A part of a stage of which F keeps the inputs alone; see `recompute.Region`."""
+
+    def save(self, tensor: Tensor) -> Handle | Tensor:
+        """What stands for a tensor that the part saves, in F."""
+
+    def recompute(self) -> None:
+        """Run the part again and fill its handles."""
+
+
 class Handle:
     """What autograd keeps of one saved tensor: how it views its entry.
 
     `witness` is the saved tensor without its graph; it shares the version counter, which tells of
-    edits in place. When it goes, `layout` stays.
+    edits in place. When it goes, `layout` stays. A handle of a `region` has no entry before that
+    is recomputed.
     """
 
-    __slots__ = ("__weakref__", "entry", "layout", "version", "witness")
+    __slots__ = ("__weakref__", "entry", "layout", "region", "version", "witness")
 
-    def __init__(self, entry: Entry, tensor: Tensor) -> None:
-        self.entry = entry
-        self.witness: Tensor | None = tensor.detach()
-        self.version = tensor._version
-        self.layout: tuple[Any, ...] = ()
+    def __init__(self, tensor: Tensor, entry: Entry | None, region: Dropped | None = None) -> None:
+        self.region = region
+        self.layout: tuple[Any, ...] = _layout(tensor)
+        self.entry: Entry | None = None
+        self.witness: Tensor | None = None
+        self.version = 0
+        if entry is not None:
+            self.fill(tensor, entry)
+
+    def fill(self, tensor: Tensor, entry: Entry) -> None:
+        """From now on this is the tensor."""
+        self.entry, self.witness, self.version = entry, tensor.detach(), tensor._version
 
     def drop(self) -> None:
-        """Let go of the tensor."""
-        tensor = self.witness
-        if tensor is not None:
-            self.layout = (tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype)
+        """Release the tensor."""
         self.witness = None
 
 
@@ -141,6 +156,9 @@ class Slot:
         self.left_out, self.slab, self.allocated = left_out, slab, allocated
         self.state = "kept"  # kept, copying, copied, dropped, allocated, back
         self.entries: weakref.WeakValueDictionary[int, Entry] = weakref.WeakValueDictionary()
+        self.region: Dropped | None = None  # the part that runs now, if its tensors are dropped
+        # what stands for dropped outputs of parts, by their storage, while it lives
+        self.outputs: dict[int, Callable[[Tensor], Handle]] = {}
         self.handles: list[weakref.ref[Handle]] = []
         self.pieces: list[Tensor] = []
         self.offloaded: Any = None  # CUDA event: the end of the copy to the host
@@ -154,33 +172,56 @@ class Slot:
     @contextmanager
     def saving(self) -> Iterator[None]:
         """Whatever autograd saves in here goes into this slot."""
-        with torch.autograd.graph.saved_tensors_hooks(self._pack, self._unpack):
+        with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield
 
-    def _pack(self, tensor: Tensor) -> Handle | Tensor:
+    def pack(self, tensor: Tensor) -> Handle | Tensor:
+        """What stands for a saved tensor."""
         key = storage_key(tensor)
+        if self.region is not None:
+            return self.region.save(tensor)
         if key in self.left_out:
             return tensor.detach()  # with its graph it would hold itself
-        entry = self.entries.get(key)
-        if entry is None:
-            entry = self.entries[key] = Entry(tensor.untyped_storage(), tensor.device)
-        handle = Handle(entry, tensor)
+        if key in self.outputs:
+            return self.outputs[key](tensor)
+        handle = Handle(tensor, self.entry(tensor))
         self.handles.append(weakref.ref(handle))
         return handle
 
-    def _unpack(self, packed: Handle | Tensor) -> Tensor:
+    def unpack(self, packed: Handle | Tensor) -> Tensor:
+        """The saved tensor; what was dropped is recomputed now.
+
+        Raises:
+            RuntimeFault: where it is on the host, or was edited in place.
+        """
         if isinstance(packed, Tensor):
             return packed
+        if packed.entry is None and packed.region is not None:
+            packed.region.recompute()
         if packed.witness is not None:
             self._check(packed, "B")
             return packed.witness
-        if packed.entry.storage is None or self.state != "back":
+        entry = packed.entry
+        if entry is None or entry.storage is None or self.state != "back":
             raise self.fault(
                 "B", f"its activation is on the host: R{self.name} has to come before (and O, drop)"
             )
-        *view, dtype = packed.layout
-        empty = torch.empty(0, dtype=dtype, device=packed.entry.device)
-        return empty.set_(packed.entry.storage, *view)
+        return _view(entry, packed.layout)
+
+    def entry(self, tensor: Tensor) -> Entry:
+        """The entry of the storage of a tensor."""
+        key = storage_key(tensor)
+        entry = self.entries.get(key)
+        if entry is None:
+            entry = self.entries[key] = Entry(tensor.untyped_storage(), tensor.device)
+        return entry
+
+    def drop_output(self, tensor: Tensor, save: Callable[[Tensor], Handle]) -> None:
+        """Have `save` say what stands for this storage, wherever it is saved from now on."""
+        key = storage_key(tensor)
+        self.outputs[key] = save
+        # the next storage may have the same key
+        weakref.finalize(tensor.untyped_storage(), self.outputs.pop, key, None).atexit = False
 
     def _check(self, handle: Handle, op: str) -> None:
         witness = handle.witness
@@ -237,9 +278,12 @@ class Slot:
         if self.state != "dropped":
             problem = "nothing was dropped" if self.state in ("kept", "copied") else "twice"
             raise self.fault("R", f"{problem} (its activation is {self.state})")
-        for entry in list(self.entries.values()):
+        entries = list(self.entries.values())
+        self.entries.clear()
+        for entry in entries:
             made = torch.empty(entry.size, dtype=torch.uint8, device=entry.device)
             entry.storage = made.untyped_storage()
+            self.entries[entry.storage._cdata] = entry
             if self.allocated is not None:
                 self.allocated(entry.storage)
         self.state = "allocated"
@@ -259,6 +303,7 @@ class Slot:
         """After B: nothing of it is left."""
         self._give_back(self.offloaded)
         self.handles.clear()
+        self.outputs.clear()
 
     def _give_back(self, end: Any) -> None:
         """Return the host memory to the slab; a copy may use it until the event `end`."""
@@ -272,6 +317,16 @@ def storage_key(tensor: Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)
 
 
+def _view(entry: Entry, layout: tuple[Any, ...]) -> Tensor:
+    """The tensor of that layout in a storage that is on the device."""
+    *view, dtype = layout
+    return torch.empty(0, dtype=dtype, device=entry.device).set_(entry.storage, *view)
+
+
+def _layout(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.storage_offset(), tensor.shape, tensor.stride(), tensor.dtype
+
+
 def _host_memory(size: int, pinned: bool) -> Tensor:
     if pinned:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
@@ -282,8 +337,7 @@ def _host_memory(size: int, pinned: bool) -> Tensor:
 def _bytes(entry: Entry) -> Tensor:
     """The device's copy as plain bytes."""
     assert entry.storage is not None
-    empty = torch.empty(0, dtype=torch.uint8, device=entry.device)
-    return empty.set_(entry.storage, 0, (entry.size,), (1,))
+    return _view(entry, (0, (entry.size,), (1,), torch.uint8))
 
 
 def _event() -> Any:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ...errors import InvalidSchedule
-from ...ops import BW, COMPUTE, B, F, O, Op, R
+from ...op_costs import op_costs
+from ...ops import BW, COMPUTE, B, C, F, O, Op, R
 from ...schedule import Schedule
 from ...sim.graph import shared_links
 from ...sim.lower import Lowered
@@ -68,10 +68,13 @@ class Program:
 
     Attributes:
         rank: its number. steps: in issue order.
+        levels: by stage and microbatch, the level of recomputation of what is not kept whole; where
+            there is no C the backward recomputes.
     """
 
     rank: int
     steps: tuple[Step, ...]
+    levels: Mapping[tuple[int, int], str] = field(default_factory=dict)
 
     def by_engine(self) -> dict[str, list[Step]]:
         """The steps of each engine's queue."""
@@ -89,22 +92,30 @@ def linear_programs(lowered: Lowered) -> tuple[Program, ...]:
     is dropped before the first op that needs it, at the latest before its own R: before the anchor
     of that, or before its grant, where the O is predicted to have ended by then; else just before
     the reload (an R may be granted while its O still runs, and to wait for that could be to wait
-    for ever).
-
-    Raises:
-        InvalidSchedule: for a schedule with recomputation, which the runtime does not execute yet.
+    for ever). A recomputation is a compute op, or part of one.
     """
-    if lowered.schedule.recompute:
-        raise InvalidSchedule(
-            "the runtime does not execute recomputation yet: run a schedule without levels and C's"
-            f" (this one recomputes {int((lowered.schedule.levels.table > 0).sum())} activations)"
-        )
-    inputs = inputs_of(lowered.schedule)
+    schedule = lowered.schedule
+    inputs, levels = inputs_of(schedule), levels_of(schedule)
     spans = {span.op: span for span in lowered.replay().spans}
     return tuple(
-        Program(rank, tuple(_steps(lowered, rank, inputs, spans)))
-        for rank in range(lowered.schedule.shape.devices)
+        Program(
+            rank,
+            tuple(_steps(lowered, rank, inputs, spans)),
+            {at: name for at, name in levels.items() if schedule.shape.placement[at[0]] == rank},
+        )
+        for rank in range(schedule.shape.devices)
     )
+
+
+def levels_of(schedule: Schedule) -> dict[tuple[int, int], str]:
+    """By stage and microbatch, the level of recomputation of what is not kept whole."""
+    names, table = schedule.levels
+    return {
+        (stage, mb): names[number - 1]
+        for stage, row in enumerate(table.tolist())
+        for mb, number in enumerate(row)
+        if number
+    }
 
 
 def inputs_of(schedule: Schedule) -> dict[Op, Op]:
@@ -131,6 +142,7 @@ def _steps(
     program = schedule.programs[rank]
     consumers = {producer: consumer for consumer, producer in inputs.items()}
     waits = lowered.waits
+    asks = op_costs(schedule, lowered.profile).asks
     shared = lowered.profile.shares_copy_engine
     out, back = (COPIES, COPIES) if shared else (OFFLOAD, RELOAD)
     posts = _posts(schedule, rank, inputs)
@@ -163,9 +175,9 @@ def _steps(
                 ]
             )
             after = [Event("dropped", o) for o in gone]
-            if op.kind is F and granted is not None:
+            if granted is not None and asks[schedule.row(op)]:
                 after.append(Event("granted", granted))
-            if op.kind in (B, BW) and schedule.row(back_op := Op(R, *op[1:])) >= 0:
+            if op.kind in (B, BW, C) and schedule.row(back_op := Op(R, *op[1:])) >= 0:
                 after.append(Event("end", back_op))
             source, target = inputs.get(op), consumers.get(op)
             if source is not None and place[source.stage] != rank:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...errors import InvalidSchedule
-from ...ops import BW, B, F, O, Op, R, W
+from ...ops import BW, B, C, F, O, Op, R, W
 from ...schedule import Schedule
 from .program import Event, Program, Step, inputs_of
 
@@ -29,7 +29,7 @@ def check_programs(programs: Sequence[Program], schedule: Schedule) -> None:
     However long everything takes, and whatever engine is ahead of which: each op runs once, after
     everything that it takes; each message is sent, posted and received once, in one order for both
     ranks; an activation is on the host before its memory is dropped, memory is taken before a
-    reload, and a B waits for it. At last it walks through all programs at once, engine by engine:
+    reload, and what uses it waits for it. At last it walks through all programs at once, engine by engine:
     whatever can go on does, and what is left over waits for something that never comes.
 
     Raises:
@@ -116,10 +116,11 @@ def _needs(step: Step, expected: set[Op], inputs: Mapping[Op, Op]) -> Iterator[E
     elif step.do == "run":
         if op in inputs:
             yield Event("end", inputs[op])
-        if op.kind in (B, BW):
+        if op.kind in (B, BW, C):
             yield Event("end", Op(F, stage, mb))
-            if Op(R, stage, mb) in expected:
-                yield Event("end", Op(R, stage, mb))
+            for before in (R, C):
+                if op.kind is not before and Op(before, stage, mb) in expected:
+                    yield Event("end", Op(before, stage, mb))
         elif op.kind is W:
             yield Event("end", Op(B, stage, mb))
 

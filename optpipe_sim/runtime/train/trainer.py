@@ -269,7 +269,7 @@ class _Slowed:
 
     def __getattr__(self, name: str) -> Any:
         plain = getattr(self.worker, name)
-        if name not in ("forward", "backward", "weight"):
+        if name not in ("forward", "backward", "recompute", "weight"):
             return plain
 
         def slowed(stage: int, *arguments: Any, **options: Any) -> Any:

@@ -1,0 +1,299 @@
+"""Activation checkpointing of the parts of a stage: dropped in F, made again before they are used.
+
+A model marks its parts with `part`; a level says which of them are recomputed. Of such a part F keeps
+the inputs, and handles in the place of the tensors that autograd saves. Recomputing runs the part
+again with the random numbers and the autocast mode of F; its saved tensors fill the handles in
+order, and its graph is discarded. So one graph serves B however it came about: C fills all handles
+before B; where they are empty, B fills those of each part as it reaches it. (torch's non-reentrant
+`checkpoint` works the same way, inside of the backward alone.)
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from ...errors import RuntimeFault
+from .split import WeightQueue, deferring
+from .stash import Handle, Slot, storage_key
+
+STAGE, LAYER = "stage", "layer"
+WITHIN = ("norms", "qkv", "attention", "mlp", "experts")  # parts of a layer, by `costs.levels`
+LEVELS = (
+    f"{', '.join(WITHIN)} (or some of them, joined by +), full, full-50% (of the layers), stage"
+)
+
+
+@dataclass(frozen=True)
+class Level:
+    """Which parts of a stage are recomputed.
+
+    Attributes:
+        parts: their names. share: of the layers, where whole layers are: the first ones.
+    """
+
+    name: str
+    parts: frozenset[str]
+    share: float = 1.0
+
+    def drops(self, part: str, place: tuple[int, int]) -> bool:
+        """Whether it drops that part, the n-th of so many of its kind."""
+        at, count = place
+        return part in self.parts and at < ceil(self.share * count)
+
+
+def level_of(name: str) -> Level:
+    """The level of that name.
+
+    ``stage``: the stage at once, its input is kept. ``full``: each layer, its input is kept;
+    ``full-25%``: so many of the layers. Else parts within layers, as in ``norms+mlp``: norms and
+    activation functions; queries, keys and values; the core of the attention; the up-projection and
+    the activation function of the MLP or of the experts. Of these the outputs are dropped as well.
+
+    Raises:
+        RuntimeFault: where the runtime has no such level.
+    """
+    if name == STAGE:
+        return Level(name, frozenset([STAGE]))
+    if found := re.fullmatch(r"full(?:-(\d{1,2}|100)%)?", name):
+        return Level(name, frozenset([LAYER]), int(found[1] or 100) / 100)
+    parts = name.split("+")
+    if set(parts) <= set(WITHIN):
+        return Level(name, frozenset(parts))
+    raise RuntimeFault(f"recomputation level {name!r}: the runtime has {LEVELS}")
+
+
+_active = threading.local()
+
+
+def part(name: str, run: Callable[..., Any], *inputs: Any, place: tuple[int, int] = (0, 1)) -> Any:
+    """``run(*inputs)``, a part of a stage that a level may recompute.
+
+    Args:
+        run: draws the same numbers again with the same random state, and edits nothing in place
+            but what it has made itself. Tensors that it finds elsewhere than in `inputs` stay alive.
+        place: which of how many parts of that name in the stage.
+    """
+    dropping = getattr(_active, "dropping", None)
+    return run(*inputs) if dropping is None else dropping.part(name, run, inputs, place)
+
+
+class Dropping:
+    """What a level does in the F of one microbatch.
+
+    Attributes:
+        regions: the parts that were dropped.
+    """
+
+    def __init__(self, level: Level, slot: Slot, queue: WeightQueue, device: torch.device) -> None:
+        self.level, self.slot, self.queue, self.device = level, slot, queue, device
+        self.regions: list[Region] = []
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """For `part`, in here and in this thread."""
+        before = getattr(_active, "dropping", None)
+        _active.dropping = self
+        try:
+            yield
+        finally:
+            _active.dropping = before
+
+    def part(
+        self, name: str, run: Callable[..., Any], inputs: Sequence[Any], place: tuple[int, int]
+    ) -> Any:
+        """Run a part; remember how to, where it is dropped. What is inside of it goes with it."""
+        slot = self.slot
+        if slot.region is not None or not self.level.drops(name, place):
+            return run(*inputs)
+        region = Region(slot, self.queue, run, inputs, self.device)
+        self.regions.append(region)
+        slot.region = region
+        try:
+            found = run(*inputs)
+        finally:
+            slot.region = None
+        if name in WITHIN:
+            region.drop_outputs(found, inputs)
+        return found
+
+
+class Region:
+    """A part of a stage, in one microbatch, of which the inputs are kept.
+
+    Args:
+        slot: of the microbatch; its inputs are entries there like other saved tensors, and so can be
+            offloaded.
+        queue: where its linears put their weight gradients.
+    """
+
+    def __init__(
+        self,
+        slot: Slot,
+        queue: WeightQueue,
+        run: Callable[..., Any],
+        inputs: Sequence[Any],
+        device: torch.device,
+    ) -> None:
+        self.slot, self.queue, self.run = slot, queue, run
+        self.inputs = [_Input(one, slot) for one in inputs]
+        self.mode = _Mode(device)
+        self.saved: list[tuple[weakref.ref[Handle] | None, torch.Size]] = []
+        self.outputs: list[tuple[int, weakref.ref[Handle]]] = []
+        self.last = -1  # of `saved`, that has a handle
+        self.filled = 0
+        self.done = False
+
+    # -- in F ----------------------------------------------------------------------------------------
+
+    def save(self, tensor: Tensor) -> Handle | Tensor:
+        """A handle in the place of a tensor that the part saves."""
+        if storage_key(tensor) in self.slot.left_out:
+            self.saved.append((None, tensor.shape))
+            return tensor.detach()
+        handle = Handle(tensor, None, self)
+        self.last = len(self.saved)
+        self.saved.append((weakref.ref(handle), tensor.shape))
+        self.slot.handles.append(weakref.ref(handle))
+        return handle
+
+    def drop_outputs(self, found: Any, inputs: Sequence[Any]) -> None:
+        """Drop the outputs as well: what saves them gets handles."""
+        there = {storage_key(one) for one in inputs if isinstance(one, Tensor)}
+        for at, tensor in enumerate(found if isinstance(found, tuple) else (found,)):
+            if storage_key(tensor) not in there | set(self.slot.left_out):
+                self.slot.drop_output(tensor, partial(self._save_output, at))
+
+    def _save_output(self, at: int, tensor: Tensor) -> Handle:
+        handle = Handle(tensor, None, self)
+        self.outputs.append((at, weakref.ref(handle)))
+        self.slot.handles.append(weakref.ref(handle))
+        return handle
+
+    # -- before B, or inside of it -------------------------------------------------------------------
+
+    def recompute(self) -> None:
+        """Run the part again and fill its handles; its inputs are released.
+
+        It ends with the last tensor that is needed: what the part would do after that is left out.
+
+        Raises:
+            RuntimeFault: where it saves other tensors than in F.
+        """
+        if self.done:
+            return
+        self.done = True
+        inputs, self.inputs = self.inputs, []
+        found: Any = ()
+        with (
+            self.mode.again(),
+            torch.enable_grad(),
+            deferring(self.queue),
+            saved_tensors_hooks(self._fill, _unused),
+        ):
+            arguments = [one.again(self.slot) for one in inputs]
+            inputs.clear()
+            try:
+                found = self.run(*arguments)
+            except _Enough:
+                return
+        self._fill_outputs(found if isinstance(found, tuple) else (found,))
+        if self.filled != len(self.saved):
+            raise self._other(f"it saves {self.filled} tensors, F saved {len(self.saved)}")
+
+    def _fill(self, tensor: Tensor) -> None:
+        at, self.filled = self.filled, self.filled + 1
+        ref, shape = self.saved[at] if at < len(self.saved) else (None, None)
+        if shape != tensor.shape:
+            raise self._other(f"it saves a tensor {tuple(tensor.shape)} where F saved {shape}")
+        handle = None if ref is None else ref()
+        if handle is not None:
+            handle.fill(tensor, self.slot.entry(tensor))
+        if at == self.last and not self.outputs:
+            raise _Enough
+
+    def _fill_outputs(self, found: Sequence[Tensor]) -> None:
+        for at, ref in self.outputs:
+            handle = ref()
+            if handle is not None:
+                offset, shape, stride, _ = handle.layout
+                again = found[at].detach().as_strided(shape, stride, offset)
+                handle.fill(again, self.slot.entry(again))
+
+    def _other(self, problem: str) -> RuntimeFault:
+        return self.slot.fault("recomputing ", f"{problem}; a stage has to repeat its F exactly")
+
+
+class _Input:
+    """An argument of a part: a tensor that is kept as any saved tensor is, or something else."""
+
+    def __init__(self, value: Any, slot: Slot) -> None:
+        self.tensor = isinstance(value, Tensor)
+        self.needs_grad = self.tensor and value.requires_grad
+        self.kept = slot.pack(value) if self.tensor else value
+
+    def again(self, slot: Slot) -> Any:
+        """The argument; a tensor is a leaf of the graph that is built now."""
+        if not self.tensor:
+            return self.kept
+        return slot.unpack(self.kept).detach().requires_grad_(self.needs_grad)
+
+
+class _Mode:
+    """The random numbers to come, and the autocast mode."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device if device.type == "cuda" else None
+        self.random = self._random()
+        self.cache = torch.is_autocast_cache_enabled()
+        self.cast = [
+            (kind, torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+            for kind in dict.fromkeys(("cpu", device.type))
+        ]
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """As it was; afterwards as it is now."""
+        now = self._random()
+        with ExitStack() as stack:
+            for kind, enabled, dtype in self.cast:
+                stack.enter_context(
+                    torch.autocast(kind, dtype, enabled=enabled, cache_enabled=self.cache)
+                )
+            self._set_random(self.random)
+            try:
+                yield
+            finally:
+                self._set_random(now)
+
+    def _random(self) -> list[Tensor]:
+        states = [torch.get_rng_state()]
+        return states if self.device is None else [*states, torch.cuda.get_rng_state(self.device)]
+
+    def _set_random(self, states: Sequence[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if self.device is not None:
+            torch.cuda.set_rng_state(states[1], self.device)
+
+
+class NoSuchPart(RuntimeFault):
+    """A stage has nothing that the level drops."""
+
+
+class _Enough(Exception):
+    """All that was dropped is there again."""
+
+
+def _unused(_: Any) -> Tensor:
+    raise AssertionError("the graph of a recomputation is never used")
