@@ -28,6 +28,7 @@ _COMMON = {
     "head_dim": "head_dim",
     "intermediate_size": "ffn",
     "tie_word_embeddings": "tied",
+    "max_position_embeddings": "context",
 }
 _NEEDED = ("layers", "hidden", "heads", "vocab")
 _EXPERTS = {
@@ -38,6 +39,8 @@ _EXPERTS = {
     "moe_intermediate_size": "expert_ffn",
     "shared_expert_intermediate_size": "shared_ffn",
     "first_k_dense_replace": "dense_layers",
+    "decoder_sparse_step": "experts_every",
+    "interleave_moe_layer_step": "experts_every",
 }
 _LATENT = {
     "q_lora_rank": "q_lora",
@@ -69,7 +72,17 @@ _TYPES: dict[str, dict[str, Any]] = {
     "gemma3_text": {"qk_norm": True, "tied": True},
     "deepseek_v2": {},
     "deepseek_v3": {},
+    "llama4_text": {},
 }
+_WITH_EXPERTS = (
+    "mixtral",
+    "gpt_oss",
+    "qwen2_moe",
+    "qwen3_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "llama4_text",
+)
 
 
 def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
@@ -173,6 +186,9 @@ def _hugging_face_name(data: Mapping[str, Any], name: str) -> str:
 
 def _hugging_face(data: dict[str, Any], name: str) -> Model:
     """A model from ``config.json``; keys that do not change costs are passed over."""
+    inner = data.get("text_config")
+    if isinstance(inner, Mapping) and data.get("model_type") not in _TYPES:
+        return _hugging_face({**inner, "_name_or_path": data.get("_name_or_path")}, name)
     kind = data.get("model_type")
     if not isinstance(kind, str) or kind not in _TYPES:
         raise ModelError(
@@ -180,7 +196,7 @@ def _hugging_face(data: dict[str, Any], name: str) -> Model:
             f" {', '.join(_TYPES)}; or write a short config"
         )
     names = dict(_GPT2 if kind == "gpt2" else _COMMON)
-    if kind in ("mixtral", "gpt_oss", "qwen2_moe", "qwen3_moe", "deepseek_v2", "deepseek_v3"):
+    if kind in _WITH_EXPERTS:
         names |= _EXPERTS
     if kind.startswith("deepseek"):
         names |= _LATENT
@@ -192,12 +208,24 @@ def _hugging_face(data: dict[str, Any], name: str) -> Model:
         if ours not in made:
             theirs = next(key for key, value in names.items() if value == ours)
             raise ModelError(f"model {name}: {theirs}: missing in the config.json")
-    if kind in ("mixtral", "gpt_oss"):  # there every expert has the width of the MLP
+    if kind in ("mixtral", "gpt_oss", "llama4_text"):  # there every expert has the width of the MLP
         made["expert_ffn"] = made.get("ffn", 0)
+    if kind == "llama4_text":  # but where a layer has no experts; one is shared by all tokens
+        made["shared_ffn"] = made["expert_ffn"]
+        made["ffn"] = data.get("intermediate_size_mlp") or made["expert_ffn"]
     if kind.startswith("deepseek"):
         made.pop("kv_heads", None)  # meaningless there: one latent serves every head
         made.pop("head_dim", None)
         made["shared_ffn"] = data.get("n_shared_experts", 0) * made.get("expert_ffn", 0)
-    if kind in ("qwen2_moe", "qwen3_moe") and data.get("decoder_sparse_step", 1) != 1:
-        raise ModelError(f"model {name}: decoder_sparse_step: only 1 is supported")
+    scaling = data.get("rope_scaling")
+    if isinstance(scaling, Mapping) and "original_max_position_embeddings" in scaling:
+        made["context"] = _stretched(made.get("context"), scaling)
     return _made(made)
+
+
+def _stretched(context: Any, scaling: Mapping[str, Any]) -> Any:
+    """The context with what ``rope_scaling`` makes of a shorter one."""
+    factor, before = scaling.get("factor"), scaling["original_max_position_embeddings"]
+    if not (isinstance(factor, int | float) and isinstance(before, int) and 1 <= factor <= 1e6):
+        return context
+    return max(context, int(factor * before)) if isinstance(context, int) else context

@@ -25,10 +25,12 @@ class Model:
         kv_heads: heads of keys and values (GQA); equal to `heads` without grouping.
         tied: the head shares the embedding's weights. Across stages both keep a copy.
         experts, experts_per_token, expert_ffn: routed experts; `shared_ffn` is the summed width of
-            the shared ones; the first `dense_layers` layers have an MLP of width `ffn` instead.
+            the shared ones; the first `dense_layers` layers have an MLP of width `ffn` instead, and
+            so have all but every `experts_every`-th layer.
         q_lora, kv_lora, nope_dim, rope_dim, value_dim: multi-head latent attention (DeepSeek);
             all 0 without it.
         positions: rows of the learned position table (gpt).
+        context: tokens of the longest sequence that the model is made for; 0: unknown.
         published_parameters, published_active: what its authors state; 0: nothing.
         source: where the shape is from.
     """
@@ -46,11 +48,13 @@ class Model:
     qkv_bias: bool = False
     qk_norm: bool = False
     positions: int = 0
+    context: int = 0
     experts: int = 0
     experts_per_token: int = 0
     expert_ffn: int = 0
     shared_ffn: int = 0
     dense_layers: int = 0
+    experts_every: int = 1
     q_lora: int = 0
     kv_lora: int = 0
     nope_dim: int = 0
@@ -81,7 +85,7 @@ class Model:
                 raise self._fail(entry.name, f"expected true or false, got {value!r}")
             if entry.type == "int" and not 0 <= value <= 10**9:
                 raise self._fail(entry.name, f"must be from 0 to 10^9, got {value}")
-        for key in ("layers", "hidden", "heads", "vocab", "kv_heads", "head_dim"):
+        for key in ("layers", "hidden", "heads", "vocab", "kv_heads", "head_dim", "experts_every"):
             if getattr(self, key) < 1:
                 raise self._fail(key, f"must be at least 1, got {getattr(self, key)}")
         if self.layers > MOST_LAYERS:
@@ -136,7 +140,19 @@ class Model:
 
     def is_dense(self, layer: int) -> bool:
         """Whether a layer (from 0) has a plain MLP rather than experts."""
-        return not self.experts or layer < self.dense_layers
+        return not self.experts or layer < self.dense_layers or (layer + 1) % self.experts_every > 0
+
+
+def beyond_context(model: Model, seq: int) -> str | None:
+    """A sentence where sequences are longer than the model is made for; None where they are not, or
+    nothing is known."""
+    longest = model.context or model.positions
+    if not longest or seq <= longest:
+        return None
+    return (
+        f"sequences of {seq} tokens are beyond the context of {model.name}, {longest} tokens: the costs"
+        " hold, whether the model learns from so long ones is another question"
+    )
 
 
 def attention_parameters(model: Model) -> int:

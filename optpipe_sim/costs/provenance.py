@@ -9,7 +9,7 @@ from ..profile import CostProfile
 from .doubt import doubt, kind_of
 from .layer import Work
 from .machines import Machine
-from .models import Model
+from .models import Model, beyond_context
 from .parallelism import Layout
 
 _USED = (
@@ -43,8 +43,10 @@ def provenance(
     how = {key: f"fitted to {source}" for key, source in rates.fitted.items()}
     used = (*_USED, "all_to_all", "expert_us") if model.experts else _USED
     times = "estimated" if not how else "estimated with fitted rates"
+    beyond = beyond_context(model, work.seq)
     return {
         "source": f"optpipe-sim estimate: {model.name} on {machine.name}",
+        **({"warnings": [beyond]} if beyond else {}),
         "model": {"name": model.name, "source": model.source, "kind": kind_of(model)},
         "machine": {"name": machine.name, "title": machine.title},
         "parallel": {

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from optpipe_sim.costs import load_model, machine_names, model_names
+from optpipe_sim.costs.estimate import estimate
 from optpipe_sim.costs.layer import LSE_BYTES, Work, check_work, layer
-from optpipe_sim.costs.models import ModelError, active_parameters, parameters
+from optpipe_sim.costs.models import ModelError, active_parameters, beyond_context, parameters
 from optpipe_sim.errors import OptPipeError
 
 
@@ -33,6 +35,64 @@ def test_active_parameters() -> None:
         assert active_parameters(model) == pytest.approx(model.published_active, rel=0.01), name
     dense = load_model("qwen3-8b")
     assert active_parameters(dense) == parameters(dense)
+
+
+def test_maverick_has_experts_in_every_other_layer() -> None:
+    maverick = load_model("llama4-maverick")
+    assert [maverick.is_dense(at) for at in range(4)] == [True, False, True, False]
+    assert parameters(maverick) == pytest.approx(400.7e9, rel=0.001)
+    assert active_parameters(maverick) == pytest.approx(17.2e9, rel=0.01)
+    profile = estimate(maverick, "h100", 16, tp=8, ep=16, dp=16, seq=8192)
+    assert sum(profile.meta["layers_per_stage"]) == 48
+
+
+def test_llama4_from_its_config() -> None:
+    text = {
+        "model_type": "llama4_text",
+        "num_hidden_layers": 48,
+        "hidden_size": 5120,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 202048,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 1,
+        "interleave_moe_layer_step": 2,
+        "max_position_embeddings": 1048576,
+        "rope_scaling": {"factor": 16.0, "original_max_position_embeddings": 8192},
+    }
+    found = load_model({"model_type": "llama4", "text_config": text, "_name_or_path": "mine"})
+    known = load_model("llama4-maverick")
+    said = ("name", "published_parameters", "published_active", "source")
+    assert replace(found, **{key: getattr(known, key) for key in said}) == known
+    assert replace(load_model(text), name="mine") == found
+
+
+@pytest.mark.parametrize(
+    ("name", "seq", "context"),
+    [("llama3-70b", 8192, None), ("llama3-70b", 8193, 8192), ("gpt-1.5b", 2048, 1024)],
+)
+def test_beyond_the_context_is_warned_about(name: str, seq: int, context: int | None) -> None:
+    sentence = beyond_context(load_model(name), seq)
+    assert (
+        sentence is None if context is None else f"context of {name}, {context} tokens" in sentence
+    )
+    warnings = [] if sentence is None else [sentence]
+    devices = 8 if name.startswith("llama") else 2
+    meta = estimate(name, "h100", devices, seq=seq).meta
+    assert meta.get("warnings", []) == warnings
+
+
+def test_context_of_a_config() -> None:
+    config = {
+        "model_type": "qwen2", "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "vocab_size": 100, "intermediate_size": 128, "max_position_embeddings": 32768,
+    }  # fmt: skip
+    assert load_model(config).context == 32768
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
+    assert load_model({**config, "rope_scaling": yarn}).context == 131072
 
 
 @pytest.mark.parametrize(("name", "b", "s"), [("gpt-1.5b", 6, 1024), ("gpt-28.3b", 2, 2048)])

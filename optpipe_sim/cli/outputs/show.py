@@ -129,6 +129,12 @@ def size_text(size: int) -> str:
     return str(size)
 
 
+def warn(out: Out, profile: CostProfile) -> None:
+    """What an estimated profile warns of."""
+    for text in profile.meta.get("warnings", ()):
+        out.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
+
+
 def line(out: Out, name: str, value: str | Text) -> None:
     text = Text(f"  {name:<19} ")
     out.print(text.append(value), soft_wrap=True)

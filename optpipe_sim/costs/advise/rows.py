@@ -115,6 +115,7 @@ class Row:
             "limited_by": limited_by(parts),
             "doubt": advice.doubt(self).to_json(),
             "doubts": advice.doubts(self),
+            "warnings": self.profile.meta.get("warnings", []),
         }
 
 

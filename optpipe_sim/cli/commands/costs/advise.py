@@ -173,6 +173,7 @@ def _show(out: Out, found: Advice) -> None:
 
     from ....costs.advise.rows import limited_by
     from ....units import format_size, format_time
+    from ...outputs.show import warn
 
     question = found.question
     out.print(
@@ -181,6 +182,7 @@ def _show(out: Out, found: Advice) -> None:
         f" {format_size(question.limit_bytes)} per device",
         soft_wrap=True,
     )
+    warn(out, found.rows[0].profile)
     out.print()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     wide = [key for key in ("cp", "ep") if any(getattr(r.choice, key) > 1 for r in found.rows)]

@@ -120,6 +120,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             "mfu_ceiling_causal": mfu_ceiling(profile, causal=True),
             "ceiling_plausible": plausible[0],
             "doubt": profile.meta["doubt"],
+            "warnings": profile.meta.get("warnings", []),
             "files": files,
             "calibration": _residuals(fitted),
         }
@@ -188,7 +189,8 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     from rich.text import Text
 
     from ....costs.models import active_parameters, parameters
-    from ....units import format_size, format_time
+    from ....units import counted, format_size, format_time
+    from ...outputs.show import warn
 
     meta = profile.meta
     total, active = parameters(model), active_parameters(model)
@@ -200,10 +202,11 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     spread = ", ".join(f"{key} {meta['parallel'][key]}" for key in ("tp", "cp", "ep", "dp", "zero"))
     work = meta["work"]
     out.print(
-        f"pipeline of {profile.devices} devices, {profile.chunks} chunks each; {spread};"
+        f"pipeline of {counted(profile.devices, 'device')}, {counted(profile.chunks, 'chunk')} each; {spread};"
         f" sequences of {work['seq']}, {work['microbatch']} per microbatch; {work['dtype']},"
         f" recompute {work['recompute']}, {'flash' if work['flash'] else 'unfused'} attention"
     )
+    warn(out, profile)
     out.print()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     heads = ("stages", "layers", "F", "B", "W", "kept F to B", "to W", "O", "R", "static")

@@ -187,6 +187,7 @@ def _show(out: Out, found: Evaluation) -> None:
     from rich.text import Text
 
     from ....units import format_size, format_time
+    from ...outputs.show import warn
     from .advise import mfu_words, parts_text
 
     row, question, choice = found.row, found.advice.question, found.row.choice
@@ -196,6 +197,7 @@ def _show(out: Out, found: Evaluation) -> None:
         f" {choice.microbatch} x {question.seq} tokens, recompute {choice.recompute}",
         soft_wrap=True,
     )
+    warn(out, row.profile)
     out.print()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
     for head in ("", "predicted", "measured", "measured / predicted"):

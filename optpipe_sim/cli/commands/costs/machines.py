@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ...status import DONE, NO
+from .models import print_template
 
 if TYPE_CHECKING:
     from ....costs.machines import Machine
@@ -21,10 +22,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "search", metavar="TEXT", nargs="*", help="only those whose name or title has all of these"
     )
     parser.add_argument("--sources", action="store_true", help="say where every number is from")
+    parser.add_argument(
+        "--template",
+        nargs="?",
+        const="machine",
+        choices=("machine", "calibration"),
+        help="print a commented machine file, to be filled in; or one of measurements (--calibrate)",
+    )
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """List them; 1 where none has what is searched for."""
+    if arguments.template:
+        return print_template(out, arguments.template)
     from rich import box
     from rich.table import Table
 
@@ -62,7 +72,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                 out.print(f"  {key}: {source}", soft_wrap=True)
             for key, source in one.rates.fitted.items():
                 out.print(f"  achieved.{key}: fitted to {source}", soft_wrap=True)
-    out.hint("others: --machine FILE.yaml; base: NAME in it takes the rest from a machine above")
+    out.hint(
+        "others: --machine FILE.yaml (machines --template); base: NAME in it takes the rest from one above"
+    )
     return DONE if found else NO
 
 

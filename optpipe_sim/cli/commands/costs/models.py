@@ -20,10 +20,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "search", metavar="TEXT", nargs="*", help="only those whose name or source has all of these"
     )
     parser.add_argument("--sources", action="store_true", help="say where each shape is from")
+    parser.add_argument(
+        "--template", action="store_true", help="print a commented model file, to be filled in"
+    )
+
+
+def print_template(out: Out, kind: str) -> int:
+    """A commented file of that kind, which loads as it is."""
+    from ....costs.templates import template
+
+    text = template(kind)
+    out.result({"template": text})
+    if not out.json:
+        print(text, end="")
+    return DONE
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """List them; 1 where none has what is searched for."""
+    if arguments.template:
+        return print_template(out, "model")
     from rich import box
     from rich.table import Table
 
@@ -64,5 +80,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         out.print(table)
     else:
         out.print(f"no model has {' and '.join(arguments.search)}; all: optpipe-sim models")
-    out.hint("others: --model config.json, a folder with one, or a short config (.yaml)")
+    out.hint(
+        "others: --model config.json, a folder with one, or a short config (models --template)"
+    )
     return DONE if found else NO
