@@ -113,7 +113,9 @@ def lanes(
         ResetTool(),
         SaveTool(filename=name),
         TapTool(renderers=[ops, *idle], callback=told),
-        _hover(name, ops, ("op", "time", "waited", "activation", "bytes")),
+        _hover(
+            name, ops, ("op", "time", "waited", "activation", "offloaded", "recomputed", "bytes")
+        ),
         _hover(name, idle, ("idle", "cause")),
         _hover(name, areas, ("held", "of"), "@device"),
     )
@@ -216,7 +218,7 @@ def _boxes(
             hatch_weight=0.7,
         )
         for at, cause in enumerate(CAUSES)
-        if trace.idle_ns[cause]
+        if trace.idle_ns[cause] or at == 0  # page.js asks for the source
     ]
     looks = _looks(shape.chunks)
     ops = _quads(plot, name, columns.ops, "ops", fill_color=_coloured("look", looks))

@@ -9,13 +9,17 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..costs.advise.rows import Advice
 from ..errors import OptPipeError
 from ..files import write_text
 from ..profile_io import profile_to_json
+from ..solvers.frontier import Frontier
+from ..study.compare import Comparison
 from ..study.versions import versions
 from ..trace import Trace
 from ..units import is_plain
-from .page import Provenance, write_page
+from .choices import advice_views, comparison_views, frontier_views
+from .page import Provenance, View, write_page
 from .tables import title_of
 from .views import pair_view, trace_view
 
@@ -52,6 +56,39 @@ class Report:
             title = f"{title_of(trace)} against {title_of(against)}"
         return cls(title, write_page(title, [view], 1, provenance(traces, command)))
 
+    @classmethod
+    def of_comparison(cls, found: Comparison, command: Sequence[str] = ()) -> Report:
+        """The page of `compare_all`: every schedule, of which a click opens the lanes."""
+        traces = [row.trace for row in found.rows]
+        title = f"{len(traces)} schedules on {traces[0].profile.name}"
+        return cls._of_many(title, comparison_views(found), traces, command)
+
+    @classmethod
+    def of_frontier(cls, found: Frontier, command: Sequence[str] = ()) -> Report:
+        """The page of a frontier: time over memory, and the schedule of each limit."""
+        results = [point.result for point in found.points if point.result]
+        traces = [result.trace for result in results if result.trace]
+        title = f"time over memory: {found.profile.name}, {found.microbatches} microbatches"
+        return cls._of_many(title, frontier_views(found), traces, command)
+
+    @classmethod
+    def of_advice(cls, found: Advice, command: Sequence[str] = ()) -> Report:
+        """The page of `advise`: time over memory of what was replayed, and the best of each split."""
+        asked = found.question
+        title = (
+            f"{asked.model.name} on {asked.gpus} x {asked.machine.title}: {asked.global_batch}"
+            f" sequences of {asked.seq} tokens"
+        )
+        traces = [row.trace for row in found.rows]
+        return cls._of_many(title, advice_views(found), traces, command)
+
+    @classmethod
+    def _of_many(
+        cls, title: str, views: list[View], traces: Sequence[Trace], command: Sequence[str]
+    ) -> Report:
+        """The chart and the best are open; a click opens the others."""
+        return cls(title, write_page(title, views, min(2, len(views)), provenance(traces, command)))
+
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the page into a .html file, whole or not at all.
 
@@ -84,14 +121,19 @@ def check_ending(path: str | os.PathLike[str]) -> None:
 
 def provenance(traces: Sequence[Trace], command: Sequence[str]) -> Provenance:
     """Settings of traces, and who made them."""
-    settings: list[dict[str, Any]] = [
-        {
-            "schedule": title_of(trace),
-            "made": {key: value for key, value in trace.schedule.meta.items() if key != "name"},
-            "objective": trace.objective,
-            "memory_limit_bytes": trace.memory_limit and list(trace.memory_limit),
-            "profile": profile_to_json(trace.profile),
-        }
-        for trace in traces
-    ]
-    return Provenance({"replayed": settings}, versions(PACKAGES), command)
+    profiles: list[dict[str, Any]] = []
+    replayed: list[dict[str, Any]] = []
+    for trace in traces:
+        costs = profile_to_json(trace.profile)
+        if costs not in profiles:
+            profiles.append(costs)
+        replayed.append(
+            {
+                "schedule": title_of(trace),
+                "made": {key: value for key, value in trace.schedule.meta.items() if key != "name"},
+                "objective": trace.objective,
+                "memory_limit_bytes": trace.memory_limit and list(trace.memory_limit),
+                "profile": profiles.index(costs),
+            }
+        )
+    return Provenance({"replayed": replayed, "profiles": profiles}, versions(PACKAGES), command)

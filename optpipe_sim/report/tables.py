@@ -135,6 +135,8 @@ def longest_gaps(columns: TraceColumns, name: str) -> str:
         ]
         for at, gap in enumerate(found[:MOST_GAPS])
     ]
+    if not rows:
+        return "<p class='what'>None.</p>"
     heads = ["idle", "share", "device", "cause", "before", "waits for", "why"]
     more = f" The {MOST_GAPS} longest of {len(found):,}." if len(found) > MOST_GAPS else ""
     return f"<p class='what'>A click on a time shows it in the lanes.{more}</p>" + table(

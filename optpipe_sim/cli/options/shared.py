@@ -49,6 +49,12 @@ def add_objective(parser: ArgumentParser) -> None:
     )
 
 
+def add_report(parser: ArgumentParser, what: str) -> None:
+    parser.add_argument(
+        "--report", metavar="F.html", help=f"write a page that works offline: {what}"
+    )
+
+
 def add_pictures(parser: ArgumentParser, which: str) -> None:
     parser.add_argument(
         "--gantt",

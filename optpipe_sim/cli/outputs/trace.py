@@ -1,11 +1,13 @@
-"""The files that commands write of one trace."""
+"""The files that commands write of one trace, and the page that several write."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ...report.report import Report
     from ...trace import Trace
     from .show import Progress
 
@@ -35,3 +37,28 @@ def write_trace(
         save_chrome_trace(trace, arguments.trace)
         files[arguments.trace] = "trace; open it at https://ui.perfetto.dev"
     return files
+
+
+def write_page(
+    arguments: argparse.Namespace, make: Callable[[tuple[str, ...]], Report]
+) -> dict[str, str]:
+    """The page, where one is asked for.
+
+    Args:
+        make: makes it; is given the command line, which the page shows.
+    """
+    if not arguments.report:
+        return {}
+    make(("optpipe-sim", *arguments.words)).save(arguments.report)
+    return {arguments.report: "the page; open it in a browser"}
+
+
+def write_trace_page(arguments: argparse.Namespace, trace: Trace) -> dict[str, str]:
+    """The page of one trace, where it is asked for."""
+
+    def make(command: tuple[str, ...]) -> Report:
+        from ...report.report import Report
+
+        return Report.of(trace, command=command)
+
+    return write_page(arguments, make)

@@ -91,19 +91,16 @@ const optpipe = (() => {
     const level = chart.levels[stage[row] * chart.microbatches + microbatch[row]] ?? 0;
     const [f, o, r, c, b, w, bw] = ["F", "O", "R", "C", "B", "W", "BW"].map(find);
     const back = b >= 0 ? b : bw;
-    const parts = [`held from ${time(start[f])}`];
-    if (o >= 0) parts.push(`offloaded ${span(ops(chart), o)}`, `reloaded ${span(ops(chart), r)}`);
-    if (level) parts.push(`recomputed (${chart.levelNames[level - 1]}) ${c >= 0 ? span(ops(chart), c) : "inside its backward"}`);
-    if (o < 0 && !level) parts.push("kept whole");
-    parts.push(`until ${time(end[back])}`);
-    if (w >= 0) parts.push(`what W needs until ${time(end[w])}`);
-    return parts.join("; ");
+    return { held: `${time(start[f])} to ${time(end[back])}${w >= 0 ? `, what W needs to ${time(end[w])}` : ""}`,
+      offloaded: o < 0 ? "no" : `${span(ops(chart), o)}, back ${span(ops(chart), r)}`,
+      recomputed: !level ? "no" : `${chart.levelNames[level - 1]}, ${c >= 0 ? span(ops(chart), c) : "inside its backward"}` };
   }
   const gapOp = (chart, at) => (at < 0 ? "the end" : op(chart, at));
   const SAY = {
     op: (chart, row) => `${op(chart, row)}: stage ${ops(chart).stage[row]} (chunk ${chart.chunkOf[ops(chart).stage[row]]}), microbatch ${ops(chart).microbatch[row]}, device ${device(chart, row)}`,
     time: (chart, row) => `${span(ops(chart), row)}, ${time(ops(chart).end[row] - ops(chart).start[row])}`,
-    waited, activation: life,
+    waited,
+    activation: (chart, row) => life(chart, row).held, offloaded: (chart, row) => life(chart, row).offloaded, recomputed: (chart, row) => life(chart, row).recomputed,
     bytes: (chart, row) => { const [plus, minus] = chart.sizes[ops(chart).size[row]]; return `+${bytes(plus)} at its start, −${bytes(minus)} at its end`; },
     idle: (chart, row) => { const gaps = chart.gaps.data; return `device ${gaps.place[row] >> 4}, ${span(gaps, row)}, ${time(gaps.end[row] - gaps.start[row])}`; },
     cause: (chart, row) => {
@@ -174,7 +171,7 @@ const optpipe = (() => {
       [chart.gaps.data, (row) => chart.causes[chart.gaps.data.cause[row]], () => "#777"],
     ]) {
       for (let row = 0; row < table.start.length && found.x.length < 1500; row++) {
-        if (table.end[row] > start && table.start[row] < end && chart.open[table.place[row] >> 4]) put(table, row, name(row), colour(row));
+        if (table.end[row] > start && table.start[row] < end && chart.open[table.place[row] >> 4] && [5, 6].every((at) => (table.place[row] & 15) !== at)) put(table, row, name(row), colour(row));
       }
     }
     chart.labels.data = found;
@@ -194,13 +191,13 @@ const optpipe = (() => {
   async function draw(view, section) {
     for (const item of view.items) {
       const manager = await Bokeh.embed.embed_item(item);
-      const figure = [...manager][0].model, chart = charts[figure.name];
+      const [plot] = manager, figure = plot.model, chart = charts[figure.name];
       (view.figures ??= []).push(figure);
       paint(figure);
       if (!chart) continue;
       const found = (part) => figure.document.get_model_by_name(`${figure.name}-${part}`);
       const memory = figure.renderers.map((each) => each.data_source).filter((source) => source.name === `${figure.name}-memory`);
-      Object.assign(chart, { figure, view: section, element: document.getElementById(item.target_id), memory, ops: found("ops"), gaps: found("gaps"), way: found("way"), labels: found("labels"), messages: found("messages-lines") });
+      Object.assign(chart, { figure, plot, view: section, element: document.getElementById(item.target_id), memory, ops: found("ops"), gaps: found("gaps"), way: found("way"), labels: found("labels"), messages: found("messages-lines") });
       chart.sources = [...new Set(figure.renderers.map((each) => each.data_source))];
       chart.rowOf = new Int32Array(chart.kinds.length * chart.stages * chart.microbatches).fill(-1);
       const { place, stage, microbatch } = ops(chart);

@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from ...options.kinds import count, names, seconds, size
 from ...options.models import add_kernels, add_machine, add_model, model_and_machine
+from ...options.shared import add_report
+from ...outputs.trace import write_page
 
 if TYPE_CHECKING:
     from ....costs.advise.rows import Advice, Row
+    from ....report.report import Report
     from ...outputs.show import Out
 
 EXAMPLE = (
@@ -73,6 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--csv", metavar="F.csv", help="write every configuration replayed")
     parser.add_argument("--chart", metavar="F.png", help="draw time over memory of all of them")
+    add_report(parser, "time over memory of all of them, with the lanes of the best")
     parser.add_argument("--save-profile", metavar="P.yaml", help="write the profile of the best")
     parser.add_argument("--save", metavar="S.json", help="write the schedule of the best")
 
@@ -135,6 +139,7 @@ def _write(arguments: argparse.Namespace, found: Advice) -> dict[str, str]:
 
         save_advice(found, arguments.chart)
         files[arguments.chart] = "time over memory"
+    files |= write_page(arguments, lambda command: _page(found, command))
     if arguments.save_profile:
         from ....profile_io import save_profile
 
@@ -144,6 +149,12 @@ def _write(arguments: argparse.Namespace, found: Advice) -> dict[str, str]:
         best.trace.schedule.save(arguments.save)
         files[arguments.save] = "the schedule of the best"
     return files
+
+
+def _page(found: Advice, command: tuple[str, ...]) -> Report:
+    from ....report.report import Report
+
+    return Report.of_advice(found, command)
 
 
 def _table_of_points(found: Advice) -> str:

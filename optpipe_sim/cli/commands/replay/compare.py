@@ -12,12 +12,15 @@ from ...options.shared import (
     add_objective,
     add_pictures,
     add_profile,
+    add_report,
 )
 from ...status import DONE
 from ..examples import PROFILE
 
 if TYPE_CHECKING:
+    from ....report.report import Report
     from ....schedule import Schedule
+    from ....study.compare import Comparison
     from ...outputs.show import Out
 
 EXAMPLE = f"optpipe-sim compare {PROFILE} -m 24 --memory-limit 40GiB"
@@ -44,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="for each schedule that is searched for (optpipe); the others need none (default: 10)",
     )
     add_pictures(parser, "the best")
+    add_report(parser, "every schedule by time and memory, with their lanes")
     parser.add_argument(
         "--chart", metavar="F.png", help="draw time and peak memory of every schedule"
     )
@@ -56,7 +60,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ....study.compare import compare_all
     from ...inputs import is_file, read_profile
     from ...outputs.compare import show_comparison
-    from ...outputs.trace import write_trace
+    from ...outputs.trace import write_page, write_trace
 
     profile = read_profile(arguments)
     wanted: list[str | Schedule] | None = None
@@ -82,6 +86,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             rows = [row.to_json() for row in result.rows]
             save_compare_chart(rows, arguments.chart, profile.memory_limit)
             files[arguments.chart] = "time and peak memory of every schedule"
+        files |= write_page(arguments, lambda command: _page(result, command))
     out.result(
         {
             "profile": profile.name,
@@ -102,6 +107,12 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     show_comparison(out, arguments, profile, result, files)
     return DONE
+
+
+def _page(result: Comparison, command: tuple[str, ...]) -> Report:
+    from ....report.report import Report
+
+    return Report.of_comparison(result, command)
 
 
 def _named(schedule: Schedule, path: str) -> Schedule:

@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay one schedule, or two, and write the page."""
     from ....report.report import Report
     from ...outputs.show import written
+    from ...outputs.trace import write_page
 
     trace, reason = _replay(arguments, arguments.schedule, arguments.profile)
-    command = ("optpipe-sim", *arguments.words)
     against: Trace | None = None
     if arguments.other_files:
         name, *profile = arguments.other_files
@@ -56,9 +56,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             raise OptPipeError(f"--against: takes OTHER and PROFILE, not {profile[1]!r} as well")
         against, other = _replay(arguments, name, profile[0] if profile else arguments.profile)
         reason = reason or other
-    report = Report.of(trace, against, command)
-    report.save(arguments.report)
-    files = {arguments.report: "the page; open it in a browser"}
+    files = write_page(arguments, lambda command: Report.of(trace, against, command))
     fits = trace.fits and (against is None or against.fits)
     out.result(
         {
@@ -67,7 +65,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             "against": against and {"schedule": arguments.other_files[0], **against.measures()},
             "fits": fits,
             "reason": reason,
-            "bytes": len(report.html.encode()),
             "files": files,
         }
     )

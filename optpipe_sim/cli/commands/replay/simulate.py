@@ -12,6 +12,7 @@ from ...options.shared import (
     add_objective,
     add_pictures,
     add_profile,
+    add_report,
 )
 from ...status import DONE, NO
 from ..examples import PROFILE
@@ -43,6 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what replays: compiled (replay), or the discrete-event simulator; the same times",
     )
     add_pictures(parser, "the")
+    add_report(parser, "the schedule, its memory and why it waits")
     parser.add_argument("--save", metavar="S.json", help="write the schedule")
 
 
@@ -50,7 +52,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay one schedule under the limit."""
     from ....sim import simulate_or_report
     from ...inputs import read_profile, read_schedule
-    from ...outputs.trace import write_trace
+    from ...outputs.trace import write_trace, write_trace_page
 
     profile = read_profile(arguments)
     try:
@@ -61,7 +63,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     trace, reason = simulate_or_report(
         schedule, profile, objective=arguments.objective, engine=arguments.engine
     )
-    files = write_trace(arguments, trace)
+    files = write_trace(arguments, trace) | write_trace_page(arguments, trace)
     out.result(
         {
             "schedule": arguments.schedule,

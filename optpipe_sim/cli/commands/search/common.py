@@ -31,10 +31,11 @@ def finish(
     Args:
         answer: for ``--json``. `tell`: gives it to people. `error`: what could not be written before.
     """
-    from ...outputs.trace import write_trace
+    from ...outputs.trace import write_trace, write_trace_page
 
     try:
         files |= write_trace(arguments, trace)
+        files |= write_trace_page(arguments, trace)
     except OptPipeError as failed:
         error = failed
     chunks = trace.schedule.shape.chunks

@@ -11,13 +11,15 @@ from ....files import write_text
 from ....units import format_size, format_time
 from ...options.kinds import count, names, sizes
 from ...options.search import add_search, add_shape, search_options
-from ...options.shared import add_microbatches, add_profile
+from ...options.shared import add_microbatches, add_profile, add_report
 from ...outputs.files import rewritable
+from ...outputs.trace import write_page
 from ...status import DONE, NO
 from ..examples import OFFLOADING
 from .common import COMPILING
 
 if TYPE_CHECKING:
+    from ....report.report import Report
     from ....schedule import Schedule
     from ....solvers.frontier import Frontier, Point
     from ...outputs.show import Out, Progress
@@ -57,6 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_shape(parser, count, "chunks per device; default: the profile's own")
     parser.add_argument("--chart", "--gantt", metavar="F.png", help="draw the curve and its bound")
+    add_report(parser, "the curve, and the lanes of each of its schedules")
     parser.add_argument("--csv", metavar="F.csv", help="write the points; whole after each of them")
 
 
@@ -121,6 +124,13 @@ def _write(arguments: argparse.Namespace, out: Out, curve: Frontier, files: dict
         files[arguments.chart] = "time over memory"
     elif arguments.chart:
         out.wait(f"{arguments.chart}: not drawn, as no limit has a schedule")
+    files |= write_page(arguments, lambda command: _page(curve, command))
+
+
+def _page(curve: Frontier, command: tuple[str, ...]) -> Report:
+    from ....report.report import Report
+
+    return Report.of_frontier(curve, command)
 
 
 class _Teller:

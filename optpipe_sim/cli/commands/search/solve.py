@@ -11,7 +11,13 @@ from typing import TYPE_CHECKING, Any
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.kinds import chunks, count, noise, share
 from ...options.search import add_search, add_shape, search_options
-from ...options.shared import add_limit, add_microbatches, add_pictures, add_profile
+from ...options.shared import (
+    add_limit,
+    add_microbatches,
+    add_pictures,
+    add_profile,
+    add_report,
+)
 from ..examples import OFFLOADING
 from .common import COMPILING, finish, nothing
 
@@ -85,6 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " --write-model, --noise, --engine milp or cpsat",
     )
     add_pictures(parser, "the")
+    add_report(parser, "the schedule, its memory and why it waits")
     parser.add_argument(
         "--save", metavar="S.json", help="a file that always holds the best schedule so far"
     )

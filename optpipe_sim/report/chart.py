@@ -1,0 +1,168 @@
+"""Time over memory: a point per schedule, which a click opens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from bokeh.models import (
+    BoxZoomTool,
+    ColumnDataSource,
+    CustomJS,
+    HoverTool,
+    PanTool,
+    ResetTool,
+    SaveTool,
+    Span,
+    TapTool,
+    WheelZoomTool,
+)
+from bokeh.plotting import figure
+
+from ..plot.axis import size_unit, time_unit
+from ..plot.style import LIMIT
+from ..units import format_size, format_time
+
+# kind: what it is called, colour, marker, size; told apart without colours as well
+KINDS = {
+    "over": ("above the limit", "#D55E00", "x", 9),
+    "replayed": ("replayed", "#56B4E9", "circle", 5),
+    "published": ("published, no limit", "#E69F00", "diamond", 9),
+    "fits": ("fits", "#0072B2", "circle", 11),
+}
+MOST_NAMES = 30  # beside points; more would cover one another
+SLOWEST = 1.7  # times the fastest: slower points are outside the picture at first
+
+
+class Mark(NamedTuple):
+    """A point: what it is called, where it stands, one of `KINDS`, and the view that it opens."""
+
+    name: str
+    memory_bytes: float
+    time_ns: float
+    kind: str
+    view: int = 0
+
+
+class Curve(NamedTuple):
+    """Steps from left to right, each value up to the next place."""
+
+    name: str
+    places: Sequence[tuple[float, float]]
+    dashed: bool = False
+
+
+def chart(
+    marks: Sequence[Mark], curves: Sequence[Curve], limit_bytes: int | None, axis: str
+) -> Any:
+    """The figure; its points know the view that page.js opens."""
+    lines = [place for curve in curves for place in curve.places]
+    memory = [*(mark.memory_bytes for mark in marks), *(x for x, _ in lines), limit_bytes or 1]
+    times = [*(mark.time_ns for mark in marks), *(y for _, y in lines)] or [1]
+    size_name, size = size_unit(max(memory))
+    time_name, unit = time_unit(max(times))
+    plot = figure(
+        name="chart",
+        height=420,
+        sizing_mode="stretch_width",
+        tools="",
+        toolbar_location="above",
+        background_fill_color=None,
+        border_fill_color=None,
+        outline_line_color=None,
+        x_axis_label=f"{axis} ({size_name})",
+        y_axis_label=f"time per iteration ({time_name})",
+    )
+    for curve in curves:
+        xs, ys = zip(*curve.places, strict=True)
+        plot.step(
+            [x / size for x in xs],
+            [y / unit for y in ys],
+            mode="after",
+            line_width=2,
+            line_color="#5E2D79" if curve.dashed else "#0072B2",
+            line_dash="dashed" if curve.dashed else "solid",
+            legend_label=curve.name,
+        )
+    points = [_points(plot, kind, marks, size, unit) for kind in KINDS]
+    points = [renderer for renderer in points if renderer is not None]
+    _names(plot, [mark for mark in marks if mark.view], size, unit)
+    if limit_bytes is not None:
+        line = Span(location=limit_bytes / size, dimension="height", line_color=LIMIT)
+        line.line_dash = "dashed"
+        plot.add_layout(line)
+    low, high = min(times) / unit, max(times) / unit
+    if high > SLOWEST * low:
+        chosen = [mark.time_ns / unit for mark in marks if mark.view]
+        high = max([SLOWEST * low, *chosen])
+    plot.y_range.start, plot.y_range.end = 0.97 * low, 1.03 * high
+    opens = "const at = cb_data.source.data.view[cb_data.source.selected.indices[0]];"
+    opens += "if (at) optpipe.open(at).scrollIntoView({ behavior: 'smooth' })"
+    plot.add_tools(
+        PanTool(),
+        WheelZoomTool(modifiers={"ctrl": True}),
+        BoxZoomTool(),
+        ResetTool(),
+        SaveTool(filename="chart"),
+        HoverTool(
+            renderers=points,
+            tooltips=[("", "@name"), ("time", "@time"), ("memory", "@memory")],
+        ),
+        TapTool(renderers=points, callback=CustomJS(code=opens)),
+    )
+    plot.toolbar.logo = None
+    plot.legend.click_policy = "hide"
+    plot.legend.background_fill_alpha = 0
+    plot.legend.border_line_color = None
+    plot.grid.grid_line_alpha = 0.35
+    return plot
+
+
+def _names(plot: Any, marks: Sequence[Mark], size: int, unit: int) -> None:
+    """The names of the points that open a schedule, in a grey that reads on light and dark."""
+    if len(marks) > MOST_NAMES:
+        return
+    data = {
+        "x": [mark.memory_bytes / size for mark in marks],
+        "y": [mark.time_ns / unit for mark in marks],
+        "text": [mark.name for mark in marks],
+    }
+    plot.text(
+        "x",
+        "y",
+        "text",
+        source=ColumnDataSource(data),
+        x_offset=9,
+        y_offset=-2,
+        text_color="#7C8894",
+        text_font_size="11px",
+        text_baseline="middle",
+    )
+
+
+def _points(plot: Any, kind: str, marks: Sequence[Mark], size: int, unit: int) -> Any:
+    """The points of one kind; None where there is none."""
+    chosen = [mark for mark in marks if mark.kind == kind]
+    if not chosen:
+        return None
+    label, colour, marker, pixels = KINDS[kind]
+    data = {
+        "x": [mark.memory_bytes / size for mark in chosen],
+        "y": [mark.time_ns / unit for mark in chosen],
+        "name": [mark.name for mark in chosen],
+        "time": [format_time(mark.time_ns) for mark in chosen],
+        "memory": [format_size(round(mark.memory_bytes)) for mark in chosen],
+        "view": [mark.view for mark in chosen],
+    }
+    return plot.scatter(
+        "x",
+        "y",
+        source=ColumnDataSource(data, name=f"chart-{kind}"),
+        marker=marker,
+        size=pixels,
+        line_color=colour,
+        fill_color=colour,
+        fill_alpha=0.75,
+        nonselection_alpha=0.75,
+        legend_label=label,
+    )

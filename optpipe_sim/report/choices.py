@@ -1,0 +1,188 @@
+"""Pages of many schedules: those compared, a frontier's, those that `advise` weighs. A point of the chart,
+or a row of the table, opens its schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from html import escape
+from typing import NamedTuple
+
+from ..costs.advise.rows import Advice, Point, limited_by
+from ..solvers.frontier import Frontier
+from ..study.compare import Comparison
+from ..trace import Trace
+from ..units import format_size, format_time
+from .chart import Curve, Mark, chart
+from .markup import Cell, table
+from .page import View, slot
+from .tables import title_of
+from .views import trace_view
+
+MOST_OPS = 100_000  # of all schedules on a page, about 4 MB; what comes after is in the table alone
+
+
+_WHOLE = (
+    "The times here are of the whole iteration, gradients, update and what lies between ops included;"
+    " the lanes of a schedule are what it takes by itself."
+)
+
+
+class Choice(NamedTuple):
+    """A schedule of the page: what it is called, its place on the chart, its row of the table."""
+
+    name: str
+    trace: Trace | None
+    memory_bytes: float
+    time_ns: float
+    cells: Sequence[Cell]
+    kind: str = "fits"
+
+
+def comparison_views(found: Comparison) -> list[View]:
+    """The schedules of a comparison, by time and peak memory."""
+    heads = ["schedule", "time", "bubble", "peak memory", "fits", "above the bound", "over 1F1B"]
+    rows = []
+    for row in found.rows:
+        trace, peak = row.trace, max(row.trace.peak_bytes)
+        cells = [
+            _time(trace.cost_ns),
+            _share(trace.bubble_rate_flush),
+            Cell(format_size(peak), peak),
+            Cell("yes" if trace.fits else "no"),
+            _share(row.gap),
+            Cell(f"{row.speedup:.3f}×", row.speedup),
+        ]
+        kind = "fits" if trace.fits else "over"
+        rows.append(Choice(row.schedule, trace, peak, trace.cost_ns, cells, kind))
+    limits = sorted(set(found.memory_limit or ()))
+    text = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in found.refused.items())
+    refused = f"<details><summary>Left out</summary><ul>{text}</ul></details>" if text else ""
+    return _views(heads, rows, limit_bytes=limits[-1] if limits else None, more=refused)
+
+
+def frontier_views(found: Frontier) -> list[View]:
+    """The best schedule under each limit, with the bound below it and the published schedules."""
+    heads = ["limit", "time", "bubble", "bound", "gap", "offloaded", "status", "fastest published"]
+    rows, bound = [], []
+    for point in found.points:
+        name, result = format_size(point.limit_bytes), point.result
+        if result is None or result.trace is None:
+            none = [Cell("none", float("inf"))]
+            cells = [*none, *[Cell("", float("inf"))] * 4, Cell(point.status), Cell("")]
+            rows.append(Choice(name, None, point.limit_bytes, 0, cells, "none"))
+            continue
+        trace = result.trace
+        bound.append((point.limit_bytes, result.lower_bound_ns))
+        fixed = "" if point.fixed is None else f"{point.fixed[0]}: {format_time(point.fixed[1])}"
+        cells = [
+            _time(trace.cost_ns),
+            _share(trace.bubble_rate_flush),
+            _time(result.lower_bound_ns),
+            _share(result.gap),
+            Cell(f"{trace.offloaded:,}", trace.offloaded),
+            Cell(result.status),
+            Cell(fixed),
+        ]
+        rows.append(Choice(name, trace, point.limit_bytes, trace.cost_ns, cells))
+    best = [(row.memory_bytes, row.time_ns) for row in rows if row.trace]
+    curves = [Curve("best schedule found", best), Curve("proven bound", bound, dashed=True)]
+    published = [
+        Mark(each.schedule, each.peak_bytes, each.cost_ns, "published") for each in found.schedules
+    ]
+    axis = "memory limit of a device"
+    return _views(heads, rows, curves=curves if best else [], marks=published, axis=axis)
+
+
+def advice_views(found: Advice) -> list[View]:
+    """The best of each split that fits, among all configurations that were replayed."""
+    heads = ["split", "schedule", "time", "tokens/s", "MFU", "memory", "recompute", "limited by"]
+    rows = []
+    for row in found.rows:
+        cells = [
+            Cell(row.schedule),
+            _time(row.iteration_ns),
+            Cell(f"{row.tokens_per_s:,.0f}", row.tokens_per_s),
+            _share(row.mfu),
+            Cell(format_size(row.peak_bytes), row.peak_bytes),
+            Cell(row.choice.recompute),
+            Cell(limited_by(found.parts(row))),
+        ]
+        rows.append(Choice(str(row.choice), row.trace, row.peak_bytes, row.iteration_ns, cells))
+    marks = [
+        Mark(_described(point), point.peak_bytes, point.iteration_ns, _kind(point))
+        for point in found.points
+    ]
+    doubts = [found.basis, *found.doubts(found.rows[0])]
+    text = "".join(f"<li>{escape(doubt)}</li>" for doubt in doubts)
+    return _views(
+        heads,
+        rows,
+        marks=marks,
+        limit_bytes=found.question.limit_bytes,
+        more=f"<p class='what'>{_WHOLE}</p><h3>How sure</h3><ul>{text}</ul>",
+    )
+
+
+def _kind(point: Point) -> str:
+    return "replayed" if point.fits else "over"
+
+
+def _described(point: Point) -> str:
+    return f"{point.schedule}; " + ", ".join(
+        f"{key} {value}" for key, value in asdict(point.choice).items()
+    )
+
+
+def _views(
+    heads: Sequence[str],
+    rows: Sequence[Choice],
+    *,
+    curves: Sequence[Curve] = (),
+    marks: Sequence[Mark] = (),
+    limit_bytes: int | None = None,
+    axis: str = "memory of the fullest device",
+    more: str = "",
+) -> list[View]:
+    """The chart and the table, then a view for each schedule that there is room for."""
+    views: list[View] = []
+    shown: list[int] = []  # the view of each row; 0: none
+    room = MOST_OPS
+    for row in rows:
+        if row.trace is None or len(row.trace.schedule) > room:
+            shown.append(0)
+            continue
+        room -= len(row.trace.schedule)
+        heading = f"<h2>{escape(_heading(row))}</h2>"
+        views.append(trace_view(row.trace, f"schedule-{len(views)}", heading))
+        shown.append(len(views))
+    points = [
+        Mark(row.name, row.memory_bytes, row.time_ns, row.kind, view)
+        for row, view in zip(rows, shown, strict=True)
+        if row.trace is not None
+    ]
+    lines = [
+        [Cell(row.name, link={"open": view} if view else None), *row.cells]
+        for row, view in zip(rows, shown, strict=True)
+    ]
+    left = sum(row.trace is not None and not view for row, view in zip(rows, shown, strict=True))
+    note = f" {left} have no room on this page: see `report`." if left else ""
+    html = (
+        f"<p class='what'>A click on a point, or on its name below, opens the schedule.{note}</p>"
+        f"{slot(0)}{table('choices', heads, lines)}{more}"
+    )
+    return [View(html, (chart([*marks, *points], curves, limit_bytes, axis),)), *views]
+
+
+def _heading(row: Choice) -> str:
+    assert row.trace is not None
+    name = title_of(row.trace)
+    return row.name if name in row.name else f"{row.name}: {name}"
+
+
+def _time(time_ns: float) -> Cell:
+    return Cell(format_time(time_ns), time_ns)
+
+
+def _share(share: float) -> Cell:
+    return Cell(f"{share:.2%}", share)

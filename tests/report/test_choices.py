@@ -1,0 +1,145 @@
+"""Pages of many schedules: each command that has one shows what it answers with ``--json``."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from pages import HOSTILE, Page
+
+from optpipe_sim import Report
+from optpipe_sim.report import choices
+from optpipe_sim.study.compare import compare_all
+
+PROFILE = {
+    "name": "unit",
+    "devices": 4,
+    "stages": {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50},
+    "offload": {"t_offload_ms": 1.3, "t_reload_ms": 1.1},
+}
+
+
+@pytest.fixture
+def cli(command_line: Any) -> Any:
+    """Run a command line in an empty folder that holds p.yaml."""
+    Path("p.yaml").write_text(yaml.safe_dump(PROFILE))
+    return command_line
+
+
+def opened(page: Page) -> list[str]:
+    """What the buttons of the table open."""
+    return [attributes["data-open"] for _, attributes in page.tags if "data-open" in attributes]
+
+
+def views(page: Page) -> list[str]:
+    return [attributes["id"] for _, attributes in page.tags if attributes.get("class") == "view"]
+
+
+def test_simulate_and_solve_write_the_page_of_their_schedule(cli: Any) -> None:
+    for line in (
+        "simulate p.yaml --schedule zb-h1 -m 6",
+        "solve p.yaml -m 6 --memory-limit 250B --engine adaoffload --no-cache",
+    ):
+        found = cli(f"{line} --report F.html --json").json
+        page = Page(Path("F.html").read_text())
+        assert page.tiles["makespan_ns"] == str(found["makespan_ns"])
+        assert found["files"] == {"F.html": "the page; open it in a browser"}
+        assert f"optpipe-sim {line} --report F.html" in page.text
+        assert views(page) == ["view-0"]
+    assert page.tiles["lower_bound_ns"] == str(found["lower_bound_ns"])
+
+
+def test_compare_shows_every_schedule_and_opens_each(cli: Any) -> None:
+    line = "compare p.yaml -m 8 --memory-limit 400B --schedules 1f1b,zb-h1,gpipe,gis"
+    found = cli(f"{line} --report F.html --json").json
+    page = Page(Path("F.html").read_text())
+    rows = page.rows("choices")
+    assert [(row[0][0], row[1][1], row[3][1]) for row in rows] == [
+        (row["schedule"], str(row["makespan_ns"]), str(max(row["peak_bytes"])))
+        for row in found["rows"]
+    ]
+    assert {row[4][0] for row in rows} == {"yes", "no"}
+    assert opened(page) == [str(at) for at in range(1, len(rows) + 1)]
+    assert views(page) == [f"view-{at}" for at in range(len(rows) + 1)]
+    hidden = [attributes["id"] for _, attributes in page.tags if "hidden" in attributes]
+    assert hidden == views(page)[2:]
+
+
+def test_a_page_that_would_be_too_large_leaves_lanes_out(
+    cli: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optpipe_sim import load_profile
+
+    found = compare_all(load_profile(PROFILE), 8, ["1f1b", "zb-h1", "gpipe"])
+    size = len(found.rows[0].trace.schedule)
+    monkeypatch.setattr(choices, "MOST_OPS", size)
+    page = Page(Report.of_comparison(found).html)
+    assert opened(page) == ["1"]
+    assert len(page.rows("choices")) == 3
+    assert "2 have no room on this page" in page.text
+
+
+def test_frontier_shows_the_curve_and_opens_its_schedules(cli: Any) -> None:
+    line = "frontier p.yaml -m 6 --limits 50B,200B,400B --engine adaoffload --time-limit 1"
+    found = cli(f"{line} --no-cache --schedules 1f1b,zb-h1 --report F.html --json").json
+    page = Page(Path("F.html").read_text())
+    rows = page.rows("choices")
+    assert [row[6][0] for row in rows] == [point["status"] for point in found["points"]]
+    solved = [point for point in found["points"] if point["objective_ns"]]
+    assert 0 < len(solved) < len(rows)
+    assert [(row[1][1], row[3][1]) for row in rows if row[1][0] != "none"] == [
+        (str(point["objective_ns"]), str(point["lower_bound_ns"])) for point in solved
+    ]
+    assert len(opened(page)) == len(solved)
+    data = re.search(r'id="data">(.*?)</script>', Path("F.html").read_text(), re.DOTALL)[1]
+    assert "proven bound" in data
+    assert "zb-h1" in data
+
+
+def test_advise_shows_the_best_of_each_split(cli: Any) -> None:
+    line = "advise --model qwen3-1.7b --machine h100 --gpus 4 --global-batch 16 --seq 4096"
+    line += " --schedules 1f1b,zb-h1 --microbatch 1 --chunks 1 --time-limit 5"
+    found = cli(f"{line} --report F.html --json").json
+    page = Page(Path("F.html").read_text())
+    rows = page.rows("choices")
+    assert [(row[1][0], round(float(row[2][1])), row[5][1]) for row in rows] == [
+        (row["schedule"], row["iteration_ns"], str(row["peak_bytes"])) for row in found["rows"]
+    ]
+    assert len(opened(page)) == len(rows)
+    assert found["basis"] in page.text
+
+
+def test_hostile_schedules_are_shown_as_text(cli: Any) -> None:
+    schedule = json.loads(_saved(cli))
+    schedule["meta"]["name"] = HOSTILE
+    name = "<script>.json"
+    Path(name).write_text(json.dumps(schedule))
+    cli(f"compare p.yaml -m 4 --schedules {name},1f1b --report F.html")
+    page = Page(Path("F.html").read_text())
+    assert [tag for tag, _ in page.tags].count("script") == 3
+    assert "img" not in [tag for tag, _ in page.tags]
+    assert name in page.text
+
+
+def _saved(cli: Any) -> str:
+    assert cli("simulate p.yaml --schedule 1f1b -m 4 --save s.json").code == 0
+    return Path("s.json").read_text()
+
+
+def test_a_report_has_the_ending_of_a_page(cli: Any) -> None:
+    for line in (
+        "report 1f1b p.yaml -m 4 -o F.png",
+        "compare p.yaml -m 4 --report F.png",
+        "simulate p.yaml --schedule 1f1b -m 4 --report F.png",
+    ):
+        answer = cli(line)
+        assert answer.code == 2
+        assert answer.err == "optpipe-sim: --report F.png: the name must end in .html, .htm\n"
+    answer = cli("report 1f1b p.yaml -m 4 --against 1f1b p.yaml p.yaml -o F.html")
+    assert answer.err == "optpipe-sim: --against: takes OTHER and PROFILE, not 'p.yaml' as well\n"
+    answer = cli("report 1f1b -m 4 -o F.html")
+    assert "PROFILE: needed to replay '1f1b'; only a trace file goes without" in answer.err
