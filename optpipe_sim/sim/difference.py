@@ -18,7 +18,7 @@ from .lower import Lowered
 class KindRow(NamedTuple):
     """The ops of one kind and stage: what the profile says of them, and what was measured.
 
-    `quartile_ns` are the lower and upper quartile of the measured durations.
+    `predicted_ns` is the median as well, of backwards that recompute and others. `quartile_ns` are the lower and upper quartile of the measured durations.
     """
 
     kind: OpKind
@@ -74,7 +74,7 @@ class Difference:
         for kind, stage in np.unique(table[:, :2], axis=0).tolist():
             here = np.flatnonzero((table[:, 0] == kind) & (table[:, 1] == stage))
             low, middle, high = np.percentile(lasting[here], (25, 50, 75)).tolist()
-            predicted = int(expected[here[0]])
+            predicted = round(float(np.median(expected[here])))
             rows.append(KindRow(OpKind(kind), stage, len(here), predicted, middle, (low, high)))
         return tuple(rows)
 

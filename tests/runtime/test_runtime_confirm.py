@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import torch
+from runtime_cases import with_levels, with_offloads
 
 from optpipe_sim import CostProfile, Schedule, Trace, build
 from optpipe_sim.costs import load_model
 from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import OptPipeError, OutOfMemory, RuntimeFault
-from optpipe_sim.ops import B, F, O, Op, R, parse_op
+from optpipe_sim.ops import B, C, F, O, Op, R, parse_op
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime.confirm import confirm as confirming
 from optpipe_sim.runtime.confirm import single
@@ -55,6 +56,15 @@ def paced(profile: CostProfile, f_ns: int = OP_NS, **changes: Any) -> CostProfil
     return replace(profile, memory_limit=None, latency_ns=MS, occupancy_ns=0, **changes)
 
 
+def with_long_levels(profile: CostProfile) -> CostProfile:
+    """Recomputing takes 20 ms too."""
+    return profile.map_stages(
+        lambda _, cost: replace(
+            cost, recompute=tuple(replace(level, t_ns=OP_NS) for level in cost.recompute)
+        )
+    )
+
+
 class Paced(StageWorker):
     """Every op takes at least 20 ms."""
 
@@ -68,6 +78,9 @@ class Paced(StageWorker):
 
     def weight(self, *args: Any, **options: Any) -> Any:
         return self.slowly(super().weight, *args, **options)
+
+    def recompute(self, *args: Any, **options: Any) -> Any:
+        return self.slowly(super().recompute, *args, **options)
 
     def slowly(self, function: Any, *args: Any, **options: Any) -> Any:
         end = time.monotonic_ns() + self.pace_ns
@@ -115,6 +128,16 @@ def case(profile) -> Case:
     schedule = build("adaoffload", replace(profile, memory_limit=tuple(limit)), 4)
     assert any(op.kind is R for program in schedule.programs for op in program)
     return Case(schedule, profile, limit, PLAN, iterations=2, sweeps=2)
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["inside", "apart"])
+def recomputing(request: pytest.FixtureRequest) -> Case:
+    """Activations that are kept, recomputed, offloaded, and both."""
+    profile = with_long_levels(paced(fake_profile(PLAN, "h100-sxm", levels=("norms", "full"))))
+    base = with_offloads(build("zb-h1", profile, 6))
+    schedule = with_levels(base, ("norms", "full"), apart=request.param)
+    peaks = lower(schedule, profile).replay().peak_bytes
+    return Case(schedule, profile, peaks, PLAN, iterations=1, sweeps=2)
 
 
 @pytest.fixture(scope="module")
@@ -190,6 +213,25 @@ def test_replay_weighs_every_op(case) -> None:
     low, high = min(found.makespans_ns), max(found.makespans_ns)
     assert 0 < low <= high
     assert any("20 ms" not in text and "makespan" in text for text in found.problems)
+
+
+@pytest.mark.parametrize("mode", ["synthetic", "gradient", "replay", "loop"])
+def test_recomputation_is_confirmed_in_every_mode(mode: str, recomputing, ranks, monkeypatch):
+    if mode == "loop":
+        as_(Paced, monkeypatch)
+    found = confirm(recomputing, mode, ranks)
+    apart = any(op.kind is C for program in recomputing.schedule.programs for op in program)
+    assert apart == any(row.kind is C for row in found.difference.kinds)
+    assert [text for text in found.problems if "makespan" not in text] == []
+    if mode == "synthetic":  # sleeps: a backward that recomputes sleeps longer
+        assert all(row.median_ns >= row.predicted_ns for row in found.difference.kinds)
+        return
+    all_but_tied(found.gradients)
+    for peak, most in zip(found.peaks, recomputing.predicted_peaks, strict=True):
+        if mode == "replay":
+            assert abs(peak.off_bytes) < 64
+        else:
+            assert 0 < peak.measured_bytes <= 1.05 * most + 2**19
 
 
 def test_replay_tells_an_op_that_takes_half_as_long_again(case, monkeypatch) -> None:

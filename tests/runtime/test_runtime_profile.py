@@ -12,6 +12,7 @@ import torch
 from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.costs import estimate, load_model
 from optpipe_sim.costs.models import Model, parameters
+from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime.measure.copies import _fit, copy_sizes, measure_copies
 from optpipe_sim.runtime.measure.fake import fake_bytes, fake_profile
 from optpipe_sim.runtime.measure.memory import LiveBytes
@@ -47,8 +48,10 @@ def _one_thread() -> Iterator[None]:
 def test_fake_bytes_are_the_real_ones(model, dtype) -> None:
     plan = Plan(model, 2, 2, seq=16, microbatch=2, dtype=dtype)
     for stage in sorted(set(plan.alike())):
-        real = stage_bytes(plan, stage, "cpu")
-        assert fake_bytes(plan, stage) == real
+        levels = ("norms", "full") if dtype == "fp32" else ()
+        real = stage_bytes(plan, stage, "cpu", levels=levels)
+        assert fake_bytes(plan, stage, levels) == real
+        assert tuple(real.levels) == levels
         assert real.held[0] > 2**14
         assert all(value > 0 for value in real.inside.values())
 
@@ -161,6 +164,31 @@ def test_a_measured_profile_can_be_read_and_used(tmp_path) -> None:
     assert simulate(build("adaoffload", profile, 4), profile).makespan_ns > 0
 
 
+def test_levels_of_recomputation_are_measured(tmp_path) -> None:
+    plan = Plan(MODELS[1], 2, seq=16, microbatch=2, layers=(1, 3))
+    profile = measure(plan, "cpu", 3, 1, levels=("stage", "norms+mlp", "full-50%", "full"))
+    save_profile(profile, tmp_path / "p.yaml")
+    assert load_profile(tmp_path / "p.yaml") == profile
+    for stage, cost in enumerate(profile.stages):
+        found = {level.name: level for level in cost.recompute}
+        order = [level.keep_bytes for level in cost.recompute]
+        assert order == sorted(order, reverse=True)
+        assert found["full"].layers == (1, 3)[stage]
+        assert found["full-50%"].layers == (1, 2)[stage]
+        assert found["norms+mlp"].layers is None
+        times = profile.meta["stages"][stage]["times_us"]
+        for level in cost.recompute:
+            assert level.t_ns == pytest.approx(1000 * times[f"C {level.name}"]["median"], abs=6)
+            assert {f"B {level.name}", f"BW {level.name}", f"F {level.name}"} <= times.keys()
+        bytes_of = profile.meta["stages"][stage]["levels"]
+        assert bytes_of["stage"]["keep"] == found["stage"].keep_bytes
+    schedule = build("1f1b:recompute=full", profile, 4)
+    trace = simulate(schedule, profile)
+    plain = simulate(build("1f1b", profile, 4), profile)
+    assert max(trace.peak_bytes) < max(plain.peak_bytes)
+    assert trace.makespan_ns > plain.makespan_ns
+
+
 def test_fake_times_are_those_of_the_estimate() -> None:
     plan = Plan(load_model("gpt-1.5b"), 4, seq=1024, dtype="bf16")
     profile = fake_profile(plan, "a100")
@@ -201,6 +229,28 @@ def test_the_command_measures_and_saves(command_line, small) -> None:
     assert "copies to and from the host, GB/s: alone" in shown.out
     assert "give --machine" in shown.out
     assert command_line("simulate P.yaml --schedule zb-h1 -m 4 -q").code == 0
+
+
+def test_the_command_gives_levels(command_line, small) -> None:
+    line = f"profile --model {small} --device fake --stages 2 --seq 16 --machine a100"
+    profile = load_profile(command_line(f"{line} --levels --json").json["profile"])
+    names = [level.name for level in profile.stages[0].recompute]
+    assert names[0] == "norms"
+    assert names[-2:] == ["full", "stage"]
+    guess = estimate(load_model(small), "a100", 2, seq=16, levels=True).stages[0]
+    assert profile.stages[0].level("full").t_ns == guess.level("full").t_ns
+    assert profile.stages[0].level("stage").t_ns == profile.stages[0].t_f_ns
+    shown = command_line(f"{line} --levels full,stage")
+    assert "recomputing" in shown.out
+    assert "norms" not in shown.out
+    for levels, said in (
+        ("full,light", "recomputation level 'light': the runtime has norms, qkv"),
+        ("full,full", "levels: full is there twice"),
+        ("attention", "no time is estimated for 'attention'; there are norms"),
+    ):
+        answer = command_line(f"{line} --levels {levels}")
+        assert answer.code == 2
+        assert said in answer.complaint
 
 
 def test_the_command_counts_on_fake_tensors(command_line, small) -> None:

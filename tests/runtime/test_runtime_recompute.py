@@ -269,7 +269,8 @@ def test_a_stage_that_does_not_repeat_itself_is_refused(change, said: str, apart
 
 def test_levels_that_there_are_not() -> None:
     assert level_of("norms+mlp").parts == {"norms", "mlp"}
-    assert level_of("full-25%").share == 0.25
+    assert level_of("full-25%").whole_layers(6) == 2
+    assert level_of("norms").whole_layers(6) is None
     for name in ("selective", "full-", "full-200%", "norms+full", ""):
         with pytest.raises(
             RuntimeFault, match=re.escape(f"level {name!r}: the runtime has norms, qkv")

@@ -15,16 +15,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ...costs import estimate
 from ...costs.estimate import Source
 from ...costs.machines import Machine
+from ...errors import OptPipeError
 from ...profile import CostProfile
+from ...stage_cost import StageCost
 from ..model.plan import Plan
-from .footprint import StageBytes, byte_facts, stage_bytes, static_bytes
+from .footprint import StageBytes, byte_facts, recompute_levels, stage_bytes, static_bytes
 from .machine import provenance
+
+ALL_AT_ONCE = "stage"  # a level that no estimate has: it takes what F takes
 
 ESTIMATED = {
     "t_f, t_b, t_w": "estimated",
     "t_comm": "estimated",
     "t_offload, t_reload": "estimated",
     "act, w, offload": "exact, counted on fake tensors",
+    "levels of recomputation": "bytes exact, times estimated",
     "static": "weights, gradients and reserve counted on fake tensors; optimizer by its bytes per"
     " weight",
     "memory_limit, host_limit": "estimated",
@@ -37,7 +42,7 @@ def fake_bytes(plan: Plan, stage: int, levels: Sequence[str] = ()) -> StageBytes
         return stage_bytes(plan, stage, "cpu", fill=False, levels=levels)
 
 
-def estimated(plan: Plan, machine: Machine | Source) -> CostProfile:
+def estimated(plan: Plan, machine: Machine | Source, levels: bool = False) -> CostProfile:
     """What ``costs.estimate`` says of the same plan."""
     return estimate(
         plan.model,
@@ -48,6 +53,7 @@ def estimated(plan: Plan, machine: Machine | Source) -> CostProfile:
         chunks=plan.chunks,
         dtype=plan.dtype,
         layers=plan.layers,
+        levels=levels,
     )
 
 
@@ -68,22 +74,27 @@ def fake_profile(
     machine: Machine | Source,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
     name: str | None = None,
+    levels: Sequence[str] | None = None,
 ) -> CostProfile:
     """A profile with exact bytes, and with times estimated for `machine` (``costs.estimate``).
+
+    `levels` of recomputation: of those that the estimate has, and ``stage``; an empty list stands
+    for all of these, None for none.
 
     Raises:
         OptPipeError: one line with what does not fit.
     """
-    guess = estimated(plan, machine)
+    guess = estimated(plan, machine, levels is not None)
+    times = [_level_times(cost, levels) for cost in guess.stages]
     alike = plan.alike()
     found: dict[int, StageBytes] = {}
     for at, stage in enumerate(sorted(set(alike))):
         progress(f"stage {stage} of {plan.stages}", at, len(set(alike)))
-        found[stage] = fake_bytes(plan, stage)
+        found[stage] = fake_bytes(plan, stage, tuple(times[stage]))
     sizes = [found[at] for at in alike]
     statics = static_bytes(plan, sizes)
     costs = []
-    for cost, size, static in zip(guess.stages, sizes, statics, strict=True):
+    for cost, size, static, level_times in zip(guess.stages, sizes, statics, times, strict=True):
         moved = min(size.moved, max(size.held))
         change = {}
         if guess.offload is not None and cost.offloadable:
@@ -97,6 +108,7 @@ def fake_profile(
                 w_bytes=size.held[1],
                 offload_bytes=moved,
                 static_bytes=sum(static.values()),
+                recompute=recompute_levels(size, level_times),
                 **change,
             )
         )
@@ -104,3 +116,17 @@ def fake_profile(
     meta |= {key: guess.meta[key] for key in ("machine", "iteration", "parallel")}
     meta["stages"] = [byte_facts(*pair) for pair in zip(sizes, statics, strict=True)]
     return replace(guess, name=name or plan.name("fake"), stages=tuple(costs), meta=meta)
+
+
+def _level_times(cost: StageCost, names: Sequence[str] | None) -> dict[str, float]:
+    """By level of a stage, what recomputing is estimated to take, in ns."""
+    if names is None:
+        return {}
+    known = {level.name: float(level.t_ns) for level in cost.recompute}
+    known[ALL_AT_ONCE] = float(cost.t_f_ns)
+    missing = [name for name in names if name not in known]
+    if missing:
+        raise OptPipeError(
+            f"levels: no time is estimated for {missing[0]!r}; there are {', '.join(known)}"
+        )
+    return {name: known[name] for name in names or known}

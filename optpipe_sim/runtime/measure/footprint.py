@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -11,14 +11,16 @@ from torch import Tensor
 
 from ...costs.parallelism import GRADIENT_BYTES, OPTIMIZER_BYTES
 from ...errors import OptPipeError
+from ...stage_cost import RecomputeLevel
 from ..model.chain import run_chain
 from ..model.models import torch_dtype
 from ..model.plan import Plan
-from ..model.recompute import NoSuchPart
+from ..model.recompute import NoSuchPart, level_of
 from ..model.stage import StageWorker
 from .memory import Meter, meter
 
 OPS = ("F", "B", "W", "BW")
+USUAL_LEVELS = ("norms", "norms+mlp", "full-50%", "full", "stage")
 
 
 @dataclass(frozen=True)
@@ -30,12 +32,14 @@ class LevelBytes:
         work, b_work: the most that F, or a BW that recomputes inside, needs beside that for a
             moment, and a B that does; beyond what the reserve has for whole activations.
         inside: by op, what it needed beyond that.
+        layers: how many it recomputes whole; None: parts of them, or the stage.
     """
 
     keep: int
     work: int
     b_work: int
     inside: dict[str, int]
+    layers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,10 @@ def stage_bytes(
     with meter(device) as counter:
         two = _Pass(worker, stage, shape, kind, counter, tokens)
         after_f, after_b, sizes, inside = two.run()
-        found = dict(two.levels(levels, after_f, after_b))
+        found = {
+            name: replace(level, layers=level_of(name).whole_layers((plan.layers or ())[stage]))
+            for name, level in two.levels(levels, after_f, after_b)
+        }
     parameters = worker.parameters()
     size = sum(p.numel() * p.element_size() for p in parameters)
     return StageBytes(
@@ -207,6 +214,29 @@ class _Pass:
 
     def message(self) -> Tensor:
         return torch.zeros(self.shape, dtype=self.kind, device=self.worker.device)
+
+
+def check_levels(names: Sequence[str]) -> None:
+    """Refuse levels that the runtime does not have, and one that is named twice.
+
+    Raises:
+        OptPipeError: names it.
+    """
+    for at, name in enumerate(names):
+        level_of(name)
+        if name in names[:at]:
+            raise OptPipeError(f"levels: {name} is there twice")
+
+
+def recompute_levels(size: StageBytes, times_ns: Mapping[str, float]) -> tuple[RecomputeLevel, ...]:
+    """The levels of a stage for its profile, from the least that is dropped to the most."""
+    found = [
+        RecomputeLevel(
+            name, max(1, round(times_ns[name])), level.keep, level.work, level.b_work, level.layers
+        )
+        for name, level in size.levels.items()
+    ]
+    return tuple(sorted(found, key=lambda level: -level.keep_bytes))
 
 
 def byte_facts(size: StageBytes, static: Mapping[str, int]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ On CUDA by events and the allocator's statistics; no GPU has confirmed that yet.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from statistics import median, quantiles
@@ -20,7 +21,15 @@ from ...stage_cost import StageCost
 from ..model.plan import Plan
 from .copies import Copy, copy_sizes, measure_copies
 from .environment import prepare_cuda
-from .footprint import OPS, StageBytes, byte_facts, stage_bytes, static_bytes
+from .footprint import (
+    OPS,
+    StageBytes,
+    byte_facts,
+    check_levels,
+    recompute_levels,
+    stage_bytes,
+    static_bytes,
+)
 from .machine import provenance
 
 Progress = Callable[[str, int, int], None]
@@ -47,8 +56,13 @@ def stage_times(
     samples: int = 30,
     warmup: int = 5,
     tick: Callable[[], None] = lambda: None,
+    levels: Sequence[str] = (),
 ) -> dict[str, Spread]:
-    """Median and quartiles of F, B, W and BW, in chains F B W and F BW of one microbatch."""
+    """Median and quartiles of F, B, W and BW, in chains F B W and F BW of one microbatch.
+
+    For each level of recomputation also of ``C level``, in chains F C BW, and of ``B level`` and
+    ``BW level``, which recompute inside.
+    """
     worker = plan.worker(stage, device)
     shape, kind = plan.boundary
     generator = torch.Generator(device=device).manual_seed(plan.seed)
@@ -60,17 +74,43 @@ def stage_times(
     for at in range(samples + warmup):
         worker.start_step(tokens, tokens)
         keep = at >= warmup
-        for mb, fused in ((0, False), (1, True)):
-            with clock("F", keep):
-                worker.forward(stage, mb, None if first else x)
-            with clock("BW" if fused else "B", keep):
-                worker.backward(stage, mb, None if last else dy, fused=fused)
-            if not fused:
+        for chain in _chains(levels):
+            level = chain.level
+            with clock("F" if level is None else f"F {level}", keep):
+                worker.forward(stage, 0, None if first else x, level)
+            if chain.apart:
+                with clock(f"C {level}", keep):
+                    worker.recompute(stage, 0)
+            with clock(chain.backward, keep):
+                worker.backward(stage, 0, None if last else dy, fused=chain.fused)
+            if not chain.fused:
                 with clock("W", keep):
-                    worker.weight(stage, mb)
+                    worker.weight(stage, 0)
         worker.finish_step()
         tick()
     return {op: spread(times) for op, times in clock.times().items()}
+
+
+class _Chain(NamedTuple):
+    """The ops of one microbatch, from F to the end of its backward."""
+
+    fused: bool
+    level: str | None = None
+    apart: bool = False
+
+    @property
+    def backward(self) -> str:
+        """What the time of its backward is called; after a C it is as without a level."""
+        op = "BW" if self.fused else "B"
+        return op if self.level is None or self.apart else f"{op} {self.level}"
+
+
+def _chains(levels: Sequence[str]) -> list[_Chain]:
+    """What is timed in turn."""
+    chains = [_Chain(False), _Chain(True)]
+    for level in levels:
+        chains += [_Chain(False, level), _Chain(True, level), _Chain(True, level, apart=True)]
+    return chains
 
 
 class _Clock:
@@ -78,7 +118,7 @@ class _Clock:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.marks: dict[str, list[tuple[Any, Any]]] = {op: [] for op in OPS}
+        self.marks: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
 
     def __call__(self, op: str, keep: bool) -> _Clock:
         self.op, self.keep = op, keep
@@ -118,13 +158,17 @@ def measure(
     warmup: int = 5,
     progress: Progress = lambda name, done, total: None,
     name: str | None = None,
+    levels: Sequence[str] = (),
 ) -> CostProfile:
     """The profile of `plan` on this machine's CPU or GPU. No link is measured: `t_comm` is 0.
+
+    `levels` of recomputation (see `recompute.level_of`) are measured where a stage has what they drop.
 
     Raises:
         OptPipeError: where the device is not there or too small.
     """
     place = check_device(device)
+    check_levels(levels)
     if samples < 1 or warmup < 0:
         raise OptPipeError(f"samples: must be at least 1, got {samples}; warmup at least 0")
     alike = plan.alike()
@@ -142,9 +186,12 @@ def measure(
     try:
         for stage in different:
             what = f"stage {stage} of {plan.stages}"
-            sizes[stage] = stage_bytes(plan, stage, place)
+            sizes[stage] = stage_bytes(plan, stage, place, levels=levels)
             tick(what)
-            times[stage] = stage_times(plan, stage, place, samples, warmup, partial(tick, what))
+            own = tuple(sizes[stage].levels)
+            times[stage] = stage_times(
+                plan, stage, place, samples, warmup, partial(tick, what), own
+            )
     except torch.cuda.OutOfMemoryError:
         raise OptPipeError(
             f"stage {stage} of {plan.model.name} does not fit on {device} with three microbatches:"
@@ -201,7 +248,7 @@ def assemble(
     ):
         # with much in queued gradients, B may hold more than F: that counts from the start
         act = max(size.held)
-        ns = {op: max(1, round(one.median)) for op, one in time_of.items()}
+        ns = {op: max(1, round(time_of[op].median)) for op in OPS}
         costs.append(
             StageCost(
                 t_f_ns=ns["F"],
@@ -215,6 +262,9 @@ def assemble(
                 t_offload_ns=d2h.time_ns(size.moved, len(size.copied)),
                 t_reload_ns=h2d.time_ns(size.moved, len(size.copied)),
                 layers=stage_layers(plan.layers or ())[at],
+                recompute=recompute_levels(
+                    size, {one: time_of[f"C {one}"].median for one in size.levels}
+                ),
             )
         )
     meta["stages"] = [

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from math import ceil
 from typing import Any
 
 import torch
@@ -40,17 +39,21 @@ class Level:
     """Which parts of a stage are recomputed.
 
     Attributes:
-        parts: their names. share: of the layers, where whole layers are: the first ones.
+        parts: their names. percent: of the layers, where whole layers are: the first ones.
     """
 
     name: str
     parts: frozenset[str]
-    share: float = 1.0
+    percent: int = 100
 
     def drops(self, part: str, place: tuple[int, int]) -> bool:
         """Whether it drops that part, the n-th of so many of its kind."""
         at, count = place
-        return part in self.parts and at < ceil(self.share * count)
+        return part in self.parts and at < -(-self.percent * count // 100)
+
+    def whole_layers(self, count: int) -> int | None:
+        """How many of so many layers it drops whole; None where it drops parts of them."""
+        return sum(self.drops(LAYER, (at, count)) for at in range(count)) or None
 
 
 def level_of(name: str) -> Level:
@@ -67,7 +70,7 @@ def level_of(name: str) -> Level:
     if name == STAGE:
         return Level(name, frozenset([STAGE]))
     if found := re.fullmatch(r"full(?:-(\d{1,2}|100)%)?", name):
-        return Level(name, frozenset([LAYER]), int(found[1] or 100) / 100)
+        return Level(name, frozenset([LAYER]), int(found[1] or 100))
     parts = name.split("+")
     if set(parts) <= set(WITHIN):
         return Level(name, frozenset(parts))

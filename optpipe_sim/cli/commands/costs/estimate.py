@@ -157,7 +157,7 @@ def _residuals(fitted: Any) -> list[dict[str, Any]] | None:
     ]
 
 
-def _show_levels(out: Out, profile: CostProfile) -> None:
+def show_levels(out: Out, profile: CostProfile) -> None:
     """The levels of recomputation of a stage in the middle of the pipeline."""
     from rich import box
     from rich.table import Table
@@ -225,7 +225,7 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         )
     out.print(table)
     out.print()
-    _show_levels(out, profile)
+    show_levels(out, profile)
     out.print(most_chunks_text(profile))
     once = meta["iteration"]
     limit = profile.memory_limit[0] if profile.memory_limit else 0

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import OptPipeError
 from ...options.kinds import MOST_REPEATS, count, count_to, whole
 from ...options.models import add_layers, add_model, layer_list
-from .estimate import layers_text, most_chunks_text, runs
+from .estimate import layers_text, most_chunks_text, runs, show_levels
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -76,6 +76,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="per weight, in the static memory; default: Adam's 12 (8 with fp32)",
     )
+    parser.add_argument(
+        "--levels",
+        nargs="?",
+        const="",
+        metavar="NAME,...",
+        help="measure levels of recomputation too, for schedules and solvers to choose from: norms,"
+        " qkv, attention, mlp, experts (joined by +), full, full-50%% (of the layers), stage; without"
+        " names some of them",
+    )
     parser.add_argument("--save", metavar="P.yaml", help="write the profile")
 
 
@@ -87,6 +96,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     model = load_model(arguments.model)
     need_torch("profile")
     from ....runtime.measure.fake import fake_profile, with_hop
+    from ....runtime.measure.footprint import USUAL_LEVELS, check_levels
     from ....runtime.measure.profiler import check_device, measure
     from ....runtime.model.plan import Plan
 
@@ -94,6 +104,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if not fake:
         check_device(arguments.device)
     layers = layer_list(arguments.layers)
+    levels = None if arguments.levels is None else list(filter(None, arguments.levels.split(",")))
+    check_levels(levels or ())
     plan = Plan(
         model,
         arguments.stages,
@@ -107,9 +119,17 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     with out.progress("profiling") as progress:
         if fake:
-            profile = fake_profile(plan, arguments.machine or FAKE_MACHINE, progress)
+            machine = arguments.machine or FAKE_MACHINE
+            profile = fake_profile(plan, machine, progress, levels=levels)
         else:
-            profile = measure(plan, arguments.device, arguments.samples, arguments.warmup, progress)
+            profile = measure(
+                plan,
+                arguments.device,
+                arguments.samples,
+                arguments.warmup,
+                progress,
+                levels=() if levels is None else levels or USUAL_LEVELS,
+            )
             if arguments.machine:
                 profile = with_hop(profile, plan, arguments.machine)
     files = {}
@@ -176,6 +196,7 @@ def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str
     out.print(table)
     out.print()
     out.print(most_chunks_text(profile))
+    show_levels(out, profile)
     if fake:
         out.print(
             f"bytes are exact; times, copies and limit are estimated for {meta['machine']['title']}"
