@@ -103,6 +103,25 @@ def _apart(
     return None
 
 
+def size_text(size: int) -> str:
+    """Exactly these bytes, as options and files take them: ``40GiB``, ``71.8GiB``, ``200B``."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        for digits in (0, 1, 2):
+            text = f"{size / factor:.{digits}f}{unit}"
+            if size >= factor and parse_size(text) == size:
+                return text
+    return f"{size}B"
+
+
+def size_above(size: int) -> str:
+    """At least these bytes, as options take them, and hardly more: ``16.91GiB``."""
+    for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if size >= factor:
+            hundredths = -(-size * 100 // factor)
+            return f"{hundredths / 100:.10g}{unit}"
+    return f"{size}B"
+
+
 def is_plain(text: str) -> bool:
     """Whether a text has no control characters: it can be printed on a line."""
     return not any(ord(sign) < 32 or ord(sign) == 127 for sign in text)

@@ -32,7 +32,17 @@ from optpipe_sim import (
 from optpipe_sim.errors import Deadlock, InvalidSchedule, OptPipeError, OutOfMemory, ProfileError
 from optpipe_sim.ops import Op, OpKind, parse_op
 from optpipe_sim.profile_io import profile_to_json
-from optpipe_sim.units import exact, format_size, format_time, parse_size, round_half_up
+from optpipe_sim.units import (
+    exact,
+    format_size,
+    format_time,
+    format_times,
+    parse_size,
+    parse_time,
+    round_half_up,
+    size_above,
+    size_text,
+)
 
 BASE: dict[str, Any] = {
     "devices": 2,
@@ -209,6 +219,46 @@ def test_numbers_for_people() -> None:
         "18.52 ms",
         "2 s",
     ]
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0B"),
+        (200, "200B"),
+        (40 * 2**30, "40GiB"),
+        (parse_size("71.8GiB"), "71.8GiB"),
+        (parse_size("71.82GiB"), "71.82GiB"),
+        (17310 * 2**20, "17310MiB"),
+        (2**30 + 1, f"{2**30 + 1}B"),
+    ],
+)
+def test_sizes_to_type_again(size: int, text: str) -> None:
+    assert size_text(size) == text
+    assert parse_size(text) == size
+
+
+@given(st.integers(0, 2**45))
+def test_sizes_to_type_again_are_exact_or_hardly_above(size: int) -> None:
+    assert parse_size(size_text(size)) == size
+    above = parse_size(size_above(size))
+    assert size <= above <= size + max(size // 100, 0) + 1
+
+
+@given(st.lists(st.integers(-(10**15), 10**15), min_size=1, max_size=4))
+def test_different_times_look_different(times: list[int]) -> None:
+    texts = format_times(*times)
+    assert len(set(texts)) == len(set(times))
+
+
+@pytest.mark.parametrize(
+    ("text", "time"), [("1.5s", 1_500_000_000), ("120 ms", 120_000_000), ("20us", 20_000), ("7", 7)]
+)
+def test_times_are_read(text: str, time: int) -> None:
+    assert parse_time(text) == time
+    for wrong in ("", "1h", "-1ms", "ms", True):
+        with pytest.raises(OptPipeError, match="is not a time"):
+            parse_time(wrong)
 
 
 # -- other numbers of chunks --------------------------------------------------------------------------
@@ -569,8 +619,8 @@ def test_a_limit_below_one_microbatch_says_the_least_that_works() -> None:
     with pytest.raises(OutOfMemory) as error:
         simulate(schedule, profile, 10 * 2**20 - 1)
     assert str(error.value) == (
-        "device 0: the limit of 10 MiB is below what one microbatch needs; the least limit that works"
-        " is 10485760B (10 MiB), with 1 chunk per device"
+        "device 0: the limit of 9.999999 MiB is below what one microbatch needs; the least limit that"
+        " works is 10MiB, with 1 chunk per device"
     )
     one = Schedule(profile.shape(1), [["F0.0", "BW0.0"], ["F1.0", "BW1.0"]])
-    assert simulate(one, profile, parse_size("10485760B")).peak_bytes == (10 * 2**20,) * 2
+    assert simulate(one, profile, parse_size("10MiB")).peak_bytes == (10 * 2**20,) * 2

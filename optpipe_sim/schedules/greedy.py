@@ -18,7 +18,7 @@ from ..errors import OutOfMemory
 from ..ops import B, F, OpKind, W
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..units import format_size
+from ..units import format_size, size_above
 
 _F, _B, _W = int(F), int(B), int(W)
 
@@ -206,7 +206,6 @@ def device_limits(costs: CostProfile, limit: int | None, activations: int) -> li
     if limit < least[worst]:
         raise OutOfMemory(
             f"device {worst}: a limit of {format_size(limit)} does not hold one microbatch without"
-            f" offloading; the least limit that works is {least[worst]}B"
-            f" ({format_size(least[worst])})"
+            f" offloading; the least limit that works is {size_above(least[worst])}"
         )
     return [limit] * costs.devices

@@ -10,7 +10,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule, validate
 from ..schedule.fused import require_known
 from ..trace import Trace
-from ..units import counted, format_size
+from ..units import counted, format_sizes, size_above
 from .links import check_link_order
 
 
@@ -93,10 +93,10 @@ def require_limit(profile: CostProfile, limits: Sequence[int]) -> None:
     for device, (least, limit) in enumerate(zip(profile.least_limits, limits, strict=True)):
         if limit < least:
             shape = f"{counted(profile.chunks, 'chunk')} per device"
-            large = f" ({format_size(least)})" if least >= 2**10 else ""
+            told, _ = format_sizes(limit, least)
             raise OutOfMemory(
-                f"device {device}: the limit of {format_size(limit)} is below what one microbatch"
-                f" needs; the least limit that works is {least}B{large}, with {shape}"
+                f"device {device}: the limit of {told} is below what one microbatch"
+                f" needs; the least limit that works is {size_above(least)}, with {shape}"
             )
 
 

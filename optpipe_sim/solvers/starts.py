@@ -8,6 +8,7 @@ from ..errors import OptPipeError
 from ..ops import B, F, O, Op, R, W
 from ..schedule import Schedule
 from ..schedules import REGISTRY, build, parse_name
+from ..units import size_text
 from .problem import Problem
 from .variants import ways_of
 
@@ -37,7 +38,7 @@ def plain_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
         names = VEE
     yield from _built(problem, names)
     planned = [name for name in names if name in ("zb-1p", "zb-v")]
-    limit = "" if problem.limits is None else f"limit={min(problem.limits)}B"
+    limit = "" if problem.limits is None else f"limit={size_text(min(problem.limits))}"
     if limit:
         yield from _built(problem, [f"{name}:{limit}" for name in planned])
     for way in ways_of(problem)[1:]:

@@ -25,6 +25,7 @@ from ..schedules.copies import with_copies
 from ..schedules.gis import grouped
 from ..schedules.recompute import at_level, with_level
 from ..sim import simulate
+from ..units import size_text
 from .problem import Problem
 
 MOST_LEVELS = 48  # limits to plan for, where every sum of activations would be more
@@ -194,7 +195,7 @@ def limited_variants(problem: Problem, over: Callable[[], bool]) -> Iterator[tup
         for limit in _limits(problem):
             if over():
                 return
-            variant = f"{name}:limit={limit}B{last}"
+            variant = f"{name}:limit={size_text(limit)}{last}"
             try:
                 schedule = build(variant, problem.profile, problem.microbatches)
             except OptPipeError:  # not one microbatch

@@ -127,6 +127,17 @@ def test_pictures_and_traces(cli) -> None:
 # -- compare --------------------------------------------------------------------------------------
 
 
+def test_compare_without_a_limit_says_what_each_holds(cli) -> None:
+    text = cli("compare p.yaml -m 8 --schedules 1f1b,zb-h2,gpipe").out
+    said = "On the fullest device 1f1b holds 400 B, gpipe 800 B: --memory-limit says which fit"
+    assert f"No memory limit was given. {said}" in text
+    assert text.index("No memory limit") < text.index("Fastest: zb-h2")
+    assert "; it holds 700 B, 1F1B 400 B." in text
+    assert (
+        "No memory limit" not in cli("compare p.yaml -m 8 --schedules 1f1b --memory-limit 1GiB").out
+    )
+
+
 def test_compare_json(cli) -> None:
     answer = cli("compare o.yaml -m 8 --memory-limit 400B --json")
     assert (answer.code, answer.err) == (0, "")

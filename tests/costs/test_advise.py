@@ -22,6 +22,7 @@ from optpipe_sim.costs.machine_files import machine_names
 from optpipe_sim.costs.provenance import iteration_ns
 from optpipe_sim.errors import OptPipeError, OutOfMemory
 from optpipe_sim.plot.advise import advice_chart, pareto
+from optpipe_sim.units import size_text
 
 ROOT = Path(__file__).parents[2]
 MODEL = {
@@ -154,6 +155,25 @@ def test_scarce_memory_makes_it_recompute_or_offload() -> None:
     assert scarce.peak_bytes <= 4.5 * GIB < ample.peak_bytes
     assert scarce.choice.recompute != "none" or scarce.trace.offloaded
     assert ample.choice.recompute == "none"
+
+
+def test_devices_share_long_sequences() -> None:
+    def shares(seq: int, **asked: tuple[int, ...]) -> set[int]:
+        question = Question(load_model(MODEL), load_machine("h100"), 8, 8, seq, 70 * GIB, **asked)
+        return {choice.cp for choice in question.choices()}
+
+    assert shares(4096) == shares(8192) == {1}
+    assert shares(16384) == {1, 2}
+    assert shares(65536) == {1, 2, 4, 8}
+    assert shares(4096, cp=(2,)) == {2}
+    # where one device cannot hold a sequence of one layer, devices share it
+    found = advise(MODEL, "h100", 8, 8, 131072, time_limit=5, memory_limit=10 * GIB)
+    assert found.rows[0].choice.cp > 1
+
+
+def test_the_limit_is_a_number_to_type_again() -> None:
+    found = advise(MODEL, "h100", **SMALL, time_limit=1, top=1)
+    assert size_text(found.question.limit_bytes) == "71.8GiB"
 
 
 def test_without_pcie_nothing_offloads() -> None:

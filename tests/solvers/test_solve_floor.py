@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -17,9 +18,31 @@ from optpipe_sim.errors import Deadlock, InvalidSchedule, NoSolution, OptPipeErr
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.solvers.covers import candidate_shapes, covers
+from optpipe_sim.solvers.problem import make_problem
+from optpipe_sim.solvers.race.first import run_grouped
+from optpipe_sim.solvers.race.portfolio import Race
 from optpipe_sim.study.compare import compare
 
 SECONDS = 1.5  # enough for every option of these; most end sooner, by a proof
+
+
+def test_the_example_of_the_help_loses_to_no_published_schedule() -> None:
+    """As `optpipe-sim solve --help` has it, with a number of schedules in the place of the clock; what
+    a race has is never lost again."""
+    from optpipe_sim.cli.commands.search.solve import EXAMPLE, _any_shape
+    from optpipe_sim.cli.parser import parse
+
+    arguments = parse(EXAMPLE.split()[1:])
+    assert _any_shape(arguments)  # all of these shapes, and more options than are tried here
+    root = Path(__file__).parents[2]
+    profile = load_profile(root / arguments.profile)
+    m, limit = arguments.microbatches, arguments.memory_limit
+    # the fastest that fits of all published schedules on all shapes, whatever their options
+    fixed = simulate(build("po:chunks=3,group=8,offloaded=2", profile, m), profile, limit)
+    race = Race(make_problem(profile.for_shape(fixed.schedule.shape), m, limit))
+    left = iter(range(100))
+    run_grouped([race], lambda: next(left, None) is None)
+    assert race.cost_ns <= fixed.cost_ns
 
 
 def small(seed: int) -> CostProfile:

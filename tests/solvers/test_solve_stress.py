@@ -40,6 +40,7 @@ from optpipe_sim.solvers.race.portfolio import Race, run_race
 from optpipe_sim.solvers.race.single import solve_problem
 from optpipe_sim.solvers.robust import _Field, solve_robust
 from optpipe_sim.solvers.starts import offload_everything
+from optpipe_sim.units import size_above
 
 # -- disks, dead engines, Ctrl-C --------------------------------------------------------------------
 
@@ -298,7 +299,7 @@ def test_the_host_may_be_too_small_for_any_schedule() -> None:
 
 def test_the_least_limit_over_all_shapes_is_named() -> None:
     least = min(max(shape.least_limits) for shape in candidate_shapes(uniform(4)))
-    with pytest.raises(OutOfMemory, match=f"least limit that works is {least}B, with"):
+    with pytest.raises(OutOfMemory, match=f"least limit that works is {size_above(least)}, with"):
         solve(uniform(4), 8, 1, chunks="any")
 
 

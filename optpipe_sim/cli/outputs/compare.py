@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ...study.compare import Comparison, Row
 from ...trace import CAUSES
-from ...units import BYTE_UNITS, TIME_UNITS, format_time
+from ...units import BYTE_UNITS, TIME_UNITS, format_size, format_time, size_text
 from .show import (
     CAUSE_STYLES,
     MEANINGS,
@@ -26,12 +26,12 @@ from .show import (
     idle_shares,
     percent,
     program,
-    size_text,
     written,
 )
 
 if TYPE_CHECKING:
     from ...profile import CostProfile
+    from ...trace import Trace
 
 # What gives way, step by step, where the terminal is narrow: cells of the idle bar, columns left out.
 LAYOUTS: tuple[tuple[int, frozenset[str]], ...] = (
@@ -89,13 +89,18 @@ def _verdict(out: Out, result: Comparison) -> None:
     """What to read from the table."""
     best = result.rows[0]
     time = format_time(best.trace.cost_ns)
+    if result.memory_limit is None:
+        _memory(out, result)
     if best.trace.fits:
         text = Text("Fastest that fits: " if best.trace.memory_limit else "Fastest: ")
         text.append(best.schedule, "bold")
         text.append(
             f", {time} per iteration, {best.speedup:.2f}× 1F1B, at most {best.gap:.1%} above the best"
-            " possible with its chunks."
+            " possible with its chunks"
         )
+        if result.memory_limit is None:
+            text.append(f"; it holds {_peak(best.trace)}, 1F1B {_peak(result.baseline)}")
+        text.append(".")
     else:
         text = Text("Nothing fits. ", "bold red")
         same = len({row.reason for row in result.rows}) == 1
@@ -110,6 +115,20 @@ def _verdict(out: Out, result: Comparison) -> None:
         out.print(
             Text("optpipe: this search, as solve runs it; no result of the OptPipe paper", "dim")
         )
+
+
+def _memory(out: Out, result: Comparison) -> None:
+    """Where no limit is given: what the schedules take of memory, before one is called the fastest."""
+    ordered = sorted(result.rows, key=lambda row: max(row.trace.peak_bytes))
+    least, most = ordered[0], ordered[-1]
+    text = f"No memory limit was given. On the fullest device {least.schedule} holds {_peak(least.trace)}"
+    if most is not least:
+        text += f", {most.schedule} {_peak(most.trace)}"
+    out.print(Text(f"{text}: --memory-limit says which fit"), soft_wrap=True)
+
+
+def _peak(trace: Trace) -> str:
+    return format_size(max(trace.peak_bytes))
 
 
 def table(result: Comparison, console: Console) -> Table:

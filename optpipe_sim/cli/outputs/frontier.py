@@ -10,8 +10,8 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from ...units import counted, format_size, format_time
-from .show import Out, hint, size_text, written
+from ...units import counted, format_size, format_time, size_above, size_text
+from .show import Out, hint, written
 
 if TYPE_CHECKING:
     from ...solvers.frontier import Frontier, Point
@@ -40,9 +40,7 @@ def show_frontier(
     if any(point.result is None for point in curve.points):
         least = curve.least_limit_bytes
         chunks = counted(curve.profile.chunks, "chunk")
-        text = (
-            f"✗: with {chunks} per device no schedule exists below {format_size(least)} ({least}B)"
-        )
+        text = f"✗: with {chunks} per device no schedule exists below {size_above(least)}"
         out.print(Text(text, "dim"))
     written(out, files)
     path, m = shlex.quote(arguments.profile), arguments.microbatches

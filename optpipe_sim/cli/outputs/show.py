@@ -121,14 +121,6 @@ def program() -> str:
     return str(called) if shutil.which(called.name) is None else called.name
 
 
-def size_text(size: int) -> str:
-    """Bytes as the command line takes them, exact: ``40GiB``."""
-    for unit, factor in (("GiB", 2**30), ("MiB", 2**20)):
-        if size and size % factor == 0:
-            return f"{size // factor}{unit}"
-    return str(size)
-
-
 def warn(out: Out, profile: CostProfile) -> None:
     """What an estimated profile warns of."""
     for text in profile.meta.get("warnings", ()):

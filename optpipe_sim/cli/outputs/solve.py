@@ -10,8 +10,8 @@ from rich.text import Text
 
 from ...profile import CostProfile
 from ...schedule import Shape
-from ...units import format_size, format_time
-from .show import Out, failed, headline, hint, line, peak_text, size_text, written
+from ...units import format_size, format_time, size_text
+from .show import Out, failed, headline, hint, line, peak_text, written
 
 if TYPE_CHECKING:
     from ...solvers.result import SolveResult
@@ -138,13 +138,11 @@ def _hints(
     least = max(profile.least_limits)
     if profile.memory_limit and max(profile.memory_limit) > least:
         top = max(profile.memory_limit)
-        step = max(1, (top - least) // 6)
-        digit = 2**20 if least >= 2**26 else 1
-        step = max(digit, step // digit * digit)
-        sizes = ":".join(_rounded(size, digit) for size in (least, top, step))
+        sizes = ":".join(map(size_text, _steps(least, top)))
         hint(out, f"optpipe-sim frontier {path} -m {m} --limits {sizes}", code=True)
 
 
-def _rounded(size: int, digit: int) -> str:
-    """A size for a command line, in MiB or in bytes, not below what it is."""
-    return f"{-(-size // digit)}MiB" if digit > 1 else str(size)
+def _steps(least: int, top: int) -> tuple[int, int, int]:
+    """From, to and step of six limits or more between two, in round numbers."""
+    step = 1 << (max(1, (top - least) // 6).bit_length() - 1)
+    return -(-least // step) * step, top // step * step, step

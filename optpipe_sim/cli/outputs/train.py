@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...units import format_size, format_time
+from ...units import format_size, format_time, size_text
 
 if TYPE_CHECKING:
     from ...runtime.train.task import TrainTask
@@ -136,7 +136,7 @@ def command(arguments: argparse.Namespace) -> str:
     words = ["optpipe-sim train", "--model", arguments.model, "--stages", str(arguments.stages)]
     words += ["-m", str(arguments.microbatches), "--steps", str(arguments.steps)]
     if arguments.memory_limit is not None:
-        words += ["--memory-limit", f"{arguments.memory_limit}B"]
+        words += ["--memory-limit", size_text(arguments.memory_limit)]
     for key in ("schedule", "seq", "microbatch", "seed", "lr", "solver_time"):
         value = getattr(arguments, key)
         if value is not None:

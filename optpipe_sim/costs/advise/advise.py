@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import OptPipeError
+from ...units import parse_size
 from ..calibrate import Calibration
 from ..layer import RECOMPUTE
 from ..machine_files import load_machine
@@ -52,7 +53,8 @@ def advise(
         calibration: what `calibrate` returned; its rates are used, and its errors reported.
         on_progress: called with what is going on, how much of it is done, and of how much.
         choices: values for pp, tp, cp, dp, ep, zero, microbatch, chunks (a number or several), flash,
-            dtype, exchange. By default cp is 1 and the others whatever divides.
+            dtype, exchange. By default whatever divides; devices share sequences (cp) where each has
+            8,192 tokens of one at least.
 
     Raises:
         OutOfMemory: where nothing fits; names what needs the least.
@@ -68,6 +70,8 @@ def advise(
         raise OptPipeError(f"margin: must be from 0 to 1, got {margin}")
     if memory_limit is None:
         memory_limit = int(machine.usable_bytes * (1 - margin))
+        if memory_limit >= 2**30:  # a number that people can type again
+            memory_limit = parse_size(f"{memory_limit * 10 // 2**30 / 10}GiB")
     listed = {key: _option(key, value) for key, value in choices.items() if value is not None}
     question = Question(
         model,

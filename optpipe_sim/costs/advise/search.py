@@ -23,7 +23,7 @@ from ...sim import simulate
 from ...solvers.solve import solve
 from ...solvers.starts import LOOP
 from ...trace import Trace
-from ...units import format_size
+from ...units import format_size, size_text
 from ..calibrate import Calibration
 from ..estimate import estimate
 from ..provenance import iteration_ns
@@ -81,7 +81,7 @@ def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, T
     if base in LOOP:
         options["chunks"] = profile.chunks
     elif base in ("zb-2p", "zb-v") and "limit" not in options:
-        options["limit"], name = limit, f"{base}:limit={limit}B"
+        options["limit"], name = limit, f"{base}:limit={size_text(limit)}"
     few = 2 * profile.devices
     if base not in PLANNED and microbatches >= 2 * few and profile.devices > 1:
         trace = _trace(build(base, profile, few, **options), profile, enforce=False)

@@ -19,6 +19,7 @@ ANY_SHAPE = ("adaoffload", "optpipe")
 SCHEDULES = tuple(name for name in ENTRIES if name != "gpipe")  # 1f1b does the same in less memory
 MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4)
+LEAST_SHARE = 8192  # tokens of a sequence, below which no device shares it unless it is asked for
 MOST_SEQUENCES = 2**18  # in a global batch
 
 
@@ -79,7 +80,7 @@ class Question:
     limit_bytes: int
     pp: tuple[int, ...] | None = None
     tp: tuple[int, ...] | None = None
-    cp: tuple[int, ...] | None = (1,)
+    cp: tuple[int, ...] | None = None
     dp: tuple[int, ...] | None = None
     ep: tuple[int, ...] | None = None
     zero: tuple[int, ...] | None = None
@@ -180,7 +181,7 @@ class Question:
     def _choices(self) -> Iterator[Choice]:
         node = self.machine.devices_per_node
         for tp in self.tp or (n for n in divisors(self.gpus) if node % n == 0):
-            for cp in self.cp or (n for n in divisors(self.gpus // tp) if node % n == 0):
+            for cp in self.cp or self._sequence_shares(self.gpus // tp, node):
                 if self.gpus % (tp * cp):
                     continue
                 for pp in divisors(self.gpus // (tp * cp)):
@@ -192,6 +193,12 @@ class Question:
                     if self.global_batch % dp or not _enough_layers(pp, self.model.layers):
                         continue
                     yield from self._of_split(pp, tp, cp, dp)
+
+    def _sequence_shares(self, gpus: int, node: int) -> Iterator[int]:
+        """Devices that may share a sequence: of one node, and each with enough of it to do."""
+        for cp in divisors(gpus):
+            if node % cp == 0 and (cp == 1 or self.seq >= cp * LEAST_SHARE):
+                yield cp
 
     def _of_split(self, pp: int, tp: int, cp: int, dp: int) -> Iterator[Choice]:
         """The choices of one split."""

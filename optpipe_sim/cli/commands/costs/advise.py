@@ -26,7 +26,7 @@ SUMMARY = "say how to split a model over so many GPUs, and which schedule to run
 _LISTS = (
     ("pp", "devices along the pipeline"),
     ("tp", "devices that share each layer's matrices"),
-    ("cp", "devices that share the sequence; default: 1"),
+    ("cp", "devices that share the sequence; default: those with 8192 tokens of it each"),
     ("dp", "replicas"),
     ("ep", "devices that share the experts"),
     ("microbatch", "sequences per microbatch; default: 1,2,4,8"),
@@ -306,7 +306,8 @@ def _share(parts: dict[str, float]) -> str:
 
 def _next(out: Out, arguments: argparse.Namespace, best: Row) -> None:
     """The commands that look closer at the winner."""
-    from ...outputs.show import hint, program, size_text
+    from ....units import size_text
+    from ...outputs.show import hint, program
 
     choice, called = best.choice, program()
     profile = arguments.save_profile or "P.yaml"
