@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ..bounds.bounds import Bound, lower_bound
@@ -22,8 +22,9 @@ from .race.single import solve_problem
 from .reports import Hooks
 from .result import SolveResult, within
 
-QUICK_SHARE = 0.5  # of the time, at most, for AdaOffload and the published schedules of all shapes
-PLAIN_SHARE = 0.3  # of that, at most, for those of them that are not built in groups
+QUICK_SHARE = 0.25  # of the time, at most, for AdaOffload and the published schedules of all shapes
+PLAIN_SHARE = 0.5  # of that, at most, for those of them that are not built in groups
+ROUNDS = (3, 1)  # shapes that go on in each round of searching, all rounds being equally long
 LEAST_S = (
     2.0  # for the published schedules, however short the time: what they take on a busy machine
 )
@@ -120,20 +121,24 @@ class _Common:
         """The published schedules with every value of their options, and AdaOffload, on every shape
         that could still beat the best: first what takes least to build, until so many seconds (the
         published schedules until `LEAST_S` at least)."""
+
+        def best_ns() -> float:
+            return self.race.cost_ns
+
         first = self.races[0]
         run_adaoffload(first, 0)  # so that there is something to show
         enough = max(seconds, LEAST_S)
         for at in sorted(range(len(self.races)), key=lambda at: self.problems[at].shape.chunks):
             if self._open(at, PLAIN_SHARE * enough):
-                run_plain(self.races[at], PLAIN_SHARE * enough)
+                run_plain(self.races[at], PLAIN_SHARE * enough, best_ns)
         run_grouped(self.races, lambda: self.race.proven or self.race.seconds > enough)
         for at, own in enumerate(self.races):
             if own is not first and self._open(at, seconds):
                 run_adaoffload(own, 0)
-        order = sorted(range(len(self.races)), key=lambda at: self.costs[at])
+        order = self._by_cost()
         for at in order:
             if self._open(at, seconds):
-                run_limited(self.races[at], seconds)
+                run_limited(self.races[at], seconds, best_ns)
         for at in order:
             if self._open(at, seconds):
                 run_adaoffload(self.races[at], seconds - self.race.seconds)
@@ -144,6 +149,30 @@ class _Common:
         """Whether a shape may still give something, and there is time, or no schedule so far."""
         in_time = self.race.seconds < seconds or self.race.best is None
         return in_time and not self.hopeless(at)
+
+    def turns(self, time_limit: float) -> Iterator[tuple[int, float]]:
+        """Which shape to solve next, and for how many seconds: successive halving.
+
+        In each round the shapes whose schedules are the best so far have equal parts of the
+        round's time, and fewer go on to the next. Shapes whose bound leaves no hope are passed over,
+        and rounds with a single one left become one.
+        """
+        for rounds_left, most in zip(range(len(ROUNDS), 0, -1), ROUNDS, strict=True):
+            order = [at for at in self._by_cost() if not self.hopeless(at)][:most]
+            alone = len(order) == 1
+            left = time_limit - self.race.seconds
+            until = time_limit if alone else self.race.seconds + left / rounds_left
+            for place, at in enumerate(order):
+                seconds = (until - self.race.seconds) / (len(order) - place)
+                if seconds <= 0 or self.race.interrupted:
+                    return
+                if not self.hopeless(at):
+                    yield at, seconds
+            if alone:
+                return
+
+    def _by_cost(self) -> list[int]:
+        return sorted(range(len(self.problems)), key=lambda at: self.costs[at])
 
     def solved(self, at: int, found: SolveResult) -> None:
         """Take the result of a shape: its schedule may have lost what gains nothing."""
@@ -198,13 +227,13 @@ def solve_shapes(
     hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
 ) -> SolveResult:
     """`solve` over all numbers of chunks, up to one layer per stage, and placements; never worse than a
-    published schedule that fits, whatever its options, as long as half of the time is enough to
-    build those that could be better.
+    published schedule that fits, whatever its options, as long as a quarter of the time is
+    enough to build those that could be better.
 
-    AdaOffload and the published schedules are tried on every candidate shape, then the shapes
-    are solved in the order of what that gave, as long as their bound leaves hope, each for half
-    of the time left. The lower bound is one for all of them, the least of theirs; its name says which
-    chunks and placements it covers.
+    AdaOffload and the published schedules are tried on every candidate shape; the most promising of
+    those whose bound leaves hope are then solved in rounds, each round with fewer and for longer. The
+    lower bound is one for all of them, the least of theirs; its name says which chunks and
+    placements it covers.
 
     Args:
         warm_start: can only be ``none``: the engines start from nothing, not from the best published
@@ -250,24 +279,18 @@ def solve_shapes(
 
 
 def _solve_each(common: _Common, options: SolveOptions, warm_start: Schedule | str | None) -> None:
-    """Solve the shapes in the order of what they have so far, each for half of the time left."""
-    whole, problems = common.race, common.problems
-    order = sorted(range(len(problems)), key=lambda at: common.costs[at])
-    for place, at in enumerate(order):
-        left = options.time_limit - whole.seconds
-        if left <= 0 or whole.interrupted or common.hopeless(at):
-            continue
-        hopeful = any(not common.hopeless(later) for later in order[place + 1 :])
+    """Solve the shapes in turns, each from the best it has."""
+    for at, seconds in common.turns(options.time_limit):
         own = replace(
             options,
-            time_limit=left / 2 if hopeful else left,
+            time_limit=seconds,
             published=False,
             cache=False,
             chunks="own",
         )
         hooks = Hooks(watch=common.watcher(at))
         try:
-            found = solve_problem(problems[at], own, warm_start or common.starts[at], hooks)
+            found = solve_problem(common.problems[at], own, warm_start or common.starts[at], hooks)
         except OptPipeError as error:  # a MILP too large for one shape may do for another
             common.without(at, error)
         else:

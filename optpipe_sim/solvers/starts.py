@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import OptPipeError
 from ..ops import B, F, O, Op, R, W
@@ -27,9 +27,12 @@ def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
         yield from _built(problem, names)
 
 
-def plain_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
+def plain_schedules(
+    problem: Problem, best_ns: Callable[[], float] = lambda: float("inf")
+) -> Iterator[tuple[str, Schedule]]:
     """Those of `fixed_schedules` that are not built in groups; what plans for a limit, both as
-    published and for the problem's; and all with every level of recomputation."""
+    published and for the problem's; and all with every level of recomputation, but for levels
+    with which the work alone takes `best_ns`."""
     shape = problem.shape
     names: tuple[str, ...] = ()
     if shape.placement_name == "loop":
@@ -41,7 +44,7 @@ def plain_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
     limit = "" if problem.limits is None else f"limit={size_text(min(problem.limits))}"
     if limit:
         yield from _built(problem, [f"{name}:{limit}" for name in planned])
-    for way in ways_of(problem)[1:]:
+    for way in ways_of(problem, best_ns())[1:]:
         yield from _built(problem, [f"{name}:{way}" for name in names])
         yield from _built(problem, [f"{name}:{limit},{way}" for name in planned])
 

@@ -57,14 +57,27 @@ class _Order(NamedTuple):
     schedule: Schedule
 
 
-def ways_of(problem: Problem) -> list[Way | None]:
-    """None, for activations that are kept, and each way to recompute them that the problem has."""
+def ways_of(problem: Problem, best_ns: float = float("inf")) -> list[Way | None]:
+    """None, for activations that are kept, and each way to recompute all of them that the problem has
+    and whose work alone does not take `best_ns` already."""
     found: list[Way | None] = [None]
     if problem.may_recompute:
         stages = problem.profile.stages
         levels = dict.fromkeys(level.name for cost in stages for level in cost.recompute)
-        found += [Way(name, apart) for name in levels for apart in (False, True)]
+        cheap = [name for name in levels if _work_ns(problem, name) < best_ns]
+        found += [Way(name, apart) for name in cheap for apart in (False, True)]
     return found
+
+
+def _work_ns(problem: Problem, level: str) -> int:
+    """What the busiest device computes where every activation is recomputed at a level, ns."""
+    profile = problem.profile
+    busy = [0] * profile.devices
+    for device, cost in zip(profile.placement, profile.stages, strict=True):
+        found = cost.level(level)
+        backward = min(cost.fused_ns, cost.t_b_ns + cost.t_w_ns)
+        busy[device] += cost.t_f_ns + backward + (0 if found is None else found.t_ns)
+    return problem.microbatches * max(busy)
 
 
 def grouped_variants(
@@ -72,6 +85,7 @@ def grouped_variants(
     best_ns: Callable[[], float],
     over: Callable[[], bool],
     families: Sequence[str] = GROUPED,
+    ways: Sequence[Way | None] | None = None,
 ) -> Iterator[Found]:
     """GIS and PipeOffload in every group size, with every number of offloaded chunks that may fit,
     and each with every level of recomputation.
@@ -81,7 +95,8 @@ def grouped_variants(
             schedules.
         best_ns: what variants have to beat to count.
         over: whether the time is up; the usual group sizes come first.
-        families: ``gis``, ``po`` or both.
+        families: ``gis``, ``po`` or both. `ways`: those to recompute every activation; None: all
+            that a problem has, and none.
 
     Yields:
         the number of the problem, the name with its options, and the schedule, which may not fit.
@@ -90,7 +105,7 @@ def grouped_variants(
     for usual in (True, False):
         orders = []
         for at in loops:
-            for way in ways_of(problems[at]):
+            for way in ways_of(problems[at], best_ns()) if ways is None else ways:
                 for group in _groups(problems[at], usual):
                     if over():
                         break
@@ -183,14 +198,16 @@ def _may_fit(problem: Problem, order: Schedule) -> list[int]:
     return found
 
 
-def limited_variants(problem: Problem, over: Callable[[], bool]) -> Iterator[tuple[str, Schedule]]:
-    """The automatic zero-bubble schedules of the problem's shape, planned for other limits than its
-    own, from the largest to the least; a greedy may do better with less."""
+def limited_variants(
+    problem: Problem, over: Callable[[], bool], best_ns: Callable[[], float] = lambda: float("inf")
+) -> Iterator[tuple[str, Schedule]]:
+    """The automatic zero-bubble schedules of the problem's shape, planned for less than its own limit,
+    from the largest to the least; a greedy may do better with less."""
     shape = problem.shape
     name = {("loop", 1): "zb-1p", ("vee", 2): "zb-v"}.get((str(shape.placement_name), shape.chunks))
     if name is None:
         return
-    for way in ways_of(problem):
+    for way in ways_of(problem, best_ns()):
         last = "" if way is None else f",{way}"
         for limit in _limits(problem):
             if over():
@@ -204,8 +221,8 @@ def limited_variants(problem: Problem, over: Callable[[], bool]) -> Iterator[tup
 
 
 def _limits(problem: Problem) -> list[int]:
-    """Limits up to twice what 1F1B holds, from the largest: each sum of activations, or so many of
-    them that are evenly spread."""
+    """Limits up to the problem's own, and to twice what 1F1B holds, from the largest: each sum of
+    activations, or so many of them that are evenly spread."""
     costs = problem.profile
     sizes = {size for cost in costs.stages for size in (cost.act_bytes, cost.w_bytes) if size}
     if not sizes:
@@ -215,4 +232,6 @@ def _limits(problem: Problem) -> list[int]:
     if most // step > MOST_LEVELS:
         step = -(-most // MOST_LEVELS)
     top = max(costs.static_bytes) + most
-    return [top - step * at for at in range(most // step)]
+    own = top if problem.limits is None else max(problem.limits)
+    limits = (top - step * at for at in range(most // step))
+    return [limit for limit in limits if limit <= own]

@@ -20,7 +20,10 @@ def run_adaoffload(race: Race, until: float) -> None:
     problem, began = race.problem, race.seconds
     if treats(problem):
         race.starts = first_starts(
-            problem, race.offer, lambda: race.proven or race.seconds - began > until
+            problem,
+            race.offer,
+            lambda: race.proven or race.seconds - began > until,
+            lambda: race.cost_ns,
         )
         return
     costs, m, limits = problem.profile, problem.microbatches, problem.limits
@@ -40,9 +43,13 @@ def run_published(race: Race, until: float) -> None:
     run_limited(race, until)
 
 
-def run_plain(race: Race, until: float) -> None:
-    """The published schedules that are not built in groups; at least one of them."""
-    for name, schedule in plain_schedules(race.problem):
+def run_plain(race: Race, until: float, best_ns: Callable[[], float] | None = None) -> None:
+    """The published schedules that are not built in groups; at least one of them.
+
+    Args:
+        best_ns: what they have to beat to count; by default the best of this race.
+    """
+    for name, schedule in plain_schedules(race.problem, best_ns or (lambda: race.cost_ns)):
         race.offer(schedule, name)
         if race.proven or race.seconds > until:
             break
@@ -59,9 +66,11 @@ def run_grouped(races: Sequence[Race], over: Callable[[], bool]) -> None:
         races[at].offer(schedule, name)
 
 
-def run_limited(race: Race, until: float) -> None:
-    """The automatic zero-bubble schedules, planned for other limits."""
-    for name, schedule in limited_variants(race.problem, lambda: race.seconds > until):
+def run_limited(race: Race, until: float, best_ns: Callable[[], float] | None = None) -> None:
+    """The automatic zero-bubble schedules, planned for other limits; `best_ns` as for `run_plain`."""
+    for name, schedule in limited_variants(
+        race.problem, lambda: race.seconds > until, best_ns or (lambda: race.cost_ns)
+    ):
         race.offer(schedule, name)
         if race.proven:
             break

@@ -23,6 +23,7 @@ ROOMS = {
 }
 HUNT_SHARE = 0.25  # of the time, at most, for the expensive bounds
 SMALL = 1500  # compute ops up to which CP-SAT is worth a process
+SMALL_TREATED = 300  # the same where it chooses treatments, too
 
 
 def jobs_of(race: Race, options: SolveOptions, cold: bool) -> list[tuple[str, Job, dict[str, Any]]]:
@@ -38,7 +39,8 @@ def jobs_of(race: Race, options: SolveOptions, cold: bool) -> list[tuple[str, Jo
         return [_job(options.engine, race, options, cold)]
     names = ["search"] * cores
     ops = 3 * problem.shape.stages * problem.microbatches
-    if ops <= SMALL or problem.host_limit is not None:
+    small = SMALL_TREATED if treats(problem) else SMALL
+    if ops <= small or problem.host_limit is not None:
         names = ["search"] * max(1, cores - 1) + ["cpsat"]
     each = replace(options, workers=cores if len(names) == 1 else 1)
     jobs = [

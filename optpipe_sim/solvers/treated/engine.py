@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
+from ...bounds.bounds import naive
 from ...errors import OptPipeError
 from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import adaoffload
@@ -21,6 +22,7 @@ from ..reports import Others, Report, no_report
 from ..starts import offload_everything
 from .games import Game, games, realise
 from .search import search
+from .stand_ins import fitting, fitting_others, stand_ins
 
 GREEDY, PLAIN = 0.12, 0.18  # of the time: greedy runs, then annealing with levels as they are
 MOST = 4  # plain problems that these go on with
@@ -47,13 +49,14 @@ def first_starts(
     problem: Problem,
     offer: Callable[[Schedule, str], object] = lambda schedule, name: None,
     over: Callable[[], bool] = lambda: False,
+    best_ns: Callable[[], float] = lambda: float("inf"),
 ) -> list[Start]:
     """The best schedules of the best few choices of levels: of AdaOffload and of simple patterns. The
     published schedules with levels are `starts.plain_schedules`.
 
     Args:
         offer: called with each schedule and its name. `over`: asked every now and then whether to
-            stop.
+            stop. `best_ns`: what a choice of levels has to beat, by its work at least, to count.
     """
     found: list[Start] = []
 
@@ -65,6 +68,8 @@ def first_starts(
 
     for game in games(problem):
         plain = game.problem
+        if found and naive(plain.profile, plain.microbatches) >= best_ns():
+            continue
         with suppress(OptPipeError):
             take(
                 game,
@@ -99,7 +104,8 @@ def run(
     def left() -> float:
         return seconds - (time.monotonic() - began)
 
-    chosen = chosen or first_starts(problem)
+    known_ns = float("inf") if start is None else problem.replay(start).cost_ns
+    chosen = chosen or first_starts(problem, best_ns=lambda: known_ns)
     starts = [start] if start is not None else []
     starts += [entry.schedule for entry in chosen]
     for at, entry in enumerate(chosen):
@@ -107,20 +113,21 @@ def run(
         until = time.monotonic() + share * (GREEDY + PLAIN)
         found = _improve(problem, entry, report, until, share, evaluations, seed + at, bound_ns)
         starts += found
-    if shares_links(problem):
-        return
-    found_best = search(
-        problem,
-        starts,
-        goal_ns=bound_ns,
-        time_limit=left(),
-        evaluations=evaluations,
-        seed=seed,
-        on_incumbent=lambda schedule, _: report("incumbent", schedule),
-        others=others,
-    )
-    if found_best is not None:
-        report("incumbent", found_best)
+    plans = list(stand_ins(problem)) if shares_links(problem) else [problem]
+    for at, plan in enumerate(plans):
+        found_best = search(
+            plan,
+            fitting(plan, starts),
+            goal_ns=bound_ns,
+            time_limit=left() / (len(plans) - at),
+            evaluations=evaluations,
+            seed=seed,
+            on_incumbent=lambda schedule, _: report("incumbent", schedule),
+            others=fitting_others(plan, others),
+        )
+        if found_best is not None:
+            report("incumbent", found_best)
+            starts.append(found_best)
 
 
 def _start(problem: Problem, game: Game, plain: Schedule) -> Start | None:

@@ -1,0 +1,73 @@
+"""Shared host links in the search over treatments: problems that stand for one whose devices share links.
+
+The compiled evaluation of order and treatments takes each device by itself, and so knows only
+links of one's own. A program has no times, though: what is found for a problem with other links
+is a program of the real one too, and the replay there decides what it is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...ops import O
+from ...profile import CostProfile, Offload
+from ...schedule import Schedule
+from ...stage_cost import StageCost
+from ..problem import Problem
+from ..reports import Others
+from ..treatments import restrict
+
+
+def stand_ins(problem: Problem) -> Iterator[Problem]:
+    """The problem without copies, in which nothing is shared; and with links of one's own that are as
+    much slower as a fair share of the real ones."""
+    if not problem.per_stage:
+        kept = restrict(problem.profile, problem.treatments - {"offload"})
+        if all(
+            least <= limit
+            for least, limit in zip(kept.least_limits, problem.limits or (), strict=True)
+        ):
+            yield replace(problem, profile=kept)
+    yield replace(problem, profile=shared_out(problem.profile))
+
+
+def shared_out(profile: CostProfile) -> CostProfile:
+    """The profile with links of one's own, each as fast as a fair share of what its device has now."""
+    offload = profile.offload
+    assert offload is not None
+    ways = 2 if (offload.host_link, offload.copy_engines) == ("single", "separate") else 1
+    users = {device: ways * len(link) for link in profile.host_links for device in link}
+
+    def slower(stage: int, cost: StageCost) -> StageCost:
+        factor = users[profile.placement[stage]]
+        out, back = cost.t_offload_ns, cost.t_reload_ns
+        return replace(
+            cost,
+            t_offload_ns=None if out is None else factor * out,
+            t_reload_ns=None if back is None else factor * back,
+        )
+
+    alone = Offload(
+        offload.copy_engines, None, (), offload.host_limit_bytes, offload.devices_per_node
+    )
+    return replace(profile.map_stages(slower), offload=alone)
+
+
+def fitting(problem: Problem, schedules: list[Schedule]) -> list[Schedule]:
+    """Those of some schedules that are for the problem: without copies where it has none."""
+    return [schedule for schedule in schedules if problem.may_offload or not _copies(schedule)]
+
+
+def fitting_others(problem: Problem, others: Others) -> Others:
+    """What others find, as far as it is for the problem."""
+
+    def take() -> Schedule | None:
+        schedule = others()
+        return None if schedule is None or not fitting(problem, [schedule]) else schedule
+
+    return take
+
+
+def _copies(schedule: Schedule) -> bool:
+    return bool((schedule.table[:, 0] == O).any())

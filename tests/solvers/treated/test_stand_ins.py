@@ -1,0 +1,53 @@
+"""Shared host links in the search over treatments: what stands for them, and what comes of it."""
+
+from __future__ import annotations
+
+import pytest
+from test_treated import uniform
+
+from optpipe_sim import check, solve
+from optpipe_sim.ops import C, O
+from optpipe_sim.solvers.problem import make_problem
+from optpipe_sim.solvers.treated.stand_ins import fitting, shared_out, stand_ins
+
+PAIRS = {"host_link_groups": [[0, 1], [2, 3]]}
+
+
+@pytest.mark.parametrize(
+    ("wiring", "factor"),
+    [(PAIRS, 2), ({"host_link": "single"}, 2), ({**PAIRS, "host_link": "single"}, 4),
+     ({"copy_engines": "shared"}, 1)],
+)  # fmt: skip
+def test_a_fair_share_of_a_link(wiring: dict[str, object], factor: int) -> None:
+    profile = uniform(4, offload={"t_offload_ns": 16, "t_reload_ns": 14, **wiring})
+    alone = shared_out(profile)
+    assert {cost.t_offload_ns for cost in alone.stages} == {factor * 16}
+    assert {cost.t_reload_ns for cost in alone.stages} == {factor * 14}
+    assert all(len(link) == 1 for link in alone.host_links)
+    assert alone.offload is not None
+    assert profile.offload is not None
+    assert alone.offload.copy_engines == profile.offload.copy_engines
+
+
+def test_nothing_is_copied_where_there_are_no_copies() -> None:
+    profile = uniform(4, offload={"t_offload_ns": 16, "t_reload_ns": 16, **PAIRS})
+    problem = make_problem(profile, 8, 200)
+    bare, shared = stand_ins(problem)
+    assert not bare.may_offload
+    assert shared.may_offload
+    assert bare.limits == shared.limits == problem.limits
+    found = solve(profile, 8, 200, engine="search", evaluations=20_000, seed=1)
+    assert found.schedule is not None
+    assert fitting(bare, [found.schedule]) == (
+        [] if (found.schedule.table[:, 0] == O).any() else [found.schedule]
+    )
+
+
+def test_activations_are_treated_one_by_one_where_links_are_shared() -> None:
+    # one level per stage, which is what the plain searches choose, gives 302
+    profile = uniform(4, offload={"t_offload_ns": 16, "t_reload_ns": 16, **PAIRS})
+    found = solve(profile, 8, 200, engine="search", evaluations=100_000, seed=0)
+    assert found.schedule is not None
+    assert check(found.schedule, profile, 200) == []
+    assert {C, O} <= set(found.schedule.table[:, 0])
+    assert found.objective_ns < 302
