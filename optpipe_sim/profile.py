@@ -192,17 +192,17 @@ class CostProfile:
     @property
     def durations_ns(self) -> np.ndarray:
         """(kinds, stages) int64: the duration of each op kind, where activations are kept whole."""
-        return self.op_table.duration_ns[:, :, KEEP]
+        return self.op_table.duration_ns[:, :, KEEP].copy()  # contiguous, whatever the levels
 
     @property
     def allocated_bytes(self) -> np.ndarray:
         """(kinds, stages) int64: what an op allocates, where activations are kept whole."""
-        return self.op_table.allocated_bytes[:, :, KEEP]
+        return self.op_table.allocated_bytes[:, :, KEEP].copy()  # contiguous, whatever the levels
 
     @property
     def released_bytes(self) -> np.ndarray:
         """(kinds, stages) int64: what an op releases, where activations are kept whole."""
-        return self.op_table.released_bytes[:, :, KEEP]
+        return self.op_table.released_bytes[:, :, KEEP].copy()  # contiguous, whatever the levels
 
     @property
     def has_levels(self) -> bool:

@@ -16,7 +16,6 @@ from optpipe_sim.profile import CostProfile
 from optpipe_sim.sim import simulate
 from optpipe_sim.solvers.covers import candidate_shapes
 from optpipe_sim.solvers.problem import Problem, make_problem
-from optpipe_sim.solvers.shapes import solve_any
 from optpipe_sim.solvers.solve import solve
 from optpipe_sim.solvers.variants import Way, grouped_variants
 from optpipe_sim.study.tasks import CostProfile as Profile

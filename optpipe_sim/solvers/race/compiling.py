@@ -15,6 +15,8 @@ from typing import Any
 from ...compiled import njit
 from ...profile_io import load_profile
 from ...schedules.adaoffload.adaoffload import adaoffload
+from ...sim import simulate
+from ...sim.replay import run_events
 from ..anneal import core as search_core
 from ..anneal.patterns import pattern_start
 from ..anneal.search import search, shares_links
@@ -112,4 +114,11 @@ def _bounds(chunks: bool, linked: bool, levels: bool) -> None:
     best_bound(_tiny(chunks, linked, levels), 1.0)
 
 
-PARTS = (_search, _greedy, _treated, _bounds)
+def _replay(chunks: bool, linked: bool, levels: bool) -> None:
+    problem = _tiny(chunks, linked, levels)
+    schedule = adaoffload(problem.profile, 3, problem.limits)
+    simulate(schedule, problem.profile, enforce=False)  # a longest path
+    run_events(schedule, problem.profile, problem.limits)
+
+
+PARTS = (_search, _greedy, _treated, _bounds, _replay)

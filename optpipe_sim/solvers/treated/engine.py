@@ -26,6 +26,7 @@ from .stand_ins import fitting, fitting_others, stand_ins
 
 GREEDY, PLAIN = 0.12, 0.18  # of the time: greedy runs, then annealing with levels as they are
 MOST = 4  # plain problems that these go on with
+FIRST_PLAN = 0.7  # of the time, for the first of the problems that stand for one with shared links
 RUNS = 200  # of the greedy on each, where evaluations count and not the clock
 
 
@@ -114,12 +115,14 @@ def run(
         found = _improve(problem, entry, report, until, share, evaluations, seed + at, bound_ns)
         starts += found
     plans = list(stand_ins(problem)) if shares_links(problem) else [problem]
+    first = seed % len(plans)  # each process begins with another
+    plans = plans[first:] + plans[:first]
     for at, plan in enumerate(plans):
         found_best = search(
             plan,
             fitting(plan, starts),
             goal_ns=bound_ns,
-            time_limit=left() / (len(plans) - at),
+            time_limit=left() if at == len(plans) - 1 else FIRST_PLAN * left(),
             evaluations=evaluations,
             seed=seed,
             on_incumbent=lambda schedule, _: report("incumbent", schedule),
