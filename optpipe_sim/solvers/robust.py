@@ -322,7 +322,7 @@ def _candidates(
 def _improve(problem: Problem, entries: _Field, until: float, seed: int) -> None:
     """Change one op of the best schedule after the other; keep what has a better measure."""
     random, work = Random(seed), Workspace(problem)
-    low, high = (int(bits) for bits in work.costs[-2:])  # type: ignore[call-overload]
+    low, high = work.costs.low, work.costs.high
     start = entries.best[0]
     programs, best = pack(problem, start.schedule), start.measure_ns
     # a BW is a B and a W here, which may have another measure

@@ -67,13 +67,13 @@ def anneal(
     Returns:
         (best cost, evaluations done).
     """
-    devices, m, stages, high = len(length), costs[11], len(costs[1]), costs[13]
-    linked = links[1] > 0
+    devices, stages, high = len(length), len(costs.act), costs.high
+    linked = links.count > 0
     slot = t.slot
-    path = np.empty(4 * stages * m, np.int64)
+    path = np.empty(4 * stages * costs.microbatches, np.int64)
     saved = prog.copy()
     saved_length = length.copy()
-    ahead = costs[7] + costs[0][: W + 1].min()
+    ahead = costs.lag + costs.durations[: W + 1].min()
     makespan, span, total = measure(prog, length, costs, links, t)
     if linked:
         fill_slots(prog, length, slot)

@@ -20,7 +20,7 @@ def change(prog, length, slot, costs, path, offloads, alike, passing):
     Returns:
         (device that is changed, whether others may be, too); device -1 where nothing is.
     """
-    devices, low, high = len(length), costs[12], costs[13]
+    devices, low, high = len(length), costs.low, costs.high
     draw = np.random.random()
     if len(path) and draw < 0.7:
         code = path[np.random.randint(len(path))]
@@ -30,7 +30,7 @@ def change(prog, length, slot, costs, path, offloads, alike, passing):
         d = np.random.randint(devices)
         code = prog[d, np.random.randint(length[d])]
     kind, unit = code >> high, code & ((1 << high) - 1)
-    d = costs[4][unit >> low]
+    d = costs.place[unit >> low]
     choice = np.random.random()
     if passing > 0 and np.random.random() < passing:
         return d if let_pass(prog, length, slot, costs, kind, unit) else -1, True
@@ -102,7 +102,7 @@ def _copy_neighbour(prog, length, slot, d, other, step):
 def repeat(prog, length, slot, costs, code, offloads):
     """Make the same change to an op for a run of microbatches, here and perhaps on the devices near
     by; returns whether on others, too."""
-    m, stages, low, high = costs[11], len(costs[1]), costs[12], costs[13]
+    m, stages, low, high = costs.microbatches, len(costs.act), costs.low, costs.high
     kind = code >> high
     stage, micro = (code & ((1 << high) - 1)) >> low, code & ((1 << low) - 1)
     by = np.random.randint(1, 5)
@@ -123,7 +123,7 @@ def repeat(prog, length, slot, costs, code, offloads):
             j = micro + step_on if by < 0 else micro + run - 1 - step_on
             if j >= m:
                 continue
-            where = costs[4][other]
+            where = costs.place[other]
             if flip:
                 toggle(prog, length, slot, where, other << low | j, ahead, high)
                 continue
@@ -137,7 +137,7 @@ def repeat(prog, length, slot, costs, code, offloads):
 @compiled
 def let_pass(prog, length, slot, costs, kind, unit):
     """Let the microbatch of an op pass others, or be passed: see `overtake`."""
-    m, low, high = costs[11], costs[12], costs[13]
+    m, low, high = costs.microbatches, costs.low, costs.high
     code = unit if kind in (F, O) else unit | B << high
     if code >> low == 0:
         return False  # from the very first F on: mere labels
@@ -207,7 +207,7 @@ def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
     Returns:
         Whether there was anybody to pass.
     """
-    place, m, low, high = costs[4], costs[11], costs[12], costs[13]
+    place, m, low, high = costs.place, costs.microbatches, costs.low, costs.high
     kind, stage = code >> high, (code & ((1 << high) - 1)) >> low
     ones = (1 << low) - 1
     order = np.empty(m, np.int64)
@@ -244,7 +244,7 @@ def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
         d = place[here]
         for turn in range(at, to + step, step):
             passed = turn == at if step > 0 else turn != at
-            parked = parks and passed and costs[3][here] > 0
+            parked = parks and passed and costs.moved[here] > 0
             _mend(prog, length, slot, d, here << low | order[turn], stays, parked, ahead, high)
     return True
 

@@ -19,7 +19,7 @@ KINDS = (F, B, W, O, R)
 @compiled
 def write(times, away, period, costs, prog, length):
     """Fill in the programs of all microbatches, in the order of the pattern's times."""
-    place, m, low, high = costs[4], costs[11], costs[12], costs[13]
+    place, m, low, high = costs.place, costs.microbatches, costs.low, costs.high
     _, stages, k = times.shape
     phase = np.empty(stages * k * 5, np.int64)
     turn, codes = np.empty_like(phase), np.empty_like(phase)
@@ -43,7 +43,7 @@ def write(times, away, period, costs, prog, length):
 
 
 @compiled
-def _change(times, away, typical, lasts_back):
+def _change(times, away, typical, back_ns):
     """One random change of a pattern: an op, all that follows one, or what is offloaded."""
     _, stages, k = times.shape
     s, i, draw = np.random.randint(stages), np.random.randint(k), np.random.random()
@@ -71,7 +71,7 @@ def _change(times, away, typical, lasts_back):
             away[other, i] = gone
             if gone:
                 times[O, other, i] = times[F, other, i] + 1
-                times[R, other, i] = times[B, other, i] - lasts_back[other]
+                times[R, other, i] = times[B, other, i] - back_ns[other]
 
 
 @compiled
@@ -91,7 +91,7 @@ def anneal_pattern(
         if step >= 0 and np.random.random() < 0.15:
             period = max(1, np.int64(period * (1 + 0.05 * np.random.normal())))
         elif step >= 0:
-            _change(times, away, typical, costs[0][R])
+            _change(times, away, typical, costs.durations[R])
         write(times, away, period, costs, prog, length)
         makespan, span, total = measure(prog, length, costs, links, t)
         new = span if span_counts else makespan

@@ -23,8 +23,8 @@ from ..problem import Problem
 from ..reports import Others, no_report
 from ..starts import park_first
 from . import core, times
-from .links import link_arrays
-from .state import fill_slots, make_times
+from .links import make_links
+from .state import Costs, fill_slots, make_times
 
 # Visits, over and over, each time twice as long: the temperature they begin at (in typical op
 # durations), their evaluations per op, and whether they start from the best or from one of the starts.
@@ -64,25 +64,30 @@ class Programs(NamedTuple):
         return Programs(self.prog.copy(), self.length.copy())
 
 
-def compiled_costs(problem: Problem) -> tuple[object, ...]:
-    """What `times.evaluate` wants to know of a problem."""
+def make_costs(problem: Problem) -> Costs:
+    """The costs of a problem, for compiled code."""
     costs = problem.profile
-    stages = costs.stages
     unlimited = (2**55,) * costs.devices
-    return (
-        costs.durations_ns,
-        np.array([cost.act_bytes for cost in stages], np.int64),
-        np.array([cost.w_bytes for cost in stages], np.int64),
-        np.array([cost.offloadable for cost in stages], np.int64),
-        np.array(costs.placement, np.int64),
-        np.array(problem.limits or unlimited, np.int64),
-        np.array(costs.static_bytes, np.int64),
-        costs.t_comm_ns,
-        costs.occupancy_ns,
-        costs.links == "serial",
-        costs.shares_copy_engine,
-        problem.microbatches,
-        *_bits(problem),
+    low, high = _bits(problem)
+
+    def by_stage(name: str) -> np.ndarray:
+        return np.array([getattr(stage, name) for stage in costs.stages], np.int64)
+
+    return Costs(
+        durations=costs.durations_ns,
+        act=by_stage("act_bytes"),
+        held=by_stage("w_bytes"),
+        moved=by_stage("offloadable"),
+        place=np.array(costs.placement, np.int64),
+        limit=np.array(problem.limits or unlimited, np.int64),
+        static=np.array(costs.static_bytes, np.int64),
+        lag=costs.t_comm_ns,
+        occupancy=costs.occupancy_ns,
+        serial=costs.links == "serial",
+        shared=costs.shares_copy_engine,
+        microbatches=problem.microbatches,
+        low=low,
+        high=high,
     )
 
 
@@ -140,10 +145,10 @@ class Workspace:
 
     def __init__(self, problem: Problem) -> None:
         codes = len(OpKind) << _bits(problem)[1]
-        self.costs = compiled_costs(problem)
+        self.costs = make_costs(problem)
         self.span_counts = problem.objective == "span"
         self.times = make_times(codes, problem.shape.devices)
-        self.links = link_arrays(problem.profile, _bits(problem), shares_links(problem))
+        self.links = make_links(problem.profile, _bits(problem), shares_links(problem))
 
     def evaluate(self, programs: Programs) -> tuple[int, int, int]:
         """(makespan, longest span, sum of ends); `times.NEVER` first where it cannot go on."""

@@ -16,9 +16,7 @@ import numpy as np
 from ...codes import B, O, R
 from ...compiled import compiled, part, step
 
-# The state of a device: when its last compute op ended, when memory was last granted, when and by
-# what the last compute op began; when the copies out and back end, and the last of them; bytes
-# above the limit, the last O whose memory was used again, and when its links to others are free.
+# The state of a device as a row of `Times.before`; see `Stream`, `Memory`, `Copies` and `Sends`.
 FREE, GRANTED, ANCHOR, ANCHOR_OP, OUT, BACK, OUT_OP, BACK_OP, LEVEL, GIVEN, NEXT, OTHER = range(12)
 STATE = 12
 # What is behind an op on its device: the time from the beginning of the next compute op, of the next
@@ -27,6 +25,65 @@ FOLLOWING, LATER_OUT, LATER_BACK, ASKED = range(4)
 AFTER = 4
 UNKNOWN = -(2**61)
 TRIAL, LOGGED = range(2)
+
+
+class Costs(NamedTuple):
+    """What the compiled code wants to know of a problem; times ns, memory bytes, int64."""
+
+    durations: np.ndarray  # (kinds, stages)
+    act: np.ndarray  # (stages,) from F to B
+    held: np.ndarray  # (stages,) of that, still held from B to W
+    moved: np.ndarray  # (stages,) what an O releases and an R allocates
+    place: np.ndarray  # (stages,) the device of each stage
+    limit: np.ndarray  # (devices,)
+    static: np.ndarray  # (devices,)
+    lag: int  # from the end of an op until its message arrives
+    occupancy: int  # of serial links
+    serial: bool
+    shared: bool  # one copy engine for both directions
+    microbatches: int
+    low: int  # where the stage begins in a code, in bits
+    high: int  # where the kind begins
+
+
+class Stream(NamedTuple):
+    """The compute stream of a device, before an op."""
+
+    free: int  # when its last compute op ended, ns
+    anchor: int  # when that began, ns
+    op: int  # which it was
+
+
+class Memory(NamedTuple):
+    """The memory of a device, before an op."""
+
+    level: int  # bytes above the limit
+    granted: int  # when it was last granted, ns
+    given: int  # the last O whose memory was used again, or -1
+
+
+class Copies(NamedTuple):
+    """The copies of a device, before an op: when those out and back end, and the last of them."""
+
+    out: int
+    out_op: int
+    back: int
+    back_op: int
+
+
+class Sends(NamedTuple):
+    """When the links of a device are free: to the next device, and to the other one."""
+
+    next: int
+    other: int
+
+
+class Goal(NamedTuple):
+    """Where an evaluation gives up; see `times.update`."""
+
+    most: float
+    weight: float
+    begun: int
 
 
 class Times(NamedTuple):
@@ -65,6 +122,12 @@ def make_times(codes: int, devices: int) -> Times:
         stale=ints(codes), logged=ints(codes), log=ints(codes), kept=ints(codes, 5 + STATE), tally=ints(2),
         wake=ints(devices), key=ints(devices), pending=ints(devices), changed=ints(devices, 2) - 1,
     )  # fmt: skip
+
+
+@step
+def duration(code, costs):
+    """How long an op takes, ns."""
+    return costs.durations[code >> costs.high, (code & ((1 << costs.high) - 1)) >> costs.low]
 
 
 @compiled

@@ -22,6 +22,7 @@ from .state import (
     LOGGED,
     TRIAL,
     UNKNOWN,
+    duration,
     next_out,
 )
 
@@ -33,7 +34,6 @@ def find_tails(prog, length, costs, t, span_counts):
     With `span_counts` to the longest span in place of the makespan, as long as no device begins
     at another time.
     """
-    lasts, low, high = costs[0], costs[12], costs[13]
     t.tally[TRIAL] += 1
     for code in range(len(t.tail)):
         t.tail[code] = UNKNOWN
@@ -47,7 +47,7 @@ def find_tails(prog, length, costs, t, span_counts):
             t.after[last, which] = UNKNOWN
         t.after[last, FOLLOWING] = 0
         if span_counts:
-            began = t.end[first] - lasts[first >> high, (first & ((1 << high) - 1)) >> low]
+            began = t.end[first] - duration(first, costs)
             t.after[last, FOLLOWING] = -began
     _renew(prog, length, costs, t)
 
@@ -56,7 +56,7 @@ def find_tails(prog, length, costs, t, span_counts):
 def renew_tails(prog, length, saved, saved_length, costs, t):
     """Bring ``t.tail`` up to date after the changes from `saved` that `times.mark` has marked
     and `times.update` evaluated."""
-    high = costs[13]
+    high = costs.high
     unit_of = (1 << high) - 1
     t.tally[TRIAL] += 1
     for d in range(len(length)):
@@ -78,7 +78,7 @@ def renew_tails(prog, length, saved, saved_length, costs, t):
                 if gone >> high == O:
                     _invalidate(gone & unit_of, d, length[d], t)
                     _wake(gone & unit_of, d, t)
-    place, low = costs[4], costs[12]
+    place, low = costs.place, costs.low
     for at in range(t.tally[LOGGED]):
         code = t.log[at]
         if code >> high == O and t.kept[at, 3] != t.taker[code]:
@@ -104,11 +104,11 @@ def _wake(code, d, t):
 
 
 @step
-def _from_start(code, lasts, t, low, high):
-    """The tail of an op and what it lasts itself; ``UNKNOWN`` where it is not known, or not there."""
+def _from_start(code, costs, t):
+    """The tail of an op and its own duration; ``UNKNOWN`` where it is not known, or not there."""
     if t.slot[code] < 0 or t.tail[code] == UNKNOWN:
         return UNKNOWN
-    return t.tail[code] + lasts[code >> high, (code & ((1 << high) - 1)) >> low]
+    return t.tail[code] + duration(code, costs)
 
 
 @step
@@ -127,9 +127,8 @@ def _is_taken(code, prog, d, t):
 @part
 def _renew(prog, length, costs, t):
     """Look at what is stale, and at all that this changes, the last first."""
-    lasts, place, lag, low, high = costs[0], costs[4], costs[7], costs[12], costs[13]
-    shared = costs[10]
-    devices, last_stage = len(length), len(costs[1]) - 1
+    place, low, high = costs.place, costs.low, costs.high
+    devices, last_stage = len(length), len(costs.act) - 1
     mask, above = (1 << high) - 1, 1 << low
     trial, after = t.tally[TRIAL], t.after
     while True:
@@ -154,19 +153,19 @@ def _renew(prog, length, costs, t):
                     t.pending[d] -= 1
                 kind, unit = code >> high, code & mask
                 stage = unit >> low
-                lasting = lasts[kind, stage]
+                lasting = costs.durations[kind, stage]
                 old = t.tail[code]
                 source = -1
                 if kind == O:
-                    tail = max(out, _from_start(unit | R << high, lasts, t, low, high))
+                    tail = max(out, _from_start(unit | R << high, costs, t))
                     if _is_taken(code, prog, d, t):
-                        tail = max(tail, _from_start(t.taker[code], lasts, t, low, high))
+                        tail = max(tail, _from_start(t.taker[code], costs, t))
                     out = lasting + tail
                     if tail != old:
                         _invalidate(unit, d, slot, t)
                 elif kind == R:
-                    tail = _from_start(unit | B << high, lasts, t, low, high)
-                    if shared:
+                    tail = _from_start(unit | B << high, costs, t)
+                    if costs.shared:
                         tail = max(tail, out)
                         out = lasting + tail
                     else:
@@ -179,7 +178,7 @@ def _renew(prog, length, costs, t):
                     tail = max(following, asked - lasting)
                     reader = -1
                     if kind == F:
-                        tail = max(tail, _from_start(unit | O << high, lasts, t, low, high))
+                        tail = max(tail, _from_start(unit | O << high, costs, t))
                         if stage < last_stage:
                             reader, where = unit + above, place[stage + 1]
                         if stage > 0:
@@ -190,7 +189,7 @@ def _renew(prog, length, costs, t):
                         if stage < last_stage:
                             source, giver = code + above, place[stage + 1]
                     if reader >= 0 and where != d:
-                        tail = max(tail, _from_start(reader, lasts, t, low, high) + lag)
+                        tail = max(tail, _from_start(reader, costs, t) + costs.lag)
                     following, asked = lasting + tail, UNKNOWN
                     if kind == B and tail != old:
                         _invalidate(unit | R << high, d, slot, t)

@@ -134,7 +134,7 @@ def greedy_search(
 def _cost_ns(work: Workspace, played: Greedy) -> int:
     """What a run's programs cost with the costs of the problem, in ns; hardly ever more than they do
     in a replay, and found in a small part of its time."""
-    low, high = work.costs[-2:]
+    low, high = work.costs.low, work.costs.high
     prog = np.full((len(played.log), max(map(len, played.log))), -1, np.int64)
     for device, rows in enumerate(played.log):
         code = rows[:, KIND] << high | rows[:, STAGE] << low | rows[:, MICROBATCH]

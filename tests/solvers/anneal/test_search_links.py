@@ -72,7 +72,7 @@ def _check_causes(
 ) -> None:
     """Every op starts as its cause ends, or starts, or as its message arrives; the first at 0."""
     hop = problem.profile.t_comm_ns
-    low, high = work.costs[-2:]
+    low, high = work.costs.low, work.costs.high
     for code in start:
         cause = int(work.times.cause[code])
         if cause < 0:
@@ -93,7 +93,8 @@ def _check_causes(
 
 
 def _codes(schedule: Schedule, problem: Problem) -> np.ndarray:
-    low, high = Workspace(problem).costs[-2:]
+    costs = Workspace(problem).costs
+    low, high = costs.low, costs.high
     kinds, stages, microbatches = schedule.table.T.astype(np.int64)
     return kinds << high | stages << low | microbatches
 
@@ -108,7 +109,7 @@ def test_the_critical_path_goes_over_the_link_that_holds_things_up() -> None:
     programs = pack(problem, offload_everything(problem, 2))
     work = Workspace(problem)
     makespan = work.evaluate(programs)[0]
-    high = work.costs[-1]
+    high = work.costs.high
     path = np.zeros(100, np.int64)
     size = _critical(work.times.end, work.times.cause, programs.prog, programs.length, path, high)
     kinds = [OpKind(code >> high) for code in path[:size].tolist()]

@@ -37,7 +37,7 @@ def overtake(
     ahead: int = 1,
 ) -> bool:
     work = Workspace(problem)
-    low, high = (int(bits) for bits in work.costs[-2:])  # type: ignore[call-overload]
+    low, high = work.costs.low, work.costs.high
     code = int(kind) << high | stage << low | microbatch
     slot = work.slots(programs).copy()
     passed = moves.overtake(

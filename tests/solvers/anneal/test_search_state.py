@@ -66,7 +66,7 @@ class Walk:
         core.seed_random(seed)
         self.work, self.anew = Workspace(problem), Workspace(problem)
         self.costs, self.t = self.work.costs, self.work.times
-        self.high = int(self.costs[-1])  # type: ignore[call-overload]
+        self.high = self.costs.high
         self.programs = pack(problem, start)
         self.saved = self.programs.copy()
         self.makespan, _, self.total = self.work.evaluate(self.programs)
@@ -90,7 +90,7 @@ class Walk:
             moves.toggle(prog, length, slot, device, unit, random.randint(1, 11), self.high)
         else:
             to = min(max(0, at + random.randint(-8, 8)), int(length[device]) - 1)
-            moves.shift(prog, slot, device, at, to, int(self.costs[-2]), self.high)  # type: ignore[call-overload]
+            moves.shift(prog, slot, device, at, to, self.costs.low, self.high)
         assert (slot == self.anew.slots(self.programs)).all()
         return bool(changed(prog, length, *self.saved, self.t, self.high))
 

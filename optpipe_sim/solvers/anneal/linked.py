@@ -1,0 +1,316 @@
+"""The times of a set of programs where transfers of several queues share links, compiled.
+
+Links serve first come, first served, so what happens depends on times. The compute ops of a device
+are run ahead as far as what is known allows; only what time decides, the service of a link and the
+grant of a reload that waits for memory, is settled in the order of time, so that whatever
+is still unknown then comes later. The times are those of `sim.events.run_events`, tick by tick.
+
+For programs as codes see `times`, for links and keys, which are times here, `links`.
+"""
+
+from __future__ import annotations
+
+from ...codes import B, F, O, R
+from ...compiled import compiled, step
+from .links import MEMORY, NEVER, after, engine_of, find_next, next_transfer, serve
+
+RELOADED = -2  # the end of an R that is still to come
+
+
+@compiled
+def evaluate_links(prog, length, costs, links, end, ready, cause):
+    """As `times.evaluate`, for transfers that share links."""
+    devices = len(length)
+    _begin(prog, length, costs, links, end, ready)
+    depth, total, now, soonest_late = devices, 0, 0, NEVER
+    while True:
+        # 1. run the devices on as far as it is known how they go on
+        while depth > 0:
+            depth -= 1
+            d = links.stack[depth]
+            depth, total, soonest_late, possible = _run_device(
+                prog, length, d, now, depth, total, soonest_late, costs, links, end, ready, cause
+            )
+            if not possible:
+                return NEVER, NEVER, 0
+        # 2. what time decides next: which link serves next, and when
+        soonest, chosen = NEVER, -1
+        for link in range(links.count):
+            if links.due[link] < 0:
+                find_next(link, costs, links)
+            if links.due[link] < soonest:
+                soonest, chosen = links.due[link], link
+        # 3. a grant comes before a link at the same instant
+        if soonest_late <= soonest:
+            soonest_late, d = NEVER, -1
+            for other in range(devices):
+                if links.late[other] < soonest_late:
+                    soonest_late, d = links.late[other], other
+            if d >= 0 and soonest_late <= soonest:
+                now = soonest_late
+                links.stack[0] = d
+                depth = 1
+                continue
+        if chosen < 0:
+            break
+        # 4. that link serves
+        now = soonest
+        depth = serve(prog, length, chosen, now, costs, links, end, ready, cause)
+    # 5. how long it took, unless something never starts
+    makespan = span = 0
+    for d in range(devices):
+        if links.at[d] < length[d] or links.head[2 * d] >= 0 or links.head[2 * d + 1] >= 0:
+            return NEVER, NEVER, 0
+        makespan = max(makespan, links.free_at[d])
+        span = max(span, (links.free_at[d] >> links.shift) - (links.begun[d] >> links.shift))
+    for code in range(len(end)):
+        end[code] >>= links.shift
+    return makespan >> links.shift, span, total
+
+
+@step
+def _begin(prog, length, costs, links, end, ready):
+    """Set everything to time 0."""
+    devices = len(length)
+    for code in range(len(end)):
+        end[code] = ready[code] = -1
+    for d in range(devices):
+        links.at[d] = links.free_at[d] = links.granted[d] = links.anchor[d] = 0
+        links.anchor_op[d] = links.granted_op[d] = links.begun[d] = links.waits[d] = -1
+        links.level[d] = costs.static[d] - costs.limit[d]
+        links.moved_head[d] = links.moved_tail[d] = 0
+        links.asked_head[d] = links.asked_tail[d] = links.ended_tail[d] = 0
+        links.stack[d] = devices - 1 - d
+        links.late[d] = NEVER
+        for other in range(devices if costs.serial else 0):
+            links.pair[d, other] = 0
+    for queue in range(2 * devices):
+        links.engine[queue] = links.turn[queue] = 0
+        links.engine_op[queue] = links.head[queue] = -1
+        links.came[queue] = NEVER
+        d = queue >> 1
+        slot = 0 if engine_of(queue, costs) == queue else length[d]
+        slot = next_transfer(prog, length, queue, slot, costs.shared, costs.high)
+        links.where[queue] = slot
+        if slot < length[d]:
+            links.head[queue] = prog[d, slot]
+    for link in range(links.count):
+        links.free[link] = 0
+        links.last[link] = -1
+        links.due[link] = NEVER
+
+
+@step
+def _run_device(
+    prog, length, d, now, depth, total, soonest_late, costs, links, end, ready, cause
+):  # fmt: skip
+    """Run a device on as far as it is known how it goes on.
+
+    Returns:
+        (depth of the stack of devices that may go on, sum of ends, when the next late grant comes at
+        the earliest, whether the programs may still be possible).
+    """
+    mask, backs = (1 << costs.high) - 1, R << costs.high
+    while True:
+        soonest_late = _grant_reloads(d, now, soonest_late, costs, links, end, ready, cause)
+        if links.at[d] == length[d]:
+            return depth, total, soonest_late, True
+        code = prog[d, links.at[d]]
+        kind, unit = code >> costs.high, code & mask
+        if kind == O:
+            links.at[d] += 1
+            continue
+        if kind == R:
+            if end[unit | B << costs.high] >= 0:
+                return depth, total, soonest_late, False
+            _ask(code, d, links, end)
+            continue
+        # 1. what it waits for
+        time, why = links.free_at[d], links.anchor_op[d]
+        if kind == F:
+            links.waits[d] = MEMORY
+            if links.asked_head[d] < links.asked_tail[d]:
+                return depth, total, soonest_late, True
+        if (kind == B and end[unit] < 0) or (kind > B and end[unit | B << costs.high] < 0):
+            return depth, total, soonest_late, False
+        source = _source(code, costs)
+        if source >= 0:
+            if ready[source] < 0:
+                links.waits[d] = source
+                return depth, total, soonest_late, True
+            if ready[source] > time:
+                time, why = ready[source], source
+        if kind == F:
+            time, why, fits = _grant_forward(code, d, time, why, costs, links, end)
+            if not fits:
+                return depth, total, soonest_late, True
+        elif kind == B:
+            reload = unit | backs
+            if end[reload] == RELOADED:
+                links.waits[d] = reload
+                return depth, total, soonest_late, True
+            if end[reload] > time:
+                time, why = end[reload], reload
+        # 2. when it ends, and what it releases then
+        finish = after(time, links.durations[code >> costs.low], links.shift)
+        if kind == F:
+            queue = 2 * d
+            if links.head[queue] == unit | O << costs.high:
+                links.came[queue] = max(links.turn[queue], finish)
+                links.due[links.link_of[queue]] = -1
+        else:
+            links.level[d] -= links.released[code >> costs.low]
+            links.ended[d, links.ended_tail[d]] = code
+            links.ended_tail[d] += 1
+        if links.begun[d] < 0:
+            links.begun[d] = time
+        links.anchor[d], links.anchor_op[d], links.free_at[d] = time, code, finish
+        end[code], cause[code] = finish, why
+        total += finish >> links.shift
+        links.at[d] += 1
+        # 3. its message, and the device that waits for it
+        depth = _send(code, d, finish, depth, costs, links, ready)
+
+
+@step
+def _ask(code, d, links, end):
+    """An R asks for memory, from the start of the compute op before it on."""
+    end[code] = RELOADED
+    at = links.asked_tail[d]
+    links.asked[d, at] = code
+    links.asked_from[d, at], links.asked_op[d, at] = links.anchor[d], links.anchor_op[d]
+    links.asked_tail[d] += 1
+    links.at[d] += 1
+
+
+@step
+def _source(code, costs):
+    """The op on another stage whose message a compute op waits for, or -1."""
+    kind, stage = code >> costs.high, (code & ((1 << costs.high) - 1)) >> costs.low
+    if kind == F and stage > 0:
+        return code - (1 << costs.low)
+    if kind == B and stage < len(costs.act) - 1:
+        return code + (1 << costs.low)
+    return -1
+
+
+@step
+def _grant_reloads(d, now, soonest_late, costs, links, end, ready, cause):
+    """Grant memory to the reloads of a device that have asked for it, in their order; returns when
+    the next late grant comes at the earliest."""
+    mask, back_queue = (1 << costs.high) - 1, engine_of(2 * d + 1, costs)
+    while links.asked_head[d] < links.asked_tail[d]:
+        head = links.asked_head[d]
+        code = links.asked[d, head]
+        size = costs.moved[(code & mask) >> costs.low]
+        base = max(links.asked_from[d, head], links.granted[d])
+        # 1. when enough will have been released, as far as is known
+        time, why, enough, out = _released_enough(
+            d, base, links.asked_op[d, head], size, costs, links, end
+        )
+        links.late[d] = NEVER
+        if not enough:
+            break
+        if time > base and time > _sure_until(d, now, costs, links):
+            links.late[d] = time
+            soonest_late = min(soonest_late, time)
+            break
+        # 2. grant it
+        for slot in range(links.moved_head[d], out):
+            links.level[d] -= links.released[links.moved[d, slot] >> costs.low]
+        links.moved_head[d] = out
+        links.level[d] += size
+        links.granted[d], links.granted_op[d] = time, why
+        ready[code], cause[code] = time, why
+        links.asked_head[d] += 1
+        source = end[code & mask | O << costs.high]
+        if links.head[back_queue] == code and source >= 0:
+            links.came[2 * d + 1] = max(links.turn[back_queue], max(source, time))
+            links.due[links.link_of[2 * d + 1]] = -1
+    return soonest_late
+
+
+@step
+def _released_enough(d, base, why, size, costs, links, end):
+    """When so many bytes have been released, from `base` on.
+
+    Returns:
+        (time, the op that released the last of it, whether enough is released at all, up to which
+        place the O's in `Links.moved` are used for it).
+    """
+    time, need = base, links.level[d] + size
+    back = links.ended_tail[d]  # what compute ops release later than that does not count yet
+    while back > 0 and end[links.ended[d, back - 1]] > base:
+        back -= 1
+        need += links.released[links.ended[d, back] >> costs.low]
+    out = links.moved_head[d]
+    while need > 0:
+        op = -1
+        if out < links.moved_tail[d]:
+            op = links.moved[d, out]
+        if back < links.ended_tail[d] and (op < 0 or end[links.ended[d, back]] < end[op]):
+            op = links.ended[d, back]
+            back += 1
+        elif op >= 0:
+            out += 1
+        else:
+            break
+        need -= links.released[op >> costs.low]
+        if end[op] > time:
+            time, why = end[op], op
+    return time, why, need <= 0, out
+
+
+@step
+def _sure_until(d, now, costs, links):
+    """Until when nothing that is still unknown can release memory of a device."""
+    queue = 2 * d
+    sure = max(links.free_at[d], now)
+    if links.head[queue] >= 0:
+        soon = max(links.engine[queue], now)
+        duration = links.durations[links.head[queue] >> costs.low]
+        sure = min(sure, after(soon, duration, links.shift))
+    return sure
+
+
+@step
+def _grant_forward(code, d, time, why, costs, links, end):
+    """Grant an F that could begin at `time` its memory; returns (time, cause, whether it fits)."""
+    size = costs.act[(code & ((1 << costs.high) - 1)) >> costs.low]
+    if links.granted[d] > time:
+        time, why = links.granted[d], links.granted_op[d]
+    while links.level[d] + size > 0 and links.moved_head[d] < links.moved_tail[d]:
+        op = links.moved[d, links.moved_head[d]]
+        links.moved_head[d] += 1
+        links.level[d] -= links.released[op >> costs.low]
+        if end[op] > time:
+            time, why = end[op], op
+    if links.level[d] + size > 0:
+        return time, why, False
+    links.level[d] += size
+    links.granted[d], links.granted_op[d] = time, why
+    return time, why, True
+
+
+@step
+def _send(code, d, finish, depth, costs, links, ready):
+    """Note when the message of a compute op arrives, and let the device go on that waits for it;
+    returns the depth of the stack."""
+    kind, stage = code >> costs.high, (code & ((1 << costs.high) - 1)) >> costs.low
+    target = -1
+    if kind == F and stage < len(costs.act) - 1:
+        target = costs.place[stage + 1]
+    elif kind == B and stage > 0:
+        target = costs.place[stage - 1]
+    if target == d:
+        ready[code] = finish
+    elif target >= 0:
+        if costs.serial:
+            finish = max(finish, links.pair[d, target])
+            links.pair[d, target] = after(finish, costs.occupancy, links.shift)
+        ready[code] = after(finish, costs.lag, links.shift)
+        if links.waits[target] == code:
+            links.waits[target] = -1
+            links.stack[depth] = target
+            depth += 1
+    return depth
