@@ -8,80 +8,9 @@ is that loop, with a function per phase.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-import numpy as np
-
 from ..codes import O, R
 from ..compiled import compiled, step
-
-COMPUTE, GRANTS, OUT, BACK = range(4)  # queues of a device: rows in program order
-
-
-class Ops(NamedTuple):
-    """What is to be replayed; arrays by row of the schedule's table unless said otherwise."""
-
-    kind: np.ndarray
-    device: np.ndarray
-    offsets: np.ndarray  # (devices + 1,) where the program of each device begins
-    lasts: np.ndarray  # ns
-    taken: np.ndarray  # bytes allocated at the grant
-    given: np.ndarray  # bytes released at the end
-    asks: np.ndarray  # whether it is granted memory in program order
-    need_first: np.ndarray  # row r waits for the rows needs[need_first[r]:need_first[r + 1]]
-    needs: np.ndarray
-
-
-class World(NamedTuple):
-    """Where it is replayed."""
-
-    static: np.ndarray  # (devices,) bytes
-    limits: np.ndarray  # (devices,) bytes, below 0: none
-    shared: bool  # one copy engine for O and R
-    link_of: np.ndarray  # (devices, 2) the host link of a device's O's and R's
-    link_first: (
-        np.ndarray
-    )  # (links + 1,) the given order of link l is link_rows[link_first[l]:...],
-    link_rows: np.ndarray  # empty where it serves first come, first served
-    serial: bool  # a directed pair of devices carries one message at a time
-    latency: int  # ns, of a message
-    occupancy: int
-    sending: int  # how long a message keeps the compute stream of its sender busy
-
-
-class State(NamedTuple):
-    """Where the replay stands, and what it has found."""
-
-    start: np.ndarray  # per row, -1: not yet
-    end: np.ndarray
-    grant: np.ndarray
-    granted_as: np.ndarray  # when, in the sequence of all grants and ends
-    ended_as: np.ndarray
-    ready: np.ndarray  # when the message of a row arrives
-    target: np.ndarray  # the device that its message goes to, or -1
-    anchor: np.ndarray  # the compute op before an R, or -1
-    queue: np.ndarray  # (4, rows)
-    head: np.ndarray  # (4, devices) the next of each queue
-    stop: np.ndarray  # (4, devices)
-    level: np.ndarray  # (devices,) bytes held
-    computing: np.ndarray  # (devices,)
-    copying: np.ndarray  # (2, devices)
-    came: np.ndarray  # (2, devices) when the head of a copy queue came to its link, -1: not yet
-    pair_free: np.ndarray  # (devices ** 2,) when a serial link is free
-    link_busy: np.ndarray  # (links,)
-    link_head: np.ndarray  # (links,) the next of its given order
-    dirty: np.ndarray  # (devices,) devices to look at, and in which order
-    dirty_order: np.ndarray
-    link_dirty: np.ndarray  # (links,) the same of links
-    link_order: np.ndarray
-    member_first: np.ndarray  # (links + 1,) who uses a link: 2 device + (0 for O, 1 for R)
-    members: np.ndarray
-    heap_time: np.ndarray  # events: an op ends (row), a message arrives (rows + row), a compute
-    heap_row: np.ndarray  # stream has sent its message (2 rows + row)
-    counts: np.ndarray  # HAPPENED, DIRTY, LINKS_DIRTY, WAITING
-
-
-HAPPENED, DIRTY, LINKS_DIRTY, WAITING = range(4)
+from .event_state import COMPUTE, DIRTY, GRANTS, HAPPENED, LINKS_DIRTY, OUT, WAITING, begin
 
 
 @step
@@ -121,8 +50,8 @@ def _pop(s):
 
 
 @step
-def _look_at(s, device):
-    """Have a device looked at in phase 2."""
+def _wake(s, device):
+    """Wake a device: phase 2 comes to it."""
     if not s.dirty[device]:
         s.dirty[device] = True
         s.dirty_order[s.counts[DIRTY]] = device
@@ -130,84 +59,12 @@ def _look_at(s, device):
 
 
 @step
-def _look_at_link(s, link):
-    """Have a link looked at in phase 3."""
+def _wake_link(s, link):
+    """Wake a link: phase 3 comes to it."""
     if not s.link_dirty[link]:
         s.link_dirty[link] = True
         s.link_order[s.counts[LINKS_DIRTY]] = link
         s.counts[LINKS_DIRTY] += 1
-
-
-@compiled
-def _begin(ops, world):
-    """The state at time 0."""
-    size, devices, links = len(ops.kind), len(ops.offsets) - 1, len(world.link_first) - 1
-    queue = np.empty((4, size), np.int64)
-    head = np.empty((4, devices), np.int64)
-    stop = np.empty((4, devices), np.int64)
-    anchor = np.full(size, -1, np.int64)
-    fill = np.zeros(4, np.int64)
-    for device in range(devices):
-        head[:, device] = fill
-        last = -1
-        for row in range(ops.offsets[device], ops.offsets[device + 1]):
-            kind = ops.kind[row]
-            which = COMPUTE if kind < O else BACK if kind == R and not world.shared else OUT
-            queue[which, fill[which]] = row
-            fill[which] += 1
-            if kind < O:
-                last = row
-            if ops.asks[row]:
-                queue[GRANTS, fill[GRANTS]] = row
-                fill[GRANTS] += 1
-                anchor[row] = last
-        stop[:, device] = fill
-    target = np.full(size, -1, np.int64)
-    for row in range(size):
-        for slot in range(ops.need_first[row], ops.need_first[row + 1]):
-            if ops.device[ops.needs[slot]] != ops.device[row]:
-                target[ops.needs[slot]] = ops.device[row]
-    member_first = np.zeros(links + 1, np.int64)
-    members = np.empty(2 * devices, np.int64)
-    at = 0
-    for link in range(links):
-        for device in range(devices):
-            for which in range(2):
-                if world.link_of[device, which] == link:
-                    members[at] = 2 * device + which
-                    at += 1
-        member_first[link + 1] = at
-    counts = np.zeros(4, np.int64)
-    counts[DIRTY] = devices
-    return State(
-        np.full(size, -1, np.int64),
-        np.full(size, -1, np.int64),
-        np.full(size, -1, np.int64),
-        np.full(size, -1, np.int64),
-        np.full(size, -1, np.int64),
-        np.full(size, -1, np.int64),
-        target,
-        anchor,
-        queue,
-        head,
-        stop,
-        world.static.copy(),
-        np.zeros(devices, np.bool_),
-        np.zeros((2, devices), np.bool_),
-        np.full((2, devices), -1, np.int64),
-        np.zeros(devices * devices if world.serial else 1, np.int64),
-        np.zeros(links, np.bool_),
-        world.link_first[:-1].copy(),
-        np.ones(devices, np.bool_),
-        np.arange(devices),
-        np.zeros(links, np.bool_),
-        np.empty(links, np.int64),
-        member_first,
-        members,
-        np.empty(3 * size + 2, np.int64),
-        np.empty(3 * size + 2, np.int64),
-        counts,
-    )
 
 
 @step
@@ -244,7 +101,7 @@ def _finish(ops, world, s, row, now):
     s.link_busy[world.link_of[device, which]] = False
     # the freed engine may have been what the head of its queue lacked on another link
     for way in range(2):
-        _look_at_link(s, world.link_of[device, way])
+        _wake_link(s, world.link_of[device, way])
 
 
 @step
@@ -295,7 +152,7 @@ def _start_compute(ops, world, s, device, now):
     _grant(s, row, now)
     s.computing[device] = True
     s.head[COMPUTE, device] += 1
-    _push(s, now + ops.lasts[row], row)
+    _push(s, now + ops.duration_ns[row], row)
     return True
 
 
@@ -312,7 +169,7 @@ def _come_to_links(ops, world, s, device, now):
             free = free and s.end[ops.needs[slot]] >= 0
         if free:
             s.came[which, device] = now
-            _look_at_link(s, world.link_of[device, 1 if ops.kind[row] == R else 0])
+            _wake_link(s, world.link_of[device, 1 if ops.kind[row] == R else 0])
 
 
 @step
@@ -360,8 +217,8 @@ def _serve(ops, world, s, link, now):
     s.start[row] = now
     if ops.kind[row] == O:
         s.grant[row] = now
-    _push(s, now + ops.lasts[row], row)
-    _look_at(s, device)
+    _push(s, now + ops.duration_ns[row], row)
+    _wake(s, device)
 
 
 @compiled
@@ -372,7 +229,7 @@ def run_events(ops, world):
         starts, ends, grants per row, -1 where an op never starts (a deadlock); and per row when, in
         the sequence of all grants and ends, it was granted and when it ended.
     """
-    s = _begin(ops, world)
+    s = begin(ops, world)
     size = len(ops.kind)
     now = 0
     while True:
@@ -387,7 +244,7 @@ def run_events(ops, world):
             else:
                 device = ops.device[event - 2 * size]
                 s.computing[device] = False
-            _look_at(s, device)
+            _wake(s, device)
         # 2. grants and compute starts until nothing more can start; transfers come to their links
         for at in range(s.counts[DIRTY]):
             device = s.dirty_order[at]

@@ -11,6 +11,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..trace import Trace
 from . import events
+from .event_state import Ops, World
 from .graph import build_graph, given_order, shared_links
 from .links import link_keys
 
@@ -65,7 +66,7 @@ def run_events(
     number = {key: at for at, key in enumerate(names)}
     link_rows = [given_order(schedule, key) or [] for key in names]
     times = events.run_events(
-        events.Ops(
+        Ops(
             schedule.table[:, 0],
             schedule.devices,
             schedule.offsets,
@@ -73,7 +74,7 @@ def run_events(
             first,
             needed[order],
         ),
-        events.World(
+        World(
             np.array(profile.static_bytes, np.int64),
             np.array(limits or (-1,) * profile.devices, np.int64),
             profile.shares_copy_engine,

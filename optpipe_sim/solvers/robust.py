@@ -36,6 +36,7 @@ from .anneal.search import Programs, Workspace, pack, search, unpack
 from .greedy.search import greedy_search
 from .options import SolveOptions
 from .problem import Problem, make_problem
+from .race.compiling import compile_engines
 from .race.portfolio import ctrl_c_later
 from .reports import no_report
 from .result import FEASIBLE, SolveResult
@@ -177,6 +178,8 @@ def solve_robust(
     if quantile is not None and not 0 <= quantile <= 1:
         raise OptPipeError(f"quantile: must be from 0 to 1, got {quantile}")
     require_samples(profile, microbatches, samples)
+    problem = make_problem(profile, microbatches, memory_limit, objective)
+    compile_engines(problem, on_wait)
     began = time.monotonic()
     seen: list[Schedule] = []
 
@@ -191,7 +194,6 @@ def solve_robust(
         warm_start=warm_start, on_incumbent=found, watch=watch, on_wait=on_wait, save=save,
     )  # fmt: skip
     assert nominal.schedule is not None
-    problem = make_problem(profile, microbatches, memory_limit, objective)
     interrupted, entries = bool(nominal.info["interrupted"]), None
     try:
         tuning = draw_scenarios(profile, microbatches, noise, TUNING, seed)

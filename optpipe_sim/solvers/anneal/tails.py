@@ -132,6 +132,7 @@ def _renew(prog, length, costs, t):
     mask, above = (1 << high) - 1, 1 << low
     trial, after = t.tally[TRIAL], t.after
     while True:
+        # 1. the device whose next op ends last, and when that of the next one does
         d, latest, second = -1, -1, -1
         for other in range(devices):
             if t.wake[other] >= 0:
@@ -144,10 +145,11 @@ def _renew(prog, length, costs, t):
         slot = t.wake[d]
         t.wake[d] = -1
         code = prog[d, slot]
-        while True:  # the ops of this device
+        while True:
+            # 2. its ops, from what is behind the next stale one
             following, asked = after[code, FOLLOWING], after[code, ASKED]
             out, back = after[code, LATER_OUT], after[code, LATER_BACK]
-            while True:  # op by op, until what is behind them is what it was
+            while True:
                 if t.stale[code] == trial:
                     t.stale[code] = 0
                     t.pending[d] -= 1
@@ -155,6 +157,7 @@ def _renew(prog, length, costs, t):
                 stage = unit >> low
                 lasting = costs.durations[kind, stage]
                 old = t.tail[code]
+                # 3. the longest way over the ops that wait for this one
                 source = -1
                 if kind == O:
                     tail = max(out, _from_start(unit | R << high, costs, t))
@@ -198,6 +201,7 @@ def _renew(prog, length, costs, t):
                         _wake(source, giver, t)
                         second = max(second, t.key[giver])
                 t.tail[code] = tail
+                # 4. the O's whose memory it takes
                 if tail != old and kind in (F, R):
                     given = t.before[code, GIVEN]
                     if given != t.before[prog[d, slot + 1], GIVEN]:
@@ -206,6 +210,7 @@ def _renew(prog, length, costs, t):
                         while at >= 0 and t.taker[prog[d, at]] == code:
                             _invalidate(prog[d, at], d, slot, t)
                             at = next_out(prog, d, at + 1, slot, high)
+                # 5. on, unless what is behind the next op is what it was
                 slot -= 1
                 if slot < 0:
                     break
