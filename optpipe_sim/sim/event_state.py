@@ -121,6 +121,7 @@ def begin(ops, world):
                     at += 1
         member_first[link + 1] = at
     counts = np.zeros(4, np.int64)
+    pairs = devices * devices if world.serial else 1
     counts[DIRTY] = devices
     return State(
         start=np.full(size, -1, np.int64),
@@ -138,7 +139,7 @@ def begin(ops, world):
         computing=np.zeros(devices, np.bool_),
         copying=np.zeros((2, devices), np.bool_),
         came=np.full((2, devices), -1, np.int64),
-        pair_free=np.zeros(devices * devices if world.serial else 1, np.int64),
+        pair_free=np.zeros(pairs, np.int64),
         link_busy=np.zeros(links, np.bool_),
         link_head=world.link_first[:-1].copy(),
         dirty=np.ones(devices, np.bool_),

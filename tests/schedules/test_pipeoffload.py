@@ -229,7 +229,8 @@ def test_with_selective_recomputation_copies_move_what_stays(engines: str, apart
     assert check(schedule, profile) == []
     trace = simulate(schedule, profile)
     spans = {str(span.op): (span.start_ns, span.end_ns) for span in trace.spans}
-    assert trace.offloaded and schedule.meta["dropped"] == 0
+    assert trace.offloaded
+    assert schedule.meta["dropped"] == 0
     for op, (start, end) in spans.items():
         if op[0] in "OR":
             assert end - start == 10  # 16 * 60 %, rounded
