@@ -68,7 +68,7 @@ def anneal(
         (best cost, evaluations done).
     """
     devices, stages, high = len(length), len(costs.act), costs.high
-    linked = links.count > 0
+    linked = links.number > 0
     slot = t.slot
     path = np.empty(4 * stages * costs.microbatches, np.int64)
     saved = prog.copy()

@@ -35,7 +35,7 @@ def evaluate_links(prog, length, costs, links, end, ready, cause):
                 return NEVER, NEVER, 0
         # 2. what time decides next: which link serves next, and when
         soonest, chosen = NEVER, -1
-        for link in range(links.count):
+        for link in range(links.number):
             if links.due[link] < 0:
                 find_next(link, costs, links)
             if links.due[link] < soonest:
@@ -94,7 +94,7 @@ def _begin(prog, length, costs, links, end, ready):
         links.where[queue] = slot
         if slot < length[d]:
             links.head[queue] = prog[d, slot]
-    for link in range(links.count):
+    for link in range(links.number):
         links.free[link] = 0
         links.last[link] = -1
         links.due[link] = NEVER

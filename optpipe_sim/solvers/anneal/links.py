@@ -9,7 +9,7 @@ For programs as codes see `times`, for what happens beside the links `linked`. A
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -31,7 +31,7 @@ class Links(NamedTuple):
     """
 
     # the links
-    count: int
+    number: int  # of links; 0 where none is shared
     shift: int  # where the time begins in a key, in bits
     link_of: np.ndarray  # (queues,)
     members: np.ndarray  # the queues of each link, by rank
@@ -99,8 +99,8 @@ def make_links(profile: CostProfile, bits: tuple[int, int], shared: bool) -> Lin
         "ended": (devices, 2 * room),
         "pair": (devices, devices),
     }
-    given = {
-        "count": count,
+    given: dict[str, Any] = {
+        "number": count,
         "shift": ROUNDS if (profile.durations_ns[O:] == 0).any() else 1,
         "link_of": link_of,
         "members": members,
@@ -108,7 +108,7 @@ def make_links(profile: CostProfile, bits: tuple[int, int], shared: bool) -> Lin
         "durations": durations.ravel(),
         "released": released.ravel(),
     }
-    arrays = {
+    arrays: dict[str, Any] = {
         name: np.zeros(size.get(name, (devices,)), np.int64)
         for name in Links._fields
         if name not in given

@@ -90,7 +90,7 @@ def evaluate(prog, length, costs, t):
 @compiled
 def measure(prog, length, costs, links, t):
     """`evaluate`, or `evaluate_links` where there are links that are shared."""
-    if links.count > 0:
+    if links.number > 0:
         return evaluate_links(prog, length, costs, links, t.end, t.ready, t.cause)
     return evaluate(prog, length, costs, t)
 
