@@ -80,7 +80,7 @@ def chart(
             [y / unit for y in ys],
             mode="after",
             line_width=2,
-            line_color="#5E2D79" if curve.dashed else "#0072B2",
+            line_color="#9B6BC9" if curve.dashed else "#0072B2",
             line_dash="dashed" if curve.dashed else "solid",
             legend_label=curve.name,
         )
@@ -91,6 +91,10 @@ def chart(
         line = Span(location=limit_bytes / size, dimension="height", line_color=LIMIT)
         line.line_dash = "dashed"
         plot.add_layout(line)
+    if curves:  # the range of the curves; what lies outside is a zoom away
+        left, right = min(x for x, _ in lines) / size, max(x for x, _ in lines) / size
+        room = 0.08 * (right - left or right)
+        plot.x_range.start, plot.x_range.end = left - room, right + room
     low, high = min(times) / unit, max(times) / unit
     if high > SLOWEST * low:
         chosen = [mark.time_ns / unit for mark in marks if mark.view]

@@ -12,7 +12,7 @@ from ..costs.advise.rows import Advice, Point, limited_by
 from ..solvers.frontier import Frontier
 from ..study.compare import Comparison
 from ..trace import Trace
-from ..units import format_size, format_time
+from ..units import counted, format_size, format_time
 from .chart import Curve, Mark, chart
 from .markup import Cell, table
 from .page import View, slot
@@ -85,8 +85,12 @@ def frontier_views(found: Frontier) -> list[View]:
             Cell(fixed),
         ]
         rows.append(Choice(name, trace, point.limit_bytes, trace.cost_ns, cells))
+    chunks = f"{counted(found.profile.chunks, 'chunk')} per device"
     best = [(row.memory_bytes, row.time_ns) for row in rows if row.trace]
-    curves = [Curve("best schedule found", best), Curve("proven bound", bound, dashed=True)]
+    curves = [
+        Curve("best schedule found", best),
+        Curve(f"no schedule with {chunks} is faster (proven)", bound, dashed=True),
+    ]
     published = [
         Mark(each.schedule, each.peak_bytes, each.cost_ns, "published") for each in found.schedules
     ]

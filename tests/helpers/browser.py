@@ -12,7 +12,31 @@ from typing import Any
 CHROMIUM = shutil.which("chromium")
 DRIVER = shutil.which("chromedriver")
 MISSING = "no chromium and chromedriver here (Debian: apt-get install chromium chromium-driver)"
-READY_S = 60.0  # a loaded machine is slow; what is measured is asserted elsewhere
+READY_S = 20.0  # a loaded machine is slow; what is measured is asserted elsewhere
+
+
+# the middle of a box of a figure, in the window
+_BOX = """
+const [name, part, row] = arguments, chart = optpipe.charts[name], table = chart[part].data;
+const box = chart.plot.el.getBoundingClientRect(), { x_scale, y_scale } = chart.plot.frame;
+const { start, end } = chart.figure.x_range;
+const middle = (Math.max(start, table.start[row]) + Math.min(end, table.end[row])) / 2;
+const y = optpipe.place(name, [table.place[row]], 0.5)[0];
+return [box.left + x_scale.compute(middle), box.top + y_scale.compute(y)];
+"""
+# the texts of all hovers that are shown, row by row; Bokeh keeps them in shadow trees
+_HOVERS = """
+const found = [];
+const walk = (node) => {
+  if (node.classList?.contains("bk-Tooltip") && node.style.display !== "none") {
+    const rows = [...node.shadowRoot.querySelectorAll(".bk-tooltip-row-value")];
+    if (rows.length) found.push(rows.map((row) => row.innerText));
+  }
+  for (const child of [...(node.shadowRoot?.children ?? []), ...node.children]) walk(child);
+};
+walk(document.body);
+return found;
+"""
 
 
 class Browser:
@@ -25,6 +49,7 @@ class Browser:
         """Open a page and wait until its first view is drawn; how many seconds that took."""
         from selenium.webdriver.support.ui import WebDriverWait
 
+        self.messages()  # of the page before
         self.driver.get(path.resolve().as_uri())
         script = "return !!document.querySelector('section.view[data-drawn]') || window.failed"
         WebDriverWait(self.driver, READY_S, 0.05).until(lambda d: d.execute_script(script))
@@ -65,6 +90,33 @@ class Browser:
         self.mouse("mouseMoved", x, y)
         self.mouse("mousePressed", x, y, button="left", clickCount=1)
         self.mouse("mouseReleased", x, y, button="left", clickCount=1)
+
+    def box(self, chart: str, part: str, row: int) -> tuple[float, float]:
+        """Where the middle of a box of a chart is in the window, scrolled there: the `row`-th of its
+        ``ops`` or ``gaps``."""
+        place = "optpipe.charts[arguments[0]].element.scrollIntoView({block: 'nearest'})"
+        self.run(place, chart)
+        x, y = self.run(_BOX, chart, part, row)
+        return x, y
+
+    def hover(self, x: float, y: float) -> list[list[str]]:
+        """The rows of the hovers that appear at a place of the window."""
+        self.mouse("mouseMoved", 1, 1)
+        self.wait(f"return (() => {{{_HOVERS}}})().length === 0")
+        self.mouse("mouseMoved", x - 1, y)
+        self.mouse("mouseMoved", x, y)
+        found: list[list[str]] = self.wait(
+            f"const all = (() => {{{_HOVERS}}})(); return all.length ? all : null"
+        )
+        return found
+
+    def drag(self, x: float, y: float, by: float) -> None:
+        """A drag to the right, in three steps."""
+        self.mouse("mouseMoved", x, y)
+        self.mouse("mousePressed", x, y, button="left", clickCount=1)
+        for step in (1, 2, 3):
+            self.mouse("mouseMoved", x + by * step / 3, y, button="left", buttons=1)
+        self.mouse("mouseReleased", x + by, y, button="left", clickCount=1)
 
     def media(self, **features: str) -> None:
         """Colour scheme and the like, as the system of a user would set them."""

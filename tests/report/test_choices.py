@@ -96,7 +96,7 @@ def test_frontier_shows_the_curve_and_opens_its_schedules(cli: Any) -> None:
     ]
     assert len(opened(page)) == len(solved)
     data = re.search(r'id="data">(.*?)</script>', Path("F.html").read_text(), re.DOTALL)[1]
-    assert "proven bound" in data
+    assert "1 chunk per device is faster (proven)" in data
     assert "zb-h1" in data
 
 

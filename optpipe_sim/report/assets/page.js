@@ -55,18 +55,19 @@ const optpipe = (() => {
   }
 
   // -- what is said -----------------------------------------------------------------------------
-  const scaled = (value, units) => {
+  const scaled = (value, units, digits = 4) => { // lengths as the tables have them, instants more exactly
     const [unit, size] = units.find(([, size]) => Math.abs(value) >= size) ?? units.at(-1);
-    return `${Number((value / size).toPrecision(5))} ${unit}`;
+    return `${Number((value / size).toPrecision(digits))} ${unit}`;
   };
-  const time = (ns) => scaled(ns, [["s", 1e9], ["ms", 1e6], ["us", 1e3], ["ns", 1]]);
+  const time = (ns, digits) => scaled(ns, [["s", 1e9], ["ms", 1e6], ["us", 1e3], ["ns", 1]], digits);
+  const instant = (ns) => time(ns, 6);
   const bytes = (n) => scaled(n, [["TiB", 2 ** 40], ["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10], ["B", 1]]);
   const ops = (chart) => chart.ops.data;
   const device = (chart, row) => ops(chart).place[row] >> 4;
   const kind = (chart, row) => chart.kinds[ops(chart).place[row] & 15];
   const op = (chart, row) => `${kind(chart, row)}${ops(chart).stage[row]}.${ops(chart).microbatch[row]}`;
   const where = (chart, row) => `${op(chart, row)} (device ${device(chart, row)})`;
-  const span = (table, row) => `${time(table.start[row])} to ${time(table.end[row])}`;
+  const span = (table, row) => `${instant(table.start[row])} to ${instant(table.end[row])}`;
 
   const BECAUSE = { // of `reasons`; what the op waited for is `by`
     start: () => "nothing keeps it from the start",
@@ -91,7 +92,7 @@ const optpipe = (() => {
     const level = chart.levels[stage[row] * chart.microbatches + microbatch[row]] ?? 0;
     const [f, o, r, c, b, w, bw] = ["F", "O", "R", "C", "B", "W", "BW"].map(find);
     const back = b >= 0 ? b : bw;
-    return { held: `${time(start[f])} to ${time(end[back])}${w >= 0 ? `, what W needs to ${time(end[w])}` : ""}`,
+    return { held: `${instant(start[f])} to ${instant(end[back])}${w >= 0 ? `, what W needs to ${instant(end[w])}` : ""}`,
       offloaded: o < 0 ? "no" : `${span(ops(chart), o)}, back ${span(ops(chart), r)}`,
       recomputed: !level ? "no" : `${chart.levelNames[level - 1]}, ${c >= 0 ? span(ops(chart), c) : "inside its backward"}` };
   }
@@ -109,7 +110,7 @@ const optpipe = (() => {
     },
     held: (chart, at, vars) => {
       const held = chart.memory[at].data, late = held.time.findLastIndex((ns) => ns <= vars.x);
-      return `${bytes(held.bytes[Math.max(0, late)])} at ${time(vars.x)}`;
+      return `${bytes(held.bytes[Math.max(0, late)])} at ${instant(vars.x)}`;
     },
     of: (chart, at) => `device ${at}, ${chart.limits ? `limit ${bytes(chart.limits[at])}` : "no limit"}, peak ${bytes(chart.memory[at].data.bytes.reduce((a, b) => Math.max(a, b), 0))}`,
   };
@@ -184,6 +185,7 @@ const optpipe = (() => {
     for (const axis of [...figure.left, ...figure.below]) {
       axis.setv({ major_label_text_color: ink, axis_label_text_color: ink, axis_line_color: line, major_tick_line_color: line, minor_tick_line_color: null });
     }
+    for (const legend of figure.center.filter((each) => "label_text_color" in each)) legend.setv({ label_text_color: ink, title_text_color: ink });
     for (const grid of figure.center.filter((each) => "grid_line_color" in each)) grid.setv({ grid_line_color: grid.dimension ? null : line });
   }
   const repaint = () => data.views.flatMap((view) => view.figures ?? []).forEach(paint);
@@ -285,7 +287,7 @@ const optpipe = (() => {
     press(button, section && data.views[section.dataset.view]);
   });
   document.addEventListener("keydown", (event) => {
-    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest("input, select, textarea")) return;
+    if (event.ctrlKey || event.metaKey || event.altKey || event.target.closest?.("input, select, textarea")) return;
     const near = [...document.querySelectorAll("section.view:not([hidden])")].findLast((each) => each.getBoundingClientRect().top < innerHeight / 2);
     const charts = near ? data.views[near.dataset.view].drawn ?? [] : [], chart = charts[0];
     if (!chart) return;

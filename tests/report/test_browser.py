@@ -1,0 +1,356 @@
+"""Reports in a real headless Chromium, from the disk: what a hand does to them, and what they answer."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from browser import CHROMIUM, DRIVER, MISSING, Browser, browser
+from pages import LEVELS, replayed
+
+from optpipe_sim import Report, Trace, load_profile, simulate
+from optpipe_sim.ops import Op, OpKind
+from optpipe_sim.report.columns import TraceColumns
+from optpipe_sim.report.difference import changes
+from optpipe_sim.study.compare import compare_all
+from optpipe_sim.units import format_size, format_time
+
+pytestmark = pytest.mark.skipif(not (CHROMIUM and DRIVER), reason=MISSING)
+PROFILES = Path(__file__).parents[2] / "experiments/profiles"
+RANGE = "const range = optpipe.charts[arguments[0]].figure.x_range; return [range.start, range.end]"
+MARKED = "return Array.from(optpipe.charts[arguments[0]].ops.selected.indices)"
+NOTE = "return document.querySelector('.note').textContent"
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def trace() -> Trace:
+    """Offloading, recomputation inside backwards, messages and waits for memory."""
+    return replayed("adaoffload:recompute=selective", load_profile(LEVELS), 12)
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Callable[[Report], float]:
+    """Opens a report and returns how many seconds that took."""
+    folder = tmp_path_factory.mktemp("pages")
+
+    def show(report: Report) -> float:
+        return chromium.open(report.save(folder / f"{abs(hash(report.html))}.html"))
+
+    return show
+
+
+@pytest.fixture
+def page(trace: Trace, shown: Any, chromium: Browser) -> Browser:
+    """A new page of the trace."""
+    shown(Report.of(trace))
+    return chromium
+
+
+def chain(columns: TraceColumns, row: int) -> list[int]:
+    found = []
+    while row >= 0:
+        found.append(row)
+        row = int(columns.ops["by"][row])
+    return sorted(found)
+
+
+def test_pages_load_without_a_message(
+    trace: Trace, shown: Any, chromium: Browser, tmp_path: Path
+) -> None:
+    profile = load_profile(PROFILES / "zb-1.5b-p8-m32.yaml")
+    one, two = replayed("zb-h1", profile, 32), replayed("1f1b", profile, 32)
+    alone = {**LEVELS, "devices": 1, "memory_limit_gib": 80}
+    for report in (
+        Report.of(one),
+        Report.of(one, two),
+        Report.of(trace),
+        Report.of(replayed("1f1b:recompute=full", load_profile(LEVELS), 12)),
+        Report.of(replayed("1f1b", load_profile(alone), 2)),  # never idle
+        Report.of_comparison(compare_all(profile, 8, ["1f1b", "zb-h1", "gpipe"])),
+    ):
+        shown(report)
+        assert chromium.messages() == []
+    # which would have been seen
+    (tmp_path / "bad.html").write_text(
+        "<section class=view data-drawn></section><script>console.warn('heard')</script>"
+    )
+    chromium.open(tmp_path / "bad.html")
+    assert any("heard" in message for message in chromium.messages())
+
+
+def test_a_hover_says_what_the_op_waited_for_and_what_becomes_of_its_activation(
+    page: Browser, trace: Trace
+) -> None:
+    columns = TraceColumns(trace)
+    offloaded = trace.schedule.table[trace.schedule.table[:, 0] == OpKind.O][1]
+    row = trace.schedule.row(Op(OpKind.B, int(offloaded[1]), int(offloaded[2])))
+    span, stage = trace.spans[row], int(offloaded[1])
+    (said,) = page.hover(*page.box("a", "ops", row))
+    op, times, waited, held, away, again, sizes = said
+    assert op.startswith(f"{span.op}: stage {stage} ")
+    assert op.endswith(f"device {span.device}")
+    assert format_time(span.end_ns - span.start_ns) in times
+    by = trace.schedule.op(int(columns.ops["by"][row]))
+    assert f"{by} (device {trace.profile.placement[by.stage]})" in waited
+    first = trace.span(Op(OpKind.F, stage, span.op.microbatch))
+    assert held.startswith(f"{first.start_ns / 1e6:g} ms to ")
+    assert " back " in away
+    assert again == "selective, inside its backward"
+    assert "MiB at its start" in sizes
+    row = trace.schedule.row(Op(OpKind.F, 0, 0))
+    (said,) = page.hover(*page.box("a", "ops", row))
+    assert (said[2], said[4]) == ("nothing keeps it from the start", "no")
+
+
+def test_a_hover_over_idle_time_and_over_memory(page: Browser, trace: Trace) -> None:
+    columns = TraceColumns(trace)
+    gap = next(at for at, one in enumerate(columns.idle) if one.cause == "neighbour")
+    found = columns.idle[gap]
+    (said,) = page.hover(*page.box("a", "gaps", gap))
+    assert said[0].startswith(f"device {found.device}, ")
+    assert said[0].endswith(format_time(found.length_ns))
+    assert said[1].startswith(
+        f"neighbour: {found.op} comes after, it waits for {found.by} (device "
+    )
+    # memory: a place in the lane below the copies of device 1, in the middle of the time
+    x, y = page.run(
+        "const chart = optpipe.charts.a, box = chart.plot.el.getBoundingClientRect();"
+        "const low = optpipe.place('a', [1 * 16 + 11], 0.95)[0];"
+        "return [box.left + chart.plot.frame.x_scale.compute(chart.makespan / 2),"
+        " box.top + chart.plot.frame.y_scale.compute(low)]"
+    )
+    (said,) = page.hover(x, y)
+    at_ns = float(said[0].split(" at ")[1].split()[0]) * 1e6
+    steps = trace.memory[1]
+    held = steps.bytes[np.searchsorted(steps.times_ns, at_ns, side="right") - 1]
+    assert said[0].startswith(f"{format_size(int(held))} at ")
+    assert said[1] == f"device 1, limit 7 GiB, peak {format_size(trace.peak_bytes[1])}"
+
+
+def test_a_click_on_an_op_marks_its_causes_back_to_the_start(page: Browser, trace: Trace) -> None:
+    columns = TraceColumns(trace)
+    row = int(np.argmax(trace.end_ns))
+    page.tap(*page.box("a", "ops", row))
+    wanted = chain(columns, row)
+    assert page.wait(f"const all = (() => {{{MARKED}}})(); return all.length > 1 && all".replace("arguments[0]", "'a'")) == wanted  # fmt: skip
+    note = page.run(NOTE)
+    assert note.startswith(f"{trace.schedule.op(row)} waited: ")
+    assert f"its chain of {len(wanted)} causes" in note
+    lines = page.run("return optpipe.charts.a.way.data.x0.length")
+    assert lines == len(wanted) - 1
+    page.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape', bubbles: true}))")
+    assert page.run(MARKED, "a") == []
+    assert page.run("return optpipe.charts.a.way.data.x0.length") == 0
+
+
+def test_a_click_on_idle_time_names_its_cause_and_goes_to_the_op_waited_for(
+    page: Browser, trace: Trace
+) -> None:
+    columns = TraceColumns(trace)
+    gap = next(at for at, one in enumerate(columns.idle) if one.cause == "memory")
+    found = columns.idle[gap]
+    page.tap(*page.box("a", "gaps", gap))
+    page.wait(f"return (() => {{{NOTE}}})().startsWith('Idle')")
+    note = page.run(NOTE)
+    assert f"Cause: memory: {found.op} comes after, it waits for {found.by} (device " in note
+    by = trace.schedule.row(found.by)
+    assert page.run(MARKED, "a") == chain(columns, by)
+    start, end = page.run(RANGE, "a")
+    assert start <= min(found.start_ns, trace.start_ns[by])
+    assert end >= max(found.end_ns, trace.end_ns[by])
+    assert end - start < trace.makespan_ns
+
+
+def test_the_critical_path_is_a_switch(page: Browser, trace: Trace) -> None:
+    page.click("[data-action=critical]")
+    assert page.run(MARKED, "a") == sorted(TraceColumns(trace).critical)
+    page.click("[data-action=critical]")
+    assert page.run(MARKED, "a") == []
+    assert page.run("return optpipe.charts.a.messages.visible") is False
+    page.click("[data-action=messages]")
+    assert page.run("return optpipe.charts.a.messages.visible") is True
+
+
+def test_zoom_and_pan_by_mouse_keys_and_touch(page: Browser, trace: Trace) -> None:
+    def reach() -> tuple[float, float]:
+        start, end = page.run(RANGE, "a")
+        return start, end
+
+    def press(key: str) -> None:
+        page.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}))", key)  # fmt: skip
+
+    def after(act: Callable[[], None]) -> tuple[float, float]:
+        before = reach()
+        act()
+        return tuple(page.wait(f"const now = (() => {{{RANGE}}})(); return (now[0] !== {before[0]} || now[1] !== {before[1]}) && now".replace("arguments[0]", "'a'")))  # fmt: skip
+
+    x, y = page.box("a", "ops", len(trace.schedule) // 2)
+    whole = reach()
+    assert whole == (0, trace.makespan_ns)
+    page.mouse("mouseMoved", x, y)
+    wheel = {"deltaX": 0, "deltaY": -240}
+    near = after(lambda: page.mouse("mouseWheel", x, y, **wheel, modifiers=2))
+    assert near[1] - near[0] < whole[1] - whole[0]
+    page.mouse("mouseWheel", x, y, **wheel)  # scrolls the page
+    time.sleep(0.3)
+    assert reach() == near
+    x, y = page.box("a", "ops", len(trace.schedule) // 2)
+    moved = after(lambda: page.drag(x, y, 90))
+    assert moved[0] < near[0]
+    page.wait("return !optpipe.charts.a.plot.is_paused")
+    assert after(lambda: press("ArrowRight"))[0] > reach()[0] - trace.makespan_ns
+    assert after(lambda: press("0")) == whole
+    closer = after(lambda: press("+"))
+    assert closer[1] - closer[0] == pytest.approx(0.6 * (whole[1] - whole[0]))
+    assert after(lambda: press("ArrowRight"))[0] == pytest.approx(closer[0] + 0.2 * (closer[1] - closer[0]))  # fmt: skip
+    press("0")
+    x, y = page.box("a", "ops", len(trace.schedule) // 2)
+    touch = page.driver.execute_cdp_cmd
+    touch("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 2})
+    pinch = {"x": x, "y": y, "scaleFactor": 2.5, "gestureSourceType": "touch"}
+    pinched = after(lambda: touch("Input.synthesizePinchGesture", pinch))
+    touch("Emulation.setTouchEmulationEnabled", {"enabled": False})
+    assert pinched[1] - pinched[0] < whole[1] - whole[0]
+    assert page.messages() == []
+
+
+def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
+    trace = replayed("zb-h1", load_profile(PROFILES / "zb-14.6b-p16-m48.yaml"), 16)
+    shown(Report.of(trace))
+    opened = "return optpipe.charts.a.open.map(Number).reduce((a, b) => a + b)"
+    height = "return optpipe.charts.a.figure.height"
+    assert chromium.run(opened) == 1  # the fullest
+    low = chromium.run(height)
+    chromium.click("#a-devices [data-device='5']")
+    assert chromium.run(opened) == 2
+    assert chromium.run(height) > low
+    chromium.click("[data-action=unfold]")
+    assert chromium.run(opened) == 16
+    chromium.click("[data-action=unfold]")
+    assert chromium.run(opened) == 0
+    # where the boxes are drawn is where hovers find them
+    row = trace.schedule.row(Op(OpKind.B, 9, 3))
+    (said,) = chromium.hover(*chromium.box("a", "ops", row))
+    assert said[0].startswith("B9.3: ")
+
+
+def test_the_tables_sort_and_lead_to_the_lanes(page: Browser, trace: Trace) -> None:
+    columns = TraceColumns(trace)
+    at = 4
+    page.click(f"#a-idle [data-gap='{at}']")
+    found = columns.idle[at]
+    start, end = page.run(RANGE, "a")
+    assert start <= found.start_ns
+    assert found.end_ns <= end
+    assert page.run("return Array.from(optpipe.charts.a.gaps.selected.indices)") == [at]
+    first = "return document.querySelector('#a-idle tbody td').dataset.value"
+    longest, shortest = columns.idle[0].length_ns, columns.idle[-1].length_ns
+    assert page.run(first) == str(longest)
+    for wanted in (longest, shortest, longest):
+        page.click("#a-idle th")
+        assert page.run(first) == str(wanted)
+
+
+def test_two_schedules_on_one_axis(shown: Any, chromium: Browser) -> None:
+    profile = load_profile(PROFILES / "zb-1.5b-p8-m24.yaml")
+    one, two = replayed("zb-h1", profile, 24), replayed("1f1b", profile, 24)
+    shown(Report.of(one, two))
+    longer = two.makespan_ns - one.makespan_ns
+    assert chromium.run(RANGE, "a") == chromium.run(RANGE, "b") == [0, two.makespan_ns]
+    chromium.click("[data-edge=end]")
+    assert chromium.run(RANGE, "a") == [-longer, one.makespan_ns]
+    assert chromium.run(RANGE, "b") == [0, two.makespan_ns]
+    chromium.run("optpipe.charts.a.figure.x_range.setv({ start: 1e8, end: 3e8 })")
+    assert chromium.run(RANGE, "b") == [1e8 + longer, 3e8 + longer]
+    chromium.run("optpipe.charts.b.figure.x_range.setv({ start: 1e8, end: 3e8 })")
+    assert chromium.run(RANGE, "a") == [1e8 - longer, 3e8 - longer]
+    chromium.click("[data-action=changed]")
+    rows = changes(one, two).rows
+    assert (chromium.run(MARKED, "a"), chromium.run(MARKED, "b")) == rows
+    # each shows the other's memory
+    assert chromium.run("return optpipe.charts.a.sources.filter((each) => each.name === 'a-other').length") == 8  # fmt: skip
+    chromium.click("#b-idle [data-gap='0']")
+    assert chromium.run("return Array.from(optpipe.charts.b.gaps.selected.indices)") == [0]
+    assert chromium.messages() == []
+
+
+def test_points_and_rows_open_their_schedule(shown: Any, chromium: Browser) -> None:
+    profile = load_profile(PROFILES / "zb-1.5b-p8-m24.yaml")
+    found = compare_all(profile, 8, ["1f1b", "zb-h1", "gpipe"])
+    shown(Report.of_comparison(found))
+    hidden = "return [...document.querySelectorAll('section.view')].map((each) => each.hidden)"
+    assert chromium.run(hidden) == [False, False, True, True]
+    chromium.click("#choices [data-open='2']")
+    chromium.wait("return document.getElementById('view-2').dataset.drawn === 'yes'")
+    assert chromium.run(hidden) == [False, False, False, True]
+    assert chromium.run("return optpipe.charts['schedule-1'].makespan") == found.rows[1].trace.makespan_ns  # fmt: skip
+    chromium.run("window.scrollTo(0, 0)")
+    time.sleep(0.6)  # until it has scrolled
+    x, y = chromium.run(
+        "const view = [...Bokeh.index].find((each) => each.model.name === 'chart'), box = view.el.getBoundingClientRect();"
+        "const source = view.model.document.get_model_by_name('chart-fits').data, at = source.view.indexOf(3);"
+        "return [box.left + view.frame.x_scale.compute(source.x[at]), box.top + view.frame.y_scale.compute(source.y[at])]"
+    )
+    chromium.tap(x, y)
+    chromium.wait("return document.getElementById('view-3').dataset.drawn === 'yes'")
+    assert chromium.messages() == []
+
+
+def test_light_dark_and_paper(page: Browser) -> None:
+    paper = "return getComputedStyle(document.body).backgroundColor"
+    ink = "return optpipe.charts.a.figure.below[0].major_label_text_color"
+    light, dark_ink = page.run(paper), page.run(ink)
+    try:
+        page.media(**{"color-scheme": "dark"})
+        page.wait(f"return (() => {{{ink}}})() !== '{dark_ink}'")
+        dark = page.run(paper)
+        assert dark != light
+        page.click("#theme")
+        assert (page.run(paper), page.run(ink)) == (light, dark_ink)
+        page.click("#theme")
+        assert page.run(paper) == dark
+        printed = page.driver.execute_cdp_cmd("Page.printToPDF", {})["data"]
+        assert base64.b64decode(printed).startswith(b"%PDF")
+        assert (page.run(paper), page.run(ink)) == (light, dark_ink)
+    finally:
+        page.media(**{"color-scheme": "light"})
+
+
+def test_hostile_names_do_nothing(shown: Any, chromium: Browser) -> None:
+    name = "</script><script>window.taken = 1</script><img src=x onerror='window.taken = 1'>"
+    level = {**LEVELS["stages"]["recompute"][0], "name": name}
+    profile = load_profile({**LEVELS, "stages": {**LEVELS["stages"], "recompute": [level]}})
+    kept = replayed("1f1b", replace(profile, name=name), 8)
+    schedule = kept.schedule.replace(recompute={"1": name}, meta={"name": name})
+    trace = simulate(schedule, kept.profile)
+    shown(Report.of(trace))
+    assert chromium.run("return document.querySelector('h1').textContent") == name
+    row = trace.schedule.row(Op(OpKind.BW, 1, 3))
+    (said,) = chromium.hover(*chromium.box("a", "ops", row))
+    assert said[5] == f"{name}, inside its backward"
+    chromium.tap(*chromium.box("a", "ops", row))
+    assert chromium.run("return window.taken ?? 0") == 0
+    assert chromium.messages() == []
+
+
+@pytest.mark.timing
+@pytest.mark.parametrize(("profile", "microbatches", "seconds"), [("zb-1.5b-p8-m32", 32, 3), ("zb-28.3b-p32-m256", 256, 8)])  # fmt: skip
+def test_pages_load_quickly(profile: str, microbatches: int, seconds: int, shown: Any, chromium: Browser) -> None:  # fmt: skip
+    trace = replayed("zb-h1", load_profile(PROFILES / f"{profile}.yaml"), microbatches)
+    report = Report.of(trace)
+    took = min(shown(report) for _ in range(3))
+    print(f"{profile}: {len(trace.schedule):,} ops, {len(report.html):,} bytes, {took:.2f} s")
+    assert took < seconds
+    assert chromium.messages() == []
