@@ -99,7 +99,7 @@ class Report:
         return write_text(path, self.html)
 
     def __repr__(self) -> str:
-        return f"<Report {self.title if is_plain(self.title) else '...'}: {len(self.html):,} bytes>"
+        return f"<Report: {self.title if is_plain(self.title) else '...'}>"
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, for notebooks."""
