@@ -17,7 +17,7 @@ DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
 DEMO_LIMIT := 24GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help docs demo test lint format bench confirm-cpu confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture clean
+.PHONY: help docs demo test lint format bench confirm-cpu confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture report-example clean
 
 help:
 	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
@@ -35,6 +35,7 @@ help:
 	@echo "make notebooks       run the notebooks again and keep their outputs"
 	@echo "make docs            the documentation as a site that works offline, into out/site"
 	@echo "make readme-picture  the picture of the README"
+	@echo "make report-example  the example of docs/report.md"
 	@echo "make clean           remove .venv and out/"
 
 $(BIN)/python:
@@ -115,6 +116,10 @@ $(VENV)/.ready-to-document: pyproject.toml constraints.txt | $(BIN)/python
 readme-picture: $(RUN)
 	$(BIN)/optpipe-sim simulate $(DEMO_PROFILE) --schedule adaoffload:chunks=2 -m 24 \
 	  --memory-limit 24GiB --gantt results/readme-gantt.png
+
+report-example: $(RUN)
+	$(BIN)/optpipe-sim report zb-h1 experiments/profiles/zb-1.5b-p8-m24.yaml -m 24 --against 1f1b \
+	  -o docs/report-example.html
 
 clean:
 	rm -rf $(VENV) out

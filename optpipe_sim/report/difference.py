@@ -181,16 +181,22 @@ def treatment_table(one: Trace, two: Trace, names: tuple[str, str]) -> str:
     return table("treatments", ["activations", *names, "difference"], rows)
 
 
+def is_run_of(measured: Trace, predicted: Trace) -> bool:
+    """Whether a trace has times of its own for what another one plans."""
+    if predicted.profile != measured.profile or predicted == measured:
+        return False
+    lowered = lower(predicted.schedule, predicted.profile)
+    return lowered.schedule.programs == measured.schedule.programs
+
+
 def measured_table(predicted: Trace, measured: Trace) -> str:
     """What makes up a measured makespan beside a predicted one of the same schedule: on the measured
     critical path, how much longer ops took and how much later messages, copies and launches came.
-    Empty where the second trace is no other run of what the first one plans."""
-    if predicted.profile != measured.profile or predicted == measured:
-        return ""
-    lowered = lower(predicted.schedule, predicted.profile)
-    if lowered.schedule.programs != measured.schedule.programs:
-        return ""
-    found = compare_traces(lowered, measured)
+
+    Raises:
+        InvalidSchedule: where the two are not of one schedule (see `is_run_of`).
+    """
+    found = compare_traces(lower(predicted.schedule, predicted.profile), measured)
     rows = [
         [Cell(_CAUSES.get(cause, f"{cause} ops took longer")), _signed(time)]
         for cause, time in sorted(found.causes_ns.items(), key=lambda item: -abs(item[1]))

@@ -21,7 +21,7 @@ from ..units import is_plain
 from .choices import advice_views, comparison_views, frontier_views
 from .page import Provenance, View, write_page
 from .tables import title_of
-from .views import pair_view, trace_view
+from .views import pair_view, titles_of, trace_view
 
 PACKAGES = ("numpy", "numba", "bokeh")
 ENDINGS = (".html", ".htm")
@@ -53,7 +53,7 @@ class Report:
             title, view, traces = title_of(trace), trace_view(trace, "a"), [trace]
         else:
             view, traces = pair_view(trace, against), [trace, against]
-            title = f"{title_of(trace)} against {title_of(against)}"
+            title = " against ".join(titles_of(trace, against))
         return cls(title, write_page(title, [view], 1, provenance(traces, command)))
 
     @classmethod

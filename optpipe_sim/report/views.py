@@ -9,6 +9,7 @@ from .columns import TraceColumns
 from .difference import (
     changes,
     difference_table,
+    is_run_of,
     measured_table,
     memory_table,
     treatment_table,
@@ -38,7 +39,9 @@ def pair_view(one: Trace, two: Trace) -> View:
     traces, names = (one, two), ("a", "b")
     columns = [TraceColumns(trace) for trace in traces]
     found, scale = changes(one, two), memory_scale([one, two])
-    titles = _titles(one, two)
+    titles, measured = titles_of(one, two), ""
+    if is_run_of(two, one):
+        measured = f"<h3>Why measured and predicted time differ</h3>{measured_table(one, two)}"
     heads = [
         f"<h2>{escape(title)}</h2><p class='what'>{escape(facts(trace))}</p>{measures(trace)}"
         for trace, title in zip(traces, titles, strict=True)
@@ -54,7 +57,7 @@ def pair_view(one: Trace, two: Trace) -> View:
     html = (
         f"<p class='what'>{escape(found.says)}</p>"
         f"<h3>Where the difference arises</h3>{difference_table(one, two, titles)}"
-        f"{_measured(one, two)}"
+        f"{measured}"
         f"{folded('Memory of each device, and treatments', memory_table(one, two, titles) + treatment_table(one, two, titles))}"
         f"{bar}{heads[0]}{slot(0)}{heads[1]}{slot(1)}{legend(one, two)}{tables[0]}{tables[1]}"
     )
@@ -69,20 +72,16 @@ def pair_view(one: Trace, two: Trace) -> View:
     return View(html, figures, charts)
 
 
-def _titles(one: Trace, two: Trace) -> tuple[str, str]:
+def titles_of(one: Trace, two: Trace) -> tuple[str, str]:
     """The names of both, told apart where they are the same."""
     first, second = title_of(one), title_of(two)
+    if is_run_of(two, one):
+        return f"{first}, predicted", f"{second}, measured"
     if first != second:
         return first, second
     if one.profile.name != two.profile.name:
         return f"{first} on {one.profile.name}", f"{second} on {two.profile.name}"
     return first, f"{second} (the other)"
-
-
-def _measured(one: Trace, two: Trace) -> str:
-    """Why a measured trace takes another time than its prediction; nothing for other pairs."""
-    found = measured_table(one, two)
-    return f"<h3>Why measured and predicted time differ</h3>{found}" if found else ""
 
 
 def _bar(trace: Trace, *more: str) -> str:

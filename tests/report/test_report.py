@@ -21,7 +21,13 @@ from optpipe_sim.ops import Op, OpKind
 from optpipe_sim.reasons.data import explain_data
 from optpipe_sim.reasons.reasons import Reasons, last_reason
 from optpipe_sim.report.columns import TraceColumns, narrow
-from optpipe_sim.report.difference import changes, measured_table, time_rows, treatment_rows
+from optpipe_sim.report.difference import (
+    changes,
+    is_run_of,
+    measured_table,
+    time_rows,
+    treatment_rows,
+)
 
 ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "experiments/profiles/zb-1.5b-p8-m24.yaml"
@@ -226,7 +232,9 @@ def test_a_measured_trace_beside_its_prediction(
     assert profile.devices == measured.profile.devices
     table = Page(measured_table(predicted, measured)).rows("measured")
     assert float(table[-1][1][1]) == sum(float(row[1][1]) for row in table[:-1])
-    assert measured_table(predicted, predicted) == ""
+    assert is_run_of(measured, predicted)
+    assert not is_run_of(predicted, predicted)
+    assert Report.of(predicted, measured).title == "po-h, predicted against po-h, measured"
     found = changes(predicted, measured)
     assert found.durations > 0
     lasting = [trace.end_ns - trace.start_ns for trace in (predicted, measured)]

@@ -164,7 +164,7 @@ const optpipe = (() => {
     const found = { x: [], place: [], text: [], colour: [] };
     const put = (table, row, text, colour) => {
       const left = Math.max(table.start[row], start), right = Math.min(table.end[row], end);
-      if ((right - left) * pixels < 7 * text.length + 4) return;
+      if ((right - left) * pixels < 6.2 * text.length + 3) return;
       found.x.push((left + right) / 2); found.place.push(table.place[row]); found.text.push(text); found.colour.push(colour);
     };
     for (const [table, name, colour] of [
