@@ -69,6 +69,21 @@ def parse_size(text: str | int) -> int:
     return round_half_up(Fraction(found[1]) * _FACTORS[(found[2] or "b").lower()])
 
 
+def parse_share(text: str) -> Fraction:
+    """A number from 0 to 1, exactly: ``0.8``.
+
+    Raises:
+        OptPipeError: for anything else.
+    """
+    try:
+        share = Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        share = Fraction(-1)
+    if not 0 <= share <= 1:
+        raise OptPipeError(f"{text!r} is not a share: write a number from 0 to 1, as 0.8")
+    return share
+
+
 def format_size(size: int, digits: int = 4) -> str:
     """Bytes for people: ``13.2 GiB``."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):

@@ -15,7 +15,7 @@ from ..errors import InvalidSchedule, ProfileError, hint_for
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.fused import as_split, fuse, fused_where_whole
-from ..units import parse_size
+from ..units import parse_share, parse_size
 from .recompute import at_levels, everywhere, first_layers, parse_yes_no, with_levels
 
 
@@ -55,6 +55,11 @@ REGISTRY: dict[str, Entry] = {
     "po-h": Entry("pipeoffload", "po_h", _GROUPED),
     "po-f": Entry("pipeoffload", "po_f", _GROUPED),
     "dualpipe-v": Entry("dualpipe", "dualpipe_v"),
+    "megatron-offload": Entry(
+        "megatron_offload",
+        "megatron_offload",
+        {"chunks": int, "fraction": parse_share, "delta": parse_size},
+    ),
     "adaoffload": Entry(
         "adaoffload.adaoffload", "adaoffload", {"limit": parse_size, "chunks": int}, whole=True
     ),

@@ -15,7 +15,7 @@ from .variants import ways_of
 ONE_CHUNK = ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
 VEE = ("zb-v", "v-half", "v-min", "dualpipe-v")
 PLAIN_LOOP = ("1f1b-i",)
-LOOP = (*PLAIN_LOOP, "gis", "gis-h", "po", "po-h", "po-f")
+LOOP = (*PLAIN_LOOP, "gis", "gis-h", "po", "po-h", "po-f", "megatron-offload")
 
 
 def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:

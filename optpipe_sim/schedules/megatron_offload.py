@@ -1,0 +1,123 @@
+"""Megatron-LM's fine-grained activation offloading, as a rule over 1F1B and interleaved 1F1B.
+
+There a *group* is what one module of one layer saves for its backward. Here it is the activation of
+one stage and microbatch, of which O and R move the profile's `offload` bytes: what the modules asked
+for save. So whatever Megatron-LM does to a share of the groups of every activation happens to a
+share of the activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+from ..errors import InvalidSchedule
+from ..ops import BW, F, O, Op, R
+from ..profile import CostProfile
+from ..schedule import Schedule
+from .classic import interleaved_1f1b, one_f_one_b
+
+
+def megatron_offload(
+    profile: CostProfile,
+    microbatches: int,
+    chunks: int | None = None,
+    fraction: Fraction | float = 1,
+    delta: int = 0,
+) -> Schedule:
+    """1F1B, or interleaved 1F1B on several chunks, with activations offloaded by Megatron-LM's rule.
+
+    Every O is issued as its F ends, every R as the backward before it begins: one group ahead. On
+    the device stay, in this order: an activation whose backward is the next one after its F; the
+    one whose backward comes first, whose reload would hold the device up; on rank r the first ones
+    by their backwards until they make up r * `delta` bytes; of the rest of a stage's all but
+    `fraction`, evenly spread. No memory limit is looked at. At p = 4, m = 6, copies as long as a
+    cell::
+
+        0 F0  F1  F2  F3  .   .   .   .   .   .   BW0     F4  BW1     F5  BW2     .   BW3     .   BW4     .   BW5
+                  O1  O2  O3                      R1          R2          R3          R4          R5
+        1 .   F0  F1  F2  .   .   .   .   BW0     F3  BW1     F4  BW2     F5  BW3     .   BW4     .   BW5     .   .
+                      O1  O2              R1          R2          R3          R4          R5
+        2 .   .   F0  F1  .   .   BW0     F2  BW1     F3  BW2     F4  BW3     F5  BW4     .   BW5     .   .   .   .
+                          O1      R1          O2  R2      O3  R3      O4  R4      O5  R5
+        3 .   .   .   F0  BW0     F1  BW1     F2  BW2     F3  BW3     F4  BW4     F5  BW5     .   .   .   .   .   .
+
+    Args:
+        profile: with an offload section; placed in a loop.
+        microbatches: m, for several chunks a multiple of p.
+        chunks: v; default: the profile's own.
+        fraction: ``--activation-offload-fraction``.
+        delta: ``--delta-offload-bytes-across-pp-ranks``.
+
+    Raises:
+        InvalidSchedule: for a profile that does not offload, a `fraction` or `delta` out of range,
+            and as 1F1B does.
+
+    Source: Megatron-LM, docs/user-guide/features/fine_grained_activation_offloading.md and
+    megatron/core/pipeline_parallel/fine_grained_activation_offload.py (commit d98e8a6).
+    """
+    if profile.offload is None:
+        raise InvalidSchedule(
+            f"the profile {profile.name} has no offload section, and offloading needs one:"
+            " give t_offload_ms and t_reload_ms (or bandwidths) under offload"
+        )
+    if delta < 0:
+        raise InvalidSchedule(f"delta: must be at least 0 bytes, got {delta}")
+    if not 0 <= fraction <= 1:
+        raise InvalidSchedule(f"fraction: must be from 0 to 1, got {fraction}")
+    chunks = profile.chunks if chunks is None else chunks
+    base = (
+        one_f_one_b(profile, microbatches)
+        if chunks == 1
+        else interleaved_1f1b(profile, microbatches, chunks)
+    )
+    moved = [cost.offloadable for cost in profile.for_shape(base.shape).stages]
+    programs = []
+    for rank, program in enumerate(base.programs):
+        offloaded = set(_spread(_eligible(program, moved, rank * delta), Fraction(fraction)))
+        programs.append(list(_with_copies(program, offloaded)))
+    return Schedule(base.shape, programs)
+
+
+def _eligible(program: Sequence[Op], moved: Sequence[int], keep_bytes: int) -> list[Op]:
+    """The backwards, in their order, of the activations that may be offloaded."""
+    backwards = [op for op in program if op.kind is BW]
+    following = iter([*backwards, None])
+    at_once, due = set(), next(following)
+    for op in program:
+        if op == due:
+            due = next(following)
+        elif due is not None and op == due._replace(kind=F):
+            at_once.add(due)
+    found = []
+    for op in backwards[1:]:
+        if op in at_once or not moved[op.stage]:
+            continue
+        if keep_bytes > 0:
+            keep_bytes -= moved[op.stage]
+        else:
+            found.append(op)
+    return found
+
+
+def _spread(backwards: Sequence[Op], fraction: Fraction) -> Iterator[Op]:
+    """`fraction` of each stage's, evenly spread and rounded up."""
+    seen: dict[int, int] = {}
+    for op in backwards:
+        at = seen[op.stage] = seen.get(op.stage, 0) + 1
+        if -int(-at * fraction // 1) > -int(-(at - 1) * fraction // 1):
+            yield op
+
+
+def _with_copies(program: Sequence[Op], offloaded: set[Op]) -> Iterator[Op]:
+    """The program with each O after its F, and each R after the backward before its own."""
+    backwards = [op for op in program if op.kind is BW]
+    after = dict(pairwise(backwards))
+    for op in program:
+        yield op
+        if op.kind is F and op._replace(kind=BW) in offloaded:
+            yield op._replace(kind=O)
+        if op.kind is BW and (due := after.get(op)) in offloaded:
+            assert due is not None
+            yield due._replace(kind=R)
