@@ -14,6 +14,7 @@ NAMES = {
     "gpipe": "GPipe", "zb-1p": "ZB-1p", "zb-2p": "ZB-2p", "v-half": "V-Half", "v-min": "V-Min",
     "po": "PipeOffload", "po-h": "PO-H", "po-f": "PO-F", "adaoffload": "AdaOffload",
     "optpipe": "this search", "dualpipe-v": "DualPipeV", "megatron-offload": "Megatron offloading",
+    "adapipe": "AdaPipe", "mario": "Mario",
 }  # fmt: skip
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; black last
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")

@@ -60,6 +60,10 @@ REGISTRY: dict[str, Entry] = {
         "megatron_offload",
         {"chunks": int, "fraction": parse_share, "delta": parse_size},
     ),
+    "adapipe": Entry("checkpointing.adapipe", "adapipe", {"chunks": int, "limit": parse_size}),
+    "mario": Entry(
+        "checkpointing.mario", "mario", {"chunks": int, "level": str, "limit": parse_size}
+    ),
     "adaoffload": Entry(
         "adaoffload.adaoffload", "adaoffload", {"limit": parse_size, "chunks": int}, whole=True
     ),

@@ -15,6 +15,7 @@ from .variants import ways_of
 ONE_CHUNK = ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
 VEE = ("zb-v", "v-half", "v-min", "dualpipe-v")
 PLAIN_LOOP = ("1f1b-i",)
+RECOMPUTING = ("adapipe", "mario")  # for the problem's limit
 LOOP = (*PLAIN_LOOP, "gis", "gis-h", "po", "po-h", "po-f", "megatron-offload")
 
 
@@ -44,6 +45,8 @@ def plain_schedules(
     limit = "" if problem.limits is None else f"limit={size_text(min(problem.limits))}"
     if limit:
         yield from _built(problem, [f"{name}:{limit}" for name in planned])
+    if problem.may_recompute and limit and shape.placement_name == "loop":
+        yield from _built(problem, [f"{name}:{limit}" for name in RECOMPUTING])
     for way in ways_of(problem, best_ns())[1:]:
         yield from _built(problem, [f"{name}:{way}" for name in names])
         yield from _built(problem, [f"{name}:{limit},{way}" for name in planned])

@@ -44,7 +44,7 @@ def test_no_named_schedule_hangs(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "devices", "microbatches"),
-    [("1f1b", 4, 1), ("zb-v", 8, 1), ("po-h", 2, 8), ("po-f", 2, 16), ("v-min", 4, 8)],
+    [("1f1b", 4, 1), ("zb-v", 8, 1), ("po-h", 2, 8), ("po-f", 2, 16), ("v-min", 8, 1)],
 )
 def test_without_a_first_exchange_they_would(name: str, devices: int, microbatches: int) -> None:
     """The model can tell: communicators that are made as they are met hang."""

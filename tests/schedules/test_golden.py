@@ -1,7 +1,8 @@
 """The text Gantt of each schedule at p = 4, unit costs: as the golden file and the docstring have it.
 
 The first line of a golden file says what it draws: a schedule's name, then m, then chunks of the
-profile (costs are 1 per chunk) and whether it offloads (a copy lasts 1 then).
+profile (costs are 1 per chunk), whether it offloads (a copy takes 1 then) and may recompute (which
+takes 1 and keeps 10 of 100 bytes).
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import inspect
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
-from unit_profiles import unit_profile
+from unit_profiles import UNIT, unit_profile
 
 from optpipe_sim import build, simulate
 from optpipe_sim.plot.text import text_gantt
@@ -23,11 +25,15 @@ GOLDEN = sorted((Path(__file__).parent / "golden").glob("*.txt"))
 def draw(head: str) -> str:
     name, *settings = head.split()
     values = {key: int(value) for key, _, value in (part.partition("=") for part in settings)}
-    offload = {"offload": {"t_offload_ms": 1, "t_reload_ms": 1}} if values.get("offload") else {}
-    profile = unit_profile(4, values.get("chunks", 1), **offload)
-    limit = values.get("limit")
-    if limit:
-        profile = unit_profile(4, values.get("chunks", 1), memory_limit_bytes=limit, **offload)
+    changes: dict[str, Any] = {}
+    if values.get("offload"):
+        changes["offload"] = {"t_offload_ms": 1, "t_reload_ms": 1}
+    if values.get("limit"):
+        changes["memory_limit_bytes"] = values["limit"]
+    if values.get("levels"):
+        level = {"name": "full", "t_ms": 1, "keep_bytes": 10}
+        changes["stages"] = {**UNIT, "recompute": [level]}
+    profile = unit_profile(4, values.get("chunks", 1), **changes)
     trace = simulate(build(name, profile, values["m"]), profile)
     return text_gantt(trace, 1_000_000)
 

@@ -1,0 +1,170 @@
+"""AdaPipe's choice: for each stage of 1F1B the least recomputation with which its device fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...errors import OutOfMemory
+from ...op_table import KEEP, OpTable, inside
+from ...ops import BW, F, Op, OpKind
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...units import format_size
+from ..classic import interleaved_1f1b, one_f_one_b
+
+
+class _Moment(NamedTuple):
+    """An op about to run, and how many activations of each of the device's chunks are held."""
+
+    kind: OpKind
+    chunk: int
+    held: tuple[int, ...]
+
+
+class _Choice(NamedTuple):
+    """Treatments of a device's first chunks: their backwards' time for one microbatch (ns), what they
+    hold in every moment (bytes)."""
+
+    time_ns: int
+    held: tuple[int, ...]
+    treatments: tuple[int, ...]
+
+
+def adapipe(
+    profile: CostProfile,
+    microbatches: int,
+    chunks: int | None = None,
+    limit: int | Sequence[int] | None = None,
+) -> Schedule:
+    """1F1B, or interleaved 1F1B on several chunks, each stage at the level of recomputation that it
+    needs: the choice that is fastest among those with which its device keeps the limit.
+
+    1F1B takes no longer when a backward takes less, and each device's memory follows from its own
+    levels alone. So the levels of each device are chosen for themselves, by a dynamic program over
+    its chunks: those of least time per microbatch, level by level with what they hold whenever an
+    op starts. Backwards recompute inside. AdaPipe moves layers between stages as well; here the
+    stages are the profile's.
+
+    At p = 4, m = 6, cells of 1 and a level that recomputes all in 1, room for two activations::
+
+        0 F0  F1  F2  F3  .   .   .   .   .   .   .   BW0         F4  BW1         F5  BW2         .   BW3         BW4         BW5
+        1 .   F0  F1  F2  .   .   .   .   BW0         F3  BW1         F4  BW2         F5  BW3         BW4         BW5         .   .   .
+        2 .   .   F0  F1  .   .   BW0     F2  BW1     .   F3  BW2     .   F4  BW3     .   F5  BW4     .   BW5     .   .   .   .   .   .
+        3 .   .   .   F0  BW0     F1  BW1     F2  BW2     .   F3  BW3     .   F4  BW4     .   F5  BW5     .   .   .   .   .   .   .   .
+
+    Args:
+        profile: placed in a loop. Without levels everything is kept.
+        microbatches: m, for several chunks a multiple of p.
+        chunks: v; default: the profile's own.
+        limit: bytes per device, static included; None: the profile's own, without one nothing is
+            recomputed.
+
+    Raises:
+        OutOfMemory: where no choice fits; names the device and the least limit.
+        InvalidSchedule: as 1F1B does.
+
+    Source: Sun et al., AdaPipe (ASPLOS 2024), adaptive recomputation; stages and levels as given.
+    """
+    chunks = profile.chunks if chunks is None else chunks
+    base = (
+        one_f_one_b(profile, microbatches)
+        if chunks == 1
+        else interleaved_1f1b(profile, microbatches, chunks)
+    )
+    costs = profile.for_shape(base.shape)
+    limits = costs.limits(limit)
+    if limits is None:
+        return base
+    recompute = {}
+    for rank, program in enumerate(base.programs):
+        stages = base.shape.stages_of(rank)
+        room = limits[rank] - costs.static_bytes[rank]
+        treatments = _least_time(program, stages, costs, room, rank)
+        for stage, treatment in zip(stages, treatments, strict=True):
+            if treatment != KEEP:
+                level = costs.stages[stage].recompute[treatment // 2]
+                recompute[str(stage)] = level.name
+    return base.replace(recompute=recompute)
+
+
+def _least_time(
+    program: Sequence[Op], stages: Sequence[int], costs: CostProfile, room: int, rank: int
+) -> tuple[int, ...]:
+    """The treatments of a device's chunks with the least time that fit in `room` bytes."""
+    moments = _moments(program, stages)
+    choices = _choices(moments, stages, costs, room)
+    if choices:
+        return min(choices).treatments
+    least = min(max(one.held) for one in _choices(moments, stages, costs, None))
+    raise OutOfMemory(
+        f"device {rank}: no levels of recomputation make 1F1B fit; the least limit that works is"
+        f" {least + costs.static_bytes[rank]}B ({format_size(least + costs.static_bytes[rank])})"
+    )
+
+
+def _moments(program: Sequence[Op], stages: Sequence[int]) -> list[_Moment]:
+    """The starts of ops at which a device may hold the most: of each op, those at which no other
+    one finds as many activations of every chunk."""
+    held = [0] * len(stages)
+    most: dict[tuple[OpKind, int], list[tuple[int, ...]]] = {}
+    for op in program:
+        chunk = stages.index(op.stage)
+        known = most.setdefault((op.kind, chunk), [])
+        if not any(_covers(one, held) for one in known):
+            known[:] = [one for one in known if not _covers(held, one)] + [tuple(held)]
+        held[chunk] += 1 if op.kind is F else -1
+    return [_Moment(*key, one) for key, all_held in most.items() for one in all_held]
+
+
+def _covers(more: Sequence[int], less: Sequence[int]) -> bool:
+    return all(a >= b for a, b in zip(more, less, strict=True))
+
+
+def _choices(
+    moments: Sequence[_Moment], stages: Sequence[int], costs: CostProfile, room: int | None
+) -> list[_Choice]:
+    """Chunk by chunk all choices of which no other one takes less time and holds less in every
+    moment; those that hold more than `room` are left out."""
+    table = costs.op_table
+    found = [_Choice(0, (0,) * len(moments), ())]
+    for chunk, stage in enumerate(stages):
+        levels = len(costs.stages[stage].recompute)
+        ways = [
+            (treatment, int(table.duration_ns[BW, stage, treatment]), held)
+            for treatment in (KEEP, *map(inside, range(1, levels + 1)))
+            for held in [_held(table, moments, chunk, stage, treatment)]
+        ]
+        found = _best(
+            _Choice(
+                one.time_ns + time_ns,
+                tuple(a + b for a, b in zip(one.held, held, strict=True)),
+                (*one.treatments, treatment),
+            )
+            for one in found
+            for treatment, time_ns, held in ways
+            if room is None or all(a + b <= room for a, b in zip(one.held, held, strict=True))
+        )
+    return found
+
+
+def _held(
+    table: OpTable, moments: Sequence[_Moment], chunk: int, stage: int, treatment: int
+) -> list[int]:
+    """What a chunk's activations hold in each moment, and its op takes where it is the one."""
+    taken: np.ndarray = table.allocated_bytes[:, stage, treatment]
+    keep = int(taken[F] - table.released_bytes[F, stage, treatment])
+    return [
+        one.held[chunk] * keep + (int(taken[one.kind]) if one.chunk == chunk else 0)
+        for one in moments
+    ]
+
+
+def _best(choices: Iterable[_Choice]) -> list[_Choice]:
+    kept: list[_Choice] = []
+    for one in sorted(choices):
+        if not any(_covers(one.held, other.held) for other in kept):
+            kept.append(one)
+    return kept

@@ -1,0 +1,214 @@
+"""Mario's recomputation: every activation is recomputed apart, as far as possible in idle time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ...op_costs import op_costs
+from ...ops import BW, C, F, Op
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...sim import simulate
+from ...trace import Trace
+from ..classic import interleaved_1f1b, one_f_one_b
+from ..recompute import Levels, everywhere
+
+ROUNDS = 6  # of moving C's into idle time; most of what there is to gain comes with the first two
+
+
+class _Device(NamedTuple):
+    """A device's program. Of each op: how long it takes, and the device idles before it (ns); what
+    is held once it has started, what it takes itself, what it gives back (bytes)."""
+
+    ops: list[Op]
+    lasts_ns: list[int]
+    idle_ns: list[int]
+    held: list[int]
+    taken: list[int]
+    given: list[int]
+
+    def is_due(self, at: int) -> bool:
+        """Whether an op is a C for which its backward waits."""
+        op = self.ops[at]
+        return (
+            op.kind is C and self.ops[at + 1] == op._replace(kind=BW) and self.idle_ns[at + 1] == 0
+        )
+
+
+def mario(
+    profile: CostProfile,
+    microbatches: int,
+    chunks: int | None = None,
+    level: str | None = None,
+    limit: int | Sequence[int] | None = None,
+) -> Schedule:
+    """1F1B, or interleaved 1F1B on several chunks, with ops C that run while devices would idle.
+
+    Every activation is recomputed by a C right before its backward, which runs while the gradient
+    is under way, but for those whose backward follows their forward at once. Then, replay by
+    replay, C's that delay their backward move into earlier idle time, as long as that holds no
+    more than the limit; and an activation that can be held all the time under it is kept whole.
+    Mario moves forwards into idle time as well; here they stay where 1F1B has them.
+
+    At p = 4, m = 6, cells of 1 and a level that recomputes all in 1, room for three activations::
+
+        0 F0  F1  F2  F3  C0  C1  .   .   .   .   BW0     F4  BW1     F5  C2  BW2     C3  C5  BW3     C4  BW4     BW5
+        1 .   F0  F1  F2  C0  C1  C2  .   BW0     F3  BW1     F4  BW2     F5  BW3     C4  C5  BW4     BW5     .   .   .
+        2 .   .   F0  F1  C0  C1  BW0     F2  BW1     F3  BW2     F4  BW3     F5  BW4     .   BW5     .   .   .   .   .
+        3 .   .   .   F0  BW0     F1  BW1     F2  BW2     F3  BW3     F4  BW4     F5  BW5     .   .   .   .   .   .   .
+
+    Args:
+        profile: placed in a loop. Without levels everything is kept.
+        microbatches: m, for several chunks a multiple of p.
+        chunks: v; default: the profile's own.
+        level: what is dropped; default: of the levels that fit the one that takes least time, and
+            where there is no limit or none fits, each stage's last.
+        limit: bytes per device, static included; None: the profile's own, without one what the
+            C's right before their backwards take on the device that holds the most.
+
+    Raises:
+        InvalidSchedule: for a level that no stage has, and as 1F1B does.
+
+    Source: Liu et al., Mario (PPoPP 2025): recomputation overlapped with bubbles.
+    """
+    chunks = profile.chunks if chunks is None else chunks
+    base = (
+        one_f_one_b(profile, microbatches)
+        if chunks == 1
+        else interleaved_1f1b(profile, microbatches, chunks)
+    )
+    costs = profile.for_shape(base.shape)
+    limits = costs.limits(limit)
+    last = [cost.recompute[-1].name if cost.recompute else None for cost in costs.stages]
+    if level is not None:
+        return _placed(base, everywhere(costs, level), costs, limits).schedule
+    if limits is not None:
+        names = dict.fromkeys(one.name for cost in costs.stages for one in cost.recompute)
+        traces = [_placed(base, everywhere(costs, name), costs, limits) for name in names]
+        fitting = [trace for trace in traces if _keeps(trace, limits)]
+        if fitting:
+            return min(fitting, key=lambda trace: trace.makespan_ns).schedule
+    return _placed(base, last, costs, limits).schedule
+
+
+def _keeps(trace: Trace, limits: Sequence[int]) -> bool:
+    return all(peak <= limit for peak, limit in zip(trace.peak_bytes, limits, strict=True))
+
+
+def _placed(
+    base: Schedule, levels: Levels, costs: CostProfile, limits: Sequence[int] | None
+) -> Trace:
+    """`base`, with each stage recomputed at its level, as `mario` says."""
+    best = simulate(_apart(base, levels), costs, enforce=False)
+    if limits is None:
+        limits = (max(best.peak_bytes),) * costs.devices
+    trace = best
+    for _ in range(ROUNDS):
+        trace = simulate(_filled(trace, limits), costs, enforce=False)
+        if trace.makespan_ns >= best.makespan_ns:
+            break
+        best = trace
+    trace = simulate(_kept(best, limits), costs, enforce=False)
+    return min(trace, best, key=lambda one: one.makespan_ns)
+
+
+def _apart(base: Schedule, levels: Levels) -> Schedule:
+    """A C before each backward that does not follow its forward at once."""
+    recompute, programs = {}, []
+    for ops in base.programs:
+        program: list[Op] = []
+        for op in ops:
+            level = levels[op.stage]
+            if op.kind is BW and level is not None and program[-1] != op._replace(kind=F):
+                recompute[f"{op.stage}.{op.microbatch}"] = level
+                program.append(op._replace(kind=C))
+            program.append(op)
+        programs.append(program)
+    return base.replace(programs=programs, recompute=recompute)
+
+
+def _devices(trace: Trace) -> list[_Device]:
+    costs = op_costs(trace.schedule, trace.profile)
+    found = []
+    for rank, ops in enumerate(trace.schedule.programs):
+        rows = slice(*trace.schedule.offsets[rank : rank + 2])
+        starts, ends = trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist()
+        taken, given = costs.allocated_bytes[rows], costs.released_bytes[rows]
+        held = np.cumsum(taken - given) + given + trace.profile.static_bytes[rank]
+        found.append(
+            _Device(
+                list(ops),
+                costs.duration_ns[rows].tolist(),
+                [start - end for start, end in zip(starts, [0, *ends], strict=False)],
+                held.tolist(),
+                taken.tolist(),
+                given.tolist(),
+            )
+        )
+    return found
+
+
+def _filled(trace: Trace, limits: Sequence[int]) -> Schedule:
+    """The schedule with C's that delay their backward moved into idle time before them."""
+    programs = [_fill(one, limit) for one, limit in zip(_devices(trace), limits, strict=True)]
+    return trace.schedule.replace(programs=programs)
+
+
+def _fill(device: _Device, limit: int) -> list[Op]:
+    """Into each idle time, from the first, the next C's that still fit."""
+    ops, held = device.ops, list(device.held)
+    places = {op: at for at, op in enumerate(ops)}
+    moved: dict[int, int] = {}  # from where, to before which op
+    shortest = min(
+        (time for op, time in zip(ops, device.lasts_ns, strict=True) if op.kind is C), default=0
+    )
+    for gap, idle in enumerate(device.idle_ns):
+        most = 0
+        for at in range(gap, len(ops)):
+            if idle < shortest:
+                break
+            size = device.taken[at]
+            forward = places[ops[at]._replace(kind=F)]
+            fits = forward < gap < at and device.lasts_ns[at] <= idle
+            if device.is_due(at) and at not in moved and fits:
+                if most + size > limit:
+                    break  # and so does any later one
+                moved[at] = gap
+                idle -= device.lasts_ns[at]
+                most += size
+                for between in range(gap, at):
+                    held[between] += size
+            most = max(most, held[at])
+    program: list[Op] = []
+    for at, op in enumerate(ops):
+        program += [ops[source] for source, to in moved.items() if to == at]
+        if at not in moved:
+            program.append(op)
+    return program
+
+
+def _kept(trace: Trace, limits: Sequence[int]) -> Schedule:
+    """The schedule with every activation kept whole that fits from its forward to its C."""
+    recompute, programs = {}, []
+    names, table = trace.schedule.levels
+    for device, limit in zip(_devices(trace), limits, strict=True):
+        held, dropped = list(device.held), set()
+        places = {op: at for at, op in enumerate(device.ops)}
+        for at, op in enumerate(device.ops):
+            if not device.is_due(at):
+                continue
+            size, begin = device.taken[at], places[op._replace(kind=F)]
+            after = held[begin] - device.given[begin] + size  # it works on nothing beside
+            if max([after, *(one + size for one in held[begin + 1 : at])]) <= limit:
+                dropped.add(at)
+                held[begin:at] = [after, *(one + size for one in held[begin + 1 : at])]
+        program = [op for at, op in enumerate(device.ops) if at not in dropped]
+        for op in program:
+            if op.kind is C:
+                level = names[table[op.stage, op.microbatch] - 1]
+                recompute[f"{op.stage}.{op.microbatch}"] = level
+        programs.append(program)
+    return trace.schedule.replace(programs=programs, recompute=recompute)
