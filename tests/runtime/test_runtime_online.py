@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from runtime_cases import with_levels
 
 from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.costs.models import Model
@@ -36,6 +37,7 @@ from optpipe_sim.schedule import Schedule
 from optpipe_sim.schedule.shape import Shape
 
 M = 4
+LEVELS = ("norms", "full")
 STEPS = 5000  # more than a loaded machine needs; a test ends its run once it has seen enough
 MODEL = Model("tiny", layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, vocab=24)
 PLAN = Plan(MODEL, 2, seq=16, microbatch=2)
@@ -51,8 +53,13 @@ def _one_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def profile() -> CostProfile:
-    return measure(PLAN, "cpu", 2, 1)
+def with_recompute() -> CostProfile:
+    return measure(PLAN, "cpu", 2, 1, levels=LEVELS)
+
+
+@pytest.fixture(scope="module")
+def profile(with_recompute) -> CostProfile:
+    return with_recompute.map_stages(lambda _, cost: replace(cost, recompute=()))
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +181,20 @@ def test_losses_are_those_of_the_unpipelined_model_across_switches(profile, rank
     assert result.rows[one["step"] - 1]["epoch"] == 0
 
 
+def test_schedules_that_recompute_are_switched_to(with_recompute, ranks) -> None:
+    profile = with_recompute
+    apart = with_levels(build("zb-h1", profile, M), LEVELS, apart=True)
+    inside = with_levels(one_by_one(), LEVELS, apart=False)
+    job = scripted(profile, STEPS, [(3, apart), (12, inside)])
+    result = train(job, until(lambda seen: rows_after(seen, "switched", 2) >= 4), ranks)
+    recomputed = len(inside.recompute)
+    assert [phase["recomputed"] for phase in result.phases] == [0, recomputed, recomputed]
+    assert losses(result) == unpipelined(job, len(result.rows))
+    for phase in result.phases:
+        for held, most in zip(phase["held_bytes"], phase["predicted_bytes"], strict=True):
+            assert 0 < held <= 1.05 * most + 2**19
+
+
 def test_one_refuses_and_nobody_switches(profile, ranks) -> None:
     script = [(2, build("zb-h1", profile, M)), (7, build("1f1b", profile, M))]
     job = scripted(profile, STEPS, script, stubborn=(1,))
@@ -193,11 +214,13 @@ def test_what_cannot_run_is_refused_by_all(profile, ranks) -> None:
     broken = one_by_one().replace(
         programs=[one_by_one().programs[0], one_by_one().programs[1][::-1]]
     )
-    script = [(1, build("zb-h1", profile, m)), (5, broken)]
+    unknown = one_by_one().replace(recompute={"0": "light"})
+    script = [(1, build("zb-h1", profile, m)), (5, broken), (9, unknown)]
     job = scripted(profile, STEPS, script)
-    result = train(job, until(lambda seen: rows_after(seen, "refused", 2) >= 2), ranks)
+    result = train(job, until(lambda seen: rows_after(seen, "refused", 3) >= 2), ranks)
     reasons = [event["reasons"] for event in result.events if event["event"] == "refused"]
-    assert [len(said) for said in reasons] == [2, 2]
+    assert [len(said) for said in reasons] == [2, 2, 2]
+    assert "recomputation level 'light': the runtime has norms" in reasons[2][0]
     assert "a switch keeps" in reasons[0][0]
     assert "InvalidSchedule" in reasons[1][1] or "Deadlock" in reasons[1][1]
     assert losses(result) == unpipelined(job, len(result.rows))
@@ -289,7 +312,7 @@ def test_a_profile_measured_of_a_replay_is_the_one_replayed(profile) -> None:
     wanted = replace(profile, latency_ns=123_456)
     given = wanted.scale(compute=3.0)
     for schedule in (one_by_one(), build("1f1b", wanted, M)):
-        found = measured_profile(given, timed(schedule, wanted))
+        found = measured_profile(given, timed(schedule, wanted), schedule)
         assert found.t_comm_ns == 123_456
         has = {kind for program in schedule.programs for kind, _, _ in program}
         for kind in has - {O, R}:
@@ -303,10 +326,33 @@ def test_a_profile_measured_of_a_replay_is_the_one_replayed(profile) -> None:
         assert found.allocated_bytes.tolist() == given.allocated_bytes.tolist()
 
 
+@pytest.mark.parametrize("how", ["recompute=full", "recompute=full,apart=yes"])
+def test_times_of_recomputation_are_measured_too(with_recompute, how: str) -> None:
+    wanted = replace(with_recompute, latency_ns=0)
+    given = wanted.map_stages(
+        lambda _, cost: replace(
+            cost,
+            recompute=tuple(replace(one, t_ns=2 * one.t_ns) for one in cost.recompute),
+        )
+    )
+    schedule = build(f"1f1b:{how}", wanted, M)
+    found = measured_profile(given, timed(schedule, wanted), schedule)
+    for stage, cost in enumerate(found.stages):
+        true = wanted.stages[stage]
+        if "apart" in how:
+            assert cost.level("full").t_ns == pytest.approx(true.level("full").t_ns, abs=1)
+            assert cost.fused_ns == true.fused_ns
+    assert simulate(schedule, found).makespan_ns == pytest.approx(
+        simulate(schedule, wanted).makespan_ns, rel=1e-3
+    )
+    assert drift(found, timed(schedule, wanted), schedule).share < 1e-3
+    assert drift(given, timed(schedule, wanted), schedule).share > 0.05
+
+
 def test_drift_is_in_shares_of_the_compute_time(unit) -> None:
     profile = unit(2)
     schedule = build("zb-h1", profile, M)
-    assert drift(profile, timed(schedule, profile)).share == 0
+    assert drift(profile, timed(schedule, profile), schedule).share == 0
     slower = load_profile(
         {
             "name": "slower",
@@ -317,7 +363,7 @@ def test_drift_is_in_shares_of_the_compute_time(unit) -> None:
             ],
         }
     )
-    found = drift(profile, timed(schedule, slower))
+    found = drift(profile, timed(schedule, slower), schedule)
     assert (found.stage, found.what) == (1, "compute")
     assert found.share == pytest.approx(0.4)
 

@@ -66,6 +66,24 @@ def layer_list(text: str | None) -> list[int] | None:
         raise OptPipeError(f"--layers {text}: expected whole numbers, as in 3,4,4,3") from None
 
 
+def add_levels(parser: argparse.ArgumentParser) -> None:
+    """``--levels``; see `level_list`."""
+    parser.add_argument(
+        "--levels",
+        nargs="?",
+        const="",
+        metavar="NAME,...",
+        help="measure levels of recomputation too, for schedules and solvers to choose from: norms,"
+        " qkv, attention, mlp, experts (joined by +), full, full-50%% (of the layers), stage; without"
+        " names some of them",
+    )
+
+
+def level_list(text: str | None) -> list[str] | None:
+    """What ``--levels`` says: an empty list for the usual ones."""
+    return None if text is None else list(filter(None, text.split(",")))
+
+
 def model_and_machine(
     arguments: argparse.Namespace,
 ) -> tuple[Model, Machine, Calibration | None]:

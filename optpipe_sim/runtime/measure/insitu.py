@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...ops import BW, COMPUTE, B, F, O, OpKind, R, W
+from ...op_costs import op_costs
+from ...ops import BW, COMPUTE, B, C, F, O, OpKind, R, W
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...stage_cost import StageCost
@@ -37,15 +38,25 @@ class Sample(NamedTuple):
 
 def sample(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> Sample:
     """A sample from the times of all ops, by the rows of the schedule, on one clock."""
+    lasts = _means(schedule, end_ns - start_ns)
+    makespan = float(end_ns.max() - start_ns.min())
+    return Sample(lasts, _hop_ns(schedule, start_ns, end_ns), makespan)
+
+
+def expected_ns(schedule: Schedule, profile: CostProfile) -> np.ndarray:
+    """(kind, stage): what a profile says that the ops of a schedule take, as in `Sample.lasts_ns`."""
+    return _means(schedule, op_costs(schedule, profile).duration_ns)
+
+
+def _means(schedule: Schedule, lasts_ns: np.ndarray) -> np.ndarray:
     kinds, stages = schedule.table[:, 0], schedule.table[:, 1]
-    lasts = np.full((len(KINDS), schedule.shape.stages), np.nan)
+    means = np.full((len(KINDS), schedule.shape.stages), np.nan)
     for kind in KINDS:
         for stage in range(schedule.shape.stages):
             here = (kinds == kind) & (stages == stage)
             if here.any():
-                lasts[kind, stage] = np.mean((end_ns - start_ns)[here])
-    makespan = float(end_ns.max() - start_ns.min())
-    return Sample(lasts, _hop_ns(schedule, start_ns, end_ns), makespan)
+                means[kind, stage] = np.mean(lasts_ns[here])
+    return means
 
 
 def _hop_ns(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> float:
@@ -87,35 +98,46 @@ class Window:
         )
 
 
-def measured_profile(given: CostProfile, measured: Sample) -> CostProfile:
-    """`given` with the times that were measured, for the same stages.
+def measured_profile(given: CostProfile, measured: Sample, schedule: Schedule) -> CostProfile:
+    """`given` with the times that were measured of a schedule, for the same stages.
 
     Of compute ops that the schedule does not have (a fused BW where it has B and W) the given times
-    are scaled as the stage's others; copies that it does not have stay as given. Bytes stay.
+    are scaled as the stage's others; copies that it does not have stay as given. Where a stage's
+    activations are treated differently, an op's times are all scaled as their mean. Recomputing is
+    scaled as C, or else as the backward that it is part of. Bytes stay.
     """
+    expected = expected_ns(schedule, given)
 
     def change(stage: int, cost: StageCost) -> StageCost:
-        f, b, w, bw, o, r = (
-            None if np.isnan(t) else round(t)
-            for t in measured.lasts_ns[[F, B, W, BW, O, R], stage].tolist()
-        )
-        pairs = [(f, cost.t_f_ns), (b, cost.t_b_ns), (w, cost.t_w_ns), (bw, cost.fused_ns)]
-        seen = [(new, old) for new, old in pairs if new is not None]
-        ratio = sum(new for new, _ in seen) / max(1, sum(old for _, old in seen)) if seen else 1.0
+        new, was = measured.lasts_ns[:, stage], expected[:, stage]
+        has = {kind for kind in KINDS if not np.isnan(new[kind])}
+        seen = [kind for kind in has if kind in COMPUTE]
+        ratio = new[seen].sum() / max(1.0, was[seen].sum()) if seen else 1.0
 
-        keeps_bw = cost.splits and not (bw is None and cost.t_bw_ns is None)
+        def scale(kind: OpKind) -> float:
+            return float(new[kind] / was[kind] if kind in has and was[kind] else ratio)
 
-        def time(new: int | None, old: int, least: int = 1) -> int:
-            return max(least, round(old * ratio) if new is None else new)
+        def time(kind: OpKind, old: int, least: int = 1) -> int:
+            exact = kind in has and was[kind] in (0, old)
+            return max(least, round(float(new[kind]) if exact else old * scale(kind)))
 
+        def copy_time(kind: OpKind, old: int | None) -> int | None:
+            return time(kind, old, 0) if old is not None and kind in has else old
+
+        again = next((kind for kind in (C, B, BW) if kind in has), C)
+        keeps_bw = cost.splits and (BW in has or cost.t_bw_ns is not None)
         return replace(
             cost,
-            t_f_ns=time(f, cost.t_f_ns),
-            t_b_ns=time(b if cost.splits else bw, cost.t_b_ns),
-            t_w_ns=time(w, cost.t_w_ns, 0),
-            t_bw_ns=time(bw, cost.fused_ns) if keeps_bw else None,
-            t_offload_ns=cost.t_offload_ns if o is None else o,
-            t_reload_ns=cost.t_reload_ns if r is None else r,
+            t_f_ns=time(F, cost.t_f_ns),
+            t_b_ns=time(B if cost.splits else BW, cost.t_b_ns),
+            t_w_ns=time(W, cost.t_w_ns, 0),
+            t_bw_ns=time(BW, cost.fused_ns) if keeps_bw else None,
+            t_offload_ns=copy_time(O, cost.t_offload_ns),
+            t_reload_ns=copy_time(R, cost.t_reload_ns),
+            recompute=tuple(
+                replace(level, t_ns=max(1, round(level.t_ns * scale(again))))
+                for level in cost.recompute
+            ),
         )
 
     meta = {**given.meta, "provenance": "times measured while training; bytes as given"}
@@ -134,11 +156,11 @@ class Drift(NamedTuple):
     what: str
 
 
-def drift(profile: CostProfile, measured: Sample) -> Drift:
-    """The largest change of any op, or of a stage's compute ops together, in shares of what the
-    stage computes per microbatch."""
+def drift(profile: CostProfile, measured: Sample, schedule: Schedule) -> Drift:
+    """The largest change of any op of a schedule, or of a stage's compute ops together, in shares of
+    what the stage computes per microbatch."""
     found: list[Drift] = []
-    before = profile.durations_ns
+    before = expected_ns(schedule, profile)
     for stage in range(len(profile.stages)):
         change = measured.lasts_ns[:, stage] - before[:, stage]
         there = [kind for kind in KINDS if not np.isnan(change[kind])]

@@ -26,6 +26,7 @@ from ...profile import CostProfile
 from ...profile_io import load_profile, profile_to_json
 from ...schedule import Schedule
 from ...sim.lower import Lowered, lower
+from ..model.recompute import level_of
 from ..program.program import Program, linear_programs
 from ..program.soundness import check_programs
 from .planner import Proposal
@@ -48,8 +49,11 @@ def prepare(schedule: Schedule, profile: CostProfile, limit: Any = None) -> Prep
     """Lower and check a schedule.
 
     Raises:
-        OptPipeError: where it is not sound or does not keep the limit.
+        OptPipeError: where it is not sound, does not keep the limit, or recomputes at a level that
+            the runtime does not have.
     """
+    for name in schedule.levels.names:
+        level_of(name)
     lowered = lower(schedule, profile, limit)
     programs = linear_programs(lowered)
     check_programs(programs, lowered.schedule)

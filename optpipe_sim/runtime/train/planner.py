@@ -206,7 +206,7 @@ class Planner:
             return
         if self.solver is not None:
             return  # on a CPU its own load would look like drift
-        found = drift(self.profile, medians)
+        found = drift(self.profile, medians, self.schedule)
         if found.share > self.options.drift:
             self._tell("drift", stage=found.stage, what=found.what, share=round(found.share, 4))
             self._stop_solver()
@@ -216,7 +216,7 @@ class Planner:
 
     def _profile(self, medians: Sample) -> None:
         self.measuring = False
-        self.profile = measured_profile(self.given, medians)
+        self.profile = measured_profile(self.given, medians, self.schedule)
         options = self.options
         self.solver = SolverProcess(
             self.profile,

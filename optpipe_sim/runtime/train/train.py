@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -40,11 +40,14 @@ def one_thread() -> Iterator[None]:
 
 
 def first_costs(
-    plan: Plan, progress: Callable[[str, int, int], None] = lambda name, done, total: None
+    plan: Plan,
+    progress: Callable[[str, int, int], None] = lambda name, done, total: None,
+    levels: Sequence[str] = (),
 ) -> CostProfile:
-    """Costs to start with: bytes, copies and times of each stage alone on this CPU."""
+    """Costs to start with: bytes, copies and times of each stage alone on this CPU, at `levels` of
+    recomputation as well."""
     with one_thread():
-        return measure(plan, "cpu", SAMPLES, WARMUP, progress)
+        return measure(plan, "cpu", SAMPLES, WARMUP, progress, levels=levels)
 
 
 @one_thread()

@@ -224,6 +224,7 @@ class Trainer:
                 "schedule": str(name),
                 "from_step": self.step,
                 "offloaded": int((schedule.table[:, 0] == O).sum()),
+                "recomputed": int((schedule.levels.table > 0).sum()),
                 "costs": "given" if proposal is None else "measured",
                 "predicted_ns": trace.makespan_ns,
                 "predicted_bytes": [

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
 from ...options.kinds import MOST_REPEATS, count, count_to, whole
-from ...options.models import add_layers, add_model, layer_list
+from ...options.models import add_layers, add_levels, add_model, layer_list, level_list
 from .estimate import layers_text, most_chunks_text, runs, show_levels
 
 if TYPE_CHECKING:
@@ -76,15 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="per weight, in the static memory; default: Adam's 12 (8 with fp32)",
     )
-    parser.add_argument(
-        "--levels",
-        nargs="?",
-        const="",
-        metavar="NAME,...",
-        help="measure levels of recomputation too, for schedules and solvers to choose from: norms,"
-        " qkv, attention, mlp, experts (joined by +), full, full-50%% (of the layers), stage; without"
-        " names some of them",
-    )
+    add_levels(parser)
     parser.add_argument("--save", metavar="P.yaml", help="write the profile")
 
 
@@ -104,7 +96,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if not fake:
         check_device(arguments.device)
     layers = layer_list(arguments.layers)
-    levels = None if arguments.levels is None else list(filter(None, arguments.levels.split(",")))
+    levels = level_list(arguments.levels)
     check_levels(levels or ())
     plan = Plan(
         model,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
 from ...options.kinds import count, positive, seconds, size, whole
-from ...options.models import add_layers, add_model, layer_list
+from ...options.models import add_layers, add_levels, add_model, layer_list, level_list
 from ..costs.profile import need_torch
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             f"--{name}", type=count, default=usual, metavar="N", help=f"{text} ({usual})"
         )
     add_layers(parser)
+    add_levels(parser)
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of everything (0)")
     parser.add_argument("--lr", type=positive, default=3e-3, metavar="X", help="of AdamW (0.003)")
     parser.add_argument(
@@ -157,8 +158,11 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
         layers=None if layers is None else tuple(layers),
         seed=arguments.seed,
     )
+    levels = level_list(arguments.levels)
+    if levels is not None and arguments.profile:
+        raise OptPipeError("--levels: the levels are those of --profile")
     text = read_bytes(arguments.text) if arguments.text else None
-    profile = load_profile(arguments.profile) if arguments.profile else _measured(plan, out)
+    profile = load_profile(arguments.profile) if arguments.profile else _measured(plan, levels, out)
     limit = profile.limits(arguments.memory_limit)
     profile = replace(profile, memory_limit=limit)
     schedule = build(arguments.schedule, profile, arguments.microbatches)
@@ -195,12 +199,13 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     return task
 
 
-def _measured(plan: Any, out: Out) -> CostProfile:
+def _measured(plan: Any, levels: list[str] | None, out: Out) -> CostProfile:
     """Bytes, copies and first times of the stages, each alone."""
+    from ....runtime.measure.footprint import USUAL_LEVELS
     from ....runtime.train.train import first_costs
 
     with out.progress("profiling") as progress:
-        return first_costs(plan, progress)
+        return first_costs(plan, progress, () if levels is None else levels or USUAL_LEVELS)
 
 
 def _news(progress: Any, steps: int) -> Any:
