@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .version import __version__ as __version__
 
 if TYPE_CHECKING:
+    from . import plot as plot
     from .checker.check import check as check
     from .costs.advise.advise import advise as advise
     from .costs.advise.evaluate import evaluate as evaluate
@@ -63,10 +64,12 @@ _HOME = {
     "StageCost": ".stage_cost",
     "Trace": ".trace",
 }
-__all__ = sorted(_HOME)
+__all__ = sorted([*_HOME, "plot"])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "plot":
+        return import_module(".plot", __name__)
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_HOME[name], __name__), name)

@@ -38,6 +38,21 @@ class RuntimeFault(OptPipeError):
     """A real run that went wrong; names the op and the device, or the rank and its last op."""
 
 
+def require(name: str, value: object, kind: type, hint: str) -> None:
+    """Refuse what is not of its kind, in a line that says how to come by one.
+
+    Raises:
+        OptPipeError: names the argument, what was given, and what would be right.
+    """
+    if not isinstance(value, kind):
+        given = (
+            f"{value!r:.60}"
+            if isinstance(value, str | int | float)
+            else f"a {type(value).__name__}"
+        )
+        raise OptPipeError(f"{name}: expected a {kind.__name__}, got {given}; {hint}")
+
+
 LONGEST = 1000  # characters of a complaint that are printed
 
 

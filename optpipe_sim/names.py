@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from .errors import InvalidSchedule, NoSolution, OptPipeError
+from .errors import InvalidSchedule, NoSolution, OptPipeError, require
 from .profile import CostProfile
 from .schedule import Schedule
 from .schedules import REGISTRY, Entry
@@ -63,6 +63,8 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
     See `schedules.build` for the published ones and `optpipe` for the one that is searched for;
     ``gis:tuned=yes`` and ``po:tuned=yes`` are the fastest of these that fit the profile's limit.
     """
+    require("name", name, str, "as in build('1f1b', profile, microbatches)")
+    require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     base, given = parse_name(name)
     if "tuned" in given:
         return _tuned(name, profile, microbatches, {**given, **options})

@@ -5,7 +5,7 @@ Integers inside (ns, bytes); units only in the keys of files (`profile_io`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import gcd
@@ -17,7 +17,16 @@ from .errors import InvalidSchedule, ProfileError
 from .op_table import KEEP, OpTable, make_table
 from .schedule.shape import Shape, expand_placement
 from .stage_cost import MAX_TIME_NS, RecomputeLevel, StageCost, regroup
-from .units import counted, exact, format_size, format_time, html_table, round_half_up
+from .units import (
+    Size,
+    as_size,
+    counted,
+    exact,
+    format_size,
+    format_time,
+    html_table,
+    round_half_up,
+)
 
 
 @dataclass(frozen=True)
@@ -113,11 +122,7 @@ class CostProfile:
                     f" {format_time(getattr(self, key))}"
                 )
         if self.memory_limit is not None:
-            limit = tuple(self.memory_limit)
-            if len(limit) != self.devices:
-                raise ProfileError(
-                    f"memory_limit: lists {len(limit)} devices, but there are {self.devices}"
-                )
+            limit = self.limits(self.memory_limit) or ()
             if min(limit) < 0:
                 raise ProfileError(f"memory_limit: must be at least 0, got {min(limit)}")
             object.__setattr__(self, "memory_limit", limit)
@@ -257,17 +262,20 @@ class CostProfile:
         """The devices on each host link; see `Offload.links`."""
         return (self.offload or Offload()).links(self.devices)
 
-    def limits(self, memory_limit: int | Sequence[int] | None = None) -> tuple[int, ...] | None:
-        """The limit of each device: `memory_limit` (bytes, for all or per device), else the profile's."""
+    def limits(self, memory_limit: Size | Sequence[Size] | None = None) -> tuple[int, ...] | None:
+        """The limit of each device: `memory_limit` (for all or per device), else the profile's.
+
+        Raises:
+            OptPipeError: for what is no size. ProfileError: for a list of the wrong length.
+        """
         if memory_limit is None:
             return self.memory_limit
-        if isinstance(memory_limit, int):
-            return (memory_limit,) * self.devices
-        if len(memory_limit) != self.devices:
-            raise ProfileError(
-                f"memory limit: {len(memory_limit)} values for {self.devices} devices"
-            )
-        return tuple(memory_limit)
+        if isinstance(memory_limit, str) or not isinstance(memory_limit, Iterable):
+            return (as_size("memory limit", memory_limit),) * self.devices
+        limits = tuple(as_size("memory limit", limit) for limit in memory_limit)
+        if len(limits) != self.devices:
+            raise ProfileError(f"memory limit: {len(limits)} values for {self.devices} devices")
+        return limits
 
     # -- other shapes -----------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from .errors import InvalidSchedule, ProfileError
+from .errors import InvalidSchedule, ProfileError, require
 from .files import plain, read_mapping, write_mapping
 from .profile import CostProfile, Offload
 from .schedule.shape import require_stages
@@ -87,6 +87,8 @@ def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProf
     """
     if isinstance(source, Mapping):
         return _profile(source)
+    if not isinstance(source, str | os.PathLike):
+        raise ProfileError(f"profile: expected a path or a mapping, got a {type(source).__name__}")
     data = read_mapping(source)
     stem = os.path.splitext(os.path.basename(source))[0]
     data.setdefault("name", stem if is_plain(stem) else "profile")
@@ -412,4 +414,5 @@ def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> None:
     Raises:
         OptPipeError: where the file cannot be written.
     """
+    require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     write_mapping(path, profile_to_json(profile))

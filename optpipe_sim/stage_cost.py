@@ -9,7 +9,7 @@ from itertools import accumulate
 from typing import Any
 
 from .errors import ProfileError
-from .units import counted, exact, format_sizes, round_half_up
+from .units import as_size, counted, exact, format_sizes, round_half_up
 
 MAX_TIME_NS = 10**15  # 11 days for one op: beyond it sums of many ops could overflow
 MAX_BYTES = 2**50
@@ -44,7 +44,7 @@ class RecomputeLevel:
         if not isinstance(self.name, str) or not self.name:
             raise ProfileError(f"name: expected a text that names the level, got {self.name!r}")
         for entry in fields(self):
-            value = getattr(self, entry.name)
+            value = _read_size(self, entry.name)
             if entry.name != "name" and not (value is None and entry.default is None):
                 _check_amount(entry.name, value, int(entry.name == "layers"))
 
@@ -56,6 +56,15 @@ class RecomputeLevel:
         """What a B that recomputes inside allocates: its working memory, and at least what W needs."""
         work = self.working_bytes(act_bytes) if self.b_work_bytes is None else self.b_work_bytes
         return max(work, w_bytes - self.keep_bytes, 0)
+
+
+def _read_size(cost: RecomputeLevel | StageCost, key: str) -> Any:
+    """A field; sizes may be given as ``24GiB``."""
+    value = getattr(cost, key)
+    if key.endswith("_bytes") and isinstance(value, str):
+        value = as_size(key, value)
+        object.__setattr__(cost, key, value)
+    return value
 
 
 def _check_amount(key: str, value: Any, least: int) -> None:
@@ -102,7 +111,7 @@ class StageCost:
         if self.offload_bytes is None:
             object.__setattr__(self, "offload_bytes", self.act_bytes)
         for key in _AMOUNTS:
-            value = getattr(self, key)
+            value = _read_size(self, key)
             if value is not None:
                 _check_amount(key, value, 1 if key in _POSITIVE else 0)
         if self.w_bytes > self.act_bytes:

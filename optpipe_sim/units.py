@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from html import escape
+from operator import index
 from typing import Any
 
 from .errors import OptPipeError
 
+Size = int | str  # bytes, or ``24GiB``
 TIME_UNITS = {"_s": 10**9, "_ms": 10**6, "_us": 10**3, "_ns": 1}
 BYTE_UNITS = {"_bytes": 1, "_mib": 2**20, "_gib": 2**30}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?", re.IGNORECASE)
@@ -82,6 +84,22 @@ def parse_share(text: str) -> Fraction:
     if not 0 <= share <= 1:
         raise OptPipeError(f"{text!r} is not a share: write a number from 0 to 1, as 0.8")
     return share
+
+
+def as_size(key: str, value: Size) -> int:
+    """Bytes of ``24GiB`` or of a whole number: what every argument that is a size goes through.
+
+    Raises:
+        OptPipeError: names the argument, for anything else.
+    """
+    if isinstance(value, str):
+        try:
+            return parse_size(value)
+        except OptPipeError as error:
+            raise OptPipeError(f"{key}: {error}") from None
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise OptPipeError(f"{key}: expected a size, as 24GiB or whole bytes, got {value!r}")
+    return index(value)
 
 
 def format_size(size: int, digits: int = 4) -> str:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import InvalidSchedule, ProfileError
+from ..errors import InvalidSchedule, ProfileError, require
 from ..ops import TRANSFERS
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..units import format_sizes, format_time
+from ..units import Size, format_sizes, format_time
 from .ops import circle, completeness, level_problems, link_problems, split_problems
 from .stepped import static, step_through
 from .times import check_times, host_problems
@@ -24,7 +24,7 @@ check_trace = check_times
 
 
 def check(
-    schedule: Schedule, profile: CostProfile, memory_limit: int | Sequence[int] | None = None
+    schedule: Schedule, profile: CostProfile, memory_limit: Size | Sequence[Size] | None = None
 ) -> list[str]:
     """The problems of a schedule under a profile, one sentence each; empty where it is valid.
 
@@ -39,6 +39,8 @@ def check(
     Raises:
         ProfileError: where `memory_limit` is a list of the wrong length.
     """
+    require("schedule", schedule, Schedule, "make one with build(NAME, profile, microbatches)")
+    require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     try:
         profile = profile.for_shape(schedule.shape)
     except (InvalidSchedule, ProfileError) as error:

@@ -11,6 +11,7 @@ from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from ..errors import require
 from ..op_costs import op_costs
 from ..ops import COMPUTE, TRANSFERS, O, OpKind
 from ..trace import Trace
@@ -45,6 +46,7 @@ def gantt(
     Returns:
         The axis.
     """
+    require("trace", trace, Trace, "make one with simulate(schedule, profile)")
     with styled():
         if ax is None:
             height = gantt_height(trace)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..errors import OptPipeError
+from ..errors import OptPipeError, require
 from ..ops import BW, COMPUTE, B, C, F, O, Op, R
 from ..trace import CAUSES, Trace
 from ..units import format_size, format_time
@@ -216,6 +216,7 @@ def _waits(reasons: Reasons, op: Op) -> list[tuple[str, int, Op | None, str]]:
 def explain(trace: Trace, longest: int = 5) -> str:
     """A short report for people: idle time by cause, the busiest device, the longest gaps, what the
     critical path is made of, and what to try, as far as it follows from the numbers."""
+    require("trace", trace, Trace, "make one with simulate(schedule, profile)")
     total = trace.makespan_ns
     devices = trace.schedule.shape.devices
     busiest = int(np.argmax(trace.busy_ns))

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..errors import Deadlock, InvalidSchedule, OutOfMemory
+from ..errors import Deadlock, InvalidSchedule, OutOfMemory, require
 from ..ops import TRANSFERS
 from ..profile import CostProfile
 from ..schedule import Schedule, validate
 from ..schedule.fused import require_known
 from ..trace import Trace
-from ..units import counted, format_sizes, size_above
+from ..units import Size, counted, format_sizes, size_above
 from .links import check_link_order
 
 
 def simulate(
     schedule: Schedule,
     profile: CostProfile,
-    memory_limit: int | Sequence[int] | None = None,
+    memory_limit: Size | Sequence[Size] | None = None,
     *,
     enforce: bool = True,
     objective: str = "flush",
@@ -40,6 +40,8 @@ def simulate(
         OutOfMemory: where the limit is below what any schedule of this shape needs.
         Deadlock: where the program can never go on under the limit.
     """
+    require("schedule", schedule, Schedule, "make one with build(NAME, profile, microbatches)")
+    require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     validate(schedule)
     require_known(schedule, profile)
     profile = profile.for_shape(schedule.shape)
@@ -67,7 +69,7 @@ def simulate(
 def simulate_or_report(
     schedule: Schedule,
     profile: CostProfile,
-    memory_limit: int | Sequence[int] | None = None,
+    memory_limit: Size | Sequence[Size] | None = None,
     **options: str,
 ) -> tuple[Trace, str | None]:
     """`simulate` under the limit; where that cannot go on, the replay without it, marked

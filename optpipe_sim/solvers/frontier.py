@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import NoSolution, OptPipeError, OutOfMemory
+from ..errors import NoSolution, OptPipeError, OutOfMemory, require
 from ..profile import CostProfile
 from ..schedule import Schedule
+from ..units import Size, as_size, format_size, format_time
 from .fixed import FixedPoint, best_fixed, fixed_points, published
 from .options import SolveOptions
 from .problem import make_problem
@@ -36,6 +37,10 @@ class Point:
     status: str = UNKNOWN
     reason: str | None = None
     fixed: tuple[str, int] | None = None
+
+    def __repr__(self) -> str:
+        found = "no schedule" if self.result is None else format_time(self.result.objective_ns)
+        return f"<Point {format_size(self.limit_bytes)}: {found}, {self.status}>"
 
     def to_json(self) -> dict[str, Any]:
         """The point as plain data; the keys are those of ``frontier --json``."""
@@ -70,6 +75,11 @@ class Frontier:
     schedules: list[FixedPoint]
     interrupted: bool = False
 
+    def __repr__(self) -> str:
+        limits = [format_size(point.limit_bytes) for point in self.points]
+        ends = f", {limits[0]} to {limits[-1]}" if limits else ""
+        return f"<Frontier {self.profile.name}: {len(limits)} limits{ends}>"
+
     @property
     def least_limit_bytes(self) -> int:
         """Below it no schedule exists."""
@@ -79,7 +89,7 @@ class Frontier:
 def frontier(
     profile: CostProfile,
     microbatches: int,
-    limits: Sequence[int],
+    limits: Sequence[Size],
     time_limit: float = 10.0,
     *,
     schedules: Sequence[str] | None = None,
@@ -114,11 +124,12 @@ def frontier(
     profile = settings.rechunked(restrict(profile, settings.treatments))
     settings = replace(settings, chunks="own", placement="own", treatments=None)
     objective = settings.objective
-    if not limits:
-        raise OptPipeError("limits: give at least one")
-    for limit in limits:
-        if limit < 0:
-            raise OptPipeError(f"limits: must be at least 0 bytes, got {limit}")
+    require("profile", profile, CostProfile, "read one with load_profile(PATH)")
+    if isinstance(limits, str | int) or not limits:
+        raise OptPipeError(f"limits: give a list of at least one size, got {limits!r}")
+    sizes = sorted({as_size("limits", limit) for limit in limits})
+    if sizes[0] < 0:
+        raise OptPipeError(f"limits: must be at least 0 bytes, got {sizes[0]}")
     points: list[Point] = []
     known: list[FixedPoint] = []
     before: SolveResult | None = None
@@ -138,7 +149,7 @@ def frontier(
     try:
         built = published(profile, microbatches, schedules)
         known = fixed_points(built, profile, objective)
-        for limit in sorted(set(limits)):
+        for limit in sizes:
             try:
                 point = run(limit)
                 interrupted = bool(point.result and point.result.info.get("interrupted"))

@@ -15,7 +15,7 @@ from ..schedule.fused import fuse
 from ..sim import require_limit, simulate
 from ..sim.links import link_keys
 from ..trace import OBJECTIVES, Trace
-from ..units import format_size
+from ..units import Size, format_size
 from .treatments import require_alike, restrict, treatments_of
 
 
@@ -107,7 +107,7 @@ class Problem:
 def make_problem(
     profile: CostProfile,
     microbatches: int,
-    memory_limit: int | Sequence[int] | None = None,
+    memory_limit: Size | Sequence[Size] | None = None,
     objective: str = "flush",
     *,
     treatments: Iterable[str] | None = None,

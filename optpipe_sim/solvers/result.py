@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from ..schedule import Schedule
 from ..trace import Trace
+from ..units import format_time, html_table
 from .problem import Problem
 from .reports import Report
 
@@ -51,6 +52,27 @@ class SolveResult:
     incumbents: tuple[tuple[float, int], ...] = ()
     bounds: tuple[tuple[float, int], ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        if self.trace is None:
+            return f"<SolveResult {self.status}, {self.seconds:.1f} s>"
+        return (
+            f"<SolveResult {self.status}: {format_time(self.objective_ns)} by {self.engine}, bound"
+            f" {format_time(self.lower_bound_ns)} (gap {self.gap:.2%}), {self.seconds:.1f} s>"
+        )
+
+    def _repr_html_(self) -> str:
+        """A small table with a picture, for notebooks."""
+        rows: dict[str, object] = {"status": self.status, "engine": self.engine}
+        if self.trace is None:
+            return html_table({**rows, "seconds": f"{self.seconds:.1f}"})
+        rows |= {
+            "iteration": format_time(self.objective_ns),
+            "proven bound": f"{format_time(self.lower_bound_ns)} ({self.bound_name})",
+            "gap": f"{self.gap:.2%}",
+            "seconds": f"{self.seconds:.1f}",
+        }
+        return html_table(rows) + self.trace._repr_html_()
 
     @property
     def objective_ns(self) -> int:

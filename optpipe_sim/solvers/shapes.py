@@ -10,7 +10,7 @@ from ..bounds.device.core import NEVER
 from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..units import counted
+from ..units import Size, counted
 from .covers import candidate_shapes, covers
 from .options import SolveOptions
 from .problem import Problem, make_problem
@@ -33,7 +33,7 @@ LEAST_S = (
 def _problems(
     shapes: Sequence[CostProfile],
     microbatches: int,
-    memory_limit: int | Sequence[int] | None,
+    memory_limit: Size | Sequence[Size] | None,
     options: SolveOptions,
 ) -> tuple[list[Problem], list[tuple[int, OptPipeError]]]:
     """The problem of each shape that the limit admits, and why not the others, with the least
@@ -221,7 +221,7 @@ class _Common:
 def solve_shapes(
     profile: CostProfile,
     microbatches: int,
-    memory_limit: int | Sequence[int] | None,
+    memory_limit: Size | Sequence[Size] | None,
     options: SolveOptions,
     warm_start: Schedule | str | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008  (frozen)

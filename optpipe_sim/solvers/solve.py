@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from ..errors import OptPipeError
+from ..errors import OptPipeError, require
 from ..profile import CostProfile
 from ..schedule import Schedule
+from ..units import Size
 from .options import SolveOptions
 from .problem import make_problem
 from .race.portfolio import Race
@@ -21,7 +22,7 @@ from .treatments import restrict
 def solve(
     profile: CostProfile,
     microbatches: int,
-    memory_limit: int | Sequence[int] | None = None,
+    memory_limit: Size | Sequence[Size] | None = None,
     engine: str = "auto",
     time_limit: float = 60.0,
     objective: str = "flush",
@@ -81,6 +82,7 @@ def solve(
         OptPipeError: for options that make no sense (see `SolveOptions`), a MILP solver that is not
             there, a MILP too large to be stated, or an engine, run alone, that fails.
     """
+    require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     options = SolveOptions(
         engine=engine, time_limit=time_limit, objective=objective, seed=seed, workers=workers,
         evaluations=evaluations, gap=gap, solver=solver, force=force, cache=cache,

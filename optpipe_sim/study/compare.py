@@ -7,12 +7,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..bounds.bounds import Bound, lower_bound
-from ..errors import InvalidSchedule, NoSolution, OutOfMemory
+from ..errors import InvalidSchedule, NoSolution, OptPipeError, OutOfMemory, require
 from ..names import ENTRIES, build, parse_name
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..sim import simulate_or_report
 from ..trace import Trace
+from ..units import Size, format_size, format_time, html_table
 
 BASELINE = "1f1b"
 ANY_CHUNKS = "optpipe:chunks=any"
@@ -37,6 +38,19 @@ class Row:
     bound: Bound
     baseline: Trace
     reason: str | None = None
+
+    def __repr__(self) -> str:
+        fits = "" if self.trace.fits else ", does not fit"
+        peak = format_size(max(self.trace.peak_bytes))
+        return (
+            f"<Row {self.schedule}: {format_time(self.trace.cost_ns)}, {self.speedup:.2f}x 1F1B,"
+            f" peak {peak}{fits}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """A small table with a picture, for notebooks."""
+        rows = {"speed over 1F1B": f"{self.speedup:.2f}", "gap to the bound": f"{self.gap:.1%}"}
+        return html_table(rows) + self.trace._repr_html_()
 
     @property
     def speedup(self) -> float:
@@ -83,12 +97,16 @@ class Comparison:
     left_out: tuple[str, ...] = ()
     interrupted: bool = False
 
+    def __repr__(self) -> str:
+        best = self.rows[0]
+        return f"<Comparison of {len(self.rows)} schedules: best {best.schedule}, {format_time(best.trace.cost_ns)}>"
+
 
 def compare(
     profile: CostProfile,
     microbatches: int,
     schedules: Sequence[str | Schedule] | None = None,
-    memory_limit: int | Sequence[int] | None = None,
+    memory_limit: Size | Sequence[Size] | None = None,
     objective: str = "flush",
     time_limit: float = 10.0,
 ) -> list[Row]:
@@ -113,7 +131,7 @@ def compare_all(
     profile: CostProfile,
     microbatches: int,
     schedules: Sequence[str | Schedule] | None = None,
-    memory_limit: int | Sequence[int] | None = None,
+    memory_limit: Size | Sequence[Size] | None = None,
     objective: str = "flush",
     time_limit: float = 10.0,
     progress: Callable[[str, int, int], None] | None = None,
@@ -123,6 +141,9 @@ def compare_all(
     `progress` is called before each schedule with its name, how many are done, and of how many.
     Ctrl-C ends it with the rows there are; where there is none yet, it is raised.
     """
+    require("profile", profile, CostProfile, "read one with load_profile(PATH)")
+    if isinstance(schedules, str):
+        raise OptPipeError(f"schedules: expected a list of names, got {schedules!r}")
     wanted = [*ENTRIES, ANY_CHUNKS] if schedules is None else list(schedules)
     for name in wanted:
         if isinstance(name, str):

@@ -23,9 +23,11 @@ from ..units import format_size, format_time, html_table
 from .files import FORMAT, VERSION, read_fields
 from .parts import Messages as Messages
 from .parts import Span as Span
+from .picture import overview_of, picture_html
 from .steps import Steps, step_function
+from .waits import WAITS, waits_before_ops
 
-CAUSES = ("fill", "neighbour", "communication", "reload", "memory", "drain")
+CAUSES = (*WAITS, "drain")
 OBJECTIVES = ("flush", "span")
 
 
@@ -80,7 +82,7 @@ class Trace:
         )
 
     def _repr_html_(self) -> str:
-        """A small table, for notebooks."""
+        """A small table with a picture, for notebooks."""
         rows = {
             "schedule": self.schedule.meta.get("name", "schedule"),
             "profile": self.profile.name,
@@ -91,7 +93,18 @@ class Trace:
             "recomputed": f"{self.recomputed} activations",
             "fits": "yes" if self.fits else "no",
         }
-        return html_table(rows)
+        return html_table(rows) + picture_html(self)
+
+    def plot(self, start: int | str | None = None, end: int | str | None = None) -> Any:
+        """Draw the Gantt chart with the memory curves below it; returns a matplotlib figure.
+
+        Args:
+            start, end: what part to draw: ``10%`` of the iteration, ``120ms``, or ns; default: all.
+
+        Raises:
+            OptPipeError: for a part that there is not.
+        """
+        return overview_of(self, start, end)
 
     @cached_property
     def spans(self) -> tuple[Span, ...]:
@@ -215,38 +228,7 @@ class Trace:
         links), until the neighbour's op ended, then until its message was there, then until
         the reload ended, the rest is memory.
         """
-        size = len(self.schedule)
-        sent, arrived, reloaded, before = (np.zeros(size, np.int64) for _ in range(4))
-        messages = self.messages
-        np.maximum.at(sent, messages.consumer, self.end_ns[messages.producer])
-        np.maximum.at(arrived, messages.consumer, messages.arrive_ns)
-        waiting, needed = self.schedule.edges
-        reload = self.schedule.table[needed, 0] == R
-        reloaded[waiting[reload]] = self.end_ns[needed[reload]]
-        waits = {cause: np.zeros(size, np.int64) for cause in CAUSES if cause != "drain"}
-        for rows in self.compute_rows:
-            before[rows[1:]] = self.end_ns[rows[:-1]]
-            waits["fill"][rows[0]] = before[rows[0]] = self.start_ns[rows[0]]
-        rows = np.concatenate(self.compute_rows)
-        mark, start = before[rows], self.start_ns[rows]
-        if self.profile.sending_ns:
-            sends = np.zeros(size, bool)
-            sends[messages.producer] = True
-            for own in self.compute_rows:
-                free = self.end_ns[own[:-1]] + sends[own[:-1]] * self.profile.sending_ns
-                waits["communication"][own[1:]] = free - before[own[1:]]
-                before[own[1:]] = free
-            mark = before[rows]
-        for cause, until in (
-            ("neighbour", sent[rows]),
-            ("communication", arrived[rows]),
-            ("reload", reloaded[rows]),
-            ("memory", start),
-        ):
-            reach = np.maximum(mark, np.minimum(until, start))
-            waits[cause][rows] += reach - mark
-            mark = reach
-        return waits
+        return waits_before_ops(self)
 
     @cached_property
     def idle_by_device_ns(self) -> tuple[dict[str, int], ...]:

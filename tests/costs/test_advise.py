@@ -246,7 +246,6 @@ def test_time_runs_out_with_an_honest_answer() -> None:
         ({"recompute": "half"}, "recompute: expected none, norms, full"),
         ({"schedules": ["1f1x"]}, "'1f1x' is no schedule"),
         ({"schedules": ["zb-v"], "chunks": 1}, "none of zb-v runs with 1 chunks"),
-        ({"widgets": 3}, "widgets: unknown choice"),
         ({"top": 0}, "top: must be"),
         ({"time_limit": 0}, "time limit: must be above 0"),
         ({"zero": 4}, "zero: expected 0, 1, 2 or 3"),

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import OptPipeError
-from ...units import parse_size
+from ...units import Size, as_size, parse_size
 from ..calibrate import Calibration
 from ..layer import RECOMPUTE
 from ..machine_files import load_machine
@@ -19,6 +19,7 @@ from .search import OnProgress, Search
 from .space import Question, as_choices
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
+Several = int | Sequence[int]
 
 
 def advise(
@@ -30,14 +31,24 @@ def advise(
     *,
     top: int = 5,
     time_limit: float = 15.0,
-    memory_limit: int | None = None,
+    memory_limit: Size | None = None,
     margin: float = 0.05,
     tolerance: float = 0.005,
     recompute: Sequence[str] = RECOMPUTE,
     schedules: Sequence[str] | None = None,
     calibration: Calibration | None = None,
     on_progress: OnProgress | None = None,
-    **choices: Any,
+    pp: Several | None = None,
+    tp: Several | None = None,
+    cp: Several | None = None,
+    dp: Several | None = None,
+    ep: Several | None = None,
+    zero: Several | None = None,
+    microbatch: Several | None = None,
+    chunks: Several | None = None,
+    flash: bool = True,
+    dtype: str = "bf16",
+    exchange: str = "plain",
 ) -> Advice:
     """The best configuration of each of the `top` best splits of a model over GPUs.
 
@@ -52,8 +63,8 @@ def advise(
             the machine has PCIe data).
         calibration: what `calibrate` returned; its rates are used, and its errors reported.
         on_progress: called with what is going on, how much of it is done, and of how much.
-        choices: values for pp, tp, cp, dp, ep, zero, microbatch, chunks (a number or several), flash,
-            dtype, exchange. By default whatever divides; devices share sequences (cp) where each has
+        pp, tp, cp, dp, ep, zero, microbatch, chunks: what may be chosen, a number or several; see
+            `parallelism.Layout` and `estimate`. By default whatever divides; devices share sequences (cp) where each has
             8,192 tokens of one at least.
 
     Raises:
@@ -68,11 +79,17 @@ def advise(
         raise OptPipeError(f"top: must be a whole number of at least 1, got {top!r}")
     if not 0 <= margin < 1:
         raise OptPipeError(f"margin: must be from 0 to 1, got {margin}")
-    if memory_limit is None:
+    if memory_limit is not None:
+        memory_limit = as_size("memory limit", memory_limit)
+    else:
         memory_limit = int(machine.usable_bytes * (1 - margin))
         if memory_limit >= 2**30:  # a number that people can type again
             memory_limit = parse_size(f"{memory_limit * 10 // 2**30 / 10}GiB")
-    listed = {key: _option(key, value) for key, value in choices.items() if value is not None}
+    lists = {
+        "pp": pp, "tp": tp, "cp": cp, "dp": dp, "ep": ep, "zero": zero, "microbatch": microbatch,
+        "chunks": chunks,
+    }  # fmt: skip
+    listed = {key: as_choices(key, value) for key, value in lists.items() if value is not None}
     question = Question(
         model,
         machine,
@@ -82,20 +99,10 @@ def advise(
         memory_limit,
         recompute=as_choices("recompute", recompute) or RECOMPUTE,
         schedules=as_choices("schedules", schedules),
-        **listed,
+        flash=flash,
+        dtype=dtype,
+        exchange=exchange,
+        **listed,  # type: ignore[arg-type]
     )
     search = Search(question, top, time_limit, tolerance, on_progress or (lambda *_: None))
     return search.run(calibration)
-
-
-_LISTS = ("pp", "tp", "cp", "dp", "ep", "zero", "microbatch", "chunks")
-
-
-def _option(key: str, value: Any) -> Any:
-    if key in ("flash", "dtype", "exchange"):
-        return value
-    if key not in _LISTS:
-        raise OptPipeError(
-            f"{key}: unknown choice; known are {', '.join(_LISTS)}, flash, dtype, exchange"
-        )
-    return as_choices(key, value)

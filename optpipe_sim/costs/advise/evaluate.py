@@ -9,7 +9,7 @@ from ...bounds.bounds import lower_bound
 from ...errors import OptPipeError
 from ...names import parse_name
 from ...solvers.starts import LOOP, VEE
-from ...units import format_size, format_time, parse_size
+from ...units import Size, as_size, format_size, format_time, html_table
 from ..calibrate import Calibration
 from ..doubt import kind_of, plausibility
 from ..estimate import estimate
@@ -21,7 +21,7 @@ from ..provenance import iteration_ns, mfu
 from .advise import Source
 from .rows import MEMORY_ERROR, Advice, Row
 from .search import replayed_freely
-from .space import Choice, Question
+from .space import Choice, Question, require_count
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,22 @@ class Evaluation:
     advice: Advice
     measured_ns: float | None = None
     measured_bytes: int | None = None
+
+    def __repr__(self) -> str:
+        ratio = "" if self.time_ratio is None else f", measured / predicted {self.time_ratio:.3f}"
+        return f"<Evaluation of {self.row!r}{ratio}>"
+
+    def _repr_html_(self) -> str:
+        """A small table with a picture, for notebooks."""
+        rows = {
+            "measured / predicted time": "-"
+            if self.time_ratio is None
+            else f"{self.time_ratio:.3f}",
+            "measured / predicted peak": "-"
+            if self.memory_ratio is None
+            else f"{self.memory_ratio:.3f}",
+        }
+        return html_table(rows) + self.row._repr_html_()
 
     @property
     def row(self) -> Row:
@@ -182,10 +198,10 @@ def evaluate(
     flash: bool = True,
     dtype: str = "bf16",
     exchange: str = "plain",
-    memory_limit: int | str | None = None,
+    memory_limit: Size | None = None,
     calibration: Calibration | None = None,
     measured_ns: float | None = None,
-    measured_bytes: int | str | None = None,
+    measured_bytes: Size | None = None,
 ) -> Evaluation:
     """Time, MFU and memory of one configuration, as predicted, beside what was measured.
 
@@ -207,6 +223,10 @@ def evaluate(
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     if calibration is not None:
         machine = machine.with_rates(calibration.rates)
+    counts = {"gpus": gpus, "seq": seq, "pp": pp, "tp": tp, "cp": cp, "ep": ep, "chunks": chunks}
+    counts |= {"microbatch": microbatch, "microbatches": microbatches}
+    for key, value in counts.items():
+        require_count(key, value)
     name = schedule or ("1f1b" if chunks == 1 else "1f1b-i")
     base, options = parse_name(name)
     if base == "optpipe":
@@ -220,7 +240,7 @@ def evaluate(
         raise OptPipeError(f"gpus: {gpus} are not a multiple of pp {pp} x tp {tp} x cp {cp}")
     placement = "vee" if base in VEE else "loop"
     zero = (1 if dp * cp > 1 else 0) if zero is None else zero
-    limit = machine.usable_bytes if memory_limit is None else parse_size(memory_limit)
+    limit = machine.usable_bytes if memory_limit is None else as_size("memory limit", memory_limit)
     choice = Choice(
         pp, tp, cp, dp, ep, zero, microbatch, microbatches, recompute, chunks, placement
     )
@@ -242,5 +262,5 @@ def evaluate(
     bound = iteration_ns(profile, lower_bound(profile, microbatches).ns)
     row = Row(choice, name, profile, trace, bound, question.global_batch * seq)
     advice = Advice(question, (row,), 1, 0, {}, 0, None, 0.0, (), calibration)
-    peak = None if measured_bytes is None else parse_size(measured_bytes)
+    peak = None if measured_bytes is None else as_size("measured_bytes", measured_bytes)
     return Evaluation(advice, measured_ns, peak)

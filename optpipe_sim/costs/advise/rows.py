@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ...profile import CostProfile
 from ...trace import Trace
+from ...units import format_size, format_time, html_table
 from ..calibrate import Calibration
 from ..doubt import Doubt, doubt, kind_of, plausibility
 from ..estimate import estimate
@@ -61,6 +62,22 @@ class Row:
     trace: Trace = field(repr=False)
     bound_ns: float
     tokens: int
+
+    def __repr__(self) -> str:
+        return (
+            f"<Row {self.choice}, {self.schedule}: {format_time(self.iteration_ns)},"
+            f" MFU {self.mfu:.1%}, peak {format_size(self.peak_bytes)}>"
+        )
+
+    def _repr_html_(self) -> str:
+        """A small table with a picture, for notebooks."""
+        rows = {
+            "split": self.choice,
+            "iteration, update included": format_time(self.iteration_ns),
+            "tokens/s": f"{self.tokens_per_s:,.0f}",
+            "MFU": f"{self.mfu:.1%}",
+        }
+        return html_table(rows) + self.trace._repr_html_()
 
     @cached_property
     def iteration_ns(self) -> float:
@@ -147,6 +164,20 @@ class Advice:
     points: tuple[Point, ...] = field(repr=False)
     calibration: Calibration | None = field(default=None, repr=False)
     interrupted: bool = False
+
+    def __repr__(self) -> str:
+        question = self.question
+        what = f"{question.model.name} on {question.gpus} x {question.machine.name}"
+        return f"<Advice {what}: {len(self.rows)} rows, best {self.rows[0]!r}>"
+
+    def _repr_html_(self) -> str:
+        """The rows as a table, the best as a picture, for notebooks."""
+        rows = {
+            f"{at + 1}. {row.choice}, {row.schedule}": f"{format_time(row.iteration_ns)}, MFU {row.mfu:.1%},"
+            f" {format_size(row.peak_bytes)}"
+            for at, row in enumerate(self.rows)
+        }
+        return html_table(rows) + self.rows[0]._repr_html_()
 
     @property
     def error(self) -> float | None:

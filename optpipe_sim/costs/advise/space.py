@@ -99,10 +99,10 @@ class Question:
 
     def __post_init__(self) -> None:
         for key in ("gpus", "global_batch", "seq"):
-            _positive(key.replace("_", " "), getattr(self, key))
+            require_count(key.replace("_", " "), getattr(self, key))
         for key in ("pp", "tp", "cp", "dp", "ep", "microbatch", "chunks"):
             for value in getattr(self, key) or ():
-                _positive(key, value)
+                require_count(key, value)
         if self.gpus > 2**16:
             raise OptPipeError(f"gpus: at most {2**16}, got {self.gpus}")
         if self.global_batch > MOST_SEQUENCES:
@@ -255,7 +255,8 @@ def _enough_layers(stages: int, layers: int) -> bool:
     return stages <= layers + 2 and (stages <= layers or stages >= 3)
 
 
-def _positive(key: str, value: Any) -> None:
+def require_count(key: str, value: Any) -> None:
+    """Refuse what is no whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         kind = InvalidSchedule if key == "chunks" else OptPipeError
         raise kind(f"{key}: must be a whole number of at least 1, got {value!r}")

@@ -1,0 +1,28 @@
+"""The picture of a trace, for who asks a trace for it.
+
+Drawing stands above traces: it is looked up by name, and only when it is asked for.
+"""
+
+from __future__ import annotations
+
+import io
+from base64 import b64encode
+from importlib import import_module
+from typing import Any
+
+MOST_OPS = 30_000  # that a picture beside a table shows; `Trace.plot` draws any number
+DPI = 60
+
+
+def overview_of(trace: Any, start: int | str | None, end: int | str | None) -> Any:
+    """The figure of `plot.overview.overview`."""
+    return import_module("optpipe_sim.plot.overview").overview(trace, start, end)
+
+
+def picture_html(trace: Any) -> str:
+    """The overview as a small picture in HTML; nothing of a trace that is too long for it."""
+    if len(trace.schedule) > MOST_OPS:
+        return ""
+    data = io.BytesIO()
+    overview_of(trace, None, None).savefig(data, format="png", dpi=DPI)
+    return f"<img src='data:image/png;base64,{b64encode(data.getvalue()).decode()}'/>"
