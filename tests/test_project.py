@@ -25,7 +25,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # Each row may import from itself and from the rows above it.
 LAYERS = (
     {"codes", "errors", "ops", "version"},
-    {"units", "files", "yaml_text", "spread"},
+    {"units", "files", "yaml_text", "spread", "processes"},
     {"compiled"},
     {
         "stage_cost",

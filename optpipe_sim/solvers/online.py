@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import weakref
 from collections.abc import Sequence
@@ -31,6 +30,7 @@ import numpy as np
 
 from ..errors import NoSolution, OptPipeError, OutOfMemory
 from ..files import write_mapping, write_text
+from ..processes import how_it_ended, kill, last_line, leave_with_parent, start_python
 from ..profile import CostProfile
 from ..profile_io import load_profile, save_profile
 from ..schedule import Schedule
@@ -153,24 +153,14 @@ class SolverProcess:
         """Why a solver that said nothing is gone."""
         code = self._process.returncode
         if code is not None and code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        lines = (self.folder / LOG).read_text(errors="replace").split("\n")
-        return next((line for line in reversed(lines) if line.strip()), f"exit status {code}")
+            return how_it_ended(code)
+        return last_line(self.folder / LOG) or how_it_ended(code)
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:
-    """A fresh Python, which needs neither a picklable caller nor a caller without threads."""
-    root = str(Path(__file__).parents[2])
-    paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+    """Start the solver; a word on its stdin stops it."""
     with (folder / LOG).open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", __name__, str(folder), str(os.getpid())],
-            stdin=subprocess.PIPE,  # for a word to stop
-            stdout=subprocess.DEVNULL,
-            stderr=log,
-            env={**os.environ, "PYTHONPATH": paths},
-            start_new_session=True,  # Ctrl-C is the caller's to handle
-        )
+        return start_python(__name__, (folder, os.getpid()), log, stdin=subprocess.PIPE)
 
 
 def _halt(process: subprocess.Popen[bytes]) -> None:
@@ -179,11 +169,7 @@ def _halt(process: subprocess.Popen[bytes]) -> None:
             # a word, as the end of stdin does not come while a child of the caller's has it, too
             process.stdin.write(b"stop")
             process.stdin.close()
-    try:
-        process.wait(PATIENCE_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    kill([process], PATIENCE_S)
 
 
 def _end(process: subprocess.Popen[bytes], own_folder: str | None) -> None:
@@ -221,18 +207,15 @@ class _Reporter:
             write_text(self.folder / STATE, json.dumps(state) + "\n")
 
 
-def _leave_with_caller(caller: int) -> None:
-    """Interrupt when the caller says so on stdin, closes it, or is gone."""
-    while os.getppid() == caller and not select.select([0], [], [], 1.0)[0]:
-        pass
-    os.kill(os.getpid(), signal.SIGINT)
-
-
 def main(folder: Path, caller: int) -> None:
     """Solve the task in a folder, as long as its caller is there."""
     # started from a job in the background it may have been told to ignore what ends it
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    threading.Thread(target=_leave_with_caller, args=(caller,), daemon=True).start()
+    leave_with_parent(
+        caller,
+        lambda: os.kill(os.getpid(), signal.SIGINT),
+        lambda seconds: bool(select.select([0], [], [], seconds)[0]),
+    )
     report = _Reporter(folder)
     state: dict[str, Any] = {}
     try:

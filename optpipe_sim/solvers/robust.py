@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptPipeError
+from ..processes import ctrl_c_later
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.fused import fuse
@@ -37,7 +38,6 @@ from .greedy.search import greedy_search
 from .options import SolveOptions
 from .problem import Problem, make_problem
 from .race.compiling import compile_engines
-from .race.portfolio import ctrl_c_later
 from .reports import no_report
 from .result import FEASIBLE, SolveResult
 from .solve import solve

@@ -89,7 +89,7 @@ class _Common:
             if race.best is not None:
                 self.take(at, race.best, race.cost_ns, race.engine)
             self.prove(at, race.bound_ns, race.bound_name)
-            self.race.look()
+            self.race.notify()
 
         return watch
 
@@ -155,8 +155,10 @@ class _Common:
 
         In each round the shapes whose schedules are the best so far have equal parts of the
         round's time, and fewer go on to the next. Shapes whose bound leaves no hope are passed over,
-        and rounds with a single one left become one.
+        and rounds with a single one left become one. Where none of those has a schedule in the end, the
+        others share what time is left.
         """
+        tried: set[int] = set()
         for rounds_left, most in zip(range(len(ROUNDS), 0, -1), ROUNDS, strict=True):
             order = [at for at in self._by_cost() if not self.hopeless(at)][:most]
             alone = len(order) == 1
@@ -167,9 +169,15 @@ class _Common:
                 if seconds <= 0 or self.race.interrupted:
                     return
                 if not self.hopeless(at):
+                    tried.add(at)
                     yield at, seconds
             if alone:
-                return
+                break
+        rest = [at for at in range(len(self.problems)) if at not in tried]
+        for place, at in enumerate(rest if self.race.best is None else ()):
+            seconds = (time_limit - self.race.seconds) / (len(rest) - place)
+            if seconds > 0 and self.race.best is None and not self.race.interrupted:
+                yield at, seconds
 
     def _by_cost(self) -> list[int]:
         return sorted(range(len(self.problems)), key=lambda at: self.costs[at])

@@ -5,8 +5,6 @@ from __future__ import annotations
 import datetime
 import os
 import platform
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -17,6 +15,7 @@ from typing import Any
 
 from ..errors import OptPipeError
 from ..files import plain
+from ..processes import ctrl_c_for_caller, leave_with_parent
 from .cluster import on_cluster
 from .compute import DIED, Kept, compute_and_keep
 from .experiment import Experiment
@@ -137,17 +136,6 @@ def default_jobs(cores: int) -> int:
     return max(1, int(cpu_count()) // cores)
 
 
-def _end_with(parent: int) -> None:
-    """Let this process end when the sweep that started it was killed."""
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
 def _computed(
     points: Sequence[Point],
     store: Store,
@@ -250,20 +238,6 @@ def _on_cores(
 
 
 @contextmanager
-def _ctrl_c_for_us_alone() -> Iterator[None]:
-    """Processes started here ignore Ctrl-C, which a terminal sends to all of them: this one ends
-    them, and theirs."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
 def _quiet_cleaner() -> Iterator[None]:
     """joblib's process that cleans up, if started here, does not say what it finds cleaned up
     already, as after Ctrl-C."""
@@ -291,14 +265,14 @@ def _parallel(
         backend="loky",
         return_as="generator_unordered",
         pre_dispatch="2*n_jobs" if jobs > 1 else 1,
-        initializer=_end_with,
+        initializer=leave_with_parent,
         initargs=(os.getpid(),),
     )
     folder = str(store.folder.resolve())
     calls = (delayed(compute_and_keep)(point, folder, locks.owner, fresh) for point in points)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A worker stopped|.* tasks which were still")
-        with _ctrl_c_for_us_alone(), _quiet_cleaner():
+        with ctrl_c_for_caller(), _quiet_cleaner():
             finished = pool(calls)  # starts the processes
         with closing(finished):  # here, where it says nothing of the points that Ctrl-C cuts short
             yield from finished

@@ -151,9 +151,9 @@ def test_without_time_shapes_are_left_out(monkeypatch: Any) -> None:
 
     tried = []
 
-    def slowly(problem: Any) -> Any:
+    def slowly(problem: Any, *rest: Any) -> Any:
         tried.append(problem)
-        for pair in slow(problem):
+        for pair in slow(problem, *rest):
             time.sleep(1.0)
             yield pair
 
@@ -219,9 +219,9 @@ def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
         return solve_problem(problem, *rest)
 
     monkeypatch.setattr(shapes, "solve_problem", only_vee)
-    monkeypatch.setattr(shapes, "run_adaoffload", lambda race, until: None)
+    monkeypatch.setattr(shapes, "run_adaoffload", lambda *_: None)
     for name in ("run_plain", "run_grouped", "run_limited"):
-        monkeypatch.setattr(shapes, name, lambda races, until: None)
+        monkeypatch.setattr(shapes, name, lambda *_: None)
     found = solve(uniform(4), 6, 400, time_limit=3, chunks="any")
     assert found.schedule is not None
     assert found.schedule.shape.placement_name == "vee"
@@ -384,11 +384,11 @@ def test_an_engine_that_will_not_end_is_killed() -> None:
     assert race.failures == {}
 
 
-def _hears_nothing(problem: Any, report: Any, **_: Any) -> None:
+def _reads_nothing(problem: Any, report: Any, **_: Any) -> None:
     time.sleep(3)
 
 
-def _talks(problem: Any, report: Any, **_: Any) -> None:
+def _reports_often(problem: Any, report: Any, **_: Any) -> None:
     """Ever better schedules, more than a pipe holds."""
     shape = problem.shape
     for depth in range(40):
@@ -396,9 +396,9 @@ def _talks(problem: Any, report: Any, **_: Any) -> None:
         time.sleep(0.02)
 
 
-def test_nobody_waits_for_one_who_does_not_listen() -> None:
+def test_a_worker_that_reads_no_messages_keeps_no_other_waiting() -> None:
     race = Race(make_problem(uniform(16, 1), 64, None))
     threads = threading.active_count()
-    run_race(race, [("deaf", _hears_nothing, {}), ("talks", _talks, {})], until=20.0)
+    run_race(race, [("silent", _reads_nothing, {}), ("reports", _reports_often, {})], until=20.0)
     assert race.best is not None
     assert threading.active_count() <= threads

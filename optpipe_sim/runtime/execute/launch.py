@@ -6,11 +6,9 @@ import contextlib
 import mmap
 import os
 import pickle
-import signal
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import time
 import weakref
@@ -22,6 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...errors import OptPipeError, RuntimeFault
 from ...ops import Op
+from ...processes import how_it_ended, kill, last_line, start_python
 from ...schedule import Schedule
 
 START_S = 60.0  # for torch to load and the ranks to meet
@@ -100,32 +99,23 @@ class Ranks:
         self._finalizer()
 
     def _start(self) -> None:
-        root = str(Path(__file__).parents[3])
-        paths = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         (self._folder / "ops").write_bytes(struct.pack("q", _NONE) * self.count)
         for rank in range(self.count):
             ours, theirs = Pipe()
-            log = (self._folder / f"{rank}.log").open("wb")
-            self._processes.append(
-                subprocess.Popen(
-                    [
-                        sys.executable,
-                        "-m",
-                        "optpipe_sim.runtime.execute.serve",
-                        *map(str, (rank, self.count, port, theirs.fileno(), self._folder / "ops")),
-                    ],
-                    pass_fds=[theirs.fileno()],
-                    stdin=subprocess.DEVNULL,
+            words = (rank, self.count, port, theirs.fileno(), self._folder / "ops")
+            with (self._folder / f"{rank}.log").open("wb") as log:
+                process = start_python(
+                    "optpipe_sim.runtime.execute.serve",
+                    words,
+                    log,
                     stdout=log,
-                    stderr=log,
-                    env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-                    start_new_session=True,  # Ctrl-C is the caller's to handle
+                    pass_fds=[theirs.fileno()],
+                    environment={"OMP_NUM_THREADS": "1"},
                 )
-            )
-            log.close()
+            self._processes.append(process)
             theirs.close()
             self._pipes.append(ours)
 
@@ -164,12 +154,8 @@ class Ranks:
         process = self._processes[rank]
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE_S)
-        code = process.returncode
-        how = f"exit status {code}"
-        if code is not None and code < 0:
-            how = f"killed by {signal.Signals(-code).name}"
-        log = (self._folder / f"{rank}.log").read_text(errors="replace").split("\n")
-        word = next((line for line in reversed(log) if line.strip()), "")
+        how = how_it_ended(process.returncode)
+        word = last_line(self._folder / f"{rank}.log")
         with (self._folder / "ops").open("rb") as file:
             row = struct.unpack_from("q", file.read(), 8 * rank)[0]
         last = "before its first op" if row == _NONE else f"its last op was {schedule.op(row)}"
@@ -179,7 +165,8 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         self._pipes.clear()
-        _kill(self._processes)
+        kill(self._processes)
+        self._processes.clear()
 
 
 def _first(faults: dict[int, RuntimeFault]) -> RuntimeFault:
@@ -188,19 +175,12 @@ def _first(faults: dict[int, RuntimeFault]) -> RuntimeFault:
     return (own or list(faults.values()))[0]
 
 
-def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
-    for process in processes:
-        process.kill()
-    for process in processes:
-        process.wait()
-    processes.clear()
-
-
 def _end(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
     """When the object goes, or Python ends."""
     import shutil
 
-    _kill(processes)
+    kill(processes)
+    processes.clear()
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import sys
-import threading
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
@@ -13,11 +12,13 @@ import torch
 import torch.distributed as dist
 
 from ...errors import OptPipeError, RuntimeFault
+from ...processes import leave_with_parent
 from .launch import START_S, Progress
 
 
 def main(rank: int, ranks: int, port: int, pipe: int, progress: str) -> None:
     """Meet the others, then do what comes."""
+    leave_with_parent(os.getppid(), _leave)  # also while a task runs
     torch.set_num_threads(1)
     connection = Connection(pipe)
     dist.init_process_group(
@@ -34,7 +35,6 @@ def main(rank: int, ranks: int, port: int, pipe: int, progress: str) -> None:
         except (EOFError, OSError):
             _leave()
         begun.begin(task.schedule)
-        gone = _watch(connection)
         try:
             answer: object = task.perform(rank, begun)
         except OptPipeError as error:
@@ -43,25 +43,10 @@ def main(rank: int, ranks: int, port: int, pipe: int, progress: str) -> None:
             )
         except Exception as error:
             answer = RuntimeFault(f"rank {rank}: {type(error).__name__}: {error}")
-        gone.set()
         begun.begin(None)
         if isinstance(answer, RuntimeFault):
             answer.__cause__ = None
         connection.send_bytes(pickle.dumps(answer))
-
-
-def _watch(connection: Connection) -> threading.Event:
-    """While a task runs, leave as soon as whoever gave it is gone."""
-    over = threading.Event()
-
-    def watch() -> None:
-        parent = os.getppid()
-        while not over.wait(0.5):
-            if os.getppid() != parent:
-                _leave()
-
-    threading.Thread(target=watch, daemon=True).start()
-    return over
 
 
 def _leave() -> None:

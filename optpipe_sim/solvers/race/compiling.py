@@ -5,14 +5,12 @@ Numba keeps what it compiled on disk; from the second time on this takes a fract
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ...compiled import njit
+from ...processes import run_all
 from ...profile_io import load_profile
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...sim import simulate
@@ -44,12 +42,7 @@ def compile_engines(problem: Problem, on_wait: Callable[[], None] = no_report) -
     )
     if not _kept():
         on_wait()
-        context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
-        processes = [context.Process(target=part, args=kind[:3]) for part in PARTS]
-        for process in processes:
-            process.start()
-        for process in processes:
-            process.join()
+        run_all(PARTS, *kind[:3])
     _compile(*kind)
 
 

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-import queue
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cached_property
-from multiprocessing.connection import Connection, wait
+from functools import cached_property, partial
 from typing import Any
 
 from ...errors import OptPipeError
+from ...processes import Workers
 from ...schedule import Schedule
 from ..covers import covers
 from ..problem import Problem
+from ..reports import Others, Report
 from ..result import SolveResult, make_result, within
 from .identity import identity
 
 Job = Callable[..., None]
-PATIENCE_S = 1.0  # for a process that has ended to be gone
 
 
 @dataclass
@@ -98,7 +93,7 @@ class Race:
         self.keep()
         if self.on_incumbent is not None:
             self.on_incumbent(schedule, cost_ns)
-        self.look()
+        self.notify()
         return True
 
     def keep(self) -> None:
@@ -118,19 +113,19 @@ class Race:
                 raise
             self.failures["save"] = str(error)
 
-    def hear(self, engine: str, what: str, value: Any) -> None:
-        """Take what an engine reports; see `run_race`."""
-        if what == "incumbent":
+    def receive(self, engine: str, kind: str, value: Any) -> None:
+        """Take a message of an engine; see `solvers.reports`."""
+        if kind == "incumbent":
             self.offer(value, engine)
-        elif what == "bound":
+        elif kind == "bound":
             self.prove(value, engine)
-        elif what == "named bound":
+        elif kind == "named bound":
             self.prove(*value)
-        elif what == "infeasible":
+        elif kind == "infeasible":
             self.infeasible = True
-        elif what == "size":
+        elif kind == "size":
             self.variables, self.constraints = value
-        elif what == "failed":
+        elif kind == "failed":
             if isinstance(value, OptPipeError):
                 self.refusal, value = value, f"{type(value).__name__}: {value}"
             else:
@@ -146,7 +141,7 @@ class Race:
         if bound_ns > self.bound_ns:
             self.bound_ns, self.bound_name = bound_ns, name
             self.bounds.append((self.seconds, bound_ns))
-            self.look()
+            self.notify()
 
     def result(self, engine: str) -> SolveResult:
         """What has been reached; there has to be a best. `engine`: which was asked for."""
@@ -169,8 +164,8 @@ class Race:
             },
         )
 
-    def look(self) -> None:
-        """Let whoever watches look."""
+    def notify(self) -> None:
+        """Call `watch`."""
         if self.watch is not None:
             self.watch(self)
 
@@ -185,164 +180,34 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
     constraints))``. `others()` gives it the best schedule, if another engine has found one since.
     A process that dies takes nothing with it but itself. Ctrl-C ends the race and keeps the best.
     """
-    context: Any = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
-    running: list[Any] = []
-    news: list[Connection] = []
-    tellers: list[Connection] = []
-    words: list[_Word] = []  # to each process, of what others found
-    ended: set[int] = set()
+    calls = [
+        partial(_run_job, function, race.problem, arguments) for _, function, arguments in jobs
+    ]
+    workers = Workers()
     try:
-        with ctrl_c_later():  # while a process is forked Python drops the exception it would raise
-            for _, function, arguments in jobs:
-                ours, theirs = context.Pipe(duplex=False)
-                hears, tells = context.Pipe(duplex=False)
-                process = context.Process(
-                    target=_work,
-                    args=(theirs, hears, function, race.problem, arguments),
-                    daemon=True,
-                )
-                process.start()
-                for pipe in (theirs, hears):  # or what it has would not end with it
-                    pipe.close()
-                running.append(process)
-                news.append(ours)
-                tellers.append(tells)
-        words += map(_Word, tellers)  # their threads begin once nothing is forked any more
-        for number, what, value in _listen(news, race, until, ended):
+        workers.start(calls)
+        for number, (kind, value) in workers.messages(lambda: race.seconds >= until, race.notify):
             known = race.best
-            race.hear(jobs[number][0], what, value)
+            race.receive(jobs[number][0], kind, value)
             if race.proven:
                 break
             if race.best is not None and race.best is not known:
-                for other, word in enumerate(words):
-                    if other != number and other not in ended:
-                        word.tell(race.best)
+                workers.tell_others(number, race.best)
     finally:
-        for number, process in enumerate(running):
-            if number not in ended:
-                process.terminate()
-        for number, process in enumerate(running):
-            process.join(PATIENCE_S)
-            if process.exitcode is None:
-                process.kill()
-                process.join()
-            elif number in ended and process.exitcode:
-                race.failures[jobs[number][0]] = _how(process.exitcode)
-        for pipe in news:
-            pipe.close()
-        for word in words:
-            word.close()
+        for number, how in workers.end().items():
+            race.failures[jobs[number][0]] = how
 
 
-class _Word:
-    """Tells a process of the newest schedule, and never waits for it."""
-
-    def __init__(self, pipe: Connection) -> None:
-        self.pipe = pipe
-        self.newest: queue.Queue[Schedule | None] = queue.Queue()
-        self.thread = threading.Thread(target=self._send, daemon=True)
-        self.thread.start()
-
-    def tell(self, schedule: Schedule) -> None:
-        self.newest.put(schedule)
-
-    def close(self) -> None:
-        """Once the process is gone."""
-        self.newest.put(None)
-        self.thread.join()
-        self.pipe.close()
-
-    def _send(self) -> None:
-        while (schedule := self.newest.get()) is not None:
-            if self.newest.empty():  # else there is a better one
-                try:
-                    self.pipe.send(schedule)
-                except OSError:  # the process is gone
-                    return
-
-
-def _how(code: int) -> str:
-    """How a process ended that should not have."""
-    if code < 0:
-        return f"its process was killed by {signal.Signals(-code).name}"
-    return f"its process ended with status {code}"
-
-
-@contextmanager
-def ctrl_c_later() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, and is raised there."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread hears of it
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)
-    if came:
-        raise KeyboardInterrupt
-
-
-def _listen(
-    news: Sequence[Connection], race: Race, until: float, ended: set[int]
-) -> Iterator[tuple[int, str, Any]]:
-    """Yield (worker, kind, payload) until the deadline; record workers that have exited in `ended`."""
-    while len(ended) < len(news) and race.seconds < until:
-        at_work = [number for number in range(len(news)) if number not in ended]
-        left = max(0.0, min(0.05, until - race.seconds))
-        ready = wait([news[number] for number in at_work], left)
-        if not ready:
-            race.look()
-        for number in at_work:
-            if news[number] not in ready:
-                continue
-            try:
-                what, value = news[number].recv()
-            except (EOFError, OSError):  # also in the midst of what it was sending
-                ended.add(number)
-                continue
-            yield number, what, value
-
-
-def _work(
-    news: Connection,
-    word: Connection,
-    function: Job,
-    problem: Problem,
-    arguments: dict[str, Any],
+def _run_job(
+    function: Job, problem: Problem, arguments: dict[str, Any], report: Report, others: Others
 ) -> None:
-    """The main function of a process."""
-    lock = threading.Lock()  # engines report from several threads
-
-    def report(what: str, value: Any) -> None:
-        with lock:
-            news.send((what, value))
-
-    def others() -> Schedule | None:
-        last = None
-        while word.poll():
-            last = word.recv()
-        return last
-
+    """Run a job in its process; whatever stops it, the others go on, and the race says which failed."""
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # what the caller makes of it is not for us
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        threading.Thread(target=_leave_with_parent, daemon=True).start()
-        try:
-            function(problem, report, others=others, **arguments)
-        except OptPipeError as error:
-            report("failed", error)
-        except Exception as error:  # whatever it is, the others go on; the race says who failed
-            # as text: not every error can be sent as it is
-            report("failed", f"{type(error).__name__}: {error}")
-    except (KeyboardInterrupt, BrokenPipeError, EOFError):
-        pass  # the parent keeps what it has
-
-
-def _leave_with_parent() -> None:
-    """A parent that is killed takes its engines with it."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+        function(problem, report, others=others, **arguments)
+    except OptPipeError as error:
+        report("failed", error)
+    except (BrokenPipeError, EOFError):
+        raise
+    except Exception as error:
+        # as text: not every error can be sent as it is
+        report("failed", f"{type(error).__name__}: {error}")

@@ -1,0 +1,290 @@
+"""Processes: one way to start, watch, message and end them.
+
+Two kinds are started here. *Workers* are forks that run a function and exchange messages with who
+started them: the engines of a race. A *fresh Python* runs a module, and needs neither a picklable
+caller nor a caller without threads: a solver in the background, the ranks of a run. None of them
+outlives the process that started it (`leave_with_parent`), not even where that is killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import IO, Any
+
+STOP_S = 1.0  # that a worker that was asked to end may take before it is killed
+POLL_S = 0.5  # between two looks at whether the parent is still there
+Report = Callable[..., None]  # sends its arguments as a message
+Newest = Callable[[], Any]  # the last message since the last call, or None
+
+
+class Workers:
+    """Functions at work, each in a process of its own.
+
+        workers = Workers()
+        try:
+            workers.start(calls)
+            for number, message in workers.messages(is_over):
+                workers.tell_others(number, value)
+        finally:
+            died = workers.end()
+
+    A call is a function of (report, newest): it sends messages with the first, and asks for the last
+    message sent to it with the second. A process that dies takes nothing with it but itself.
+    """
+
+    def __init__(self) -> None:
+        self._processes: list[Any] = []
+        self._inboxes: list[Connection] = []
+        self._outboxes: list[_Outbox] = []
+        self._exited: set[int] = set()
+
+    def start(self, calls: Sequence[Callable[[Report, Newest], None]]) -> None:
+        """Start a process for each call."""
+        pipes: list[Connection] = []
+        try:
+            with (
+                ctrl_c_later()
+            ):  # while a process is forked Python drops the exception it would raise
+                for call in calls:
+                    ours, theirs = _context().Pipe(duplex=False)
+                    told, telling = _context().Pipe(duplex=False)
+                    process = _context().Process(
+                        target=_work, args=(os.getpid(), theirs, told, call), daemon=True
+                    )
+                    process.start()
+                    for pipe in (theirs, told):  # or what it has would not end with it
+                        pipe.close()
+                    self._processes.append(process)
+                    self._inboxes.append(ours)
+                    pipes.append(telling)
+        finally:
+            # their threads begin once nothing is forked any more
+            self._outboxes += map(_Outbox, pipes)
+
+    def messages(
+        self, is_over: Callable[[], bool], idle: Callable[[], None] = lambda: None
+    ) -> Iterator[tuple[int, tuple[Any, ...]]]:
+        """Yield (worker, message) until it is over or all workers have exited.
+
+        Args:
+            idle: called every now and then while there are none.
+        """
+        while len(self._exited) < len(self._processes) and not is_over():
+            running = [n for n in range(len(self._processes)) if n not in self._exited]
+            ready = wait([self._inboxes[number] for number in running], POLL_S / 10)
+            if not ready:
+                idle()
+            for number in running:
+                if self._inboxes[number] not in ready:
+                    continue
+                try:
+                    message = self._inboxes[number].recv()
+                except (EOFError, OSError):  # also in the midst of a message
+                    self._exited.add(number)
+                    continue
+                yield number, message
+
+    def tell_others(self, number: int, message: object) -> None:
+        """Send a message to all workers but one, without waiting for any of them."""
+        for other, outbox in enumerate(self._outboxes):
+            if other != number and other not in self._exited:
+                outbox.put(message)
+
+    def end(self) -> dict[int, str]:
+        """End all workers, by force if need be; says how those died that were not asked to end."""
+        died = {}
+        for number, process in enumerate(self._processes):
+            if number not in self._exited:
+                process.terminate()
+        for number, process in enumerate(self._processes):
+            process.join(STOP_S)
+            if process.exitcode is None:
+                process.kill()
+                process.join()
+            elif number in self._exited and process.exitcode:
+                how = how_it_ended(process.exitcode)
+                died[number] = (
+                    f"its process {'was' if process.exitcode < 0 else 'ended with'} {how}"
+                )
+        for pipe in self._inboxes:
+            pipe.close()
+        for outbox in self._outboxes:
+            outbox.close()
+        return died
+
+
+class _Outbox:
+    """Sends a worker the newest message, and never makes the sender wait."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+        self.waiting: queue.Queue[tuple[Any] | None] = queue.Queue()
+        self.thread = threading.Thread(target=self._send, daemon=True)
+        self.thread.start()
+
+    def put(self, message: object) -> None:
+        self.waiting.put((message,))
+
+    def close(self) -> None:
+        """Once the process is gone."""
+        self.waiting.put(None)
+        self.thread.join()
+        self.pipe.close()
+
+    def _send(self) -> None:
+        while (entry := self.waiting.get()) is not None:
+            if self.waiting.empty():  # else there is a newer one
+                try:
+                    self.pipe.send(entry[0])
+                except OSError:  # the process is gone
+                    return
+
+
+def _work(
+    parent: int, outbox: Connection, inbox: Connection, call: Callable[[Report, Newest], None]
+) -> None:
+    """The main function of a worker."""
+    lock = threading.Lock()  # several threads may report
+
+    def report(*message: Any) -> None:
+        with lock:
+            outbox.send(message)
+
+    def newest() -> Any:
+        last = None
+        while inbox.poll():
+            last = inbox.recv()
+        return last
+
+    try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handlers of the caller
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        leave_with_parent(parent)
+        call(report, newest)
+    except (KeyboardInterrupt, BrokenPipeError, EOFError):
+        pass  # the parent keeps what it has
+
+
+def _context() -> Any:
+    return multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+
+
+def run_all(functions: Sequence[Callable[..., None]], *arguments: object) -> None:
+    """Run functions at the same time, each in a process of its own, until all have ended."""
+    processes = [_context().Process(target=each, args=arguments) for each in functions]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+
+
+def start_python(
+    module: str,
+    arguments: Sequence[object],
+    log: IO[bytes],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    pass_fds: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a fresh Python that runs a module of this package; its stderr goes to `log`.
+
+    It is in a session of its own: Ctrl-C is its caller's to handle.
+    """
+    paths = filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")))
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=log,
+        pass_fds=tuple(pass_fds),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
+        start_new_session=True,
+    )
+
+
+def kill(processes: Sequence[subprocess.Popen[bytes]], after_s: float = 0.0) -> None:
+    """Kill those of some processes that have not ended after so many seconds."""
+    for process in processes:
+        if after_s > 0:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(after_s)
+        process.kill()
+    for process in processes:
+        process.wait()
+
+
+def how_it_ended(code: int | None) -> str:
+    """What an exit status says: ``killed by SIGKILL``, ``exit status 3``."""
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit status {code}"
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not empty; an empty text without one."""
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "")
+
+
+def leave_with_parent(
+    parent: int,
+    leave: Callable[[], object] = lambda: os._exit(1),
+    told: Callable[[float], bool] | None = None,
+) -> None:
+    """Have this process leave once its parent is gone; watched by a thread.
+
+    Args:
+        parent: the process id of the parent.
+        leave: what is called then.
+        told: waits so many seconds; whether the parent has asked it to leave meanwhile.
+    """
+    asked = told or threading.Event().wait
+
+    def watch() -> None:
+        while os.getppid() == parent and not asked(POLL_S):
+            pass
+        leave()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def ctrl_c_later() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread receives it
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def ctrl_c_for_caller() -> Iterator[None]:
+    """Processes started in the block ignore Ctrl-C, which a terminal sends to all of them: the caller
+    ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
