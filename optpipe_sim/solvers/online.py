@@ -30,7 +30,8 @@ import numpy as np
 
 from ..errors import NoSolution, OptPipeError, OutOfMemory
 from ..files import write_mapping, write_text
-from ..processes import how_it_ended, kill, last_line, leave_with_parent, start_python
+from ..processes.fresh import how_it_ended, kill, last_line, start_python
+from ..processes.signals import leave_with_parent
 from ..profile import CostProfile
 from ..profile_io import load_profile, save_profile
 from ..schedule import Schedule

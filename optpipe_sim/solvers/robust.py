@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import OptPipeError
-from ..processes import ctrl_c_later
+from ..processes.signals import ctrl_c_later
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.fused import fuse

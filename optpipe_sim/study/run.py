@@ -15,7 +15,7 @@ from typing import Any
 
 from ..errors import OptPipeError
 from ..files import plain
-from ..processes import ctrl_c_for_caller, leave_with_parent
+from ..processes.signals import ctrl_c_for_caller, leave_with_parent
 from .cluster import on_cluster
 from .compute import DIED, Kept, compute_and_keep
 from .experiment import Experiment

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TypeVar
 
 from ...errors import OptPipeError, RuntimeFault
 from ...ops import Op
-from ...processes import how_it_ended, kill, last_line, start_python
+from ...processes.fresh import how_it_ended, kill, last_line, start_python
 from ...schedule import Schedule
 
 START_S = 60.0  # for torch to load and the ranks to meet

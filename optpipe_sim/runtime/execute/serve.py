@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import OptPipeError, RuntimeFault
-from ...processes import leave_with_parent
+from ...processes.signals import leave_with_parent
 from .launch import START_S, Progress
 
 

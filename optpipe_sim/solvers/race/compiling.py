@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 from ...compiled import njit
-from ...processes import run_all
+from ...processes.workers import run_all
 from ...profile_io import load_profile
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...sim import simulate

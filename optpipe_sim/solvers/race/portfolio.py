@@ -10,7 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from ...errors import OptPipeError
-from ...processes import Workers
+from ...processes.workers import Workers
 from ...schedule import Schedule
 from ..covers import covers
 from ..problem import Problem

@@ -1,10 +1,4 @@
-"""Processes: one way to start, watch, message and end them.
-
-Two kinds are started here. *Workers* are forks that run a function and exchange messages with who
-started them: the engines of a race. A *fresh Python* runs a module, and needs neither a picklable
-caller nor a caller without threads: a solver in the background, the ranks of a run. None of them
-outlives the process that started it (`leave_with_parent`), not even where that is killed.
-"""
+"""Workers: functions in forked processes, which exchange messages with the process that started them."""
 
 from __future__ import annotations
 
@@ -12,17 +6,16 @@ import multiprocessing
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from .fresh import how_it_ended
+from .signals import ctrl_c_later, leave_with_parent
 
 STOP_S = 1.0  # that a worker that was asked to end may take before it is killed
-POLL_S = 0.5  # between two looks at whether the parent is still there
+POLL_S = 0.05  # between two calls of `idle`
 Report = Callable[..., None]  # sends its arguments as a message
 Newest = Callable[[], Any]  # the last message since the last call, or None
 
@@ -81,7 +74,7 @@ class Workers:
         """
         while len(self._exited) < len(self._processes) and not is_over():
             running = [n for n in range(len(self._processes)) if n not in self._exited]
-            ready = wait([self._inboxes[number] for number in running], POLL_S / 10)
+            ready = wait([self._inboxes[number] for number in running], POLL_S)
             if not ready:
                 idle()
             for number in running:
@@ -186,105 +179,3 @@ def run_all(functions: Sequence[Callable[..., None]], *arguments: object) -> Non
         process.start()
     for process in processes:
         process.join()
-
-
-def start_python(
-    module: str,
-    arguments: Sequence[object],
-    log: IO[bytes],
-    *,
-    stdin: int = subprocess.DEVNULL,
-    stdout: int | IO[bytes] = subprocess.DEVNULL,
-    pass_fds: Sequence[int] = (),
-    environment: Mapping[str, str] | None = None,
-) -> subprocess.Popen[bytes]:
-    """Start a fresh Python that runs a module of this package; its stderr goes to `log`.
-
-    It is in a session of its own: Ctrl-C is its caller's to handle.
-    """
-    paths = filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")))
-    return subprocess.Popen(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        stdin=stdin,
-        stdout=stdout,
-        stderr=log,
-        pass_fds=tuple(pass_fds),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
-        start_new_session=True,
-    )
-
-
-def kill(processes: Sequence[subprocess.Popen[bytes]], after_s: float = 0.0) -> None:
-    """Kill those of some processes that have not ended after so many seconds."""
-    for process in processes:
-        if after_s > 0:
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(after_s)
-        process.kill()
-    for process in processes:
-        process.wait()
-
-
-def how_it_ended(code: int | None) -> str:
-    """What an exit status says: ``killed by SIGKILL``, ``exit status 3``."""
-    if code is not None and code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit status {code}"
-
-
-def last_line(log: Path) -> str:
-    """The last line of a log that is not empty; an empty text without one."""
-    lines = log.read_text(errors="replace").split("\n")
-    return next((line for line in reversed(lines) if line.strip()), "")
-
-
-def leave_with_parent(
-    parent: int,
-    leave: Callable[[], object] = lambda: os._exit(1),
-    told: Callable[[float], bool] | None = None,
-) -> None:
-    """Have this process leave once its parent is gone; watched by a thread.
-
-    Args:
-        parent: the process id of the parent.
-        leave: what is called then.
-        told: waits so many seconds; whether the parent has asked it to leave meanwhile.
-    """
-    asked = told or threading.Event().wait
-
-    def watch() -> None:
-        while os.getppid() == parent and not asked(POLL_S):
-            pass
-        leave()
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-@contextmanager
-def ctrl_c_later() -> Iterator[None]:
-    """Delay Ctrl-C to the end of the block."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread receives it
-        return
-    came: list[int] = []
-    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before or signal.default_int_handler)
-    if came:
-        raise KeyboardInterrupt
-
-
-@contextmanager
-def ctrl_c_for_caller() -> Iterator[None]:
-    """Processes started in the block ignore Ctrl-C, which a terminal sends to all of them: the caller
-    ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,62 @@
+"""Fresh Pythons that run a module of this package; how processes ended, and ending them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import IO
+
+
+def start_python(
+    module: str,
+    arguments: Sequence[object],
+    log: IO[bytes],
+    *,
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+    pass_fds: Sequence[int] = (),
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen[bytes]:
+    """Start a fresh Python that runs a module of this package; its stderr goes to `log`.
+
+    It is in a session of its own: Ctrl-C is its caller's to handle.
+    """
+    paths = filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
+    return subprocess.Popen(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        stdin=stdin,
+        stdout=stdout,
+        stderr=log,
+        pass_fds=tuple(pass_fds),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(environment or {})},
+        start_new_session=True,
+    )
+
+
+def kill(processes: Sequence[subprocess.Popen[bytes]], after_s: float = 0.0) -> None:
+    """Kill those of some processes that have not ended after so many seconds."""
+    for process in processes:
+        if after_s > 0:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(after_s)
+        process.kill()
+    for process in processes:
+        process.wait()
+
+
+def how_it_ended(code: int | None) -> str:
+    """What an exit status says: ``killed by SIGKILL``, ``exit status 3``."""
+    if code is not None and code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    return f"exit status {code}"
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log that is not empty; an empty text without one."""
+    lines = log.read_text(errors="replace").split("\n")
+    return next((line for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,63 @@
+"""When a process leaves: once its parent is gone, and what Ctrl-C does to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+POLL_S = 0.5  # between two looks at whether the parent is still there
+
+
+def leave_with_parent(
+    parent: int,
+    leave: Callable[[], object] = lambda: os._exit(1),
+    told: Callable[[float], bool] | None = None,
+) -> None:
+    """Have this process leave once its parent is gone; watched by a thread.
+
+    Args:
+        parent: the process id of the parent.
+        leave: what is called then.
+        told: waits so many seconds; whether the parent has asked it to leave meanwhile.
+    """
+    asked = told or threading.Event().wait
+
+    def watch() -> None:
+        while os.getppid() == parent and not asked(POLL_S):
+            pass
+        leave()
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextmanager
+def ctrl_c_later() -> Iterator[None]:
+    """Delay Ctrl-C to the end of the block."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # only the main thread receives it
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.default_int_handler)
+    if came:
+        raise KeyboardInterrupt
+
+
+@contextmanager
+def ctrl_c_for_caller() -> Iterator[None]:
+    """Processes started in the block ignore Ctrl-C, which a terminal sends to all of them: the caller
+    ends them."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
