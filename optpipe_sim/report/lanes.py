@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from bokeh.events import AxisClick
 from bokeh.models import (
     BoxZoomTool,
     CDSView,
@@ -176,6 +177,8 @@ def _axes(plot: Any, trace: Trace) -> None:
     plot.yaxis.axis_line_color = plot.yaxis.major_tick_line_color = None
     plot.xgrid.grid_line_alpha = 0.35
     plot.ygrid.grid_line_color = None
+    fold = CustomJS(code=f"optpipe.foldAt('{plot.name}', cb_obj.value)")
+    plot.yaxis.js_on_event(AxisClick, fold)
 
 
 def _boxes(

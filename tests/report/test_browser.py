@@ -236,6 +236,14 @@ def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
     chromium.click("#a-devices [data-device='5']")
     assert chromium.run(opened) == 2
     assert chromium.run(height) > low
+    x, y = chromium.run(
+        "const box = optpipe.charts.a.plot.el.getBoundingClientRect();"
+        "const middle = optpipe.place('a', [9 * 16 + 8], 0.5)[0];"
+        "return [box.left + 20, box.top + optpipe.charts.a.plot.frame.y_scale.compute(middle)]"
+    )
+    chromium.tap(x, y)  # on the axis
+    chromium.wait("return optpipe.charts.a.open[9]")
+    assert chromium.run(opened) == 3
     chromium.click("[data-action=unfold]")
     assert chromium.run(opened) == 16
     chromium.click("[data-action=unfold]")
@@ -283,6 +291,34 @@ def test_two_schedules_on_one_axis(shown: Any, chromium: Browser) -> None:
     assert chromium.run("return optpipe.charts.a.sources.filter((each) => each.name === 'a-other').length") == 8  # fmt: skip
     chromium.click("#b-idle [data-gap='0']")
     assert chromium.run("return Array.from(optpipe.charts.b.gaps.selected.indices)") == [0]
+    assert chromium.messages() == []
+
+
+def test_schedules_of_other_shapes_stand_side_by_side(shown: Any, chromium: Browser) -> None:
+    small = load_profile(PROFILES / "zb-1.5b-p8-m24.yaml")
+    large = load_profile(PROFILES / "zb-14.6b-p16-m48.yaml")
+    one = replayed("zb-v", small, 8)
+    for two in (replayed("zb-h1", small, 8), replayed("zb-h1", large, 12)):
+        shown(Report.of(one, two))
+        assert "cannot be set side by side one by one" in chromium.run("return document.body.innerText")  # fmt: skip
+        assert chromium.run("return document.querySelectorAll('[data-action=changed]').length") == 0
+        chromium.click("[data-action=unfold]")
+        chromium.click("[data-edge=end]")
+        chromium.click("[data-action=critical]")
+        for name, trace in (("a", one), ("b", two)):
+            assert chromium.run(MARKED, name) == sorted(TraceColumns(trace).critical)
+        assert chromium.messages() == []
+
+
+def test_a_notebook_shows_the_page_in_a_frame(
+    trace: Trace, chromium: Browser, tmp_path: Path
+) -> None:
+    around = "<section class='view' data-drawn='yes'></section>" + Report.of(trace)._repr_html_()
+    (tmp_path / "notebook.html").write_text(around)
+    chromium.open(tmp_path / "notebook.html")
+    inside = "document.querySelector('iframe').contentDocument"
+    chromium.wait(f"return !!{inside}.querySelector('section.view[data-drawn]')")
+    assert chromium.run(f"return {inside}.querySelectorAll('#figure-0-0 *').length") > 0
     assert chromium.messages() == []
 
 

@@ -250,6 +250,10 @@ const optpipe = (() => {
     unfold: (chart, on) => { chart.open.fill(on); layout(chart); },
   };
   function fold(chart, at) { chart.open[at] = !chart.open[at]; layout(chart); }
+  function foldAt(name, y) { // a click on the axis; counted from its top, of whatever sign
+    const chart = charts[name], at = chart.tops.findLastIndex((top) => top <= Math.abs(y));
+    if (at >= 0) fold(chart, at);
+  }
   function press(button, view) {
     const { action, edge, chart: name, gap, device: lane, open: at } = button.dataset;
     if (at !== undefined) open(at).scrollIntoView({ behavior: "smooth" });
@@ -301,6 +305,6 @@ const optpipe = (() => {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
   addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; repaint(); });
   Bokeh.logger?.set_level("warn");
-  return { place, height, shifted, tell, tapped, open, charts, begin: () => { for (let at = 0; at < data.opened; at++) open(at); } };
+  return { place, height, shifted, tell, tapped, foldAt, open, charts, begin: () => { for (let at = 0; at < data.opened; at++) open(at); } };
 })();
 optpipe.begin();
