@@ -19,6 +19,7 @@ from optpipe_sim.op_costs import op_costs
 from optpipe_sim.ops import BW, B, C, F, O, Op, R
 from optpipe_sim.runtime.execute import cuda
 from optpipe_sim.runtime.execute.executor import measured_trace
+from optpipe_sim.runtime.execute.iteration import Iteration
 from optpipe_sim.runtime.execute.serial import run_serially
 from optpipe_sim.runtime.execute.task import (
     batch,
@@ -205,7 +206,7 @@ def test_the_order_of_issue_gives_the_gradients_and_the_memory(name: str, quick_
         with LiveBytes() as meter:
             own.allocated = meter.add
             record = cuda.run_program(
-                program, lowered.schedule, own, Forgetful(contents), meter=meter
+                Iteration(program, lowered.schedule, own, Forgetful(contents), meter=meter)
             )
         own.finish_step()
         records.append(record)
@@ -226,5 +227,11 @@ def test_a_device_that_stands_still_is_noticed(quick_device: None, monkeypatch: 
     monkeypatch.setattr(Mark, "query", lambda self: False)
     with pytest.raises(RuntimeFault, match=r"rank 0: F0\.0 has not ended within 0\.1 s"):
         cuda.run_program(
-            linear_programs(lowered)[0], lowered.schedule, own, Forgetful(anything), timeout_s=0.1
+            Iteration(
+                linear_programs(lowered)[0],
+                lowered.schedule,
+                own,
+                Forgetful(anything),
+                timeout_s=0.1,
+            )
         )

@@ -16,6 +16,7 @@ from optpipe_sim.ops import C, O, R
 from optpipe_sim.profile import Offload
 from optpipe_sim.runtime.execute import cuda
 from optpipe_sim.runtime.execute.gates import GatedLoopback
+from optpipe_sim.runtime.execute.iteration import Iteration
 from optpipe_sim.runtime.execute.nccl import Nccl
 from optpipe_sim.runtime.execute.serial import run_serially
 from optpipe_sim.runtime.execute.task import (
@@ -92,7 +93,7 @@ def run_alone(lowered: Lowered, gpu: VirtualGpu, rank: int) -> StageWorker:
     with gpu:
         transport = GatedLoopback(contents)
         program = linear_programs(lowered)[rank]
-        cuda.run_program(program, lowered.schedule, worker, transport)
+        cuda.run_program(Iteration(program, lowered.schedule, worker, transport))
     return worker
 
 
@@ -206,7 +207,7 @@ def test_host_memory_is_pinned_before_the_step(gpu: VirtualGpu) -> None:
                 worker.start_step(*batch(PLAN, M, 0))
                 worker._compute = gpu.compute
             before = worker.slab.reserved
-            cuda.run_program(program, lowered.schedule, worker, GatedLoopback(contents))
+            cuda.run_program(Iteration(program, lowered.schedule, worker, GatedLoopback(contents)))
             worker.finish_step()
         assert (worker.slab.reserved == before) is warm
     _, expected = reference(PLAN, M, 0)
@@ -232,7 +233,7 @@ def test_nccl_messages_race_with_nothing_and_leave_when_they_are_sent(gpu: Virtu
             for work in sends:
                 work.done = True
 
-        cuda.run_program(programs[0], lowered.schedule, worker, transport, begun=begun)
+        cuda.run_program(Iteration(programs[0], lowered.schedule, worker, transport, begun=begun))
         assert not any(work.stashed for work in sends)
     assert gpu.faults == []
     assert len(sends) == M
@@ -256,7 +257,7 @@ def test_a_send_that_is_released_too_early_is_found(
             sends[-1].stashed.clear()
 
         monkeypatch.setattr(Nccl, "send", forgetful)
-        cuda.run_program(programs[0], lowered.schedule, worker, transport)
+        cuda.run_program(Iteration(programs[0], lowered.schedule, worker, transport))
     assert any(text.startswith("early reuse") for text in gpu.faults)
 
 
@@ -268,7 +269,9 @@ def test_a_message_is_not_read_before_it_is_there(
     with gpu, nccl(gpu):
         transport = Nccl(1, programs)
         monkeypatch.setattr(Nccl, "recv", lambda self, op, peer: self._posted.pop(op)[1])
-        cuda.run_program(programs[1], lowered.schedule, started(lowered, 1, gpu), transport)
+        cuda.run_program(
+            Iteration(programs[1], lowered.schedule, started(lowered, 1, gpu), transport)
+        )
     assert any(text.startswith("race") for text in gpu.faults)
 
 

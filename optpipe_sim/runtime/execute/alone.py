@@ -25,6 +25,7 @@ from ..measure.memory import Meter
 from ..model.stage import StageWorker
 from ..program.program import Program, inputs_of
 from .executor import Record, measured_trace, run_program
+from .iteration import Iteration
 from .transport import Loopback
 from .worker import EMPTY
 
@@ -128,7 +129,9 @@ def run_alone(
     transport, run_one = _player(worker, contents, arrive_ns)
     transport.start_ns = start = time.monotonic_ns() + 1_000_000
     with meter as scale:
-        record = run_one(program, lowered.schedule, worker, transport, start_ns=start, meter=scale)
+        record = run_one(
+            Iteration(program, lowered.schedule, worker, transport, start_ns=start, meter=scale)
+        )
     loss = worker.finish_step()
     record.loss = None if loss is None else float(loss)
     return record

@@ -9,39 +9,25 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ...errors import RuntimeFault
-from ...ops import F, Op
-from ...schedule import Schedule
-from ..measure.memory import Meter
+from ...ops import Op
 from ..program.issue import Issue, issue_order
-from ..program.program import COMPUTE_ENGINE, Event, Program, inputs_of
+from ..program.program import COMPUTE_ENGINE, Event
 from .executor import Record
-from .transport import Transport
-from .worker import Worker, compute, sharp_timers, sleep_until
+from .iteration import Iteration
+from .worker import sharp_timers, sleep_until
 
 AHEAD = 2  # compute ops that the host may be ahead of the device
 POLL_S = 0.0002
 
 
-def run_program(
-    program: Program,
-    schedule: Schedule,
-    worker: Worker,
-    transport: Transport,
-    *,
-    start_ns: int = 0,
-    meter: Meter | None = None,
-    timeout_s: float = 60.0,
-    begun: Callable[[Op], None] = lambda op: None,
-) -> Record:
-    """One iteration of one rank; arguments as for `executor.run_program`.
+def run_program(iteration: Iteration) -> Record:
+    """Run one iteration of one rank.
 
     The current stream is the compute stream, and `worker.start_step` has been called on it. The host
     stays at most two compute ops ahead, so that a device that stands still is noticed; whenever it
@@ -51,23 +37,22 @@ def run_program(
     Raises:
         RuntimeFault: names the rank and the op.
     """
-    run = _Run(program, schedule, worker, transport, meter, timeout_s)
+    run, transport = _Run(iteration), iteration.transport
     torch.cuda.synchronize()
     sharp_timers()
-    sleep_until(start_ns)
+    sleep_until(iteration.start_ns)
     run.zero.record(run.streams[COMPUTE_ENGINE])
     started = getattr(transport, "start", None)
     if started is not None:
         started()
-    for issue in issue_order(program):
+    for issue in run.order:
         try:
-            run.issue(issue, begun)
+            run.issue(issue)
         except RuntimeFault:
             raise
         except Exception as error:
             raise RuntimeFault(
-                f"rank {program.rank}: {issue.step.do} {issue.step.op}:"
-                f" {type(error).__name__}: {error}"
+                f"rank {run.rank}: {issue.step.do} {issue.step.op}: {type(error).__name__}: {error}"
             ) from error
     run.keep_up(0)
     for stream in run.streams.values():
@@ -90,22 +75,12 @@ def copy_stream(engine: str, device: int) -> Any:
 class _Run:
     """An iteration under way."""
 
-    def __init__(
-        self,
-        program: Program,
-        schedule: Schedule,
-        worker: Worker,
-        transport: Transport,
-        meter: Meter | None,
-        timeout_s: float,
-    ) -> None:
-        self.rank, self.levels = program.rank, program.levels
-        self.worker, self.transport = worker, transport
-        self.meter, self.timeout_s = meter, timeout_s
-        self.inputs = inputs_of(schedule)
-        self.results: dict[Op, Tensor | None] = {}
+    def __init__(self, iteration: Iteration) -> None:
+        self.iteration, self.rank = iteration, iteration.rank
+        self.worker, self.transport = iteration.worker, iteration.transport
+        self.order = issue_order(iteration.program)
         self.streams: dict[str, Any] = {COMPUTE_ENGINE: torch.cuda.current_stream()}
-        for issue in issue_order(program):
+        for issue in self.order:
             if issue.stream not in self.streams:
                 self.streams[issue.stream] = copy_stream(issue.stream, torch.cuda.current_device())
         self.zero = torch.cuda.Event(enable_timing=True)
@@ -113,14 +88,14 @@ class _Run:
         self.under_way: deque[Op] = deque()
         self.held: list[tuple[Op, int]] = []
 
-    def issue(self, issue: Issue, begun: Callable[[Op], None]) -> None:
+    def issue(self, issue: Issue) -> None:
         """Issue one thing: its waits, its events around it."""
         step, stream = issue.step, self.streams[issue.stream]
         for event in issue.waits:
             stream.wait_event(self.events[event])
         if step.do == "run":
             self.keep_up(AHEAD)
-            begun(step.op)
+            self.iteration.begun(step.op)
             self._weigh(step.op)
         with torch.cuda.stream(stream):
             self._record(issue, stream, start=True)
@@ -138,18 +113,18 @@ class _Run:
         Raises:
             RuntimeFault: where one does not end.
         """
-        ends = time.monotonic() + self.timeout_s
+        ends = time.monotonic() + self.iteration.timeout_s
         self.transport.release_sent()
         while len(self.under_way) > ahead:
             op = self.under_way[0]
             if self.events[Event("end", op)].query():
                 self.under_way.popleft()
-                ends = time.monotonic() + self.timeout_s
+                ends = time.monotonic() + self.iteration.timeout_s
                 continue
             self.transport.release_sent()
             if time.monotonic() > ends:
                 raise RuntimeFault(
-                    f"rank {self.rank}: {op} has not ended within {self.timeout_s:g} s on the device"
+                    f"rank {self.rank}: {op} has not ended within {self.iteration.timeout_s:g} s on the device"
                 )
             time.sleep(POLL_S)
 
@@ -178,36 +153,25 @@ class _Run:
                 self.events[event] = mark
 
     def _weigh(self, op: Op) -> None:
-        if self.meter is not None:
-            self.held.append((op, self.meter.held()))
+        if self.iteration.meter is not None:
+            self.held.append((op, self.iteration.meter.held()))
 
     def _do(self, issue: Issue) -> None:
-        step, op = issue.step, issue.step.op
+        step, (_, stage, mb) = issue.step, issue.step.op
         if step.do == "post":
-            stage = op.stage if op.kind is F else op.stage - 1
-            self.transport.post(op, step.peer, self.worker.boundary(stage))
+            self.iteration.post(step)
         elif step.do == "recv":
-            self.results[op] = self.transport.recv(op, step.peer)
+            self.iteration.recv(step)
         elif step.do == "send":
-            made = self.results.pop(op, None)
-            if made is None:
-                raise RuntimeFault(f"rank {self.rank}: {op} made nothing to send")
-            self.transport.send(op, made, step.peer)
+            self.iteration.send(step)
         elif step.do == "run":
-            self._compute(op)
+            self.iteration.compute(step)
         elif step.do == "offload":
-            self.worker.offload(op.stage, op.microbatch)
+            self.worker.offload(stage, mb)
         elif step.do == "drop":
             # the compute stream waits for the copy, then the memory is its own again
-            self.worker.drop(op.stage, op.microbatch)
+            self.worker.drop(stage, mb)
         elif step.do == "grant":
-            self.worker.allocate(op.stage, op.microbatch)
+            self.worker.allocate(stage, mb)
         else:
-            self.worker.reload(op.stage, op.microbatch)
-
-    def _compute(self, op: Op) -> None:
-        source = self.inputs.get(op)
-        box = [self.results.pop(source)] if source is not None else [None]
-        made = compute(self.worker, op, box, self.levels.get(op[1:]))
-        if made is not None:
-            self.results[op] = made
+            self.worker.reload(stage, mb)

@@ -8,17 +8,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from torch import Tensor
 
 from ...errors import RuntimeFault
-from ...ops import F, O, Op, R
-from ...schedule import Schedule
+from ...ops import O, Op, R
 from ...sim.lower import Lowered
 from ...trace import Trace
-from ..measure.memory import Meter
-from ..program.program import COMPUTE_ENGINE, DROP, Event, Program, Step, inputs_of
-from .transport import Transport
-from .worker import Worker, compute, sharp_timers, sleep_until
+from ..program.program import COMPUTE_ENGINE, DROP, Event, Step
+from .iteration import Iteration
+from .worker import sharp_timers, sleep_until
 
 Times = dict[Op, tuple[int, int]]
 
@@ -121,33 +118,17 @@ class Stopped(Exception):
     """Another thread has failed, and its error is the one to tell."""
 
 
-def run_program(
-    program: Program,
-    schedule: Schedule,
-    worker: Worker,
-    transport: Transport,
-    *,
-    start_ns: int = 0,
-    meter: Meter | None = None,
-    timeout_s: float = 60.0,
-    begun: Callable[[Op], None] = lambda op: None,
-) -> Record:
-    """One iteration of one rank.
+def run_program(iteration: Iteration) -> Record:
+    """Run one iteration of one rank.
 
     Compute runs in the calling thread, each other engine in one of its own. Device memory is
     dropped as soon as an O has ended, which is when the model of memory lets it fall.
 
-    Args:
-        start_ns: when to start, on `time.monotonic_ns`, the zero of all times; 0: now.
-        meter: entered already in this thread; asked for the bytes held between ops.
-        timeout_s: how long an op may wait for another.
-        begun: told of each compute op that starts.
-
     Raises:
         RuntimeFault: names the rank and the op.
     """
-    run = _Run(program, schedule, worker, transport, meter, timeout_s, begun)
-    run.start_ns = start_ns or time.monotonic_ns()
+    run = _Run(iteration)
+    program, transport = iteration.program, iteration.transport
     sharp_timers()
     for step in program.steps:
         if step.do == "turn" and step.peer != program.rank:
@@ -162,7 +143,7 @@ def run_program(
     sleep_until(run.start_ns)
     run.engine(run.queues[COMPUTE_ENGINE])
     for thread in threads:
-        thread.join(timeout_s)
+        thread.join(iteration.timeout_s)
     error = run.board.failure
     if error is None:
         transport.finish()
@@ -175,31 +156,25 @@ def run_program(
 class _Run:
     """An iteration under way."""
 
-    def __init__(
-        self,
-        program: Program,
-        schedule: Schedule,
-        worker: Worker,
-        transport: Transport,
-        meter: Meter | None,
-        timeout_s: float,
-        begun: Callable[[Op], None],
-    ) -> None:
-        self.worker, self.transport, self.meter, self.begun = worker, transport, meter, begun
-        self.rank, self.levels, self.queues = program.rank, program.levels, program.by_engine()
+    def __init__(self, iteration: Iteration) -> None:
+        self.iteration, self.rank = iteration, iteration.rank
+        self.worker, self.transport, self.meter = (
+            iteration.worker,
+            iteration.transport,
+            iteration.meter,
+        )
+        self.queues = iteration.program.by_engine()
         # a message that does not come is told by who waits for it, before those who wait for that
-        self.board = Board(2 * timeout_s)
-        self.record = Record(program.rank)
-        self.inputs = inputs_of(schedule)
-        self.results: dict[Op, Tensor | None] = {}  # made or received, until they are used
-        self.start_ns = 0
+        self.board = Board(2 * iteration.timeout_s)
+        self.record = Record(self.rank)
+        self.start_ns = iteration.start_ns or time.monotonic_ns()
         self.computing = False
         self.between = threading.Lock()
         self.do: dict[str, Callable[[Step], None]] = {
-            "post": self._post,
-            "recv": self._recv,
+            "post": iteration.post,
+            "recv": iteration.recv,
             "run": self._compute,
-            "send": self._send,
+            "send": iteration.send,
             "offload": self._offload,
             "grant": self._grant,
             "reload": self._reload,
@@ -241,35 +216,16 @@ class _Run:
             if not self.computing:
                 self.record.held.append((self.now_ns(), self.meter.held()))
 
-    def _post(self, step: Step) -> None:
-        # what F makes goes forward, what B makes is the gradient of what the stage before sent
-        stage = step.op.stage if step.op.kind is F else step.op.stage - 1
-        self.transport.post(step.op, step.peer, self.worker.boundary(stage))
-
-    def _recv(self, step: Step) -> None:
-        self.results[step.op] = self.transport.recv(step.op, step.peer)
-
-    def _send(self, step: Step) -> None:
-        made = self.results.pop(step.op, None)
-        if made is None:
-            raise RuntimeFault(f"rank {self.rank}: {step.op} made nothing to send")
-        self.transport.send(step.op, made, step.peer)
-
     def _compute(self, step: Step) -> None:
         op = step.op
-        source = self.inputs.get(op)
-        box = [self.results.pop(source)] if source is not None else [None]
         self._weigh()
         with self.between:
             self.computing = True
-        self.begun(op)
+        self.iteration.begun(op)
         start = self.now_ns()
         self.board.happen(Event("start", op))
-        made = compute(self.worker, op, box, self.levels.get(op[1:]))
+        self.iteration.compute(step)
         self.record.times_ns[op] = start, self.now_ns()
-        if made is not None:
-            self.results[op] = made
-        del made
         self.board.happen(Event("end", op))
         self.computing = False
         self._weigh()

@@ -23,6 +23,7 @@ from ..model.models import build_stage, layer_counts
 from ..model.stage import StageWorker
 from ..program.program import Program, linear_programs
 from .executor import Record, run_program
+from .iteration import Iteration
 from .transport import DelayedGloo, Gloo, Transport
 from .warmup import warm_up
 from .worker import SyntheticWorker
@@ -149,14 +150,16 @@ def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None
             if stages is not None and meter is not None:
                 stages.allocated = meter.add
             record = run(
-                programs[rank],
-                schedule,
-                worker,
-                transport,
-                start_ns=common_start_ns(offset_ns),
-                meter=meter,
-                timeout_s=task.timeout_s,
-                begun=begun,
+                Iteration(
+                    programs[rank],
+                    schedule,
+                    worker,
+                    transport,
+                    start_ns=common_start_ns(offset_ns),
+                    meter=meter,
+                    timeout_s=task.timeout_s,
+                    begun=begun,
+                )
             )
         if stages is not None:
             loss = stages.finish_step()

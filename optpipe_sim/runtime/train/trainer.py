@@ -17,6 +17,7 @@ from ...ops import O, Op
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ..execute.executor import Record, run_program
+from ..execute.iteration import Iteration
 from ..execute.task import clock_offset_ns, exchange_tied, stage_worker, zero_gradients
 from ..execute.transport import Gloo
 from ..measure.insitu import sample
@@ -117,14 +118,16 @@ class Trainer:
         with LiveBytes() if metered else nullcontext() as meter:
             self.worker.allocated = None if meter is None else meter.add
             record = run_program(
-                self.now.programs[self.rank],
-                self.now.schedule,
-                self.slowed or self.worker,
-                self.transport,
-                start_ns=zero_ns,
-                meter=meter,
-                timeout_s=self.task.timeout_s,
-                begun=self.begun,
+                Iteration(
+                    self.now.programs[self.rank],
+                    self.now.schedule,
+                    self.slowed or self.worker,
+                    self.transport,
+                    start_ns=zero_ns,
+                    meter=meter,
+                    timeout_s=self.task.timeout_s,
+                    begun=self.begun,
+                )
             )
         self.worker.allocated = None
         return record

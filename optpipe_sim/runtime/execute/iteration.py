@@ -1,0 +1,73 @@
+"""One iteration of one rank: what is run and with what, and the steps that are alike on every device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ...errors import RuntimeFault
+from ...ops import F, Op
+from ...schedule import Schedule
+from ..measure.memory import Meter
+from ..program.program import Program, Step, inputs_of
+from .transport import Transport
+from .worker import Worker, compute
+
+
+@dataclass
+class Iteration:
+    """What a rank runs once.
+
+    Attributes:
+        program: of this rank. schedule: of all ranks, as it was lowered.
+        worker: its stages, the step started. transport: takes what it sends.
+        start_ns: when to start, on `time.monotonic_ns`, the zero of all times; 0: now.
+        meter: entered already in this thread; asked for the bytes held between ops.
+        timeout_s: how long an op may wait for another.
+        begun: told of each compute op that starts.
+    """
+
+    program: Program
+    schedule: Schedule
+    worker: Worker
+    transport: Transport
+    start_ns: int = 0
+    meter: Meter | None = None
+    timeout_s: float = 60.0
+    begun: Callable[[Op], None] = lambda op: None
+
+    def __post_init__(self) -> None:
+        self.inputs = inputs_of(self.schedule)
+        self.results: dict[Op, Tensor | None] = {}  # made or received, until they are used
+
+    @property
+    def rank(self) -> int:
+        """Which one."""
+        return self.program.rank
+
+    def post(self, step: Step) -> None:
+        """Expect a message."""
+        # what F makes goes forward, what B makes is the gradient of what the stage before sent
+        stage = step.op.stage if step.op.kind is F else step.op.stage - 1
+        self.transport.post(step.op, step.peer, self.worker.boundary(stage))
+
+    def recv(self, step: Step) -> None:
+        """Wait for a message."""
+        self.results[step.op] = self.transport.recv(step.op, step.peer)
+
+    def send(self, step: Step) -> None:
+        """Send what an op has made."""
+        made = self.results.pop(step.op, None)
+        if made is None:
+            raise RuntimeFault(f"rank {self.rank}: {step.op} made nothing to send")
+        self.transport.send(step.op, made, step.peer)
+
+    def compute(self, step: Step) -> None:
+        """Run a compute op on what has come in for it."""
+        op, source = step.op, self.inputs.get(step.op)
+        box = [self.results.pop(source)] if source is not None else [None]
+        made = compute(self.worker, op, box, self.program.levels.get(op[1:]))
+        if made is not None:
+            self.results[op] = made
