@@ -57,6 +57,7 @@ $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 demo: $(RUN)
 	@$(BIN)/optpipe-sim compare $(DEMO_PROFILE) -m 48 --memory-limit $(DEMO_LIMIT) \
 	  --gantt out/demo-gantt.png --chart out/demo-compare.png --trace out/demo-trace.json --save out/demo-best.json
+	@echo "now make the command known to this shell:  . $(VENV)/bin/activate"
 
 test: $(DEV)
 	@$(BIN)/python -m pytest -n auto -m "not timing"
