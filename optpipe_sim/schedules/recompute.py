@@ -129,6 +129,24 @@ def with_levels(schedule: Schedule, levels: Levels, apart: bool) -> Schedule:
     )
 
 
+def taken_apart(schedule: Schedule) -> Schedule:
+    """A schedule that recomputes inside its backwards, with the recomputations as ops of their own."""
+    known = schedule.levels.table
+    programs = [
+        [
+            each
+            for op in program
+            for each in (
+                [Op(C, op.stage, op.microbatch), op]
+                if op.kind in (B, BW) and known[op.stage, op.microbatch] > 0
+                else [op]
+            )
+        ]
+        for program in schedule.programs
+    ]
+    return schedule.replace(programs=programs)
+
+
 def at_level(profile: CostProfile, level: str) -> CostProfile:
     """`at_levels`, with `level` on every stage that has it."""
     return at_levels(profile, everywhere(profile, level))

@@ -58,7 +58,7 @@ class _Common:
         race: stands for all of them: the best schedule and its problem, the least of their bounds.
         races: the published schedules of each shape.
         costs, bounds, starts: per shape what is known of it.
-        reasons: why a shape has no schedule, in one line.
+        reasons: why a shape has no schedule, in one line. `failed`: those that have none.
     """
 
     def __init__(self, problems: Sequence[Problem], race: Race) -> None:
@@ -66,6 +66,7 @@ class _Common:
         self.costs = [float("inf")] * len(problems)
         self.starts: list[Schedule | None] = [None] * len(problems)
         self.reasons: list[str] = []
+        self.failed: set[int] = set()
         self.bounds = [
             lower_bound(each.profile, each.microbatches, each.objective, each.limits)
             for each in problems
@@ -128,9 +129,10 @@ class _Common:
         first = self.races[0]
         run_adaoffload(first, 0)  # so that there is something to show
         enough = max(seconds, LEAST_S)
-        for at in sorted(range(len(self.races)), key=lambda at: self.problems[at].shape.chunks):
-            if self._open(at, PLAIN_SHARE * enough):
-                run_plain(self.races[at], PLAIN_SHARE * enough, best_ns)
+        run_plain(
+            [race for at, race in enumerate(self.races) if not self.hopeless(at)],
+            lambda: self.race.proven or self.race.seconds > PLAIN_SHARE * enough,
+        )
         run_grouped(self.races, lambda: self.race.proven or self.race.seconds > enough)
         for at, own in enumerate(self.races):
             if own is not first and self._open(at, seconds):
@@ -138,7 +140,7 @@ class _Common:
         order = self._by_cost()
         for at in order:
             if self._open(at, seconds):
-                run_limited(self.races[at], seconds, best_ns)
+                run_limited(self.races[at], lambda: self.race.seconds > seconds, best_ns)
         for at in order:
             if self._open(at, seconds):
                 run_adaoffload(self.races[at], seconds - self.race.seconds)
@@ -195,6 +197,7 @@ class _Common:
 
     def without(self, at: int, error: OptPipeError) -> None:
         """Note that a shape has no result, and why."""
+        self.failed.add(at)
         chunks = counted(self.problems[at].shape.chunks, "chunk")
         self.reasons.append(f"{chunks}: {error}")
         if not isinstance(error, NoSolution):

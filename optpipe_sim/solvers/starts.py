@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from ..errors import OptPipeError
 from ..ops import B, F, O, Op, R, W
@@ -10,7 +10,7 @@ from ..schedule import Schedule
 from ..schedules import REGISTRY, build, parse_name
 from ..units import size_text
 from .problem import Problem
-from .variants import ways_of
+from .variants import both_ways, levels_of, recomputed_at
 
 ONE_CHUNK = ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
 VEE = ("zb-v", "v-half", "v-min", "dualpipe-v")
@@ -22,34 +22,43 @@ LOOP = (*PLAIN_LOOP, "gis", "gis-h", "po", "po-h", "po-f", "megatron-offload")
 def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
     """The published schedules with the problem's chunks and placement; whether they fit is the
     replay's question. `variants` has all that their options make of them."""
-    yield from plain_schedules(problem)
+    for level in (None, *levels_of(problem)):
+        yield from plain_schedules(problem, level)
+    yield from recomputing_schedules(problem)
     if problem.shape.placement_name == "loop":
         names = (*(name for name in LOOP if name not in PLAIN_LOOP), *_pipeoffloads(problem))
         yield from _built(problem, names)
 
 
-def plain_schedules(
-    problem: Problem, best_ns: Callable[[], float] = lambda: float("inf")
-) -> Iterator[tuple[str, Schedule]]:
+def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tuple[str, Schedule]]:
     """Those of `fixed_schedules` that are not built in groups; what plans for a limit, both as
-    published and for the problem's; and all with every level of recomputation, but for levels
-    with which the work alone takes `best_ns`."""
+    published and for the problem's.
+
+    Args:
+        level: of recomputation, for every activation: inside backwards, and apart.
+    """
     shape = problem.shape
     names: tuple[str, ...] = ()
     if shape.placement_name == "loop":
         names = (*(ONE_CHUNK if shape.chunks == 1 else ()), *PLAIN_LOOP)
     elif shape.placement_name == "vee":
         names = VEE
-    yield from _built(problem, names)
-    planned = [name for name in names if name in ("zb-1p", "zb-v")]
     limit = "" if problem.limits is None else f"limit={size_text(min(problem.limits))}"
-    if limit:
-        yield from _built(problem, [f"{name}:{limit}" for name in planned])
-    if problem.may_recompute and limit and shape.placement_name == "loop":
-        yield from _built(problem, [f"{name}:{limit}" for name in RECOMPUTING])
-    for way in ways_of(problem, best_ns())[1:]:
-        yield from _built(problem, [f"{name}:{way}" for name in names])
-        yield from _built(problem, [f"{name}:{limit},{way}" for name in planned])
+    planned = [name for name in names if name in ("zb-1p", "zb-v")] if limit else []
+    variants = [*names, *(f"{name}:{limit}" for name in planned)]
+    if level is not None:
+        yield from both_ways(_built(problem, [recomputed_at(name, level) for name in variants]))
+        return
+    yield from _built(problem, variants)
+
+
+def recomputing_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
+    """Those that choose by themselves what to recompute under the problem's limit."""
+    limits = problem.limits
+    if problem.may_recompute and limits and problem.shape.placement_name == "loop":
+        yield from _built(
+            problem, [f"{name}:limit={size_text(min(limits))}" for name in RECOMPUTING]
+        )
 
 
 def _built(problem: Problem, variants: Sequence[str]) -> Iterator[tuple[str, Schedule]]:

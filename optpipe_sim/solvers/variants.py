@@ -8,7 +8,7 @@ its resident chunks hold, op by op, is known before any replay.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import gcd
 from typing import NamedTuple
 
@@ -23,12 +23,14 @@ from ..schedule.fused import as_split
 from ..schedules import build
 from ..schedules.copies import with_copies
 from ..schedules.gis import grouped
-from ..schedules.recompute import at_level, with_level
+from ..schedules.recompute import at_level, taken_apart, with_level
 from ..sim import simulate
 from ..units import size_text
 from .problem import Problem
 
 MOST_LEVELS = 48  # limits to plan for, where every sum of activations would be more
+
+IN_VAIN = 3  # such limits in a row end the search for better ones
 
 GROUPED = ("gis", "po")
 
@@ -57,16 +59,32 @@ class _Order(NamedTuple):
     schedule: Schedule
 
 
+def levels_of(problem: Problem, best_ns: float = float("inf")) -> list[str]:
+    """The levels at which a problem may recompute every activation without the work alone taking
+    `best_ns` already."""
+    if not problem.may_recompute:
+        return []
+    stages = problem.profile.stages
+    levels = dict.fromkeys(level.name for cost in stages for level in cost.recompute)
+    return [name for name in levels if _work_ns(problem, name) < best_ns]
+
+
 def ways_of(problem: Problem, best_ns: float = float("inf")) -> list[Way | None]:
-    """None, for activations that are kept, and each way to recompute all of them that the problem has
-    and whose work alone does not take `best_ns` already."""
-    found: list[Way | None] = [None]
-    if problem.may_recompute:
-        stages = problem.profile.stages
-        levels = dict.fromkeys(level.name for cost in stages for level in cost.recompute)
-        cheap = [name for name in levels if _work_ns(problem, name) < best_ns]
-        found += [Way(name, apart) for name in cheap for apart in (False, True)]
-    return found
+    """None, for activations that are kept, and each way to recompute all of them at one of `levels_of`."""
+    levels = levels_of(problem, best_ns)
+    return [None, *(Way(name, apart) for name in levels for apart in (False, True))]
+
+
+def recomputed_at(name: str, level: str) -> str:
+    """The name of a schedule with recomputation inside its backwards."""
+    return f"{name}{',' if ':' in name else ':'}recompute={level}"
+
+
+def both_ways(built: Iterable[tuple[str, Schedule]]) -> Iterator[tuple[str, Schedule]]:
+    """Schedules that recompute inside backwards, each with itself taken apart: the pattern is the same."""
+    for name, schedule in built:
+        yield name, schedule
+        yield f"{name},apart=yes", taken_apart(schedule)
 
 
 def _work_ns(problem: Problem, level: str) -> int:
@@ -202,22 +220,31 @@ def limited_variants(
     problem: Problem, over: Callable[[], bool], best_ns: Callable[[], float] = lambda: float("inf")
 ) -> Iterator[tuple[str, Schedule]]:
     """The automatic zero-bubble schedules of the problem's shape, planned for less than its own limit,
-    from the largest to the least; a greedy may do better with less."""
+    from the largest to the least; a greedy may do better with less. Where `IN_VAIN` limits in a row
+    give orders that take `best_ns` even without one, less memory is taken to be no help."""
     shape = problem.shape
     name = {("loop", 1): "zb-1p", ("vee", 2): "zb-v"}.get((str(shape.placement_name), shape.chunks))
     if name is None:
         return
-    for way in ways_of(problem, best_ns()):
-        last = "" if way is None else f",{way}"
+    for level in (None, *levels_of(problem, best_ns())):
+        in_vain = 0
         for limit in _limits(problem):
             if over():
                 return
-            variant = f"{name}:limit={size_text(limit)}{last}"
+            variant = f"{name}:limit={size_text(limit)}"
+            variant = variant if level is None else recomputed_at(variant, level)
             try:
                 schedule = build(variant, problem.profile, problem.microbatches)
             except OptPipeError:  # not one microbatch
                 break
-            yield variant, schedule
+            free = simulate(
+                schedule, problem.profile, enforce=False, objective=problem.objective, explain=False
+            )
+            in_vain = in_vain + 1 if free.cost_ns >= best_ns() else 0
+            if in_vain > IN_VAIN:
+                break
+            found = [(variant, schedule)]
+            yield from found if level is None else both_ways(found)
 
 
 def _limits(problem: Problem) -> list[int]:

@@ -219,8 +219,7 @@ def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
         return solve_problem(problem, *rest)
 
     monkeypatch.setattr(shapes, "solve_problem", only_vee)
-    monkeypatch.setattr(shapes, "run_adaoffload", lambda *_: None)
-    for name in ("run_plain", "run_grouped", "run_limited"):
+    for name in ("run_adaoffload", "run_plain", "run_grouped", "run_limited"):
         monkeypatch.setattr(shapes, name, lambda *_: None)
     found = solve(uniform(4), 6, 400, time_limit=3, chunks="any")
     assert found.schedule is not None

@@ -22,7 +22,7 @@ from ..reports import Others, Report, no_report
 from ..starts import offload_everything
 from .games import Game, games, realise
 from .search import search
-from .stand_ins import fitting, fitting_others, stand_ins
+from .stand_ins import moved_to, others_for, stand_ins
 
 GREEDY, PLAIN = 0.12, 0.18  # of the time: greedy runs, then annealing with levels as they are
 MOST = 4  # plain problems that these go on with
@@ -114,23 +114,31 @@ def run(
         until = time.monotonic() + share * (GREEDY + PLAIN)
         found = _improve(problem, entry, report, until, share, evaluations, seed + at, bound_ns)
         starts += found
-    plans = list(stand_ins(problem)) if shares_links(problem) else [problem]
-    first = seed % len(plans)  # each process begins with another
-    plans = plans[first:] + plans[:first]
+    if not shares_links(problem):
+        plans = [problem]
+    else:
+        plans = list(stand_ins(problem))
+        first = seed % len(plans)  # each process begins with another
+        plans = plans[first:] + plans[:first]
     for at, plan in enumerate(plans):
-        found_best = search(
+        stands_in = plan is not problem
+
+        def tell(schedule: Schedule, _: int = 0, stands_in: bool = stands_in) -> None:
+            report("incumbent", moved_to(problem, [schedule])[0] if stands_in else schedule)
+
+        best = search(
             plan,
-            fitting(plan, starts),
+            moved_to(plan, starts) if stands_in else starts,
             goal_ns=bound_ns,
             time_limit=left() if at == len(plans) - 1 else FIRST_PLAN * left(),
             evaluations=evaluations,
             seed=seed,
-            on_incumbent=lambda schedule, _: report("incumbent", schedule),
-            others=fitting_others(plan, others),
+            on_incumbent=tell,
+            others=others_for(plan, others) if stands_in else others,
         )
-        if found_best is not None:
-            report("incumbent", found_best)
-            starts.append(found_best)
+        if best is not None:
+            tell(best)
+            starts.append(best)
 
 
 def _start(problem: Problem, game: Game, plain: Schedule) -> Start | None:

@@ -7,7 +7,7 @@ is a program of the real one too, and the replay there decides what it is worth.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from ...ops import O
@@ -54,17 +54,22 @@ def shared_out(profile: CostProfile) -> CostProfile:
     return replace(profile.map_stages(slower), offload=alone)
 
 
-def fitting(problem: Problem, schedules: list[Schedule]) -> list[Schedule]:
-    """Those of some schedules that are for the problem: without copies where it has none."""
-    return [schedule for schedule in schedules if problem.may_offload or not _copies(schedule)]
+def moved_to(problem: Problem, schedules: Iterable[Schedule]) -> list[Schedule]:
+    """Those of some schedules that are for a problem: without copies where it has none. The order
+    in which links serve is another problem's, and left to the replay."""
+    return [
+        schedule.replace(link_order={})
+        for schedule in schedules
+        if problem.may_offload or not _copies(schedule)
+    ]
 
 
-def fitting_others(problem: Problem, others: Others) -> Others:
+def others_for(problem: Problem, others: Others) -> Others:
     """What others find, as far as it is for the problem."""
 
     def take() -> Schedule | None:
         schedule = others()
-        return None if schedule is None or not fitting(problem, [schedule]) else schedule
+        return None if schedule is None else next(iter(moved_to(problem, [schedule])), None)
 
     return take
 

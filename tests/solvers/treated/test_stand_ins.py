@@ -8,7 +8,7 @@ from test_treated import uniform
 from optpipe_sim import check, solve
 from optpipe_sim.ops import C, O
 from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.treated.stand_ins import fitting, shared_out, stand_ins
+from optpipe_sim.solvers.treated.stand_ins import moved_to, shared_out, stand_ins
 
 PAIRS = {"host_link_groups": [[0, 1], [2, 3]]}
 
@@ -38,9 +38,8 @@ def test_nothing_is_copied_where_there_are_no_copies() -> None:
     assert bare.limits == shared.limits == problem.limits
     found = solve(profile, 8, 200, engine="search", evaluations=20_000, seed=1)
     assert found.schedule is not None
-    assert fitting(bare, [found.schedule]) == (
-        [] if (found.schedule.table[:, 0] == O).any() else [found.schedule]
-    )
+    assert bool(moved_to(bare, [found.schedule])) is not (found.schedule.table[:, 0] == O).any()
+    assert moved_to(shared, [found.schedule])[0].programs == found.schedule.programs
 
 
 def test_activations_are_treated_one_by_one_where_links_are_shared() -> None:
