@@ -26,7 +26,7 @@ help:
 	@echo "make bench           how fast the simulator is, on this machine"
 	@echo "make confirm-cpu     a small model profiled and run on this CPU, beside its prediction (3 minutes)"
 	@echo "make confirm-gpu     the same on a GPU, in under 9 minutes: needs no .venv but torch, numpy, scipy, yaml"
-	@echo "make confirm-gpu-long  models of 7 and 14 billion parameters at several lengths (10 minutes)"
+	@echo "make confirm-gpu-long  models of 7 and 14 billion parameters at several lengths, recomputation too (10 minutes)"
 	@echo "make train-switch    a training run that changes its schedule, beside the unpipelined one (8 minutes)"
 	@echo "make tables          the published bubble rates against ours, into results/"
 	@echo "make claims          every number of README.md and results/README.md, as the tables give it"

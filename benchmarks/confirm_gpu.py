@@ -1,7 +1,8 @@
 """What a prediction is worth on a GPU: one command, under nine minutes, with what torch brings.
 
     make confirm-gpu         (or: python benchmarks/confirm_gpu.py --write results/confirm_gpu)
-    make confirm-gpu-long    models of 7 and 14 billion parameters at several lengths
+    make confirm-gpu-long    models of 7 and 14 billion parameters at several lengths, and what
+                             recomputing takes
 
 One GPU plays all ranks, one after the other: each rank's whole program with its real copies, its
 neighbours played back over modelled links. Needs torch, numpy, scipy and yaml; numba makes it quick.
@@ -24,6 +25,8 @@ from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import OptPipeError
 
 FIRST = ("1f1b", "zb-h1", "adaoffload", "optimised")
+LEVELS = ("norms+mlp", "full", "stage")
+RECOMPUTING = ("1f1b:recompute=full", "1f1b:recompute=stage,apart=yes", "zb-h1:recompute=norms+mlp")
 LLAMA_2B = Model("llama-2b", 16, 3072, 24, 32000, kv_heads=8, ffn=8192)
 TINY = Model("tiny", 4, 64, 4, 96, kv_heads=2, ffn=96)
 LENGTHS = {"llama2-7b": (2048, 4096, 8192), "gpt-14.6b": (1024, 2048)}
@@ -77,7 +80,8 @@ def works(long: bool, rehearse: bool):
     first = Work(LLAMA_2B, replays=("1f1b", "zb-h1"), loops=FIRST)
     if rehearse:
         small = {"devices": 2, "seq": 32, "dtype": "fp32", "microbatches": 4, "samples": 3}
-        return (replace(first, model=TINY, **small, iterations=2, sweeps=3, solve_seconds=2.0),)
+        tiny = replace(first, model=TINY, **small, iterations=2, sweeps=3, solve_seconds=2.0)
+        return (replace(tiny, replays=(), loops=RECOMPUTING, levels=LEVELS) if long else tiny,)
     if not long:
         return (first,)
     return tuple(
@@ -86,7 +90,9 @@ def works(long: bool, rehearse: bool):
             seq=seq,
             samples=10,
             sweeps=3,
-            loops=("1f1b", "adaoffload"),
+            # at the shortest length, levels of recomputation too
+            loops=("1f1b", "adaoffload", *(RECOMPUTING if seq == lengths[0] else ())),
+            levels=LEVELS if seq == lengths[0] else (),
             capped=False,
         )
         for name, lengths in LENGTHS.items()

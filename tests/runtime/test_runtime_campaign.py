@@ -8,13 +8,16 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from optpipe_sim import load_profile
-from optpipe_sim.costs.models import Model
+from optpipe_sim.costs.models import Model, parameters
 from optpipe_sim.runtime.confirm import campaign as campaigns
 from optpipe_sim.runtime.confirm.campaign import Campaign, Runner, Work
 
@@ -41,6 +44,15 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def confirm_gpu() -> Any:
+    """The command's module."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        return import_module("confirm_gpu")
+    finally:
+        sys.path.pop(0)
 
 
 def without(folder: Path, *names: str) -> dict[str, str]:
@@ -154,6 +166,23 @@ def test_a_part_that_fails_is_told_and_the_rest_goes_on(
     assert "the first is broken" in (tmp_path / "report.md").read_text()
 
 
+def test_levels_of_recomputation_are_timed(tmp_path: Path) -> None:
+    """What the long run does on a GPU, with the tiny model."""
+    (work,) = confirm_gpu().works(long=True, rehearse=True)
+    work = replace(work, model=TINY, seq=16, iterations=1, sweeps=2, samples=2)
+    found = Runner(Campaign((work,), "cpu", seconds=600, tests=False), tmp_path).run()
+    assert [part["problem"] for part in found["parts"]] == [None] * len(found["parts"])
+    (entry,) = found["works"].values()
+    assert set(entry["confirmed"]) == {f"loop of {name}" for name in work.loops}
+    for one in entry["confirmed"].values():
+        assert one["gradients"]["bitwise"] == one["gradients"]["parameters"]
+    assert [set(levels) for levels in entry["levels"]] == [set(work.levels)] * 2
+    text = (tmp_path / "report.md").read_text()
+    assert "| recomputed | stage 0 | stage 1 |" in text
+    assert "% of F, keeps " in text
+    assert (tmp_path / "trace-1f1b-recompute-full.json").is_file()
+
+
 def test_what_there_is_no_time_for_is_left_out(tmp_path: Path) -> None:
     found = Runner(Campaign((WORK,), "cpu", seconds=0, tests=False), tmp_path).run()
     assert all("left out" in part["problem"] for part in found["parts"])
@@ -162,15 +191,12 @@ def test_what_there_is_no_time_for_is_left_out(tmp_path: Path) -> None:
 
 def test_the_works_are_as_large_as_they_are_said_to_be() -> None:
     """About 2 billion parameters; every model of the long run has the positions that it needs."""
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    try:
-        from confirm_gpu import works
-    finally:
-        sys.path.pop(0)
-    from optpipe_sim.costs.models import parameters
-
+    works = confirm_gpu().works
     (first,) = works(long=False, rehearse=False)
     assert 1.8e9 < parameters(first.model) < 2.2e9
     for work in works(long=True, rehearse=False):
         campaigns._plan(work)
-    assert len(works(long=True, rehearse=False)) == 5
+    long = works(long=True, rehearse=False)
+    assert len(long) == 5
+    # recomputation at the shortest length of each model
+    assert [bool(work.levels) for work in long] == [True, False, False, True, False]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -53,6 +54,7 @@ class Work:
         share: of 1F1B's activations, per device, that schedules under a limit may hold.
         replays, loops: names of schedules; under the limit those that offload, and ``optimised``,
             which is searched for.
+        levels: of recomputation, that are measured as well.
         capped: whether 1F1B is run under the limit's cap as well, which it has to break.
     """
 
@@ -68,6 +70,7 @@ class Work:
     share: float = 0.6
     replays: tuple[str, ...] = ()
     loops: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()
     capped: bool = True
     solve_seconds: float = 15.0
 
@@ -160,6 +163,7 @@ class Runner:
         if profile is None:
             return
         save_profile(profile, self.folder / f"profile-{name}.yaml")
+        entry["levels"] = _levels(profile)
         limits = self.part(f"{name}: limit", 5, lambda: limit_of(work, profile))
         if limits is None:
             return
@@ -188,7 +192,7 @@ class Runner:
 
     def _profile(self, work: Work) -> CostProfile:
         plan = _plan(work)
-        profile = measure(plan, self.campaign.device, work.samples)
+        profile = measure(plan, self.campaign.device, work.samples, levels=work.levels)
         # what a device has is no limit here: plans get theirs from 1F1B's activations
         return replace(with_hop(profile, plan, self.campaign.machine), memory_limit=None)
 
@@ -213,7 +217,7 @@ class Runner:
         self.confirmed[work.name][name] = found
         self.found["works"][work.name]["confirmed"][name] = found.to_json()
         if self.campaign.traces and mode == "loop":
-            label = name.removeprefix("loop of ").partition(":")[0]
+            label = re.sub(r"[^\w.+-]+", "-", name.removeprefix("loop of "))
             path = self.folder / f"trace-{label}.json"
             save_chrome_trace(found.last or found.difference.measured, path)
 
@@ -293,6 +297,17 @@ def _runs_out(case: Case) -> dict[str, Any]:
     except OutOfMemory as error:
         return {"out_of_memory": True, "error": str(error).splitlines()[0]}
     return {"out_of_memory": False, "memory": [asdict(peak) for peak in found.peaks]}
+
+
+def _levels(profile: CostProfile) -> list[dict[str, tuple[float, float]]]:
+    """Per stage, by level: the time of recomputing in shares of F, what is kept in shares of all."""
+    return [
+        {
+            level.name: (level.t_ns / cost.t_f_ns, level.keep_bytes / cost.act_bytes)
+            for level in cost.recompute
+        }
+        for cost in profile.stages
+    ]
 
 
 def _facts(work: Work) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...units import format_size, format_time
@@ -25,6 +25,7 @@ def report(found: Mapping[str, Any], confirmed: Confirmed) -> str:
             f" {work['microbatches']} microbatches, {work['dtype']}. One rank at a time on one device,"
             " links modelled.",
             "",
+            *_levels(found["works"][name].get("levels") or []),
             *_makespans(of_work),
             *_ratios(of_work),
             *_memory(of_work),
@@ -57,6 +58,21 @@ def _machine(probes: Mapping[str, Any]) -> list[str]:
         "pin_gib_s",
     ]
     return [f"- {key}: {probes[key]}" for key in keys if key in probes]
+
+
+def _levels(stages: Sequence[Mapping[str, tuple[float, float]]]) -> list[str]:
+    """What recomputing takes, in shares of F, and what is kept."""
+    if not any(stages):
+        return []
+    rows = ["| recomputed | " + " | ".join(f"stage {at}" for at in range(len(stages))) + " |"]
+    rows.append("|---|" + "--:|" * len(stages))
+    for name in dict.fromkeys(name for levels in stages for name in levels):
+        cells = [
+            "{:.0%} of F, keeps {:.0%}".format(*levels[name]) if name in levels else ""
+            for levels in stages
+        ]
+        rows.append(f"| {name} | {' | '.join(cells)} |")
+    return [*rows, ""]
 
 
 def _makespans(of_work: Mapping[str, Confirmation]) -> list[str]:
