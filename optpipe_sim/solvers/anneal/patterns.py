@@ -16,8 +16,9 @@ from ...schedule import Schedule
 from ..problem import Problem
 from . import patterns_core as core
 from .core import seed_random
-from .search import WEIGHT, Workspace, pack, unpack
+from .search import Workspace, pack, unpack
 from .times import NEVER
+from .visits import WEIGHT
 
 # With one or two per period a link is hardly shared out; with more there is more to find.
 PER_PERIOD = 3

@@ -9,7 +9,6 @@ Deterministic for a seed and a number of evaluations.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 from random import Random
@@ -25,6 +24,7 @@ from ..starts import park_first
 from . import core, times
 from .links import make_links
 from .state import Costs, fill_slots, make_times
+from .visits import Stop, Visit, Visits
 
 # Visits, over and over, each time twice as long: the temperature they begin at (in typical op
 # durations), their evaluations per op, and whether they start from the best or from one of the starts.
@@ -49,8 +49,6 @@ LINKED = (
 # the changes let microbatches pass one another. In the others these would mostly be in the way.
 PARKED, LINKED_PARKED = (0.2, 160), (0.2, 80)
 PASSING = 0.25  # of the changes
-COLD = 0.01  # the temperature they end at
-WEIGHT = 0.3  # of the mean end of an op, so that plateaus have a slope
 CHUNK_OPS = 4_000_000  # ops evaluated between two looks at the clock, some 60 ms
 
 
@@ -167,11 +165,6 @@ class Workspace:
         return span if self.span_counts else makespan
 
 
-def _fits_host(problem: Problem, schedule: Schedule) -> bool:
-    """Whether what it offloads fits into the memory of the hosts."""
-    return problem.host_limit is None or problem.keeps(schedule) is not None
-
-
 def _parked(problem: Problem, work: Workspace, random: Random) -> Programs | None:
     """A start with the first microbatch parked; None where that is no way to begin."""
     stages = problem.shape.stages
@@ -209,88 +202,39 @@ def search(
         others: gives schedules that were found elsewhere meanwhile, to go on from where they are better.
     """
     work = Workspace(problem)
-    began = time.monotonic()
-    packed: list[tuple[int, int, Programs]] = []
-    for schedule in starts:
-        programs = pack(problem, schedule)
-        cost = work.cost_ns(programs)
-        if cost < times.NEVER and _fits_host(problem, schedule):
-            packed.append((cost, len(packed), programs))
-    if not packed:
+    search = Visits(
+        problem, work.cost_ns, pack, unpack, starts, Stop(goal_ns, time_limit, evaluations, stop)
+    )
+    if not search.starts:
         return None
-    packed.sort(key=lambda entry: entry[:2])
-    best, best_programs = packed[0][0], packed[0][2].copy()
     core.seed_random(seed)
-    random = Random(seed)
-    typical = float(np.median(problem.profile.durations_ns[: OpKind.BW]))
-    weight = WEIGHT / int(best_programs.length.sum())
     places = list(problem.profile.placement)
     alike = places == list(range(problem.profile.devices))
-    linked = shares_links(problem)
-    listed, parked_visit = (LINKED, LINKED_PARKED) if linked else (VISITS, PARKED)
-    done, fitting = 0, True
 
-    def over() -> bool:
-        if best <= goal_ns or not fitting or stop():
-            return True
-        if evaluations is not None:
-            return done >= evaluations
-        return time.monotonic() - began >= time_limit
+    def anneal(
+        start: Programs, best_plan: Programs, best: int, todo: int, hot: float, cold: float, passing: float
+    ) -> tuple[int, int]:  # fmt: skip
+        return core.anneal(  # type: ignore[no-any-return]
+            *start, work.costs, work.links, work.times, *best_plan, best, todo, hot, cold,
+            work.span_counts, search.weight, problem.may_offload, alike, goal_ns, passing,
+        )  # fmt: skip
 
-    def listen() -> bool:
-        """Take what others have found; returns whether it is better."""
-        nonlocal best, best_programs
-        schedule = others()
-        if schedule is None:
-            return False
-        programs = pack(problem, schedule)
-        cost = work.cost_ns(programs)
-        if cost >= best:
-            return False
-        best, best_programs = cost, programs
-        return True
+    return search.run(_visits(problem, work, search, seed), anneal, CHUNK_OPS, on_incumbent, others)
 
-    def visits() -> Iterator[tuple[float, int, float, bool, Programs]]:
-        for visit in count():
-            rounds, at = divmod(visit, len(listed))
-            heat, effort, from_best = listed[(seed + at) % len(listed)]
-            start = best_programs if from_best else packed[(seed + visit) % len(packed)][2]
-            longer = 2 ** (rounds // 2 if linked else rounds)
-            yield heat, effort * longer, 0.0, from_best, start.copy()
-            if at == len(listed) - 1:
-                for _ in range(2 * longer):
-                    parked = _parked(problem, work, random)
-                    if parked is not None:
-                        yield *parked_visit, PASSING, False, parked
 
-    for heat, effort, passing, from_best, start in visits():
-        if over():
-            break
-        steps = effort * int(start.length.sum())
-        chunk = max(200, CHUNK_OPS // int(start.length.sum()))
-        hot, cold = heat * typical, COLD * typical
-        for at in range(0, steps, chunk):
-            if over():
-                break
-            if listen() and from_best:
-                start = best_programs.copy()
-            todo = min(chunk, steps - at)
-            if evaluations is not None:
-                todo = min(todo, evaluations - done)
-            begin, end = (hot * (cold / hot) ** (part / steps) for part in (at, at + todo))
-            before = best
-            kept = best_programs.copy() if problem.host_limit is not None else best_programs
-            best, used = core.anneal(
-                start.prog, start.length, work.costs, work.links, work.times, best_programs.prog, best_programs.length, best, todo, begin, end, work.span_counts,
-                weight, problem.may_offload, alike, goal_ns, passing,
-            )  # fmt: skip
-            done += max(used, 1)
-            if best == before:
-                continue
-            found = unpack(problem, best_programs)
-            fitting = _fits_host(problem, found)
-            if not fitting:
-                best, best_programs = before, kept
-            elif on_incumbent is not None:
-                on_incumbent(found, best)
-    return unpack(problem, best_programs)
+def _visits(
+    problem: Problem, work: Workspace, search: Visits[Programs], seed: int
+) -> Iterator[Visit]:
+    random, linked = Random(seed), shares_links(problem)
+    listed, (heat_parked, effort_parked) = (LINKED, LINKED_PARKED) if linked else (VISITS, PARKED)
+    for visit in count():
+        rounds, at = divmod(visit, len(listed))
+        heat, effort, from_best = listed[(seed + at) % len(listed)]
+        start = search.plan if from_best else search.starts[(seed + visit) % len(search.starts)][2]
+        longer = 2 ** (rounds // 2 if linked else rounds)
+        yield Visit(heat, effort * longer, 0.0, from_best, start.copy())
+        if at == len(listed) - 1:
+            for _ in range(2 * longer):
+                parked = _parked(problem, work, random)
+                if parked is not None:
+                    yield Visit(heat_parked, effort_parked, PASSING, False, parked)

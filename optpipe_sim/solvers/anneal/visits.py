@@ -1,0 +1,161 @@
+"""Visits: annealing over and over, from the best schedule or from one of the starts, from hot to cold.
+
+What the searches over programs (`anneal.search`) and over programs and treatments (`treated.search`)
+have in common; what they anneal, a *plan*, and how, is theirs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from ...ops import BW
+from ...schedule import Schedule
+from ..problem import Problem
+from ..reports import Others
+from .links import NEVER
+
+COLD = 0.01  # the temperature visits end at, in typical op durations
+WEIGHT = 0.3  # of the mean end of an op, so that plateaus have a slope
+LEAST = 200  # evaluations between two looks at the clock
+
+
+class Plan(Protocol):
+    """What is annealed: programs, `length` ops per device."""
+
+    @property
+    def length(self) -> np.ndarray: ...
+
+    def copy(self) -> Any: ...
+
+
+P = TypeVar("P", bound=Plan)
+
+
+class Visit(NamedTuple):
+    """One annealing: the temperature it begins at (in typical op durations), its evaluations per op,
+    which part of its changes let microbatches pass, whether it starts from the best, and the plan."""
+
+    heat: float
+    effort: int
+    passing: float
+    from_best: bool
+    start: Any
+
+
+class Stop(NamedTuple):
+    """When a search ends: at a cost, after so many seconds or evaluations, or when it is told to."""
+
+    goal_ns: int
+    time_limit: float
+    evaluations: int | None
+    told: Callable[[], bool]
+
+
+class Visits(Generic[P]):
+    """The best plan so far, over visits.
+
+    Attributes:
+        starts: (cost, number, plan) of the starts under the limits, the best first.
+        best, plan: the least cost so far, and its plan.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        cost_ns: Callable[[P], int],
+        pack: Callable[[Problem, Schedule], P],
+        unpack: Callable[[Problem, P], Schedule],
+        starts: Iterable[Schedule],
+        stop: Stop,
+    ) -> None:
+        self.problem, self.cost_ns, self.pack, self.unpack = problem, cost_ns, pack, unpack
+        self.stop, self.began = stop, time.monotonic()
+        self.starts: list[tuple[int, int, P]] = []
+        for schedule in starts:
+            plan = pack(problem, schedule)
+            cost = cost_ns(plan)
+            if cost < NEVER and _fits_host(problem, schedule):
+                self.starts.append((cost, len(self.starts), plan))
+        self.starts.sort(key=lambda entry: entry[:2])
+        self.done, self.fits = 0, True
+        if self.starts:
+            self.best: int = self.starts[0][0]
+            self.plan: P = self.starts[0][2].copy()
+            self.weight = WEIGHT / int(self.plan.length.sum())
+            self.typical = float(np.median(problem.profile.durations_ns[:BW]))
+
+    def run(
+        self,
+        visits: Iterator[Visit],
+        anneal: Callable[[P, P, int, int, float, float, float], tuple[int, int]],
+        chunk_ops: int,
+        on_incumbent: Callable[[Schedule, int], None] | None,
+        others: Others,
+    ) -> Schedule:
+        """Anneal visit by visit until the search ends; returns the best schedule.
+
+        Args:
+            anneal: called with a plan, the best plan and its cost, evaluations, the temperatures at
+                which these begin and end (ns), and the part of changes that let microbatches pass;
+                changes both plans, and returns the best cost and the evaluations done.
+            chunk_ops: ops evaluated between two looks at the clock.
+        """
+        for visit in visits:
+            if self._over:
+                break
+            start, size = visit.start, int(visit.start.length.sum())
+            steps, chunk = visit.effort * size, max(LEAST, chunk_ops // size)
+            hot, cold = visit.heat * self.typical, COLD * self.typical
+            for at in range(0, steps, chunk):
+                if self._over:
+                    break
+                if self._take_from(others) and visit.from_best:
+                    start = self.plan.copy()
+                todo = min(chunk, steps - at)
+                if self.stop.evaluations is not None:
+                    todo = min(todo, self.stop.evaluations - self.done)
+                begin, end = (hot * (cold / hot) ** (part / steps) for part in (at, at + todo))
+                before = self.best
+                kept = self.plan.copy() if self.problem.host_limit is not None else self.plan
+                self.best, used = anneal(
+                    start, self.plan, self.best, todo, begin, end, visit.passing
+                )
+                self.done += max(used, 1)
+                if self.best == before:
+                    continue
+                found = self.unpack(self.problem, self.plan)
+                self.fits = _fits_host(self.problem, found)
+                if not self.fits:
+                    self.best, self.plan = before, kept
+                elif on_incumbent is not None:
+                    on_incumbent(found, self.best)
+        return self.unpack(self.problem, self.plan)
+
+    @property
+    def _over(self) -> bool:
+        if self.best <= self.stop.goal_ns or not self.fits or self.stop.told():
+            return True
+        if self.stop.evaluations is not None:
+            return self.done >= self.stop.evaluations
+        return time.monotonic() - self.began >= self.stop.time_limit
+
+    def _take_from(self, others: Others) -> bool:
+        """Take what others have found; returns whether it is better."""
+        schedule = others()
+        if schedule is None:
+            return False
+        plan = self.pack(self.problem, schedule)
+        cost = self.cost_ns(plan)
+        if cost >= self.best:
+            return False
+        self.best, self.plan = cost, plan
+        return True
+
+
+def _fits_host(problem: Problem, schedule: Schedule) -> bool:
+    """Whether what it offloads fits into the memory of the hosts."""
+    return problem.host_limit is None or problem.keeps(schedule) is not None
