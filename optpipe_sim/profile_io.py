@@ -12,70 +12,11 @@ from .files import plain, read_mapping, write_mapping
 from .profile import CostProfile, Offload
 from .schedule.shape import require_stages
 from .stage_cost import RecomputeLevel, StageCost, transfer_ns
-from .units import BYTE_UNITS, TIME_UNITS, exact, is_plain, round_half_up
+from .units import BYTE_UNITS, TIME_UNITS, Reader, exact, is_plain
 
 LONGEST_NAME = 255  # as of a file
 _STAGE_TIMES = ("t_f", "t_b", "t_w", "t_bw")
 _STAGE_BYTES = ("act", "w", "offload", "static")
-
-
-class _Reader:
-    """A mapping read key by key; unknown keys are refused at the end."""
-
-    def __init__(self, data: Any, where: str) -> None:
-        if not isinstance(data, Mapping):
-            raise ProfileError(f"{where or 'profile'}: expected a mapping, got {data!r}")
-        self.left, self.where = dict(data), where
-
-    def fail(self, key: str, problem: str) -> ProfileError:
-        return ProfileError(f"{self.where}.{key}: {problem}" if self.where else f"{key}: {problem}")
-
-    def take(self, key: str, default: Any = None) -> Any:
-        return self.left.pop(key, default)
-
-    def count(self, key: str, default: int | None) -> int | None:
-        value = self.take(key, default)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise self.fail(key, f"expected a whole number, got {value!r}")
-        return value
-
-    def quantity(self, stem: str, units: Mapping[str, int]) -> tuple[str, Any, int] | None:
-        """The key with that stem in any unit, its raw value and the unit's factor; None without."""
-        given = [stem + unit for unit in units if stem + unit in self.left]
-        if len(given) > 1:
-            raise self.fail(given[1], f"given twice, also as {given[0]}")
-        if not given:
-            return None
-        return given[0], self.left.pop(given[0]), units[given[0][len(stem) :]]
-
-    def whole(self, key: str, value: Any, factor: int, positive: bool = False) -> int:
-        """`value` times its unit, rounded half up once."""
-        try:
-            number = exact(value)
-        except ValueError as error:
-            raise self.fail(key, str(error)) from None
-        if number < 0 or (positive and number == 0):
-            raise self.fail(key, f"must be {'above' if positive else 'at least'} 0, got {value}")
-        result = round_half_up(number * factor)
-        if positive and result == 0:
-            raise self.fail(key, f"{value} rounds to 0 ns, must be above")
-        return result
-
-    def amount(
-        self, stem: str, units: Mapping[str, int], positive: bool = False, needed: bool = False
-    ) -> int | None:
-        found = self.quantity(stem, units)
-        if found is None:
-            if needed:
-                options = ", ".join(stem + unit for unit in units)
-                raise self.fail(stem + list(units)[1], f"missing (one of {options})")
-            return None
-        key, value, factor = found
-        return self.whole(key, value, factor, positive)
-
-    def finish(self, known: str) -> None:
-        for key in self.left:
-            raise self.fail(str(key), f"unknown key; known are {known}")
 
 
 def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProfile:
@@ -99,7 +40,7 @@ def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProf
 
 
 def _profile(data: Mapping[str, Any]) -> CostProfile:
-    reader = _Reader(data, "")
+    reader = Reader(data, "")
     devices = reader.count("devices", None)
     if devices is None:
         raise reader.fail("devices", "missing: the number of devices")
@@ -124,7 +65,7 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
     limit = _limit(reader, devices)
     offload = None
     if reader.left.get("offload") is not None:
-        offload, stages = _offload(_Reader(reader.take("offload"), "offload"), stages)
+        offload, stages = _offload(Reader(reader.take("offload"), "offload"), stages)
     reader.take("offload")
     meta = reader.take("meta", {})
     if not isinstance(meta, Mapping):
@@ -149,24 +90,24 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
     return profile
 
 
-def _stages(reader: _Reader, count: int) -> list[StageCost]:
+def _stages(reader: Reader, count: int) -> list[StageCost]:
     data = reader.take("stages")
     if data is None:
         raise reader.fail(
             "stages", "missing: one mapping for all stages, or a list with one per stage"
         )
     if isinstance(data, Mapping):
-        return [_stage(_Reader(data, "stages"))] * count
+        return [_stage(Reader(data, "stages"))] * count
     if not isinstance(data, list):
         raise reader.fail("stages", f"expected a mapping or a list of {count}, got {data!r}")
     if len(data) != count:
         raise reader.fail(
             "stages", f"lists {len(data)} stages, expected devices x chunks = {count}"
         )
-    return [_stage(_Reader(entry, f"stages[{at}]")) for at, entry in enumerate(data)]
+    return [_stage(Reader(entry, f"stages[{at}]")) for at, entry in enumerate(data)]
 
 
-def _stage(reader: _Reader) -> StageCost:
+def _stage(reader: Reader) -> StageCost:
     values: dict[str, int | None] = {}
     for stem in _STAGE_TIMES:
         values[f"{stem}_ns"] = reader.amount(
@@ -190,7 +131,7 @@ def _stage(reader: _Reader) -> StageCost:
         raise ProfileError(f"{reader.where}.{error}") from None
 
 
-def _check_backward(reader: _Reader, values: dict[str, int | None]) -> bool:
+def _check_backward(reader: Reader, values: dict[str, int | None]) -> bool:
     """Whether the backward is split: t_b and t_w. Where t_bw stands alone it becomes all of t_b."""
     missing = [stem for stem in ("t_b", "t_w") if values[f"{stem}_ns"] is None]
     if len(missing) == 2 and values["t_bw_ns"] is not None:
@@ -206,7 +147,7 @@ def _check_backward(reader: _Reader, values: dict[str, int | None]) -> bool:
 
 
 def _refuse_split_memory(
-    reader: _Reader, values: dict[str, int | None], levels: tuple[RecomputeLevel, ...]
+    reader: Reader, values: dict[str, int | None], levels: tuple[RecomputeLevel, ...]
 ) -> None:
     """What is held between B and W is no number of a backward that is one."""
     if values["w_bytes"]:
@@ -219,7 +160,7 @@ def _refuse_split_memory(
             )
 
 
-def _levels(reader: _Reader) -> tuple[RecomputeLevel, ...]:
+def _levels(reader: Reader) -> tuple[RecomputeLevel, ...]:
     """The levels of recomputation of a stage."""
     data = reader.take("recompute")
     if data is None:
@@ -231,7 +172,7 @@ def _levels(reader: _Reader) -> tuple[RecomputeLevel, ...]:
         )
     levels = []
     for at, entry in enumerate(data):
-        inner = _Reader(entry, f"{reader.where}.recompute[{at}]")
+        inner = Reader(entry, f"{reader.where}.recompute[{at}]")
         values: dict[str, Any] = {
             "name": inner.take("name"),
             "t_ns": inner.amount("t", TIME_UNITS, positive=True, needed=True),
@@ -248,7 +189,7 @@ def _levels(reader: _Reader) -> tuple[RecomputeLevel, ...]:
     return tuple(levels)
 
 
-def _comm(reader: _Reader) -> tuple[int, int]:
+def _comm(reader: Reader) -> tuple[int, int]:
     """(latency, occupancy) of one hop; a plain time is all occupancy."""
     found = reader.quantity("t_comm", {"": 1, **TIME_UNITS})
     if found is None:
@@ -258,7 +199,7 @@ def _comm(reader: _Reader) -> tuple[int, int]:
         if key == "t_comm":
             raise reader.fail("t_comm", "unknown key; write t_comm_ms (or _s, _us, _ns)")
         return 0, reader.whole(key, value, factor)
-    inner = _Reader(value, key)
+    inner = Reader(value, key)
     latency = inner.amount("latency", TIME_UNITS) or 0
     size = inner.amount("message", BYTE_UNITS) or 0
     bandwidth = inner.take("gb_per_s")
@@ -268,7 +209,7 @@ def _comm(reader: _Reader) -> tuple[int, int]:
     return latency, transfer_ns(size, _bandwidth(inner, "gb_per_s", bandwidth)) if size else 0
 
 
-def _bandwidth(reader: _Reader, key: str, value: Any) -> Any:
+def _bandwidth(reader: Reader, key: str, value: Any) -> Any:
     try:
         number = exact(value)
     except ValueError as error:
@@ -278,7 +219,7 @@ def _bandwidth(reader: _Reader, key: str, value: Any) -> Any:
     return number
 
 
-def _limit(reader: _Reader, devices: int) -> tuple[int, ...] | None:
+def _limit(reader: Reader, devices: int) -> tuple[int, ...] | None:
     found = reader.quantity("memory_limit", BYTE_UNITS)
     if found is None or found[1] is None:
         return None
@@ -290,7 +231,7 @@ def _limit(reader: _Reader, devices: int) -> tuple[int, ...] | None:
     return tuple(reader.whole(f"{key}[{at}]", entry, factor) for at, entry in enumerate(value))
 
 
-def _offload(reader: _Reader, stages: list[StageCost]) -> tuple[Offload, list[StageCost]]:
+def _offload(reader: Reader, stages: list[StageCost]) -> tuple[Offload, list[StageCost]]:
     costs = {}
     for stem, bandwidth in (("t_offload", "d2h_gb_per_s"), ("t_reload", "h2d_gb_per_s")):
         times = _copy_times(reader, stem, bandwidth, stages)
@@ -321,7 +262,7 @@ def _offload(reader: _Reader, stages: list[StageCost]) -> tuple[Offload, list[St
     ]
 
 
-def _copy_times(reader: _Reader, stem: str, bandwidth: str, stages: list[StageCost]) -> list[int]:
+def _copy_times(reader: Reader, stem: str, bandwidth: str, stages: list[StageCost]) -> list[int]:
     found = reader.quantity(stem, TIME_UNITS)
     rate = reader.take(bandwidth)
     if (found is None) == (rate is None):

@@ -10,7 +10,7 @@ from html import escape
 from operator import index
 from typing import Any
 
-from .errors import OptPipeError
+from .errors import OptPipeError, ProfileError
 
 Size = int | str  # bytes, or ``24GiB``
 TIME_UNITS = {"_s": 10**9, "_ms": 10**6, "_us": 10**3, "_ns": 1}
@@ -213,3 +213,67 @@ def html_table(rows: Mapping[str, object]) -> str:
         for key, value in rows.items()
     )
     return f"<table>{cells}</table>"
+
+
+class Reader:
+    """A mapping of a profile, read key by key with units in the keys; unknown keys are refused at
+    the end.
+
+    Raises:
+        ProfileError: from every method, for a value that is wrong; names the key.
+    """
+
+    def __init__(self, data: Any, where: str) -> None:
+        if not isinstance(data, Mapping):
+            raise ProfileError(f"{where or 'profile'}: expected a mapping, got {data!r}")
+        self.left, self.where = dict(data), where
+
+    def fail(self, key: str, problem: str) -> ProfileError:
+        return ProfileError(f"{self.where}.{key}: {problem}" if self.where else f"{key}: {problem}")
+
+    def take(self, key: str, default: Any = None) -> Any:
+        return self.left.pop(key, default)
+
+    def count(self, key: str, default: int | None) -> int | None:
+        value = self.take(key, default)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise self.fail(key, f"expected a whole number, got {value!r}")
+        return value
+
+    def quantity(self, stem: str, units: Mapping[str, int]) -> tuple[str, Any, int] | None:
+        """The key with that stem in any unit, its raw value and the unit's factor; None without."""
+        given = [stem + unit for unit in units if stem + unit in self.left]
+        if len(given) > 1:
+            raise self.fail(given[1], f"given twice, also as {given[0]}")
+        if not given:
+            return None
+        return given[0], self.left.pop(given[0]), units[given[0][len(stem) :]]
+
+    def whole(self, key: str, value: Any, factor: int, positive: bool = False) -> int:
+        """`value` times its unit, rounded half up once."""
+        try:
+            number = exact(value)
+        except ValueError as error:
+            raise self.fail(key, str(error)) from None
+        if number < 0 or (positive and number == 0):
+            raise self.fail(key, f"must be {'above' if positive else 'at least'} 0, got {value}")
+        result = round_half_up(number * factor)
+        if positive and result == 0:
+            raise self.fail(key, f"{value} rounds to 0 ns, must be above")
+        return result
+
+    def amount(
+        self, stem: str, units: Mapping[str, int], positive: bool = False, needed: bool = False
+    ) -> int | None:
+        found = self.quantity(stem, units)
+        if found is None:
+            if needed:
+                options = ", ".join(stem + unit for unit in units)
+                raise self.fail(stem + list(units)[1], f"missing (one of {options})")
+            return None
+        key, value, factor = found
+        return self.whole(key, value, factor, positive)
+
+    def finish(self, known: str) -> None:
+        for key in self.left:
+            raise self.fail(str(key), f"unknown key; known are {known}")

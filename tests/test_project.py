@@ -148,6 +148,55 @@ def test_rooms_stay_small() -> None:
     assert {str(room): count for room, count in rooms.items() if count > 15} == {}
 
 
+LONGEST_FILE, LONGEST_FUNCTION = 400, 90  # a screen and a half
+
+
+def _long_functions(path: Path) -> dict[str, int]:
+    """The functions of a file with more lines of code (no docstring, comments or blank lines) than a
+    screen and a half; not compiled loops whose phases are numbered, nor lists of flags."""
+    text = path.read_text()
+    lines, found = text.split("\n"), {}
+    for node in ast.walk(ast.parse(text)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        body = lines[node.lineno - 1 : node.end_lineno]
+        compiled = any(
+            isinstance(each, ast.Name) and each.id in ("compiled", "entry", "part", "step")
+            for each in node.decorator_list
+        )
+        if compiled and sum(bool(re.match(r" *# \d+\. ", line)) for line in body) >= 3:
+            continue
+        documented = len((ast.get_docstring(node, clean=False) or "").split("\n"))
+        code = [line for line in body if line.strip() and not line.strip().startswith("#")]
+        size = len(code) - (documented if ast.get_docstring(node) else 0)
+        if size > LONGEST_FUNCTION and node.name != "add_options":
+            found[f"{path.relative_to(ROOT)}: {node.name}"] = size
+    return found
+
+
+def test_files_and_functions_stay_short() -> None:
+    files = {str(path): path.read_text().count("\n") for path in FILES.values()}
+    assert {path: lines for path, lines in files.items() if lines > LONGEST_FILE} == {}
+    long = {name: size for path in FILES.values() for name, size in _long_functions(path).items()}
+    assert long == {}
+
+
+def test_the_walk_from_solve_to_its_result_is_short() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    walk = page[page.index("## A walk from `solve`") :]
+    steps = re.findall(r"^(\d+)\. (.*)$", walk, re.MULTILINE)
+    files = [
+        name.removesuffix(".py").replace("/", ".")
+        for _, step in steps
+        for name in re.findall(r"`([\w/]+\.py)`", step)
+    ]
+    assert len(steps) <= len(files) <= 12
+    assert [name for name in files if name not in FILES] == []
+    # each step is within reach of the one that calls it
+    reached = _reached("cli.commands.search.solve") | {"cli.parser"}
+    assert set(files) - {"solvers.anneal.engine"} <= reached  # engines load in their processes
+
+
 def test_importing_the_package_is_light() -> None:
     code = (
         "import sys, time; start = time.perf_counter(); import optpipe_sim;"

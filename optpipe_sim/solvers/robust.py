@@ -166,14 +166,7 @@ def solve_robust(
     Raises:
         OptPipeError: for a quantile that is none; and as `solve` does.
     """
-    settings = SolveOptions(time_limit=time_limit, **options)
-    for name, value in (("evaluations", None), ("per_stage", False)):
-        if getattr(settings, name) != value:
-            raise OptPipeError(f"{name}: not with noise")
-    if settings.chunks == "any":
-        raise OptPipeError("chunks: any is not with noise; give a number, or own")
-    profile = settings.rechunked(restrict(profile, settings.treatments))
-    settings = replace(settings, chunks="own", placement="own", treatments=None)
+    profile, settings = _settled(profile, SolveOptions(time_limit=time_limit, **options))
     objective, seed = settings.objective, settings.seed
     if quantile is not None and not 0 <= quantile <= 1:
         raise OptPipeError(f"quantile: must be from 0 to 1, got {quantile}")
@@ -244,6 +237,21 @@ def solve_robust(
         interrupted,
         failures,
     )
+
+
+def _settled(profile: CostProfile, options: SolveOptions) -> tuple[CostProfile, SolveOptions]:
+    """The profile with the chunks, placement and treatments of the options, and the other options.
+
+    Raises:
+        OptPipeError: for options that are not about noise.
+    """
+    for name, value in (("evaluations", None), ("per_stage", False)):
+        if getattr(options, name) != value:
+            raise OptPipeError(f"{name}: not with noise")
+    if options.chunks == "any":
+        raise OptPipeError("chunks: any is not with noise; give a number, or own")
+    profile = options.rechunked(restrict(profile, options.treatments))
+    return profile, replace(options, chunks="own", placement="own", treatments=None)
 
 
 def _smooth(costs_ns: np.ndarray, quantile: float | None) -> int:

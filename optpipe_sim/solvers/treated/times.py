@@ -126,9 +126,9 @@ def run(prog, length, mode, costs, t, most, most_span):
         The sum of ends; ``FAILED`` where the programs cannot go on or exceed the limit, or where it
         gave up.
     """
-    devices, low, high = len(length), costs.low, costs.high
-    last_stage, above, mask = len(costs.place) - 1, 1 << low, (1 << high) - 1
-    end, slots, place = t.end, t.slot, costs.place
+    devices, high = len(length), costs.high
+    mask, end = (1 << high) - 1, t.end
+    # 1. every device from its mark on
     size = 0
     for d in range(devices - 1, -1, -1):
         begin = t.begin[d]
@@ -140,6 +140,7 @@ def run(prog, length, mode, costs, t, most, most_span):
         t.waits[d] = -1
         t.stack[size] = d
         size += 1
+    # 2. one device after the other, until it waits for a message
     while size > 0:
         size -= 1
         d = t.stack[size]
@@ -148,11 +149,10 @@ def run(prog, length, mode, costs, t, most, most_span):
         while at < length[d]:
             code = prog[d, at]
             kind, unit = code >> high, code & mask
-            stage = unit >> low
+            stage, how = unit >> costs.low, mode[unit]
             if at % EVERY == 0:
                 for which in range(len(s)):
                     t.fresh[d, at // EVERY, which] = s[which]
-            how = mode[unit]
             if kind == O:
                 time, why = end[unit], unit
                 if time < 0:
@@ -166,53 +166,35 @@ def run(prog, length, mode, costs, t, most, most_span):
                 if finish == NEVER:
                     return FAILED
             else:
+                # 3. a compute op: what it waits for, and the memory it takes
+                if kind == B and end[unit] < 0:
+                    return FAILED
                 time, why = s[FREE], s[ANCHOR_OP]
-                source = target = -1
-                if kind == F:
-                    if stage > 0:
-                        source = unit - above
-                    if stage < last_stage:
-                        target = place[stage + 1]
-                elif kind == B:
-                    if stage < last_stage:
-                        source = code + above
-                    if stage > 0:
-                        target = place[stage - 1]
-                    if end[unit] < 0:
-                        return FAILED
+                source, where, target = _neighbours(code, kind, stage, costs)
                 if source >= 0:
                     if end[source] < 0:
-                        if place[(source & mask) >> low] == d:
+                        if where == d:
                             return FAILED
                         t.waits[d] = source
                         break
-                    if place[(source & mask) >> low] != d and t.ready[source] > time:
+                    if where != d and t.ready[source] > time:
                         time, why = t.ready[source], source
                 if kind in (B, C):
                     reload = unit | R << high
-                    if slots[reload] >= 0:
+                    if t.slot[reload] >= 0:
                         if end[reload] < 0:
                             return FAILED
                         if end[reload] > time:
                             time, why = end[reload], reload
                 if costs.asks[kind, stage, how]:
-                    if s[GRANTED] > time:
-                        time, why = s[GRANTED], s[BACK_OP]
-                    s[LEVEL] += costs.takes[kind, stage, how]
-                    given = s[GIVEN]
-                    while s[LEVEL] > 0:
-                        given = next_out(prog, d, given + 1, at, high)
-                        if given < 0:
-                            return FAILED
-                        out = prog[d, given]
-                        freed = out & mask
-                        s[LEVEL] -= costs.gives[O, freed >> low, mode[freed]]
-                        s[GIVEN] = given
-                        if end[out] > time:
-                            time, why = end[out], out
-                    s[GRANTED] = time
+                    time, why = _grant(
+                        prog, mode, d, at, costs.takes[kind, stage, how], time, why, costs, t, s
+                    )
+                    if time == NEVER:
+                        return FAILED
                 if s[BEGAN] < 0:
                     s[BEGAN] = time
+                # 4. when it ends, and what it releases then
                 lasting = costs.lasts[kind, stage, how]
                 finish = time + lasting
                 s[GIVE] = costs.gives[kind, stage, how]
@@ -220,11 +202,13 @@ def run(prog, length, mode, costs, t, most, most_span):
                 s[ANCHOR], s[ANCHOR_OP], s[FREE] = time, code, finish
                 s[DONE] += lasting
                 s[SUM] += finish
+                # 5. give up where the rest takes too long
                 left = finish + t.work[d] - s[DONE]
                 if left > most or left - s[BEGAN] > most_span:
                     return FAILED
                 if kind <= B and finish + costs.behind[kind, stage] > most:
                     return FAILED
+                # 6. its message, and the device that waits for it
                 arrives = finish
                 if target >= 0 and target != d:
                     s[FREE] = finish + costs.sending
@@ -240,12 +224,55 @@ def run(prog, length, mode, costs, t, most, most_span):
             end[code], t.cause[code] = finish, why
             at += 1
         t.at[d] = at
+    # 7. the sum of ends, unless a device still waits
     total = 0
     for d in range(devices):
         if t.waits[d] >= 0:
             return FAILED
         total += t.state[d, SUM]
     return total
+
+
+@step
+def _neighbours(code, kind, stage, costs):
+    """The op whose message a compute op waits for, its device, and the device that its own message
+    goes to; -1 for each without one."""
+    above, last = 1 << costs.low, len(costs.place) - 1
+    source, where, target = -1, -1, -1
+    if kind == F:
+        if stage > 0:
+            source, where = code - above, costs.place[stage - 1]
+        if stage < last:
+            target = costs.place[stage + 1]
+    elif kind == B:
+        if stage < last:
+            source, where = code + above, costs.place[stage + 1]
+        if stage > 0:
+            target = costs.place[stage - 1]
+    return source, where, target
+
+
+@step
+def _grant(prog, mode, d, at, size, time, why, costs, t, s):
+    """Grant a compute op that could begin at `time` its memory; returns (time, cause), ``NEVER`` first
+    where there never is enough."""
+    mask = (1 << costs.high) - 1
+    if s[GRANTED] > time:
+        time, why = s[GRANTED], s[BACK_OP]
+    s[LEVEL] += size
+    given = s[GIVEN]
+    while s[LEVEL] > 0:
+        given = next_out(prog, d, given + 1, at, costs.high)
+        if given < 0:
+            return NEVER, why
+        out = prog[d, given]
+        freed = out & mask
+        s[LEVEL] -= costs.gives[O, freed >> costs.low, mode[freed]]
+        s[GIVEN] = given
+        if t.end[out] > time:
+            time, why = t.end[out], out
+    s[GRANTED] = time
+    return time, why
 
 
 @step

@@ -15,6 +15,8 @@ from ...options.shared import add_report
 from ...outputs.trace import write_page
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ....costs.advise.rows import Advice, Row
     from ....report.report import Report
     from ...outputs.show import Out
@@ -177,24 +179,14 @@ def _table_of_points(found: Advice) -> str:
     return text.getvalue()
 
 
-def _show(out: Out, found: Advice) -> None:
+def _table(found: Advice) -> Table:
+    """A row per plan, the fastest first; plans as likely to be the fastest are not dimmed."""
     from rich import box
     from rich.table import Table
-    from rich.text import Text
 
     from ....costs.advise.rows import limited_by
     from ....units import format_size, format_time
-    from ...outputs.show import warn
 
-    question = found.question
-    out.print(
-        Text(f"{question.model.name} on {question.gpus} x {question.machine.title}:", "bold"),
-        f"{question.global_batch} sequences of {question.seq} tokens per iteration,"
-        f" {format_size(question.limit_bytes)} per device",
-        soft_wrap=True,
-    )
-    warn(out, found.rows[0].profile)
-    out.print()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     wide = [key for key in ("cp", "ep") if any(getattr(r.choice, key) > 1 for r in found.rows)]
     left = ("recompute", "schedule", "limited by")
@@ -220,7 +212,25 @@ def _show(out: Out, found: Advice) -> None:
         }
         style = "bold" if at == 0 else "" if found.tied(row) else "dim"
         table.add_row(*(cells[head] for head in heads), style=style)
-    out.print(table)
+    return table
+
+
+def _show(out: Out, found: Advice) -> None:
+    from rich.text import Text
+
+    from ....units import format_size, format_time
+    from ...outputs.show import warn
+
+    question = found.question
+    out.print(
+        Text(f"{question.model.name} on {question.gpus} x {question.machine.title}:", "bold"),
+        f"{question.global_batch} sequences of {question.seq} tokens per iteration,"
+        f" {format_size(question.limit_bytes)} per device",
+        soft_wrap=True,
+    )
+    warn(out, found.rows[0].profile)
+    out.print()
+    out.print(_table(found))
     out.print()
     best = found.rows[0]
     text = parts_text(found.parts(best))
