@@ -29,12 +29,18 @@ MODEL = Model("small", 8, 512, 8, 1000, kv_heads=4, ffn=1024)
 PLAN = Plan(MODEL, 2, seq=512, microbatch=2, dtype="bf16")
 MIB = 2**20
 M = 6
+LEVELS = ("norms+mlp", "full", "stage")
+RECOMPUTING = (
+    "1f1b:recompute=full",
+    "zb-h1:recompute=norms+mlp",
+    "zb-h1:recompute=stage,apart=yes",
+)
 
 
 @pytest.fixture(scope="module")
 def profile():
     """Of the small model, on this GPU."""
-    return replace(measure(PLAN, "cuda", samples=5, warmup=2), memory_limit=None)
+    return replace(measure(PLAN, "cuda", samples=5, warmup=2, levels=LEVELS), memory_limit=None)
 
 
 def tight(profile, share=0.6):
@@ -109,7 +115,7 @@ def test_copies_are_measured_in_every_mode() -> None:
         assert all(1 < copy.gb_per_s < 1000 for copy in mode.values())
 
 
-@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "adaoffload"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "adaoffload", *RECOMPUTING])
 @pytest.mark.parametrize("mode", ["replay", "loop"])
 def test_gradients_and_memory(profile, name: str, mode: str) -> None:
     limits = tight(profile) if name == "adaoffload" else None

@@ -183,6 +183,11 @@ def test_synthetic_takes_the_time_that_was_predicted(case, ranks) -> None:
     assert any_of_three(replace(case, iterations=5), "synthetic", ranks) == []
 
 
+@pytest.mark.timing
+def test_synthetic_takes_the_time_that_recomputation_is_predicted_to(recomputing, ranks) -> None:
+    assert any_of_three(replace(recomputing, iterations=5), "synthetic", ranks) == []
+
+
 def test_gradient_mode_gives_the_unpipelined_gradients_and_peaks(case, ranks) -> None:
     found = confirm(case, "gradient", ranks)
     assert found.problems == []

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -30,7 +31,7 @@ from optpipe_sim.runtime.execute.task import (
     stage_worker,
     zero_gradients,
 )
-from optpipe_sim.runtime.measure.footprint import stage_bytes
+from optpipe_sim.runtime.measure.footprint import StageBytes, stage_bytes
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.model.recompute import level_of, part
 from optpipe_sim.runtime.model.stage import StageWorker
@@ -40,6 +41,8 @@ from optpipe_sim.sim.lower import lower
 
 M = 4
 LEVELS = ("norms", "attention", "norms+mlp+qkv", "full-50%", "full", "stage")
+LEVELS_INSIDE = ("norms+mlp", "full", "stage")
+SHALLOW = replace(GPT, layers=3)
 LOSS = 4  # bytes per microbatch that no profile counts
 
 
@@ -49,6 +52,11 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@cache
+def shallow_bytes() -> StageBytes:
+    return stage_bytes(plan_of(SHALLOW, 1), 0, "cpu", levels=LEVELS_INSIDE)
 
 
 @cache
@@ -99,12 +107,11 @@ def test_every_level_gives_the_gradients_and_holds_what_was_predicted(
     profile = profile_of(GPT, devices, chunks, levels=LEVELS)
     base = build(names[chunks], profile, M)
     profile = profile.for_shape(base.shape)
-    # all levels, and none, beside each other; then each alone in the whole pipeline
-    mixed = with_levels(base, LEVELS, apart=apart)
-    assert apart == any(op.kind is C for program in mixed.programs for op in program)
-    confirm(mixed, profile, GPT)
-    level = LEVELS[(devices + 2 * chunks + apart) % len(LEVELS)]
-    confirm(with_levels(base, [level, level, level], apart=apart), profile, GPT)
+    # all levels, and none, beside each other; two stages see half of them at a time
+    for levels in (LEVELS, LEVELS[::-1]) if devices * chunks == 2 else (LEVELS,):
+        mixed = with_levels(base, levels, apart=apart)
+        assert apart == any(op.kind is C for program in mixed.programs for op in program)
+        confirm(mixed, profile, GPT)
 
 
 @pytest.mark.parametrize("apart", [False, True], ids=["inside", "apart"])
@@ -128,6 +135,26 @@ def test_any_schedule_with_any_levels(data: st.DataObject, shape: tuple[int, int
     # op by op an R has no memory to take before its O has ended
     assume(all(s.op.kind is not R or s.grant_ns >= ends[Op(O, *s.op[1:])] for s in spans))
     confirm(schedule, profile, GPT)
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["inside", "apart"])
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+@pytest.mark.parametrize("level", LEVELS_INSIDE)
+def test_memory_inside_ops_is_within_the_working_memory(level: str, name: str, apart: bool) -> None:
+    """At no moment more than the prediction and the reserve, which does not grow with the level."""
+    profile, size = profile_of(SHALLOW, 1, levels=LEVELS_INSIDE), shallow_bytes()
+    plan = plan_of(SHALLOW, 1)
+    assert size.reserve <= 1.25 * max(size.inside.values())
+    schedule = build(f"{name}:recompute={level},apart={'yes' if apart else 'no'}", profile, 2)
+    lowered = lower(schedule, profile)
+    worker = stage_worker(plan, schedule.shape, 0)
+    zero_gradients(worker)
+    worker.start_step(*batch(plan, 2, 0))
+    with LiveBytes() as meter:
+        run_serially(lowered, {0: worker}, meter=meter)
+        most = meter.peak()
+    predicted = lowered.replay().peak_bytes[0]
+    assert predicted <= most <= predicted + size.reserve + 2 * LOSS
 
 
 @pytest.mark.parametrize("model", [GPT, EXPERTS], ids=lambda model: model.name)
