@@ -24,7 +24,7 @@ from .result import SolveResult, within
 
 QUICK_SHARE = 0.25  # of the time, at most, for AdaOffload and the published schedules of all shapes
 PLAIN_SHARE = 0.5  # of that, at most, for those of them that are not built in groups
-ROUNDS = (3, 1)  # shapes that go on in each round of searching, all rounds being equally long
+ROUNDS = (2, 1)  # shapes that go on in each round of searching, all rounds being equally long
 LEAST_S = (
     2.0  # for the published schedules, however short the time: what they take on a busy machine
 )
@@ -155,14 +155,16 @@ class _Common:
     def turns(self, time_limit: float) -> Iterator[tuple[int, float]]:
         """Which shape to solve next, and for how many seconds: successive halving.
 
-        In each round the shapes whose schedules are the best so far have equal parts of the
-        round's time, and fewer go on to the next. Shapes whose bound leaves no hope are passed over,
-        and rounds with a single one left become one. Where none of those has a schedule in the end, the
-        others share what time is left.
+        In each round the most promising shapes have equal parts of the round's time, and fewer go on to
+        the next. What promises most is the least product of the best cost so far and the bound: a
+        pattern may be hard to better where it is good, and a shape good that no pattern suits. Shapes
+        whose bound leaves no hope are passed over, and rounds with a single one left become one. Where
+        none of those has a schedule in the end, the others share what time is left.
         """
         tried: set[int] = set()
         for rounds_left, most in zip(range(len(ROUNDS), 0, -1), ROUNDS, strict=True):
-            order = [at for at in self._by_cost() if not self.hopeless(at)][:most]
+            hopeful = [at for at in range(len(self.problems)) if not self.hopeless(at)]
+            order = sorted(hopeful, key=lambda at: self.costs[at] * self.bounds[at].ns)[:most]
             alone = len(order) == 1
             left = time_limit - self.race.seconds
             until = time_limit if alone else self.race.seconds + left / rounds_left

@@ -11,8 +11,8 @@ LEVELS = [
 ]
 
 
-def profile(devices: int = 1, **changes: object) -> CostProfile:
-    """The stages of the small cases: F, B, W = 10, 11, 9; act 100, w 50."""
+def profile(devices: int = 1, copy: int = 16, **changes: object) -> CostProfile:
+    """The stages of the small cases: F, B, W = 10, 11, 9; act 100, w 50; all of act copied in `copy`."""
     return load_profile(
         {
             "name": "small",
@@ -26,7 +26,7 @@ def profile(devices: int = 1, **changes: object) -> CostProfile:
                 "recompute": LEVELS,
             },
             "t_comm_ns": 1,
-            "offload": {"t_offload_ns": 16, "t_reload_ns": 16},
+            "offload": {"t_offload_ns": copy, "t_reload_ns": copy},
             **changes,
         }
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_treated import uniform
+from recompute_cases import profile as uniform
 
 from optpipe_sim import check, solve
 from optpipe_sim.ops import C, O

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from recompute_cases import profile as uniform
 from strategies import SEEDS, cases, that_fits
 
-from optpipe_sim import CostProfile, Schedule, check, load_profile, simulate, solve
+from optpipe_sim import Schedule, check, simulate, solve
 from optpipe_sim.checker.check import check_trace
 from optpipe_sim.cli import main
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
@@ -29,24 +30,6 @@ from optpipe_sim.solvers.treated.programs import pack, unpack
 from optpipe_sim.solvers.treated.search import Workspace, search
 from optpipe_sim.solvers.treated.tidy import tidy_treatments
 from optpipe_sim.solvers.treatments import require_alike
-
-LEVELS = (
-    {"name": "light", "t_ns": 1, "keep_bytes": 60, "work_bytes": 20},
-    {"name": "full", "t_ns": 10, "keep_bytes": 6, "work_bytes": 30},
-)
-
-
-def uniform(devices: int, copy: int = 16, **changes: Any) -> CostProfile:
-    """F 10, B 11, W 9, one hop 1, 100 bytes per activation, half of it for W; two levels."""
-    stages = {"t_f_ns": 10, "t_b_ns": 11, "t_w_ns": 9, "act_bytes": 100, "w_bytes": 50}
-    copies = {"t_offload_ns": copy, "t_reload_ns": copy}
-    data = {
-        "devices": devices,
-        "stages": {**stages, "recompute": list(LEVELS)},
-        "t_comm_ns": 1,
-        "offload": copies,
-    }
-    return load_profile({**data, **changes})
 
 
 @st.composite
