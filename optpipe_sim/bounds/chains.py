@@ -83,14 +83,6 @@ def back_ns(cost: StageCost) -> int:
     return min(cost.t_b_ns, cost.fused_ns)
 
 
-def pending_w_ns(
-    profile: CostProfile, stages: Sequence[int], microbatches: int, capacity: int | None
-) -> int:
-    """The longest time that the W's after a device's last backward can take."""
-    ways = pending_w_ways(profile, stages, microbatches, capacity)
-    return max(drain.weights_ns for drain in ways)
-
-
 class Drain(NamedTuple):
     """A way to run a device's last backward, and the longest time that the W's after it can take, given
     what it holds while it runs."""

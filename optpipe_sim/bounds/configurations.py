@@ -32,7 +32,7 @@ class Part(NamedTuple):
 
 
 NOTHING = Part("", 0)
-MANY_SUMS = 5000  # of levels of recomputation: more than these are not looked through
+MANY_SUMS = 5000  # of levels of recomputation: more than these are not enumerated
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def net_bytes(cost: StageCost, part: Part) -> int:
     }[part.kind]
 
 
-def lasts_ns(cost: StageCost, kind: str, level: int = 0) -> int:
+def duration_ns(cost: StageCost, kind: str, level: int = 0) -> int:
     """How long an op takes; see `Part`."""
     if kind in ("O", "R"):
         time_ns = cost.t_offload_ns if kind == "O" else cost.t_reload_ns
@@ -167,9 +167,9 @@ def add_ops(
             ("O", 0, moves, -1),
             ("R", hosted, moves, -1),
         ):
-            lasts = lasts_ns(cost, kind)
+            duration = duration_ns(cost, kind)
             terms = [(used, 1) for one, used in uses if Part(kind, s) in one.parts]
-            model.at_least([*terms, (variable, each * lasts)], count * lasts)
+            model.at_least([*terms, (variable, each * duration)], count * duration)
         stays, leaves = waiting[s]
         held += coming * stays
         room.append((moves, stays - leaves))
@@ -181,7 +181,7 @@ def waits(device: OneDevice, s: int, level: int = 0) -> tuple[int, int]:
     """The byte-ns that an activation waits for its backward at least: if it stays, and if it is
     offloaded (beside O and R); with what a level of recomputation keeps, recomputed inside."""
     cost, delay = device.costs[s], device.delay[s]
-    copies = lasts_ns(cost, "O", level) + lasts_ns(cost, "R", level)
+    copies = duration_ns(cost, "O", level) + duration_ns(cost, "R", level)
     keep = kept_bytes(cost)[level]
     rest = keep - min(cost.offloadable, keep)
     stays = delay * keep
@@ -196,12 +196,12 @@ def empty(device: OneDevice) -> int:
         return 0
     total, every = 0, list(configurations(device))
     for kinds, first in ((("F",), 1), (("B", "BW"), 2)):
-        lasts = min(lasts_ns(cost, kind) for cost in device.costs for kind in kinds)
+        duration = min(duration_ns(cost, kind) for cost in device.costs for kind in kinds)
         least = min(
             one.room + sum(device.costs[part.stage].act_bytes for part in one.parts)
             for one in every
             if any(part.kind in kinds for part in one.parts)
         )
         for count in range(first, device.microbatches * len(device.stages) + 1):
-            total += max(0, least - count * act) * lasts
+            total += max(0, least - count * act) * duration
     return total

@@ -142,7 +142,7 @@ def after_last_forward(
     moved = small.offloadable if offloads else 0
 
     def work(window: int, each: int) -> int:
-        """What the others' backwards can last within so long a time, if one lasts as given."""
+        """What the others' backwards can take within so long a time, if one takes as long as given."""
         held = _held_work(small, microbatches - 1, room, each)
         if not moved:
             return held

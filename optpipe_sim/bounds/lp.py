@@ -7,7 +7,7 @@ they prove counts. All the first come before all the last, unless all F's of the
 before any B of it: that, taken alone, covers all other cases, too, and is quicker. Events cut the time into
 *phases*. Devices that share a host link go into one LP, with the events of them all.
 
-Proof. Read off a schedule how long each configuration lasts in each phase on each device, how many
+Proof. Read off a schedule how long each configuration takes in each phase on each device, how many
 microbatches of each stage are offloaded and how many have BW. These numbers satisfy the rows below, so the
 least T that any numbers allow is a bound.
 

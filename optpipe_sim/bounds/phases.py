@@ -11,8 +11,8 @@ from .configurations import (
     Configuration,
     Part,
     configurations,
+    duration_ns,
     empty,
-    lasts_ns,
     net_bytes,
     waits,
 )
@@ -31,7 +31,7 @@ def less(terms: Iterable[tuple[int, int]]) -> Terms:
 
 @dataclass
 class DeviceRows:
-    """The variables of one device: for each phase its configurations and how long each lasts."""
+    """The variables of one device: for each phase its configurations and how long each takes."""
 
     model: Linear
     device: OneDevice
@@ -45,7 +45,7 @@ class DeviceRows:
         every = [
             one
             for one in configurations(self.device)
-            if all(lasts_ns(costs[part.stage], part.kind, part.level) for part in one.parts)
+            if all(duration_ns(costs[part.stage], part.kind, part.level) for part in one.parts)
         ]
         self.uses = [
             [
@@ -63,7 +63,7 @@ class DeviceRows:
         self.timeless = {
             part: [self.model.variable(most) for _ in self.events]
             for part in parts
-            if not lasts_ns(costs[part.stage], part.kind, part.level)
+            if not duration_ns(costs[part.stage], part.kind, part.level)
         }
 
     @cached_property
@@ -112,8 +112,8 @@ class DeviceRows:
 
     def done(self, part: Part, end: int, *, up: bool = False) -> Terms:
         """How many of an op have run before a phase, in 1/MANY, rounded down or up."""
-        lasts = lasts_ns(self.device.costs[part.stage], part.kind, part.level) or 1
-        each = -(-MANY // lasts) if up else MANY // lasts
+        duration = duration_ns(self.device.costs[part.stage], part.kind, part.level) or 1
+        each = -(-MANY // duration) if up else MANY // duration
         return [(variable, each) for variable, _ in self.times(part, 0, end)]
 
     def all_done(self, kinds: str, i: int, end: int, *, up: bool = False) -> Terms:
@@ -167,9 +167,9 @@ class DeviceRows:
                     (Part("R", i, level), 0, [way.moved], -1),
                 ]
             for part, number, variables, each in rows:
-                lasts = lasts_ns(cost, part.kind, part.level) or 1
-                terms = [(variable, each * lasts) for variable in variables]
-                self._equal([*self.times(part, 0, count), *terms], number * lasts)
+                duration = duration_ns(cost, part.kind, part.level) or 1
+                terms = [(variable, each * duration) for variable in variables]
+                self._equal([*self.times(part, 0, count), *terms], number * duration)
             if ways:
                 model.at_least(less([(moves, 1), *((variable, 1) for variable in again)]), -m)
             stays, leaves = waits(device, i)
@@ -189,7 +189,7 @@ class DeviceRows:
         self.model.at_least([*(chosen if offloads else []), (way.moved, -1)], 0)
         stays, leaves = waits(self.device, i, level)
         keep = cost.recompute[level - 1].keep_bytes
-        recomputed = keep * max(0, self.device.delay[i] - lasts_ns(cost, "C", level))
+        recomputed = keep * max(0, self.device.delay[i] - duration_ns(cost, "C", level))
         return [
             (way.apart, whole - recomputed),
             (way.split, whole - stays),
@@ -217,15 +217,15 @@ class DeviceRows:
             self.model.at_least(terms if up else less(terms), MANY if up else -MANY)
 
     def backward_times(self, s: int) -> Terms:
-        """What the last backward of a stage lasts."""
+        """How long the last backward of a stage takes."""
         i, begin, count = self.tracked[s], self.at["last", "B", s], len(self.events)
         parts = [Part(kind, i, level) for level in self.levels(i) for kind in ("B", "BW")]
         return [term for part in parts for term in self.times(part, begin, count)]
 
     def runs(self, part: Part, begin: int, *, up: bool) -> Terms:
         """How many of an op run from a phase on, in 1/MANY, rounded down or up."""
-        lasts = lasts_ns(self.device.costs[part.stage], part.kind, part.level) or 1
-        each = -(-MANY // lasts) if up else MANY // lasts
+        duration = duration_ns(self.device.costs[part.stage], part.kind, part.level) or 1
+        each = -(-MANY // duration) if up else MANY // duration
         return [(variable, each) for variable, _ in self.times(part, begin, len(self.events))]
 
     def _add_level(self, k: int) -> None:

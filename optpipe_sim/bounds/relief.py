@@ -97,11 +97,11 @@ def copy_rate(cost: StageCost, time_ns: int | None) -> Fraction | None:
     """Bytes per ns that copies move at most; None: some take no time."""
     best = Fraction(0)
     for keep in kept_bytes(cost):
-        moved, lasts = min(cost.offloadable, keep), copy_ns(cost, time_ns, keep)
-        if moved and not lasts:
+        moved, duration = min(cost.offloadable, keep), copy_ns(cost, time_ns, keep)
+        if moved and not duration:
             return None
         if moved:
-            best = max(best, Fraction(moved, lasts))
+            best = max(best, Fraction(moved, duration))
     return best
 
 

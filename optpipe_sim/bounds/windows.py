@@ -7,8 +7,8 @@ device by itself then narrows its windows, and hands them on:
 
 - Shave: if a device has no schedule below the goal in which its n-th F starts at t or later (the search
   of `device.core` says so), then it starts sooner; likewise for too early, and for backwards.
-- Hand on: the n-th F of s + 1 starts no sooner than the n-th F of s has ended and a hop is over, whichever
-  microbatches those are; and the n-th F of s ends a hop before the latest start of the n-th F of s + 1. Backwards
+- Hand on: the n-th F of s + 1 starts no sooner than the n-th F of s has ended and the P2P latency is over, whichever
+  microbatches those are; and the n-th F of s ends the P2P latency before the latest start of the n-th F of s + 1. Backwards
   likewise, the other way.
 
 When a window is empty, or a device is left without a schedule, there is none below the goal: the goal is
@@ -19,7 +19,7 @@ goal: an exact solver can start from them (`cpsat.order`).
 Proof: by induction over the steps. Take a schedule below the goal. On each stage it has an n-th F and an n-th B; that they
 lie in the windows so far is what the device's problem with those windows assumes (windows are releases
 and tails of that problem; its search allows whatever is no worse, see `device.search`), so the
-schedule is among those it looks at, and what it excludes the schedule does not do. Handing on only
+schedule is among those it covers, and what it excludes the schedule does not do. Handing on only
 counts: n F's of s + 1 have begun only after n F's of s.
 
 For makespans; a span has no clock that two devices share.
@@ -189,7 +189,7 @@ class _Narrowing:
         last = self.goal - 1
         backs = [last - windows.latest_b[s] - pipe.longest[s] for s in rows]
         for row, s in enumerate(rows):
-            if s:  # it ends before the latest start of the next backward, and a hop
+            if s:  # it ends before the latest start of the next backward, and the P2P latency
                 after = last - windows.latest_b[s - 1] + pipe.hops[s - 1]
                 backs[row] = np.maximum(backs[row], after)
         return replace(

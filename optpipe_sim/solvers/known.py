@@ -29,7 +29,7 @@ def known_bound(problem: Problem, schedule: Schedule, cost_ns: int, seconds: flo
     Args:
         schedule, cost_ns: one that fits, and its cost; its notes (see `note`) count where they are
             about this very problem. What claims more than it costs is wrong and does not count.
-        seconds: to look for a better one, where none meets the cost.
+        seconds: to search for a better one, where none meets the cost.
     """
     cache = open_cache()
     known = [

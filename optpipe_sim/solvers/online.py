@@ -4,8 +4,8 @@
         ...                       # whatever else there is to do
         schedule = solver.best()  # the best so far
 
-It tells what it has in two files of its folder, each written whole: ``best.json``, a schedule file,
-and ``state.json``. So no process has to listen, a solver that is killed leaves the best it found, and
+It reports what it has in two files of its folder, each written whole: ``best.json``, a schedule file,
+and ``state.json``. So no process has to read messages, a solver that is killed leaves the best it found, and
 a caller that dies takes its solver with it.
 """
 
@@ -159,7 +159,7 @@ class SolverProcess:
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:
-    """Start the solver; a word on its stdin stops it."""
+    """Start the solver; a message on its stdin stops it."""
     with (folder / LOG).open("wb") as log:
         return start_python(__name__, (folder, os.getpid()), log, stdin=subprocess.PIPE)
 
@@ -167,7 +167,7 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
 def _halt(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None and not process.stdin.closed:
         with suppress(BrokenPipeError):  # it has ended
-            # a word, as the end of stdin does not come while a child of the caller's has it, too
+            # a message, as stdin does not end while a child of the caller has it open, too
             process.stdin.write(b"stop")
             process.stdin.close()
     kill([process], PATIENCE_S)

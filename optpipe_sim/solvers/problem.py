@@ -141,7 +141,7 @@ def schedule_from_times(
     """The schedule of a feasible timing: ops by start time, shared links as they were served.
 
     With plain (latency) links its replay is no later than the timing, op by op, and keeps the
-    limit. Where two ops start together the shorter goes first, so that what lasts no time comes
+    limit. Where two ops start together the shorter goes first, so that what takes no time comes
     before what needs it. `recompute`: the levels of recomputation, if any.
     """
     costs, place = problem.profile, problem.profile.placement

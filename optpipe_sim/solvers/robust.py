@@ -153,7 +153,7 @@ def solve_robust(
 
     Args:
         noise: how durations scatter; the profile has their means.
-        samples: how many sets of durations the measure is taken over (the search itself looks at
+        samples: how many sets of durations the measure is taken over (the search itself uses
             others, so that nothing is fitted to these; only the best few are chosen by them).
         quantile: None: the mean; 0.9: what nine of ten iterations do not exceed.
         warm_start: as for `solve`.

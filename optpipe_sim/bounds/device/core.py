@@ -172,10 +172,10 @@ def _starts(node, starts, costs, scalars, releases, backs):
             when = _start(node, move, s, costs, scalars, releases, backs)
             if when >= 0:
                 when = max(when, node[T])
-                lasts = costs[s, W] if move == 5 else max(costs[s, B], costs[s, BW])
+                duration = costs[s, W] if move == 5 else max(costs[s, B], costs[s, BW])
                 early = move in (3, 5) or (move == 1 and node[FIELDS + s * WIDE + BACK] == 0)
-                if early and lasts > 0:
-                    cut = min(cut, when + lasts)
+                if early and duration > 0:
+                    cut = min(cut, when + duration)
             starts[s * MOVES + move] = when
     return cut
 

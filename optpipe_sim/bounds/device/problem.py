@@ -169,9 +169,9 @@ class _Around:
             for first in range(len(before)):
                 work = 0
                 for u in before[first:]:
-                    lasts = self.profile.stages[u].t_f_ns
-                    work += lasts
-                    chain = self._at(s) - self._at(u) - lasts
+                    duration = self.profile.stages[u].t_f_ns
+                    work += duration
+                    chain = self._at(s) - self._at(u) - duration
                     best = np.maximum(best, self._at(before[first]) + self.count * work + chain)
         return best
 

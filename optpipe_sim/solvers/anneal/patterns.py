@@ -23,7 +23,7 @@ from .visits import WEIGHT
 # With one or two per period a link is hardly shared out; with more there is more to find.
 PER_PERIOD = 3
 STEPS = 20_000  # evaluations per pattern
-CHUNK = 500  # evaluations between two looks at the clock
+CHUNK = 500  # evaluations between two checks of the clock
 HOT, COLD = 2.0, 0.02  # temperatures, in typical op durations
 STRETCH = (1.0, 1.1, 1.2, 1.5, 2.0, 4.0, 8.0, 16.0)  # of the least period, to begin with
 

@@ -49,7 +49,7 @@ LINKED = (
 # the changes let microbatches pass one another. In the others these would mostly be in the way.
 PARKED, LINKED_PARKED = (0.2, 160), (0.2, 80)
 PASSING = 0.25  # of the changes
-CHUNK_OPS = 4_000_000  # ops evaluated between two looks at the clock, some 60 ms
+CHUNK_OPS = 4_000_000  # ops evaluated between two checks of the clock, some 60 ms
 
 
 class Programs(NamedTuple):

@@ -95,7 +95,7 @@ class Times(NamedTuple):
     slot: np.ndarray  # where it stands in the program of its device, or -1: nowhere
     before: np.ndarray  # (codes, STATE)
     taker: np.ndarray  # of an O: the F or R that its memory went to
-    asker: np.ndarray  # of an O: the last R that looked at its end
+    asker: np.ndarray  # of an O: the last R that depends on its end
     tail: np.ndarray  # from its end to the makespan at least, ns; see `tails`
     after: np.ndarray  # (codes, AFTER)
     stale: np.ndarray  # the trial in which it has to be evaluated

@@ -4,7 +4,7 @@ Known of the programs before a change, it tells while the first few ops behind t
 that the whole cannot be good enough: `times.update` gives up there. For ops whose way to the
 end leads through the change itself it may be too long, or too short.
 
-As the times they are kept up to date: after a change was taken, only those ops are looked at again
+As the times they are kept up to date: after a change was taken, only those ops are evaluated again
 behind which something is different, now from the end to the beginning.
 """
 
@@ -90,7 +90,7 @@ def renew_tails(prog, length, saved, saved_length, costs, t):
 
 @step
 def _invalidate(code, d, before, t):
-    """An op of device d, if it is ahead of slot `before`, has to be looked at again."""
+    """An op of device d, if it is ahead of slot `before`, has to be evaluated again."""
     if 0 <= t.slot[code] < before and t.stale[code] != t.tally[TRIAL]:
         t.stale[code] = t.tally[TRIAL]
         t.pending[d] += 1
@@ -98,7 +98,7 @@ def _invalidate(code, d, before, t):
 
 @step
 def _wake(code, d, t):
-    """A device that is not being looked at has to be, from this op on."""
+    """Evaluate a device again from this op on, unless an op behind it wakes it already."""
     if t.slot[code] > t.wake[d]:
         t.wake[d], t.key[d] = t.slot[code], t.end[code]
 

@@ -20,7 +20,7 @@ from .links import NEVER
 
 COLD = 0.01  # the temperature visits end at, in typical op durations
 WEIGHT = 0.3  # of the mean end of an op, so that plateaus have a slope
-LEAST = 200  # evaluations between two looks at the clock
+LEAST = 200  # evaluations between two checks of the clock
 
 
 class Plan(Protocol):
@@ -102,7 +102,7 @@ class Visits(Generic[P]):
             anneal: called with a plan, the best plan and its cost, evaluations, the temperatures at
                 which these begin and end (ns), and the part of changes that let microbatches pass;
                 changes both plans, and returns the best cost and the evaluations done.
-            chunk_ops: ops evaluated between two looks at the clock.
+            chunk_ops: ops evaluated between two checks of the clock.
         """
         for visit in visits:
             if self._over:

@@ -116,10 +116,10 @@ def _by_order(model: Model, device: int, order: str) -> None:
             takes.append(_Step(forward, model.start[forward], None, cost.act_bytes))
             rest = cost.act_bytes - cost.w_bytes
             gives.append(_Step(back, model.end[back], None, rest))
-            # a W that is absent or lasts no time starts with the end of its B: its end if absent
+            # a W that is absent or takes no time starts with the end of its B: its end if absent
             free = model.start[weight] if weight not in model.interval else model.end[weight]
             if (s, j) in model.fused:
-                free = model.start[weight] + model.lasts(W, s) * ~model.fused[s, j]
+                free = model.start[weight] + model.duration_of(W, s) * ~model.fused[s, j]
             gives.append(_Step(weight, free, None, cost.w_bytes))
             if out in model.present:
                 size = cost.offloadable

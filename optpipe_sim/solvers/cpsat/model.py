@@ -53,7 +53,7 @@ class Model:
     fused: dict[tuple[int, int], Any] = field(default_factory=dict)
     cost: Any = None
 
-    def lasts(self, kind: int, stage: int) -> int:
+    def duration_of(self, kind: int, stage: int) -> int:
         """The duration of an op in units."""
         return int(self.problem.profile.durations_ns[kind, stage]) // self.unit_ns
 
@@ -66,8 +66,8 @@ class Model:
         return range(self.problem.microbatches)
 
     @property
-    def hop(self) -> int:
-        """A hop between devices, in units."""
+    def latency(self) -> int:
+        """The P2P latency between devices, in units."""
         return self.problem.profile.t_comm_ns // self.unit_ns
 
     @cached_property
@@ -172,7 +172,7 @@ def compute(model: Model) -> None:
 
 
 def _compute_op(model: Model, op: Op, fuse: bool) -> None:
-    cp, size = model.cp, model.lasts(op.kind, op.stage)
+    cp, size = model.cp, model.duration_of(op.kind, op.stage)
     start = model.start[op] = model.time(str(op))
     model.end[op] = start + size
     if fuse and op.kind is B:
@@ -191,13 +191,13 @@ def _compute_op(model: Model, op: Op, fuse: bool) -> None:
 
 
 def flow(model: Model) -> None:
-    """F along the stages, B back along them, W after B; a hop between two devices.
+    """F along the stages, B back along them, W after B; the P2P latency between two devices.
 
-    A W that lasts no time runs right after its B: nothing is gained by keeping its bytes longer.
+    A W that takes no time runs right after its B: nothing is gained by keeping its bytes longer.
     """
     cp, place = model.cp, model.problem.profile.placement
     for s in model.stages:
-        hop = model.hop if s and place[s] != place[s - 1] else 0
+        latency = model.latency if s and place[s] != place[s - 1] else 0
         for j in model.microbatches:
             forward, back, weight = Op(F, s, j), Op(B, s, j), Op(W, s, j)
             cp.add(model.start[back] >= model.end[forward])
@@ -206,8 +206,8 @@ def flow(model: Model) -> None:
             else:
                 cp.add(model.start[weight] == model.end[back])
             if s:
-                cp.add(model.start[forward] >= model.end[Op(F, s - 1, j)] + hop)
-                cp.add(model.start[Op(B, s - 1, j)] >= model.end[back] + hop)
+                cp.add(model.start[forward] >= model.end[Op(F, s - 1, j)] + latency)
+                cp.add(model.start[Op(B, s - 1, j)] >= model.end[back] + latency)
 
 
 def transfers(model: Model) -> None:
@@ -226,7 +226,7 @@ def transfers(model: Model) -> None:
 
 def copy(model: Model, op: Op, present: Any) -> None:
     """An O or R that is there where `present` holds."""
-    size, start = model.lasts(op.kind, op.stage), model.time(str(op))
+    size, start = model.duration_of(op.kind, op.stage), model.time(str(op))
     model.start[op], model.end[op], model.present[op] = start, start + size, present
     model.interval[op] = model.cp.new_optional_fixed_size_interval_var(
         start, size, present, str(op)
@@ -258,8 +258,8 @@ def head(model: Model) -> None:
     for device in range(model.problem.shape.devices):
         s = model.problem.shape.stages_of(device)[0]
         first = model.start[Op(F, s, 0)]
-        hop = model.hop if s and place[s] != place[s - 1] else 0
-        model.cp.add(first == (model.end[Op(F, s - 1, 0)] + hop if s else 0))
+        latency = model.latency if s and place[s] != place[s - 1] else 0
+        model.cp.add(first == (model.end[Op(F, s - 1, 0)] + latency if s else 0))
 
 
 def objective(model: Model, least: int, most: int) -> None:

@@ -89,7 +89,7 @@ def _first_in_first_out(model: Model) -> None:
             for kind in (O, R):
                 first, second = Op(kind, s, i), Op(kind, s, j)
                 if first in model.present:
-                    lasting = model.lasts(kind, s) * model.present[first]
+                    lasting = model.duration_of(kind, s) * model.present[first]
                     model.cp.add(model.start[second] >= model.start[first] + lasting)
 
 

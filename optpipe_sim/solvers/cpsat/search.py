@@ -305,7 +305,7 @@ class Call(cp_model.CpSolverSolutionCallback):
                 if self.search.stop is not None and self.search.stop.is_set():
                     self.search.ended = "stopped"
                 if self.search.done or self.search.ended:
-                    self.solver.stop_search()  # again and again: before it has begun it does not hear
+                    self.solver.stop_search()  # again and again: before it has begun it ignores this
             except KeyboardInterrupt:
                 self.search.ended = "interrupted"
         if self.error is not None:

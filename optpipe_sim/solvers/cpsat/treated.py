@@ -198,10 +198,10 @@ def _weight(model: TreatedModel, weight: Op, fused: Any) -> None:
 
 
 def _flow(model: TreatedModel) -> None:
-    """F along the stages, B back along them, W after B, C between F and B; a hop across devices."""
+    """F along the stages, B back along them, W after B, C between F and B; the P2P latency across devices."""
     cp, place = model.cp, model.problem.profile.placement
     for s in model.stages:
-        hop = model.hop if s and place[s] != place[s - 1] else 0
+        latency = model.latency if s and place[s] != place[s - 1] else 0
         for j in model.microbatches:
             forward, back, weight, again = (Op(kind, s, j) for kind in (F, B, W, C))
             cp.add(model.start[back] >= model.end[forward])
@@ -211,8 +211,8 @@ def _flow(model: TreatedModel) -> None:
                 cp.add(model.start[again] >= model.end[forward]).only_enforce_if(there)
                 cp.add(model.start[back] >= model.end[again]).only_enforce_if(there)
             if s:
-                cp.add(model.start[forward] >= model.end[Op(F, s - 1, j)] + hop)
-                cp.add(model.start[Op(B, s - 1, j)] >= model.end[back] + hop)
+                cp.add(model.start[forward] >= model.end[Op(F, s - 1, j)] + latency)
+                cp.add(model.start[Op(B, s - 1, j)] >= model.end[back] + latency)
 
 
 def _copies(model: TreatedModel) -> None:

@@ -4,8 +4,8 @@ The model is arXiv 2510.05186's, stated in `model`, with its accelerations as sw
 (`MilpOptions`). What it says is exact for schedules with B and W apart on latency links; where
 reality differs, the model is easier than reality, so that its bound holds:
 
-- where BW is cheaper than B + W, B and W last only as long as BW (`sets.Sets.lasts`);
-- on serial links a message takes one hop, however many there are;
+- where BW is cheaper than B + W, B and W take only as long as BW (`sets.Sets.durations`);
+- on serial links a message takes the P2P latency once, however many there are;
 - for the objective ``span`` with offloads (or a placement that does not begin with one stage on
   each device) a device may be late to start, which a replay is not;
 - reloads of no length that start together with an F may be missed when memory is counted.

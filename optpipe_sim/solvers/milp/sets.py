@@ -53,7 +53,7 @@ class Sets:
     """The index sets of the MILP of a problem; they depend on no bound.
 
     Attributes:
-        lasts: per kind and stage, ns. Where BW is cheaper than B + W, the durations of B and W are
+        durations: per kind and stage, ns. Where BW is cheaper than B + W, the durations of B and W are
             cut to B = min(B, BW), W = BW - B, so that a schedule with BW is a solution, too.
         room: per device, the limit less static bytes; None where memory cannot bind.
         away: the stages whose activations may be offloaded.
@@ -70,11 +70,13 @@ class Sets:
             costs.placement,
         )
         self.devices = range(costs.devices)
-        self.lasts = {kind: list(map(int, costs.durations_ns[kind])) for kind in (F, B, W, O, R)}
+        self.durations = {
+            kind: list(map(int, costs.durations_ns[kind])) for kind in (F, B, W, O, R)
+        }
         for s, cost in enumerate(costs.stages):
             if cost.fused_ns < cost.t_b_ns + cost.t_w_ns:
-                self.lasts[B][s] = min(cost.t_b_ns, cost.fused_ns)
-                self.lasts[W][s] = cost.fused_ns - self.lasts[B][s]
+                self.durations[B][s] = min(cost.t_b_ns, cost.fused_ns)
+                self.durations[W][s] = cost.fused_ns - self.durations[B][s]
         self.room = [self._room(d, options.drop) for d in self.devices]
         self.away = [s for s in self.stages if self._may_go(s, self.room)]
         everywhere = [self._room(d, True) for d in self.devices]
@@ -114,7 +116,7 @@ class Sets:
         return [Op(kind, s, j) for j in range(self.m)]
 
     def dur(self, op: Op) -> int:
-        return self.lasts[op.kind][op.stage]
+        return self.durations[op.kind][op.stage]
 
     def stages_of(self, d: int) -> tuple[int, ...]:
         return self.problem.shape.stages_of(d)
@@ -136,7 +138,7 @@ class Sets:
         kinds += [(kind, s) for s in self.away for kind in (O, R)]
         return [op for kind, s in kinds for op in self.of(kind, s)]
 
-    def hop(self, s: int, other: int) -> int:
+    def latency(self, s: int, other: int) -> int:
         """What a message between two stages takes; on serial links it may take longer."""
         return self.problem.profile.t_comm_ns if self.place[s] != self.place[other] else 0
 
@@ -149,9 +151,9 @@ class Sets:
                 f, b, w = Op(F, s, j), Op(B, s, j), Op(W, s, j)
                 last = s == self.stages[-1]
                 if not last:
-                    rows.append((f, Op(F, s + 1, j), self.dur(f) + self.hop(s, s + 1)))
+                    rows.append((f, Op(F, s + 1, j), self.dur(f) + self.latency(s, s + 1)))
                     above = Op(B, s + 1, j)
-                    rows.append((above, b, self.dur(above) + self.hop(s, s + 1)))
+                    rows.append((above, b, self.dur(above) + self.latency(s, s + 1)))
                 if last or not self.options.drop:
                     rows.append((f, b, self.dur(f)))
                 rows.append((b, w, self.dur(b)))

@@ -114,7 +114,7 @@ def require_solver(name: str) -> None:
 def highs(
     form: Matrix, settings: Settings, start: np.ndarray | None, improved: Improved, raised: Raised
 ) -> Outcome:
-    """HiGHS. It runs in a thread of its own, so that Ctrl-C and `improved` are heard."""
+    """HiGHS. It runs in a thread of its own, so that Ctrl-C and `improved` are noticed."""
     highspy = need("highspy", "highspy")
     solver = _highs_model(highspy, form, settings)
     started = False
@@ -252,7 +252,7 @@ def gurobi(
 def other(
     name: str, model: Model, form: Matrix, settings: Settings, started: bool, improved: Improved
 ) -> Outcome:
-    """Any MILP solver that Pyomo knows by name; it is heard only when it has ended."""
+    """Any MILP solver that Pyomo knows by name; it reports only when it has ended."""
     factory = need("pyomo.environ", "pyomo").SolverFactory(name)
     options: dict[str, Any] = {"load_solutions": False, "timelimit": settings.seconds}
     if started and getattr(factory, "warm_start_capable", bool)():

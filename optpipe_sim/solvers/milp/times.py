@@ -25,7 +25,7 @@ def plan(sets: Sets, trace: Trace) -> dict[Op, int] | None:
         op = span.op
         if op.kind is BW:
             starts[op._replace(kind=B)] = span.start_ns
-            starts[op._replace(kind=W)] = span.start_ns + sets.lasts[B][op.stage]
+            starts[op._replace(kind=W)] = span.start_ns + sets.durations[B][op.stage]
         elif op.kind in KINDS or op.stage in sets.away:
             starts[op] = span.start_ns
     if sets.mode == "none":

@@ -27,12 +27,12 @@ class Windows(NamedTuple):
 
 
 def serial_ns(sets: Sets) -> int:
-    """Every op and message after the other: no best schedule lasts longer, whatever it orders,
+    """Every op and message after the other: no best schedule takes longer, whatever it orders,
     since each of its ops starts at 0 or when something it waits for is over."""
     costs = sets.problem.profile
-    hops = sum(2 * sets.hop(s, s + 1) for s in sets.stages[:-1])
+    latencies = sum(2 * sets.latency(s, s + 1) for s in sets.stages[:-1])
     per_microbatch = sum(int(costs.durations_ns[kind].sum()) for kind in (*KINDS, O, R))
-    return sets.m * (per_microbatch + hops)
+    return sets.m * (per_microbatch + latencies)
 
 
 def windows(sets: Sets, upper_ns: int) -> Windows:
@@ -45,7 +45,7 @@ def windows(sets: Sets, upper_ns: int) -> Windows:
 
     def load(ops: int, d: int) -> int:
         return sum(
-            (ops & masks[kind, s]).bit_count() * sets.lasts[kind][s]
+            (ops & masks[kind, s]).bit_count() * sets.durations[kind][s]
             for kind in KINDS
             for s in sets.stages_of(d)
         )
@@ -55,7 +55,7 @@ def windows(sets: Sets, upper_ns: int) -> Windows:
     first = [0] * len(sets.devices)
     for d in sets.devices:  # a device waits at least for one microbatch to come
         for s in range(sets.first_stage(d)):
-            first[d] += sets.lasts[F][s] + sets.hop(s, s + 1)
+            first[d] += sets.durations[F][s] + sets.latency(s, s + 1)
     for op in sets.sorted_ops:
         d = sets.place[op.stage]
         early[op] = max(early[op], first[d] + load(before[op], d))

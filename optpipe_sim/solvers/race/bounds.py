@@ -26,7 +26,7 @@ QUICKEST = 500_000  # nodes per second, to begin with
 
 def one_device_bound(problem: Problem, device: int, time_limit: float) -> int:
     """What every schedule costs at least, in ns, by one of its devices alone; 0 without a limit."""
-    return _Hunt(problem, [device], time_limit, NEVER, None).run()
+    return _BoundSearch(problem, [device], time_limit, NEVER, None).run()
 
 
 def best_bound(
@@ -39,12 +39,12 @@ def best_bound(
     """The best bound, in ns, of the configuration LPs and of all devices within `time_limit` seconds.
 
     Args:
-        goal_ns: the cost of a known schedule: a bound that reaches it ends the hunt.
+        goal_ns: the cost of a known schedule: a bound that reaches it ends the search.
         on_bound: called with each better bound and its name.
         others: gives schedules that were found meanwhile; the goal comes down to their costs.
     """
     devices = range(problem.profile.devices)
-    return _Hunt(problem, devices, time_limit, goal_ns, on_bound, others).run(True)
+    return _BoundSearch(problem, devices, time_limit, goal_ns, on_bound, others).run(True)
 
 
 def run(
@@ -65,7 +65,7 @@ def run(
     best_bound(problem, options.time_limit, goal, better, others)
 
 
-class _Hunt:
+class _BoundSearch:
     """Bounds so far, and who may still better them."""
 
     def __init__(
@@ -83,7 +83,8 @@ class _Hunt:
         self.best = 0
         self.rate = float(QUICKEST)
 
-    def _hear(self, bound: int, name: str) -> None:
+    def _raise(self, bound: int, name: str) -> None:
+        """Take a bound if it is better than the best so far."""
         if bound > self.best:
             self.best = bound
             if self.on_bound is not None:
@@ -115,12 +116,12 @@ class _Hunt:
                 if turn == 1:
                     price = prices(one)
                 bound, final = self._search(one, price, room)
-                self._hear(bound, "one device")
+                self._raise(bound, "one device")
                 if not final:
                     again.append((bound, one, price))
             if turn == 0 and with_lp:
                 for bound in configuration_bounds(profile, m, problem.objective, limits):
-                    self._hear(bound, "configuration LP")
+                    self._raise(bound, "configuration LP")
                     if self._over:
                         break
             left = again
@@ -141,7 +142,7 @@ class _Hunt:
             if goal >= possible:
                 goal = self.best + (possible - self.best) // (2 * unit) * unit
             if pipeline.narrow(goal, self.until) is None:
-                self._hear(goal, "windows")
+                self._raise(goal, "windows")
                 step *= 2
             else:
                 possible = goal

@@ -28,7 +28,7 @@ SMALL_TREATED = 300  # the same where it chooses treatments, too
 
 def jobs_of(race: Race, options: SolveOptions, cold: bool) -> list[tuple[str, Job, dict[str, Any]]]:
     """The jobs of a race: one engine alone, or with ``auto`` one for each core. CP-SAT proves where the
-    problem is small, the others search; beside them, for a while, one looks for bounds.
+    problem is small, the others search; beside them, for a while, one searches for bounds.
 
     Args:
         options: the time limit is what is left. `cold`: engines start from nothing.

@@ -94,7 +94,7 @@ def _plain_stage(
 ) -> tuple[StageCost, int]:
     """What a stage costs at a level (0: none), and the bytes it holds beyond that while an op runs."""
     treatment = inside(level) if level else KEEP
-    lasts, takes, gives, _ = (array[:, stage, treatment] for array in profile.op_table)
+    durations, takes, gives, _ = (array[:, stage, treatment] for array in profile.op_table)
     held = int(takes[OpKind.F] - gives[OpKind.F])
     w = 0 if fused else int(gives[W])
     act = max(held, w)
@@ -102,14 +102,14 @@ def _plain_stage(
     extra = max(int(takes[OpKind.F]), held + int(takes[backward])) - act
     plain = replace(
         cost,
-        t_b_ns=int(lasts[backward]),
+        t_b_ns=int(durations[backward]),
         t_w_ns=0 if fused else cost.t_w_ns,
         t_bw_ns=None,
         act_bytes=act,
         w_bytes=w,
         offload_bytes=int(gives[O]),
-        t_offload_ns=None if cost.t_offload_ns is None else int(lasts[O]),
-        t_reload_ns=None if cost.t_reload_ns is None else int(lasts[R]),
+        t_offload_ns=None if cost.t_offload_ns is None else int(durations[O]),
+        t_reload_ns=None if cost.t_reload_ns is None else int(durations[R]),
         recompute=(),
     )
     return plain, max(0, extra)

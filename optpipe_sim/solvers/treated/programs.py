@@ -32,7 +32,7 @@ class Plan(NamedTuple):
 class Costs(NamedTuple):
     """What the compiled code wants to know of a problem; times ns, memory bytes, int64."""
 
-    lasts: np.ndarray  # (kinds, stages, modes)
+    durations: np.ndarray  # (kinds, stages, modes)
     takes: np.ndarray  # at the start of an op; of an R, when it is granted
     gives: np.ndarray  # at its end
     asks: np.ndarray  # whether it is granted memory in program order
@@ -70,8 +70,8 @@ def make_costs(problem: Problem) -> Costs:
         doubled[[W, BW], :, 1::2] = 0
         return np.ascontiguousarray(doubled)
 
-    lasts = by_mode(table.duration_ns)
-    legal = np.full((stages, lasts.shape[2]), -1, np.int64)
+    durations = by_mode(table.duration_ns)
+    legal = np.full((stages, durations.shape[2]), -1, np.int64)
     many = np.zeros(stages, np.int64)
     for stage, cost in enumerate(profile.stages):
         known = 2 * (1 + 2 * len(cost.recompute))
@@ -80,8 +80,8 @@ def make_costs(problem: Problem) -> Costs:
     limits = problem.limits or (2**55,) * profile.devices
     low, high = bits(problem)
     return Costs(
-        lasts=lasts, takes=by_mode(table.allocated_bytes), gives=by_mode(table.released_bytes),
-        asks=by_mode(table.asks), work=lasts[[F, B, W, C]].sum(axis=0), modes=legal, many=many,
+        durations=durations, takes=by_mode(table.allocated_bytes), gives=by_mode(table.released_bytes),
+        asks=by_mode(table.asks), work=durations[[F, B, W, C]].sum(axis=0), modes=legal, many=many,
         place=np.array(profile.placement, np.int64), limit=np.array(limits, np.int64),
         static=np.array(profile.static_bytes, np.int64), behind=_behind(problem),
         lag=profile.t_comm_ns, occupancy=profile.occupancy_ns, serial=profile.links == "serial",
@@ -98,14 +98,14 @@ def _behind(problem: Problem) -> np.ndarray:
     behind = np.zeros((2, len(place)), np.int64)
     backward = np.minimum(durations[B], durations[BW])
     for stage in range(1, len(place)):
-        hop = profile.t_comm_ns * (place[stage] != place[stage - 1])
-        behind[1, stage] = behind[1, stage - 1] + hop + backward[stage - 1]
+        latency = profile.t_comm_ns * (place[stage] != place[stage - 1])
+        behind[1, stage] = behind[1, stage - 1] + latency + backward[stage - 1]
     for stage in reversed(range(len(place))):
         if stage == len(place) - 1:
             behind[0, stage] = backward[stage] + behind[1, stage]
         else:
-            hop = profile.t_comm_ns * (place[stage] != place[stage + 1])
-            behind[0, stage] = hop + durations[F, stage + 1] + behind[0, stage + 1]
+            latency = profile.t_comm_ns * (place[stage] != place[stage + 1])
+            behind[0, stage] = latency + durations[F, stage + 1] + behind[0, stage + 1]
     return behind
 
 

@@ -18,7 +18,7 @@ from .programs import Plan, bits, make_costs, pack, unpack
 from .state import make_room
 from .times import evaluate
 
-CHUNK_OPS = 1_000_000  # ops evaluated between two looks at the clock, some 50 ms
+CHUNK_OPS = 1_000_000  # ops evaluated between two checks of the clock, some 50 ms
 
 
 class Workspace:

@@ -159,7 +159,7 @@ def run(prog, length, mode, costs, t, most, most_span):
                     return FAILED
                 if s[OUT] > time:
                     time, why = s[OUT], s[OUT_OP]
-                finish = time + costs.lasts[O, stage, how]
+                finish = time + costs.durations[O, stage, how]
                 s[OUT], s[OUT_OP] = finish, code
             elif kind == R:
                 finish, why = _reload(prog, mode, d, at, code, stage, costs, t, s)
@@ -195,12 +195,12 @@ def run(prog, length, mode, costs, t, most, most_span):
                 if s[BEGAN] < 0:
                     s[BEGAN] = time
                 # 4. when it ends, and what it releases then
-                lasting = costs.lasts[kind, stage, how]
-                finish = time + lasting
+                duration = costs.durations[kind, stage, how]
+                finish = time + duration
                 s[GIVE] = costs.gives[kind, stage, how]
                 s[LEVEL] -= s[GIVE]
                 s[ANCHOR], s[ANCHOR_OP], s[FREE] = time, code, finish
-                s[DONE] += lasting
+                s[DONE] += duration
                 s[SUM] += finish
                 # 5. give up where the rest takes too long
                 left = finish + t.work[d] - s[DONE]
@@ -318,6 +318,6 @@ def _reload(prog, mode, d, at, code, stage, costs, t, s):
     engine, engine_op = (OUT, OUT_OP) if costs.shared else (BACK, BACK_OP)
     if s[engine] > time:
         time, why = s[engine], s[engine_op]
-    finish = time + costs.lasts[R, stage, how]
+    finish = time + costs.durations[R, stage, how]
     s[engine], s[engine_op] = finish, code
     return finish, why
