@@ -16,7 +16,15 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.fused import as_split, fuse, fused_where_whole
 from ..units import parse_share, parse_size
-from .recompute import at_levels, everywhere, first_layers, parse_yes_no, with_levels
+from .recompute import (
+    Levels,
+    at_levels,
+    everywhere,
+    first_layers,
+    fused_at_levels,
+    parse_yes_no,
+    with_levels,
+)
 
 
 @dataclass(frozen=True)
@@ -134,9 +142,15 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
         )
     function = getattr(import_module(f".{entry.module}", __name__), entry.function)
 
-    def planned(costs: CostProfile) -> Schedule:
+    at = fused_at_levels if entry.whole else at_levels
+
+    def planned(costs: CostProfile, levels: Levels | None = None) -> Schedule:
+        costs = costs if levels is None else at(costs, levels, apart)
         schedule: Schedule = function(as_split(costs), microbatches, **entry.fixed, **given)
-        return schedule
+        try:
+            return (fuse if entry.whole else fused_where_whole)(schedule, costs)
+        except InvalidSchedule as error:
+            raise InvalidSchedule(f"{name}: {error}") from None
 
     try:
         if level is None:
@@ -145,16 +159,12 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
             schedule = _recomputed(planned, profile, level, layers, apart)
     except ProfileError as error:  # more chunks than the profile has layers, say
         raise InvalidSchedule(f"{name}: {error}") from None
-    try:
-        schedule = (fuse if entry.whole else fused_where_whole)(schedule, profile)
-    except InvalidSchedule as error:
-        raise InvalidSchedule(f"{name}: {error}") from None
     schedule.meta.setdefault("name", name)
     return schedule
 
 
 def _recomputed(
-    planned: Callable[[CostProfile], Schedule],
+    planned: Callable[[CostProfile, Levels], Schedule],
     profile: CostProfile,
     level: str,
     layers: int | None,
@@ -162,12 +172,12 @@ def _recomputed(
 ) -> Schedule:
     """What `planned` builds for the costs at `level`, of all layers or the first `layers` of each
     stage that it has."""
-    schedule = planned(at_levels(profile, everywhere(profile, level)))
+    schedule = planned(profile, everywhere(profile, level))
     costs = profile.for_shape(schedule.shape)
     levels = everywhere(costs, level)
     if layers is not None:
         levels = first_layers(costs, level, layers)
-        schedule = planned(at_levels(costs, levels))
+        schedule = planned(costs, levels)
     return with_levels(schedule, levels, apart)
 
 

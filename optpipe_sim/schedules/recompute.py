@@ -80,16 +80,44 @@ def first_layers(profile: CostProfile, level: str, layers: int) -> Levels:
     return found
 
 
-def at_levels(profile: CostProfile, levels: Levels) -> CostProfile:
+def at_levels(profile: CostProfile, levels: Levels, apart: bool = False) -> CostProfile:
     """The profile as a pattern has to plan with it where each stage is recomputed at its level.
 
     Backwards last the recomputation longer, what is kept stands for the activation, and the largest
-    working memory of a stage is set aside.
+    working memory of a stage is set aside: `apart`, all that C brings back.
     """
-    return profile.map_stages(lambda stage, cost: _plain(cost, cost.level(levels[stage] or "")))
+    return profile.map_stages(
+        lambda stage, cost: _plain(cost, cost.level(levels[stage] or ""), apart)
+    )
 
 
-def _plain(cost: StageCost, found: RecomputeLevel | None) -> StageCost:
+def fused_at_levels(profile: CostProfile, levels: Levels, apart: bool = False) -> CostProfile:
+    """`at_levels` for what plans by memory and can run any backward as one: where W needs more than
+    is kept, a split B would hold that until its W, so that the stage does not split."""
+    needing = {
+        stage
+        for stage, cost in enumerate(profile.stages)
+        if (level := cost.level(levels[stage] or "")) and cost.w_bytes > level.keep_bytes
+    }
+
+    def whole(stage: int, cost: StageCost) -> StageCost:
+        if stage not in needing:
+            return cost
+        fused = [replace(level, b_work_bytes=None) for level in cost.recompute]
+        return replace(
+            cost,
+            t_b_ns=cost.fused_ns,
+            t_w_ns=0,
+            t_bw_ns=None,
+            w_bytes=0,
+            recompute=tuple(fused),
+            splits=False,
+        )
+
+    return at_levels(profile.map_stages(whole), levels, apart)
+
+
+def _plain(cost: StageCost, found: RecomputeLevel | None, apart: bool) -> StageCost:
     """A stage that costs without levels what it costs at one, but for its working memory, which it
     holds all the time."""
     if found is None:
@@ -98,6 +126,8 @@ def _plain(cost: StageCost, found: RecomputeLevel | None) -> StageCost:
     work = max(
         found.working_bytes(cost.act_bytes), found.b_working_bytes(cost.act_bytes, cost.w_bytes)
     )
+    if apart:
+        work = max(work, cost.act_bytes - found.keep_bytes)
     return replace(
         cost,
         t_b_ns=int(times[B]),
