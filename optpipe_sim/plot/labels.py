@@ -13,6 +13,7 @@ FONT = 7.5  # points
 NAMES = {
     "gpipe": "GPipe", "zb-1p": "ZB-1p", "zb-2p": "ZB-2p", "v-half": "V-Half", "v-min": "V-Min",
     "po": "PipeOffload", "po-h": "PO-H", "po-f": "PO-F", "adaoffload": "AdaOffload",
+    "adaoffload-r": "AdaOffload, recomputing",
     "optpipe": "this search", "dualpipe-v": "DualPipeV", "megatron-offload": "Megatron offloading",
     "adapipe": "AdaPipe", "mario": "Mario",
 }  # fmt: skip

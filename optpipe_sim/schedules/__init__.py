@@ -75,6 +75,9 @@ REGISTRY: dict[str, Entry] = {
     "adaoffload": Entry(
         "adaoffload.adaoffload", "adaoffload", {"limit": parse_size, "chunks": int}, whole=True
     ),
+    "adaoffload-r": Entry(
+        "adaoffload.mixed", "mixed", {"limit": parse_size, "chunks": int}, whole=True
+    ),
 }
 
 

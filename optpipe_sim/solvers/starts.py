@@ -56,9 +56,8 @@ def recomputing_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
     """Those that choose by themselves what to recompute under the problem's limit."""
     limits = problem.limits
     if problem.may_recompute and limits and problem.shape.placement_name == "loop":
-        yield from _built(
-            problem, [f"{name}:limit={size_text(min(limits))}" for name in RECOMPUTING]
-        )
+        names = RECOMPUTING if problem.per_stage else (*RECOMPUTING, "adaoffload-r")
+        yield from _built(problem, [f"{name}:limit={size_text(min(limits))}" for name in names])
 
 
 def _built(problem: Problem, variants: Sequence[str]) -> Iterator[tuple[str, Schedule]]:

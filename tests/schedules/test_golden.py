@@ -1,7 +1,7 @@
 """The text Gantt of each schedule at p = 4, unit costs: as the golden file and the docstring have it.
 
 The first line of a golden file says what it draws: a schedule's name, then m, then chunks of the
-profile (costs are 1 per chunk), whether it offloads (a copy takes 1 then) and may recompute (which
+profile (costs are 1 per chunk), whether it offloads (how long a copy takes then) and may recompute (which
 takes 1 and keeps 10 of 100 bytes).
 """
 
@@ -26,8 +26,8 @@ def draw(head: str) -> str:
     name, *settings = head.split()
     values = {key: int(value) for key, _, value in (part.partition("=") for part in settings)}
     changes: dict[str, Any] = {}
-    if values.get("offload"):
-        changes["offload"] = {"t_offload_ms": 1, "t_reload_ms": 1}
+    if copy := values.get("offload"):
+        changes["offload"] = {"t_offload_ms": copy, "t_reload_ms": copy}
     if values.get("limit"):
         changes["memory_limit_bytes"] = values["limit"]
     if values.get("levels"):

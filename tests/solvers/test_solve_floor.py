@@ -97,7 +97,7 @@ def kept(profile: CostProfile, microbatches: int, limit: int) -> Iterator[str]:
     """Those of them that recompute nothing."""
     most = profile.most_chunks or 1
     for name, entry in REGISTRY.items():
-        if name == "adaoffload":
+        if name.startswith("adaoffload"):
             yield name
             continue
         counts = range(1, most + 1) if "chunks" in entry.options else [0]

@@ -233,7 +233,7 @@ def evaluate(
         raise OptPipeError("schedule: optpipe is searched for; evaluate what is run today")
     if base in VEE or (base in LOOP and chunks == 1):
         chunks = options.get("chunks", 2)
-    if chunks > 1 and base not in (*VEE, *LOOP, "adaoffload"):
+    if chunks > 1 and base not in (*VEE, *LOOP, "adaoffload", "adaoffload-r"):
         raise OptPipeError(f"chunks: {base} runs one chunk per device, not {chunks}; try 1f1b-i")
     dp, rest = divmod(gpus, pp * tp * cp)
     if rest or not dp:

@@ -15,7 +15,7 @@ from ..models import Model
 from ..parallelism import Layout
 
 OFFLOADING = ("po", "po-h", "po-f", "adaoffload")  # senseless without a link to the host
-ANY_SHAPE = ("adaoffload", "optpipe")
+ANY_SHAPE = ("adaoffload", "adaoffload-r", "optpipe")
 SCHEDULES = tuple(name for name in ENTRIES if name != "gpipe")  # 1f1b does the same in less memory
 MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4)

@@ -154,7 +154,7 @@ def adaoffload(
         if best is None:
             continue
         schedule = best.schedule(microbatches)
-        if best.offloads and not _host_holds(schedule, profile, limits):
+        if best.offloads and not host_holds(schedule, profile, limits):
             continue
         schedule.meta["setting"] = best.setting._asdict()
         return schedule
@@ -196,7 +196,7 @@ def _attempts(
     yield Problem(profile, microbatches, limits, 0), (LAST_RESORT,)
 
 
-def _host_holds(schedule: Schedule, profile: CostProfile, limits: Sequence[int] | None) -> bool:
+def host_holds(schedule: Schedule, profile: CostProfile, limits: Sequence[int] | None) -> bool:
     """Whether the replay stays within the pinned host memory."""
     most = profile.offload.host_limit_bytes if profile.offload else None
     if most is None:

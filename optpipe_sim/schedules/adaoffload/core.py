@@ -36,6 +36,7 @@ from .state import (
     LINK_O,
     LINK_R,
     MOVED,
+    MOVES,
     NODE,
     OUT,
     PROMISED,
@@ -105,7 +106,7 @@ def _compute(r: Run, d: int, now: int, forced: bool) -> None:
         start_backward(r, backward, now)
         return
     if weight >= 0:
-        lasts = r.lasts[W, weight]
+        lasts = r.lasts[W, weight, r.begun[W, weight]]
         if forced or comes >= now + lasts - lasts * r.tolerance // 1000:
             begin(r, COMPUTE, W, weight, r.begun[W, weight], now)
             return
@@ -160,7 +161,8 @@ def _follow(r: Run, d: int, now: int, forced: bool) -> None:
                 best, op, reserve, first = s, kind, admitted == 2, due
     if best < 0:
         return
-    ends = now + r.lasts[op, best] - r.lasts[op, best] * r.tolerance // 1000
+    lasts = r.lasts[op, best, r.begun[op, best]]
+    ends = now + lasts - lasts * r.tolerance // 1000
     for kind in (B, F):
         for s in mine:
             when = _when(r, kind, s, now)
@@ -205,14 +207,16 @@ def _reload(r: Run, d: int, now: int, forced: bool) -> None:
         end = min(max(needed_soon(r, s), j + 1 if forced else 0), r.micro.shape[2])
         while j < end and r.micro[HELD, s, j] != AWAY:
             j += 1
-        rank = b_rank_of(r, s, chunk, chunks, j)
-        fits = r.device[LEVEL, d] + r.stage[MOVED, s] <= r.device[CAPACITY, d]
-        if j < end and fits and rank < best_rank and is_safe(r, s, j, r.stage[MOVED, s]):
+        if j >= end:
+            continue
+        rank, moved = b_rank_of(r, s, chunk, chunks, j), r.micro[MOVED, s, j]
+        fits = r.device[LEVEL, d] + moved <= r.device[CAPACITY, d]
+        if fits and rank < best_rank and is_safe(r, s, j, moved):
             best, best_j, best_rank = s, j, rank
     if best < 0:
         return
     become(r, best, best_j, COMING, r.micro[PROMISED, best, best_j])
-    r.device[LEVEL, d] += r.stage[MOVED, best]
+    r.device[LEVEL, d] += r.micro[MOVED, best, best_j]
     _transfer(r, IN, R, best, best_j, now)
     return
 
@@ -228,11 +232,11 @@ def _short(r: Run, d: int, now: int, forced: bool) -> bool:
         s = r.stages[at]
         j, k = r.begun[F, s], r.begun[B, s]
         if forced:
-            if j < m and r.micro[READY_F, s, j] <= now and r.stage[ACT, s] > room:
+            if j < m and r.micro[READY_F, s, j] <= now and r.micro[ACT, s, j] > room:
                 return True
-            if k < m and r.micro[HELD, s, k] == AWAY and r.stage[MOVED, s] > room:
+            if k < m and r.micro[HELD, s, k] == AWAY and r.micro[MOVED, s, k] > room:
                 return True
-        wished = max(wished, r.stage[ACT, s])
+        wished = max(wished, r.micro[ACT, s, min(j, m - 1)])
         left = left or j < m or r.begun[R, s] < r.begun[O, s]
     return not forced and left and room < r.headroom * wished
 
@@ -243,27 +247,38 @@ def _candidate(r: Run, s: int, forced: bool) -> int:
     low, high = r.begun[B, s], r.begun[F, s]
     if forced:
         for j in range(high - 1, low - 1, -1):
-            if r.micro[HELD, s, j] == RESIDENT and _reserves(r, s, j) > 0:
+            if r.micro[HELD, s, j] == RESIDENT and _may_move(r, s, j):
                 return j
         return -1
     low = max(low, needed_soon(r, s))
     j = r.stage[TOP, s]
     if r.oldest:
         j = max(low, r.stage[BOTTOM, s])
-        while j < high and r.micro[HELD, s, j] > RESIDENT:
+        while j < high and _never(r, s, j):
             j += 1
         r.stage[BOTTOM, s] = j
     else:
-        while j >= 0 and r.micro[HELD, s, j] > RESIDENT:
+        while j >= 0 and _never(r, s, j):
             j = r.micro[BELOW, s, j]
         r.stage[TOP, s] = j
         if j >= 0 and r.micro[HELD, s, j] == FORWARD:
             top, j = j, r.micro[BELOW, s, j]
-            while j >= 0 and r.micro[HELD, s, j] > RESIDENT:
+            while j >= 0 and _never(r, s, j):
                 j = r.micro[BELOW, s, j]
             r.micro[BELOW, s, top] = j
-    found = low <= j < high and r.micro[HELD, s, j] == RESIDENT and _reserves(r, s, j) > 0
+    found = low <= j < high and r.micro[HELD, s, j] == RESIDENT and _may_move(r, s, j)
     return j if found else -1
+
+
+@step
+def _never(r: Run, s: int, j: int) -> bool:
+    """Whether (s, j) is past being offloaded, or nothing of it ever is."""
+    return bool(r.micro[HELD, s, j] > RESIDENT or r.micro[MOVED, s, j] == 0)
+
+
+@step
+def _may_move(r: Run, s: int, j: int) -> bool:
+    return bool(r.micro[MOVED, s, j] > 0 and _reserves(r, s, j) > 0)
 
 
 @step
@@ -274,7 +289,7 @@ def _reserves(r: Run, s: int, j: int) -> int:
         return int(r.micro[PROMISED, s, j])
     d = r.stage[DEVICE, s]
     node = r.device[NODE, d]
-    if r.host[1, node] + r.stage[MOVED, s] <= r.host[0, node]:
+    if r.host[1, node] + r.micro[MOVED, s, j] <= r.host[0, node]:
         return 1
     return 2 if r.stage[SPARE, s] and j == oldest_of(r, d) else 0
 
@@ -288,7 +303,7 @@ def _offload(r: Run, d: int, now: int, forced: bool) -> None:
     best, best_j, best_rank = -1, -1, FOREVER
     for chunk in range(chunks):
         s = r.stages[r.device[FIRST, d] + chunk]
-        j = _candidate(r, s, forced) if r.stage[MOVED, s] > 0 else -1
+        j = _candidate(r, s, forced) if r.stage[MOVES, s] else -1
         rank = b_rank_of(r, s, chunk, chunks, j)
         if forced or not r.oldest:
             rank = -rank
@@ -298,7 +313,7 @@ def _offload(r: Run, d: int, now: int, forced: bool) -> None:
         return
     how = _reserves(r, best, best_j)
     if how == 1 and r.micro[PROMISED, best, best_j] == 0:
-        r.host[1, r.device[NODE, d]] += r.stage[MOVED, best]
+        r.host[1, r.device[NODE, d]] += r.micro[MOVED, best, best_j]
     become(r, best, best_j, LEAVING, how)
     _transfer(r, OUT, O, best, best_j, now)
     return
@@ -315,17 +330,17 @@ def _finish(r: Run, engine: int, d: int) -> None:
     if kind == F:
         held = RESIDENT
     elif kind == B:
-        held, release = GONE, r.stage[ACT, s] - r.stage[WEIGHT, s]
+        held, release = GONE, r.micro[ACT, s, j] - r.micro[WEIGHT, s, j]
         r.stage[ENDED_B, s] += 1
     elif kind == W:
-        release = r.stage[WEIGHT, s]
+        release = r.micro[WEIGHT, s, j]
         r.stage[ENDED_W, s] += 1
     elif kind == O:
-        held, release = AWAY, r.stage[MOVED, s]
+        held, release = AWAY, r.micro[MOVED, s, j]
     else:
         held = BACK
         if promised == 1:
-            r.host[1, r.device[NODE, d]] -= r.stage[MOVED, s]
+            r.host[1, r.device[NODE, d]] -= r.micro[MOVED, s, j]
     become(r, s, j, held, promised)
     r.device[LEVEL, d] -= release
     if engine == COMPUTE:

@@ -18,6 +18,7 @@ from ...schedule import Schedule
 from ...sim.links import link_keys
 from ...units import format_size
 from . import core, state
+from .levels import activation_costs, recomputed
 
 UNBOUNDED = 2**40
 
@@ -70,11 +71,13 @@ class Order(NamedTuple):
 
 
 class Greedy(NamedTuple):
-    """A finished run: per device the ops in the order they started, with their times."""
+    """A finished run: per device the ops in the order they started, with their times; the level of
+    recomputation of each activation (see `Problem`)."""
 
     profile: CostProfile
     setting: Setting
     log: tuple[np.ndarray, ...]
+    levels: np.ndarray
 
     @property
     def offloads(self) -> int:
@@ -92,7 +95,10 @@ class Greedy(NamedTuple):
         shape = self.profile.shape(microbatches)
         table = np.concatenate(self.log)[:, [state.KIND, state.STAGE, state.MICROBATCH]]
         offsets = np.cumsum([0, *map(len, self.log)])
-        return Schedule.from_table(shape, table, offsets, self._link_order())
+        order = self._link_order()
+        if not self.levels.any():
+            return Schedule.from_table(shape, table, offsets, order)
+        return recomputed(shape, table, offsets, order, self.profile, self.levels)
 
     def _link_order(self) -> dict[str, list[Op]]:
         offload = self.profile.offload
@@ -122,6 +128,8 @@ class Problem:
         profile: with the chunks and the placement wanted.
         limits: bytes per device; None: unlimited, and nothing is offloaded.
         host: how much of the host memory that is not kept spare may be used, in thousandths.
+        levels: (S, m) the level of each activation, by its place among those of its stage, from 1;
+            0: kept whole. None: all are.
 
     Raises:
         NoSolution: where the pinned host memory cannot hold what the limits force off the devices.
@@ -133,6 +141,7 @@ class Problem:
         microbatches: int,
         limits: Sequence[int] | None,
         host: int = 1000,
+        levels: np.ndarray | None = None,
     ) -> None:
         p, stages = profile.devices, profile.stages
         self.profile, self.microbatches = profile, microbatches
@@ -141,16 +150,21 @@ class Problem:
         self.stages = np.argsort(place, kind="stable").astype(np.int64)
         self.stage = np.zeros((state.STAGE_ROWS, len(stages)), np.int64)
         self.stage[state.DEVICE] = place
-        self.stage[state.ACT] = [cost.act_bytes for cost in stages]
-        self.stage[state.WEIGHT] = [cost.w_bytes for cost in stages]
         self.stage[state.TOP] = -1
-        if offload:
-            self.stage[state.MOVED] = [cost.offloadable for cost in stages]
+        if levels is None:
+            levels = np.zeros((len(stages), microbatches), np.int64)
+        self.costs = activation_costs(profile, levels)
+        if not offload:
+            self.costs.moved[:] = 0
+        self.stage[state.MOVES] = self.costs.moved.any(axis=1)
         self.device = np.zeros((state.DEVICE_ROWS, p), np.int64)
         self.device[state.COUNT] = np.bincount(place, minlength=p)
         self.device[state.FIRST, 1:] = np.cumsum(self.device[state.COUNT])[:-1]
         static = np.array(profile.static_bytes, np.int64)
-        self.device[state.CAPACITY] = state.FOREVER if limits is None else np.array(limits) - static
+        aside = np.zeros(p, np.int64)
+        np.maximum.at(aside, place, self.costs.aside)
+        free = state.FOREVER if limits is None else np.array(limits) - static - aside
+        self.device[state.CAPACITY] = free
         keys = link_keys(profile)
         names = sorted(set(keys))
         self.links = [names.index(key) for key in keys]
@@ -168,10 +182,10 @@ class Problem:
         microbatch at a time then needs; host memory is set aside for them where it is limited."""
         for d in range(self.profile.devices):
             mine = [s for s in self.stages.tolist() if self.stage[state.DEVICE, s] == d]
-            may = [s for s in mine if self.stage[state.MOVED, s] > 0]
+            may = [s for s in mine if self.stage[state.MOVES, s]]
             if self.host_limit is not None:
                 may = self._fewest(mine, may, int(self.device[state.CAPACITY, d]))
-                self.host[1, self.device[state.NODE, d]] += self.stage[state.MOVED, may].sum()
+                self.host[1, self.device[state.NODE, d]] += self._moved(may)
             self.stage[state.SPARE, may] = 1
             self.device[state.NEED, d] = self._needs(mine, may)
         if self.host_limit is not None:
@@ -199,12 +213,15 @@ class Problem:
 
     def _needs(self, mine: list[int], away: Sequence[int]) -> int:
         """What one microbatch at a time needs on a device that can offload the stages `away`."""
-        need = rest = 0
+        need, rest = 0, np.zeros(self.microbatches, np.int64)
         for s in mine:
-            act, moved = int(self.stage[state.ACT, s]), int(self.stage[state.MOVED, s])
-            need = max(need, rest + act)
-            rest += act - (moved if s in away else 0)
+            need = max(need, int((rest + self.costs.act[s]).max()))
+            rest += self.costs.act[s] - (self.costs.moved[s] if s in away else 0)
         return need
+
+    def _moved(self, some: Sequence[int]) -> int:
+        """The most that these stages offload of one microbatch."""
+        return int(self.costs.moved[list(some)].sum(axis=0).max())
 
     def _fewest(self, mine: list[int], may: list[int], capacity: int) -> list[int]:
         """The stages with the fewest bytes to offload that let one microbatch through."""
@@ -212,7 +229,7 @@ class Problem:
             return may if self._needs(mine, []) > capacity else []
         choices = [list(some) for size in range(len(may) + 1) for some in combinations(may, size)]
         fitting = [some for some in choices if self._needs(mine, some) <= capacity]
-        return min(fitting, key=lambda some: int(self.stage[state.MOVED, some].sum()))
+        return min(fitting, key=self._moved)
 
     def play(
         self, setting: Setting, stop_ns: int = state.FOREVER, order: Order | None = None
@@ -222,7 +239,7 @@ class Problem:
         p, count, m = self.profile.devices, len(self.profile.stages), self.microbatches
         profile = self.profile
         stage, device = self.stage.copy(), self.device.copy()
-        reload_ns = profile.durations_ns[R]
+        reload_ns = self.costs.durations_ns[R].max(axis=1)
         hop = max(1, int(profile.durations_ns[OpKind.B].mean()) + profile.t_comm_ns)
         stage[state.AHEAD] = np.maximum(1, -(-reload_ns * setting.ahead // (1000 * hop)))
         if setting.depth:
@@ -232,13 +249,15 @@ class Problem:
         micro = np.zeros((state.MICRO_ROWS, count, m), np.int64)
         micro[state.READY_F] = micro[state.READY_B] = state.FOREVER
         micro[state.READY_F, 0] = 0
+        micro[state.ACT], micro[state.MOVED] = self.costs.act, self.costs.moved
+        micro[state.WEIGHT] = self.costs.weight
         device[state.AWAKE], device[state.WOKEN] = 1, np.arange(p)
         chunks = int(device[state.COUNT].max())
         run = state.Run(
             stage,
             device,
             self.stages,
-            profile.durations_ns,
+            self.costs.durations_ns,
             np.zeros((len(OpKind), count), np.int64),
             micro,
             np.full((3, p, 4), -1, np.int64),
@@ -266,4 +285,4 @@ class Problem:
         if not core.play(run, stop_ns):
             return None
         log = tuple(run.log[d, : run.device[state.LOGGED, d]] for d in range(p))
-        return Greedy(profile, setting, log)
+        return Greedy(profile, setting, log, self.costs.levels)

@@ -16,7 +16,7 @@ from ...compiled import push, step
 FOREVER = 2**62
 
 # Rows of `Run.stage`.
-DEVICE, ACT, WEIGHT, MOVED, SPARE, AHEAD, TOP, BOTTOM, ENDED_B, ENDED_W, STAGE_ROWS = range(11)
+DEVICE, MOVES, SPARE, AHEAD, TOP, BOTTOM, ENDED_B, ENDED_W, STAGE_ROWS = range(9)
 # Rows of `Run.device`.
 FIRST, COUNT, CAPACITY, NEED, LINK_O, LINK_R, NODE, DEPTH, LEVEL, FLOOR, LAST, AWAKE, LOGGED = (
     range(13)
@@ -24,7 +24,7 @@ FIRST, COUNT, CAPACITY, NEED, LINK_O, LINK_R, NODE, DEPTH, LEVEL, FLOOR, LAST, A
 WOKEN = 13  # the devices that are awake, in order; so many as `AWAKE_NOW` says
 DEVICE_ROWS = 14
 # Layers of `Run.micro`.
-HELD, PROMISED, READY_F, READY_B, BELOW, MICRO_ROWS = range(6)
+HELD, PROMISED, READY_F, READY_B, BELOW, ACT, WEIGHT, MOVED, MICRO_ROWS = range(9)
 # What has become of the activation of (stage, microbatch).
 ABSENT, FORWARD, RESIDENT, LEAVING, AWAY, COMING, BACK, BACKWARD, GONE = range(9)
 # Columns of the log.
@@ -41,7 +41,7 @@ class Run(NamedTuple):
     stage: np.ndarray  # (STAGE_ROWS, S)
     device: np.ndarray  # (DEVICE_ROWS, p)
     stages: np.ndarray  # (S,) device by device, in model order
-    lasts: np.ndarray  # (kinds, S) durations
+    lasts: np.ndarray  # (kinds, S, m) durations
     begun: np.ndarray  # (kinds, S) how many have started
     micro: np.ndarray  # (MICRO_ROWS, S, m)
     running: np.ndarray  # (3, p, 4) per engine: kind (-1: free), stage, microbatch, end
@@ -74,8 +74,8 @@ def floor_of(r: Run, s: int, j: int) -> int:
     if held in (ABSENT, GONE):
         return 0
     if held <= AWAY and r.micro[PROMISED, s, j] > 0:
-        return int(r.stage[ACT, s] - r.stage[MOVED, s])
-    return int(r.stage[ACT, s])
+        return int(r.micro[ACT, s, j] - r.micro[MOVED, s, j])
+    return int(r.micro[ACT, s, j])
 
 
 @step
@@ -113,7 +113,7 @@ def is_safe(r: Run, s: int, j: int, more: int) -> bool:
         # once reloaded, a stage cannot leave again before the B's above it
         back = held >= COMING or (other == s and j == oldest and held == AWAY)
         if back and not top and r.stage[SPARE, other]:
-            total += r.stage[MOVED, other]
+            total += r.micro[MOVED, other, oldest]
         top = False
     return bool(total <= r.device[CAPACITY, d])
 
@@ -126,7 +126,7 @@ def admits(r: Run, s: int, j: int, forced: bool) -> int:
     first = r.device[FIRST, d]
     if s == r.stages[first] and j - oldest >= r.device[DEPTH, d]:
         return 0
-    room = r.device[CAPACITY, d] - r.device[LEVEL, d] - r.stage[ACT, s]
+    room = r.device[CAPACITY, d] - r.device[LEVEL, d] - r.micro[ACT, s, j]
     if room < 0:
         return 0
     if j == oldest:
@@ -136,15 +136,15 @@ def admits(r: Run, s: int, j: int, forced: bool) -> int:
             other = r.stages[at]
             k = r.begun[B, other]
             if k < r.micro.shape[2] and r.micro[HELD, other, k] == AWAY:
-                room -= r.stage[MOVED, other]
+                room -= r.micro[MOVED, other, k]
         if room < 0:
             return 0
-    moved, node = r.stage[MOVED, s], r.device[NODE, d]
+    moved, node = r.micro[MOVED, s, j], r.device[NODE, d]
     bounded = r.host[0, node] < FOREVER
-    if (bounded or moved == 0) and is_safe(r, s, j, r.stage[ACT, s]):
+    if (bounded or moved == 0) and is_safe(r, s, j, r.micro[ACT, s, j]):
         return 1
     if moved > 0 and r.host[1, node] + moved <= r.host[0, node]:
-        return 2 if is_safe(r, s, j, r.stage[ACT, s] - moved) else 0
+        return 2 if is_safe(r, s, j, r.micro[ACT, s, j] - moved) else 0
     return 0
 
 
@@ -175,7 +175,7 @@ def b_rank_of(r: Run, s: int, chunk: int, chunks: int, j: int) -> int:
 def begin(r: Run, engine: int, kind: int, s: int, j: int, now: int) -> int:
     """Start an op on an engine of its device and log it; returns its end."""
     d = r.stage[DEVICE, s]
-    end = now + int(r.lasts[kind, s])
+    end = now + int(r.lasts[kind, s, j])
     r.running[engine, d, 0], r.running[engine, d, 1] = kind, s
     r.running[engine, d, 2], r.running[engine, d, 3] = j, end
     r.begun[kind, s] += 1
@@ -208,10 +208,10 @@ def send(r: Run, s: int, other: int, end: int) -> int:
 def start_forward(r: Run, s: int, now: int, reserve: bool) -> None:
     j = r.begun[F, s]
     d = r.stage[DEVICE, s]
-    r.device[LEVEL, d] += r.stage[ACT, s]
+    r.device[LEVEL, d] += r.micro[ACT, s, j]
     r.device[LAST, d] = F
     if reserve:
-        r.host[1, r.device[NODE, d]] += r.stage[MOVED, s]
+        r.host[1, r.device[NODE, d]] += r.micro[MOVED, s, j]
     become(r, s, j, FORWARD, 1 if reserve else 0)
     r.micro[BELOW, s, j] = r.stage[TOP, s]
     r.stage[TOP, s] = j
@@ -228,7 +228,7 @@ def start_backward(r: Run, s: int, now: int) -> None:
     d = r.stage[DEVICE, s]
     r.device[LAST, d] = B
     if r.micro[HELD, s, j] == RESIDENT and r.micro[PROMISED, s, j] == 1:
-        r.host[1, r.device[NODE, d]] -= r.stage[MOVED, s]  # it never left
+        r.host[1, r.device[NODE, d]] -= r.micro[MOVED, s, j]  # it never left
     become(r, s, j, BACKWARD, 0)
     end = begin(r, COMPUTE, B, s, j, now)
     if s > 0:

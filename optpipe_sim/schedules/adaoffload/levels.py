@@ -1,0 +1,89 @@
+"""Levels of recomputation, activation by activation, as AdaOffload plans with them.
+
+An activation at a level counts as one of what it keeps, whose backward takes the recomputation
+longer; what one op works with beside that is set aside on its device. Where W needs more than is
+kept, the backward runs as one, as else that would be held until W (see `recompute.fused_at_levels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ...ops import BW, B, Op, OpKind, W
+from ...profile import CostProfile
+from ...schedule import Levels, Schedule, Shape
+from ..recompute import fused_at_levels
+
+
+class Costs(NamedTuple):
+    """What each activation costs; the arrays without another shape are (S, m), in bytes."""
+
+    levels: np.ndarray  # by its place among those of its stage, from 1; 0: kept whole
+    durations_ns: np.ndarray  # (kinds, S, m)
+    act: np.ndarray
+    weight: np.ndarray
+    moved: np.ndarray
+    aside: np.ndarray  # (S,) what a device sets aside for the stage
+
+
+def activation_costs(profile: CostProfile, levels: np.ndarray) -> Costs:
+    """The costs of each activation at its level."""
+    count, microbatches = levels.shape
+    act, weight, moved = np.zeros((3, count, microbatches), np.int64)
+    durations = np.zeros((len(OpKind), count, microbatches), np.int64)
+    costs = Costs(levels, durations, act, weight, moved, np.zeros(count, np.int64))
+    for number in np.unique(levels).tolist():
+        at = _at(profile, number)
+        chosen = levels == number
+        for s, (cost, plain) in enumerate(zip(profile.stages, at.stages, strict=True)):
+            mine = chosen[s]
+            if not mine.any():
+                continue
+            costs.durations_ns[:, s, mine] = at.durations_ns[:, s, None]
+            costs.act[s, mine], costs.weight[s, mine] = plain.act_bytes, plain.w_bytes
+            costs.moved[s, mine] = plain.offloadable
+            costs.aside[s] = max(costs.aside[s], plain.static_bytes - cost.static_bytes)
+    return costs
+
+
+@lru_cache(maxsize=64)
+def _at(profile: CostProfile, number: int) -> CostProfile:
+    """The profile with each stage at its level of that number; without levels for 0."""
+    names = [
+        cost.recompute[number - 1].name if 0 < number <= len(cost.recompute) else None
+        for cost in profile.stages
+    ]
+    return fused_at_levels(profile, names)
+
+
+def recomputed(
+    shape: Shape,
+    table: np.ndarray,
+    offsets: np.ndarray,
+    link_order: Mapping[str, Iterable[Op]],
+    profile: CostProfile,
+    levels: np.ndarray,
+) -> Schedule:
+    """The schedule of a table of ops, each activation recomputed at its level, inside its backward:
+    a BW where B cannot be told from W."""
+    numbers: dict[str, int] = {}
+    whole, named = np.zeros(levels.shape, bool), np.zeros(levels.shape, np.int64)
+    for s, cost in enumerate(profile.stages):
+        for number, level in enumerate(cost.recompute, 1):
+            mine = levels[s] == number
+            if mine.any():
+                named[s, mine] = numbers.setdefault(level.name, len(numbers) + 1)
+                whole[s, mine] = cost.w_bytes > level.keep_bytes
+    kinds, stages, microbatches = table.T
+    fused = whole[stages, microbatches]
+    table = table.copy()
+    table[fused & (kinds == B), 0] = BW
+    kept = ~(fused & (kinds == W))
+    offsets = np.concatenate(([0], np.cumsum(kept)))[offsets]
+    return Schedule.from_table(
+        shape, table[kept], offsets, link_order, None, Levels(tuple(numbers), named)
+    )
