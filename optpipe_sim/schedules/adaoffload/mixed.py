@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...errors import NoSolution
+from ...errors import NoSolution, OutOfMemory
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...sim import require_limit
+from ...sim import require_limit, simulate
 from ...trace import OBJECTIVES
 from . import state
 from .adaoffload import CHUNKED, LEAST_RUNS, MOST_WORK, SETTINGS, adaoffload, host_holds
@@ -29,6 +29,7 @@ SHARES = tuple(
 )  # of a stage's microbatches, to begin with
 STEPS = tuple(Fraction(part, 8) for part in (2, -2, 1, -1))  # by which a stage's share then changes
 FEW = 4  # settings that a choice of levels is tried with
+STARTS = 8  # mixes that are the same for all stages and then changed stage by stage
 EFFORT = 16  # times as many runs as AdaOffload
 
 
@@ -71,10 +72,10 @@ def mixed(
     recomputation where they do not. At p = 4, m = 6, cells of 1, copies of 10, a level that
     recomputes all in 1, room for two activations::
 
-        0 F0 F1 .  .  .  .  .  B0 W0 B1 F2 W1 F3 .  .  .  .  B2 W2 B3 F4 W3 F5 .  .  .  .  B4 W4 B5 W5
-        1 .  F0 F1 .  .  .  B0 W0 B1 W1 .  F2 .  F3 .  .  B2 W2 B3 W3 .  F4 .  F5 .  .  B4 W4 B5 W5 .
-        2 .  .  F0 F1 .  B0 W0 B1 W1 .  .  .  F2 .  F3 B2 W2 B3 W3 .  .  .  F4 .  F5 B4 W4 B5 W5 .  .
-        3 .  .  .  F0 B0 F1 B1 W0 W1 .  .  .  .  F2 B2 F3 B3 W2 W3 .  .  .  .  F4 B4 F5 B5 W4 W5 .  .
+        0 F0  F1  F2  F3  F4  F5  .   BW0         BW1         .   .   BW2         BW3         .   .   BW4         BW5
+        1 .   F0  F1  .   .   .   B0  W0  B1  F2  W1  F3  .   .   B2  W2  B3  F4  W3  F5  .   .   B4  W4  B5  W5  .   .   .
+        2 .   .   F0  F1  .   B0  W0  B1  W1  .   F2  .   F3  B2  W2  B3  W3  .   F4  .   F5  B4  W4  B5  W5  .   .   .   .
+        3 .   .   .   F0  B0  F1  B1  W0  W1  .   .   F2  B2  F3  B3  W2  W3  .   .   F4  B4  F5  B5  W4  W5  .   .   .   .
 
     Args:
         profile: with its own chunks and placement, unless `chunks` is given; the offload section
@@ -99,13 +100,22 @@ def mixed(
     require_limit(profile, limits)
     search = _Search(profile, microbatches, limits, objective)
     search.run()
-    best = search.best
-    if best is not None and best.levels.any():
-        schedule = best.schedule(microbatches)
-        if not best.offloads or host_holds(schedule, profile, limits):
-            schedule.meta["setting"] = best.setting._asdict()
-            return schedule
-    return adaoffload(plain, microbatches, limits, None, objective)
+    found = []
+    if search.best is not None and search.best.levels.any():
+        schedule = search.best.schedule(microbatches)
+        schedule.meta["setting"] = search.best.setting._asdict()
+        if not search.best.offloads or host_holds(schedule, profile, limits):
+            found.append(schedule)
+    try:
+        found.append(adaoffload(plain, microbatches, limits, None, objective))
+    except (OutOfMemory, NoSolution):
+        if not found:
+            raise
+
+    def cost_ns(schedule: Schedule) -> int:
+        return simulate(schedule, profile, limits, objective=objective).cost_ns
+
+    return min(found, key=cost_ns) if len(found) > 1 else found[0]
 
 
 class _Tried(NamedTuple):
@@ -137,9 +147,8 @@ class _Search:
         count = len(self.profile.stages)
         uniform = [(part,) * count for part in self._parts()]
         found = {mix: self._try(mix, self.settings[:FEW]) for mix in uniform}
-        self._try(uniform[0], self.settings)  # AdaOffload itself: no mix that is slower counts
         known = [mix for mix in uniform if found[mix] is not None]
-        for mix in sorted(known, key=lambda mix: found[mix] or ())[:FEW]:
+        for mix in sorted(known, key=lambda mix: found[mix] or ())[:STARTS]:
             self._climb(mix)
         if self.best is not None:
             best = min(
@@ -196,11 +205,8 @@ class _Search:
     def _near(self, part: Part) -> list[Part]:
         """A little more or less of the heavier level, or other levels in these shares."""
         share, level, other = part
-        # none and all at once, too: on the way there both levels' working memory is set aside
-        shares = [share + step for step in STEPS if 0 < share + step < 1] + [
-            Fraction(0),
-            Fraction(1),
-        ]
+        shares = [share + step for step in STEPS if 0 <= share + step <= 1]
+        shares += [Fraction(0), Fraction(1)]  # on the way more working memory is set aside
         most = max(len(cost.recompute) for cost in self.profile.stages)
         pairs = [pair for pair in combinations(range(most + 1), 2) if pair != (other, level)]
         return [
