@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, given, reject
 from hypothesis import strategies as st
 from recompute_cases import profile as uniform
 from strategies import SEEDS, cases, that_fits
@@ -17,7 +17,7 @@ from strategies import SEEDS, cases, that_fits
 from optpipe_sim import Schedule, check, simulate, solve
 from optpipe_sim.checker.check import check_trace
 from optpipe_sim.cli import main
-from optpipe_sim.errors import InvalidSchedule, OptPipeError
+from optpipe_sim.errors import Deadlock, InvalidSchedule, OptPipeError
 from optpipe_sim.ops import BW, B, C, F, O, Op, R, W
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
@@ -40,7 +40,10 @@ def problems(draw: st.DrawFn) -> tuple[Problem, Schedule]:
     objective = draw(st.sampled_from(("flush", "span")))
     profile, _ = that_fits(profile, schedule, objective)
     profile = profile.for_shape(schedule.shape)
-    schedule = lower(schedule, profile).schedule
+    try:
+        schedule = lower(schedule, profile).schedule
+    except Deadlock:  # its own peaks are not always enough: another order of grants may need more
+        reject()
     m = schedule.shape.microbatches
     problem = Problem(profile, m, profile.memory_limit, objective)
     assume(not shares_links(problem) and problem.host_limit is None)
