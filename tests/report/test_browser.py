@@ -357,6 +357,12 @@ def test_light_dark_and_paper(page: Browser) -> None:
         assert (page.run(paper), page.run(ink)) == (light, dark_ink)
         page.click("#theme")
         assert page.run(paper) == dark
+        page.run("dispatchEvent(new Event('beforeprint'))")
+        assert (page.run(paper), page.run(ink)) == (light, dark_ink)
+        # a picture that scales stands for the figure on paper, and goes away again
+        assert page.run("return document.querySelector('#figure-0-0 > canvas.paper').width") > 1000
+        page.run("dispatchEvent(new Event('afterprint'))")
+        assert page.run("return document.querySelectorAll('canvas.paper').length") == 0
         printed = page.driver.execute_cdp_cmd("Page.printToPDF", {})["data"]
         assert base64.b64decode(printed).startswith(b"%PDF")
         assert (page.run(paper), page.run(ink)) == (light, dark_ink)

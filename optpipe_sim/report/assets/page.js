@@ -195,6 +195,7 @@ const optpipe = (() => {
       const manager = await Bokeh.embed.embed_item(item);
       const [plot] = manager, figure = plot.model, chart = charts[figure.name];
       (view.figures ??= []).push(figure);
+      (view.plots ??= []).push([plot, document.getElementById(item.target_id)]);
       paint(figure);
       if (!chart) continue;
       const found = (part) => figure.document.get_model_by_name(`${figure.name}-${part}`);
@@ -206,7 +207,9 @@ const optpipe = (() => {
       place.forEach((at, row) => { chart.rowOf[((at & 15) * chart.stages + stage[row]) * chart.microbatches + microbatch[row]] = row; });
       layout(chart);
       let waiting;
-      figure.x_range.change.connect(() => { clearTimeout(waiting); waiting = setTimeout(() => relabel(chart), 60); });
+      const later = () => { clearTimeout(waiting); waiting = setTimeout(() => relabel(chart), 60); };
+      figure.x_range.change.connect(later);
+      figure.properties.inner_width.change.connect(later);
       chart.ops.selected.properties.indices.change.connect(() => { if (!chart.ops.selected.indices.length && chart.way.data.x0.length) clear(chart); });
     }
     view.drawn = view.charts.map((each) => charts[each.name]);
@@ -303,7 +306,18 @@ const optpipe = (() => {
     if (chosen) { chosen(); event.preventDefault(); }
   });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
-  addEventListener("beforeprint", () => { document.documentElement.dataset.theme = "light"; repaint(); });
+  const onPaper = (yes) => () => {
+    if (yes) document.documentElement.dataset.theme = "light";
+    repaint();
+    document.querySelectorAll("canvas.paper").forEach((each) => each.remove());
+    for (const [plot, place] of yes ? data.views.flatMap((view) => view.plots ?? []) : []) {
+      const paper = plot.export().canvas; // a picture that scales, in the place of the figure
+      paper.classList.add("paper");
+      place.append(paper);
+    }
+  };
+  addEventListener("beforeprint", onPaper(true));
+  addEventListener("afterprint", onPaper(false));
   Bokeh.logger?.set_level("warn");
   return { place, height, shifted, tell, tapped, foldAt, open, charts, begin: () => { for (let at = 0; at < data.opened; at++) open(at); } };
 })();
