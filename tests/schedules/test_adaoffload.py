@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import SEEDS, profiles
 
-from optpipe_sim import CostProfile, Schedule, build, check, simulate
+from optpipe_sim import CostProfile, Schedule, build, check, estimate, simulate
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.errors import InvalidSchedule, NoSolution, OutOfMemory
 from optpipe_sim.ops import BW, B, F, O, Op, R, W
@@ -225,3 +225,10 @@ def test_no_worse_than_schedules_that_hold_as_much(name: str, offload: bool) -> 
     trace = simulate(build("adaoffload", held, 16), held)
     assert trace.schedule.shape == plain.schedule.shape
     assert trace.makespan_ns <= plain.makespan_ns
+
+
+def test_limits_that_let_nothing_through_are_no_traceback() -> None:
+    """32,768 tokens of LLaMA-3-8B on 4 H100s, where host memory is limited, too."""
+    profile = estimate("llama3-8b", "h100-sxm", 4, seq=32768)
+    with pytest.raises(NoSolution, match="no run of the greedy"):
+        build("adaoffload", profile, 32)

@@ -224,12 +224,13 @@ class Problem:
         return int(self.costs.moved[list(some)].sum(axis=0).max())
 
     def _fewest(self, mine: list[int], may: list[int], capacity: int) -> list[int]:
-        """The stages with the fewest bytes to offload that let one microbatch through."""
+        """The stages with the fewest bytes to offload that let one microbatch through; all where
+        none do, and no run gets anywhere."""
         if len(may) > 12:
             return may if self._needs(mine, []) > capacity else []
         choices = [list(some) for size in range(len(may) + 1) for some in combinations(may, size)]
         fitting = [some for some in choices if self._needs(mine, some) <= capacity]
-        return min(fitting, key=self._moved)
+        return min(fitting, key=self._moved, default=may)
 
     def play(
         self, setting: Setting, stop_ns: int = state.FOREVER, order: Order | None = None
