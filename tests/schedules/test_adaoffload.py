@@ -229,6 +229,6 @@ def test_no_worse_than_schedules_that_hold_as_much(name: str, offload: bool) -> 
 
 def test_limits_that_let_nothing_through_are_no_traceback() -> None:
     """32,768 tokens of LLaMA-3-8B on 4 H100s, where host memory is limited, too."""
-    profile = estimate("llama3-8b", "h100-sxm", 4, seq=32768)
+    profile = estimate("llama3-8b", "h100-sxm", 4, seq=32768, levels=True)
     with pytest.raises(NoSolution, match="no run of the greedy"):
         build("adaoffload", profile, 32)
