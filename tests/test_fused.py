@@ -22,7 +22,6 @@ from optpipe_sim.profile_io import profile_to_json
 from optpipe_sim.schedule.fused import as_split, fuse
 from optpipe_sim.sim.noise import Noise
 from optpipe_sim.solvers.robust import solve_robust
-from optpipe_sim.solvers.shapes import solve_any
 from optpipe_sim.stage_cost import StageCost, divide, merge
 
 STAGE = {"t_f_ms": 10, "t_bw_ms": 21, "act_mib": 100, "static_mib": 50, "layers": 4}
@@ -33,7 +32,10 @@ DATA: dict[str, Any] = {
     "t_comm_ms": 1,
     "offload": {"t_offload_ms": 8, "t_reload_ms": 8},
 }
-NEED_NO_SPLIT = {"gpipe", "1f1b", "1f1b-i", "gis", "gis-h", "po", "po-h", "po-f", "adaoffload"}
+NEED_NO_SPLIT = {
+    "gpipe", "1f1b", "1f1b-i", "gis", "gis-h", "po", "po-h", "po-f", "megatron-offload", "adapipe", "mario",
+    "adaoffload", "adaoffload-r",
+}  # fmt: skip
 
 
 def whole_stages(profile: CostProfile, seed: int, all_of_them: bool = False) -> CostProfile:
@@ -199,7 +201,7 @@ def test_solve_with_offloads_recomputation_shapes_and_noise(tmp_path: Path) -> N
     )  # fmt: skip
     verify(found, profile, limit)
     assert Schedule.load(tmp_path / "s.json") == found.schedule
-    shaped = solve_any(profile, 6, limit, time_limit=2, workers=1)
+    shaped = solve(profile, 6, limit, time_limit=2, workers=1, chunks="any")
     robust = solve_robust(profile, 6, limit, noise=Noise(op=0.1), samples=20, time_limit=2)
     for schedule in (*seen, found.schedule, shaped.schedule, robust.schedule):
         assert not {"B", "W"} & kinds_at_whole_stages(schedule, profile)
