@@ -65,7 +65,7 @@ def run(
     microbatches: Count,
     memory_limit: Limit = None,
     time_limit: Seconds = 8.0,
-    milp_limit: Seconds = 30.0,
+    milp_limit: Seconds = 20.0,
     seed: int = 0,
     cores: Count = 2,
 ) -> list[Row]:

@@ -13,10 +13,8 @@ from unit_profiles import unit_profile
 from experiments.free_lunch import task as free_lunch
 from experiments.pipeoffload_formulas import task as table_1
 from experiments.pipeoffload_models import task as figure_15
-from experiments.throughput import figure as throughput_figure
-from experiments.throughput import task as contest
 from experiments.zb_tables import task as published_rates
-from optpipe_sim import build, load_profile, simulate
+from optpipe_sim import load_profile
 from optpipe_sim.errors import OptPipeError, ProfileError
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.figures import draw
@@ -25,7 +23,7 @@ from optpipe_sim.study.tables import load_table, normal
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
-NAMES = ("zb_tables", "pipeoffload_formulas", "free_lunch", "pipeoffload_models", "throughput")
+NAMES = ("zb_tables", "pipeoffload_formulas", "free_lunch", "pipeoffload_models")
 
 
 def points_of(name: str) -> tuple[Any, list[Any]]:
@@ -80,7 +78,6 @@ def test_figures_come_from_the_committed_tables(name: str) -> None:
         assert figure.axes
         for ending in ("pdf", "svg", "png"):
             assert (RESULTS / f"{name}{f'-{part}' if part else ''}.{ending}").stat().st_size > 5000
-    assert ("claims" in figures) == (name == "throughput")
 
 
 # -- Zero Bubble ----------------------------------------------------------------------------------
@@ -193,127 +190,3 @@ def test_who_runs_out_of_memory_is_as_measured() -> None:
     ran = [row for row in tried if row["published_outcome"] == "ran" and row["role"] == "check"]
     errors = [abs(row["mfu_percent"] / row["published_mfu_percent"] - 1) for row in ran]
     assert median(errors) < 0.02
-
-
-# -- OptPipe --------------------------------------------------------------------------------------
-
-
-def test_contest_at_equal_memory() -> None:
-    stages = {"t_f_ms": 10, "t_b_ms": 11, "t_w_ms": 9, "act_mib": 100, "w_mib": 50}
-    profile = load_profile(
-        {
-            "name": "small",
-            "devices": 4,
-            "stages": stages,
-            "t_comm_ms": 1,
-            "offload": {"t_offload_ms": 10, "t_reload_ms": 10},
-        }
-    )
-    limit = 250 * 2**20
-    rows = {row["method"]: row for row in contest.run(profile, 8, limit, time_limit=0.6, cores=1)}
-    assert set(contest.PUBLISHED) < set(rows)
-    assert not rows["1F1B"]["fits"]
-    assert rows["1F1B"]["peak_bytes"] == 400 * 2**20  # reported all the same
-    assert rows["1F1B"]["makespan_ns"] == rows["1F1B"]["reference_ns"]
-    able = [row for row in rows.values() if row["fits"]]
-    ours = rows["this search"]
-    assert ours in able
-    for row in able:
-        assert row["peak_bytes"] <= limit
-        assert row["makespan_ns"] >= ours["lower_bound_ns"]
-    assert rows["PipeOffload"]["chunks"] <= contest.MOST_CHUNKS
-    assert {"AdaOffload", "this search, 1 chunk", "no offload", "1F1B-I"} < set(rows)
-
-
-def test_best_pipeoffload_is_the_fastest_that_fits() -> None:
-    profile = unit_profile(4, offload={"t_offload_ms": 1, "t_reload_ms": 1})
-    limit = 300
-    names = tuple(contest.pipeoffload_names(4, [1, 2, 3]))
-    limited = load_profile({**_plain(profile), "memory_limit_bytes": limit})
-    found = contest.best_of(names, limited, 8)
-    assert found["fits"]
-    makespans = []
-    for name in names:
-        try:
-            trace = simulate(build(name, profile, 8), profile, limit)
-        except OptPipeError:
-            continue
-        makespans.append(trace.makespan_ns)
-    assert len(makespans) > 3
-    assert found["makespan_ns"] == min(makespans)
-    assert contest.best_of(("gpipe",), limited, 8)["fits"] is False
-
-
-def test_everyone_may_have_a_layer_per_stage() -> None:
-    layers = load_profile(
-        {**_plain(unit_profile(4)), "stages": [_layered(n) for n in (2, 3, 3, 2)]}
-    )
-    assert layers.most_chunks == 2
-    assert contest.chunk_counts(layers) == [1, 2]
-    assert contest.chunk_counts(unit_profile(4)) == list(range(1, contest.MOST_CHUNKS + 1))
-    names = list(contest.pipeoffload_names(4, [1, 2]))
-    assert "po:chunks=2,group=4,offloaded=2" in names
-    assert not any("chunks=3" in name for name in names)
-
-
-def _layered(count: int) -> dict[str, Any]:
-    return {"t_f_ms": 6, "t_b_ms": 6, "t_w_ms": 6, "act_bytes": 60, "layers": count}
-
-
-def _plain(profile: Any) -> dict[str, Any]:
-    from optpipe_sim.profile_io import profile_to_json
-
-    return dict(profile_to_json(profile))
-
-
-def test_the_contest_keeps_its_limits_and_its_bounds() -> None:
-    rows = load_table(RESULTS, "throughput")
-    for row in rows:
-        assert row["memory_limit_bytes"] <= row["machine_bytes"]
-        assert not row["fits"] or row["peak_bytes"] <= row["memory_limit_bytes"]
-    for methods in throughput_figure.settings(rows).values():
-        ours = methods[throughput_figure.OURS]
-        assert ours.bound is not None
-        for method in methods.values():
-            assert not method.fits or method.makespan.least >= ours.bound
-
-
-def _method(
-    share: str, method: str, makespans: list[int], idle: int, fits: bool = True
-) -> list[dict[str, Any]]:
-    """The rows of a method in a setting, a seed each."""
-    where = {
-        "profile.estimate.model": "M", "profile.estimate.devices": 4,
-        "profile.estimate.machine": "A", "microbatches": 12, "memory_limit": f"{share}x 1f1b",
-    }  # fmt: skip
-    return [
-        {
-            **where, "method": method, "seed": seed, "makespan_ns": ns, "idle_ns": idle,
-            "fits": fits, "lower_bound_ns": 80 + seed,
-        }
-        for seed, ns in enumerate(makespans)
-    ]  # fmt: skip
-
-
-def test_gains_are_counted_the_right_way_round() -> None:
-    ours, po = throughput_figure.OURS, "PipeOffload"
-    cells = throughput_figure.settings(
-        [
-            *_method("0.25", ours, [90, 100, 130], 10),
-            *_method("0.25", po, [150, 150, 150], 40),
-            *_method("1", ours, [120], 30),
-            *_method("1", po, [100], 10),
-            *_method("1.5", ours, [100], 10),
-            *_method("1.5", po, [90], 5, fits=False),
-        ]
-    )
-    found = [
-        [(key.share, gain) for key, gain in throughput_figure.gains(cells, po, how)]
-        for how in (throughput_figure.faster, throughput_figure.less_idle, throughput_figure.room)
-    ]
-    assert found == [
-        [(0.25, 0.5), (1.0, pytest.approx(-1 / 6))],  # slower is said, too
-        [(0.25, 0.75), (1.0, -2.0)],
-        [(0.25, pytest.approx(150 / 82 - 1)), (1.0, 0.25)],  # by the best bound of the seeds
-    ]
-    assert next(iter(cells.values()))[ours].makespan == (100, 90, 130, 3)

@@ -1,0 +1,113 @@
+"""The contest: small and anew, its ranking; the committed table, against limits, bounds and the rules built again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recompute_cases import profile as uniform
+
+from experiments.contest import figure, task
+from optpipe_sim import CostProfile, build, estimate, simulate
+from optpipe_sim.study.tables import load_table
+
+RESULTS = Path(__file__).parents[2] / "results"
+LIMIT = 200
+
+
+def limited() -> CostProfile:
+    return replace(uniform(4), memory_limit=(LIMIT,) * 4)
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    """A contest on four devices that hold two activations each, with copies as long as 1.6 F."""
+    return task.run(limited(), 8, time_limit=2.0, milp_limit=3.0, seed=0, cores=1)
+
+
+def test_every_rule_with_every_treatment(rows: list[dict[str, Any]]) -> None:
+    rules = [(name, treated) for treated in task.TREATED for name in (*task.RULES, *task.GROUPED)]
+    found = [(row["method"], row["treated"]) for row in rows]
+    assert found[: len(rules)] == rules or sorted(found[: len(rules)]) == sorted(rules)
+    assert [name for name, _ in found[len(rules) :]] == [task.MILP, task.ONE, *task.SEARCHES]
+    assert len({tuple(row) for row in rows}) == 1  # the same columns
+
+
+def test_what_fits_keeps_the_limit_and_is_what_its_name_says(rows: list[dict[str, Any]]) -> None:
+    profile = limited()
+    for row in rows:
+        if not row["fits"]:
+            continue
+        assert row["peak_bytes"] <= LIMIT
+        if row["schedule"] is None:
+            assert row["makespan_ns"] >= row["lower_bound_ns"]
+            continue
+        trace = simulate(build(row["schedule"], profile, 8), profile)
+        assert trace.makespan_ns == row["makespan_ns"]
+        assert (sum(row["recompute_ns"]) > 0) is (row["treated"] != "none")
+        assert ("full" in row["schedule"]) is (row["treated"] == "full")
+
+
+def test_the_ranking(rows: list[dict[str, Any]]) -> None:
+    times = {(row["method"], row["treated"]): row["makespan_ns"] for row in rows if row["fits"]}
+    search = {name: time for (name, _), time in times.items() if name.startswith("this search")}
+    whole = search["this search"]
+    assert all(whole <= time for time in times.values() if time not in search.values())
+    assert whole <= 1.03 * min(search.values())
+    assert (
+        max(search["this search, offload"], search["this search, recompute"])
+        <= search["this search, keep"]
+    )
+    # two activations per device are too few for 1F1B, and enough for it with full recomputation
+    assert ("1F1B", "none") not in times
+    assert ("1F1B", "full") in times
+    assert ("reconstructed MILP, 1 chunk", "keep, offload") in times
+
+
+def test_rules_in_groups_are_recomputed_in_the_ways_that_are_asked_for() -> None:
+    profile = uniform(4)
+    assert task.ways_of(profile, "none") == [None]
+    assert {str(way) for way in task.ways_of(profile, "selective")} == {
+        "recompute=light", "recompute=light,apart=yes",
+    }  # fmt: skip
+    assert {str(way) for way in task.ways_of(profile, "full")} == {
+        "recompute=full", "recompute=full,apart=yes",
+    }  # fmt: skip
+
+
+def test_the_committed_table_keeps_limits_and_bounds() -> None:
+    for methods in figure.settings(load_table(RESULTS, "contest")).values():
+        bound = figure.search(methods, figure.ALL).bound
+        assert bound is not None
+        for (_, treated), cell in methods.items():
+            for row in cell.rows:
+                assert not row["fits"] or row["peak_bytes"] <= row["memory_limit_bytes"]
+                assert row["makespan_ns"] is None or row["makespan_ns"] >= bound
+                if treated == "none" and row["fits"]:
+                    assert sum(row["recompute_ns"]) == 0
+
+
+def test_rules_of_the_committed_table_come_out_again() -> None:
+    rows = [
+        row for row in load_table(RESULTS, "contest")
+        if row["profile.estimate.model"] == "llama3-8b" and row["schedule"] and row["seed"] == 0
+    ]  # fmt: skip
+    assert len(rows) > 5
+    first = rows[0]
+    profile = estimate(
+        first["profile.estimate.model"], first["profile.estimate.machine"],
+        first["profile.estimate.devices"], tp=first["profile.estimate.tp"],
+        seq=first["profile.estimate.seq"], levels=True,
+    )  # fmt: skip
+    for row in rows:
+        schedule = build(row["schedule"], profile, row["microbatches"])
+        assert simulate(schedule, profile).makespan_ns == row["makespan_ns"], row["schedule"]
+
+
+def test_the_page_is_drawn() -> None:
+    (page,) = figure.draw(load_table(RESULTS, "contest")).values()
+    assert len(page.axes) == 2
+    names = [label.get_text() for label in page.axes[0].get_yticklabels()]
+    assert len(names) == len(figure.settings(load_table(RESULTS, "contest")))
