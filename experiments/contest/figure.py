@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from optpipe_sim.plot.style import INK, MUTED, new_figure, styled
 from optpipe_sim.spread import Spread, spread
@@ -16,10 +17,11 @@ MILP = "reconstructed MILP, 1 chunk"
 INGREDIENTS = ("this search, keep", "this search, offload", "this search, recompute", ALL)
 SHOWN = {
     "this search, keep": "order and chunks",
-    "this search, offload": "and offload",
-    "this search, recompute": "and recompute",
-    ALL: "all",
+    "this search, offload": "... and offloading",
+    "this search, recompute": "... and recomputation",
+    ALL: "... and both",
 }
+COLOURS = ("#7F7F7F", "#D55E00", "#009E73", INK)  # of the ingredients
 RULES = (
     "1F1B",
     "1F1B-I",
@@ -36,6 +38,7 @@ LOOKS = {
     "ZB-V": ("#0072B2", "v"), "V-Half, V-Min": ("#009E73", "<"), "GIS": ("#E69F00", ">"),
     "PipeOffload": ("#D55E00", "X"), "AdaOffload": ("#CC79A7", "o"),
 }  # fmt: skip
+KEY = 0.75  # inches below the axes
 FILLS: dict[str, Any] = {"none": "none", "selective": "left", "full": "full"}
 _Row = Mapping[str, Any]
 _E = "profile.estimate."
@@ -125,7 +128,7 @@ def draw(rows: Sequence[_Row]) -> dict[str, Figure]:
 
 def _methods(cells: Cells) -> Figure:
     with styled():
-        figure = new_figure(9.6, 0.62 * len(cells) + 2.6)
+        figure = new_figure(9.6, 0.62 * len(cells) + 2.2)
         every, adds = figure.subplots(1, 2, sharey=True, width_ratios=(1.7, 1))
         names = list(cells)
         for down, name in enumerate(names):
@@ -146,8 +149,10 @@ def _methods(cells: Cells) -> Figure:
         _ticks(adds, (1, 1.1, 1.2, 1.5, 2, 3))
         every.set_title("every method under the device's memory", loc="left")
         adds.set_title("this search, by what it may do", loc="left")
-        figure.legend(*_key(), loc="lower center", ncols=5, columnspacing=1.2, handletextpad=0.3)
-        figure.tight_layout(rect=(0, 0.11, 1, 1), w_pad=1.0)
+        looks = {"ncols": 4, "columnspacing": 1.0, "handletextpad": 0.3, "fontsize": 7}
+        figure.legend(*_key(), loc="lower left", **looks)
+        figure.legend(*_ingredients_key(), loc="lower right", **{**looks, "ncols": 2})
+        figure.tight_layout(rect=(0, KEY / figure.get_figheight(), 1, 1), w_pad=1.0)
     return figure
 
 
@@ -175,9 +180,7 @@ def _setting(ax: Any, down: int, cells: Mapping[tuple[str, str], Cell]) -> None:
 def _ingredients(ax: Any, down: int, cells: Mapping[tuple[str, str], Cell]) -> None:
     """The search with each treatment alone and with all: medians, and from the fastest seed to the slowest."""
     bound = search(cells, ALL).bound
-    for at, (method, colour) in enumerate(
-        zip(INGREDIENTS, ("#7F7F7F", "#D55E00", "#009E73", INK), strict=True)
-    ):
+    for at, (method, colour) in enumerate(zip(INGREDIENTS, COLOURS, strict=True)):
         cell = search(cells, method)
         if cell.time is None or not bound:
             continue
@@ -188,8 +191,6 @@ def _ingredients(ax: Any, down: int, cells: Mapping[tuple[str, str], Cell]) -> N
 
 
 def _key() -> tuple[list[Any], list[str]]:
-    from matplotlib.lines import Line2D
-
     entries = [
         (
             Line2D(
@@ -202,13 +203,15 @@ def _key() -> tuple[list[Any], list[str]]:
     entries += [
         (Line2D([], [], color=MUTED, marker="o", linestyle="", markersize=4.5, fillstyle=FILLS[treated],
                 markerfacecoloralt="white"), text)
-        for treated, text in (("none", "nothing recomputed"), ("selective", "a part"), ("full", "all"))
+        for treated, text in (("none", "nothing recomputed"), ("selective", "a part recomputed"), ("full", "all recomputed"))
     ]  # fmt: skip
     entries.append((Line2D([], [], color=INK, linewidth=1.6), "this search, all treatments"))
-    colours = dict(zip(INGREDIENTS, ("#7F7F7F", "#D55E00", "#009E73", INK), strict=True))
-    entries += [
-        (Line2D([], [], color=colours[name], marker="o", markersize=3.5, linewidth=1), SHOWN[name])
-        for name in INGREDIENTS
-    ]
     handles, labels = zip(*entries, strict=True)
     return list(handles), list(labels)
+
+
+def _ingredients_key() -> tuple[list[Any], list[str]]:
+    handles = [
+        Line2D([], [], color=colour, marker="o", markersize=3.5, linewidth=1) for colour in COLOURS
+    ]
+    return handles, [SHOWN[name] for name in INGREDIENTS]
