@@ -149,7 +149,12 @@ def _methods(cells: Cells) -> Figure:
         _ticks(adds, (1, 1.1, 1.2, 1.5, 2, 3))
         every.set_title("every method under the device's memory", loc="left")
         adds.set_title("this search, by what it may do", loc="left")
-        looks = {"ncols": 4, "columnspacing": 1.0, "handletextpad": 0.3, "fontsize": 7}
+        looks: dict[str, Any] = {
+            "ncols": 4,
+            "columnspacing": 1.0,
+            "handletextpad": 0.3,
+            "fontsize": 7,
+        }
         figure.legend(*_key(), loc="lower left", **looks)
         figure.legend(*_ingredients_key(), loc="lower right", **{**looks, "ncols": 2})
         figure.tight_layout(rect=(0, KEY / figure.get_figheight(), 1, 1), w_pad=1.0)
