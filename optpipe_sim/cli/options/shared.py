@@ -71,7 +71,7 @@ def add_pictures(parser: ArgumentParser, which: str) -> None:
     parser.add_argument(
         "--to",
         dest="window_to",
-        metavar="20%|1.5s",
+        metavar="20%|150ms",
         type=instant,
         help="where the picture ends (default: at the end)",
     )
