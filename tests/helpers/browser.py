@@ -53,7 +53,10 @@ class Browser:
         self.driver.get(path.resolve().as_uri())
         script = "return !!document.querySelector('section.view[data-drawn]') || window.failed"
         WebDriverWait(self.driver, READY_S, 0.05).until(lambda d: d.execute_script(script))
-        # two frames later everything that was drawn is on the screen
+        return self.settle()
+
+    def settle(self) -> float:
+        """Wait two frames, after which everything that was drawn is on the screen; the page's seconds."""
         return float(
             self.driver.execute_async_script(
                 "const done = arguments[0];"

@@ -236,6 +236,10 @@ def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
     chromium.click("#a-devices [data-device='5']")
     assert chromium.run(opened) == 2
     assert chromium.run(height) > low
+    drawn = "return optpipe.charts.a.plot.el.getBoundingClientRect().height >= "
+    chromium.wait(drawn + "optpipe.charts.a.figure.height - 2")
+    for _ in range(3):  # the scales follow the height some frames later
+        chromium.settle()
     x, y = chromium.run(
         "const box = optpipe.charts.a.plot.el.getBoundingClientRect();"
         "const middle = optpipe.place('a', [9 * 16 + 8], 0.5)[0];"
