@@ -123,13 +123,16 @@ def variants(name: str, p: int) -> Iterator[tuple[str, Lowered]]:
         yield f"{name} with offloads", lower(offloaded, profile, peaks)
 
 
+LIKE_OTHERS = {"adapipe", "mario", "adaoffload-r"}  # without levels: 1F1B and AdaOffload
+
+
 @pytest.mark.parametrize("p", [2, 4])
 def test_every_schedule_gives_the_gradients_of_one_process(p: int, request: pytest.FixtureRequest):
     """Bitwise, in fp32: each stage has its W's (or BW's) in the order of the microbatches."""
     ranks = request.getfixturevalue({2: "two", 4: "four"}[p])
     loss, expected = reference(plan_of(GPT, p), 2 * p, 0)
     ran = 0
-    for name in REGISTRY:
+    for name in REGISTRY.keys() - (LIKE_OTHERS if p > 2 else set()):
         for why, lowered in variants(name, p):
             for program in lowered.schedule.programs:
                 for stage in {op.stage for op in program}:

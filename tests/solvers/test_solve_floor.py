@@ -131,7 +131,7 @@ def fastest(profile: CostProfile, microbatches: int, limit: int) -> tuple[int, s
 
 
 @given(seed=SEEDS, microbatches=st.integers(1, 6), room=st.integers(0, 100))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_any_chunks_are_never_slower_than_a_published_schedule(
     seed: int, microbatches: int, room: int
 ) -> None:
