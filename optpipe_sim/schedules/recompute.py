@@ -147,34 +147,23 @@ def with_levels(schedule: Schedule, levels: Levels, apart: bool) -> Schedule:
     or `apart`, by an op C right before it, which then runs while the backward would wait for its
     gradient."""
 
-    def spelt(program: tuple[Op, ...]) -> Iterator[Op]:
-        for op in program:
-            if apart and op.kind in (B, BW) and levels[op.stage] is not None:
-                yield Op(C, op.stage, op.microbatch)
-            yield op
-
-    return schedule.replace(
-        programs=[tuple(spelt(program)) for program in schedule.programs],
-        recompute={str(stage): level for stage, level in enumerate(levels) if level is not None},
+    found = schedule.replace(
+        recompute={str(stage): level for stage, level in enumerate(levels) if level is not None}
     )
+    return taken_apart(found) if apart else found
 
 
 def taken_apart(schedule: Schedule) -> Schedule:
     """A schedule that recomputes inside its backwards, with the recomputations as ops of their own."""
     known = schedule.levels.table
-    programs = [
-        [
-            each
-            for op in program
-            for each in (
-                [Op(C, op.stage, op.microbatch), op]
-                if op.kind in (B, BW) and known[op.stage, op.microbatch] > 0
-                else [op]
-            )
-        ]
-        for program in schedule.programs
-    ]
-    return schedule.replace(programs=programs)
+
+    def spelt(program: tuple[Op, ...]) -> Iterator[Op]:
+        for op in program:
+            if op.kind in (B, BW) and known[op.stage, op.microbatch] > 0:
+                yield Op(C, op.stage, op.microbatch)
+            yield op
+
+    return schedule.replace(programs=[tuple(spelt(program)) for program in schedule.programs])
 
 
 def at_level(profile: CostProfile, level: str) -> CostProfile:
