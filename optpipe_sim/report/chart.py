@@ -101,7 +101,7 @@ def chart(
         high = max([SLOWEST * low, *chosen])
     plot.y_range.start, plot.y_range.end = 0.97 * low, 1.03 * high
     opens = "const at = cb_data.source.data.view[cb_data.source.selected.indices[0]];"
-    opens += "if (at) optpipe.open(at).scrollIntoView({ behavior: 'smooth' })"
+    opens += "if (at) optpipe.open(at).scrollIntoView()"
     plot.add_tools(
         PanTool(),
         WheelZoomTool(modifiers={"ctrl": True}),

@@ -146,6 +146,7 @@ def browser(width: int = 1400, height: int = 1000) -> Iterator[Browser]:
             "--disable-dev-shm-usage",
             "--disable-background-networking",
             "--no-first-run",
+            "--force-prefers-reduced-motion",  # places are read once nothing scrolls
             f"--window-size={width},{height}",
             f"--user-data-dir={profile}",
         ):

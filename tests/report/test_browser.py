@@ -240,6 +240,7 @@ def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
     chromium.wait(drawn + "optpipe.charts.a.figure.height - 2")
     for _ in range(3):  # the scales follow the height some frames later
         chromium.settle()
+    chromium.run("optpipe.charts.a.element.scrollIntoView()")
     x, y = chromium.run(
         "const box = optpipe.charts.a.plot.el.getBoundingClientRect();"
         "const middle = optpipe.place('a', [9 * 16 + 8], 0.5)[0];"

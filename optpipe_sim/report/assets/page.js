@@ -259,7 +259,7 @@ const optpipe = (() => {
   }
   function press(button, view) {
     const { action, edge, chart: name, gap, device: lane, open: at } = button.dataset;
-    if (at !== undefined) open(at).scrollIntoView({ behavior: "smooth" });
+    if (at !== undefined) open(at).scrollIntoView();
     else if (edge) {
       align(view, edge);
       button.parentElement.querySelectorAll("[data-edge]").forEach((each) => pressed(each, each === button));
@@ -273,7 +273,7 @@ const optpipe = (() => {
       const row = Number(gap ?? lane);
       if (gap !== undefined) { if (!chart.open[chart.gaps.data.place[row] >> 4]) fold(chart, chart.gaps.data.place[row] >> 4); whyIdle(chart, row); }
       else fold(chart, row);
-      chart.element.scrollIntoView({ behavior: "smooth", block: "nearest" });
+      chart.element.scrollIntoView({ block: "nearest" });
     }
   }
   function sort(head) {
