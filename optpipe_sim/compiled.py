@@ -48,6 +48,12 @@ def part(function: _Function) -> _Function:
     return _compile(function, cache=True, _nrt=False, **options)
 
 
+def loop(function: _Function) -> _Function:
+    """Compile a loop that is handed the compiled functions it calls; its callers keep it, with these in it."""
+    options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
+    return _compile(function, _nrt=False, **options)
+
+
 def forget_older() -> None:
     """Remove what numba has kept, if any source of it has changed since.
 

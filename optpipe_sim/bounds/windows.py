@@ -6,7 +6,7 @@ earliest that the stages before can feed it to the latest from which the rest ca
 device by itself then narrows its windows, and hands them on:
 
 - Shave: if a device has no schedule below the goal in which its n-th F starts at t or later (the search
-  of `device.core` says so), then it starts sooner; likewise for too early, and for backwards.
+  of `device.best_first` says so), then it starts sooner; likewise for too early, and for backwards.
 - Hand on: the n-th F of s + 1 starts no sooner than the n-th F of s has ended and the P2P latency is over, whichever
   microbatches those are; and the n-th F of s ends the P2P latency before the latest start of the n-th F of s + 1. Backwards
   likewise, the other way.

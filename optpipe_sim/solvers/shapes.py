@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ..bounds.bounds import Bound, lower_bound
-from ..bounds.device.core import NEVER
+from ..bounds.device.best_first import NEVER
 from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule

@@ -18,7 +18,7 @@ from tiny_cases import tiny
 from optpipe_sim import CostProfile, simulate
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.bounds.configurations import configurations
-from optpipe_sim.bounds.device.core import NEVER
+from optpipe_sim.bounds.device.best_first import NEVER
 from optpipe_sim.bounds.device.prices import prices
 from optpipe_sim.bounds.device.problem import OneDevice, one_device
 from optpipe_sim.bounds.device.search import best_device_bound, device_bound

@@ -23,9 +23,8 @@ import numpy as np
 
 from ...op_table import inside, make_table
 from ...ops import BW, B, F, O, R, W
-from .core import FIELDS, FULL, NEVER, NONE
-from .levels_core import COLUMNS, COUNTS, MOVES, PLACES
-from .levels_search import search_levels
+from .best_first import FIELDS, FULL, NEVER, NONE, make_room
+from .levels_core import COLUMNS, COUNTS, MOVES, PLACES, Case, search_levels
 from .problem import OneDevice
 
 KEEP = 6  # ends of F's told apart per stage and level
@@ -40,30 +39,26 @@ def device_bound_with_levels(
     stages, m = len(problem.stages), problem.microbatches
     levels = 1 + max(len(cost.recompute) for cost in problem.costs)
     keep = min(m, KEEP)
-    scalars = (
-        m, problem.capacity, problem.exclusive, keep, levels, goal_ns,
-        problem.last.in_all, problem.last.lost,
-    )  # fmt: skip
     drains = [(one.level, one.extra_ns, one.weights_ns) for one in problem.drains]
-    width = FIELDS + stages * (COUNTS + levels * (PLACES + keep))
-    bound, _, end = search_levels(
-        stages,
+    case = Case(
         _costs(problem, levels),
-        np.array(scalars, np.int64),
+        stages,
+        levels,
+        m,
+        problem.capacity,
+        problem.exclusive,
+        keep,
+        goal_ns,
+        problem.last.in_all,
+        problem.last.lost,
         problem.releases,
         problem.backs,
         problem.tails,
         problem.follows,
         np.array(drains, np.int64),
-        np.empty((nodes + 1, width), np.int64),
-        np.empty(nodes + 1, np.int64),
-        np.empty(nodes + 1, np.int32),
-        np.empty(nodes + 1, np.int64),
-        np.empty(nodes + 1, np.bool_),
-        np.empty(nodes + 1, np.int64),
-        np.full(1 << max(8, nodes.bit_length()), NONE, np.int64),
-        np.empty(stages * levels * MOVES, np.int64),
     )
+    width = FIELDS + stages * (COUNTS + levels * (PLACES + keep))
+    bound, _, end = search_levels(case, make_room(nodes, width, stages * levels * MOVES))
     return int(bound), end != FULL
 
 

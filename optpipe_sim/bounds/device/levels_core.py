@@ -1,9 +1,9 @@
-"""The compiled part of `levels`: best-first search over the schedules of one device with recomputation.
+"""The compiled rules of `levels`: the moves of one device whose activations may be recomputed.
 
-As `core`, with an activation's level of recomputation (0: kept whole) in the state. A node is a row: the
-fields of `core`, then per stage the F's, backwards and weight gradients that have started, then per stage and
+As `core`, with an activation's level of recomputation (0: kept whole) in the state. A node has, after the
+fields of `best_first`, per stage the F's, backwards and weight gradients that have started, then per stage and
 level how many activations wait where F left them, on the host and reloaded, and the ends of the F's of
-those that wait (``keep`` of them, oldest first).
+those that wait.
 
 All times ns, all memory bytes, int64; nothing here allocates.
 """
@@ -12,10 +12,12 @@ All times ns, all memory bytes, int64; nothing here allocates.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from ...compiled import step
-from .core import (
+from ...compiled import entry, step
+from .best_first import (
     COST,
     FIELDS,
     GC,
@@ -29,9 +31,22 @@ from .core import (
     TC,
     TO,
     TR,
+    Room,
     T,
-)  # fmt: skip
-from .core import _fits_at as fits_at
+    best_first,
+    fits_at,
+    forget_ages,
+    forget_past,
+    forward_outlasts,
+    no_later,
+    no_younger,
+    offload_start,
+    reload_start,
+    remove,
+    remove_newest,
+    settle,
+)
+from .heap import hashed_row
 
 # per stage, counted as they start: F's, backwards, weight gradients (or BW's)
 NF, NB, NW = range(3)
@@ -42,29 +57,51 @@ PLACES = 3
 # columns of `costs`, one row per stage and level
 F, B, W, BW, C, O, R, FA, FR, BA, BR, BWA, BWR, CA, MOVED, KEPT, DELAY, AGAIN = range(18)  # noqa: E741
 COLUMNS = 18
-# entries of `scalars`
-MICROBATCHES, CAPACITY, SHARED, KEEP, LEVELS, GOAL, IDLE, LOST = range(8)
 # moves of a level: F; B and BW of the oldest that stayed; B and BW of a reloaded one; C of one that
 # stayed, of a reloaded one; R; O of the newest that has ended, of the F that runs; W (level 0 only)
 M_F, M_B, M_BW, M_B_BACK, M_BW_BACK, M_C, M_C_BACK, M_R, M_O, M_O_NOW, M_W = range(11)
 MOVES = 11
 
 
+class Case(NamedTuple):
+    """One device with recomputation."""
+
+    # (stages * levels, COLUMNS); F below 0 where a stage does not have a level, BW below 0 where
+    # fusing is no use
+    costs: np.ndarray
+    stages: int
+    levels: int
+    microbatches: int
+    capacity: int
+    shared: bool  # whether O and R take turns
+    keep: int  # ends of F's told apart per stage and level
+    goal: int
+    idle: int  # `LastForward.in_all`
+    lost: int  # `LastForward.lost`
+    releases: np.ndarray  # (stages, m): the earliest start of the n-th F
+    backs: np.ndarray  # likewise of the n-th backward
+    tails: np.ndarray  # (stages, m): what follows the end of the n-th backward at least
+    follows: np.ndarray  # likewise of the n-th F
+    drains: (
+        np.ndarray
+    )  # (ways, 3) of the last backward: its level, what it recomputes, the W's after it
+
+
 @step
-def place_of(stages, keep, levels, s, level):
+def _place_of(case, code):
     """Where the counts of a stage's level begin in a node; the ends of its F's follow them."""
-    return FIELDS + stages * COUNTS + (s * levels + level) * (PLACES + keep)
+    return FIELDS + case.stages * COUNTS + code * (PLACES + case.keep)
 
 
 @step
-def estimate(node, stages, costs, scalars, tails, drains):
+def _estimate(node, case):
     """What any schedule that goes on from a node costs at least."""
-    m, keep, levels = scalars[MICROBATCHES], scalars[KEEP], scalars[LEVELS]
+    m, levels, costs = case.microbatches, case.levels, case.costs
     work = np.int64(0)
     again = np.int64(0)
     pending = np.int64(0)
     left = np.int64(0)
-    for s in range(stages):
+    for s in range(case.stages):
         at, cost = FIELDS + s * COUNTS, costs[s * levels]
         backs = m - node[at + NB]
         waiting = node[at + NB] - node[at + NW]
@@ -75,7 +112,7 @@ def estimate(node, stages, costs, scalars, tails, drains):
         pending += (backs + waiting) * cost[W]
         left += backs
         for level in range(1, levels):
-            here = place_of(stages, keep, levels, s, level)
+            here = _place_of(case, s * levels + level)
             count = node[here + STAY] + node[here + HOST] + node[here + BACK]
             again += count * costs[s * levels + level, AGAIN]
     end = node[TC] + work + again
@@ -83,32 +120,32 @@ def estimate(node, stages, costs, scalars, tails, drains):
     if left > 0:
         # after the last backward only weight gradients are left, as many as fit beside it
         least = np.int64(NEVER)
-        for k in range(len(drains)):
-            level, extra, weights = drains[k]
+        for k in range(len(case.drains)):
+            level, extra, weights = case.drains[k]
             if level > 0:
-                here = place_of(stages, keep, levels, 0, level)
+                here = _place_of(case, level)
                 if node[here + STAY] + node[here + HOST] + node[here + BACK] > 0:
                     extra = 0  # it is counted already
             least = min(least, extra - min(pending, weights))
-        best = max(best, end + least + tails[0, m - 1])
+        best = max(best, end + least + case.tails[0, m - 1])
     if node[FIELDS + NF] < m:
-        best = max(best, max(end + scalars[IDLE], end - again + scalars[LOST]))
+        best = max(best, max(end + case.idle, end - again + case.lost))
     return best
 
 
 @step
-def start(node, move, s, level, stages, costs, scalars, releases, backs):
+def _start(node, move, s, level, case):
     """When a move of a stage and level can start at the earliest, or NONE."""
-    m, keep, levels = scalars[MICROBATCHES], scalars[KEEP], scalars[LEVELS]
-    at, here = FIELDS + s * COUNTS, place_of(stages, keep, levels, s, level)
-    cost, code = costs[s * levels + level], s * levels + level
+    m, code = case.microbatches, s * case.levels + level
+    at, here = FIELDS + s * COUNTS, _place_of(case, code)
+    cost = case.costs[code]
     if cost[F] < 0:
         return np.int64(NONE)  # the stage does not have this level
     if move == M_F:
         n = node[at + NF]
         if n == m or (s > 0 and node[at - COUNTS + NF] <= n):
             return np.int64(NONE)
-        return fits_at(node, cost[FA], scalars[CAPACITY], max(node[TC], releases[s, n]))
+        return fits_at(node, cost[FA], case.capacity, max(node[TC], case.releases[s, n]))
     if move == M_W:
         if level > 0 or node[at + NW] >= node[at + NB]:
             return np.int64(NONE)
@@ -123,48 +160,24 @@ def start(node, move, s, level, stages, costs, scalars, releases, backs):
         if move in (M_C, M_C_BACK):
             if level == 0:
                 return np.int64(NONE)
-            return fits_at(node, cost[CA], scalars[CAPACITY], when)
+            return fits_at(node, cost[CA], case.capacity, when)
         fused = move in (M_BW, M_BW_BACK)
         n = node[at + NB]
-        if n == m or (s + 1 < stages and node[at + COUNTS + NB] <= n) or (fused and cost[BW] < 0):
+        if n == m or (s + 1 < case.stages and node[at + COUNTS + NB] <= n):
             return np.int64(NONE)
-        when = max(when, backs[s, n])
+        if fused and cost[BW] < 0:
+            return np.int64(NONE)
+        when = max(when, case.backs[s, n])
         if stayed:
             when = max(when, node[here + PLACES] + cost[DELAY])
         if level == 0:
             return np.int64(when)
-        return fits_at(node, cost[BWA] if fused else cost[BA], scalars[CAPACITY], when)
+        return fits_at(node, cost[BWA] if fused else cost[BA], case.capacity, when)
     if move == M_R:
-        if node[here + HOST] == 0:
-            return np.int64(NONE)
-        when = node[TR]
-        if scalars[SHARED] or (node[here + HOST] == 1 and node[SO] == code):
-            when = max(when, node[TO])
-        return fits_at(node, cost[MOVED], scalars[CAPACITY], when)
-    if cost[MOVED] == 0 or node[here + STAY] == 0:
+        return reload_start(node, code, node[here + HOST], cost[MOVED], case.capacity, case.shared)
+    if cost[MOVED] == 0:
         return np.int64(NONE)
-    runs = node[KC] == code and node[TC] > node[T]
-    when = max(node[T], node[TO])
-    if scalars[SHARED]:
-        when = max(when, node[TR])
-    if move == M_O_NOW:
-        return max(when, node[TC]) if runs and node[TC] > when else np.int64(NONE)
-    if runs and node[TC] > when and node[here + STAY] == 1:
-        return np.int64(NONE)
-    return when
-
-
-@step
-def _remove(node, here, keep, place):
-    """Take one of the ends of F's out; of those not kept none ended before the newest that is."""
-    count = node[here + STAY]
-    kept = min(count, keep)
-    ages = here + PLACES
-    newest = node[ages + kept - 1]
-    for k in range(place, kept - 1):
-        node[ages + k] = node[ages + k + 1]
-    node[ages + kept - 1] = newest if count > keep else 0
-    node[here + STAY] = count - 1
+    return offload_start(node, code, node[here + STAY], move == M_O_NOW, case.shared)
 
 
 @step
@@ -184,39 +197,24 @@ def _insert(node, here, keep, age):
 
 
 @step
-def _settle(node, when):
-    """What has ended by a time gives back its memory."""
-    if node[TC] <= when:
-        node[LEVEL] -= node[GC]
-        node[GC], node[KC] = 0, NONE
-    if node[TO] <= when:
-        node[LEVEL] -= node[GO]
-        node[GO], node[SO] = 0, NONE
-    if node[TR] <= when:
-        node[SR] = NONE
-    node[T] = when
-
-
-@step
-def _compute(node, when, lasts, allocated, released):
-    node[TC], node[KC], node[GC] = when + lasts, NONE, released
+def _compute(node, when, duration, allocated, released):
+    node[TC], node[KC], node[GC] = when + duration, NONE, released
     node[LEVEL] += allocated
 
 
 @step
-def move_to(node, move, s, level, when, stages, costs, scalars, tails, follows):
+def _move(node, option, when, case):
     """Start a move at a time."""
-    keep, levels = scalars[KEEP], scalars[LEVELS]
-    at, here = FIELDS + s * COUNTS, place_of(stages, keep, levels, s, level)
-    cost, code = costs[s * levels + level], s * levels + level
-    runs = node[KC] == code and node[TC] > max(node[T], node[TO])
-    if scalars[SHARED] and runs:
-        runs = node[TC] > node[TR]
-    _settle(node, when)
+    code, move = option // MOVES, option % MOVES
+    s, keep = code // case.levels, case.keep
+    at, here = FIELDS + s * COUNTS, _place_of(case, code)
+    stay, ages, cost = here + STAY, here + PLACES, case.costs[code]
+    runs = forward_outlasts(node, code, case.shared)
+    settle(node, when)
     if move == M_F:
         _compute(node, when, cost[F], cost[FA], cost[FR])
         node[KC] = code
-        node[COST] = max(node[COST], node[TC] + follows[s, node[at + NF]])
+        node[COST] = max(node[COST], node[TC] + case.follows[s, node[at + NF]])
         _insert(node, here, keep, node[TC])
         node[at + NF] += 1
     elif move == M_W:
@@ -224,24 +222,24 @@ def move_to(node, move, s, level, when, stages, costs, scalars, tails, follows):
         node[at + NW] += 1
     elif move in (M_C, M_C_BACK):
         _compute(node, when, cost[C], cost[CA], 0)
-        whole = place_of(stages, keep, levels, s, 0)
+        whole = _place_of(case, s * case.levels)
         if move == M_C_BACK:
             node[here + BACK] -= 1
             node[whole + BACK] += 1
         else:  # as if it were the oldest, and the newest that no longer waits for it
-            _insert(node, whole, keep, node[here + PLACES])
-            _remove(node, here, keep, min(node[here + STAY], keep) - 1)
+            _insert(node, whole, keep, node[ages])
+            remove(node, stay, ages, keep, min(node[stay], keep) - 1)
     elif move <= M_BW_BACK:
         fused = move in (M_BW, M_BW_BACK)
         if fused:
             _compute(node, when, cost[BW], cost[BWA], cost[BWR])
         else:
             _compute(node, when, cost[B], cost[BA], cost[BR])
-        node[COST] = max(node[COST], node[TC] + tails[s, node[at + NB]])
+        node[COST] = max(node[COST], node[TC] + case.tails[s, node[at + NB]])
         node[at + NB] += 1
         node[at + NW] += 1 if fused else 0
         if move <= M_BW:
-            _remove(node, here, keep, 0)
+            remove(node, stay, ages, keep, 0)
         else:
             node[here + BACK] -= 1
     elif move == M_R:
@@ -251,24 +249,97 @@ def move_to(node, move, s, level, when, stages, costs, scalars, tails, follows):
         node[here + BACK] += 1
     else:
         node[TO], node[SO], node[GO] = when + cost[O], code, cost[MOVED]
-        place = min(node[here + STAY], keep) - 1
-        if move == M_O and runs and node[here + STAY] <= keep:
-            place -= 1
-        if node[here + STAY] > keep:
-            node[here + STAY] -= 1
-        else:
-            _remove(node, here, keep, place)
+        remove_newest(node, stay, ages, keep, move == M_O and runs)
         node[here + HOST] += 1
-    _normalise(node, stages, costs, keep, levels)
+    _normalise(node, case)
 
 
 @step
-def _normalise(node, stages, costs, keep, levels):
+def _normalise(node, case):
     """What is over no longer tells nodes apart."""
-    now = node[T]
-    for field in (TC, TO, TR):
-        node[field] = max(node[field], now)
-    for code in range(stages * levels):
-        here = place_of(stages, keep, levels, code // levels, code % levels)
-        for k in range(min(node[here + STAY], keep)):
-            node[here + PLACES + k] = max(node[here + PLACES + k], now - costs[code, DELAY])
+    forget_past(node)
+    for code in range(case.stages * case.levels):
+        here = _place_of(case, code)
+        before = node[T] - case.costs[code, DELAY]
+        forget_ages(node, here + STAY, here + PLACES, case.keep, before)
+
+
+@step
+def _same_counts(one, other, case):
+    for k in range(FIELDS, FIELDS + case.stages * COUNTS):
+        if one[k] != other[k]:
+            return False
+    for code in range(case.stages * case.levels):
+        here = _place_of(case, code)
+        for k in range(PLACES):
+            if one[here + k] != other[here + k]:
+                return False
+    return True
+
+
+@step
+def _no_worse(one, other, case):
+    """Whether whatever can follow `other` can follow `one` no later (their counts are the same)."""
+    if not no_later(one, other):
+        return False
+    for code in range(case.stages * case.levels):
+        here = _place_of(case, code)
+        if not no_younger(one, other, here + STAY, here + PLACES, case.keep):
+            return False
+    return True
+
+
+@step
+def _hash_counts(node, case, size):
+    """A hash of all counts, from 0 to size - 1, a power of two."""
+    value = np.int64(hashed_row(node[FIELDS : FIELDS + case.stages * COUNTS], size))
+    for code in range(case.stages * case.levels):
+        here = _place_of(case, code)
+        for k in range(PLACES):
+            value = value * 1000003 + node[here + k]
+    value *= 7046029254386353131
+    return (value >> 24) & (size - 1)
+
+
+@step
+def _is_whole(node, case):
+    whole = True
+    for s in range(case.stages):
+        whole = whole and node[FIELDS + s * COUNTS + NW] == case.microbatches
+    return whole
+
+
+@step
+def _find_starts(node, starts, case):
+    """When each move can start; returns when the first W that may go first could have ended."""
+    cut = np.int64(NEVER)
+    for code in range(case.stages * case.levels):
+        s, level = code // case.levels, code % case.levels
+        for move in range(MOVES):
+            when = _start(node, move, s, level, case)
+            if when >= 0:
+                when = max(when, node[T])
+                if move == M_W and case.costs[code, W] > 0:
+                    cut = min(cut, when + case.costs[code, W])
+            starts[code * MOVES + move] = when
+    return cut
+
+
+@step
+def _is_needless(option, starts, cut, case):
+    """Whether a W may go first, or a reloaded activation does as well."""
+    code, move, when = option // MOVES, option % MOVES, starts[option]
+    if (move <= M_C_BACK or move == M_W) and when >= cut:
+        return True
+    if move in (M_B, M_BW, M_C):
+        return 0 <= starts[code * MOVES + (M_C_BACK if move == M_C else M_B_BACK)] <= when
+    return False
+
+
+@entry
+def search_levels(case: Case, room: Room) -> tuple[int, int, int]:
+    """(bound, nodes made, FULL, DONE or GOAL_REACHED), see `best_first`."""
+    return best_first(  # type: ignore[no-any-return]
+        case, room, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
+        _same_counts, _no_worse,
+    )  # fmt: skip

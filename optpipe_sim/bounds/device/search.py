@@ -27,15 +27,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...profile import CostProfile
-from .core import (
-    FIELDS,
-    FULL,
-    MOVES,
-    NEVER,
-    NONE,
-    WIDE,
-    search,
-)
+from .best_first import FIELDS, FULL, NEVER, NONE, make_room
+from .core import MOVES, WIDE, Case, search
 from .levels import device_bound_with_levels
 from .problem import OneDevice, one_device
 
@@ -83,27 +76,23 @@ def device_bound(
         ],
         np.int64,
     )
-    scalars = (
-        m, problem.capacity, problem.exclusive, keep, problem.after_ns, goal_ns, problem.last.lost
-    )  # fmt: skip
-    width = FIELDS + stages * (WIDE + keep)
-    bound, _, end = search(
+    case = Case(
         costs,
-        np.array(scalars, np.int64),
+        m,
+        problem.capacity,
+        problem.exclusive,
+        keep,
+        goal_ns,
+        problem.after_ns,
+        problem.last.lost,
         problem.releases,
         problem.backs,
         problem.tails,
         problem.follows,
         np.zeros((0, stages, 10), np.int64) if prices is None else prices,
-        np.empty((nodes + 1, width), np.int64),
-        np.empty(nodes + 1, np.int64),
-        np.empty(nodes + 1, np.int32),
-        np.empty(nodes + 1, np.int64),
-        np.empty(nodes + 1, np.bool_),
-        np.empty(nodes + 1, np.int64),
-        np.full(1 << max(8, nodes.bit_length()), NONE, np.int64),
-        np.empty(stages * MOVES, np.int64),
     )
+    width = FIELDS + stages * (WIDE + keep)
+    bound, _, end = search(case, make_room(nodes, width, stages * MOVES))
     return int(bound), end != FULL
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...bounds.device.core import NEVER
+from ...bounds.device.best_first import NEVER
 from ...bounds.device.prices import prices
 from ...bounds.device.problem import OneDevice, one_device
 from ...bounds.device.search import device_bound
