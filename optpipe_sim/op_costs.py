@@ -8,7 +8,7 @@ import numpy as np
 
 from .errors import InvalidSchedule
 from .op_table import KEEP, apart, inside
-from .ops import C
+from .ops import C, F, O
 from .profile import CostProfile
 from .schedule import Schedule, encode
 
@@ -28,26 +28,60 @@ def op_costs(schedule: Schedule, profile: CostProfile) -> OpCosts:
     Raises:
         InvalidSchedule: for a level of recomputation that the profile does not have.
     """
-    kinds, stages, microbatches = schedule.table.T
-    treatment = treatments(schedule, profile)[stages, microbatches]
-    return OpCosts(*(array[kinds, stages, treatment] for array in profile.op_table))
+    kinds, stages, units = schedule.table.T
+    treatment = treatments(schedule, profile)[stages, units]
+    slices = schedule.shape.slices
+    if slices == 1:
+        return OpCosts(*(array[kinds, stages, treatment] for array in profile.op_table))
+    whole = np.zeros((schedule.shape.stages, schedule.shape.units), np.int64)
+    behind, _ = offloads_behind(schedule)
+    whole[tuple(schedule.table[behind, 1:].T)] = 1
+    at = whole[stages, units], units % slices, kinds, stages, treatment
+    return OpCosts(*(array[at] for array in profile.slice_tables))
+
+
+def offloads_behind(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of the O's that stand in the program behind the F of their microbatch's last slice,
+    and the rows of those F's: only these O's may take keys and values along."""
+    shape = schedule.shape
+    rows = np.flatnonzero(schedule.table[:, 0] == O)
+    _, stages, units = schedule.table[rows].T.astype(np.int64)
+    last = units // shape.slices * shape.slices + shape.slices - 1
+    forwards = schedule.rows[encode(shape, F, stages, last)]
+    behind = forwards < rows
+    return rows[behind], forwards[behind]
+
+
+def edges(schedule: Schedule, profile: CostProfile) -> tuple[np.ndarray, np.ndarray]:
+    """The data dependencies of `Schedule.edges`, and those of what takes keys and values along:
+    such an O waits for the F of the microbatch's last slice."""
+    waiting, needed = schedule.edges
+    if schedule.shape.slices == 1:
+        return waiting, needed
+    behind, forwards = offloads_behind(schedule)
+    _, stages, units = schedule.table[behind].T
+    treatment = treatments(schedule, profile)[stages, units]
+    part = units % schedule.shape.slices
+    moved = profile.slice_tables.released_bytes[:, part, O, stages, treatment]
+    takes = moved[0] < moved[1]
+    return np.concatenate([waiting, behind[takes]]), np.concatenate([needed, forwards[takes]])
 
 
 def treatments(schedule: Schedule, profile: CostProfile) -> np.ndarray:
-    """(stages, microbatches) the treatment of each activation (see `op_table`).
+    """(stages, units) the treatment of each activation (see `op_table`).
 
     Raises:
         InvalidSchedule: for a level of recomputation that the profile does not have.
     """
     shape = schedule.shape
-    chosen = np.full((shape.stages, shape.microbatches), KEEP)
+    chosen = np.full((shape.stages, shape.units), KEEP)
     levels = schedule.levels
     if not levels.names:
         return chosen
     number = _numbers(schedule, profile)
     at = np.take_along_axis(number, levels.table, axis=1)
-    stage, microbatch = np.indices(chosen.shape)
-    is_apart = schedule.rows[encode(shape, C, stage, microbatch)] >= 0
+    stage, unit = np.indices(chosen.shape)
+    is_apart = schedule.rows[encode(shape, C, stage, unit)] >= 0
     return np.where(at == 0, KEEP, np.where(is_apart, apart(at), inside(at)))
 
 

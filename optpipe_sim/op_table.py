@@ -46,8 +46,11 @@ class OpTable(NamedTuple):
         return int(self.duration_ns.shape[2])
 
 
-def make_table(stages: Sequence[StageCost]) -> OpTable:
-    """The table of these stages (see the README, "Memory" and "Recomputation")."""
+def make_table(stages: Sequence[StageCost], early: bool = False) -> OpTable:
+    """The table of these stages (see the README, "Memory" and "Recomputation").
+
+    With `early`, copies leave keys and values behind: later slices have still to read them.
+    """
     most = max(len(cost.recompute) for cost in stages)
     shape = (len(OpKind), len(stages), 1 + 2 * most)
     table = OpTable(
@@ -58,17 +61,32 @@ def make_table(stages: Sequence[StageCost]) -> OpTable:
     )
     table.asks[[F, R]] = True
     for stage, cost in enumerate(stages):
-        _enter(table, stage, KEEP, cost, None)
+        _enter(table, stage, KEEP, cost, None, early)
         for at, level in enumerate(cost.recompute, 1):
-            _enter(table, stage, inside(at), cost, level)
-            _enter(table, stage, apart(at), cost, level)
+            _enter(table, stage, inside(at), cost, level, early)
+            _enter(table, stage, apart(at), cost, level, early)
             _recompute_inside(table, stage, inside(at), cost, level)
             _recompute_apart(table, stage, apart(at), cost, level)
     return table
 
 
+def make_slice_tables(stages: Sequence[StageCost], slices: int) -> OpTable:
+    """The tables of all slices: arrays (2, slices, kinds, stages, treatments), the first index
+    telling copies that leave keys and values behind (0) from those that take them along (1)."""
+    tables = [
+        [make_table([cost.slices[at] for cost in stages], early) for at in range(slices)]
+        for early in (True, False)
+    ]
+    return OpTable(*(np.array([[part[at] for part in row] for row in tables]) for at in range(4)))
+
+
 def _enter(
-    table: OpTable, stage: int, treatment: int, cost: StageCost, level: RecomputeLevel | None
+    table: OpTable,
+    stage: int,
+    treatment: int,
+    cost: StageCost,
+    level: RecomputeLevel | None,
+    early: bool,
 ) -> None:
     """What is the same inside and apart: the forward, the weight gradient, the copies."""
     duration, allocated, released, _ = (array[:, stage, treatment] for array in table)
@@ -78,7 +96,7 @@ def _enter(
     allocated[F], released[F] = keep + work, work
     released[B], released[W] = cost.act_bytes - cost.w_bytes, cost.w_bytes
     released[BW] = cost.act_bytes
-    moved = min(cost.offloadable, keep)
+    moved = min(cost.offloadable, keep - cost.kv_bytes if early else keep)
     released[O] = allocated[R] = moved
     for kind, time in ((O, cost.t_offload_ns or 0), (R, cost.t_reload_ns or 0)):
         duration[kind] = in_proportion(time, moved, cost.offloadable)

@@ -1,6 +1,7 @@
 """Operations, their notation, and the only copy of the dependency rules.
 
 An op is written ``KIND stage . microbatch``: ``F3.7`` is the forward of stage 3, microbatch 7.
+Where sequences are cut into slices, ``F3.7/2`` is that of slice 2 of the microbatch.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from . import codes
 from .errors import InvalidSchedule
@@ -38,33 +39,64 @@ class Op(NamedTuple):
     stage: int
     microbatch: int
 
+    @property
+    def slice(self) -> int | None:
+        """Which slice of the microbatch's sequence it works on; None where sequences are whole."""
+        return None
+
     def __str__(self) -> str:
         return f"{self.kind.name}{self.stage}.{self.microbatch}"
 
 
-_NOTATION = re.compile(r"(BW|[FBWCOR])([0-9]{1,18})\.([0-9]{1,18})")  # int64
+class SliceOp(Op):
+    """One operation of one stage on one slice of a microbatch's sequence: an `Op` with a fourth
+    entry, the slice."""
+
+    def __new__(cls, kind: OpKind, stage: int, microbatch: int, slice: int) -> SliceOp:
+        return tuple.__new__(cls, (kind, stage, microbatch, slice))
+
+    @property
+    def slice(self) -> int:
+        return self[3]  # type: ignore[misc, no-any-return]
+
+    def _replace(self, **changes: Any) -> SliceOp:
+        parts = {"kind": self.kind, "stage": self.stage, "microbatch": self.microbatch}
+        return SliceOp(**{**parts, "slice": self.slice, **changes})
+
+    def __repr__(self) -> str:
+        return f"SliceOp({self})"
+
+    def __str__(self) -> str:
+        return f"{super().__str__()}/{self.slice}"
+
+
+_NOTATION = re.compile(r"(BW|[FBWCOR])([0-9]{1,18})\.([0-9]{1,18})(?:/([0-9]{1,18}))?")  # int64
 
 
 def parse_op(text: str) -> Op:
     """The op that `text` (``"F3.7"``) stands for.
 
     Raises:
-        InvalidSchedule: where the text is not of the form KIND stage . microbatch.
+        InvalidSchedule: where the text is not of the form KIND stage . microbatch, with / slice
+            behind it where there are slices.
     """
     found = _NOTATION.fullmatch(text) if isinstance(text, str) else None
     if not found:
         raise InvalidSchedule(
             f"{text!r} is not an op: write KIND stage . microbatch, as in F3.7 (kinds: F B W BW C O R)"
         )
-    return Op(OpKind[found[1]], int(found[2]), int(found[3]))
+    op = Op(OpKind[found[1]], int(found[2]), int(found[3]))
+    return op if found[4] is None else SliceOp(*op, int(found[4]))
 
 
 class Rule(NamedTuple):
-    """`op` of stage s needs `needs` of stage s + `step` (same microbatch) to have ended."""
+    """`op` of stage s and slice k needs `needs` of stage s + `step` and slice k + `slices` (same
+    microbatch) to have ended."""
 
     op: OpKind
     needs: OpKind
     step: int
+    slices: int = 0
 
 
 # BW stands for B: what needs the B of a stage takes its BW where the two are fused. A rule whose
@@ -80,6 +112,8 @@ RULES = (
     Rule(C, R, 0),
     Rule(O, F, 0),
     Rule(R, O, 0),
+    Rule(F, F, 0, -1),  # the keys and values of the slice before
+    Rule(B, B, 0, +1),  # what the slice behind adds to their gradients
 )
 
 
@@ -89,7 +123,7 @@ def rules() -> Iterator[Rule]:
         for op in (B, BW) if rule.op is B else (rule.op,):
             for needs in (B, BW) if rule.needs is B else (rule.needs,):
                 if not (op is W and needs is BW):
-                    yield Rule(op, needs, rule.step)
+                    yield rule._replace(op=op, needs=needs)
 
 
 _RULES_OF = {kind: tuple(rule for rule in rules() if rule.op is kind) for kind in OpKind}
@@ -98,8 +132,12 @@ _RULES_OF = {kind: tuple(rule for rule in rules() if rule.op is kind) for kind i
 def dependencies(op: Op) -> Iterator[Op]:
     """The ops that `op` may wait for; those that a schedule does not contain do not bind.
 
-    Stage numbers below 0 never occur in the result; those past the last stage may.
+    Numbers of stages and slices below 0 never occur in the result; those past the last one may.
     """
-    for _, needs, step in _RULES_OF[op.kind]:
-        if op.stage + step >= 0:
-            yield Op(needs, op.stage + step, op.microbatch)
+    part = op.slice
+    for _, needs, step, slices in _RULES_OF[op.kind]:
+        stage = op.stage + step
+        if part is None and not slices and stage >= 0:
+            yield Op(needs, stage, op.microbatch)
+        elif part is not None and part + slices >= 0 and stage >= 0:
+            yield SliceOp(needs, stage, op.microbatch, part + slices)

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import gcd
 from typing import Any
 
 import numpy as np
 
 from .errors import InvalidSchedule, ProfileError
-from .op_table import KEEP, OpTable, make_table
+from .offload import Offload as Offload
+from .op_table import KEEP, OpTable, make_slice_tables, make_table
 from .schedule.shape import Shape, expand_placement
-from .stage_cost import MAX_TIME_NS, RecomputeLevel, StageCost, regroup
+from .stage_cost import MAX_TIME_NS, RecomputeLevel, StageCost
+from .stage_parts import change, check_slices, cut_sequence, regroup
 from .units import (
     Size,
     as_size,
@@ -27,41 +29,6 @@ from .units import (
     html_table,
     round_half_up,
 )
-
-
-@dataclass(frozen=True)
-class Offload:
-    """Copy engines and host links; which devices share a PCIe switch; the pinned host memory.
-
-    `copy_engines`: ``separate`` (per device one for O, one for R) or ``shared``. `host_link`: per
-    group one transfer at a time ``per_direction``, or a ``single`` one altogether (default: as the
-    engines). A device in no group has a link of its own.
-    """
-
-    copy_engines: str = "separate"
-    host_link: str | None = None
-    host_link_groups: tuple[tuple[int, ...], ...] = ()
-    host_limit_bytes: int | None = None
-    devices_per_node: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.copy_engines not in ("separate", "shared"):
-            raise ProfileError(
-                f"offload.copy_engines: expected separate or shared, got {self.copy_engines!r}"
-            )
-        if self.host_link is None:
-            default = "per_direction" if self.copy_engines == "separate" else "single"
-            object.__setattr__(self, "host_link", default)
-        if self.host_link not in ("per_direction", "single"):
-            raise ProfileError(
-                f"offload.host_link: expected per_direction or single, got {self.host_link!r}"
-            )
-
-    def links(self, devices: int) -> tuple[tuple[int, ...], ...]:
-        """The devices on each host link: the groups in their order, then the lone devices."""
-        grouped = {device for group in self.host_link_groups for device in group}
-        lone = tuple((device,) for device in range(devices) if device not in grouped)
-        return self.host_link_groups + lone
 
 
 @dataclass(frozen=True)
@@ -79,6 +46,8 @@ class CostProfile:
             ``blocking`` (the sender computes nothing while it sends).
         offload: copy engines and host links; None: no offloading.
         memory_limit: bytes per device, or None.
+        slices: into how many slices the sequence of a microbatch is cut; with more than one, every
+            stage has the cost of each (`StageCost.slices`).
         meta: provenance and notes; plain data, no part of the costs.
 
     Raises:
@@ -95,6 +64,7 @@ class CostProfile:
     links: str = "latency"
     offload: Offload | None = None
     memory_limit: tuple[int, ...] | None = None
+    slices: int = 1
     meta: dict[str, Any] = field(default_factory=dict, compare=False)
 
     def __post_init__(self) -> None:
@@ -113,6 +83,10 @@ class CostProfile:
             raise ProfileError(
                 f"stages: lists {len(self.stages)}, but {self.devices} devices x {self.chunks} chunks make {count}"
             )
+        if any(len(cost.slices or (cost,)) != self.slices for cost in self.stages):
+            raise ProfileError(f"slices: not every stage has the costs of {self.slices}")
+        for cost in self.stages:
+            check_slices(cost)
         if self.links not in ("latency", "serial", "blocking"):
             raise ProfileError(f"links: expected latency, serial or blocking, got {self.links!r}")
         for key in ("latency_ns", "occupancy_ns"):
@@ -145,6 +119,7 @@ class CostProfile:
                 "devices": self.devices,
                 "chunks per device": self.chunks,
                 "F + B + W of a stage": f"{format_time(min(times))} to {format_time(max(times))}",
+                **({"slices": self.slices} if self.slices > 1 else {}),
                 "a hop": format_time(self.t_comm_ns),
                 "activation of a stage": format_size(max(c.act_bytes for c in self.stages)),
                 "offloading": "yes" if self.offload else "no",
@@ -194,6 +169,11 @@ class CostProfile:
         """What every op takes, allocates and releases, by kind, stage and treatment."""
         return make_table(self.stages)
 
+    @cached_property
+    def slice_tables(self) -> OpTable:
+        """The same slice by slice; see `op_table.make_slice_tables`."""
+        return make_slice_tables(self.stages, self.slices)
+
     @property
     def durations_ns(self) -> np.ndarray:
         """(kinds, stages) int64: the duration of each op kind, where activations are kept whole."""
@@ -232,9 +212,13 @@ class CostProfile:
         needs no more.
         """
         least, rest = list(self.static_bytes), list(self.static_bytes)
+        offloads = self.offload is not None
         for cost, device in zip(self.stages, self.placement, strict=True):
-            least[device] = max(least[device], rest[device] + cost.least_running_bytes)
-            rest[device] += cost.least_waiting_bytes(self.offload is not None)
+            before = rest[device]  # with slices: what those before hold, keys and values at least
+            for part in cost.slices or (cost,):
+                least[device] = max(least[device], before + part.least_running_bytes)
+                before += part.least_waiting_bytes(offloads, leaves=part.kv_bytes)
+                rest[device] += part.least_waiting_bytes(offloads)
         return tuple(least)
 
     @property
@@ -281,13 +265,13 @@ class CostProfile:
 
     def shape(self, microbatches: int) -> Shape:
         """The shape of a schedule with the profile's own chunks and placement."""
-        return Shape(self.devices, self.chunks, microbatches, self.placement)
+        return Shape(self.devices, self.chunks, microbatches, self.placement, self.slices)
 
     def rechunk(self, chunks: int, placement: str | Sequence[int] = "loop") -> CostProfile:
         """The same model and devices with another number of chunks per device, or placement.
 
         Adjacent stages merge (times, act, w, offload, static add up) or a stage divides equally,
-        between its layers where it says how many it has; see `stage_cost.divide`. Messages stay as
+        between its layers where it says how many it has; see `stage_parts.divide`. Messages stay as
         they are.
 
         Raises:
@@ -336,20 +320,44 @@ class CostProfile:
         return f"; the layers of {self.name} make at most {counted(most, 'chunk')} per device"
 
     def for_shape(self, shape: Shape) -> CostProfile:
-        """The profile with the chunks and placement of a schedule's shape.
+        """The profile with the chunks, placement and slices of a schedule's shape.
 
         Raises:
-            InvalidSchedule: where the number of devices differs.
+            InvalidSchedule: where the number of devices differs, or sequences would have to be cut
+                anew.
         """
         if shape.devices != self.devices:
             raise InvalidSchedule(
                 f"the schedule is for {shape.devices} devices, the profile {self.name} has {self.devices}"
             )
-        return self.rechunk(shape.chunks, shape.placement)
+        return self.with_slices(shape.slices).rechunk(shape.chunks, shape.placement)
 
-    def map_stages(self, change: Callable[[int, StageCost], StageCost]) -> CostProfile:
-        """The profile with each stage's cost changed: ``change(stage, cost) -> cost``."""
-        return replace(self, stages=tuple(change(at, cost) for at, cost in enumerate(self.stages)))
+    def with_slices(self, slices: int) -> CostProfile:
+        """The profile with sequences cut into so many slices: whole ones from their slices; equal
+        slices, without keys and values but those the profile names, from whole sequences.
+
+        Raises:
+            InvalidSchedule: where the profile has another number of slices.
+        """
+        if slices == self.slices:
+            return self
+        if slices == 1:
+            stages = tuple(replace(cost, slices=()) for cost in self.stages)
+        elif self.slices == 1:
+            stages = tuple(cut_sequence(cost, slices) for cost in self.stages)
+        else:
+            raise InvalidSchedule(
+                f"slices: the profile {self.name} has the costs of {self.slices} slices, not of"
+                f" {slices}"
+            )
+        return replace(self, slices=slices, stages=stages)
+
+    def map_stages(self, by: Callable[[int, StageCost], StageCost]) -> CostProfile:
+        """The profile with each stage's cost changed, slice by slice: ``by(stage, cost) -> cost``."""
+        return replace(
+            self,
+            stages=tuple(change(cost, partial(by, at)) for at, cost in enumerate(self.stages)),
+        )
 
     def scale(
         self, compute: float = 1, comm: float = 1, copy: float = 1, memory: float = 1
@@ -368,7 +376,7 @@ class CostProfile:
                 b_work_bytes=times(old.b_work_bytes, memory),
             )
 
-        def change(_: int, cost: StageCost) -> StageCost:
+        def scaled(_: int, cost: StageCost) -> StageCost:
             changed: dict[str, Any] = {"recompute": tuple(map(level, cost.recompute))}
             for key, factor, least in (
                 ("t_f_ns", compute, 1),
@@ -380,12 +388,13 @@ class CostProfile:
                 ("act_bytes", memory, 0),
                 ("w_bytes", memory, 0),
                 ("offload_bytes", memory, 0),
+                ("kv_bytes", memory, 0),
             ):
                 changed[key] = times(getattr(cost, key), factor, least)
             return replace(cost, **changed)
 
         return replace(
-            self.map_stages(change),
+            self.map_stages(scaled),
             latency_ns=round_half_up(self.latency_ns * exact(comm)),
             occupancy_ns=round_half_up(self.occupancy_ns * exact(comm)),
         )

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
-from .errors import InvalidSchedule, ProfileError, require
-from .files import plain, read_mapping, write_mapping
+from .errors import InvalidSchedule, ProfileError
+from .files import plain, read_mapping
 from .profile import CostProfile, Offload
+from .profile_json import profile_to_json as profile_to_json
+from .profile_json import save_profile as save_profile
 from .schedule.shape import require_stages
 from .stage_cost import RecomputeLevel, StageCost, transfer_ns
+from .stage_parts import join
 from .units import BYTE_UNITS, TIME_UNITS, Reader, exact, is_plain
 
 LONGEST_NAME = 255  # as of a file
 _STAGE_TIMES = ("t_f", "t_b", "t_w", "t_bw")
-_STAGE_BYTES = ("act", "w", "offload", "static")
+_STAGE_BYTES = ("act", "w", "offload", "static", "kv")
 
 
 def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProfile:
@@ -60,7 +63,10 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
             "name",
             f"must be of at most {LONGEST_NAME} characters, none of them a control character",
         )
-    stages = _stages(reader, devices * chunks)
+    slices = reader.count("slices", 1) or 0
+    if not 1 <= slices <= 4096:
+        raise reader.fail("slices", f"must be a whole number from 1 to 4096, got {slices}")
+    stages = _stages(reader, devices * chunks, slices)
     latency_ns, occupancy_ns = _comm(reader)
     limit = _limit(reader, devices)
     offload = None
@@ -81,30 +87,72 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
         links=reader.take("links", "latency"),
         offload=offload,
         memory_limit=limit,
+        slices=slices,
         meta=plain(dict(meta)),
     )
     reader.finish(
-        "name, devices, chunks, placement, stages, t_comm_ms, links, offload, memory_limit_gib, meta"
+        "name, devices, chunks, placement, stages, slices, t_comm_ms, links, offload, memory_limit_gib, meta"
         " (times end in _s, _ms, _us or _ns; bytes in _bytes, _mib or _gib)"
     )
     return profile
 
 
-def _stages(reader: Reader, count: int) -> list[StageCost]:
+def _stages(reader: Reader, count: int, slices: int) -> list[StageCost]:
     data = reader.take("stages")
     if data is None:
         raise reader.fail(
             "stages", "missing: one mapping for all stages, or a list with one per stage"
         )
     if isinstance(data, Mapping):
-        return [_stage(Reader(data, "stages"))] * count
+        return [_sliced(data, "stages", slices)] * count
     if not isinstance(data, list):
         raise reader.fail("stages", f"expected a mapping or a list of {count}, got {data!r}")
     if len(data) != count:
         raise reader.fail(
             "stages", f"lists {len(data)} stages, expected devices x chunks = {count}"
         )
-    return [_stage(Reader(entry, f"stages[{at}]")) for at, entry in enumerate(data)]
+    return [_sliced(entry, f"stages[{at}]", slices) for at, entry in enumerate(data)]
+
+
+def _sliced(data: Any, where: str, slices: int) -> StageCost:
+    """A stage; with slices, its numbers may be lists of one number per slice."""
+    if slices == 1 or not isinstance(data, Mapping):
+        return _stage(Reader(data, where))
+    known = _stage(Reader(_of_slice(data, 0, slices, where), where))
+    try:
+        return join(
+            [
+                replace(
+                    _stage(Reader(_of_slice(data, at, slices, where), where)),
+                    static_bytes=0,
+                    layers=None,
+                )
+                for at in range(slices)
+            ],
+            known.static_bytes,
+            known.layers,
+        )
+    except ProfileError as error:
+        text = str(error)
+        raise ProfileError(text if text.startswith(where) else f"{where}.{text}") from None
+
+
+def _of_slice(data: Mapping[str, Any], at: int, slices: int, where: str) -> dict[str, Any]:
+    """The mapping of a stage, or of a level of its recomputation, with the numbers of one slice."""
+    found = dict(data)
+    for key, value in data.items():
+        if key == "recompute" and isinstance(value, list):
+            found[key] = [
+                _of_slice(level, at, slices, f"{where}.recompute[{number}]")
+                if isinstance(level, Mapping)
+                else level
+                for number, level in enumerate(value)
+            ]
+        elif isinstance(value, list) and not str(key).startswith(("static", "layers")):
+            if len(value) != slices:
+                raise ProfileError(f"{where}.{key}: lists {len(value)} slices, expected {slices}")
+            found[key] = value[at]
+    return found
 
 
 def _stage(reader: Reader) -> StageCost:
@@ -116,14 +164,14 @@ def _stage(reader: Reader) -> StageCost:
     splits = _check_backward(reader, values)
     for stem in _STAGE_BYTES:
         amount = reader.amount(stem, BYTE_UNITS, needed=stem == "act")
-        values[f"{stem}_bytes"] = 0 if amount is None and stem in ("w", "static") else amount
+        values[f"{stem}_bytes"] = 0 if amount is None and stem in ("w", "static", "kv") else amount
     values["layers"] = reader.count("layers", None)
     levels = _levels(reader)
     if not splits:
         _refuse_split_memory(reader, values, levels)
     reader.finish(
-        "t_f_ms, t_b_ms, t_w_ms, t_bw_ms, act_mib, w_mib, offload_mib, static_mib, layers,"
-        " recompute"
+        "t_f_ms, t_b_ms, t_w_ms, t_bw_ms, act_mib, w_mib, offload_mib, static_mib, kv_mib,"
+        " layers, recompute"
     )
     try:
         return StageCost(**values, recompute=levels, splits=splits)  # type: ignore[arg-type]
@@ -235,7 +283,7 @@ def _offload(reader: Reader, stages: list[StageCost]) -> tuple[Offload, list[Sta
     costs = {}
     for stem, bandwidth in (("t_offload", "d2h_gb_per_s"), ("t_reload", "h2d_gb_per_s")):
         times = _copy_times(reader, stem, bandwidth, stages)
-        costs[f"{stem}_ns"] = times
+        costs[f"{stem}_ns"] = times  # per stage, its slices
     groups = reader.take("host_link_groups") or []
     if not isinstance(groups, list) or not all(
         isinstance(group, list)
@@ -257,12 +305,23 @@ def _offload(reader: Reader, stages: list[StageCost]) -> tuple[Offload, list[Sta
         " host_link_groups, host_limit_gib, devices_per_node"
     )
     return offload, [
-        replace(cost, **{key: times[at] for key, times in costs.items()})  # type: ignore[arg-type]
+        _with_copies(cost, {key: times[at] for key, times in costs.items()})
         for at, cost in enumerate(stages)
     ]
 
 
-def _copy_times(reader: Reader, stem: str, bandwidth: str, stages: list[StageCost]) -> list[int]:
+def _with_copies(cost: StageCost, times: Mapping[str, list[int]]) -> StageCost:
+    """A stage with the times of its copies, slice by slice."""
+    parts = [
+        replace(part, **{key: values[at] for key, values in times.items()})  # type: ignore[arg-type]
+        for at, part in enumerate(cost.slices or (cost,))
+    ]
+    return join(parts, cost.static_bytes, cost.layers)
+
+
+def _copy_times(
+    reader: Reader, stem: str, bandwidth: str, stages: list[StageCost]
+) -> list[list[int]]:
     found = reader.quantity(stem, TIME_UNITS)
     rate = reader.take(bandwidth)
     if (found is None) == (rate is None):
@@ -271,89 +330,19 @@ def _copy_times(reader: Reader, stem: str, bandwidth: str, stages: list[StageCos
     values = value if isinstance(value, list) else [value] * len(stages)
     if len(values) != len(stages):
         raise reader.fail(key, f"lists {len(values)} stages, expected {len(stages)}")
-    if found:
-        return [reader.whole(key, entry, found[2]) for entry in values]
-    return [
-        transfer_ns(cost.offloadable, _bandwidth(reader, key, entry))
-        for cost, entry in zip(stages, values, strict=True)
-    ]
-
-
-def profile_to_json(profile: CostProfile) -> dict[str, Any]:
-    """The profile as a mapping of the file format, every number exact (ns and bytes)."""
-    stages = []
-    for cost in profile.stages:
-        entry: dict[str, Any] = {
-            "t_f_ns": cost.t_f_ns,
-            "t_b_ns": cost.t_b_ns,
-            "t_w_ns": cost.t_w_ns,
-            "act_bytes": cost.act_bytes,
-            "w_bytes": cost.w_bytes,
-            "offload_bytes": cost.offload_bytes,
-            "static_bytes": cost.static_bytes,
-        }
-        if not cost.splits:
-            entry["t_bw_ns"] = entry.pop("t_b_ns")
-            del entry["t_w_ns"], entry["w_bytes"]
-        elif cost.t_bw_ns is not None:
-            entry["t_bw_ns"] = cost.t_bw_ns
-        if cost.layers is not None:
-            entry["layers"] = cost.layers
-        if cost.recompute:
-            entry["recompute"] = [
-                {key: value for key, value in asdict(level).items() if value is not None}
-                for level in cost.recompute
+    times = []
+    for cost, entry in zip(stages, values, strict=True):
+        parts = cost.slices or (cost,)
+        several = isinstance(entry, list) and cost.slices
+        entries = entry if several else [entry] * len(parts)
+        if len(entries) != len(parts):
+            raise reader.fail(key, f"lists {len(entries)} slices, expected {len(parts)}")
+        times.append(
+            [
+                reader.whole(key, one, found[2])
+                if found
+                else transfer_ns(part.offloadable, _bandwidth(reader, key, one))
+                for part, one in zip(parts, entries, strict=True)
             ]
-        stages.append(entry)
-    shape = profile.shape(1)
-    data: dict[str, Any] = {
-        "name": profile.name,
-        "devices": profile.devices,
-        "chunks": profile.chunks,
-        "placement": shape.placement_name,
-        "stages": stages[0] if stages.count(stages[0]) == len(stages) else stages,
-        "links": profile.links,
-    }
-    if profile.latency_ns:
-        data["t_comm"] = {
-            "latency_ns": profile.latency_ns,
-            # at 1 GB/s a message takes as many ns as it has bytes
-            "message_bytes": profile.occupancy_ns,
-            "gb_per_s": 1,
-        }
-    else:
-        data["t_comm_ns"] = profile.occupancy_ns
-    if profile.offload is not None:
-        data["offload"] = _offload_to_json(profile, profile.offload)
-    if profile.memory_limit is not None:
-        limit = profile.memory_limit
-        data["memory_limit_bytes"] = limit[0] if len(set(limit)) == 1 else list(limit)
-    if profile.meta:
-        data["meta"] = profile.meta
-    return data
-
-
-def _offload_to_json(profile: CostProfile, offload: Offload) -> dict[str, Any]:
-    data: dict[str, Any] = {}
-    for key in ("t_offload_ns", "t_reload_ns"):
-        times = [getattr(cost, key) for cost in profile.stages]
-        data[key] = times[0] if len(set(times)) == 1 else times
-    data["copy_engines"] = offload.copy_engines
-    data["host_link"] = offload.host_link
-    if offload.host_link_groups:
-        data["host_link_groups"] = [list(group) for group in offload.host_link_groups]
-    if offload.host_limit_bytes is not None:
-        data["host_limit_bytes"] = offload.host_limit_bytes
-    if offload.devices_per_node is not None:
-        data["devices_per_node"] = offload.devices_per_node
-    return data
-
-
-def save_profile(profile: CostProfile, path: str | os.PathLike[str]) -> None:
-    """Write a profile as YAML (or JSON, by the ending); reading it back gives the same profile.
-
-    Raises:
-        OptPipeError: where the file cannot be written.
-    """
-    require("profile", profile, CostProfile, "read one with load_profile(PATH)")
-    write_mapping(path, profile_to_json(profile))
+        )
+    return times

@@ -1,15 +1,13 @@
-"""StageCost: what one stage costs; stages divided and merged."""
+"""StageCost: what one stage costs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
-from itertools import accumulate
 from typing import Any
 
 from .errors import ProfileError
-from .units import as_size, counted, exact, format_sizes, round_half_up
+from .units import as_size, exact, format_sizes, round_half_up
 
 MAX_TIME_NS = 10**15  # 11 days for one op: beyond it sums of many ops could overflow
 MAX_BYTES = 2**50
@@ -88,7 +86,10 @@ class StageCost:
     `layers` (embedding and head may count as one each) divides only between them; one that does not
     say divides anywhere. `recompute` has the levels of recomputation, from the least that is dropped
     to the most. Where only the whole backward is known (`splits` is False), `t_b_ns` is all of it,
-    `t_w_ns` and `w_bytes` are 0, and no schedule may run B and W of the stage apart.
+    `t_w_ns` and `w_bytes` are 0, and no schedule may run B and W of the stage apart. Where
+    sequences are cut, `slices` has the cost of each slice in order (see `join`), and the numbers of
+    the stage are those of a whole microbatch; `kv_bytes` of a slice's act are its keys and values,
+    which later slices read.
     """
 
     t_f_ns: int
@@ -104,13 +105,15 @@ class StageCost:
     layers: int | None = None
     recompute: tuple[RecomputeLevel, ...] = ()
     splits: bool = True
+    kv_bytes: int = 0
+    slices: tuple[StageCost, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.splits and (self.t_w_ns or self.w_bytes or self.t_bw_ns is not None):
             raise ProfileError("splits: False asks for t_w and w of 0, and no t_bw beside t_b")
         if self.offload_bytes is None:
             object.__setattr__(self, "offload_bytes", self.act_bytes)
-        for key in _AMOUNTS:
+        for key in AMOUNTS:
             value = _read_size(self, key)
             if value is not None:
                 _check_amount(key, value, 1 if key in _POSITIVE else 0)
@@ -133,6 +136,15 @@ class StageCost:
                 raise ProfileError(
                     f"recompute[{at}].keep_bytes: {told} is more than act_bytes, {most}"
                 )
+            if level.keep_bytes < self.kv_bytes:
+                told, least = format_sizes(level.keep_bytes, self.kv_bytes)
+                raise ProfileError(
+                    f"recompute[{at}].keep_bytes: {told} is less than kv_bytes, {least}, which are"
+                    " never dropped"
+                )
+        if self.kv_bytes > self.act_bytes:
+            told, most = format_sizes(self.kv_bytes, self.act_bytes)
+            raise ProfileError(f"kv_bytes: {told} is more than act_bytes, {most}")
 
     @property
     def offloadable(self) -> int:
@@ -148,10 +160,11 @@ class StageCost:
             + [level.keep_bytes + level.working_bytes(self.act_bytes) for level in self.recompute]
         )
 
-    def least_waiting_bytes(self, offloads: bool) -> int:
-        """The least that a device holds for one activation between its F and its backward."""
+    def least_waiting_bytes(self, offloads: bool, leaves: int = 0) -> int:
+        """The least that a device holds for one activation between its F and its backward, where
+        an offload `leaves` so many bytes behind (keys and values that have still to be read)."""
         kept = [self.act_bytes, *(level.keep_bytes for level in self.recompute)]
-        return min(keep - min(self.offloadable if offloads else 0, keep) for keep in kept)
+        return min(keep - min(self.offloadable if offloads else 0, keep - leaves) for keep in kept)
 
     def level(self, name: str) -> RecomputeLevel | None:
         """The level of recomputation with that name, or None."""
@@ -169,195 +182,9 @@ class StageCost:
 
 
 _POSITIVE = ("t_f_ns", "t_b_ns", "t_bw_ns", "layers")
-_AMOUNTS = tuple(
-    entry.name for entry in fields(StageCost) if entry.name not in ("recompute", "splits")
+AMOUNTS = tuple(
+    entry.name for entry in fields(StageCost) if entry.name not in ("recompute", "splits", "slices")
 )
-
-
-def evenly(count: int, parts: int) -> list[int]:
-    """`count` layers in `parts` contiguous runs; the first ones get one more."""
-    low, more = divmod(count, parts)
-    return [low + (at < more) for at in range(parts)]
-
-
-def divide(cost: StageCost, parts: int) -> list[StageCost]:
-    """A stage in `parts` parts: equal ones, or whole layers where it says how many it has.
-
-    Of L layers the first parts get one more where they do not divide equally. Every number n of a
-    stage (times, bytes) goes to a part of k layers as floor(n * k / L), and what remains of the
-    whole to the first part, so that the parts add up to the stage exactly; without layers each
-    part counts as one of `parts`. Where that would give the first part more w or offload than act
-    (by a few bytes), the excess moves on to the next one.
-
-    Raises:
-        ProfileError: for more parts than layers, or a part that would take less than 1 ns.
-    """
-    if parts == 1:
-        return [cost]
-    if cost.layers is not None and parts > cost.layers:
-        raise ProfileError(
-            f"a stage of {counted(cost.layers, 'layer')} cannot be divided into {parts} chunks:"
-            f" it divides only between layers, into at most {cost.layers}"
-        )
-    return _cut(cost, [1] * parts if cost.layers is None else evenly(cost.layers, parts))
-
-
-def _cut(cost: StageCost, weights: Sequence[int]) -> list[StageCost]:
-    """The parts of a stage that have so many of its ``sum(weights)`` layers; see `divide`."""
-    if len(weights) == 1:
-        return [cost]
-    total = sum(weights)
-    if min(cost.t_f_ns, cost.t_b_ns, cost.fused_ns) * min(weights) < total:
-        raise ProfileError(
-            f"a stage of {cost.t_f_ns} ns cannot be divided into {len(weights)} chunks"
-        )
-    shares: dict[str, Sequence[int | None]] = {}
-    for key in _AMOUNTS:
-        value = getattr(cost, key)
-        shares[key] = [None] * len(weights) if value is None else _share(value, weights)
-    acts = _share(cost.act_bytes, weights)
-    for key in ("w_bytes", "offload_bytes"):
-        shares[key] = _within(_share(getattr(cost, key), weights), acts)
-    levels = [_cut_level(level, weights, acts) for level in cost.recompute]
-    return [
-        StageCost(
-            **{key: shares[key][at] for key in _AMOUNTS},  # type: ignore[arg-type]
-            recompute=tuple(level[at] for level in levels),
-            splits=cost.splits,
-        )
-        for at in range(len(weights))
-    ]
-
-
-def _share(value: int, weights: Sequence[int]) -> list[int]:
-    """`value` by weight, rounded down; what remains goes to the first part."""
-    later = [value * weight // sum(weights) for weight in weights[1:]]
-    return [value - sum(later), *later]
-
-
-def _within(shares: Sequence[int], most: Sequence[int]) -> list[int]:
-    """`shares` with none above its `most`: the excess moves on to the next one."""
-    fitting, rest = [], 0
-    for share, limit in zip(shares, most, strict=True):
-        fitting.append(min(share + rest, limit))
-        rest += share - fitting[-1]
-    return fitting
-
-
-def _cut_level(
-    level: RecomputeLevel, weights: Sequence[int], acts: Sequence[int]
-) -> list[RecomputeLevel]:
-    """A level of recomputation for each part of a stage, whose activations are `acts`.
-
-    Time and kept bytes divide as all numbers do; given working bytes stay, at most act - keep of
-    the part: a part works through its layers as the whole did. How many layers are recomputed is
-    known of parts that get a whole number of them.
-    """
-    keeps = _within(_share(level.keep_bytes, weights), acts)
-
-    def most(work: int | None, act: int, keep: int) -> int | None:
-        return None if work is None else min(work, act - keep)
-
-    return [
-        RecomputeLevel(
-            level.name,
-            time,
-            keep,
-            most(level.work_bytes, act, keep),
-            most(level.b_work_bytes, act, keep),
-            None if level.layers is None else _whole(level.layers * weight, sum(weights)),
-        )
-        for time, keep, act, weight in zip(
-            _share(level.t_ns, weights), keeps, acts, weights, strict=True
-        )
-    ]
-
-
-def _whole(value: int, by: int) -> int | None:
-    """`value` / `by` where that is a whole number above 0."""
-    return value // by if value and value % by == 0 else None
-
-
-def regroup(costs: Sequence[StageCost], parts: int) -> list[StageCost]:
-    """Adjacent stages as `parts` stages: merged, divided, or cut where the new stages begin.
-
-    Stages that all say their layers share them out: the first parts get one more. Others are each
-    divided into `parts`, which then merge.
-
-    Raises:
-        ProfileError: see `divide`.
-    """
-    if len(costs) == 1:
-        return divide(costs[0], parts)
-    layers = [cost.layers for cost in costs if cost.layers is not None]
-    if len(layers) < len(costs):
-        pieces = [part for cost in costs for part in divide(cost, parts)]
-        return [merge(pieces[at : at + len(costs)]) for at in range(0, len(pieces), len(costs))]
-    if sum(layers) < parts:
-        raise ProfileError(
-            f"{len(costs)} stages of {counted(sum(layers), 'layer')} cannot make {parts}:"
-            " stages divide only between layers"
-        )
-    ends = list(accumulate(evenly(sum(layers), parts)))
-    groups: list[list[StageCost]] = [[] for _ in ends]
-    first = 0
-    for cost, count in zip(costs, layers, strict=True):
-        shared = [
-            min(end, first + count) - max(start, first)
-            for start, end in zip([0, *ends], ends, strict=False)
-        ]
-        mine = [at for at, number in enumerate(shared) if number > 0]
-        for at, piece in zip(mine, _cut(cost, [shared[at] for at in mine]), strict=True):
-            groups[at].append(piece)
-        first += count
-    return [merge(group) for group in groups]
-
-
-def merge(costs: Sequence[StageCost]) -> StageCost:
-    """Adjacent stages as one."""
-    if len(costs) == 1:
-        return costs[0]
-    total: dict[str, int | None] = {}
-    for key in _AMOUNTS:
-        values = [cost.fused_ns if key == "t_bw_ns" else getattr(cost, key) for cost in costs]
-        total[key] = None if None in values else sum(values)
-    splits = all(cost.splits for cost in costs)
-    if not splits:  # what is known of the merged stage is its whole backward
-        total |= {"t_b_ns": total["t_bw_ns"], "t_w_ns": 0, "w_bytes": 0}
-    if not splits or all(cost.t_bw_ns is None for cost in costs):
-        total["t_bw_ns"] = None
-    return StageCost(**total, recompute=_merge_levels(costs), splits=splits)  # type: ignore[arg-type]
-
-
-def _merge_levels(costs: Sequence[StageCost]) -> tuple[RecomputeLevel, ...]:
-    """Levels merged by name; a stage without that name is kept whole."""
-    names = dict.fromkeys(level.name for cost in costs for level in cost.recompute)
-    merged = []
-    for name in names:
-        having = [(cost, level) for cost in costs for level in cost.recompute if level.name == name]
-        whole = sum(cost.act_bytes for cost in costs if cost.level(name) is None)
-        work = b_work = None
-        if any(level.work_bytes is not None for _, level in having):
-            work = max(level.working_bytes(cost.act_bytes) for cost, level in having)
-        if any(level.b_work_bytes is not None for _, level in having):
-            b_work = max(
-                level.working_bytes(cost.act_bytes)
-                if level.b_work_bytes is None
-                else level.b_work_bytes
-                for cost, level in having
-            )
-        counts = [level.layers for _, level in having]
-        merged.append(
-            RecomputeLevel(
-                name,
-                sum(level.t_ns for _, level in having),
-                whole + sum(level.keep_bytes for _, level in having),
-                work,
-                b_work,
-                None if None in counts else sum(count for count in counts if count),
-            )
-        )
-    return tuple(merged)
 
 
 def transfer_ns(size_bytes: int, gb_per_s: Any) -> int:

@@ -10,7 +10,8 @@ from optpipe_sim.errors import InvalidSchedule, ProfileError
 from optpipe_sim.ops import parse_op
 from optpipe_sim.reasons.explain import explain, why
 from optpipe_sim.schedule import Shape
-from optpipe_sim.stage_cost import RecomputeLevel, StageCost, divide, merge
+from optpipe_sim.stage_cost import RecomputeLevel, StageCost
+from optpipe_sim.stage_parts import divide, merge
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,13 @@ is evidence and not an echo: whether a schedule runs through is decided by the p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from ..errors import InvalidSchedule, ProfileError, require
 from ..ops import TRANSFERS
 from ..profile import CostProfile
 from ..schedule import Schedule
+from ..stage_cost import StageCost
 from ..units import Size, format_sizes, format_time
 from .ops import circle, completeness, level_problems, link_problems, split_problems
 from .stepped import static, step_through
@@ -76,6 +77,13 @@ def check(
     return host_problems(schedule, profile, times.start_ns, times.end_ns)
 
 
+def _kept_and_work(cost: StageCost) -> Iterator[tuple[int, int]]:
+    """What stays after F, and the most that is held beside it, at each level of recomputation."""
+    for level in cost.recompute:
+        dropped = cost.act_bytes - level.keep_bytes
+        yield level.keep_bytes, dropped if level.work_bytes is None else level.work_bytes
+
+
 def _too_small(profile: CostProfile, limits: Sequence[int]) -> list[str]:
     """Limits below what one microbatch needs on its way through the stages of a device."""
     problems = []
@@ -85,15 +93,17 @@ def _too_small(profile: CostProfile, limits: Sequence[int]) -> list[str]:
         for cost, owner in zip(profile.stages, profile.placement, strict=True):
             if owner != device:
                 continue
-            movable = (cost.offload_bytes or 0) if profile.offload is not None else 0
-            running, waiting = cost.act_bytes, cost.act_bytes - movable
-            for level in cost.recompute:
-                dropped = cost.act_bytes - level.keep_bytes
-                work = dropped if level.work_bytes is None else level.work_bytes
-                running = min(running, level.keep_bytes + work)
-                waiting = min(waiting, max(level.keep_bytes - movable, 0))
-            least = max(least, stays + running)
-            stays += waiting
+            before = stays
+            for part in cost.slices or (cost,):
+                movable = (part.offload_bytes or 0) if profile.offload is not None else 0
+                running, waiting, unread = part.act_bytes, part.act_bytes, part.act_bytes
+                for kept, work in [(part.act_bytes, 0), *_kept_and_work(part)]:
+                    running = min(running, kept + work)
+                    waiting = min(waiting, max(kept - movable, 0))
+                    unread = min(unread, max(kept - movable, part.kv_bytes))
+                least = max(least, before + running)
+                before += unread  # its keys and values stay until the last slice has read them
+                stays += waiting
         if limit < least:
             told, needed = format_sizes(limit, least)
             problems.append(

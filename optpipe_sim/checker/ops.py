@@ -6,10 +6,10 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from ..ops import BW, COMPUTE, TRANSFERS, B, C, F, O, Op, R, W, dependencies
+from ..ops import BW, COMPUTE, TRANSFERS, B, C, F, O, Op, R, W
 from ..profile import CostProfile
 from ..schedule import Schedule
-from .stepped import anchors, engines, link_of
+from .stepped import Costs, anchors, engines, link_of
 
 
 def completeness(schedule: Schedule) -> list[str]:
@@ -25,10 +25,11 @@ def completeness(schedule: Schedule) -> list[str]:
                 )
     count = Counter(op for program in schedule.programs for op in program)
     for stage, device in enumerate(shape.placement):
-        for j in range(shape.microbatches):
-            problems += [f"device {device}: {text}" for text in _of_activation(count, stage, j)]
-            recomputing = Op(C, stage, j)
-            named = {f"{stage}", f"{stage}.{j}"} & schedule.recompute.keys()
+        for unit in range(shape.units):
+            recomputing = shape.op(C, stage, unit)
+            problems += [f"device {device}: {text}" for text in _of_activation(count, recomputing)]
+            whole = f"{stage}.{recomputing.microbatch}"
+            named = {f"{stage}", whole, f"{whole}/{recomputing.slice}"} & schedule.recompute.keys()
             if count[recomputing] and not named:
                 problems.append(
                     f"device {device}: {recomputing} recomputes what is kept whole: no level is given for it"
@@ -63,9 +64,9 @@ def split_problems(schedule: Schedule, profile: CostProfile) -> list[str]:
     ]
 
 
-def _of_activation(count: Counter[Op], stage: int, j: int) -> Iterator[str]:
-    """What is wrong with the ops of one (stage, microbatch)."""
-    f, b, w, bw, c, o, r = (Op(kind, stage, j) for kind in (F, B, W, BW, C, O, R))
+def _of_activation(count: Counter[Op], op: Op) -> Iterator[str]:
+    """What is wrong with the ops of one activation, given one of them."""
+    f, b, w, bw, c, o, r = (op._replace(kind=kind) for kind in (F, B, W, BW, C, O, R))
     for op in (f, b, w, bw, c, o, r):
         if count[op] > 1:
             yield f"{op} stands in the programs {count[op]} times"
@@ -163,6 +164,7 @@ def circle(schedule: Schedule, profile: CostProfile) -> list[str]:
 
 def _order_edges(schedule: Schedule, profile: CostProfile) -> dict[Op, dict[Op, str]]:
     """What each op waits for, and why, memory aside."""
+    costs = Costs(schedule, profile)
     here = {op for program in schedule.programs for op in program}
     waits: dict[Op, dict[Op, str]] = {op: {} for op in here}
 
@@ -171,7 +173,7 @@ def _order_edges(schedule: Schedule, profile: CostProfile) -> dict[Op, dict[Op, 
             waits[after].setdefault(before, why)
 
     for op in waits:
-        for need in dependencies(op):
+        for need in costs.needs(op):
             if need in here:
                 waits[op][need] = "(its input)"
     for program in schedule.programs:

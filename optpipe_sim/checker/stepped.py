@@ -7,11 +7,12 @@ may start, and last which transfers the links serve.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from heapq import heappop, heappush
 
-from ..ops import BW, COMPUTE, B, C, F, O, Op, R, W, dependencies
+from ..ops import BW, COMPUTE, B, C, F, O, Op, R, SliceOp, W, dependencies
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..stage_cost import RecomputeLevel, StageCost
@@ -51,14 +52,29 @@ class Costs:
         self.profile = profile
         self.levels = schedule.recompute
         ops = {op for program in schedule.programs for op in program}
-        self.apart = {(op.stage, op.microbatch) for op in ops if op.kind is C}
+        self.apart = {op[1:] for op in ops if op.kind is C}
+        # the activations whose copies may take keys and values along: what later slices read has
+        # been read when their O is issued, behind the F of the microbatch's last slice
+        last = schedule.shape.slices - 1
+        self.read: set[tuple[int, ...]] = set()
+        for program in schedule.programs:
+            done: set[tuple[int, ...]] = set()
+            for op in program:
+                if op.kind is F and op.slice == last:
+                    done.add(op[1:3])
+                if op.kind is O and (op.slice is None or op[1:3] in done):
+                    self.read.add(op[1:])
 
     def cost(self, op: Op) -> StageCost:
-        return self.profile.stages[op.stage]
+        stage = self.profile.stages[op.stage]
+        return stage if op.slice is None else stage.slices[op.slice]
 
     def level_name(self, op: Op) -> str | None:
         """The level of recomputation of an op's activation; what names it alone goes before."""
-        return self.levels.get(f"{op.stage}.{op.microbatch}", self.levels.get(f"{op.stage}"))
+        names = [f"{op.stage}.{op.microbatch}/{op.slice}", f"{op.stage}.{op.microbatch}"]
+        return next(
+            (self.levels[name] for name in [*names, f"{op.stage}"] if name in self.levels), None
+        )
 
     def level(self, op: Op) -> RecomputeLevel | None:
         """That level in the profile."""
@@ -72,11 +88,23 @@ class Costs:
 
     def moved(self, op: Op) -> int:
         """The bytes that O and R move."""
-        return min(self.cost(op).offload_bytes or 0, self.kept(op))
+        kept = self.kept(op)
+        if op[1:] not in self.read:
+            kept -= self.cost(op).kv_bytes
+        return min(self.cost(op).offload_bytes or 0, kept)
+
+    def needs(self, op: Op) -> Iterator[Op]:
+        """What an op waits for, whether or not it is there: its inputs; and, if it is an O that takes
+        keys and values along, the F that reads them last."""
+        yield from dependencies(op)
+        if isinstance(op, SliceOp) and op.kind is O and op[1:] in self.read:
+            left = self.kept(op) - self.cost(op).kv_bytes
+            if self.moved(op) > min(self.cost(op).offload_bytes or 0, left):
+                yield op._replace(kind=F, slice=self.profile.slices - 1)
 
     def is_inside(self, op: Op) -> bool:
         """Whether the backward of an op's activation recomputes it."""
-        return self.level(op) is not None and (op.stage, op.microbatch) not in self.apart
+        return self.level(op) is not None and op[1:] not in self.apart
 
     def working(self, op: Op) -> int:
         """What is held beside the kept bytes while this F, or this backward inside, runs."""
@@ -199,7 +227,7 @@ class _World:
         programs = schedule.programs
         self.device = {op: at for at, program in enumerate(programs) for op in program}
         self.needs = {
-            op: [need for need in dependencies(op) if need in self.device] for op in self.device
+            op: [need for need in self.costs.needs(op) if need in self.device] for op in self.device
         }
         self.sent_to: dict[Op, int] = {}
         for op, needs in self.needs.items():

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
 
-from ..ops import COMPUTE, O, Op, R, dependencies
+from ..ops import COMPUTE, O, Op, R
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..trace import Trace
@@ -90,7 +90,7 @@ class _Facts:
 
     def inputs(self, op: Op) -> Iterator[tuple[Op, int]]:
         """What `op` needs, and when that is there."""
-        for need in dependencies(op):
+        for need in self.costs.needs(op):
             if need in self.device:
                 yield need, self.arrival.get((need, op), self.end[need])
 
@@ -111,7 +111,7 @@ def _arrivals(facts: _Facts) -> dict[tuple[Op, Op], int]:
     """When the message from one op to another on another device is there."""
     sent: dict[tuple[int, int], list[tuple[int, Op, Op]]] = {}
     for op, to in facts.device.items():
-        for need in dependencies(op):
+        for need in facts.costs.needs(op):
             if need in facts.device and facts.device[need] != to:
                 pair = (facts.device[need], to)
                 sent.setdefault(pair, []).append((facts.end[need], need, op))

@@ -10,7 +10,7 @@ from itertools import accumulate, groupby, pairwise
 from typing import NamedTuple
 
 from ..checker.stepped import anchors, engines, link_of
-from ..op_costs import op_costs
+from ..op_costs import edges, op_costs
 from ..ops import COMPUTE, O, Op, R
 from ..trace import Trace
 
@@ -64,7 +64,7 @@ class Reasons:
         self.releases: dict[Op, int] = dict(zip(flat, costs.released_bytes.tolist(), strict=True))
         self.asks: dict[Op, bool] = dict(zip(flat, costs.asks.tolist(), strict=True))
         self.device = dict(zip(flat, schedule.devices.tolist(), strict=True))
-        waiting, needed = (edge.tolist() for edge in schedule.edges)
+        waiting, needed = (edge.tolist() for edge in edges(schedule, trace.profile))
         self.needs: dict[Op, list[Op]] = {op: [] for op in flat}
         for row, need in zip(waiting, needed, strict=True):
             self.needs[flat[row]].append(flat[need])

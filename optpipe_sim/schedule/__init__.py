@@ -13,12 +13,13 @@ import numpy as np
 
 from ..errors import InvalidSchedule
 from ..files import read_mapping, write_text
-from ..ops import BW, TRANSFERS, B, C, F, O, Op, OpKind, R, W, parse_op, rules
+from ..ops import BW, TRANSFERS, B, C, F, O, Op, OpKind, R, SliceOp, W, parse_op, rules
+from ..units import counted
+from .files import FORMAT, VERSION, read_fields
 from .levels import Levels as Levels
 from .levels import read_levels
 from .shape import Shape as Shape
 
-FORMAT, VERSION = "optpipe-schedule", 1
 _KINDS = tuple(OpKind)
 
 
@@ -32,8 +33,9 @@ class Schedule:
             direction (``"0/O"``, ``"0/R"``, or ``"0/OR"`` where one link serves both).
         meta: anything worth keeping with the schedule (plain data); no part of its identity.
         recompute: the level of recomputation of a stage (``"3"``) or of one of its activations
-            (``"3.7"``, which goes before): ``{"3": "full", "3.7": "selective"}``; what is absent is
-            kept whole. A ``C3.7`` in the program recomputes it apart, else the backward does.
+            (``"3.7"``, or ``"3.7/1"`` where there are slices; the narrower goes before):
+            ``{"3": "full", "3.7": "selective"}``; what is absent is kept whole. A ``C3.7`` in the
+            program recomputes it apart, else the backward does.
 
     Raises:
         InvalidSchedule: for what is not an op, or an op outside the shape. Whether the ops make a
@@ -55,7 +57,11 @@ class Schedule:
         rows = [list(map(_as_op, program)) for program in programs]
         self.shape = shape
         self.offsets = np.cumsum([0, *map(len, rows)])
-        flat = [op for program in rows for op in program]
+        for device, program in enumerate(rows):
+            self._check_slices(f"device {device}", program)
+        flat: list[tuple[int, ...]] = [op for program in rows for op in program]
+        if shape.slices > 1:
+            flat = [(op.kind, op.stage, shape.unit(op)) for program in rows for op in program]
         # wide until the range is checked
         self.table: np.ndarray = np.array(flat, dtype=np.int64).reshape(-1, 3)
         self.link_order = {
@@ -78,26 +84,42 @@ class Schedule:
         meta: Mapping[str, Any] | None = None,
         recompute: Mapping[str, str] | Levels | None = None,
     ) -> Schedule:
-        """A schedule from arrays: `table` (ops, 3) of kind, stage, microbatch; device d's program
-        is the rows ``offsets[d]:offsets[d+1]``."""
+        """A schedule from arrays: `table` (ops, 3) of kind, stage, unit (see `Shape`); device d's
+        program is the rows ``offsets[d]:offsets[d+1]``."""
         schedule = cls(shape, [()] * shape.devices, link_order, meta, recompute)
         schedule.table = np.ascontiguousarray(table, dtype=np.int32).reshape(-1, 3)
         schedule.offsets = np.asarray(offsets)
         schedule._check_range()
         return schedule
 
+    def _check_slices(self, where: str, ops: Sequence[Op]) -> None:
+        """Whether ops name a slice exactly where sequences are cut, and one that there is."""
+        slices = self.shape.slices
+        allowed = {None} if slices == 1 else set(range(slices))
+        wrong = next((op for op in ops if op.slice not in allowed), None)
+        if wrong is not None:
+            like = Op(*wrong[:3]) if slices == 1 else SliceOp(*wrong[:3], 0)
+            raise InvalidSchedule(
+                f"{where}: {wrong}: sequences are cut into {counted(slices, 'slice')}: write {like}"
+            )
+
     def _check_range(self) -> None:
-        limits = (len(_KINDS), self.shape.stages, self.shape.microbatches)
+        limits = (len(_KINDS), self.shape.stages, self.shape.units)
         wrong = ((self.table < 0) | (self.table >= limits)).any(axis=1)
         if wrong.any():
             row = int(wrong.argmax())
             raise InvalidSchedule(
-                f"device {self.device_of_row(row)}: {_op(self.table[row])} is outside the shape:"
-                f" stages are 0 to {limits[1] - 1}, microbatches 0 to {limits[2] - 1}"
+                f"device {self.device_of_row(row)}: {self.op(row)} is outside the shape:"
+                f" stages are 0 to {limits[1] - 1}, microbatches 0 to {self.shape.microbatches - 1}"
             )
         for key, ops in self.link_order.items():
+            self._check_slices(f"link_order {key}", ops)
             for op in ops:
-                if op.kind not in TRANSFERS or op.stage >= limits[1] or op.microbatch >= limits[2]:
+                if (
+                    op.kind not in TRANSFERS
+                    or op.stage >= limits[1]
+                    or op.microbatch >= self.shape.microbatches
+                ):
                     raise InvalidSchedule(f"link_order {key}: {op} is no transfer of this shape")
 
     # -- views ------------------------------------------------------------------------------------
@@ -111,9 +133,10 @@ class Schedule:
             if row[0] and row.count(row[0]) == len(row):
                 found[str(stage)] = self.levels.names[row[0] - 1]
                 continue
-            for microbatch, level in enumerate(row):
+            for unit, level in enumerate(row):
                 if level:
-                    found[f"{stage}.{microbatch}"] = self.levels.names[level - 1]
+                    key = str(self.shape.op(F, stage, unit)).removeprefix(F.name)
+                    found[key] = self.levels.names[level - 1]
         return found
 
     @cached_property
@@ -124,14 +147,14 @@ class Schedule:
     @cached_property
     def programs(self) -> tuple[tuple[Op, ...], ...]:
         """Per device, its ops in issue order."""
-        rows = self.table.tolist()
-        ops = [Op(_KINDS[kind], stage, microbatch) for kind, stage, microbatch in rows]
+        make = self.shape.op if self.shape.slices > 1 else Op
+        ops = [make(_KINDS[kind], stage, unit) for kind, stage, unit in self.table.tolist()]
         bounds = self.offsets.tolist()
         return tuple(tuple(ops[first:last]) for first, last in pairwise(bounds))
 
     @cached_property
     def codes(self) -> np.ndarray:
-        """One integer per op, unique to it: ``(kind * S + stage) * m + microbatch``."""
+        """One integer per op, unique to it: ``(kind * S + stage) * units + unit``."""
         codes: np.ndarray = encode(self.shape, *self.table.T.astype(np.int64))
         return codes
 
@@ -143,33 +166,40 @@ class Schedule:
     @cached_property
     def rows(self) -> np.ndarray:
         """The row of each op by its code, -1 where the schedule does not have it."""
-        rows = np.full(len(_KINDS) * self.shape.stages * self.shape.microbatches, -1, np.int64)
+        rows = np.full(len(_KINDS) * self.shape.stages * self.shape.units, -1, np.int64)
         rows[self.codes] = np.arange(len(self.table))
         return rows
 
     @cached_property
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """The data dependencies: rows of the ops that wait, and of those they wait for."""
-        kinds, stages, microbatches = self.table.T.astype(np.int64)
+        kinds, stages, units = self.table.T.astype(np.int64)
         waiting, needed = [], []
-        for op, needs, step in rules():
+        for op, needs, step, slices in rules():
+            if slices and self.shape.slices == 1:
+                continue
             rows = np.flatnonzero(kinds == op)
-            other = stages[rows] + step
-            rows = rows[(other >= 0) & (other < self.shape.stages)]
-            found = self.rows[encode(self.shape, needs, stages[rows] + step, microbatches[rows])]
+            other, part = stages[rows] + step, units[rows] % self.shape.slices + slices
+            there = (other >= 0) & (other < self.shape.stages)
+            rows = rows[there & (part >= 0) & (part < self.shape.slices)]
+            found = self.rows[encode(self.shape, needs, stages[rows] + step, units[rows] + slices)]
             waiting.append(rows[found >= 0])
             needed.append(found[found >= 0])
         return np.concatenate(waiting), np.concatenate(needed)
 
     def row(self, op: Op) -> int:
         """The row of `op` in `table`, -1 where the schedule does not have it."""
-        if op.stage >= self.shape.stages or op.microbatch >= self.shape.microbatches:
+        shape = self.shape
+        if op.stage >= shape.stages or op.microbatch >= shape.microbatches:
             return -1
-        return int(self.rows[encode(self.shape, *op)])
+        if (op.slice is None) != (shape.slices == 1) or (op.slice or 0) >= shape.slices:
+            return -1
+        return int(self.rows[encode(shape, op.kind, op.stage, shape.unit(op))])
 
     def op(self, row: int) -> Op:
         """The op in a row of `table`."""
-        return _op(self.table[row])
+        kind, stage, unit = self.table[row].tolist()
+        return self.shape.op(_KINDS[kind] if 0 <= kind < len(_KINDS) else kind, stage, unit)
 
     def device_of_row(self, row: int) -> int:
         return int(np.searchsorted(self.offsets, row, side="right")) - 1
@@ -192,7 +222,11 @@ class Schedule:
     def __repr__(self) -> str:
         name = self.meta.get("name", "schedule")
         shape = self.shape
-        return f"<Schedule {name}: p={shape.devices} v={shape.chunks} m={shape.microbatches}, {len(self)} ops>"
+        slices = f" slices={shape.slices}" if shape.slices > 1 else ""
+        return (
+            f"<Schedule {name}: p={shape.devices} v={shape.chunks} m={shape.microbatches}{slices},"
+            f" {len(self)} ops>"
+        )
 
     def replace(self, **changes: Any) -> Schedule:
         """A copy with other `programs`, `link_order`, `meta` or `recompute`."""
@@ -203,6 +237,10 @@ class Schedule:
             "recompute": self.levels,
         }
         return Schedule(self.shape, **{**parts, **changes})
+
+    def without_levels(self) -> Schedule:
+        """The same ops, with no level of recomputation for any activation."""
+        return Schedule.from_table(self.shape, self.table, self.offsets, self.link_order, self.meta)
 
     # -- files and text ---------------------------------------------------------------------------
 
@@ -225,57 +263,9 @@ class Schedule:
             InvalidSchedule: one line that names `source`, the key and what would be right.
         """
         try:
-            return cls._from_json(data)
+            return cls(**read_fields(data))
         except InvalidSchedule as error:
             raise InvalidSchedule(f"{source}: {error}") from None
-
-    @classmethod
-    def _from_json(cls, data: Mapping[str, Any]) -> Schedule:
-        if data.get("format") != FORMAT:
-            raise InvalidSchedule(f"format: expected {FORMAT!r}, got {data.get('format')!r}")
-        if data.get("version") != VERSION:
-            raise InvalidSchedule(
-                f"version: this program reads version {VERSION}, the file has {data.get('version')!r}"
-            )
-        known = {"format", "version", "shape", "programs", "link_order", "recompute", "meta"}
-        for key in data:
-            if key not in known:
-                raise InvalidSchedule(f"{key}: unknown key; known are {', '.join(sorted(known))}")
-        shape = data.get("shape")
-        if not isinstance(shape, Mapping):
-            raise InvalidSchedule(
-                "shape: expected a mapping of devices, chunks, microbatches, placement"
-            )
-        fields = ("devices", "chunks", "microbatches", "placement")
-        for key in shape:
-            if key not in fields:
-                raise InvalidSchedule(f"shape.{key}: unknown key; known are {', '.join(fields)}")
-        for key in ("devices", "microbatches"):
-            if key not in shape:
-                raise InvalidSchedule(f"shape.{key}: missing")
-        programs, link_order = data.get("programs"), data.get("link_order") or {}
-        if not isinstance(programs, list) or not all(isinstance(ops, list) for ops in programs):
-            raise InvalidSchedule("programs: expected a list with one list of ops per device")
-        if not isinstance(link_order, Mapping) or not all(
-            isinstance(ops, list) for ops in link_order.values()
-        ):
-            raise InvalidSchedule('link_order: expected a mapping such as {"0/O": ["O0.0", ...]}')
-        if not isinstance(data.get("meta") or {}, Mapping):
-            raise InvalidSchedule("meta: expected a mapping")
-        if not isinstance(data.get("recompute") or {}, Mapping):
-            raise InvalidSchedule('recompute: expected a mapping such as {"3": "full"}')
-        return cls(
-            Shape(
-                shape["devices"],
-                shape.get("chunks", 1),
-                shape["microbatches"],
-                shape.get("placement", "loop"),
-            ),
-            programs,
-            link_order,
-            data.get("meta"),
-            data.get("recompute"),
-        )
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the schedule as JSON, whole or not at all."""
@@ -322,15 +312,15 @@ class Schedule:
         return cls(shape, programs, links, recompute=recompute)
 
 
-def encode(shape: Shape, kind: Any, stage: Any, microbatch: Any) -> Any:
+def encode(shape: Shape, kind: Any, stage: Any, unit: Any) -> Any:
     """The code of an op (or, with arrays, of many); see `Schedule.codes`."""
-    return (kind * shape.stages + stage) * shape.microbatches + microbatch
+    return (kind * shape.stages + stage) * shape.units + unit
 
 
 def validate(schedule: Schedule) -> None:
     """Refuse a schedule whose ops are not exactly those its shape asks for.
 
-    Each (stage, microbatch) has one F and either B and W or BW, on the device of its stage; an
+    Each (stage, unit) has one F and either B and W or BW, on the device of its stage; an
     offload has its reload, and the other way round; what a C recomputes has a level. Order is not looked at: a bad one deadlocks.
 
     Raises:
@@ -344,14 +334,14 @@ def validate(schedule: Schedule) -> None:
         raise InvalidSchedule(
             f"device {schedule.devices[row]}: {schedule.op(row)} belongs on device {placed[row]}"
         )
-    size = len(_KINDS) * shape.stages * shape.microbatches
+    size = len(_KINDS) * shape.stages * shape.units
     counts = np.bincount(schedule.codes, minlength=size).reshape(len(_KINDS), shape.stages, -1)
 
     def complain(where: np.ndarray, kind: OpKind, problem: str) -> None:
         if where.any():
-            stage, microbatch = map(int, np.argwhere(where)[0])
+            stage, unit = map(int, np.argwhere(where)[0])
             device = shape.placement[stage]
-            raise InvalidSchedule(f"device {device}: {Op(kind, stage, microbatch)} {problem}")
+            raise InvalidSchedule(f"device {device}: {shape.op(kind, stage, unit)} {problem}")
 
     for kind in OpKind:
         complain(counts[kind] > 1, kind, "stands in the program more than once")
@@ -371,8 +361,3 @@ def validate(schedule: Schedule) -> None:
 
 def _as_op(op: Op | str) -> Op:
     return op if isinstance(op, Op) else parse_op(op)
-
-
-def _op(row: np.ndarray) -> Op:
-    kind, stage, microbatch = row.tolist()
-    return Op(_KINDS[kind] if 0 <= kind < len(_KINDS) else kind, stage, microbatch)

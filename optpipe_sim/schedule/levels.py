@@ -11,13 +11,13 @@ import numpy as np
 from ..errors import InvalidSchedule
 from .shape import Shape
 
-_ACTIVATION = re.compile(r"(\d{1,9})(?:\.(\d{1,9}))?")
+_ACTIVATION = re.compile(r"(\d{1,9})(?:\.(\d{1,9})(?:/(\d{1,9}))?)?")
 
 
 class Levels(NamedTuple):
     """Which activations are recomputed, and at which level.
 
-    `table` (stages, microbatches) has 0 for what is kept whole, else a number from 1 on: a place in
+    `table` (stages, units) has 0 for what is kept whole, else a number from 1 on: a place in
     `names`, counted from 1.
     """
 
@@ -31,30 +31,28 @@ def read_levels(shape: Shape, recompute: Mapping[str, str]) -> Levels:
     Raises:
         InvalidSchedule: names the key that is no activation of this shape, or has no level.
     """
-    table = np.zeros((shape.stages, shape.microbatches), np.int64)
+    table = np.zeros((shape.stages, shape.microbatches, shape.slices), np.int64)
     names: dict[str, int] = {}
     single = []
+    like = "3, or stage . microbatch, as 3.7" + (
+        ", or a slice of it, as 3.7/1" if shape.slices > 1 else ""
+    )
     for key, name in recompute.items():
         found = _ACTIVATION.fullmatch(key) if isinstance(key, str) else None
         if not found:
-            raise InvalidSchedule(
-                f"recompute: {key!r} is no activation: write a stage, as 3, or stage . microbatch, as 3.7"
-            )
+            raise InvalidSchedule(f"recompute: {key!r} is no activation: write a stage, as {like}")
         if not isinstance(name, str) or not name:
             raise InvalidSchedule(
                 f"recompute {key}: expected the name of a level of recomputation, got {name!r}"
             )
-        stage, microbatch = int(found[1]), int(found[2] or 0)
-        if stage >= shape.stages or microbatch >= shape.microbatches:
+        at = tuple(int(number) for number in found.groups() if number is not None)
+        if any(number >= most for number, most in zip(at, table.shape, strict=False)):
             raise InvalidSchedule(
                 f"recompute {key}: is outside the shape: stages are 0 to {shape.stages - 1},"
                 f" microbatches 0 to {shape.microbatches - 1}"
+                + (f", slices 0 to {shape.slices - 1}" if shape.slices > 1 else "")
             )
-        number = names.setdefault(name, len(names) + 1)
-        if found[2] is None:
-            table[stage] = number
-        else:
-            single.append((stage, microbatch, number))
-    for stage, microbatch, number in single:
-        table[stage, microbatch] = number
-    return Levels(tuple(names), table)
+        single.append((at, names.setdefault(name, len(names) + 1)))
+    for at, number in sorted(single, key=lambda entry: len(entry[0])):  # the narrower goes before
+        table[at] = number
+    return Levels(tuple(names), table.reshape(shape.stages, shape.units))

@@ -1,4 +1,4 @@
-"""Shape: how many devices, chunks and microbatches, and which device has which stage."""
+"""Shape: how many devices, chunks, microbatches and slices, and which device has which stage."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import InvalidSchedule
+from ..ops import Op, OpKind, SliceOp
 
 MOST_STAGES = 2**16
-MOST_FORWARDS = 2**21  # (stage, microbatch) pairs: each takes 1 to 4 KB while it is at work
+MOST_FORWARDS = 2**21  # (stage, microbatch, slice): each takes 1 to 4 KB while it is at work
 
 
 def require_stages(devices: int, chunks: int) -> None:
@@ -61,9 +62,11 @@ def expand_placement(placement: str | Sequence[int], devices: int, chunks: int) 
 
 @dataclass(frozen=True)
 class Shape:
-    """`devices` p, `chunks` v per device, `microbatches` m, and the device of each of the p*v stages.
+    """`devices` p, `chunks` v per device, `microbatches` m, the device of each of the p*v stages,
+    and how many `slices` each microbatch's sequence is cut into.
 
-    `placement` may be given as ``loop``, ``vee`` or a list; it is kept as a tuple.
+    What passes through the pipeline as one is a *unit*: slice k of microbatch j is unit
+    ``j * slices + k``; without slices a unit is a microbatch. `placement` may be given as ``loop``, ``vee`` or a list; it is kept as a tuple.
 
     Raises:
         InvalidSchedule: for counts below 1 or a placement that does not fit them.
@@ -73,19 +76,22 @@ class Shape:
     chunks: int
     microbatches: int
     placement: tuple[int, ...] = "loop"  # type: ignore[assignment]
+    slices: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("devices", "chunks", "microbatches"):
+        for name in ("devices", "chunks", "microbatches", "slices"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InvalidSchedule(
                     f"{name}: must be a whole number of at least 1, got {value!r}"
                 )
         require_stages(self.devices, self.chunks)
-        if self.stages * self.microbatches > MOST_FORWARDS:
+        if self.stages * self.units > MOST_FORWARDS:
+            sliced = f" x {self.slices} slices" if self.slices > 1 else ""
             raise InvalidSchedule(
                 f"microbatches: {self.microbatches} are too many for {self.devices} devices x"
-                f" {self.chunks} chunks: at most {MOST_FORWARDS // self.stages} can be handled"
+                f" {self.chunks} chunks{sliced}: at most"
+                f" {MOST_FORWARDS // (self.stages * self.slices)} can be handled"
             )
         placement = expand_placement(self.placement, self.devices, self.chunks)
         object.__setattr__(self, "placement", placement)
@@ -94,6 +100,21 @@ class Shape:
     def stages(self) -> int:
         """S = p*v, the number of stages."""
         return self.devices * self.chunks
+
+    @property
+    def units(self) -> int:
+        """m times the slices: what passes through each stage."""
+        return self.microbatches * self.slices
+
+    def unit(self, op: Op) -> int:
+        """The unit of an op."""
+        return op.microbatch * self.slices + (op.slice or 0)
+
+    def op(self, kind: OpKind, stage: int, unit: int) -> Op:
+        """The op of a kind on a unit."""
+        if self.slices == 1:
+            return Op(kind, stage, unit)
+        return SliceOp(kind, stage, *divmod(unit, self.slices))
 
     @property
     def placement_name(self) -> str | list[int]:
@@ -126,4 +147,5 @@ class Shape:
             "chunks": self.chunks,
             "microbatches": self.microbatches,
             "placement": self.placement_name,
+            **({"slices": self.slices} if self.slices > 1 else {}),
         }

@@ -16,7 +16,7 @@ import numpy as np
 import simpy
 
 from ..errors import Deadlock
-from ..op_costs import op_costs
+from ..op_costs import edges, op_costs
 from ..ops import COMPUTE, O, R
 from ..profile import CostProfile
 from ..schedule import Schedule
@@ -116,7 +116,9 @@ class _Run:
         self.start, self.end, self.grant = [-1] * size, [-1] * size, [-1] * size
         self.needs: list[list[int]] = [[] for _ in range(size)]
         self.sends_to = [-1] * size  # the device that waits for this op's message
-        for waiting, needed in zip(*(edge.tolist() for edge in schedule.edges), strict=True):
+        for waiting, needed in zip(
+            *(edge.tolist() for edge in edges(schedule, profile)), strict=True
+        ):
             self.needs[waiting].append(needed)
             if self.device[waiting] != self.device[needed]:
                 self.sends_to[needed] = self.device[waiting]

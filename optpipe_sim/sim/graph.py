@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..op_costs import op_costs
+from ..op_costs import edges, op_costs
 from ..ops import O, R
 from ..profile import CostProfile
 from ..schedule import Schedule
@@ -64,7 +64,7 @@ def build_graph(
     kinds = schedule.table[:, 0]
     size = len(kinds)
     costs = op_costs(schedule, profile)
-    waiting, needed = schedule.edges
+    waiting, needed = edges(schedule, profile)
     across = schedule.devices[waiting] != schedule.devices[needed]
     sending = np.zeros(size, np.int64)
     sending[needed[across]] = profile.sending_ns
@@ -105,8 +105,8 @@ def build_graph(
     lasts = np.zeros(size + reloads + messages, np.int64)
     lasts[:size] = costs.duration_ns
     lasts[size + reloads :] = profile.occupancy_ns
-    edges = (np.concatenate(part) for part in (sources, ends, targets, lags))
-    order, first, inputs, lag = paths.sort_graph(len(lasts), *edges)
+    parts = (np.concatenate(part) for part in (sources, ends, targets, lags))
+    order, first, inputs, lag = paths.sort_graph(len(lasts), *parts)
     if len(order) < len(lasts):
         return None
     position = np.empty(len(order), np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from ..op_costs import op_costs
-from ..ops import COMPUTE, TRANSFERS, F, O, Op, R
+from ..ops import COMPUTE, TRANSFERS, F, O, Op, R, SliceOp
 from ..profile import CostProfile
 from ..schedule import Schedule, validate
 from ..trace import Trace
@@ -145,11 +145,13 @@ def _issue_order(
     for device in np.unique(schedule.devices[waits[0][backwards]]).tolist():
         first, last = schedule.offsets[device : device + 2].tolist()
         here = schedule.devices[waits[0]] == device
-        pairs = zip(
-            (waits[1][here] - first).tolist(), (waits[0][here] - first).tolist(), strict=True
+        pairs = list(
+            zip((waits[1][here] - first).tolist(), (waits[0][here] - first).tolist(), strict=True)
         )
         asks = op_costs(schedule, profile).asks[first:last].tolist()
-        order = _reorder(schedule.programs[device], profile, asks, list(pairs))
+        if schedule.shape.slices > 1:
+            pairs = [*pairs, *_around_last_slice(schedule.programs[device], schedule.shape.slices)]
+        order = _reorder(schedule.programs[device], profile, asks, pairs)
         old_rows[first:last] = first + np.array(order)
     new_row = np.empty_like(old_rows)
     new_row[old_rows] = np.arange(len(old_rows))
@@ -165,6 +167,15 @@ def _issue_order(
         ),
         new_row,
     )
+
+
+def _around_last_slice(program: Sequence[Op], slices: int) -> Iterator[tuple[int, int]]:
+    """Each O and the F of its microbatch's last slice, in their order: it says what the O moves."""
+    at = {op: here for here, op in enumerate(program)}
+    for op, here in at.items():
+        if op.kind is O and isinstance(op, SliceOp) and op.slice != slices - 1:
+            forward = at[op._replace(kind=F, slice=slices - 1)]
+            yield min(here, forward), max(here, forward)
 
 
 def _reorder(
@@ -191,7 +202,7 @@ def _reorder(
         if op.kind is R and "compute" in last:
             pairs.append((last["compute"], here))
         for kind in (F, O) if op.kind in TRANSFERS else (R,):
-            needed = at.get(Op(kind, op.stage, op.microbatch))
+            needed = at.get(op._replace(kind=kind))
             if needed is not None and op.kind is not F:
                 pairs.append((needed, here))
         last.update(dict.fromkeys(follows, here))

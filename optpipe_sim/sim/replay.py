@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import Deadlock, OptPipeError
-from ..op_costs import op_costs
+from ..op_costs import edges, op_costs
 from ..ops import O
 from ..profile import CostProfile
 from ..schedule import Schedule
@@ -57,7 +57,7 @@ def run_events(
         Deadlock: as the engine words it.
     """
     costs = op_costs(schedule, profile)
-    waiting, needed = schedule.edges
+    waiting, needed = edges(schedule, profile)
     order = np.argsort(waiting, kind="stable")
     first = np.zeros(len(schedule) + 1, np.int64)
     np.cumsum(np.bincount(waiting, minlength=len(schedule)), out=first[1:])

@@ -167,9 +167,9 @@ class Trace:
     def recompute_ns(self) -> tuple[int, ...]:
         """Per device, the part of `busy_ns` that goes into recomputation, apart (C) or inside
         backwards."""
-        kinds, stages = self.schedule.table[:, 0], self.schedule.table[:, 1]
         planned = op_costs(self.schedule, self.profile).duration_ns
-        extra = planned - self.profile.durations_ns[kinds, stages]
+        whole = self.schedule.without_levels()
+        extra = planned - op_costs(whole, self.profile).duration_ns
         extra[self.schedule.is_transfer] = 0
         lasting = self.end_ns - self.start_ns
         share = np.divide(extra, planned, out=np.zeros(len(extra)), where=planned > 0)
@@ -178,7 +178,7 @@ class Trace:
 
     @property
     def recomputed(self) -> int:
-        """How many activations (stage, microbatch) are recomputed."""
+        """How many activations (stage, unit) are recomputed."""
         return int((self.schedule.levels.table > 0).sum())
 
     @property
@@ -309,7 +309,7 @@ class Trace:
 
     @property
     def offloaded(self) -> int:
-        """How many activations (stage, microbatch) are offloaded."""
+        """How many activations (stage, unit) are offloaded."""
         return int((self.schedule.table[:, 0] == O).sum())
 
     @property

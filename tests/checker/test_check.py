@@ -187,7 +187,7 @@ def test_host_limit() -> None:
     assert second.startswith("device 1: O1.1 raises the pinned memory of node 1 to 100 B")
 
 
-@given(case=cases(levels=True))
+@given(case=cases(levels=True, slices=True))
 @settings(max_examples=60, deadline=None)
 def test_plain_replay_equals_engine_and_both_find_the_same_stuck(
     case: tuple[CostProfile, Schedule],
@@ -454,7 +454,7 @@ def test_traces_of_what_is_no_schedule() -> None:
     assert any("raises memory" in p for p in check_trace(replace(loose, memory_limit=(100, 100))))
 
 
-@given(case=cases(max_devices=3, max_chunks=2, levels=True), data=st.data())
+@given(case=cases(max_devices=3, max_chunks=2, levels=True, slices=True), data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_any_op_moved_earlier_is_caught(
     case: tuple[CostProfile, Schedule], data: st.DataObject

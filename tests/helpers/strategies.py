@@ -17,8 +17,9 @@ from optpipe_sim import simulate
 from optpipe_sim.errors import Deadlock, OutOfMemory
 from optpipe_sim.ops import BW, COMPUTE, B, C, F, O, Op, R, W
 from optpipe_sim.profile import CostProfile, Offload
-from optpipe_sim.schedule import Schedule
+from optpipe_sim.schedule import Schedule, Shape
 from optpipe_sim.stage_cost import RecomputeLevel, StageCost
+from optpipe_sim.stage_parts import join
 from optpipe_sim.trace import Trace
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -32,13 +33,15 @@ def profiles(
     max_chunks: int = 3,
     offload: bool | None = None,
     levels: bool = False,
+    slices: bool = False,
 ) -> CostProfile:
     """Profiles of any kind: p <= 4, v <= 3, loop, vee or explicit placement, uneven costs in ns,
     zeros where they are allowed, both kinds of links, engines and host links, groups, a host limit,
     and at times a memory limit per device of at least `least_limits`.
 
     `offload`: True or False to have, or not to have, an offload section for certain. `levels`:
-    stages may have levels of recomputation, and links may be blocking.
+    stages may have levels of recomputation, and links may be blocking. `slices`: sequences may be
+    cut into two or three slices.
     """
     random = Random(draw(SEEDS))
     devices = draw(st.integers(1, max_devices))
@@ -50,9 +53,8 @@ def profiles(
         random.shuffle(placement)
     copies = draw(st.booleans()) if offload is None else offload
     longest = random.choice((2, 4, 4, 12, 10**6))
-    stages = [_stage(random, longest, copies) for _ in range(devices * chunks)]
-    if levels:
-        stages = [replace(cost, recompute=_levels(random, cost, longest)) for cost in stages]
+    count = random.choice((1, 1, 2, 3)) if slices else 1
+    stages = [_sliced(random, longest, copies, levels, count) for _ in range(devices * chunks)]
     if random.random() < 0.4:
         stages = [stages[0]] * len(stages)
     hop = random.choice((0, 0, 1, longest))
@@ -66,6 +68,7 @@ def profiles(
         occupancy_ns=random.randint(0, hop),
         links=random.choice(("latency", "serial", *(["blocking"] * levels))),
         offload=_engines(random, devices) if copies else None,
+        slices=count,
     )
     if random.random() < 0.5:
         return profile
@@ -91,12 +94,29 @@ def _stage(random: Random, longest: int, copies: bool) -> StageCost:
     )
 
 
-def _levels(random: Random, cost: StageCost, longest: int) -> tuple[RecomputeLevel, ...]:
-    """None, one or two levels, with and without working memory of their own."""
+def _sliced(random: Random, longest: int, copies: bool, levels: bool, slices: int) -> StageCost:
+    """A stage, of whole sequences or cut into slices with keys and values, alike or not."""
+    names = random.choice(((), ("light",), ("light", "full"), ("full", "light"))) if levels else ()
+    parts = []
+    for _ in range(slices):
+        cost = _stage(random, longest, copies)
+        if slices > 1:
+            kv = random.choice((0, 0, random.randint(0, cost.act_bytes)))
+            cost = replace(cost, static_bytes=0, kv_bytes=kv)
+        parts.append(replace(cost, recompute=_levels(random, cost, longest, names)))
+    if random.random() < 0.4:
+        parts = [parts[0]] * slices
+    return parts[0] if slices == 1 else join(parts, random.choice((0, 0, 5)))
+
+
+def _levels(
+    random: Random, cost: StageCost, longest: int, names: Sequence[str]
+) -> tuple[RecomputeLevel, ...]:
+    """Levels of these names, with and without working memory of their own."""
     levels = []
     keep = cost.act_bytes
-    for name in random.choice(((), ("light",), ("light", "full"), ("full", "light"))):
-        keep = random.randint(0, keep)
+    for name in names:
+        keep = random.randint(cost.kv_bytes, keep)
         dropped = cost.act_bytes - keep
         levels.append(
             RecomputeLevel(
@@ -165,14 +185,14 @@ def schedules(
     random = Random(draw(SEEDS))
     microbatches = draw(st.integers(1, max_microbatches))
     share = random.choice((0.0, 0.3, 0.7, 1.0)) if profile.offload is not None else 0.0
+    shape = profile.shape(microbatches)
     needs = all_ops(
-        len(profile.stages),
-        microbatches,
+        shape,
         fused=random.choice((0.0, 0.5, 1.0)),
         offloaded=share,
         random=random,
     )
-    recompute = recomputed(profile, microbatches, needs, random)
+    recompute = recomputed(profile, shape, needs, random)
     weights = random.choice(({}, {F: 8}, {B: 8, BW: 8, R: 8}, {F: 4, O: 20}, {R: 0.05, O: 20}))
     order = random_order(needs, random, weights)
     programs = [
@@ -182,11 +202,11 @@ def schedules(
     links = {}
     if profile.offload is not None and (random.random() < 0.4 if linked is None else linked):
         links = link_orders(profile, order, random if linked is None else None)
-    return Schedule(profile.shape(microbatches), programs, links, recompute=recompute)
+    return Schedule(shape, programs, links, recompute=recompute)
 
 
 def recomputed(
-    profile: CostProfile, microbatches: int, needs: dict[Op, list[Op]], random: Random
+    profile: CostProfile, shape: Shape, needs: dict[Op, list[Op]], random: Random
 ) -> dict[str, str]:
     """Random levels for random activations, by stage or one by one; adds C to `needs` for those
     that are recomputed apart."""
@@ -197,38 +217,40 @@ def recomputed(
         whole = bool(names) and random.random() < 0.3
         if whole:
             levels[f"{stage}"] = random.choice(names)
-        for j in range(microbatches):
+        for unit in range(shape.units):
+            forward, again, offload, reload, fused, back = (
+                shape.op(kind, stage, unit) for kind in (F, C, O, R, BW, B)
+            )
             own = bool(names) and random.random() < share
             if own:
-                levels[f"{stage}.{j}"] = random.choice(names)
+                levels[str(forward).removeprefix("F")] = random.choice(names)
             if (whole or own) and random.random() < apart:
-                again, offload, reload = (Op(kind, stage, j) for kind in (C, O, R))
-                needs[again] = [reload if offload in needs else Op(F, stage, j)]
-                back = Op(BW if Op(BW, stage, j) in needs else B, stage, j)
-                needs[back].append(again)
+                needs[again] = [reload if offload in needs else forward]
+                needs[fused if fused in needs else back].append(again)
     return levels
 
 
-def all_ops(
-    stages: int, microbatches: int, *, fused: float, offloaded: float, random: Random
-) -> dict[Op, list[Op]]:
+def all_ops(shape: Shape, *, fused: float, offloaded: float, random: Random) -> dict[Op, list[Op]]:
     """The ops of a complete schedule and what each of them waits for; `fused` and `offloaded` are
-    the shares of (stage, microbatch) that have BW, or O and R."""
+    the shares of (stage, unit) that have BW, or O and R."""
     needs: dict[Op, list[Op]] = {}
     backward: dict[tuple[int, int], Op] = {}
-    for j in range(microbatches):
-        for s in reversed(range(stages)):
-            forward = Op(F, s, j)
-            needs[forward] = [Op(F, s - 1, j)] if s else []
+    for u in reversed(range(shape.units)):
+        first, last = u % shape.slices == 0, (u + 1) % shape.slices == 0
+        for s in reversed(range(shape.stages)):
+            forward = shape.op(F, s, u)
+            needs[forward] = [shape.op(F, s - 1, u)] if s else []
+            needs[forward] += [] if first else [shape.op(F, s, u - 1)]
             whole = random.random() < fused
-            back = backward[s, j] = Op(BW if whole else B, s, j)
-            needs[back] = [forward] + ([backward[s + 1, j]] if s + 1 < stages else [])
+            back = backward[s, u] = shape.op(BW if whole else B, s, u)
+            needs[back] = [forward] + ([backward[s + 1, u]] if s + 1 < shape.stages else [])
+            needs[back] += [] if last else [backward[s, u + 1]]
             if not whole:
-                needs[Op(W, s, j)] = [back]
+                needs[shape.op(W, s, u)] = [back]
             if random.random() < offloaded:
-                needs[Op(O, s, j)] = [forward]
-                needs[Op(R, s, j)] = [Op(O, s, j)]
-                needs[back].append(Op(R, s, j))
+                offload, reload = shape.op(O, s, u), shape.op(R, s, u)
+                needs[offload], needs[reload] = [forward], [offload]
+                needs[back].append(reload)
     return needs
 
 

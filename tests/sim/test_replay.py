@@ -36,9 +36,11 @@ def outcome(schedule: Schedule, profile: CostProfile, engine: str, **options: ob
 
 
 @st.composite
-def limited_cases(draw: st.DrawFn) -> tuple[CostProfile, Schedule, tuple[int, ...]]:
+def limited_cases(
+    draw: st.DrawFn, slices: bool = True
+) -> tuple[CostProfile, Schedule, tuple[int, ...]]:
     """A profile, a schedule and limits between the least and what the schedule takes without."""
-    profile, schedule = draw(cases(levels=True))
+    profile, schedule = draw(cases(levels=True, slices=slices))
     return (
         profile,
         schedule,
@@ -48,8 +50,9 @@ def limited_cases(draw: st.DrawFn) -> tuple[CostProfile, Schedule, tuple[int, ..
 
 @st.composite
 def feasible_cases(draw: st.DrawFn) -> tuple[CostProfile, Schedule, tuple[int, ...]]:
-    """The same with latency links; where the schedule deadlocks, with its own peaks as limits."""
-    profile, schedule, limit = draw(limited_cases())
+    """The same with latency links; where the schedule deadlocks, with its own peaks as limits. Of
+    whole sequences: where an O stands decides whether it takes keys and values along."""
+    profile, schedule, limit = draw(limited_cases(slices=False))
     profile, _ = that_fits(replace(profile, links="latency", memory_limit=limit), schedule)
     assert profile.memory_limit is not None
     return profile, schedule, profile.memory_limit

@@ -1,0 +1,283 @@
+"""Stages divided into chunks, merged, and cut into slices of the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from .errors import ProfileError
+from .stage_cost import AMOUNTS, RecomputeLevel, StageCost
+from .units import counted
+
+
+def join(
+    slices: Sequence[StageCost], static_bytes: int = 0, layers: int | None = None
+) -> StageCost:
+    """A stage whose microbatches are cut into `slices`, in the order of the sequence.
+
+    Raises:
+        ProfileError: for slices with different levels of recomputation.
+    """
+    names = [[level.name for level in part.recompute] for part in slices]
+    if any(other != names[0] for other in names):
+        raise ProfileError("recompute: every slice needs the same levels, in the same order")
+    whole = replace(merge(slices), static_bytes=static_bytes, layers=layers)
+    return replace(whole, slices=tuple(slices)) if len(slices) > 1 else whole
+
+
+def cut_sequence(cost: StageCost, slices: int) -> StageCost:
+    """A stage whose microbatches are cut into equal slices; what remains goes to the first one.
+
+    Raises:
+        ProfileError: for a slice that would take less than 1 ns.
+    """
+    if min(cost.t_f_ns, cost.t_b_ns, cost.fused_ns) < slices:
+        raise ProfileError(f"a stage of {cost.t_f_ns} ns cannot be cut into {slices} slices")
+    weights = [1] * slices
+
+    def shares(value: int | None) -> Sequence[int | None]:
+        return [None] * slices if value is None else _share(value, weights)
+
+    amounts = {key: shares(getattr(cost, key)) for key in AMOUNTS}
+    amounts |= {"static_bytes": [0] * slices, "layers": [None] * slices}
+    levels = [
+        [
+            shares(getattr(level, key))
+            for key in ("t_ns", "keep_bytes", "work_bytes", "b_work_bytes")
+        ]
+        for level in cost.recompute
+    ]
+    parts = [
+        StageCost(
+            **{key: values[at] for key, values in amounts.items()},  # type: ignore[arg-type]
+            recompute=tuple(
+                RecomputeLevel(level.name, *(values[at] for values in parts), level.layers)  # type: ignore[arg-type, call-arg]
+                for level, parts in zip(cost.recompute, levels, strict=True)
+            ),
+            splits=cost.splits,
+        )
+        for at in range(slices)
+    ]
+    return join(parts, cost.static_bytes, cost.layers)
+
+
+def change(cost: StageCost, by: Callable[[StageCost], StageCost]) -> StageCost:
+    """A stage changed, slice by slice where it has slices; static memory and layers as a whole."""
+    changed = by(replace(cost, slices=()))
+    if not cost.slices:
+        return changed
+    parts = [replace(by(part), static_bytes=0, layers=None) for part in cost.slices]
+    return join(parts, changed.static_bytes, changed.layers)
+
+
+def evenly(count: int, parts: int) -> list[int]:
+    """`count` layers in `parts` contiguous runs; the first ones get one more."""
+    low, more = divmod(count, parts)
+    return [low + (at < more) for at in range(parts)]
+
+
+def divide(cost: StageCost, parts: int) -> list[StageCost]:
+    """A stage in `parts` parts: equal ones, or whole layers where it says how many it has.
+
+    Of L layers the first parts get one more where they do not divide equally. Every number n of a
+    stage (times, bytes) goes to a part of k layers as floor(n * k / L), and what remains of the
+    whole to the first part, so that the parts add up to the stage exactly; without layers each
+    part counts as one of `parts`. Where that would give the first part more w or offload than act
+    (by a few bytes), the excess moves on to the next one.
+
+    Raises:
+        ProfileError: for more parts than layers, or a part that would take less than 1 ns.
+    """
+    if parts == 1:
+        return [cost]
+    if cost.layers is not None and parts > cost.layers:
+        raise ProfileError(
+            f"a stage of {counted(cost.layers, 'layer')} cannot be divided into {parts} chunks:"
+            f" it divides only between layers, into at most {cost.layers}"
+        )
+    return _cut(cost, [1] * parts if cost.layers is None else evenly(cost.layers, parts))
+
+
+def _cut(cost: StageCost, weights: Sequence[int]) -> list[StageCost]:
+    """The parts of a stage that have so many of its ``sum(weights)`` layers; see `divide`."""
+    if len(weights) == 1:
+        return [cost]
+    if cost.slices:
+        cuts = [_cut(part, weights) for part in cost.slices]
+        own = _cut(replace(cost, slices=()), weights)
+        return [
+            join([cut[at] for cut in cuts], part.static_bytes, part.layers)
+            for at, part in enumerate(own)
+        ]
+    total = sum(weights)
+    if min(cost.t_f_ns, cost.t_b_ns, cost.fused_ns) * min(weights) < total:
+        raise ProfileError(
+            f"a stage of {cost.t_f_ns} ns cannot be divided into {len(weights)} chunks"
+        )
+    shares: dict[str, Sequence[int | None]] = {}
+    for key in AMOUNTS:
+        value = getattr(cost, key)
+        shares[key] = [None] * len(weights) if value is None else _share(value, weights)
+    acts = _share(cost.act_bytes, weights)
+    for key in ("w_bytes", "offload_bytes"):
+        shares[key] = _within(_share(getattr(cost, key), weights), acts)
+    levels = [_cut_level(level, weights, acts) for level in cost.recompute]
+    least = [min([act, *(level[at].keep_bytes for level in levels)]) for at, act in enumerate(acts)]
+    shares["kv_bytes"] = _within(_share(cost.kv_bytes, weights), least)
+    return [
+        StageCost(
+            **{key: shares[key][at] for key in AMOUNTS},  # type: ignore[arg-type]
+            recompute=tuple(level[at] for level in levels),
+            splits=cost.splits,
+        )
+        for at in range(len(weights))
+    ]
+
+
+def _share(value: int, weights: Sequence[int]) -> list[int]:
+    """`value` by weight, rounded down; what remains goes to the first part."""
+    later = [value * weight // sum(weights) for weight in weights[1:]]
+    return [value - sum(later), *later]
+
+
+def _within(shares: Sequence[int], most: Sequence[int]) -> list[int]:
+    """`shares` with none above its `most`: the excess moves on to the next one."""
+    fitting, rest = [], 0
+    for share, limit in zip(shares, most, strict=True):
+        fitting.append(min(share + rest, limit))
+        rest += share - fitting[-1]
+    return fitting
+
+
+def _cut_level(
+    level: RecomputeLevel, weights: Sequence[int], acts: Sequence[int]
+) -> list[RecomputeLevel]:
+    """A level of recomputation for each part of a stage, whose activations are `acts`.
+
+    Time and kept bytes divide as all numbers do; given working bytes stay, at most act - keep of
+    the part: a part works through its layers as the whole did. How many layers are recomputed is
+    known of parts that get a whole number of them.
+    """
+    keeps = _within(_share(level.keep_bytes, weights), acts)
+
+    def most(work: int | None, act: int, keep: int) -> int | None:
+        return None if work is None else min(work, act - keep)
+
+    return [
+        RecomputeLevel(
+            level.name,
+            time,
+            keep,
+            most(level.work_bytes, act, keep),
+            most(level.b_work_bytes, act, keep),
+            None if level.layers is None else _whole(level.layers * weight, sum(weights)),
+        )
+        for time, keep, act, weight in zip(
+            _share(level.t_ns, weights), keeps, acts, weights, strict=True
+        )
+    ]
+
+
+def _whole(value: int, by: int) -> int | None:
+    """`value` / `by` where that is a whole number above 0."""
+    return value // by if value and value % by == 0 else None
+
+
+def regroup(costs: Sequence[StageCost], parts: int) -> list[StageCost]:
+    """Adjacent stages as `parts` stages: merged, divided, or cut where the new stages begin.
+
+    Stages that all say their layers share them out: the first parts get one more. Others are each
+    divided into `parts`, which then merge.
+
+    Raises:
+        ProfileError: see `divide`.
+    """
+    if len(costs) == 1:
+        return divide(costs[0], parts)
+    layers = [cost.layers for cost in costs if cost.layers is not None]
+    if len(layers) < len(costs):
+        pieces = [part for cost in costs for part in divide(cost, parts)]
+        return [merge(pieces[at : at + len(costs)]) for at in range(0, len(pieces), len(costs))]
+    if sum(layers) < parts:
+        raise ProfileError(
+            f"{len(costs)} stages of {counted(sum(layers), 'layer')} cannot make {parts}:"
+            " stages divide only between layers"
+        )
+    ends = list(accumulate(evenly(sum(layers), parts)))
+    groups: list[list[StageCost]] = [[] for _ in ends]
+    first = 0
+    for cost, count in zip(costs, layers, strict=True):
+        shared = [
+            min(end, first + count) - max(start, first)
+            for start, end in zip([0, *ends], ends, strict=False)
+        ]
+        mine = [at for at, number in enumerate(shared) if number > 0]
+        for at, piece in zip(mine, _cut(cost, [shared[at] for at in mine]), strict=True):
+            groups[at].append(piece)
+        first += count
+    return [merge(group) for group in groups]
+
+
+def merge(costs: Sequence[StageCost]) -> StageCost:
+    """Adjacent stages as one."""
+    if len(costs) == 1:
+        return costs[0]
+    if costs[0].slices:
+        columns = zip(*(cost.slices for cost in costs), strict=True)
+        own = merge([replace(cost, slices=()) for cost in costs])
+        return join([merge(column) for column in columns], own.static_bytes, own.layers)
+    total: dict[str, int | None] = {}
+    for key in AMOUNTS:
+        values = [cost.fused_ns if key == "t_bw_ns" else getattr(cost, key) for cost in costs]
+        total[key] = None if None in values else sum(values)
+    splits = all(cost.splits for cost in costs)
+    if not splits:  # what is known of the merged stage is its whole backward
+        total |= {"t_b_ns": total["t_bw_ns"], "t_w_ns": 0, "w_bytes": 0}
+    if not splits or all(cost.t_bw_ns is None for cost in costs):
+        total["t_bw_ns"] = None
+    return StageCost(**total, recompute=_merge_levels(costs), splits=splits)  # type: ignore[arg-type]
+
+
+def _merge_levels(costs: Sequence[StageCost]) -> tuple[RecomputeLevel, ...]:
+    """Levels merged by name; a stage without that name is kept whole."""
+    names = dict.fromkeys(level.name for cost in costs for level in cost.recompute)
+    merged = []
+    for name in names:
+        having = [(cost, level) for cost in costs for level in cost.recompute if level.name == name]
+        whole = sum(cost.act_bytes for cost in costs if cost.level(name) is None)
+        work = b_work = None
+        if any(level.work_bytes is not None for _, level in having):
+            work = max(level.working_bytes(cost.act_bytes) for cost, level in having)
+        if any(level.b_work_bytes is not None for _, level in having):
+            b_work = max(
+                level.working_bytes(cost.act_bytes)
+                if level.b_work_bytes is None
+                else level.b_work_bytes
+                for cost, level in having
+            )
+        counts = [level.layers for _, level in having]
+        merged.append(
+            RecomputeLevel(
+                name,
+                sum(level.t_ns for _, level in having),
+                whole + sum(level.keep_bytes for _, level in having),
+                work,
+                b_work,
+                None if None in counts else sum(count for count in counts if count),
+            )
+        )
+    return tuple(merged)
+
+
+def check_slices(cost: StageCost) -> None:
+    """Whether the slices of a stage add up to it.
+
+    Raises:
+        ProfileError: where they do not.
+    """
+    if cost.slices:
+        whole = merge(cost.slices)
+        keys = {*AMOUNTS, "recompute", "splits"} - {"static_bytes", "layers"}
+        if any(getattr(cost, key) != getattr(whole, key) for key in keys):
+            raise ProfileError("slices: do not add up to the stage; change them, not their sum")
