@@ -10,11 +10,11 @@ from typing import Any
 from .errors import InvalidSchedule, ProfileError
 from .files import plain, read_mapping
 from .profile import CostProfile, Offload
-from .profile_json import profile_to_json as profile_to_json
-from .profile_json import save_profile as save_profile
+from .profile.parts import join
+from .profile.writing import profile_to_json as profile_to_json
+from .profile.writing import save_profile as save_profile
 from .schedule.shape import require_stages
 from .stage_cost import RecomputeLevel, StageCost, transfer_ns
-from .stage_parts import join
 from .units import BYTE_UNITS, TIME_UNITS, Reader, exact, is_plain
 
 LONGEST_NAME = 255  # as of a file

@@ -18,12 +18,12 @@ from optpipe_sim import CostProfile, Schedule, build, check, compare, load_profi
 from optpipe_sim.checker.check import check_trace
 from optpipe_sim.errors import InvalidSchedule, OptPipeError, ProfileError
 from optpipe_sim.names import ENTRIES
+from optpipe_sim.profile.parts import divide, merge
 from optpipe_sim.profile_io import profile_to_json
 from optpipe_sim.schedule.fused import as_split, fuse
 from optpipe_sim.sim.noise import Noise
 from optpipe_sim.solvers.robust import solve_robust
 from optpipe_sim.stage_cost import StageCost
-from optpipe_sim.stage_parts import divide, merge
 
 STAGE = {"t_f_ms": 10, "t_bw_ms": 21, "act_mib": 100, "static_mib": 50, "layers": 4}
 DATA: dict[str, Any] = {

@@ -15,9 +15,9 @@ from optpipe_sim import build, load_profile
 from optpipe_sim.costs import estimate
 from optpipe_sim.errors import InvalidSchedule, ProfileError
 from optpipe_sim.profile import CostProfile
+from optpipe_sim.profile.parts import divide, evenly, merge
 from optpipe_sim.profile_io import profile_to_json, save_profile
 from optpipe_sim.stage_cost import StageCost
-from optpipe_sim.stage_parts import divide, evenly, merge
 
 ROOT = Path(__file__).parents[1]
 ADDED = ("t_f_ns", "t_b_ns", "t_w_ns", "fused_ns", "act_bytes", "w_bytes", "offloadable", "static_bytes", "layers")  # fmt: skip

@@ -8,10 +8,10 @@ from recompute_cases import profile
 from optpipe_sim import CostProfile, Schedule, build, check, load_profile, simulate
 from optpipe_sim.errors import InvalidSchedule, ProfileError
 from optpipe_sim.ops import parse_op
+from optpipe_sim.profile.parts import divide, merge
 from optpipe_sim.reasons.explain import explain, why
 from optpipe_sim.schedule import Shape
 from optpipe_sim.stage_cost import RecomputeLevel, StageCost
-from optpipe_sim.stage_parts import divide, merge
 
 
 @pytest.mark.parametrize(

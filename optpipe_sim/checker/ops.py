@@ -9,7 +9,8 @@ from itertools import pairwise
 from ..ops import BW, COMPUTE, TRANSFERS, B, C, F, O, Op, R, W
 from ..profile import CostProfile
 from ..schedule import Schedule
-from .stepped import Costs, anchors, engines, link_of
+from .costs import Costs
+from .stepped import anchors, engines, link_of
 
 
 def completeness(schedule: Schedule) -> list[str]:

@@ -11,8 +11,9 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..trace import Trace
 from ..units import format_sizes, format_time, format_times
+from .costs import Costs
 from .ops import completeness, level_problems, link_problems, split_problems
-from .stepped import Costs, anchors, engines, link_of, static
+from .stepped import anchors, engines, link_of, static
 
 
 def check_times(trace: Trace, asap: bool = False) -> list[str]:

@@ -17,9 +17,9 @@ from optpipe_sim import simulate
 from optpipe_sim.errors import Deadlock, OutOfMemory
 from optpipe_sim.ops import BW, COMPUTE, B, C, F, O, Op, R, W
 from optpipe_sim.profile import CostProfile, Offload
+from optpipe_sim.profile.parts import join
 from optpipe_sim.schedule import Schedule, Shape
 from optpipe_sim.stage_cost import RecomputeLevel, StageCost
-from optpipe_sim.stage_parts import join
 from optpipe_sim.trace import Trace
 
 SEEDS = st.integers(0, 2**32 - 1)

@@ -6,10 +6,10 @@ import os
 from dataclasses import asdict
 from typing import Any
 
-from .errors import require
-from .files import write_mapping
-from .profile import CostProfile, Offload
-from .stage_cost import StageCost
+from ..errors import require
+from ..files import write_mapping
+from ..stage_cost import StageCost
+from . import CostProfile, Offload
 
 
 def profile_to_json(profile: CostProfile) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .errors import ProfileError
+from ..errors import ProfileError
 
 
 @dataclass(frozen=True)

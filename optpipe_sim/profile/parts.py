@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import accumulate
 
-from .errors import ProfileError
-from .stage_cost import AMOUNTS, RecomputeLevel, StageCost
-from .units import counted
+from ..errors import ProfileError
+from ..stage_cost import AMOUNTS, RecomputeLevel, StageCost
+from ..units import counted
 
 
 def join(

@@ -13,13 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from .errors import InvalidSchedule, ProfileError
-from .offload import Offload as Offload
-from .op_table import KEEP, OpTable, make_slice_tables, make_table
-from .schedule.shape import Shape, expand_placement
-from .stage_cost import MAX_TIME_NS, RecomputeLevel, StageCost
-from .stage_parts import change, check_slices, cut_sequence, regroup
-from .units import (
+from ..errors import InvalidSchedule, ProfileError
+from ..op_table import KEEP, OpTable, make_slice_tables, make_table
+from ..schedule.shape import Shape, expand_placement
+from ..stage_cost import MAX_TIME_NS, RecomputeLevel, StageCost
+from ..units import (
     Size,
     as_size,
     counted,
@@ -29,6 +27,8 @@ from .units import (
     html_table,
     round_half_up,
 )
+from .offload import Offload as Offload
+from .parts import change, check_slices, cut_sequence, regroup
 
 
 @dataclass(frozen=True)
@@ -271,7 +271,7 @@ class CostProfile:
         """The same model and devices with another number of chunks per device, or placement.
 
         Adjacent stages merge (times, act, w, offload, static add up) or a stage divides equally,
-        between its layers where it says how many it has; see `stage_parts.divide`. Messages stay as
+        between its layers where it says how many it has; see `parts.divide`. Messages stay as
         they are.
 
         Raises:

@@ -1,0 +1,137 @@
+"""The checker's own reading of what ops take, allocate, release and wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+
+from ..ops import BW, B, C, F, O, Op, R, SliceOp, W, dependencies
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..stage_cost import RecomputeLevel, StageCost
+from ..units import round_half_up
+
+
+class Costs:
+    """What the ops of a schedule take, allocate and release, by the definition, op by op."""
+
+    def __init__(self, schedule: Schedule, profile: CostProfile) -> None:
+        self.profile = profile
+        self.levels = schedule.recompute
+        ops = {op for program in schedule.programs for op in program}
+        self.apart = {op[1:] for op in ops if op.kind is C}
+        # the activations whose copies may take keys and values along: what later slices read has
+        # been read when their O is issued, behind the F of the microbatch's last slice
+        last = schedule.shape.slices - 1
+        self.read: set[tuple[int, ...]] = set()
+        for program in schedule.programs:
+            done: set[tuple[int, ...]] = set()
+            for op in program:
+                if op.kind is F and op.slice == last:
+                    done.add(op[1:3])
+                if op.kind is O and (op.slice is None or op[1:3] in done):
+                    self.read.add(op[1:])
+
+    def cost(self, op: Op) -> StageCost:
+        stage = self.profile.stages[op.stage]
+        return stage if op.slice is None else stage.slices[op.slice]
+
+    def level_name(self, op: Op) -> str | None:
+        """The level of recomputation of an op's activation; what names it alone goes before."""
+        names = [f"{op.stage}.{op.microbatch}/{op.slice}", f"{op.stage}.{op.microbatch}"]
+        return next(
+            (self.levels[name] for name in [*names, f"{op.stage}"] if name in self.levels), None
+        )
+
+    def level(self, op: Op) -> RecomputeLevel | None:
+        """That level in the profile."""
+        name = self.level_name(op)
+        return next((one for one in self.cost(op).recompute if one.name == name), None)
+
+    def kept(self, op: Op) -> int:
+        """The bytes that stay after F."""
+        level = self.level(op)
+        return self.cost(op).act_bytes if level is None else level.keep_bytes
+
+    def moved(self, op: Op) -> int:
+        """The bytes that O and R move."""
+        kept = self.kept(op)
+        if op[1:] not in self.read:
+            kept -= self.cost(op).kv_bytes
+        return min(self.cost(op).offload_bytes or 0, kept)
+
+    def needs(self, op: Op) -> Iterator[Op]:
+        """What an op waits for, whether or not it is there: its inputs; and, if it is an O that takes
+        keys and values along, the F that reads them last."""
+        yield from dependencies(op)
+        if isinstance(op, SliceOp) and op.kind is O and op[1:] in self.read:
+            left = self.kept(op) - self.cost(op).kv_bytes
+            if self.moved(op) > min(self.cost(op).offload_bytes or 0, left):
+                yield op._replace(kind=F, slice=self.profile.slices - 1)
+
+    def is_inside(self, op: Op) -> bool:
+        """Whether the backward of an op's activation recomputes it."""
+        return self.level(op) is not None and op[1:] not in self.apart
+
+    def working(self, op: Op) -> int:
+        """What is held beside the kept bytes while this F, or this backward inside, runs."""
+        level, cost = self.level(op), self.cost(op)
+        if level is None:
+            return 0
+        work = level.work_bytes
+        if work is None:
+            work = cost.act_bytes - level.keep_bytes
+        if op.kind is B:
+            b_work = work if level.b_work_bytes is None else level.b_work_bytes
+            return max(b_work, cost.w_bytes - level.keep_bytes, 0)
+        return work
+
+    def lasts(self, op: Op) -> int:
+        """How long an op takes, in ns."""
+        cost, level = self.cost(op), self.level(op)
+        again = 0 if level is None else level.t_ns
+        inside = again if self.is_inside(op) else 0
+        if op.kind in (O, R):
+            whole = cost.offload_bytes or 0
+            time = (cost.t_offload_ns if op.kind is O else cost.t_reload_ns) or 0
+            if self.moved(op) == whole:
+                return time
+            return round_half_up(Fraction(time * self.moved(op), whole))
+        fused = cost.t_b_ns + cost.t_w_ns if cost.t_bw_ns is None else cost.t_bw_ns
+        return {
+            F: cost.t_f_ns,
+            B: cost.t_b_ns + inside,
+            W: cost.t_w_ns,
+            BW: fused + inside,
+            C: again,
+        }[op.kind]
+
+    def asks(self, op: Op) -> bool:
+        """Whether an op is granted memory in program order."""
+        return op.kind in (F, R, C) or (op.kind in (B, BW) and self.is_inside(op))
+
+    def takes(self, op: Op) -> int:
+        """The bytes that an op is granted."""
+        if op.kind is F:
+            return self.kept(op) + self.working(op)
+        if op.kind is R:
+            return self.moved(op)
+        if op.kind is C:
+            return self.cost(op).act_bytes - self.kept(op)
+        if op.kind in (B, BW) and self.is_inside(op):
+            return self.working(op)
+        return 0
+
+    def gives(self, op: Op) -> int:
+        """The bytes that are free once an op has ended."""
+        cost = self.cost(op)
+        held = cost.act_bytes
+        if self.is_inside(op):
+            held = self.kept(op) + self.working(op)
+        return {
+            F: self.working(op),
+            B: held - cost.w_bytes,
+            W: cost.w_bytes,
+            BW: held,
+            O: self.moved(op),
+        }.get(op.kind, 0)
