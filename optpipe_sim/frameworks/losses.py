@@ -39,7 +39,7 @@ class Loss:
 
 def _without_offloads(schedule: Schedule) -> Schedule:
     # an order on links orders nothing but offloads and reloads
-    return _only(schedule, ~schedule.is_transfer).replace(link_order={})
+    return only(schedule, ~schedule.is_transfer).replace(link_order={})
 
 
 def _recomputed(schedule: Schedule) -> int:
@@ -51,11 +51,11 @@ def _recomputed(schedule: Schedule) -> int:
 
 
 def _without_recomputation(schedule: Schedule) -> Schedule:
-    return _only(schedule, schedule.table[:, 0] != C).replace(recompute={})
+    return only(schedule, schedule.table[:, 0] != C).replace(recompute={})
 
 
-def _only(schedule: Schedule, kept: np.ndarray) -> Schedule:
-    """The schedule with the rows of its table that are `kept`."""
+def only(schedule: Schedule, kept: np.ndarray) -> Schedule:
+    """The schedule with the rows of its table that are `kept` (a mask)."""
     lengths = np.bincount(schedule.devices[kept], minlength=schedule.shape.devices)
     return Schedule.from_table(
         schedule.shape,

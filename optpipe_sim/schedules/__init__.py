@@ -49,7 +49,7 @@ _OFFLOADED = {"chunks": int, "group": int, "offloaded": int}
 REGISTRY: dict[str, Entry] = {
     "gpipe": Entry("classic", "gpipe"),
     "1f1b": Entry("classic", "one_f_one_b"),
-    "1f1b-i": Entry("classic", "interleaved_1f1b", _CHUNKS),
+    "1f1b-i": Entry("classic", "interleaved_1f1b", _GROUPED),
     "zb-h1": Entry("zero_bubble", "zb_h1"),
     "zb-h2": Entry("zero_bubble", "zb_h2"),
     "zb-1p": Entry("zb_auto", "zb_1p", {"limit": parse_size}),
@@ -66,7 +66,7 @@ REGISTRY: dict[str, Entry] = {
     "megatron-offload": Entry(
         "megatron_offload",
         "megatron_offload",
-        {"chunks": int, "fraction": parse_share, "delta": parse_size},
+        {**_GROUPED, "fraction": parse_share, "delta": parse_size},
     ),
     "adapipe": Entry("checkpointing.adapipe", "adapipe", {"chunks": int, "limit": parse_size}),
     "mario": Entry(

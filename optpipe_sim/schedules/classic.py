@@ -57,12 +57,12 @@ def one_f_one_b(profile: CostProfile, microbatches: int) -> Schedule:
 
 
 def interleaved_1f1b(
-    profile: CostProfile, microbatches: int, chunks: int | None = None
+    profile: CostProfile, microbatches: int, chunks: int | None = None, group: int | None = None
 ) -> Schedule:
     """1F1B on v chunks per device in loops (1F1B-I): the bubble shrinks by v, messages grow by v.
 
-    Microbatches advance in groups of p through chunk after chunk. Rank r starts with
-    min(2(p-r-1) + (v-1)p, mv) forwards. With one chunk it still warms up twice as long as 1F1B.
+    Microbatches advance in groups of g (the last group has what is left) through chunk after chunk.
+    Rank r starts with min(2(p-r-1) + (v-1)g, mv) forwards. With one chunk it still warms up twice as long as 1F1B.
     At p = 4, m = 8, v = 2 (lower case: the second chunk)::
 
         0 F0  F1  F2  F3  f0  f1  f2  f3  .   .   .   .   .   .   bw0     .   bw1     .   bw2     .   bw3     BW0     BW1     BW2     BW3
@@ -72,30 +72,43 @@ def interleaved_1f1b(
 
     Args:
         profile: re-chunked to `chunks` per device, placement ``loop``.
-        microbatches: m, a multiple of p.
+        microbatches: m; with groups of p a multiple of p.
         chunks: v; default: the profile's own where it has more than one, else 2.
+        group: g, from p to m; m mod g is 0 or at least p. Default: p.
 
     Raises:
-        InvalidSchedule: where p does not divide m.
+        InvalidSchedule: where p does not divide m, or `group` is none that Megatron-LM takes.
 
-    Source: Narayanan et al., Megatron-LM (arXiv 2104.04473), section 2.2 and figure 4.
+    Source: Narayanan et al., Megatron-LM (arXiv 2104.04473), section 2.2 and figure 4; groups:
+    Megatron-LM, megatron/core/pipeline_parallel/schedules.py (commit d98e8a6).
     """
     chunks = default_chunks(profile, chunks)
     costs = profile.rechunk(chunks)
     p, total = costs.devices, microbatches * chunks
-    if microbatches % p:
+    group = p if group is None else group
+    if group == p and microbatches % p:
         fewer, more = microbatches // p * p, -(-microbatches // p) * p
         fitting = f"{fewer} or {more}" if fewer else f"{more}"
         raise InvalidSchedule(
             f"1f1b-i: microbatches must be a multiple of the devices, {p};"
             f" got {microbatches}, take {fitting}"
         )
+    if not p <= group <= microbatches or 0 < microbatches % group < p:
+        raise InvalidSchedule(
+            f"1f1b-i: group={group}: expected a number from {p} (the devices) to {microbatches} (the"
+            f" microbatches) that leaves none of them over, or at least {p}"
+        )
+    turns = [
+        (chunk, j)
+        for first in range(0, microbatches, group)
+        for chunk in range(chunks)
+        for j in range(first, min(first + group, microbatches))
+    ]
     programs = []
     for rank in range(p):
-        turns = [(k % (p * chunks) // p, k // (p * chunks) * p + k % p) for k in range(total)]
         forwards = [Op(F, chunk * p + rank, j) for chunk, j in turns]
         backwards = [Op(BW, (chunks - 1 - chunk) * p + rank, j) for chunk, j in turns]
-        warm_up = min(2 * (p - rank - 1) + (chunks - 1) * p, total)
+        warm_up = min(2 * (p - rank - 1) + (chunks - 1) * group, total)
         programs.append(list(_one_by_one(forwards, backwards, warm_up)))
     return Schedule(costs.shape(microbatches), programs)
 

@@ -25,6 +25,7 @@ def megatron_offload(
     chunks: int | None = None,
     fraction: Fraction | float = 1,
     delta: int = 0,
+    group: int | None = None,
 ) -> Schedule:
     """1F1B, or interleaved 1F1B on several chunks, with activations offloaded by Megatron-LM's rule.
 
@@ -45,10 +46,11 @@ def megatron_offload(
 
     Args:
         profile: with an offload section; placed in a loop.
-        microbatches: m, for several chunks a multiple of p.
+        microbatches: m; for several chunks as `interleaved_1f1b` takes it.
         chunks: v; default: the profile's own.
         fraction: ``--activation-offload-fraction``.
         delta: ``--delta-offload-bytes-across-pp-ranks``.
+        group: ``--microbatch-group-size-per-virtual-pipeline-stage``, with several chunks.
 
     Raises:
         InvalidSchedule: for a profile that does not offload, a `fraction` or `delta` out of range,
@@ -67,10 +69,12 @@ def megatron_offload(
     if not 0 <= fraction <= 1:
         raise InvalidSchedule(f"fraction: must be from 0 to 1, got {fraction}")
     chunks = profile.chunks if chunks is None else chunks
+    if chunks == 1 and group is not None:
+        raise InvalidSchedule(f"group={group}: one chunk has no groups; leave it out")
     base = (
         one_f_one_b(profile, microbatches)
         if chunks == 1
-        else interleaved_1f1b(profile, microbatches, chunks)
+        else interleaved_1f1b(profile, microbatches, chunks, group)
     )
     moved = [cost.offloadable for cost in profile.for_shape(base.shape).stages]
     programs = []

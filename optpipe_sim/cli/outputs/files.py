@@ -42,6 +42,7 @@ OUTPUTS = (
     "log",
     "csv",
     "out",
+    "parts",
     "report",
 )
 STEMS = {"write": (".csv", ".md", ".png")}  # options that name several files at once

@@ -1,14 +1,18 @@
-"""``export``: a schedule for torch, or its trace for Perfetto; refused where it would not be whole."""
+"""``export``: a schedule for torch, its trace for Perfetto, or a plan in a framework's own options;
+refused where it would not be whole."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidSchedule, OptPipeError
+from ...options.models import layer_list
 from ...options.shared import add_limit, add_microbatches, add_profile, add_schedule
 from ...status import DONE
 from ..examples import PROFILE
+from . import export_plan
 
 if TYPE_CHECKING:
     from ....frameworks.losses import Cost, Loss
@@ -17,8 +21,9 @@ if TYPE_CHECKING:
     from ...outputs.show import Out
 
 EXAMPLE = f"optpipe-sim export best.json {PROFILE} --format perfetto"
-SUMMARY = "write a schedule for torch, or its trace for Perfetto"
-FORMATS = {"torch-csv": ".csv", "perfetto": ".trace.json"}  # with the endings of default names
+SUMMARY = "write a schedule for torch, Megatron-LM or TransformerEngine, or its trace for Perfetto"
+# with the endings of default names
+FORMATS = {"torch-csv": ".csv", "perfetto": ".trace.json", **export_plan.FORMATS}
 LEAVES_OUT = {
     "offloads": "offloads and reloads",
     "recomputation": "recomputation",
@@ -39,13 +44,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         required=True,
         choices=tuple(FORMATS),
         help="torch-csv: compute orders for torch.distributed.pipelining; perfetto: a trace for"
-        " https://ui.perfetto.dev",
+        " https://ui.perfetto.dev; megatron, torchtitan: the plan in their options; te: its offloads"
+        " as calls of TransformerEngine",
     )
     parser.add_argument(
         "-o",
         "--out",
         metavar="FILE",
-        help="default: the schedule's name with .csv or .trace.json, where there is no such file yet",
+        help="default: the schedule's name with the ending of the format, where there is no such file yet",
     )
     parser.add_argument(
         "--force", action="store_true", help="overwrite a file that has the default name"
@@ -57,12 +63,26 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             action="store_true",
             help=f"leave out {what}, which torch-csv cannot say: the schedule then needs more memory",
         )
+    parser.add_argument(
+        "--parts",
+        metavar="F.json",
+        help="with torch-csv: write the names of the modules of each stage; needs PROFILE",
+    )
+    parser.add_argument(
+        "--layers",
+        metavar="A,B,...",
+        help="decoder layers of each stage, in model order (default: what the profile says)",
+    )
+    export_plan.add_options(parser)
     add_microbatches(parser, "needed with a name; a file says it itself")
     add_limit(parser)
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Write the file, and say what is not in it and what that costs."""
+    _check_options(arguments)
+    if arguments.format in export_plan.FORMATS:
+        return export_plan.run(arguments, out)
     from ....frameworks.losses import leave_out, losses_of
     from ...inputs import read_profile, read_schedule
     from ...outputs.show import written
@@ -80,7 +100,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         cost = _cost(schedule, exported, profile)
         if not set(names) <= set(without):
             raise InvalidSchedule(_refusal(arguments, schedule, exported, losses, cost))
-    _write(arguments, exported or schedule, profile)
+    files = _write(arguments, exported or schedule, profile)
     out.result(
         {
             "schedule": arguments.schedule,
@@ -92,21 +112,59 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     if losses and exported is not None:
         _tell(out, schedule, exported, losses, cost)
-    written(out, {arguments.out: WHAT[arguments.format]})
+    written(out, files)
     return DONE
 
 
-def _write(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile | None) -> None:
-    if arguments.format == "torch-csv":
-        from ....frameworks.torch_csv import save_torch_csv
+def _check_options(arguments: argparse.Namespace) -> None:
+    """Refuse options that are for another format."""
+    plan = arguments.format in export_plan.FORMATS
+    given = {
+        "--without-offloads": arguments.without_offloads and plan,
+        "--without-recomputation": arguments.without_recomputation and plan,
+        "--parts": arguments.parts and arguments.format != "torch-csv",
+        "--layers": arguments.layers and not (plan or arguments.parts),
+        "--nearest": arguments.nearest and arguments.format not in ("megatron", "torchtitan", "te"),
+        "--csv": arguments.csv and arguments.format != "torchtitan",
+        "--offload-modules": arguments.offload_modules and arguments.format != "megatron",
+    }
+    for option, wrong in given.items():
+        if wrong:
+            hint = "; --nearest exports what can be said" if option.startswith("--without") else ""
+            raise OptPipeError(f"{option}: is nothing for --format {arguments.format}{hint}")
 
-        save_torch_csv(schedule, arguments.out)
+
+def _write(
+    arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile | None
+) -> dict[str, str]:
+    """The files, and what each is."""
+    if arguments.format == "torch-csv":
+        from ....files import write_together
+        from ....frameworks.torch_csv import torch_csv
+
+        contents = {arguments.out: torch_csv(schedule).encode()}
+        if arguments.parts:
+            contents[arguments.parts] = _module_names(arguments, schedule, profile)
+        write_together(contents)
     else:
         from ....frameworks.chrome_trace import save_chrome_trace
         from ....sim import simulate
 
         assert profile is not None
         save_chrome_trace(simulate(schedule, profile), arguments.out)
+    files = {arguments.out: WHAT[arguments.format]}
+    return {**files, arguments.parts: "the modules of each stage"} if arguments.parts else files
+
+
+def _module_names(
+    arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile | None
+) -> bytes:
+    from ....frameworks.parts import parts_of
+
+    if profile is None:
+        raise OptPipeError("PROFILE: --parts needs the profile as well: export SCHEDULE PROFILE")
+    parts = parts_of(profile.for_shape(schedule.shape), layer_list(arguments.layers))
+    return (json.dumps([part.module_names() for part in parts]) + "\n").encode()
 
 
 def _cost(schedule: Schedule, exported: Schedule, profile: CostProfile | None) -> Cost | None:

@@ -1,0 +1,134 @@
+"""``export`` to frameworks that are told a plan in options or calls: the nearest they have words for."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ....errors import InvalidSchedule, OptPipeError
+from ...options.models import layer_list
+from ...status import DONE
+
+if TYPE_CHECKING:
+    from ....frameworks.told import Told
+    from ....profile import CostProfile
+    from ....schedule import Schedule
+    from ...outputs.show import Out
+
+# with the endings of default names
+FORMATS = {"megatron": ".megatron.yaml", "torchtitan": ".torchtitan.yaml", "te": ".te.yaml"}
+NAMES = {"megatron": "Megatron-LM", "torchtitan": "torchtitan", "te": "TransformerEngine"}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What these formats understand beside the others."""
+    parser.add_argument(
+        "--nearest",
+        action="store_true",
+        help="megatron, torchtitan, te: export the nearest plan that it can be told, and say what is"
+        " lost; without this a schedule is exported whole or not at all",
+    )
+    parser.add_argument(
+        "--csv",
+        metavar="F.csv",
+        help="torchtitan: the file for the order, where torch has no schedule of that name",
+    )
+    parser.add_argument(
+        "--offload-modules",
+        metavar="A,B,...",
+        help="megatron: whose inputs are offloaded (default: all that can be)",
+    )
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Write the plan; refused where something is lost and --nearest does not say that it may be."""
+    from ....files import write_mapping
+    from ...inputs import read_profile, read_schedule
+    from ...outputs.show import line, written
+
+    if not arguments.profile:
+        raise OptPipeError(
+            f"PROFILE: {arguments.format} needs the profile as well: export SCHEDULE PROFILE"
+        )
+    profile = read_profile(arguments)
+    schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
+    told, data, files = _MAKE[arguments.format](arguments, schedule, profile)
+    if told.lost and not arguments.nearest:
+        raise InvalidSchedule(
+            f"{arguments.schedule}: {NAMES[arguments.format]} cannot be told {told.in_words()}. The"
+            f" nearest that it can: {told.cost()}. Export that with --nearest"
+        )
+    answer = {**data, **told.to_json()}
+    for path, text in files.items():
+        _write(path, text)
+    write_mapping(arguments.out, {"format": arguments.format, **answer})
+    paths = dict.fromkeys(files, "the order of ops")
+    out.result(
+        {
+            "schedule": arguments.schedule,
+            "format": arguments.format,
+            "path": arguments.out,
+            **answer,
+            "files": [arguments.out, *paths],
+        }
+    )
+    if told.lost:
+        line(out, "told", told.cost())
+        for step in told.lost:
+            slower = "deadlocks" if step.slower is None else f"{step.slower:+.1%} time"
+            line(out, "lost", f"{step.thing}: {slower} without")
+    for note in told.notes:
+        line(out, "note", note)
+    if "command" in data:
+        out.print(data["command"], soft_wrap=True)
+    written(out, {arguments.out: f"the plan for {NAMES[arguments.format]}", **paths})
+    return DONE
+
+
+def _write(path: str, text: str) -> None:
+    from ....files import write_text
+
+    write_text(path, text)
+
+
+_Made = tuple["Told", dict[str, Any], dict[str, str]]
+
+
+def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
+    from dataclasses import replace
+
+    from ....frameworks.megatron.family import nearest, plan_of
+
+    choice, told = nearest(schedule, profile)
+    modules = arguments.offload_modules and arguments.offload_modules.split(",")
+    plan, notes = plan_of(
+        choice, profile, schedule.shape.microbatches, layer_list(arguments.layers), modules
+    )
+    data = {
+        "options": plan.options(),
+        "environment": plan.environment(),
+        "command": plan.command(),
+    }
+    return replace(told, notes=notes), data, {}
+
+
+def _torchtitan(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
+    from ....frameworks import torchtitan
+    from ....frameworks.torch_csv import torch_csv
+
+    told = torchtitan.nearest(schedule, profile)
+    config = torchtitan.options(told.schedule, profile, arguments.csv, layer_list(arguments.layers))
+    order = told.schedule.replace(recompute={})
+    files = {arguments.csv: torch_csv(order)} if arguments.csv else {}
+    return told, {"options": config, "command": torchtitan.command(config)}, files
+
+
+def _te(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
+    from ....frameworks import transformer_engine as te
+
+    told = te.nearest(schedule, profile)
+    made = te.programs(told.schedule, profile, layer_list(arguments.layers))
+    return told, te.to_plain(*made), {}
+
+
+_MAKE = {"megatron": _megatron, "torchtitan": _torchtitan, "te": _te}

@@ -1,0 +1,283 @@
+"""What Megatron-LM can run, as schedules by name; the nearest of them to a schedule, and the best.
+
+1F1B, or 1F1B interleaved in groups; nothing recomputed, or every stage at one level, or the first
+layers of every chunk; nothing offloaded, or activations by the rule of `megatron_offload`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from ...errors import InvalidSchedule, OptPipeError
+from ...ops import COMPUTE, F
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...schedules import build, parse_name
+from ...schedules.recompute import first_layers
+from ..parts import Part, parts_of
+from ..told import Told, tell, unheld
+from .options import RECOMPUTED, Offloading, Plan, Recompute
+
+FRACTIONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2), Fraction(1, 4))
+DENSE = (
+    "attn_norm",
+    "qkv_linear",
+    "core_attn",
+    "attn_proj",
+    "mlp_norm",
+)  # all that can be offloaded
+EXPERTS = (*DENSE, "expert_fc1", "moe_act")
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One schedule of the family.
+
+    Attributes:
+        chunks: v. `group`: the microbatch group size; None: p, or one chunk.
+        level: the level of recomputation of every stage; None: none. `layers`: with full, only the
+            first so many of every chunk.
+        fraction: the share of activations that is offloaded; None: none. `delta`: bytes that rank r
+            keeps r times.
+    """
+
+    chunks: int
+    group: int | None = None
+    level: str | None = None
+    layers: int | None = None
+    fraction: Fraction | None = None
+    delta: int = 0
+
+    @property
+    def name(self) -> str:
+        """What the registry of schedules calls it."""
+        base = "1f1b" if self.chunks == 1 else "1f1b-i"
+        options: dict[str, Any] = {"chunks": self.chunks} if self.chunks > 1 else {}
+        if self.fraction is not None:
+            base = "megatron-offload"
+            options = {"chunks": self.chunks, "fraction": self.fraction}
+        given: dict[str, Any] = {"delta": self.delta or None, "group": self.group}
+        given |= {"recompute": self.level, "layers": self.layers}
+        options |= {key: value for key, value in given.items() if value is not None}
+        return (
+            base + ("" if not options else ":") + ",".join(f"{k}={v}" for k, v in options.items())
+        )
+
+    def build(self, profile: CostProfile, microbatches: int) -> Schedule:
+        """Its schedule.
+
+        Raises:
+            InvalidSchedule: where there is none for this profile.
+        """
+        return build(self.name, profile, microbatches)
+
+
+def choice_of(name: str) -> Choice | None:
+    """The choice that a schedule name stands for; None for one that is not of the family."""
+    try:
+        base, options = parse_name(name)
+    except OptPipeError:
+        return None
+    if base not in ("1f1b", "1f1b-i", "megatron-offload") or options.pop("apart", False):
+        return None
+    options["level"] = options.pop("recompute", None)
+    chunks = options.pop("chunks", 1 if base == "1f1b" else 0)
+    if base == "megatron-offload":
+        options.setdefault("fraction", Fraction(1))
+    return Choice(chunks, **options)
+
+
+def modules_of(level: str, experts: bool) -> tuple[tuple[str, ...], str | None] | None:
+    """The modules that selective recomputation takes for a level, with what the replay does not know
+    of; None where there are none. Levels may be called by Megatron-LM's own names, joined by a plus."""
+    if level in ("selective", "attention"):
+        return ("core_attn",), None
+    if level == "norms":
+        modules = ("layernorm", "moe_act") if experts else ("layernorm",)
+        return modules, (
+            "the level norms drops the outputs of dense activation functions as well, which"
+            f" Megatron-LM keeps when it recomputes {', '.join(modules)}: its peak is higher"
+        )
+    names = tuple(level.split("+"))
+    return (names, None) if set(names) <= set(RECOMPUTED) else None
+
+
+def has_experts(profile: CostProfile) -> bool:
+    """Whether the profile says that its model has experts."""
+    model = profile.meta.get("model")
+    return isinstance(model, dict) and model.get("kind") == "experts"
+
+
+def plan_of(
+    choice: Choice,
+    profile: CostProfile,
+    microbatches: int,
+    layers: Sequence[int] | None = None,
+    modules: Sequence[str] | None = None,
+) -> tuple[Plan, tuple[str, ...]]:
+    """The options of a choice, and what the replay does not know of them.
+
+    Args:
+        profile: of any chunks. `layers`: see `parts.parts_of`.
+        modules: of which the inputs are offloaded; None: all that can be.
+
+    Raises:
+        OptPipeError: for what Megatron-LM refuses, or a profile that does not say its layers.
+    """
+    schedule = choice.build(profile, microbatches)
+    costs = profile.for_shape(schedule.shape)
+    parts = parts_of(costs, layers)
+    notes = []
+    recompute = offloading = None
+    if choice.level is not None:
+        recompute, note = _recompute(choice, parts, has_experts(profile))
+        notes += [note] if note else []
+    if choice.fraction is not None:
+        chosen = tuple(modules or (EXPERTS if has_experts(profile) else DENSE))
+        offloading = Offloading(chosen, float(choice.fraction), choice.delta)
+        notes.append(
+            "the replay moves the profile's offload bytes; Megatron-LM moves the inputs of"
+            f" {', '.join(chosen)}, in tensors of at least 1,048,576 elements"
+        )
+    plan = Plan(
+        costs.devices,
+        microbatches,
+        parts,
+        choice.group if schedule.shape.chunks > 1 else None,
+        recompute,
+        offloading,
+        tuple(_sizes(profile, microbatches)),
+    )
+    return plan, tuple(notes)
+
+
+def _recompute(
+    choice: Choice, parts: Sequence[Part], experts: bool
+) -> tuple[Recompute, str | None]:
+    assert choice.level is not None
+    if choice.level == "full":
+        most = max(part.layers for part in parts)
+        if choice.layers is not None and choice.layers < most:
+            return Recompute("full", "block", choice.layers), None
+        return Recompute("full", "uniform", 1), None
+    found = modules_of(choice.level, experts)
+    if found is None:
+        raise InvalidSchedule(f"recompute={choice.level}: Megatron-LM has no words for this level")
+    return Recompute("selective", modules=found[0]), found[1]
+
+
+def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, int]]:
+    """Parallel and batch sizes of an estimated profile."""
+    parallel, work = (profile.meta.get(key) for key in ("parallel", "work"))
+    if not isinstance(parallel, dict) or not isinstance(work, dict):
+        return
+    names = {"tp": "tensor", "cp": "context", "ep": "expert"}
+    for key, name in names.items():
+        if parallel.get(key, 1) > 1:
+            option = "context-parallel-size" if key == "cp" else f"{name}-model-parallel-size"
+            yield option, parallel[key]
+    if parallel.get("tp", 1) > 1:
+        yield "sequence-parallel", True
+    if "microbatch" in work:
+        yield "micro-batch-size", work["microbatch"]
+        yield "global-batch-size", work["microbatch"] * microbatches * parallel.get("dp", 1)
+    if "seq" in work:
+        yield "seq-length", work["seq"]
+
+
+def group_sizes(devices: int, microbatches: int) -> list[int | None]:
+    """Group sizes worth a try: p (None), twice that, and all microbatches at once."""
+    some = [size for size in (2 * devices, microbatches) if devices < size <= microbatches]
+    fitting = [size for size in some if not 0 < microbatches % size < devices]
+    return [*([None] if microbatches % devices == 0 else []), *dict.fromkeys(fitting)]
+
+
+def levels_of(costs: CostProfile) -> Iterator[tuple[str | None, int | None]]:
+    """Level and number of layers: all that Megatron-LM has words for; `costs` has its chunks."""
+    yield None, None
+    experts = has_experts(costs)
+    names = dict.fromkeys(level.name for cost in costs.stages for level in cost.recompute)
+    for name in names:
+        if name == "full" or modules_of(name, experts) is not None:
+            yield name, None
+    if "full" not in names:
+        return
+    counts = {level.layers for cost in costs.stages for level in cost.recompute if level.layers}
+    for count in sorted(counts):
+        try:
+            first_layers(costs, "full", count)
+        except InvalidSchedule:
+            continue
+        if any((cost.layers or 0) > count for cost in costs.stages):
+            yield "full", count
+
+
+def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Choice]:
+    """The family on `chunks` chunks per device."""
+    costs = profile.rechunk(chunks)
+    groups = group_sizes(profile.devices, microbatches) if chunks > 1 else [None]
+    for group in groups:
+        for level, layers in levels_of(costs):
+            yield Choice(chunks, group, level, layers)
+            if costs.offload is None or level == "full":
+                continue
+            moved = max(cost.offloadable for cost in costs.stages)
+            for fraction in FRACTIONS:
+                for delta in (0, moved):
+                    yield Choice(chunks, group, level, layers, fraction, delta)
+
+
+def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Told]:
+    """What Megatron-LM is told in the place of a schedule: the schedule itself where it is of the
+    family; else the fastest of the family with as many chunks that fits, or the least peak where
+    none does.
+
+    Raises:
+        InvalidSchedule: where the family has nothing for this profile and number of microbatches.
+    """
+    shape = schedule.shape
+    for choice in _guesses(schedule):
+        try:
+            built = choice.build(profile, shape.microbatches)
+        except OptPipeError:
+            continue
+        if built == schedule:
+            return choice, tell(schedule, built, choice.name, profile)
+    found: list[tuple[tuple[int, int], int, Choice, Schedule]] = []
+    for choice in choices(profile, shape.microbatches, shape.chunks):
+        try:
+            built = choice.build(profile, shape.microbatches)
+        except OptPipeError:
+            continue
+        if built == schedule:
+            return choice, tell(schedule, built, choice.name, profile)
+        trace = unheld(built, profile)
+        rank = (0, trace.makespan_ns) if trace.fits else (1, max(trace.peak_bytes))
+        found.append((rank, len(found), choice, built))
+    if not found:
+        raise InvalidSchedule(
+            f"Megatron-LM runs nothing on {shape.devices} ranks with {shape.chunks} chunks each and"
+            f" {shape.microbatches} microbatches: with several chunks these have to be a multiple of"
+            " the ranks, or at least as many and grouped"
+        )
+    _, _, choice, built = min(found)
+    return choice, tell(schedule, built, choice.name, profile)
+
+
+def _guesses(schedule: Schedule) -> Iterator[Choice]:
+    """Choices that this schedule may be: by its name, and by the group that it begins with."""
+    named = choice_of(str(schedule.meta.get("name", "")))
+    if named is not None:
+        yield named if named.chunks else Choice(**{**vars(named), "chunks": schedule.shape.chunks})
+    shape = schedule.shape
+    group = None
+    if shape.chunks > 1:
+        first = [op for op in schedule.programs[0] if op.kind in COMPUTE and op.kind is F]
+        size = next((at for at, op in enumerate(first) if op.stage), shape.microbatches)
+        group = None if size == shape.devices else size
+    levels = set(schedule.recompute.values())
+    level = levels.pop() if len(levels) == 1 else None
+    yield Choice(shape.chunks, group, level)

@@ -1,0 +1,29 @@
+"""The string of ``--pipeline-model-parallel-layout``: what each stage holds, in model order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+from ..parts import Part
+
+
+def layout_string(parts: Sequence[Part]) -> str:
+    """The layout of `parts`: E for the embedding, t for a decoder layer, L for the loss, a bar
+    between stages; runs are written short, as in ``Et*3|(tt|)*6tL``.
+
+    Megatron-LM puts stage s on rank s mod p, as its chunk s div p. It first repeats what stands in
+    parentheses, then single characters (megatron/core/transformer/pipeline_parallel_layer_layout.py,
+    commit d98e8a6).
+    """
+    *front, last = [_stage(part) for part in parts]
+    text = ""
+    for stage, run in groupby(front):
+        count = len(list(run))
+        text += f"({stage}|)*{count}" if count > 1 else f"{stage}|"
+    return text + last
+
+
+def _stage(part: Part) -> str:
+    layers = "t" * part.layers if part.layers < 3 else f"t*{part.layers}"
+    return "E" * part.embedding + layers + "L" * part.loss

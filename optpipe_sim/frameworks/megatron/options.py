@@ -1,0 +1,211 @@
+"""A plan in Megatron-LM's own options, checked against its own constraints.
+
+Names and constraints as of Megatron-LM d98e8a6: megatron/training/arguments.py,
+megatron/core/transformer/transformer_config.py, megatron/core/pipeline_parallel/schedules.py and
+docs/user-guide/features/fine_grained_activation_offloading.md.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import OptPipeError
+from ..parts import Part
+from .layout import layout_string
+
+RECOMPUTED = (
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts",
+    "gdn_norm_out", "gdp_in_proj", "gdp_qkv", "mhc",
+)  # fmt: skip
+OFFLOADED = (
+    "attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm", "expert_fc1", "moe_act",
+    "fused_group_mlp", "gdp_qkv",
+)  # fmt: skip
+
+
+class MegatronError(OptPipeError):
+    """Options that Megatron-LM refuses; names the option and what would be right."""
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """``--recompute-granularity`` and what belongs to it: with ``full`` a `method` (uniform: groups of
+    `layers` layers; block: the first `layers` of each chunk), with ``selective`` `modules`."""
+
+    granularity: str
+    method: str | None = None
+    layers: int | None = None
+    modules: tuple[str, ...] = ()
+
+    def check(self) -> None:
+        """Refuse what Megatron-LM refuses."""
+        if self.granularity not in ("full", "selective"):
+            raise MegatronError(
+                f"--recompute-granularity: expected full or selective, got {self.granularity!r}"
+            )
+        if self.granularity == "full":
+            if self.method not in ("uniform", "block"):
+                raise MegatronError(
+                    f"--recompute-method: full needs uniform or block, got {self.method!r}"
+                )
+            if self.layers is None or self.layers < 1:
+                raise MegatronError("--recompute-num-layers: full needs a number of at least 1")
+            if self.modules:
+                raise MegatronError("--recompute-modules: is for selective recomputation")
+        else:
+            if self.method is not None or self.layers is not None:
+                raise MegatronError("--recompute-method, --recompute-num-layers: are for full")
+            _known("--recompute-modules", self.modules, RECOMPUTED)
+
+    def options(self) -> Iterator[tuple[str, Any]]:
+        yield "recompute-granularity", self.granularity
+        if self.granularity == "full":
+            yield "recompute-method", self.method
+            yield "recompute-num-layers", self.layers
+        else:
+            yield "recompute-modules", list(self.modules)
+
+
+@dataclass(frozen=True)
+class Offloading:
+    """``--fine-grained-activation-offloading``: the inputs of `modules`, of them the share `fraction`;
+    rank r keeps r times `delta` bytes on the device."""
+
+    modules: tuple[str, ...]
+    fraction: float = 1.0
+    delta: int = 0
+
+    def check(self, recompute: Recompute | None) -> None:
+        """Refuse what Megatron-LM refuses."""
+        _known("--offload-modules", self.modules, OFFLOADED)
+        if not self.modules:
+            raise MegatronError("--offload-modules: name at least one module")
+        if not 0 <= self.fraction <= 1:
+            raise MegatronError(
+                f"--activation-offload-fraction: expected 0 to 1, got {self.fraction}"
+            )
+        if self.delta < 0:
+            raise MegatronError(
+                f"--delta-offload-bytes-across-pp-ranks: must be at least 0, got {self.delta}"
+            )
+        if "attn_proj" in self.modules and "core_attn" not in self.modules:
+            raise MegatronError("--offload-modules: attn_proj needs core_attn as well")
+        if "fused_group_mlp" in self.modules and {"expert_fc1", "moe_act"} & set(self.modules):
+            raise MegatronError("--offload-modules: fused_group_mlp excludes expert_fc1, moe_act")
+        again = set(recompute.modules) if recompute else set()
+        if "moe" in again and {"moe_act", "expert_fc1", "fused_group_mlp"} & set(self.modules):
+            raise MegatronError(
+                "--offload-modules: with moe recomputed, moe_act, expert_fc1 and fused_group_mlp"
+                " have nothing to offload"
+            )
+        if "gdp_qkv" in self.modules and "gdp_in_proj" in again:
+            raise MegatronError("--offload-modules: gdp_qkv excludes recomputing gdp_in_proj")
+        if "mhc" in again:
+            raise MegatronError("--recompute-modules: mhc excludes fine-grained offloading")
+
+    def options(self) -> Iterator[tuple[str, Any]]:
+        yield "transformer-impl", "transformer_engine"
+        yield "fine-grained-activation-offloading", True
+        yield "offload-modules", list(self.modules)
+        yield "activation-offload-fraction", self.fraction
+        if self.delta:
+            yield "delta-offload-bytes-across-pp-ranks", self.delta
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What Megatron-LM is told of pipeline, recomputation and offloading.
+
+    Attributes:
+        devices: p. `microbatches`: m. `parts`: what each stage holds, p * v of them.
+        group: the microbatch group size, with several chunks; None: p.
+        sizes: parallel sizes and batch sizes, by option, where they are known.
+
+    Raises:
+        MegatronError: for what Megatron-LM refuses.
+    """
+
+    devices: int
+    microbatches: int
+    parts: tuple[Part, ...]
+    group: int | None = None
+    recompute: Recompute | None = None
+    offloading: Offloading | None = None
+    sizes: tuple[tuple[str, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.parts or len(self.parts) % self.devices:
+            raise MegatronError(
+                f"--pipeline-model-parallel-layout: {len(self.parts)} stages do not divide over"
+                f" {self.devices} ranks"
+            )
+        self._check_groups()
+        if self.recompute is not None:
+            self.recompute.check()
+        if self.offloading is not None:
+            self.offloading.check(self.recompute)
+            if self.recompute is not None and self.recompute.granularity == "full":
+                raise MegatronError(
+                    "--fine-grained-activation-offloading: of layers that are recomputed whole there"
+                    " are no modules to offload; take selective recomputation"
+                )
+
+    @property
+    def chunks(self) -> int:
+        """v, the number of model chunks of a rank."""
+        return len(self.parts) // self.devices
+
+    def _check_groups(self) -> None:
+        p, m, g = self.devices, self.microbatches, self.group
+        if self.chunks == 1:
+            if g is not None:
+                raise MegatronError(
+                    "--microbatch-group-size-per-virtual-pipeline-stage: needs several chunks"
+                )
+            return
+        if p < 2:
+            raise MegatronError("--pipeline-model-parallel-size: several chunks need 2 ranks")
+        g = p if g is None else g
+        if not p <= g <= m or 0 < m % g < p:
+            raise MegatronError(
+                f"--microbatch-group-size-per-virtual-pipeline-stage: {g} is not from {p} (the ranks)"
+                f" to {m} (the microbatches), or leaves a rest below {p}"
+            )
+
+    def options(self) -> dict[str, Any]:
+        """Option without its dashes, and value: True for a flag, a list for several words."""
+        found: dict[str, Any] = dict(self.sizes)
+        found["num-layers"] = sum(part.layers for part in self.parts)
+        found["pipeline-model-parallel-size"] = self.devices
+        if self.devices > 1:
+            found["pipeline-model-parallel-layout"] = layout_string(self.parts)
+        if self.chunks > 1 and self.group not in (None, self.devices):
+            found["microbatch-group-size-per-virtual-pipeline-stage"] = self.group
+        for part in (self.recompute, self.offloading):
+            found.update(part.options() if part is not None else ())
+        return found
+
+    def environment(self) -> dict[str, str]:
+        """Variables that the options need."""
+        return {} if self.offloading is None else {"NVTE_CPU_OFFLOAD_V1": "1"}
+
+    def command(self) -> str:
+        """The options as words of a command line, to stand behind the training script."""
+        return " ".join(_words(self.options()))
+
+
+def _words(options: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        yield f"--{name}"
+        if value is not True:
+            for one in value if isinstance(value, list) else [value]:
+                yield shlex.quote(str(one))
+
+
+def _known(option: str, modules: tuple[str, ...], known: tuple[str, ...]) -> None:
+    for module in modules:
+        if module not in known:
+            raise MegatronError(f"{option}: {module!r} is none of {', '.join(known)}")

@@ -1,0 +1,77 @@
+"""What each stage holds of a model: embedding, decoder layers, loss; and what modules are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..errors import OptPipeError, ProfileError
+from ..profile import CostProfile
+
+
+class Part(NamedTuple):
+    """The part of a model that one stage holds.
+
+    Attributes:
+        first: the number of its first decoder layer, from 0.
+        layers: how many decoder layers it has.
+        embedding, loss: whether it has the embedding, or the last norm, the head and the loss.
+    """
+
+    first: int
+    layers: int
+    embedding: bool = False
+    loss: bool = False
+
+    def module_names(self) -> list[str]:
+        """The modules of this part, as torchtitan's decoders call them."""
+        names = [f"layers.{layer}" for layer in range(self.first, self.first + self.layers)]
+        return ["tok_embeddings"] * self.embedding + names + ["norm", "lm_head"] * self.loss
+
+
+def parts_with(counts: Sequence[int]) -> tuple[Part, ...]:
+    """Parts of so many decoder layers each, the embedding on the first and the loss on the last."""
+    last = len(counts) - 1
+    return tuple(
+        Part(sum(counts[:at]), count, at == 0, at == last) for at, count in enumerate(counts)
+    )
+
+
+def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple[Part, ...]:
+    """The part of each stage of `profile`, which has the chunks of the schedule already.
+
+    Args:
+        layers: decoder layers per stage; None: what the stages say. Where the profile says how many
+            the whole model has (`estimate` does), embedding and loss may count as one each.
+
+    Raises:
+        ProfileError: for a stage that does not say its layers.
+        OptPipeError: for `layers` that are not one number per stage.
+    """
+    if layers is not None:
+        if len(layers) != len(profile.stages) or min(layers) < 0 or sum(layers) < 1:
+            raise OptPipeError(
+                f"layers: expected {len(profile.stages)} numbers, the decoder layers of each stage,"
+                f" got {','.join(map(str, layers))}"
+            )
+        return parts_with(layers)
+    said = [cost.layers for cost in profile.stages]
+    if None in said and "layers_per_stage" not in profile.meta:
+        raise ProfileError(
+            f"stages[{said.index(None)}].layers: missing in the profile {profile.name}: frameworks"
+            " are told how many layers a stage has; write it there, or give the layers of each stage"
+        )
+    counts = [count or 0 for count in said]
+    if _ends_count(profile, sum(counts)):
+        counts[0] -= 1
+        counts[-1] -= 1
+    return parts_with(counts)
+
+
+def _ends_count(profile: CostProfile, total: int) -> bool:
+    """Whether embedding and loss are among the `total` layers that the stages say."""
+    known = profile.meta.get("layers_per_stage")
+    model = profile.meta.get("model")
+    if isinstance(known, Sequence) and known:
+        return bool(sum(known) == total - 2)
+    return isinstance(model, dict) and model.get("layers") == total - 2

@@ -1,0 +1,190 @@
+"""What of a schedule a framework cannot be told, and what each of it is worth, replayed.
+
+A framework is told another schedule, the nearest that it has words for. From the one to the other
+there are a few steps, each of which takes one thing away; the replay after each step says what that
+thing was worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import Deadlock, OptPipeError
+from ..ops import BW, B, C, O, W
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..sim import simulate, simulate_or_report
+from ..trace import Trace
+from ..units import counted, format_size, format_time
+from .losses import OFFLOADS, only
+
+
+@dataclass(frozen=True)
+class Step:
+    """One thing that a framework cannot be told.
+
+    Attributes:
+        name: ``apart``, ``levels``, ``offloads``, ``split`` or ``order``.
+        thing: what it is, in words. `count`: how many ops or activations it is about.
+        makespan_ns, peak_bytes: after it is taken away (with what came before it), without a limit;
+            None where what is left deadlocks.
+        slower: the makespan over that before this step, less 1.
+    """
+
+    name: str
+    thing: str
+    count: int
+    makespan_ns: int | None
+    peak_bytes: int | None
+    slower: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Told:
+    """A schedule, and what a framework is told in its place.
+
+    Attributes:
+        name: what is told, in words or as a schedule name.
+        before: the replay of the schedule under the limit. after: of what is told, which nothing
+            holds back (`unheld`).
+        lost: the steps from one to the other; none where the framework is told all of it.
+        notes: what the replay does not know of.
+    """
+
+    name: str
+    before: Trace
+    after: Trace
+    lost: tuple[Step, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def schedule(self) -> Schedule:
+        """What is told."""
+        return self.after.schedule
+
+    @property
+    def slower(self) -> float:
+        """The makespan of what is told over that of the schedule, less 1."""
+        return self.after.makespan_ns / self.before.makespan_ns - 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "told": self.name,
+            "before": _measures(self.before),
+            "after": _measures(self.after),
+            "slower": round(self.slower, 6),
+            "lost": [step.to_json() for step in self.lost],
+            "notes": list(self.notes),
+        }
+
+    def in_words(self) -> str:
+        """What is lost, as ``12 splits of backwards and an order of its own``."""
+        return " and ".join(step.thing for step in self.lost)
+
+    def cost(self) -> str:
+        """What losing it costs, in a sentence."""
+        before, after = self.before.makespan_ns, self.after.makespan_ns
+        text = f"{self.name} takes {format_time(after)} (before: {format_time(before)},"
+        text += f" {self.slower:+.1%}), peak {format_size(max(self.after.peak_bytes))}"
+        return text + ("" if self.after.fits else ", and does not fit the memory")
+
+
+def _measures(trace: Trace) -> dict[str, Any]:
+    return {
+        "schedule": trace.schedule.meta.get("name", "schedule"),
+        "makespan_ns": trace.makespan_ns,
+        "peak_bytes": list(trace.peak_bytes),
+        "fits": trace.fits,
+    }
+
+
+def tell(
+    schedule: Schedule, told: Schedule, name: str, profile: CostProfile, notes: tuple[str, ...] = ()
+) -> Told:
+    """`schedule` beside what is told in its place."""
+    before, _ = simulate_or_report(schedule, profile)
+    after = unheld(told, profile)
+    steps = () if schedule == told else tuple(_steps(schedule, told, profile))
+    return Told(name, before, after, steps, notes)
+
+
+def unheld(schedule: Schedule, profile: CostProfile) -> Trace:
+    """The replay as frameworks run a schedule: nothing waits for memory, which is there or not."""
+    trace = simulate(schedule, profile, enforce=False)
+    limits = trace.profile.memory_limit
+    fits = limits is None or all(
+        peak <= limit for peak, limit in zip(trace.peak_bytes, limits, strict=True)
+    )
+    return replace(trace, memory_limit=limits, fits=fits)
+
+
+def _steps(schedule: Schedule, told: Schedule, profile: CostProfile) -> Iterator[Step]:
+    last = simulate(schedule, profile, enforce=False).makespan_ns
+    for name, thing, count, left in _stripped(schedule, told):
+        try:
+            trace = simulate(left, profile, enforce=False)
+        except Deadlock:
+            yield Step(name, thing, count, None, None, None)
+            continue
+        now = trace.makespan_ns
+        yield Step(name, thing, count, now, max(trace.peak_bytes), round(now / last - 1, 6))
+        last = now
+
+
+def _stripped(schedule: Schedule, told: Schedule) -> Iterator[tuple[str, str, int, Schedule]]:
+    """The steps: name, words, count, and the schedule after each; the last one is `told`."""
+    left = schedule
+    kinds = schedule.table[:, 0]
+    if count := int((kinds == C).sum()):
+        left = only(left, left.table[:, 0] != C)
+        yield "apart", counted(count, "recomputation apart from its backward"), count, left
+    if count := _other_levels(left, told):
+        try:
+            left = left.replace(recompute=told.recompute)
+        except OptPipeError:  # another shape
+            left = left.replace(recompute={})
+        text = counted(
+            count, "activation at a level of its own", "activations at levels of their own"
+        )
+        yield "levels", text, count, left
+    offloaded, theirs = (
+        {(op.stage, op.microbatch) for ops in one.programs for op in ops if op.kind is O}
+        for one in (left, told)
+    )
+    if offloaded and offloaded != theirs:
+        left = OFFLOADS.strip(left)
+        yield "offloads", counted(len(offloaded), "offload"), len(offloaded), left
+    if (count := int((kinds == W).sum())) and not (told.table[:, 0] == W).any():
+        left = _fused(left)
+        yield "split", counted(count, "backward in two", "backwards in two"), count, left
+    if left != told:
+        other = left.shape.placement != told.shape.placement
+        text = "its placement and order" if other else "its order"
+        yield "order", text, len(told), told
+
+
+def _other_levels(schedule: Schedule, told: Schedule) -> int:
+    """How many activations are recomputed at another level, or not."""
+    ours, theirs = (
+        np.array([["", *one.levels.names][level] for level in one.levels.table.ravel()])
+        for one in (schedule, told)
+    )
+    return int((ours != theirs).sum())
+
+
+def _fused(schedule: Schedule) -> Schedule:
+    """Each B a BW, no W."""
+    table = schedule.table.copy()
+    table[table[:, 0] == B, 0] = BW
+    kept = table[:, 0] != W
+    offsets = np.concatenate(([0], np.cumsum(kept)))[schedule.offsets]
+    return Schedule.from_table(
+        schedule.shape, table[kept], offsets, schedule.link_order, schedule.meta, schedule.levels
+    )

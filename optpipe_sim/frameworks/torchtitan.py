@@ -1,0 +1,136 @@
+"""A plan in torchtitan's options: any order as a CSV, one kind of activation checkpointing, no offloads.
+
+Names and rules as of torchtitan b5bcd76: torchtitan/config/configs.py,
+torchtitan/distributed/pipeline_parallel.py and torchtitan/distributed/activation_checkpoint.py.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ..errors import InvalidSchedule, OptPipeError
+from ..ops import BW, C
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..schedule.shape import expand_placement
+from ..schedules import build
+from .losses import OFFLOADS, only
+from .parts import parts_of
+from .told import Told, tell, unheld
+
+# Ours, and torch's schedule of the same order, on so many chunks (None: several).
+SAME = (("gpipe", "GPipe", 1), ("1f1b", "1F1B", 1), ("1f1b-i", "Interleaved1F1B", None))
+CHECKPOINTS = {None: "none", "selective": "selective", "full": "full"}
+SELECTIVE = (
+    "torchtitan's selective checkpointing saves attention and every second matmul; whether the level"
+    " selective of the profile is that, its author knows"
+)
+
+
+def nearest(schedule: Schedule, profile: CostProfile) -> Told:
+    """What torchtitan is told in the place of a schedule: its order, where stages lie in a loop or a
+    vee (else 1F1B on as many chunks), every stage checkpointed alike, no offloads.
+
+    Of the kinds of checkpointing that the profile has costs for: the schedule's own where that is
+    one, else the fastest that fits, or the least peak where none does.
+    """
+    shape = schedule.shape
+    if _is_vee(schedule) or shape.placement == expand_placement(
+        "loop", shape.devices, shape.chunks
+    ):
+        order = only(schedule, schedule.table[:, 0] != C) if C in schedule.table[:, 0] else schedule
+        order = OFFLOADS.strip(order)
+    else:
+        name = "1f1b" if shape.chunks == 1 else f"1f1b-i:chunks={shape.chunks}"
+        order = build(name, profile, shape.microbatches)
+    found = []
+    costs = profile.for_shape(order.shape)
+    for at, level in enumerate(CHECKPOINTS):
+        levels = {
+            str(stage): level
+            for stage, cost in enumerate(costs.stages)
+            if level is not None and cost.level(level) is not None
+        }
+        if level is not None and not levels:
+            continue
+        told = order.replace(recompute=levels)
+        trace = unheld(told, profile)
+        rank = (0, trace.makespan_ns) if trace.fits else (1, max(trace.peak_bytes))
+        found.append(((told.recompute != schedule.recompute, *rank), at, told, level))
+    _, _, told, level = min(found)
+    name = str(schedule.meta.get("name", "schedule"))
+    if told != schedule:
+        name = f"{order.meta.get('name', 'its order')} with checkpointing {CHECKPOINTS[level]}"
+    return tell(schedule, told, name, profile, (SELECTIVE,) if level == "selective" else ())
+
+
+def options(
+    told: Schedule, profile: CostProfile, csv: str | None, layers: Sequence[int] | None = None
+) -> dict[str, Any]:
+    """torchtitan's options for a schedule that `nearest` returned.
+
+    Args:
+        csv: the file that has the order (`torch_csv`); None: torch's own schedule of that order.
+        layers: see `parts.parts_of`.
+
+    Raises:
+        InvalidSchedule: where torch has no schedule of that order and no `csv` is given.
+    """
+    shape = told.shape
+    parallelism: dict[str, Any] = {"pipeline_parallel_degree": shape.devices}
+    if csv is None:
+        parallelism["pipeline_parallel_schedule"] = _torch_name(told, profile)
+    else:  # the name decides the placement alone
+        loop = "1F1B" if shape.chunks == 1 else "Interleaved1F1B"
+        parallelism["pipeline_parallel_schedule"] = "ZBVZeroBubble" if _is_vee(told) else loop
+        parallelism["pipeline_parallel_schedule_csv"] = csv
+    parallelism["num_pp_microbatches"] = shape.microbatches
+    parts = parts_of(profile.for_shape(shape), layers)
+    parallelism["module_fqns_per_model_part"] = [part.module_names() for part in parts]
+    level = next(iter(told.recompute.values()), None)
+    return {"parallelism": parallelism, "activation_checkpoint": CHECKPOINTS[level]}
+
+
+def command(options: dict[str, Any]) -> str:
+    """The options as words of a command line; the list of modules belongs in the config."""
+    words = [
+        f"--parallelism.{key} {shlex.quote(str(value))}"
+        for key, value in options["parallelism"].items()
+        if key != "module_fqns_per_model_part"
+    ]
+    return " ".join([*words, f"activation_checkpoint:{options['activation_checkpoint']}"])
+
+
+def has_name(told: Schedule, profile: CostProfile) -> bool:
+    """Whether torch has a schedule of that order."""
+    return any(_same(told, profile))
+
+
+def _torch_name(told: Schedule, profile: CostProfile) -> str:
+    name = next(_same(told, profile), None)
+    if name is None:
+        raise InvalidSchedule(
+            "torchtitan has no schedule of this order: give --csv FILE, which then holds the order"
+        )
+    return name
+
+
+def _same(told: Schedule, profile: CostProfile) -> Iterator[str]:
+    shape = told.shape
+    for ours, theirs, chunks in SAME:
+        if (shape.chunks == 1) != (chunks == 1) or (told.table[:, 0] > BW).any():
+            continue
+        options = {} if chunks == 1 else {"chunks": shape.chunks}
+        try:
+            built = build(ours, profile, shape.microbatches, **options)
+        except OptPipeError:
+            continue
+        if built.replace(recompute=told.levels) == told:
+            yield theirs
+
+
+def _is_vee(schedule: Schedule) -> bool:
+    shape = schedule.shape
+    return shape.chunks == 2 and shape.placement == expand_placement("vee", shape.devices, 2)

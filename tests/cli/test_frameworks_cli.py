@@ -1,0 +1,113 @@
+"""``export`` to frameworks, on the command line."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from megatron_grammar import accept
+
+STAGE = {
+    "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50, "layers": 2,
+    "recompute": [{"name": "full", "t_ms": 1, "keep_bytes": 10, "layers": 2}],
+}  # fmt: skip
+OFFLOADING = {
+    "name": "unit", "devices": 4, "stages": STAGE,
+    "offload": {"t_offload_ms": 1, "t_reload_ms": 1},
+}  # fmt: skip
+
+
+@pytest.fixture
+def cli(command_line):
+    """Run a command line in an empty folder that holds o.yaml: 4 devices, levels, copies."""
+    Path("o.yaml").write_text(yaml.safe_dump(OFFLOADING))
+    return command_line
+
+
+def test_megatron(cli) -> None:
+    complaint = cli("export zb-h1 o.yaml -m 8 --format megatron").complaint
+    assert "zb-h1: Megatron-LM cannot be told 32 backwards in two. The nearest" in complaint
+    assert "1f1b takes 33 ms (before: 27 ms, +22.2%)" in complaint
+    assert not Path("zb-h1.megatron.yaml").exists()
+    answer = cli("export zb-h1 o.yaml -m 8 --format megatron --nearest --json").json
+    assert answer["told"] == "1f1b"
+    assert [step["name"] for step in answer["lost"]] == ["split"]
+    accept(answer["command"], 8)
+    written = yaml.safe_load(Path("zb-h1.megatron.yaml").read_text())
+    assert written["options"]["pipeline-model-parallel-layout"] == "Ett|(tt|)*2ttL"
+    assert written["command"] == answer["command"]
+    assert written["lost"] == answer["lost"]
+    line = "export 1f1b-i:recompute=full o.yaml -m 8 --format megatron -o x.yaml"
+    answer = cli(line)
+    assert (answer.code, "lost" in answer.out) == (0, False)
+    assert "--recompute-granularity full --recompute-method uniform" in answer.out
+    accept(next(text for text in answer.out.splitlines() if text.startswith("--")), 8)
+    line = "export megatron-offload o.yaml -m 8 --format megatron -o x.yaml --json"
+    answer = cli(f"{line} --offload-modules mlp_norm,expert_fc1").json
+    assert answer["environment"] == {"NVTE_CPU_OFFLOAD_V1": "1"}
+    assert "--offload-modules mlp_norm expert_fc1 " in answer["command"]
+
+
+def test_torchtitan(cli) -> None:
+    assert "give --csv FILE" in cli("export zb-v o.yaml -m 8 --format torchtitan").complaint
+    answer = cli("export zb-v o.yaml -m 8 --format torchtitan --csv v.csv --json").json
+    assert answer["files"] == ["zb-v.torchtitan.yaml", "v.csv"]
+    words = shlex.split(answer["command"])
+    assert words[words.index("--parallelism.pipeline_parallel_schedule") + 1] == "ZBVZeroBubble"
+    cli("export zb-v o.yaml -m 8 --format torch-csv -o same.csv")
+    assert Path("v.csv").read_text() == Path("same.csv").read_text()
+
+
+def test_te(cli) -> None:
+    complaint = cli("export po-h o.yaml -m 8 --format te").complaint
+    assert "TransformerEngine cannot be told copies in both directions at once" in complaint
+    answer = cli("export po-h o.yaml -m 8 --format te --nearest")
+    assert "lost                copies in both directions at once: +" in answer.out
+    ranks = yaml.safe_load(Path("po-h.te.yaml").read_text())["ranks"]
+    assert [one["rank"] for one in ranks] == [0, 1, 2, 3]
+    assert any("start_offload_layer" in text for text in ranks[0]["program"])
+
+
+def test_modules_of_each_part(cli) -> None:
+    cli("export zb-h1 o.yaml -m 4 --format torch-csv -o s.csv --parts parts.json")
+    parts = json.loads(Path("parts.json").read_text())
+    assert parts[0] == ["tok_embeddings", "layers.0", "layers.1"]
+    assert parts[3] == ["layers.6", "layers.7", "norm", "lm_head"]
+    cli("export zb-h1 o.yaml -m 4 --format torch-csv -o s.csv --parts p2.json --layers 1,3,3,1")
+    assert json.loads(Path("p2.json").read_text())[3] == ["layers.7", "norm", "lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    {
+        "export 1f1b -m 4 --format megatron": "megatron needs the profile as well",
+        "export po-h o.yaml -m 8 --format megatron --without-offloads": "--without-offloads: is"
+        " nothing for --format megatron; --nearest exports what can be said",
+        "export 1f1b o.yaml -m 4 --format torch-csv --nearest": "--nearest: is nothing for",
+        "export 1f1b o.yaml -m 4 --format megatron --csv x.csv": "--csv: is nothing for",
+        "export 1f1b o.yaml -m 4 --format perfetto --parts x.json": "--parts: is nothing for",
+        "export 1f1b o.yaml -m 4 --format perfetto --layers 1,2": "--layers: is nothing for",
+        "export 1f1b o.yaml -m 4 --format megatron --layers 1,2": "layers: expected 4 numbers",
+        "export 1f1b o.yaml -m 4 --format megatron --layers a": "expected whole numbers",
+        "export megatron-offload o.yaml -m 4 --format megatron --offload-modules x": "'x' is none",
+        "export 1f1b o.yaml -m 4 --format te --offload-modules x": "--offload-modules: is nothing",
+    }.items(),
+)
+def test_what_is_refused_is_one_line(cli, line: str, problem: str) -> None:
+    answer = cli(line)
+    assert (answer.code, answer.complaint.count("\n") <= 1) == (2, True)
+    assert problem in answer.complaint
+
+
+def test_the_page_shows_what_is_printed(cli) -> None:
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "frameworks.md").read_text()
+    profile = root / "experiments" / "profiles" / "zb-1.5b-p8-m24.yaml"
+    answer = cli(f"export zb-h1 {profile} -m 24 --format megatron --nearest -o x.yaml")
+    command = next(line for line in answer.out.splitlines() if line.startswith("--"))
+    assert command in page
+    assert "1f1b takes 1.457 s (before: 1.31 s" in answer.out
+    assert "1F1B takes 1.457 s in the place of 1.31 s" in page

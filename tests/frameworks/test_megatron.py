@@ -1,0 +1,248 @@
+"""Plans in Megatron-LM's options: read back by a parser of its own, and what is lost by them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from megatron_grammar import Refused, accept, check_layout, stages_of
+from unit_profiles import unit_profile
+
+from optpipe_sim import CostProfile, build, simulate
+from optpipe_sim.errors import InvalidSchedule, OptPipeError, ProfileError
+from optpipe_sim.frameworks.megatron.family import (
+    Choice,
+    choice_of,
+    choices,
+    group_sizes,
+    nearest,
+    plan_of,
+)
+from optpipe_sim.frameworks.megatron.layout import layout_string
+from optpipe_sim.frameworks.megatron.options import MegatronError, Offloading, Plan, Recompute
+from optpipe_sim.frameworks.parts import Part, parts_of, parts_with
+
+LEVELS = [
+    {"name": "attention", "t_ms": 0.1, "keep_bytes": 80},
+    {"name": "half", "t_ms": 0.5, "keep_bytes": 55, "layers": 2},
+    {"name": "full", "t_ms": 1, "keep_bytes": 10, "layers": 4},
+]
+STAGE = {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50, "layers": 4}
+COPIES = {"t_offload_ms": 1, "t_reload_ms": 1}
+
+
+def profile_of(devices: int, chunks: int = 1, **changes: Any) -> CostProfile:
+    """Stages of 4 layers, with levels and copies."""
+    stage = {**STAGE, "recompute": LEVELS}
+    return unit_profile(devices, chunks, **{"stages": stage, "offload": COPIES, **changes})
+
+
+# -- layouts --------------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=24))
+def test_layouts_read_back(counts: list[int]) -> None:
+    stages = stages_of(layout_string(parts_with(counts)))
+    assert [stage.count("t") for stage in stages] == counts
+    assert [stage.count("E") for stage in stages] == [1] + [0] * (len(counts) - 1)
+    assert "".join(stages) == "E" + "t" * sum(counts) + "L"
+
+
+def test_the_grammar_reads_the_documented_examples() -> None:
+    assert stages_of("Et*3|(tt|)*6mL") == ["Ettt", *["tt"] * 6, "mL"]
+    assert stages_of("Et*2|(tt|)*5t|tmL") == ["Ett", *["tt"] * 5, "t", "tmL"]
+    assert stages_of("E|(t|)*3,m|m||L") == ["E", "t", "t", "t", "m", "m", "", "L"]
+    with pytest.raises(Refused, match="as many t"):
+        check_layout("Et|tL", 2, 3)
+
+
+def test_a_layout_is_short() -> None:
+    assert layout_string(parts_with([2, 3, 3, 3, 1])) == "Ett|(t*3|)*3tL"
+    assert layout_string(parts_with([1])) == "EtL"
+    assert layout_string(parts_with([0, 1, 1, 0])) == "E|(t|)*2L"
+
+
+# -- what stages hold -----------------------------------------------------------------------------
+
+
+def test_parts_take_embedding_and_loss_out_where_they_count_as_layers() -> None:
+    plain = profile_of(4)
+    assert [part.layers for part in parts_of(plain)] == [4] * 4
+    counted = replace(plain, meta={"model": {"layers": 14}})
+    assert [part.layers for part in parts_of(counted)] == [3, 4, 4, 3]
+    assert parts_of(counted)[1] == Part(3, 4)
+    assert parts_of(counted)[0].module_names() == [
+        "tok_embeddings", "layers.0", "layers.1", "layers.2",
+    ]  # fmt: skip
+    assert parts_of(counted)[3].module_names()[-2:] == ["norm", "lm_head"]
+    assert [part.layers for part in parts_of(plain, [1, 2, 3, 4])] == [1, 2, 3, 4]
+    with pytest.raises(OptPipeError, match="layers: expected 4 numbers"):
+        parts_of(plain, [1, 2])
+    with pytest.raises(ProfileError, match=r"stages\[0\].layers: missing in the profile unit"):
+        parts_of(unit_profile(4))
+
+
+# -- fifty plans ----------------------------------------------------------------------------------
+
+
+def plans() -> list[tuple[CostProfile, int, Choice]]:
+    """Fifty of the family's choices: every group, level and offload, on 2 to 8 ranks."""
+    found = []
+    for devices, chunks, microbatches in ((2, 1, 5), (4, 2, 8), (4, 4, 12), (8, 2, 24), (3, 2, 7)):
+        profile = profile_of(devices)
+        all_of = list(choices(profile, microbatches, chunks))
+        found += [
+            (profile, microbatches, choice) for choice in all_of[:: max(1, len(all_of) // 12)]
+        ]
+    assert len({(p.devices, choice) for p, _, choice in found}) >= 50
+    return found
+
+
+def test_fifty_plans_are_accepted() -> None:
+    for profile, microbatches, choice in plans():
+        plan, _ = plan_of(choice, profile, microbatches)
+        read = accept(plan.command(), microbatches)
+        assert read.num_layers == 4 * profile.devices
+        assert (read.activation_offload_fraction is not None) == (choice.fraction is not None)
+        assert (read.recompute_granularity is not None) == (choice.level is not None)
+        if choice.layers:
+            assert (read.recompute_method, read.recompute_num_layers) == ("block", choice.layers)
+        assert bool(plan.environment()) == (choice.fraction is not None)
+
+
+def test_a_plan_runs_as_its_name_says_and_is_found_again() -> None:
+    for profile, microbatches, choice in plans():
+        assert choice_of(choice.name) == choice
+        schedule = choice.build(profile, microbatches)
+        again, told = nearest(schedule, profile)
+        assert told.schedule == schedule
+        assert told.lost == ()
+        assert told.slower == 0
+        assert again.build(profile, microbatches) == schedule
+
+
+@given(st.integers(2, 6), st.integers(1, 30))
+def test_group_sizes_are_those_that_megatron_takes(devices: int, microbatches: int) -> None:
+    for group in group_sizes(devices, microbatches):
+        parts = parts_with([1] * (2 * devices))
+        plan = Plan(devices, microbatches, parts, group)
+        accept(plan.command(), microbatches)
+
+
+@settings(max_examples=40)
+@given(st.integers(2, 4), st.integers(2, 3), st.integers(1, 16), st.integers(1, 16))
+def test_groups_run_or_are_refused(
+    devices: int, chunks: int, microbatches: int, group: int
+) -> None:
+    profile = unit_profile(devices, chunks)
+    allowed = devices <= group <= microbatches and not 0 < microbatches % group < devices
+    if not allowed:
+        with pytest.raises(InvalidSchedule, match="1f1b-i: "):
+            build("1f1b-i", profile, microbatches, group=group, chunks=chunks)
+        return
+    schedule = build("1f1b-i", profile, microbatches, group=group, chunks=chunks)
+    assert simulate(schedule, profile).fits
+    first = [op.stage for op in schedule.programs[0] if op.kind.name == "F"]
+    assert first[:group] == [0] * group
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "problem"),
+    [
+        ({"group": 3}, "3 is not from 4"),
+        ({"group": 5, "microbatches": 8}, "leaves a rest below 4"),
+        ({"parts": parts_with([1] * 6)}, "6 stages do not divide over 4 ranks"),
+        ({"parts": parts_with([2] * 4), "group": 8}, "needs several chunks"),
+        ({"recompute": Recompute("full")}, "--recompute-method: full needs uniform or block"),
+        ({"recompute": Recompute("full", "block")}, "--recompute-num-layers"),
+        ({"recompute": Recompute("selective", "block", 1)}, "are for full"),
+        ({"recompute": Recompute("selective", modules=("mlps",))}, "'mlps' is none of core_attn"),
+        ({"offloading": Offloading(("attn_proj",))}, "attn_proj needs core_attn"),
+        ({"offloading": Offloading(("mlp_norm",), 1.5)}, "expected 0 to 1"),
+        ({"offloading": Offloading(("moe_act", "fused_group_mlp"))}, "fused_group_mlp excludes"),
+        ({"offloading": Offloading(())}, "name at least one module"),
+        (
+            {
+                "recompute": Recompute("selective", modules=("moe",)),
+                "offloading": Offloading(("moe_act",)),
+            },
+            "with moe recomputed",
+        ),
+        (
+            {
+                "recompute": Recompute("full", "uniform", 1),
+                "offloading": Offloading(("mlp_norm",)),
+            },
+            "of layers that are recomputed whole",
+        ),
+    ],
+)
+def test_what_megatron_refuses_is_refused(wrong: dict[str, Any], problem: str) -> None:
+    plan = Plan(4, 8, parts_with([1] * 8), 8)
+    with pytest.raises(MegatronError, match=problem) as caught:
+        replace(plan, **wrong)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_level_without_words_is_refused() -> None:
+    with pytest.raises(InvalidSchedule, match="Megatron-LM has no words for this level"):
+        plan_of(Choice(1, level="half"), profile_of(2), 4)
+    assert choice_of("zb-h1") is None
+    assert choice_of("1f1b:recompute=full,apart=yes") is None
+
+
+# -- what is lost ---------------------------------------------------------------------------------
+
+
+def test_each_step_is_what_a_replay_says() -> None:
+    profile = profile_of(4, memory_limit_bytes=420)
+    schedule = build("zb-h1", profile, 8)
+    choice, told = nearest(schedule, profile)
+    assert choice == Choice(1)
+    (split,) = told.lost
+    assert (split.name, split.count) == ("split", 32)
+    assert told.before.makespan_ns == simulate(schedule, profile).makespan_ns
+    assert split.makespan_ns == told.after.makespan_ns
+    assert told.after.makespan_ns == simulate(build("1f1b", profile, 8), profile).makespan_ns
+    assert told.slower == pytest.approx(split.slower, abs=1e-6)
+    assert "1f1b takes" in told.cost()
+    assert "fit" not in told.cost()
+
+
+def test_steps_lead_from_the_schedule_to_what_is_told() -> None:
+    profile = profile_of(4)
+    schedule = build("po-h", profile, 8)
+    some = {"0": "full", "1.3": "half"}
+    _, told = nearest(schedule.replace(recompute=some), profile)
+    assert [step.name for step in told.lost] == ["levels", "offloads", "split", "order"]
+    assert told.lost[0].count == 8 + 1
+    assert told.lost[-1].makespan_ns == told.after.makespan_ns
+    ratio = 1.0
+    for step in told.lost:
+        assert step.slower is not None
+        ratio *= 1 + step.slower
+    whole = simulate(schedule.replace(recompute=some), profile, enforce=False).makespan_ns
+    assert told.after.makespan_ns / whole == pytest.approx(ratio, rel=1e-4)
+
+
+def test_the_nearest_fits_where_something_of_the_family_does() -> None:
+    profile = profile_of(4, memory_limit_bytes=250)
+    _, told = nearest(build("adaoffload", profile, 8), profile)
+    assert told.after.fits
+    assert max(told.after.peak_bytes) <= 250
+    tight = replace(profile, memory_limit=(1,) * 4)
+    _, told = nearest(build("zb-h1", tight, 8), tight)
+    assert not told.after.fits
+    assert "does not fit the memory" in told.cost()
+
+
+def test_nothing_of_the_family_is_said() -> None:
+    profile = unit_profile(4, 2)
+    with pytest.raises(InvalidSchedule, match="runs nothing on 4 ranks with 2 chunks each and 3"):
+        nearest(build("zb-v", profile, 3), profile)

@@ -1,0 +1,102 @@
+"""Plans for torchtitan: orders by name or as a CSV, the modules of each part, and what is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from unit_profiles import unit_profile
+
+from optpipe_sim import CostProfile, Schedule, Shape, build
+from optpipe_sim.errors import InvalidSchedule
+from optpipe_sim.frameworks import torchtitan
+from optpipe_sim.frameworks.torch_csv import from_torch_csv, torch_csv
+
+STAGE = {
+    "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50, "layers": 4,
+    "recompute": [{"name": "full", "t_ms": 1, "keep_bytes": 10, "layers": 4}],
+}  # fmt: skip
+CHECKPOINTS = {"none", "selective", "full", "memory-budget"}
+SINGLE, SEVERAL = {"1F1B", "GPipe"}, {"Interleaved1F1B", "ZBVZeroBubble"}
+
+
+def profile_of(devices: int, **changes: Any) -> CostProfile:
+    copies = {"t_offload_ms": 1, "t_reload_ms": 1}
+    return unit_profile(devices, **{"stages": STAGE, "offload": copies, **changes})
+
+
+def check(config: dict[str, Any], told: Schedule, layers: int) -> None:
+    """torchtitan's own rules, from its documented options."""
+    given = config["parallelism"]
+    degree, parts = given["pipeline_parallel_degree"], given["module_fqns_per_model_part"]
+    assert len(parts) % degree == 0
+    name = given["pipeline_parallel_schedule"]
+    assert name in (SINGLE if len(parts) == degree else SEVERAL)
+    vee = name == "ZBVZeroBubble"  # this name, and DualPipeV, lay stages in a vee
+    where = [stage % degree for stage in range(len(parts))]
+    if vee:
+        where = [*range(degree), *reversed(range(degree))]
+    assert list(told.shape.placement) == where
+    modules = [module for part in parts for module in part]
+    assert modules == ["tok_embeddings", *(f"layers.{n}" for n in range(layers)), "norm", "lm_head"]
+    assert config["activation_checkpoint"] in CHECKPOINTS
+
+
+def plans() -> Iterator[tuple[CostProfile, Schedule]]:
+    names = ("1f1b", "gpipe", "1f1b-i", "1f1b-i:chunks=4", "zb-h1", "zb-v", "v-half", "dualpipe-v",
+             "po-h", "1f1b:recompute=full", "zb-v:recompute=full", "1f1b-i:group=8")  # fmt: skip
+    for devices in (2, 4):
+        profile = profile_of(devices)
+        for name in names:
+            yield profile, build(name, profile, 8)
+
+
+def test_plans_are_accepted() -> None:
+    for profile, schedule in plans():
+        told = torchtitan.nearest(schedule, profile)
+        named = torchtitan.has_name(told.schedule, profile)
+        config = torchtitan.options(told.schedule, profile, None if named else "plan.csv")
+        check(config, told.schedule, 4 * profile.devices)
+        assert [step.name for step in told.lost] == (
+            ["offloads"] if schedule.is_transfer.any() else []
+        )
+        order = from_torch_csv(torch_csv(told.schedule.replace(recompute={})))
+        assert order.programs == told.schedule.programs
+        words = torchtitan.command(config).split()
+        assert words[-1] == f"activation_checkpoint:{config['activation_checkpoint']}"
+        assert ("plan.csv" in words) != named
+
+
+def test_only_schedules_that_torch_has_go_without_a_file() -> None:
+    profile = profile_of(4)
+    told = torchtitan.nearest(build("1f1b-i", profile, 8), profile)
+    config = torchtitan.options(told.schedule, profile, None)
+    assert config["parallelism"]["pipeline_parallel_schedule"] == "Interleaved1F1B"
+    assert "pipeline_parallel_schedule_csv" not in config["parallelism"]
+    with pytest.raises(InvalidSchedule, match="give --csv FILE"):
+        torchtitan.options(build("zb-h1", profile, 8), profile, None)
+
+
+def test_levels_become_one_kind_of_checkpointing() -> None:
+    profile = profile_of(4, memory_limit_bytes=250)
+    schedule = build("1f1b", profile, 8).replace(recompute={"0": "full", "1.2": "full"})
+    told = torchtitan.nearest(schedule, profile)
+    assert told.schedule.recompute == {str(stage): "full" for stage in range(4)}
+    assert told.after.fits
+    (levels,) = told.lost
+    assert (levels.name, levels.count) == ("levels", 3 * 8 - 1)
+    assert torchtitan.options(told.schedule, profile, None)["activation_checkpoint"] == "full"
+
+
+def test_a_placement_without_a_name_becomes_a_loop() -> None:
+    profile = unit_profile(2, 2, stages={**STAGE, "recompute": []})
+    odd = Shape(2, 2, 4, (0, 1, 1, 0))
+    assert torchtitan.nearest(build("zb-v", profile, 4), profile).schedule.shape == odd
+    shape = Shape(2, 2, 2, (1, 0, 0, 1))
+    rows = [["F1.0", "F2.0", "F1.1", "F2.1", "BW2.0", "BW1.0", "BW2.1", "BW1.1"],
+            ["F0.0", "F0.1", "F3.0", "BW3.0", "F3.1", "BW3.1", "BW0.0", "BW0.1"]]  # fmt: skip
+    told = torchtitan.nearest(Schedule(shape, rows), replace(profile, placement=shape.placement))
+    assert told.schedule == build("1f1b-i:chunks=2", profile, 2)
+    assert told.lost[-1].thing == "its placement and order"

@@ -1,0 +1,149 @@
+"""Megatron-LM's options read back, from its documented grammar and constraints (commit d98e8a6).
+
+Written without a look at `optpipe_sim.frameworks.megatron`: what that writes, this has to accept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+from typing import Any
+
+MODULES = [
+    "core_attn",
+    "moe_act",
+    "layernorm",
+    "mla_up_proj",
+    "mlp",
+    "moe",
+    "shared_experts",
+    "gdn_norm_out",
+    "gdp_in_proj",
+    "gdp_qkv",
+    "mhc",
+]
+OFFLOADABLE = [
+    "attn_norm",
+    "qkv_linear",
+    "core_attn",
+    "attn_proj",
+    "mlp_norm",
+    "expert_fc1",
+    "moe_act",
+    "fused_group_mlp",
+    "gdp_qkv",
+]
+
+
+class Refused(Exception):
+    """What Megatron-LM would refuse."""
+
+
+def need(truth: Any, why: str) -> None:
+    if not truth:
+        raise Refused(why)
+
+
+def stages_of(layout: str) -> list[str]:
+    """The stages of a layout string, their repetitions written out."""
+    text = layout.replace(",", "")
+    while found := re.search(r"\(([^)]*)\)\*(\d+)", text):
+        text = text[: found.start()] + found[1] * int(found[2]) + text[found.end() :]
+    text = re.sub(r"(.)\*(\d+)", lambda found: found[1] * int(found[2]), text)
+    need(set(text) <= set("EtmL|"), f"characters in {layout}")
+    return text.split("|")
+
+
+def check_layout(layout: str, ranks: int, layers: int, mtp: int = 0) -> list[str]:
+    """The stages of a layout, held to its rules."""
+    stages = stages_of(layout)
+    items = "".join(stages)
+    need(items.startswith("E") and items.count("E") == 1, "first item is the embedding, once")
+    need(items.endswith("L") and items.count("L") == 1, "last item is the loss, once")
+    need(items.count("t") == layers, "as many t as --num-layers")
+    need(items.count("m") == mtp, "as many m as --mtp-num-layers")
+    need("t" not in items[items.find("m") :] if mtp else True, "no t after an m")
+    need(len(stages) % ranks == 0, "stages divide over the ranks")
+    return stages
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise Refused(message)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options that are about a plan."""
+    found = _Parser(allow_abbrev=False)
+    whole = (
+        "num-layers mtp-num-layers pipeline-model-parallel-size tensor-model-parallel-size"
+        " context-parallel-size expert-model-parallel-size micro-batch-size global-batch-size"
+        " seq-length microbatch-group-size-per-virtual-pipeline-stage recompute-num-layers"
+        " delta-offload-bytes-across-pp-ranks min-offloaded-tensor-size"
+    )
+    for name in whole.split():
+        found.add_argument(f"--{name}", type=int)
+    found.add_argument("--pipeline-model-parallel-layout")
+    found.add_argument("--recompute-granularity", choices=("full", "selective"))
+    found.add_argument("--recompute-method", choices=("uniform", "block"))
+    found.add_argument("--recompute-modules", nargs="*", choices=MODULES)
+    found.add_argument("--transformer-impl", choices=("local", "transformer_engine"))
+    found.add_argument("--fine-grained-activation-offloading", action="store_true")
+    found.add_argument("--offload-modules", nargs="+", choices=OFFLOADABLE)
+    found.add_argument("--activation-offload-fraction", type=float)
+    found.add_argument("--sequence-parallel", action="store_true")
+    return found
+
+
+def accept(command: str, microbatches: int) -> argparse.Namespace:
+    """The options of a command line, refused as Megatron-LM refuses them."""
+    given = parser().parse_args(shlex.split(command))
+    p = given.pipeline_model_parallel_size
+    chunks = 1
+    if given.pipeline_model_parallel_layout is not None:
+        stages = check_layout(given.pipeline_model_parallel_layout, p, given.num_layers)
+        chunks = len(stages) // p
+        need(chunks == 1 or p >= 2, "interleaving needs 2 ranks")
+    group = given.microbatch_group_size_per_virtual_pipeline_stage
+    if chunks > 1:
+        g = p if group is None else group
+        need(p <= g <= microbatches, "p <= g <= m")
+        need(microbatches % g == 0 or microbatches % g >= p, "m mod g is 0 or at least p")
+    else:
+        need(group is None, "group size without chunks")
+    _check_recompute(given)
+    _check_offload(given)
+    return given
+
+
+def _check_recompute(given: argparse.Namespace) -> None:
+    method, layers = given.recompute_method, given.recompute_num_layers
+    if given.recompute_granularity == "full":
+        need(method and layers and layers >= 1, "full needs a method and a number of layers")
+        need(given.recompute_modules is None, "modules are for selective")
+    else:
+        need(method is None and layers is None, "method and number are for full")
+    if given.recompute_granularity is None:
+        need(given.recompute_modules is None, "modules need a granularity")
+
+
+def _check_offload(given: argparse.Namespace) -> None:
+    modules = set(given.offload_modules or ())
+    again = set(given.recompute_modules or ())
+    if not given.fine_grained_activation_offloading:
+        need(not modules and given.activation_offload_fraction is None, "offloading is not on")
+        return
+    need(given.transformer_impl == "transformer_engine", "offloading needs TransformerEngine")
+    need(modules, "offload modules")
+    need("attn_proj" not in modules or "core_attn" in modules, "attn_proj needs core_attn")
+    if "moe" in again:
+        need(not modules & {"moe_act", "expert_fc1", "fused_group_mlp"}, "moe recomputed whole")
+    if "fused_group_mlp" in modules:
+        need(not modules & {"moe_act", "expert_fc1"}, "fused_group_mlp stands alone")
+    need("mhc" not in again, "mhc excludes offloading")
+    need(not ("gdp_qkv" in modules and "gdp_in_proj" in again), "gdp_qkv, gdp_in_proj")
+    fraction = given.activation_offload_fraction
+    need(fraction is None or 0 <= fraction <= 1, "fraction")
+    delta = given.delta_offload_bytes_across_pp_ranks
+    need(delta is None or delta >= 0, "delta")
