@@ -133,6 +133,7 @@ def optpipe(
         "lower_bound_ns": found.lower_bound_ns,
         "bound": found.bound_name,
         "found_by": found.info["found_by"],
+        **({"margin": found.info["margin"]} if "margin" in found.info else {}),
         **({"interrupted": True} if found.info.get("interrupted") else {}),  # by Ctrl-C
     }
     return found.schedule.replace(meta=meta)

@@ -119,6 +119,8 @@ def frontier(
         OptPipeError: without limits, or for options that make no sense.
     """
     settings = SolveOptions(time_limit=time_limit, **options)
+    if settings.margin is not None:
+        raise OptPipeError("margin: a frontier has none; solve under one limit with it")
     if settings.chunks == "any":
         raise OptPipeError("chunks: a frontier is of one shape; give a number, or own")
     profile = settings.rechunked(restrict(profile, settings.treatments))

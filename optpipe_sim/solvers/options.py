@@ -6,11 +6,12 @@ and the keywords of `solve` are the fields of `SolveOptions`; light, so that the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from ..errors import OptPipeError
+from .margins.shares import Margins, as_margins
 
 if TYPE_CHECKING:
     from ..profile import CostProfile
@@ -42,6 +43,8 @@ class SolveOptions:
             options.
         treatments: what may become of an activation, of ``keep, offload, recompute``; None: all
             that the profile has. `per_stage`: all activations of a stage are treated alike.
+        margin: by how much copies, ops and memory may exceed the profile, so that the plan still holds,
+            as ``copies=10%,ops=5%,memory=3%`` or a mapping; None: by nothing (see `Margins`).
         chunks: per device: ``own`` (as the profile has them), a number, or ``any`` (every number and
             placement that the profile admits).
         placement: ``loop`` or ``vee`` (two chunks unless `chunks` says otherwise); ``own``: the
@@ -64,6 +67,7 @@ class SolveOptions:
     published: bool = True
     treatments: Sequence[str] | None = None
     per_stage: bool = False
+    margin: Margins | Mapping[str, Any] | str | None = None
     chunks: int | str = "own"
     placement: str = "own"
 
@@ -81,6 +85,7 @@ class SolveOptions:
                     known = ", ".join(TREATMENTS)
                     raise OptPipeError(f"treatments: expected some of {known}, got {name!r}")
             object.__setattr__(self, "treatments", tuple(self.treatments))
+        object.__setattr__(self, "margin", as_margins(self.margin))
 
     def _check_effort(self) -> None:
         if not self.time_limit > 0:
@@ -139,6 +144,8 @@ def parse_option(name: str, text: str) -> Any:
         return text if text in ("own", "any") else int(text)
     if name == "treatments":
         return tuple(text.split("+"))
+    if name == "margin":
+        return as_margins(text)
     kind = KINDS[name]
     if kind is bool:
         if text not in ("yes", "no"):

@@ -107,6 +107,7 @@ class SolveResult:
             "variables": self.variables,
             "constraints": self.constraints,
             "incumbents": [list(entry) for entry in self.incumbents],
+            **({"margin": self.info["margin"]} if "margin" in self.info else {}),
             **(self.trace.measures() if self.trace is not None else {}),
         }
 

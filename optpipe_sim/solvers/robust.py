@@ -35,6 +35,8 @@ from ..trace import Trace
 from .anneal import moves, times
 from .anneal.search import Programs, Workspace, pack, search, unpack
 from .greedy.search import greedy_search
+from .margins.plan import padded, with_room
+from .margins.shares import Margins, as_margins
 from .options import SolveOptions
 from .problem import Problem, make_problem
 from .race.compiling import compile_engines
@@ -161,12 +163,17 @@ def solve_robust(
             and their cost with the profile's own durations, in ns. `watch, on_wait`: as for `solve`.
         save: a file that holds the best schedule so far: of the deterministic race, then the robust.
         options: the other options of `solve` (`SolveOptions`), for the deterministic race; without
-            ``evaluations``, ``per_stage`` and ``chunks`` ``any``, which are not about noise.
+            ``evaluations``, ``per_stage`` and ``chunks`` ``any``, which are not about noise. With a
+            ``margin`` all this is about the padded profile: durations scatter around what the margins
+            allow, and sizes are as large as that; only ``trace`` is as profiled, with room for the margin.
 
     Raises:
         OptPipeError: for a quantile that is none; and as `solve` does.
     """
-    profile, settings = _settled(profile, SolveOptions(time_limit=time_limit, **options))
+    profiled, settings = _settled(profile, SolveOptions(time_limit=time_limit, **options))
+    margins = as_margins(settings.margin) or Margins()
+    profile = padded(profiled, margins)
+    settings = replace(settings, margin=None)
     objective, seed = settings.objective, settings.seed
     if quantile is not None and not 0 <= quantile <= 1:
         raise OptPipeError(f"quantile: must be from 0 to 1, got {quantile}")
@@ -212,7 +219,8 @@ def solve_robust(
     except KeyboardInterrupt:
         interrupted = True
     chosen = final.best[0]
-    trace = problem.replay(chosen.schedule)
+    limits = with_room(problem.limits, margins.memory)
+    trace = replace(problem, profile=profiled, limits=limits).replay(chosen.schedule)
     failures = dict(nominal.info["failures"])
     if save is not None:
         try:

@@ -308,3 +308,26 @@ def _solve_each(common: _Common, options: SolveOptions, warm_start: Schedule | s
             common.without(at, error)
         else:
             common.solved(at, found)
+
+
+def solve_settled(
+    profile: CostProfile,
+    microbatches: int,
+    memory_limit: Size | Sequence[Size] | None,
+    options: SolveOptions,
+    warm_start: Schedule | str | None,
+    hooks: Hooks,
+) -> SolveResult:
+    """`solve` where treatments and a given number of chunks are part of the profile already; over
+    all shapes with ``chunks`` ``any``.
+
+    Raises: as `solve`.
+    """
+    if options.chunks == "any":
+        return solve_shapes(profile, microbatches, memory_limit, options, warm_start, hooks)
+    if isinstance(warm_start, str) and warm_start != "none":
+        raise OptPipeError(f"warm start: expected a schedule or 'none', got {warm_start!r}")
+    problem = make_problem(
+        profile, microbatches, memory_limit, options.objective, per_stage=options.per_stage
+    )
+    return solve_problem(problem, options, warm_start, hooks)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from ..errors import OptPipeError, require
+from ..errors import require
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import Size
+from .margins.plan import solve_with_margins
+from .margins.shares import Margins
 from .options import SolveOptions
-from .problem import make_problem
 from .race.portfolio import Race
-from .race.single import solve_problem
 from .reports import Hooks, no_report
 from .result import SolveResult
-from .shapes import solve_shapes
+from .shapes import solve_settled
 from .treatments import restrict
 
 
@@ -42,6 +43,7 @@ def solve(
     published: bool = True,
     treatments: Iterable[str] | None = None,
     per_stage: bool = False,
+    margin: Margins | Mapping[str, Any] | str | None = None,
     chunks: int | str = "own",
     placement: str = "own",
 ) -> SolveResult:
@@ -71,6 +73,9 @@ def solve(
             least) is enough for those that could be. False: `warm_start` is the best of them already.
         treatments: what may become of an activation, of ``keep, offload, recompute``; None: all
             that the profile has. `per_stage`: all activations of a stage are treated alike.
+        margin: by how much copies, ops and memory may exceed the profile, as
+            ``copies=10%,ops=5%,memory=3%`` or a mapping: the plan keeps the limit and its time where
+            they do; ``info["margin"]`` says what that costs (`margins.plan.solve_with_margins`).
         chunks: per device: ``own`` (as the profile has them), a number, or ``any``: all numbers up
             to one layer per stage, and two in a V (`shapes.solve_shapes`).
         placement: ``loop`` or ``vee`` (two chunks); ``own``: the profile's, ``loop`` where a number
@@ -87,15 +92,9 @@ def solve(
         engine=engine, time_limit=time_limit, objective=objective, seed=seed, workers=workers,
         evaluations=evaluations, gap=gap, solver=solver, force=force, cache=cache,
         published=published, treatments=None if treatments is None else tuple(treatments),
-        per_stage=per_stage, chunks=chunks, placement=placement,
+        per_stage=per_stage, margin=margin, chunks=chunks, placement=placement,
     )  # fmt: skip
     hooks = Hooks(on_incumbent, watch, on_wait, save)
     profile = options.rechunked(restrict(profile, options.treatments))
-    if options.chunks == "any":
-        return solve_shapes(profile, microbatches, memory_limit, options, warm_start, hooks)
-    if isinstance(warm_start, str) and warm_start != "none":
-        raise OptPipeError(f"warm start: expected a schedule or 'none', got {warm_start!r}")
-    problem = make_problem(
-        profile, microbatches, memory_limit, options.objective, per_stage=options.per_stage
-    )
-    return solve_problem(problem, options, warm_start, hooks)
+    how = solve_settled if options.margin is None else solve_with_margins
+    return how(profile, microbatches, memory_limit, options, warm_start, hooks)

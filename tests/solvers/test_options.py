@@ -17,6 +17,7 @@ from optpipe_sim.cli.parser import parse
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.names import OPTPIPE, parse_name
 from optpipe_sim.profile_io import save_profile
+from optpipe_sim.solvers.margins.shares import Margins
 from optpipe_sim.solvers.options import OBJECTIVES, SolveOptions
 from optpipe_sim.study.experiment import load_experiment
 from optpipe_sim.study.points import arguments, plan
@@ -55,6 +56,12 @@ WRITTEN: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "treatments=keep+offload",
         "treatments: [keep, offload]",
         {"treatments": ("keep", "offload")},
+    ),
+    "margin": (
+        "--margin copies=10%,memory=3%",
+        "margin=copies=10%+memory=3%",
+        "margin: copies=10%+memory=3%",
+        {"margin": Margins(copies=0.1, memory=0.03)},
     ),
     "per_stage": ("--per-stage", "per_stage=yes", "per_stage: true", {"per_stage": True}),
     "chunks": ("--chunks 3", "chunks=3", "chunks: 3", {"chunks": 3}),

@@ -91,6 +91,16 @@ def noise(text: str) -> dict[str, float]:
     return found
 
 
+def margin(text: str) -> object:
+    """``copies=10%,ops=5%,memory=3%``, or some of these."""
+    from ...solvers.margins.shares import as_margins
+
+    try:
+        return as_margins(text)
+    except OptPipeError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("margin: ")) from None
+
+
 def size(text: str) -> int:
     try:
         return parse_size(text)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from ...profile import CostProfile
 from ...schedule import Shape
+from ...solvers.margins.shares import ALL, Margins
 from ...units import format_size, format_time, size_text
 from .show import Out, failed, headline, hint, line, peak_text, written
 
@@ -57,12 +58,36 @@ def show_solution(
     shape = trace.schedule.shape
     if shape.placement != profile.placement:
         line(out, "shape", f"{shape.chunks} chunks per device, placed {_placement(shape)}")
+    if "margin" in result.info:
+        _show_margin(out, result.info["margin"])
     fixed = _fixed(profile, result) if not out.quiet else None
     if not out.quiet and len(trace.schedule) <= MANY_OPS:
         line(out, "against", _against(trace, fixed))
     failed(out, result.info["failures"])
     written(out, files)
     _hints(out, arguments, profile, result, fixed)
+
+
+def _show_margin(out: Out, margin: dict[str, Any]) -> None:
+    """What the plan takes within its margins, and what each of them costs."""
+    planned, bound = margin["planned_ns"], margin["planned_bound_ns"]
+    text = f"{Margins(**margin['margins'])}: at most {format_time(planned)} within them"
+    line(out, "margins", f"{text}, at most {planned / max(1, bound) - 1:.2%} above the best plan")
+    limits = margin["memory_limit_bytes"]
+    if limits is not None and margin["margins"]["memory"]:
+        line(out, "to be run under", f"{size_text(max(limits))}: what it holds then may grow by that")
+    without = dict(margin["without"])
+    everything = without.pop(ALL, None)
+    for name, less in without.items():
+        text = f"at most {format_time(less['planned_ns'])}, {format_time(less['nominal_ns'])} as profiled"
+        gain = planned / less["planned_ns"] - 1
+        line(out, f"without {name}", f"{text}: this margin costs {gain:.2%}")
+    if everything is not None:
+        cost = margin["nominal_ns"] / everything["nominal_ns"] - 1
+        off = margin["unguarded"]
+        then = f"takes {format_time(off['ns'])}" if off["fits"] else "does not fit"
+        text = f"{format_time(everything['nominal_ns'])} as profiled, where margins cost {cost:.2%}"
+        line(out, "without any", f"{text}; where they are used up, that plan {then}")
 
 
 def _placement(shape: Shape) -> str:

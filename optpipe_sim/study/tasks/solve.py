@@ -25,7 +25,7 @@ def run(
 
     ``incumbents`` and ``bounds`` are lists of [seconds, ns]. ``warm_start`` ``none`` starts the
     engine from nothing, ``best`` from the best of AdaOffload and the published schedules. ``workers``
-    are as many as ``cores`` unless they are given. Without a schedule ``fits`` is False, with the
+    are as many as ``cores`` unless they are given. With a ``margin``, ``planned_ns`` is the time within it. Without a schedule ``fits`` is False, with the
     reason.
     """
     options = replace(options, workers=options.workers or cores)
@@ -40,8 +40,10 @@ def run(
     except (NoSolution, OutOfMemory) as error:
         return {**refused(error), "status": "none"}
     assert found.trace is not None
+    margin = found.info.get("margin", {})
     return {
         **measures(found.trace),
+        **{key: ns for key, ns in margin.items() if key.endswith("_ns")},
         "status": found.status,
         "found_by": found.info.get("found_by", found.engine),
         "objective_ns": found.objective_ns,

@@ -60,6 +60,8 @@ def run(
             raise
     result.schedule.meta.update(name="optpipe, robust", objective=arguments.objective)
     answer = {**result.measures(), "noise": arguments.noise}
+    if options.margin is not None:
+        answer["margin"] = {"margins": options.margin.to_json()}
     shown = partial(_show, out, arguments, profile, result, files)
     return finish(arguments, out, result.trace, answer, files, shown)
 
@@ -74,6 +76,8 @@ def _show(
     scatter = ", ".join(f"{name} {share:.0%}" for name, share in arguments.noise.items())
     samples = counted(len(result.costs_ns), "sample")
     out.print(Text("optpipe", "bold"), "on", show.headline(profile, arguments.microbatches))
+    if arguments.margin is not None:
+        scatter += f", around what a margin of {arguments.margin} allows"
     out.print(Text(f"durations scatter: {scatter}; {samples}", "dim"))
     if result.interrupted:
         out.print(Text("interrupted: the best so far", "yellow"))

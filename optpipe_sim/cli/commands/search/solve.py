@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
-from ...options.kinds import chunks, count, noise, share
+from ...options.kinds import chunks, count, margin, noise, share
 from ...options.search import add_search, add_shape, search_options
 from ...options.shared import (
     add_limit,
@@ -65,6 +65,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="FILE|none",
         help="a schedule file to start from; none: engines start from nothing (default: the best"
         " of AdaOffload, the published schedules and the cache)",
+    )
+    parser.add_argument(
+        "--margin",
+        metavar="SHARES",
+        type=margin,
+        help="plan so that limit and time hold where copies, ops or memory take more than profiled, as"
+        " copies=10%%,ops=5%%,memory=3%%; says what each margin costs",
     )
     parser.add_argument(
         "--noise",
@@ -214,6 +221,10 @@ def _write_model(
 
     if arguments.chunks == "any":
         raise OptPipeError("--write-model: is of one shape; leave out --chunks any")
+    if arguments.margin is not None:
+        from ....solvers.margins.plan import padded
+
+        profile = padded(profile, arguments.margin)
     problem = make_problem(profile, arguments.microbatches, None, arguments.objective)
     unit_ns = write_model(
         problem,

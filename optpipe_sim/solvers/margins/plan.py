@@ -1,0 +1,271 @@
+"""Plan with safety margins, and say what each of them costs.
+
+A plan with margins is one for the *padded* profile, whose durations and sizes are those of the
+profile and the margins. A program that can go on with some sizes can go on with smaller ones, and,
+where links are not served first come, first served, no op starts later with shorter durations than
+with longer ones: each start is a sum and maximum of what came before. So whatever happens within
+the margins, the plan keeps the limit, and the iteration takes at most the planned time.
+
+Whoever decides from the profile's sizes what waits for what (`sim.lower`, the runtime) does so under
+a limit that leaves the margin of memory free.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+from typing import Any
+
+from ...errors import NoSolution, OptPipeError, OutOfMemory
+from ...op_costs import op_costs
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...sim.lower import lower
+from ...stage_cost import RecomputeLevel, StageCost
+from ...trace import Trace
+from ...units import Size
+from ..options import SolveOptions
+from ..problem import make_problem
+from ..reports import Hooks
+from ..result import FEASIBLE, OPTIMAL, SolveResult
+from ..shapes import solve_settled
+from .shares import ALL, Margins
+
+PLAN, NOMINAL = 0.5, 0.25  # of the time: for the plan itself, and without any margin
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """Multiplies and rounds up; None stays None."""
+
+    factor: Fraction
+
+    def __call__(self, value: int | None) -> Any:
+        return None if value is None else ceil(value * self.factor)
+
+
+def _growth(share: float) -> Fraction:
+    """1 and the share, as it was written."""
+    return 1 + Fraction(str(share))
+
+
+def padded(profile: CostProfile, margins: Margins) -> CostProfile:
+    """The profile with every duration and size as large as the margins allow, rounded up; limits
+    and messages stay as they are. Without a margin, the profile itself.
+
+    Raises:
+        ProfileError: where that is more than a profile can say.
+    """
+    if not margins:
+        return profile
+
+    def change(_: int, cost: StageCost) -> StageCost:
+        longer, held, copied = (
+            _Grown(_growth(share)) for share in (margins.ops, margins.memory, margins.copies)
+        )
+        act = held(cost.act_bytes) or 0
+
+        def level(old: RecomputeLevel) -> RecomputeLevel:
+            return replace(
+                old,
+                t_ns=longer(old.t_ns),
+                keep_bytes=held(old.keep_bytes),
+                work_bytes=held(old.work_bytes),
+                b_work_bytes=held(old.b_work_bytes),
+            )
+
+        return replace(
+            cost,
+            t_f_ns=longer(cost.t_f_ns),
+            t_b_ns=longer(cost.t_b_ns),
+            t_w_ns=longer(cost.t_w_ns),
+            t_bw_ns=longer(cost.t_bw_ns),
+            t_offload_ns=copied(cost.t_offload_ns),
+            t_reload_ns=copied(cost.t_reload_ns),
+            act_bytes=act,
+            w_bytes=held(cost.w_bytes),
+            # what an offload leaves on the device grows, too
+            offload_bytes=act - (held(cost.act_bytes - cost.offloadable) or 0),
+            static_bytes=held(cost.static_bytes),
+            recompute=tuple(map(level, cost.recompute)),
+        )
+
+    return profile.map_stages(change)
+
+
+def with_room(limits: tuple[int, ...] | None, memory: float) -> tuple[int, ...] | None:
+    """The limits under which what is held may still grow by that share."""
+    return limits and tuple(int(limit / _growth(memory)) for limit in limits)
+
+
+@dataclass(frozen=True)
+class _Question:
+    """What `solve` was asked, but for the margins."""
+
+    profile: CostProfile
+    microbatches: int
+    memory_limit: Size | Sequence[Size] | None
+    options: SolveOptions
+
+    def solve(
+        self, margins: Margins, share: float, start: Schedule | str | None, hooks: Hooks
+    ) -> SolveResult:
+        """The best plan with some margins, in a share of the time."""
+        options = replace(self.options, margin=None, time_limit=share * self.options.time_limit)
+        profile = padded(self.profile, margins)
+        return solve_settled(profile, self.microbatches, self.memory_limit, options, start, hooks)
+
+    def replay(self, schedule: Schedule, margins: Margins) -> Trace | None:
+        """The replay where reality is off by these margins; None where it does not keep the limits."""
+        return self._keeps(schedule, padded(self.profile, margins), self.memory_limit)
+
+    def as_profiled(self, schedule: Schedule, memory: float) -> Trace | None:
+        """The replay as profiled, under limits that leave the margin of memory free, so that what is
+        held may grow by it."""
+        limits = with_room(self.profile.limits(self.memory_limit), memory)
+        return self._keeps(schedule, self.profile, limits)
+
+    def _keeps(
+        self, schedule: Schedule, profile: CostProfile, limits: Size | Sequence[Size] | None
+    ) -> Trace | None:
+        options, profile = self.options, profile.for_shape(schedule.shape)
+        try:
+            problem = make_problem(
+                profile, self.microbatches, limits, options.objective, per_stage=options.per_stage
+            )
+        except OutOfMemory:
+            return None
+        return problem.keeps(schedule)
+
+    def run_off(self, schedule: Schedule, margins: Margins) -> dict[str, Any]:
+        """What becomes of a plan without margins that is run where reality is off by these."""
+        lowered = lower(schedule, self.profile, self.memory_limit)
+        worst = padded(self.profile, margins).for_shape(schedule.shape)
+        durations = op_costs(lowered.schedule, worst).duration_ns
+        trace = replace(lowered.replay(durations, self.options.objective), profile=worst)
+        limits = lowered.memory_limit or trace.peak_bytes
+        fits = all(peak <= most for peak, most in zip(trace.peak_bytes, limits, strict=True))
+        return {"fits": fits, "ns": trace.cost_ns if fits else None}
+
+    def best(self, plans: Sequence[Schedule], margins: Margins) -> tuple[int, Schedule]:
+        """The fastest of some plans where reality is off by these margins; of equal ones the first."""
+        traces = [(self.replay(plan, margins), plan) for plan in plans]
+        return min(
+            ((trace.cost_ns, plan) for trace, plan in traces if trace is not None),
+            key=lambda pair: pair[0],
+        )
+
+    def of_shape(self, plan: Schedule) -> _Question:
+        """The same for the chunks and the placement of a plan alone."""
+        options = replace(self.options, chunks="own", placement="own", published=False)
+        return replace(self, profile=self.profile.for_shape(plan.shape), options=options)
+
+
+def solve_with_margins(
+    profile: CostProfile,
+    microbatches: int,
+    memory_limit: Size | Sequence[Size] | None,
+    options: SolveOptions,
+    warm_start: Schedule | str | None,
+    hooks: Hooks,
+) -> SolveResult:
+    """The plan that is fastest where reality is off by all margins, and what each of them costs.
+
+    The time is shared between that plan and those without margins and without one of them.
+
+    Returns:
+        the plan, replayed as profiled under limits that leave the margin of memory free (those that it
+        has to be run under), with a bound on all plans without margins; ``incumbents`` are of planned
+        times. ``info["margin"]`` has, in ns, ``planned_ns`` (the time where all is off by
+        its margin; ``planned_bound_ns``: no plan has less) and ``nominal_ns`` (as profiled);
+        ``without``: the same of the best plan without each of several margins, with its chunks, and
+        without ``all`` of them; ``unguarded``: whether that last one ``fits`` where all is off, and
+        what it takes then.
+
+    Raises: as `solve`, for the padded profile.
+    """
+    margins = options.margin
+    assert isinstance(margins, Margins)
+    began = time.monotonic()
+    question = _Question(profile, microbatches, memory_limit, options)
+    names = [name for name, _ in margins.percents()]
+    several = len(names) > 1
+    try:
+        plan = question.solve(margins, PLAN, warm_start, hooks)
+    except (OutOfMemory, NoSolution) as error:
+        raise type(error)(f"with a margin of {margins}: {error}") from None
+    assert plan.schedule is not None
+    quiet = Hooks(on_wait=hooks.on_wait)
+    others: dict[str, SolveResult] = {}
+    interrupted = bool(plan.info["interrupted"])
+    share = NOMINAL if several else 1 - PLAN
+    # without any margin other shapes may be good; the plan is one to start from where there is one
+    start = None if options.chunks == "any" else plan.schedule
+    wanted = [(ALL, Margins(), share, question, start)]
+    if several:
+        share, own = (1 - PLAN - NOMINAL) / len(names), question.of_shape(plan.schedule)
+        wanted += [(name, margins.without(name), share, own, plan.schedule) for name in names]
+    try:
+        for name, less, share, asked, start in wanted:
+            if not interrupted:
+                others[name] = asked.solve(less, share, start, quiet)
+                interrupted = bool(others[name].info["interrupted"])
+    except KeyboardInterrupt:
+        interrupted = True
+    found = [one.schedule for one in (plan, *others.values()) if one.schedule is not None]
+    planned_ns, schedule = question.best(found, margins)
+    trace = question.as_profiled(schedule, margins.memory)
+    assert trace is not None  # it keeps the limits with more than this
+    failures = dict(plan.info["failures"])
+    if hooks.save is not None and schedule is not plan.schedule:
+        try:
+            schedule.save(hooks.save)
+        except OptPipeError as error:
+            failures["save"] = str(error)
+    nominal = others.get(ALL)
+    bound = (0, "none") if nominal is None else (nominal.lower_bound_ns, nominal.bound_name)
+    report = {
+        "margins": margins.to_json(),
+        "memory_limit_bytes": trace.memory_limit and list(trace.memory_limit),
+        "planned_ns": planned_ns,
+        "planned_bound_ns": plan.lower_bound_ns,
+        "planned_bound": plan.bound_name,
+        "nominal_ns": trace.cost_ns,
+        **_costs(question, found, margins, list(others)),
+    }
+    return replace(
+        plan,
+        status=OPTIMAL if trace.cost_ns <= bound[0] else FEASIBLE,
+        schedule=trace.schedule,
+        trace=trace,
+        lower_bound_ns=bound[0],
+        bound_name=bound[1],
+        bounds=() if nominal is None else nominal.bounds,
+        seconds=time.monotonic() - began,
+        info={
+            **plan.info,
+            "covers": (nominal or plan).info.get("covers"),
+            "failures": failures,
+            "interrupted": interrupted,
+            "margin": report,
+        },
+    )
+
+
+def _costs(
+    question: _Question, plans: Sequence[Schedule], margins: Margins, names: Sequence[str]
+) -> dict[str, Any]:
+    """What the best of some plans takes without each margin, and without all of them."""
+    without: dict[str, Any] = {}
+    unguarded = None
+    for name in names:
+        less = Margins() if name == ALL else margins.without(name)
+        planned_ns, plan = question.best(plans, less)
+        trace = question.as_profiled(plan, less.memory)
+        without[name] = {"planned_ns": planned_ns, "nominal_ns": trace and trace.cost_ns}
+        if name == ALL:
+            unguarded = question.run_off(plan, margins)
+    return {"without": without, "unguarded": unguarded}
