@@ -92,7 +92,7 @@ EFFORT = {"engine": "search", "evaluations": 1000, "workers": 1, "time_limit": 6
 def test_a_plan_with_margins_keeps_the_limit_and_its_time() -> None:
     profile = slow_copies(330)
     margins = Margins(copies=0.25, ops=0.1, memory=0.05)
-    found = solve(profile, 6, margin=margins, **EFFORT)
+    found = solve(profile, 5, margin=margins, **EFFORT)
     told = found.info["margin"]
     off = profile.scale(copy=1.25, compute=1.1, memory=1.05)
     trace = simulate(found.schedule, off)

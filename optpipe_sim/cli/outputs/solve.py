@@ -75,7 +75,9 @@ def _show_margin(out: Out, margin: dict[str, Any]) -> None:
     line(out, "margins", f"{text}, at most {planned / max(1, bound) - 1:.2%} above the best plan")
     limits = margin["memory_limit_bytes"]
     if limits is not None and margin["margins"]["memory"]:
-        line(out, "to be run under", f"{size_text(max(limits))}: what it holds then may grow by that")
+        line(
+            out, "to be run under", f"{size_text(max(limits))}: what it holds then may grow by that"
+        )
     without = dict(margin["without"])
     everything = without.pop(ALL, None)
     for name, less in without.items():

@@ -208,14 +208,19 @@ def solve_with_margins(
     if several:
         share, own = (1 - PLAN - NOMINAL) / len(names), question.of_shape(plan.schedule)
         wanted += [(name, margins.without(name), share, own, plan.schedule) for name in names]
+    found = [plan.schedule]
     try:
         for name, less, share, asked, start in wanted:
-            if not interrupted:
-                others[name] = asked.solve(less, share, start, quiet)
-                interrupted = bool(others[name].info["interrupted"])
+            if interrupted:
+                break
+            if start is not None:
+                alike = [known for known in found if known.shape == start.shape]
+                start = asked.best(alike, less)[1]
+            others[name] = asked.solve(less, share, start, quiet)
+            found.append(others[name].schedule or plan.schedule)
+            interrupted = bool(others[name].info["interrupted"])
     except KeyboardInterrupt:
         interrupted = True
-    found = [one.schedule for one in (plan, *others.values()) if one.schedule is not None]
     planned_ns, schedule = question.best(found, margins)
     trace = question.as_profiled(schedule, margins.memory)
     assert trace is not None  # it keeps the limits with more than this
