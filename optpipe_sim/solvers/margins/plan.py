@@ -87,6 +87,7 @@ def padded(profile: CostProfile, margins: Margins) -> CostProfile:
             t_reload_ns=copied(cost.t_reload_ns),
             act_bytes=act,
             w_bytes=held(cost.w_bytes),
+            kv_bytes=held(cost.kv_bytes),
             # what an offload leaves on the device grows, too
             offload_bytes=act - (held(cost.act_bytes - cost.offloadable) or 0),
             static_bytes=held(cost.static_bytes),
@@ -142,7 +143,7 @@ class _Question:
 
     def run_off(self, schedule: Schedule, margins: Margins) -> dict[str, Any]:
         """What becomes of a plan without margins that is run where reality is off by these."""
-        lowered = lower(schedule, self.profile, self.memory_limit)
+        lowered = lower(schedule, self.profile, self.profile.limits(self.memory_limit))
         worst = padded(self.profile, margins).for_shape(schedule.shape)
         durations = op_costs(lowered.schedule, worst).duration_ns
         trace = replace(lowered.replay(durations, self.options.objective), profile=worst)

@@ -60,8 +60,8 @@ def run(
             raise
     result.schedule.meta.update(name="optpipe, robust", objective=arguments.objective)
     answer = {**result.measures(), "noise": arguments.noise}
-    if options.margin is not None:
-        answer["margin"] = {"margins": options.margin.to_json()}
+    if arguments.margin is not None:
+        answer["margin"] = {"margins": arguments.margin.to_json()}
     shown = partial(_show, out, arguments, profile, result, files)
     return finish(arguments, out, result.trace, answer, files, shown)
 
