@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,11 +12,14 @@ from ..names import ENTRIES, build, parse_name
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..sim import simulate_or_report
+from ..solvers.treatments import restrict
+from ..solvers.variants import recomputed_at
 from ..trace import Trace
 from ..units import Size, format_size, format_time, html_table
 
 BASELINE = "1f1b"
 ANY_CHUNKS = "optpipe:chunks=any"
+CHOOSING = ("optpipe", "adaoffload-r", "adapipe", "mario")  # what to recompute, by themselves
 
 _Key = tuple[int, tuple[int, ...], bool]  # what schedules with a bound in common have in common
 
@@ -31,6 +34,7 @@ class Row:
         bound: a time that no schedule with these chunks can beat.
         baseline: the replay of 1F1B under the same limit (without it where 1F1B does not fit).
         reason: why the schedule does not fit, in one line; None where it does.
+        plain: the name of the schedule that this is one with a level of recomputation; None: of none.
     """
 
     schedule: str
@@ -38,6 +42,7 @@ class Row:
     bound: Bound
     baseline: Trace
     reason: str | None = None
+    plain: str | None = None
 
     def __repr__(self) -> str:
         fits = "" if self.trace.fits else ", does not fit"
@@ -63,6 +68,11 @@ class Row:
         return (self.trace.cost_ns - self.bound.ns) / self.bound.ns
 
     @property
+    def levels(self) -> list[str]:
+        """The levels at which it recomputes any activations."""
+        return list(self.trace.schedule.levels.names)
+
+    @property
     def fullest_device(self) -> int:
         """The device that is nearest to its limit (or over it); without limits, the fullest."""
         peaks = self.trace.peak_bytes
@@ -75,6 +85,7 @@ class Row:
             "schedule": self.schedule,
             **self.trace.measures(),
             "chunks": self.trace.schedule.shape.chunks,
+            "levels": self.levels,
             "gap": self.gap,
             "lower_bound_ns": self.bound.ns,
             "lower_bound_by": self.bound.name,
@@ -88,7 +99,7 @@ class Row:
 class Comparison:
     """`rows`, those that fit first, fastest first; `refused`: per schedule that is not among them,
     what it does not admit; `baseline`: the replay of 1F1B; `left_out`: schedules that Ctrl-C came
-    before, with `interrupted`."""
+    before, with `interrupted`; `every_level`: whether all levels of recomputation were asked for."""
 
     rows: list[Row]
     refused: dict[str, str]
@@ -96,6 +107,17 @@ class Comparison:
     memory_limit: tuple[int, ...] | None = field(default=None)
     left_out: tuple[str, ...] = ()
     interrupted: bool = False
+    every_level: bool = False
+
+    @property
+    def shown(self) -> list[Row]:
+        """The rows of which no other one is the same schedule with another level, or none, that is
+        nearer to what people look for: one that fits, and the fastest of these. All of them where
+        treatments were asked for."""
+        if self.every_level:
+            return self.rows
+        first = {row.plain or row.schedule: row for row in reversed(self.rows)}
+        return [row for row in self.rows if first[row.plain or row.schedule] is row]
 
     def __repr__(self) -> str:
         best = self.rows[0]
@@ -109,6 +131,7 @@ def compare(
     memory_limit: Size | Sequence[Size] | None = None,
     objective: str = "flush",
     time_limit: float = 10.0,
+    treatments: Iterable[str] | None = None,
 ) -> list[Row]:
     """A row per schedule, those that fit first, fastest first.
 
@@ -120,11 +143,16 @@ def compare(
         memory_limit: bytes per device (one number, or one per device); None: the profile's own.
         objective: ``flush`` or ``span``; see `Trace.cost_ns`.
         time_limit: seconds for each schedule that is searched for (``optpipe``).
+        treatments: of ``keep, offload, recompute``: what may become of activations. With
+            ``recompute`` every schedule also comes with each level of recomputation that the profile
+            has; None: where a schedule does not fit, with the lightest level at which it does.
 
     Raises:
         InvalidSchedule: for an unknown name or option, or where nothing is left to compare.
     """
-    return compare_all(profile, microbatches, schedules, memory_limit, objective, time_limit).rows
+    return compare_all(
+        profile, microbatches, schedules, memory_limit, objective, time_limit, treatments
+    ).rows
 
 
 def compare_all(
@@ -134,6 +162,7 @@ def compare_all(
     memory_limit: Size | Sequence[Size] | None = None,
     objective: str = "flush",
     time_limit: float = 10.0,
+    treatments: Iterable[str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Comparison:
     """`compare`, with what was refused and the baseline.
@@ -149,6 +178,8 @@ def compare_all(
         if isinstance(name, str):
             parse_name(name)
     limits = profile.limits(memory_limit)
+    treatments = None if treatments is None else tuple(treatments)
+    profile = restrict(profile, treatments)
     profile = replace(profile, memory_limit=limits)  # what schedules that plan for a limit look at
     baseline, _ = _replay(build(BASELINE, profile, microbatches), profile, objective)
     run = _Run(profile, microbatches, objective, time_limit)
@@ -161,6 +192,10 @@ def compare_all(
             if run.add(entry):
                 interrupted = True
                 break
+            if treatments is None:
+                run.add_lightest(entry)
+            elif "recompute" in treatments:
+                run.add_levels(entry)
     except KeyboardInterrupt:
         if not run.found:
             raise
@@ -170,7 +205,8 @@ def compare_all(
         raise InvalidSchedule(f"{name}: {reason}")
     rows = run.rows(baseline)
     left_out = tuple(name for name in names if name not in (*run.found, *run.refused))
-    return Comparison(rows, run.refused, baseline, limits, left_out, interrupted)
+    every = treatments is not None
+    return Comparison(rows, run.refused, baseline, limits, left_out, interrupted, every)
 
 
 class _Run:
@@ -183,6 +219,10 @@ class _Run:
         self.objective, self.time_limit = objective, time_limit
         self.found: dict[str, tuple[Trace, _Key, str | None]] = {}
         self.refused: dict[str, str] = {}
+        self.plain: dict[str, str] = {}  # of names with a level, the name without
+        self.levels = list(
+            dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
+        )
         self.bounds: dict[_Key, Bound] = {}
 
     def add(self, entry: str | Schedule) -> bool:
@@ -211,10 +251,45 @@ class _Run:
         self.found[name] = (trace, key, reason)
         return isinstance(entry, str) and bool(schedule.meta.get("interrupted"))
 
+    def add_levels(self, entry: str | Schedule) -> None:
+        """A schedule by name with each level of recomputation that it admits."""
+        for level in self.levels:
+            self._add_level(entry, level)
+
+    def add_lightest(self, entry: str | Schedule) -> None:
+        """The same, where it does not fit without, with the lightest level at which it does: by
+        bisection, as a level keeps less than those before it."""
+        name, levels = _name_of(entry), self.levels
+        known = self.found.get(name)
+        if not levels or (known is not None and known[0].fits):
+            return
+        low, high = 0, len(levels) - 1
+        if not self._add_level(entry, levels[high]):
+            return
+        while low < high:
+            middle = (low + high) // 2
+            if self._add_level(entry, levels[middle]):
+                high = middle
+            else:
+                low = middle + 1
+
+    def _add_level(self, entry: str | Schedule, level: str) -> bool:
+        """Replay a schedule with a level; whether it fits. What admits none is left out."""
+        if not isinstance(entry, str):
+            return False
+        base, options = parse_name(entry)
+        if base in CHOOSING or "recompute" in options or "tuned" in options:
+            return False
+        name = recomputed_at(entry, level)
+        self.plain[name] = entry
+        self.add(name)
+        self.refused.pop(name, None)
+        return name in self.found and self.found[name][0].fits
+
     def rows(self, baseline: Trace) -> list[Row]:
         """The rows, those that fit first, fastest first."""
         rows = [
-            Row(name, trace, self.bounds[key], baseline, why)
+            Row(name, trace, self.bounds[key], baseline, why, self.plain.get(name))
             for name, (trace, key, why) in self.found.items()
         ]
         return sorted(rows, key=lambda row: (not row.trace.fits, row.trace.cost_ns, row.schedule))

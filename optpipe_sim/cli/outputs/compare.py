@@ -43,6 +43,7 @@ LAYOUTS: tuple[tuple[int, frozenset[str]], ...] = (
     (0, frozenset({"of limit"})),
     (0, frozenset({"of limit", "chunks", "idle"})),
     (0, frozenset({"of limit", "chunks", "idle", "bubble"})),
+    (0, frozenset({"of limit", "chunks", "idle", "bubble", "offload", "×1F1B"})),
 )
 
 
@@ -107,7 +108,10 @@ def _verdict(out: Out, result: Comparison) -> None:
         text.append(f"{'' if same else f'{best.schedule}: '}{best.reason}", "default")
     out.print(text, soft_wrap=not sys.stdout.isatty())
     if best.trace.fits and any(not row.trace.fits for row in result.rows):
-        note = "✗: does not fit; its figures are those without the limit"
+        note = "✗: does not fit"
+        if not result.every_level and any(row.levels for row in result.rows):
+            note += " at any level"
+        note += "; its figures are those without the limit"
         if not result.baseline.fits:
             note += ", and so are those of the 1F1B that speeds are over"
         out.print(Text(note, "dim"))
@@ -132,8 +136,10 @@ def _peak(trace: Trace) -> str:
 
 
 def table(result: Comparison, console: Console) -> Table:
-    """The widest layout that the console has room for (in a pipe: about 100 columns)."""
-    room = min(console.width, 100) if console.width == PIPE_WIDTH else console.width
+    """The widest layout that the console has room for (in a pipe: about 100 columns, or 120 where
+    there are levels)."""
+    most = 120 if any(row.levels for row in result.shown) else 100
+    room = min(console.width, most) if console.width == PIPE_WIDTH else console.width
     unlimited = console.options.update(width=PIPE_WIDTH)
     for width, left_out in LAYOUTS:
         made = _table(result, width, left_out)
@@ -144,7 +150,7 @@ def table(result: Comparison, console: Console) -> Table:
 
 def legend(result: Comparison) -> Text:
     """What the letters of the idle bars say."""
-    used = [cause for cause in CAUSES if any(row.trace.idle_ns[cause] for row in result.rows)]
+    used = [cause for cause in CAUSES if any(row.trace.idle_ns[cause] for row in result.shown)]
     text = Text("idle: ", "dim")
     for at, cause in enumerate(used):
         text.append(", " if at else "", "dim").append(cause[0], CAUSE_STYLES[cause])
@@ -156,6 +162,8 @@ def _table(result: Comparison, width: int, left_out: frozenset[str]) -> Table:
     made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     heads = [
         "schedule",
+        "recompute",
+        "offload",
         "chunks",
         "time",
         "bubble",
@@ -168,17 +176,19 @@ def _table(result: Comparison, width: int, left_out: frozenset[str]) -> Table:
     ]
     if result.memory_limit is None:
         left_out |= {"of limit", "fits"}
+    if not any(row.levels for row in result.shown):  # no treatments are to choose from
+        left_out |= {"recompute", "offload"}
     shown = [head for head in heads if head not in left_out]
     for head in shown:
-        left = head in ("schedule", "idle")
+        left = head in ("schedule", "recompute", "idle")
         middle = head == "fits"
         made.add_column(
             head, justify="left" if left else "center" if middle else "right", no_wrap=True
         )
-    most = max(sum(idle_shares(row.trace).values()) for row in result.rows)
-    time = _unit(max(row.trace.cost_ns for row in result.rows), TIME_UNITS)
-    size = _unit(max(max(row.trace.peak_bytes) for row in result.rows), BYTE_UNITS)
-    for at, row in enumerate(result.rows):
+    most = max(sum(idle_shares(row.trace).values()) for row in result.shown)
+    time = _unit(max(row.trace.cost_ns for row in result.shown), TIME_UNITS)
+    size = _unit(max(max(row.trace.peak_bytes) for row in result.shown), BYTE_UNITS)
+    for at, row in enumerate(result.shown):
         cells = _cells(row, width, most, time, size)
         if at == 0 and row.trace.fits:
             cells["schedule"].stylize("green")
@@ -191,12 +201,15 @@ def _cells(row: Row, width: int, most: float, time: _Unit, size: _Unit) -> dict[
     trace, device = row.trace, row.fullest_device
     peak = trace.peak_bytes[device]
     share = peak / max(trace.memory_limit[device], 1) if trace.memory_limit else 0.0
+    activations = trace.schedule.shape.stages * trace.schedule.shape.units
     fits = Text("✓", "green") if trace.fits else Text("✗", "red")
     idle = Text(f"{sum(idle_shares(trace).values()):>4.0%}")
     if width:
         idle.append(" ").append(idle_bar(idle_shares(trace), most, width))
     return {
-        "schedule": Text(row.schedule),
+        "schedule": Text(row.plain or row.schedule),
+        "recompute": Text(_levels(row)),
+        "offload": Text(percent(trace.offloaded / activations) if trace.offloaded else ""),
         "chunks": Text(str(trace.schedule.shape.chunks)),
         "time": Text(f"{trace.cost_ns / time.factor:.3f} {time.name}"),
         "bubble": Text(f"{trace.bubble_rate:.1%}"),
@@ -207,6 +220,16 @@ def _cells(row: Row, width: int, most: float, time: _Unit, size: _Unit) -> dict[
         "×1F1B": Text(f"{row.speedup:.2f}"),
         "gap": Text(f"{row.gap:.1%}"),
     }
+
+
+def _levels(row: Row) -> str:
+    """The level at which a schedule recomputes; how much, where it chooses for itself."""
+    if row.plain is not None or not row.trace.recomputed:
+        return ", ".join(row.levels if row.plain else ())
+    shape = row.trace.schedule.shape
+    share = row.trace.recomputed / (shape.stages * shape.units)
+    at = row.levels[0] if len(row.levels) == 1 else f"{len(row.levels)} levels"
+    return f"{percent(share)} at {at}"
 
 
 class _Unit(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ...options.kinds import names, seconds
+from ...options.kinds import names, seconds, treatments
 from ...options.shared import (
     add_limit,
     add_microbatches,
@@ -46,6 +46,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=10.0,
         help="for each schedule that is searched for (optpipe); the others need none (default: 10)",
     )
+    parser.add_argument(
+        "--treatments",
+        metavar="A,B",
+        type=treatments,
+        help="what may become of activations, of keep,offload,recompute; with recompute, every schedule"
+        " with each level of recomputation (default: all that the profile has, and a level where a"
+        " schedule does not fit without one)",
+    )
     add_pictures(parser, "the best")
     add_report(parser, "every schedule by time and memory, with their lanes")
     parser.add_argument(
@@ -76,6 +84,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             wanted,
             objective=arguments.objective,
             time_limit=arguments.time_limit,
+            treatments=arguments.treatments,
             progress=progress,
         )
         files = write_trace(arguments, result.rows[0].trace, progress)
@@ -83,7 +92,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             from ....plot.compare import save_compare_chart
 
             progress("drawing the comparison", 1, 1)
-            rows = [row.to_json() for row in result.rows]
+            rows = [row.to_json() for row in result.shown]
             save_compare_chart(rows, arguments.chart, profile.memory_limit)
             files[arguments.chart] = "time and peak memory of every schedule"
         files |= write_page(arguments, lambda command: _page(result, command))
