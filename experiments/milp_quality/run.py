@@ -20,7 +20,7 @@ from typing import Any
 
 from optpipe_sim.files import write_text
 from optpipe_sim.solvers.milp.engine import solve_milp
-from optpipe_sim.solvers.milp.sets import MilpOptions
+from optpipe_sim.solvers.milp.options import MilpOptions
 from optpipe_sim.solvers.milp.size import size_formula
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.starts import offload_everything

@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import InvalidSchedule, OptPipeError
 from ..ops import C, O
 from ..profile import CostProfile
-from ..schedule import Schedule
+from ..schedule import Levels, Schedule
 from .options import TREATMENTS
 
 
@@ -40,6 +40,20 @@ def restrict(profile: CostProfile, treatments: Iterable[str] | None) -> CostProf
     if "recompute" not in wanted and profile.has_levels:
         profile = profile.map_stages(lambda _, cost: replace(cost, recompute=()))
     return profile
+
+
+def named_levels(profile: CostProfile, numbers: np.ndarray) -> Levels:
+    """Levels of recomputation as a schedule has them: by name.
+
+    Args:
+        numbers: (stages, microbatches) which of its stage's levels, from 1; 0: none.
+    """
+    names = list(dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute))
+    table = np.zeros_like(numbers)
+    for stage, cost in enumerate(profile.stages):
+        own = np.array([0, *(1 + names.index(level.name) for level in cost.recompute)])
+        table[stage] = own[numbers[stage]]
+    return Levels(tuple(names), table)
 
 
 def require_alike(schedule: Schedule) -> None:

@@ -24,9 +24,10 @@ import numpy as np
 
 from ...op_table import KEEP, apart, inside
 from ...ops import BW, B, C, F, O, Op, R, W
-from ...schedule import Levels, Schedule
+from ...schedule import Schedule
 from ...trace import Trace
 from ..problem import Problem, schedule_from_times
+from ..treatments import named_levels
 from . import model as cpsat_model
 from .model import Model
 
@@ -72,7 +73,6 @@ class TreatedModel(Model):
 
     def schedule(self, value: Any) -> Schedule:
         """The schedule of a solution; `value` gives what it says of a variable."""
-        shape = self.problem.shape
         chosen = np.array(
             [
                 [
@@ -82,16 +82,9 @@ class TreatedModel(Model):
                 for s in self.stages
             ]
         )
-        names = dict.fromkeys(
-            level.name for cost in self.problem.profile.stages for level in cost.recompute
-        )
-        number = {name: at for at, name in enumerate(names, 1)}
-        table = np.zeros((shape.stages, shape.microbatches), np.int64)
-        for s, cost in enumerate(self.problem.profile.stages):
-            numbers = np.array([0, *(number[level.name] for level in cost.recompute)])
-            table[s] = numbers[chosen[s]]
         starts = self.starts_ns(value)
-        return schedule_from_times(self.problem, starts, Levels(tuple(names), table))
+        levels = named_levels(self.problem.profile, chosen)
+        return schedule_from_times(self.problem, starts, levels)
 
 
 def build(problem: Problem, unit_ns: int, horizon: int, fifo: bool) -> TreatedModel:

@@ -1,11 +1,14 @@
 """The reconstructed MILP, solved: one door to HiGHS, Gurobi and any solver Pyomo knows.
 
 The model is arXiv 2510.05186's, stated in `model`, with its accelerations as switches
-(`MilpOptions`). What it says is exact for schedules with B and W apart on latency links; where
-reality differs, the model is easier than reality, so that its bound holds:
+(`MilpOptions`), and with levels of recomputation, which that has not: where the profile has some,
+each activation has a choice of how it is treated (`choices`). What the model says is exact for
+schedules on latency links; where reality differs, the model is easier, so that its bound holds:
 
-- where BW is cheaper than B + W, B and W take only as long as BW (`sets.Sets.durations`);
-- on serial links a message takes the P2P latency once, however many there are;
+- where BW is cheaper than B + W and there are no levels, B and W take only as long as BW
+  (`precedence.Precedence.durations`);
+- on serial links a message takes the P2P latency once, however many there are, and on blocking
+  links the sender is not kept busy;
 - for the objective ``span`` with offloads (or a placement that does not begin with one stage on
   each device) a device may be late to start, which a replay is not;
 - reloads of no length that start together with an F may be missed when memory is counted.
@@ -38,7 +41,8 @@ from ..problem import Problem
 from ..reports import Others, Report, no_report
 from ..result import SolveResult, make_result, report_result
 from .model import build_model
-from .sets import MilpOptions, Sets
+from .options import MilpOptions
+from .sets import Sets
 from .size import size_formula
 from .solvers import (
     INFEASIBLE,
@@ -276,10 +280,7 @@ class _Run:
 
     @property
     def restricted(self) -> bool:
-        """Whether `fifo` leaves schedules out, or the model those that recompute, so that a bound of
-        the solver's is none of theirs."""
-        if self.problem.may_recompute:
-            return True
+        """Whether `fifo` leaves schedules out, so that a bound of the solver's is none of theirs."""
         return self.options.in_order and self.options.fifo and not self.sets.exact_order
 
     @property

@@ -21,7 +21,7 @@ def build_model(sets: Sets, upper_ns: int, lower_ns: int = 0) -> Model:
     pyo = need("pyomo.environ", "pyomo")
     frame = windows(sets, upper_ns)
     costs = sets.problem.profile
-    tick = gcd(costs.t_comm_ns, *(ns for lasting in sets.durations.values() for ns in lasting))
+    tick = gcd(costs.t_comm_ns, *sets.every_duration)
     unit = max(float(tick), max(frame.deadlines) / FINEST)
     model = Model(sets, frame, pyo.ConcreteModel("optpipe"), unit, tick)
     add_variables(model, pyo, upper_ns, lower_ns)

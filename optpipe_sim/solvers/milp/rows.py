@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from math import gcd
 from typing import Any
 
-from ...ops import B, F, O, Op, R, W
+from ...ops import B, C, F, O, Op, OpKind, R, W
+from .choices import Choice
 from .variables import Model
 
 LARGEST = 10**6  # of a coefficient in bytes, after scaling
@@ -28,17 +29,18 @@ class Rows:
             family.add(row)
         return family
 
-    def after(self, name: str, cases: Iterable[tuple[Op, Op, int, Any]]) -> None:
-        """(a, b, lag, holds): where `holds` is 1, b starts at least `lag` ns after the start of a;
-        where it is 0, no more than the windows say anyhow."""
+    def after(self, name: str, cases: Iterable[tuple[Op, Op, Any]], from_end: bool = True) -> None:
+        """(a, b, holds): where `holds` is 1, b starts no sooner than a ends (or, without `from_end`,
+        starts); where it is 0, no sooner than the windows say anyhow."""
         model = self.model
-        t, unit, frame = model.pyomo.t, model.unit_ns, model.windows
+        sets, t, unit, frame = model.sets, model.pyomo.t, model.unit_ns, model.windows
         family = self.pyo.ConstraintList()
         model.pyomo.add_component(name, family)
-        for a, b, lag, holds in cases:
-            m = frame.late[a] - frame.early[b] + lag
+        for a, b, holds in cases:
+            lag, most = (model.duration(a), sets.longest(a)) if from_end else (0, 0)
+            m = frame.late[a] - frame.early[b] + most
             row = family.add(t[str(b)] >= t[str(a)] + lag / unit - m / unit * (1 - holds))
-            if m <= 0 and model.sets.options.drop:
+            if m <= 0 and sets.options.drop:
                 row.deactivate()  # the windows imply it
 
 
@@ -46,7 +48,14 @@ def add_rows(rows: Rows) -> None:
     """All constraints."""
     model = rows.model
     sets, m, unit = model.sets, model.pyomo, model.unit_ns
-    rows.add("flow", (m.t[str(b)] >= m.t[str(a)] + lag / unit for a, b, lag in sets.flow))
+    rows.add(
+        "flow",
+        (
+            m.t[str(b)] >= m.t[str(a)] + (model.duration(a) + latency) / unit
+            for a, b, latency in sets.flow
+        ),
+    )
+    _choices(model, rows)
     _compute(model, rows)
     _cost(model, rows)
     _copies(model, rows)
@@ -56,12 +65,55 @@ def add_rows(rows: Rows) -> None:
     _transitivity(model, rows)
 
 
+def _choices(model: Model, rows: Rows) -> None:
+    """Each activation is treated in one way, per stage all in the same where that is asked for; and
+    the W of a BW is an instant at its end."""
+    sets, m, unit, frame = model.sets, model.pyomo, model.unit_ns, model.windows
+    alike = range(1, sets.m) if sets.problem.per_stage else ()
+
+    def one_way(f: Op, choice: Choice) -> Any:
+        return model.chosen(f, lambda other: int(other.same_treatment(choice)))
+
+    def at_end() -> Iterable[Any]:
+        for f in sets.treated:
+            if sets.fusible(f.stage):
+                b, w = f._replace(kind=B), f._replace(kind=W)
+                big = (frame.late[w] - frame.early[b]) / unit
+                apart = 1 - model.chosen(f, lambda one: int(one.fused))
+                yield m.t[str(w)] <= m.t[str(b)] + model.duration(b) / unit + big * apart
+
+    rows.add(
+        "one_choice",
+        (sum(m.u[str(f), one.name] for one in sets.choices_of(f)) == 1 for f in sets.treated),
+    )
+    rows.add(
+        "alike",
+        (
+            one_way(Op(F, s, j), choice) == one_way(Op(F, s, 0), choice)
+            for s, choices in sets.choices.items()
+            for choice in choices
+            if not choice.fused
+            for j in alike
+        ),
+    )
+    rows.add(
+        "alike_moved",
+        (
+            model.moved(Op(O, s, j)) == model.moved(Op(O, s, 0))
+            for s in sets.away
+            if s not in sets.choices
+            for j in alike
+        ),
+    )
+    rows.add("at_end", at_end())
+
+
 def _compute(model: Model, rows: Rows) -> None:
     """One compute op at a time on a device."""
     sets = model.sets
     pairs = sets.pairs + sets.borrowing
-    rows.after("before", ((a, b, sets.dur(a), model.order(a, b)) for a, b in pairs))
-    rows.after("behind", ((b, a, sets.dur(b), 1 - model.order(a, b)) for a, b in pairs))
+    rows.after("before", ((a, b, model.order(a, b)) for a, b in pairs))
+    rows.after("behind", ((b, a, 1 - model.order(a, b)) for a, b in pairs))
 
 
 def _cost(model: Model, rows: Rows) -> None:
@@ -76,7 +128,7 @@ def _cost(model: Model, rows: Rows) -> None:
     rows.add(
         "cost",
         (
-            m.t[str(op)] + sets.dur(op) / unit - first(sets.place[op.stage]) <= m.C
+            m.t[str(op)] + model.duration(op) / unit - first(sets.place[op.stage]) <= m.C
             for op in sets.finals()
         ),
     )
@@ -86,16 +138,21 @@ def _cost(model: Model, rows: Rows) -> None:
 
 
 def _copies(model: Model, rows: Rows) -> None:
-    """O between F and R, R before B, of no length where not offloaded; and one transfer at a time
-    on a copy engine and on a host link."""
+    """O between F and R, R before C or B, of no length where not offloaded; and one transfer at a
+    time on a copy engine and on a host link."""
     sets, m, t, unit = model.sets, model.pyomo, model.pyomo.t, model.unit_ns
+
+    def lasting(op: Op) -> Any:
+        if sets.choices_of(op):
+            return model.duration(op) / unit
+        return sets.dur(op) / unit * model.moved(op)
 
     def flow() -> Iterable[Any]:
         for out in sets.gone:
-            f, back, b = (out._replace(kind=kind) for kind in (F, R, B))
+            f, back = out._replace(kind=F), out._replace(kind=R)
             yield t[str(out)] >= t[str(f)] + sets.dur(f) / unit
-            yield t[str(back)] >= t[str(out)] + sets.dur(out) / unit * m.x[str(out)]
-            yield t[str(b)] >= t[str(back)] + sets.dur(back) / unit * m.x[str(out)]
+            yield t[str(back)] >= t[str(out)] + lasting(out)
+            yield t[str(sets.after_reload(out))] >= t[str(back)] + lasting(back)
 
     def one_first() -> Iterable[Any]:
         for a, b in sets.sharing:
@@ -106,59 +163,119 @@ def _copies(model: Model, rows: Rows) -> None:
 
     rows.add("copy_flow", flow())
     rows.add("one_first", one_first())
-    rows.after("engine", ((a, b, sets.dur(a), m.y[str(a), str(b)]) for a, b in sets.ways))
+    rows.after("engine", ((a, b, m.y[str(a), str(b)]) for a, b in sets.ways))
 
 
 def _counted(model: Model, rows: Rows) -> None:
     """What z and r mean. A release that is not counted does no harm; an allocation must count on
-    one side: F at R, or R at F."""
+    one side: another op's at R, or R at that op."""
     sets, m = model.sets, model.pyomo
-    rows.after("over", ((a, q, sets.dur(a), m.z[str(a), str(q)]) for a, q in sets.releases))
+    rows.after("over", ((a, q, m.z[str(a), str(q)]) for a, q in sets.releases))
     outs = ((a, q) for a, q in sets.releases if a.kind is O)
-    rows.add("over_if", (m.z[str(a), str(q)] <= m.x[str(a)] for a, q in outs))
-    both = [(back, f, m.r[str(back), str(f)]) for back, f in sets.overtakes]
-    rows.after("overtake", ((back, f, 0, r) for back, f, r in both))
-    rows.after("overtaken", ((f, back, 0, model.moved(back) - r) for back, f, r in both))
+    rows.add("over_if", (m.z[str(a), str(q)] <= model.moved(a) for a, q in outs))
+    both = [(back, q, m.r[str(back), str(q)]) for back, q in sets.overtakes]
+    rows.after("overtake", both, from_end=False)
+    behind = ((q, back, model.moved(back) - r) for back, q, r in both)
+    rows.after("overtaken", behind, from_end=False)
     rows.add("overtake_if", (r <= model.moved(back) for back, _, r in both))
 
 
 def _memory(model: Model, rows: Rows) -> None:
-    """What a device holds when an F starts, and when an R does, itself included."""
+    """What a device holds when a compute op takes memory, and when an R does, itself included."""
     sets, costs = model.sets, model.sets.problem.profile
     gone = set(sets.gone)
+    for d, room in enumerate(sets.room):
+        if room is None:
+            continue
+        unit = gcd(*sets.sizes(d)) or 1
+        grain = max(float(unit), room / LARGEST)
+        most = room // unit if grain == unit else room / grain
+        activations = sets.forwards(d)
 
-    def level(q: Op, here: Any, grain: float) -> Any:
-        """The bytes held at allocation q, which takes place if `here` is 1, its own apart."""
-        total = rows.nothing
-        forwards = [op for s in sets.stages_of(sets.place[q.stage]) for op in sets.of(F, s)]
-        for f in forwards:
-            if f[1:] == q[1:]:
-                continue
+        def kept(f: Op, q: Op, here: Any, grain: float = grain) -> Any:
+            """What an activation without choices holds at allocation q."""
             cost = costs.stages[f.stage]
             b, w, out, back = (f._replace(kind=kind) for kind in (B, W, O, R))
-            total += cost.act_bytes / grain * model.taken(f, q, here)
+            total = cost.act_bytes / grain * model.taken(f, q, here)
             total -= (cost.act_bytes - cost.w_bytes) / grain * model.released(b, q)
             total -= cost.w_bytes / grain * model.released(w, q)
             if out in gone:
                 total += cost.offloadable / grain * model.taken(back, q, here)
                 total -= cost.offloadable / grain * model.released(out, q)
-        return total
+            return total
 
-    for d, room in enumerate(sets.room):
-        if room is None:
-            continue
-        keys = ("act_bytes", "w_bytes", "offloadable")
-        sizes = [getattr(costs.stages[s], key) for s in sets.stages_of(d) for key in keys]
-        unit = gcd(*sizes) or 1
-        grain = max(float(unit), room / LARGEST)
-        most = room // unit if grain == unit else room / grain
+        def level(
+            q: Op,
+            here: Any,
+            grain: float = grain,
+            activations: list[Op] = activations,
+            kept: Callable[[Op, Op, Any], Any] = kept,
+        ) -> Any:
+            """The bytes held at allocation q, which takes place if `here` is 1."""
+            total = rows.nothing + _own(model, q, here) / grain
+            for f in activations:
+                if f[1:] != q[1:]:
+                    chosen = f.stage in sets.choices
+                    total += model.pyomo.l[str(f), str(q)] if chosen else kept(f, q, here)
+            return total
 
-        def own(q: Op, grain: float = grain) -> float:
-            return costs.stages[q.stage].act_bytes / grain
+        backs = [(q, model.moved(q)) for q in sets.backs(d)]
+        asks = [(q, 1) for q in sets.takers(d)] + backs
+        rows.add(
+            f"held{d}",
+            (
+                row
+                for q, here in asks
+                for f in activations
+                if f.stage in sets.choices and f[1:] != q[1:]
+                for row in model.hold(f, q, _held(model, f, q, here), grain)
+            ),
+        )
+        rows.add(f"fits{d}", (level(q, 1) <= most for q in sets.takers(d)))
+        rows.add(f"fits_r{d}", (level(q, x) <= most * x for q, x in backs))
 
-        rows.add(f"fits_f{d}", (level(q, 1, grain) + own(q) <= most for q in sets.forwards(d)))
-        backs = ((q, model.moved(q)) for s in sets.away_of(d) for q in sets.of(R, s))
-        rows.add(f"fits_r{d}", (level(q, x, grain) + own(q) * x <= most * x for q, x in backs))
+
+def _own(model: Model, q: Op, here: Any) -> Any:
+    """The bytes that the activation of an allocation holds when that takes place."""
+    act = model.sets.problem.profile.stages[q.stage].act_bytes
+    if not model.sets.choices_of(q):
+        return act * here
+    held: dict[OpKind, Callable[[Choice], float]] = {
+        F: lambda one: one.entering,
+        C: lambda one: act * one.apart,
+        B: lambda one: one.back,
+        R: lambda one: one.keep * one.moved,
+    }
+    return model.chosen(q, held[q.kind])
+
+
+def _held(model: Model, f: Op, q: Op, here: Any) -> Iterable[Any]:
+    """The bytes that an activation with choices (that of F `f`) holds at least at allocation q, state
+    by state; in the other states at most 0."""
+    sets, costs = model.sets, model.sets.problem.profile
+    cost, most = costs.stages[f.stage], sets.largest(f.stage)
+    b, w, again, out, back = (f._replace(kind=kind) for kind in (B, W, C, O, R))
+    entered, begun = model.taken(f, q, here), model.taken(b, q, here)
+    keep = model.chosen(f, lambda one: one.keep)
+    waits = most * (1 - entered + begun)  # 0 between F and B
+
+    if f.stage in sets.away:
+        away = model.chosen(f, lambda one: one.away)
+        gone = model.released(out, q) - model.taken(back, q, here)
+        largest = max(one.away for one in sets.choices_of(f))
+        yield keep - away - waits
+        yield keep - largest * gone - waits
+    else:
+        yield keep - waits
+    apart = model.chosen(f, lambda one: int(one.apart))
+    act = cost.act_bytes
+    yield act * (apart + model.taken(again, q, here) - begun - 1)
+    yield cost.w_bytes * (begun - model.released(w, q))
+    if q.kind is R:  # which may start while an op runs
+        entering = model.chosen(f, lambda one: one.entering)
+        yield entering - most * (1 - entered + model.released(f, q))
+        held = model.chosen(f, lambda one: one.back)
+        yield held - most * (1 - begun + model.released(b, q))
 
 
 def _host(model: Model, rows: Rows) -> None:
@@ -171,26 +288,37 @@ def _host(model: Model, rows: Rows) -> None:
         """Offload a is counted at that of b, or starts after it."""
         for a, b in sets.pinned:
             big = (frame.late[b] - frame.early[a] + model.tick_ns) / unit
-            apart = 2 - m.x[str(a)] - m.x[str(b)] + m.g[str(a), str(b)]
+            apart = 2 - model.moved(a) - model.moved(b) + m.g[str(a), str(b)]
             yield m.t[str(a)] >= m.t[str(b)] + model.tick_ns / unit - big * apart
+
+    def taken(a: Op, q: Op) -> Any:
+        """The bytes of offload a that count when offload q starts."""
+        counts = m.g[str(a), str(q)] - m.h[str(a), str(q)]
+        return m.n[str(a), str(q)] if sets.choices_of(a) else stages[a.stage].offloadable * counts
+
+    def own(q: Op) -> Any:
+        if sets.choices_of(q):
+            return model.chosen(q, lambda one: one.away)
+        return stages[q.stage].offloadable * m.x[str(q)]
+
+    def sized() -> Iterable[Any]:
+        for a, q in sets.pinned:
+            if sets.choices_of(a):
+                counts = m.g[str(a), str(q)] - m.h[str(a), str(q)]
+                yield m.n[str(a), str(q)] >= own(a) - stages[a.stage].offloadable * (1 - counts)
 
     def fits() -> Iterable[Any]:
         for outs in sets.nodes:
-            size = {op: stages[op.stage].offloadable for op in outs}
-            unit = gcd(*size.values())
-            most = limit // unit
+            unit = gcd(*(size for op in outs for size in sets.pinned_sizes(op)))
             for q in outs:
-                held = sum(
-                    size[a] / unit * (m.g[str(a), str(q)] - m.h[str(a), str(q)])
-                    for a in outs
-                    if a != q
-                )
-                yield held + size[q] / unit * m.x[str(q)] <= most * m.x[str(q)]
+                held = sum(taken(a, q) for a in outs if a != q)
+                yield (held + own(q)) / unit <= limit // unit * model.moved(q)
 
     backs = ((a._replace(kind=R), b, m.h[str(a), str(b)]) for a, b in sets.pinned)
-    rows.after("back", ((back, b, sets.dur(back), h) for back, b, h in backs))
+    rows.after("back", backs)
     rows.add("back_if", (m.h[str(a), str(b)] <= m.g[str(a), str(b)] for a, b in sets.pinned))
     rows.add("counted", counted())
+    rows.add("pinned", sized())
     rows.add("fits_host", fits())
 
 

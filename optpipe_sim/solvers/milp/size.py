@@ -11,9 +11,10 @@ from __future__ import annotations
 from itertools import combinations
 from math import comb
 
-from ...ops import B, F, O, OpKind, R, W
+from ...ops import B, C, F, O, OpKind, R, W
 from ..problem import Problem
-from .sets import KINDS, MilpOptions, Sets
+from .options import MilpOptions
+from .sets import Sets
 
 Group = tuple[OpKind, int]
 
@@ -24,19 +25,22 @@ def size_formula(problem: Problem, options: MilpOptions | None = None) -> tuple[
     m, devices = sets.m, sets.devices
     stages, moves = len(sets.stages), len(sets.away) * sets.m
     variables = 1 + 3 * stages * m + 3 * moves
-    flow = 2 * (stages - 1) + stages + (1 if sets.options.drop else stages)
+    forward_first = [s for s in sets.stages if s == stages - 1 or not sets.options.drop]
+    flow = 2 * (stages - 1) + stages + len(set(forward_first) - set(sets.choices))
     rows = flow * m + len(sets.chained) * (m - 1) + 3 * moves
     rows += sum(1 if _only_last(sets, s) else m for s in sets.stages)
     if sets.span and sets.mode != "all":
         variables += len(devices)
         rows += len(devices) * m
-    for d in devices:
-        for part in (_compute(sets, d), _memory(sets, d)):
-            variables, rows = variables + part[0], rows + part[1]
+    parts = [_choices(sets)]
+    parts += [part(sets, d) for d in devices for part in (_compute, _memory, _holdings)]
+    for part in parts:
+        variables, rows = variables + part[0], rows + part[1]
     sharing = _sharing(sets)
     pinned = sum(len(outs) * (len(outs) - 1) for outs in sets.nodes)
-    variables += 2 * sharing + 2 * pinned
-    rows += 5 * sharing + 3 * pinned + sum(map(len, sets.nodes))
+    sized = sum(len(outs) - 1 for outs in sets.nodes for out in outs if out.stage in sets.choices)
+    variables += 2 * sharing + 2 * pinned + sized
+    rows += 5 * sharing + 3 * pinned + sized + sum(map(len, sets.nodes))
     return variables, rows
 
 
@@ -44,12 +48,25 @@ def _only_last(sets: Sets, s: int) -> bool:
     return sets.options.drop and (W, s) in sets.chained
 
 
+def _choices(sets: Sets) -> tuple[int, int]:
+    """How activations are treated: binaries, C's starts; a row each, and what makes a stage's alike."""
+    m, variables, rows = sets.m, 0, 0
+    for s, choices in sets.choices.items():
+        variables += m * (1 + len(choices) - (s in sets.away))  # C's start, and u instead of x
+        rows += m * (3 + sets.fusible(s))  # one choice; F before C before B; BW
+        if sets.problem.per_stage:
+            rows += (m - 1) * sum(not one.fused for one in choices)
+    if sets.problem.per_stage:
+        rows += (m - 1) * len(set(sets.away) - set(sets.choices))
+    return variables, rows
+
+
 def _leads(one: Group, two: Group) -> bool:
     """Whether of one microbatch the op of group `one` comes before that of group `two`."""
     (kind, s), (other, to) = one, two
     if kind is F:
-        return other is not F or s <= to
-    return kind is B and other in (B, W) and s >= to
+        return other not in (F, C) or s <= to
+    return kind in (B, C) and other in (B, W) and s >= to
 
 
 def _open(sets: Sets, one: Group, two: Group) -> int:
@@ -67,12 +84,12 @@ def _open(sets: Sets, one: Group, two: Group) -> int:
 def _compute(sets: Sets, d: int) -> tuple[int, int]:
     """Order of compute ops: binaries; two rows a pair, and the triangle inequalities."""
     m, fix, chained = sets.m, sets.options.fix, set(sets.chained)
-    groups = [(kind, s) for kind in KINDS for s in sets.stages_of(d)]
+    groups = [(kind, s) for s in sets.stages_of(d) for kind in sets.kinds_of(s)]
     own = borrowed = triangles = 0
     for group in groups:
         if group in chained:
             own += 0 if fix else comb(m, 2)
-        elif sets.follow and group[0] is W:
+        elif group[0] is W and sets.follows(group[1]):
             borrowed += comb(m, 2)
         else:
             own += comb(m, 2)
@@ -89,31 +106,45 @@ def _memory(sets: Sets, d: int) -> tuple[int, int]:
     """What is counted at which allocation: binaries; the rows that define them and the limits'."""
     if sets.room[d] is None:
         return 0, 0
-    m, costs = sets.m, sets.problem.profile
+    m = sets.m
     away = sets.away_of(d)
-    forwards = [s for s in sets.stages_of(d) if costs.stages[s].act_bytes]
+    takers = list(dict.fromkeys(op[:2] for op in sets.takers(d)))
     variables = rows = 0
 
     def later(first: Group, then: Group) -> int:
         """The pairs in which `then` may come before `first`, those of one activation apart."""
         if first == then:
             return comb(m, 2) if sets.options.fix and first in sets.chained else m * (m - 1)
-        return _open(sets, first, then) if _leads(first, then) else m * m
+        pairs = _open(sets, first, then) if _leads(first, then) else m * m
+        return min(pairs, m * (m - 1)) if first[1] == then[1] else pairs
 
     for s in away:
-        for at in forwards:  # z[O, F] and r[R, F]
-            pairs = later((F, at), (F, s))
+        for taker in takers:  # z[O, q] and r[R, q]
+            pairs = later(taker, (F, s))
             variables, rows = variables + 2 * pairs, rows + 5 * pairs
-        for kind in (B, W):  # z[B, R] and z[W, R]
-            for at in sets.stages_of(d):
-                if costs.released_bytes[kind, at]:
-                    pairs = later((B, s), (B, at))
-                    variables, rows = variables + pairs, rows + pairs
+        for group in sets.freeing(d):  # z[F, R], z[B, R] and z[W, R]
+            pairs = later((B, s), group)
+            variables, rows = variables + pairs, rows + pairs
         for at in away:  # z[O, R], unless the two are in line for one engine anyhow
             if not sets.share((O, at), (R, s)):
                 pairs = m * (m - 1) if at == s else m * m
                 variables, rows = variables + pairs, rows + 2 * pairs
-    return variables, rows + (len(forwards) + len(away)) * m
+    return variables, rows + (len(takers) + len(away)) * m
+
+
+def _holdings(sets: Sets, d: int) -> tuple[int, int]:
+    """What an activation with choices holds at each allocation but its own: l, and its states."""
+    m = sets.m
+    takers = list(dict.fromkeys(op[:2] for op in sets.takers(d) + sets.backs(d)))
+    variables = rows = 0
+    for s in sets.stages_of(d):
+        if s not in sets.choices or not sets.largest(s):
+            continue
+        for kind, at in takers:
+            pairs = m * (m - 1) if at == s else m * m
+            states = 3 + (s in sets.away) + 2 * (kind is R)
+            variables, rows = variables + pairs, rows + states * pairs
+    return variables, rows
 
 
 def _sharing(sets: Sets) -> int:

@@ -4,65 +4,109 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...ops import BW, COMPUTE, B, F, O, Op, R, W
+from ...op_costs import treatments
+from ...ops import BW, TRANSFERS, B, C, F, O, Op, R, W
 from ...schedule import Schedule
 from ...trace import Trace
 from ..problem import Problem, schedule_from_times
-from .sets import KINDS, Sets
+from ..treatments import named_levels
+from .choices import Choice
+from .precedence import KINDS
+from .sets import Sets
 from .variables import Model
 
+Activation = tuple[int, int]
 
-def plan(sets: Sets, trace: Trace) -> dict[Op, int] | None:
-    """The starts (ns) of a schedule's ops as the MILP names them: BW cut into B and W, and the
-    microbatches renamed as `MilpOptions.in_order` says; None where `fifo` rules the schedule out.
-    """
+
+class Plan(NamedTuple):
+    """Starts (ns) of ops as the MILP names them, and how each activation that has choices is treated."""
+
+    starts: dict[Op, int]
+    chosen: dict[Activation, Choice]
+
+
+def plan(sets: Sets, trace: Trace) -> Plan | None:
+    """A schedule as the MILP has it: BW cut into B and W, and the microbatches renamed as
+    `MilpOptions.in_order` says; None where `fifo` rules the schedule out."""
+    chosen = _choices(sets, trace)
     starts: dict[Op, int] = {}
     for span in trace.spans:
-        op = span.op
+        op, one = span.op, chosen.get(span.op[1:])
         if op.kind is BW:
+            back = sets.durations[B][op.stage] if one is None else one.durations[B]
             starts[op._replace(kind=B)] = span.start_ns
-            starts[op._replace(kind=W)] = span.start_ns + sets.durations[B][op.stage]
-        elif op.kind in KINDS or op.stage in sets.away:
+            starts[op._replace(kind=W)] = span.start_ns + back
+        elif _there(sets, op, one):
             starts[op] = span.start_ns
+    for (s, j), one in chosen.items():
+        if not one.apart:  # an instant
+            starts[Op(C, s, j)] = starts[Op(B, s, j)]
     if sets.mode == "none":
-        return starts
-    if sets.mode == "all" and not sets.gone:
+        return Plan(starts, chosen)
+    if sets.mode == "all" and not sets.gone and not chosen:
         for kind, s in sets.chained:
             ops = sets.of(kind, s)
             starts |= zip(ops, sorted(starts[op] for op in ops), strict=True)
-        return starts
+        return Plan(starts, chosen)
     names = sorted(range(sets.m), key=lambda j: starts[Op(F, 0, j)])
     rank = {j: new for new, j in enumerate(names)}
     starts = {op._replace(microbatch=rank[op.microbatch]): at for op, at in starts.items()}
     for s in sets.stages:
-        lasts = [op._replace(kind=W) for op in sorted(sets.of(B, s), key=starts.__getitem__)]
-        starts |= zip(lasts, sorted(starts[op] for op in lasts), strict=True)
+        if not sets.fusible(s):
+            lasts = [op._replace(kind=W) for op in sorted(sets.of(B, s), key=starts.__getitem__)]
+            starts |= zip(lasts, sorted(starts[op] for op in lasts), strict=True)
     late = any(
         starts[a] > starts[b] for kind, s in sets.chained for a, b in pairwise(sets.of(kind, s))
     )
-    return None if late else starts
+    return None if late else Plan(starts, {(s, rank[j]): one for (s, j), one in chosen.items()})
 
 
-def set_values(model: Model, starts: dict[Op, int], cost_ns: int) -> None:
+def _there(sets: Sets, op: Op, one: Choice | None) -> bool:
+    """Whether the MILP has an op of a schedule: not where memory cannot bind, and no copy of nothing."""
+    if op.kind in TRANSFERS:
+        return op.stage in sets.away and (one is None or one.moved)
+    return op.kind is not C or one is not None
+
+
+def _choices(sets: Sets, trace: Trace) -> dict[Activation, Choice]:
+    """How a schedule treats each activation that has choices; B and W where no BW is among them."""
+    ops = {span.op for span in trace.spans}
+    treated = treatments(trace.schedule, sets.problem.profile)
+    chosen = {}
+    for _, s, j in sets.treated:
+        moved, fused = Op(O, s, j) in ops, Op(BW, s, j) in ops
+        same = [one for one in sets.choices[s] if one.treatment == treated[s, j]]
+        chosen[s, j] = max(same, key=lambda one: (one.moved == moved, one.fused == fused))
+    return chosen
+
+
+def set_values(model: Model, plan: Plan, cost_ns: int) -> None:
     """Give every variable of the model its value in a plan."""
     sets, m, unit = model.sets, model.pyomo, model.unit_ns
-    moved = {out for out in sets.gone if out in starts}
-    starts = dict(starts)
+    moved = {out for out in sets.gone if out in plan.starts}
+    starts = dict(plan.starts)
     for out in sets.gone:
         forward = out._replace(kind=F)
         end = starts[forward] + sets.dur(forward)
         starts.setdefault(out, end)
         starts.setdefault(out._replace(kind=R), end)
 
+    def dur(op: Op) -> int:
+        one = plan.chosen.get(op[1:])
+        return sets.dur(op) if one is None else one.durations[op.kind]
+
     def over(a: Op, q: Op) -> bool:
-        return starts[a] + sets.dur(a) <= starts[q]
+        return starts[a] + dur(a) <= starts[q]
+
+    def place(op: Op) -> tuple[int, int, bool, Op]:
+        return starts[op], starts[op] + dur(op), op.kind is C, op  # what releases goes first
 
     def first(a: Op, b: Op) -> bool:
-        return (starts[a], starts[a] + sets.dur(a), a) < (starts[b], starts[b] + sets.dur(b), b)
+        return place(a) < place(b)
 
     def goes(op: Op) -> bool:
         return op.kind in KINDS or op._replace(kind=O) in moved
@@ -75,56 +119,84 @@ def set_values(model: Model, starts: dict[Op, int], cost_ns: int) -> None:
     for op in sets.ops:
         give(m.t[str(op)], starts[op] / unit)
     for out in sets.gone:
-        give(m.x[str(out)], out in moved)
+        if not sets.choices_of(out):
+            give(m.x[str(out)], out in moved)
+    for f in sets.treated:
+        for one in sets.choices_of(f):
+            give(m.u[str(f), one.name], one is plan.chosen[f[1:]])
     for a, b in sets.pairs:
         give(m.y[str(a), str(b)], first(a, b))
     for a, b in sets.ways:
         give(m.y[str(a), str(b)], goes(a) and goes(b) and first(a, b))
     for a, q in sets.releases:
         give(m.z[str(a), str(q)], goes(a) and over(a, q))
-    for back, f in sets.overtakes:
-        give(m.r[str(back), str(f)], goes(back) and starts[back] <= starts[f])
+    for back, q in sets.overtakes:
+        give(m.r[str(back), str(q)], goes(back) and starts[back] <= starts[q])
     for a, b in sets.pinned:
-        give(m.g[str(a), str(b)], goes(a) and goes(b) and starts[a] <= starts[b])
+        counts = goes(a) and goes(b) and starts[a] <= starts[b]
         away = goes(a) and goes(b) and over(a._replace(kind=R), b)
+        give(m.g[str(a), str(b)], counts)
         give(m.h[str(a), str(b)], away)
+        if sets.choices_of(a):
+            give(m.n[str(a), str(b)], plan.chosen[a[1:]].away if counts and not away else 0)
+    for held, floors in model.floors:
+        give(held, max(0.0, *(_value(floor) for floor in floors)))
     if sets.span and sets.mode != "all":
         for d in sets.devices:
             begins = min(starts[op] for op in sets.of(F, sets.first_stage(d)))
             give(m.first[d], begins / unit)
 
 
-def earliest(model: Model) -> dict[Op, int] | None:
+def _value(expression: Any) -> float:
+    """What an expression comes to; numbers come to themselves."""
+    return float(expression if isinstance(expression, int | float) else expression())
+
+
+def decided(model: Model) -> dict[Activation, Choice]:
+    """How the model's binaries treat each activation that has choices."""
+    u = model.pyomo.u
+    return {
+        f[1:]: max(model.sets.choices_of(f), key=lambda one: _value(u[str(f), one.name]))
+        for f in model.sets.treated
+    }
+
+
+def earliest(model: Model) -> Plan | None:
     """The earliest starts (ns) that the model's binaries allow; of its times nothing is used, so
     that no tolerance of the solver is in them. None where its orders contradict one another."""
-    sets, m = model.sets, model.pyomo
+    sets, m, chosen = model.sets, model.pyomo, decided(model)
 
     def one(expression: Any) -> bool:
-        value = expression if isinstance(expression, int) else expression()
-        return bool(value > 0.5)
+        return _value(expression) > 0.5
+
+    def dur(op: Op) -> int:
+        choice = chosen.get(op[1:])
+        return sets.dur(op) if choice is None else choice.durations[op.kind]
+
+    moved = {out for out in sets.gone if one(model.moved(out))}
 
     def edges() -> Iterable[tuple[Op, Op, int]]:
-        yield from sets.flow
+        for a, b, latency in sets.flow:
+            yield a, b, dur(a) + latency
         for a, b in sets.pairs + sets.borrowing:
-            yield (a, b, sets.dur(a)) if one(model.order(a, b)) else (b, a, sets.dur(b))
-        for out in sets.gone:
-            if one(m.x[str(out)]):
-                f, back, b = (out._replace(kind=kind) for kind in (F, R, B))
-                yield from ((f, out, sets.dur(f)), (out, back, sets.dur(out)))
-                yield back, b, sets.dur(back)
+            yield (a, b, dur(a)) if one(model.order(a, b)) else (b, a, dur(b))
+        for out in moved:
+            f, back = out._replace(kind=F), out._replace(kind=R)
+            yield from ((f, out, dur(f)), (out, back, dur(out)))
+            yield back, sets.after_reload(out), dur(back)
         for a, b in sets.ways:
             if one(m.y[str(a), str(b)]):
-                yield a, b, sets.dur(a)
+                yield a, b, dur(a)
         for a, q in sets.releases:
             if one(m.z[str(a), str(q)]):
-                yield a, q, sets.dur(a)
-        for back, f in sets.overtakes:
-            if one(m.x[str(back._replace(kind=O))]):
-                yield (back, f, 0) if one(m.r[str(back), str(f)]) else (f, back, 0)
+                yield a, q, dur(a)
+        for back, q in sets.overtakes:
+            if back._replace(kind=O) in moved:
+                yield (back, q, 0) if one(m.r[str(back), str(q)]) else (q, back, 0)
         for a, b in sets.pinned:
             if one(m.h[str(a), str(b)]):
-                yield a._replace(kind=R), b, sets.dur(a._replace(kind=R))
-            if one(m.x[str(a)]) and one(m.x[str(b)]) and not one(m.g[str(a), str(b)]):
+                yield a._replace(kind=R), b, dur(a._replace(kind=R))
+            if {a, b} <= moved and not one(m.g[str(a), str(b)]):
                 yield b, a, model.tick_ns
 
     number = {op: at for at, op in enumerate(sets.ops)}
@@ -143,19 +215,26 @@ def earliest(model: Model) -> dict[Op, int] | None:
         time = later
     else:
         return None
-    moved = {out for out in sets.gone if one(m.x[str(out)])}
-    return {
-        op: int(time[at])
-        for op, at in number.items()
-        if op.kind in KINDS or op._replace(kind=O) in moved
-    }
+    there = {op for op in sets.ops if op.kind in KINDS or op._replace(kind=O) in moved}
+    return Plan({op: int(time[number[op]]) for op in there}, chosen)
 
 
-def scheduled(problem: Problem, starts: dict[Op, int]) -> tuple[Schedule, Trace] | None:
+def scheduled(problem: Problem, plan: Plan) -> tuple[Schedule, Trace] | None:
     """The schedule of a timing and its replay, with B and W fused where that is better; None where
     the replay cannot go on or breaks the host limit, as it may start copies earlier."""
-    schedule = schedule_from_times(problem, starts)
-    found = [(one, problem.keeps(one)) for one in (schedule, _fused(problem, schedule)) if one]
+    starts = dict(plan.starts)
+    levels = np.zeros((problem.shape.stages, problem.microbatches), np.int64)
+    for (s, j), one in plan.chosen.items():
+        levels[s, j] = one.level
+        if not one.apart:
+            del starts[Op(C, s, j)]
+        if one.fused:
+            starts[Op(BW, s, j)] = starts.pop(Op(B, s, j))
+            del starts[Op(W, s, j)]
+    named = named_levels(problem.profile, levels)
+    ways = [starts, _fused(problem, starts)]
+    schedules = [schedule_from_times(problem, way, named) for way in ways if way is not None]
+    found = [(one, problem.keeps(one)) for one in schedules]
     good = [(trace.cost_ns, at) for at, (_, trace) in enumerate(found) if trace is not None]
     if not good:
         return None
@@ -164,22 +243,15 @@ def scheduled(problem: Problem, starts: dict[Op, int]) -> tuple[Schedule, Trace]
     return schedule, trace
 
 
-def _fused(problem: Problem, schedule: Schedule) -> Schedule | None:
-    """The schedule with BW for each W right behind its B, where BW is cheaper; None without any."""
-    stages = problem.profile.stages
-    cheap = {s for s, cost in enumerate(stages) if cost.fused_ns < cost.t_b_ns + cost.t_w_ns}
-    if not cheap:
-        return None
-    programs: list[list[Op]] = []
-    for program in schedule.programs:
-        compute = [op for op in program if op.kind in COMPUTE]
-        both = {
-            b
-            for b, w in pairwise(compute)
-            if (b.kind, w.kind) == (B, W) and b[1:] == w[1:] and b.stage in cheap
-        }
-        gone = {b._replace(kind=W) for b in both}
-        programs.append(
-            [op._replace(kind=BW) if op in both else op for op in program if op not in gone]
-        )
-    return schedule.replace(programs=programs)
+def _fused(problem: Problem, starts: dict[Op, int]) -> dict[Op, int] | None:
+    """The timing with BW for each W right behind its B, where BW is cheaper; None without any."""
+    fused = dict(starts)
+    for s, cost in enumerate(problem.profile.stages):
+        if cost.fused_ns >= cost.t_b_ns + cost.t_w_ns:
+            continue
+        for j in range(problem.microbatches):
+            b, w = Op(B, s, j), Op(W, s, j)
+            if b in starts and starts[w] == starts[b] + min(cost.t_b_ns, cost.fused_ns):
+                fused[Op(BW, s, j)] = fused.pop(b)
+                del fused[w]
+    return None if len(fused) == len(starts) else fused

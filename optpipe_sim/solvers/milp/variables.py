@@ -3,25 +3,29 @@
 Names (times in units of `Model.unit_ns`):
 
     C            the cost
-    t[op]        start of F, B, W, and of O and R of what may be offloaded
-    x[O]         1: this activation is offloaded (named by its O)
+    t[op]        start of F, B, W; of C where there are choices; of O and R of what may be offloaded
+    x[O]         1: this activation is offloaded (named by its O); where there are no choices
+    u[F, choice] 1: this activation (named by its F) is treated so: `choices.Choice`
     y[a, b]      compute ops of one device: 1: a before b, 0: b before a
     y[a, b]      transfers that share an engine or link, either way round: 1: both take place, a first
-    z[a, q]      1: release a (end of an O, B, W) is over when allocation q (an F or R) starts
-    r[R, F]      1: the reload takes place and takes its memory no later than the F starts
+    z[a, q]      1: release a (end of an O, F, B, W) is over when allocation q (F, R, C, B) starts
+    r[R, q]      1: the reload takes place and takes its memory no later than q (F, C, B) starts
+    l[F, q]      bytes that an activation with choices (named by its F) holds at allocation q
     g[a, b]      1: offload a counts against the pinned host memory when offload b starts
     h[a, b]      1: the reload of a has ended by then
+    n[a, b]      bytes that an offload with choices takes of the pinned memory when b starts
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 from ...errors import OptPipeError
 from ...ops import B, F, O, Op, R
+from .choices import Choice
 from .sets import Sets
 from .windows import Windows
 
@@ -47,6 +51,7 @@ class Model:
         pyomo: the model.
         unit_ns: ns in a unit of its times.
         tick_ns: the common measure of all durations.
+        floors: per variable l, what it is no less than.
     """
 
     sets: Sets
@@ -54,6 +59,14 @@ class Model:
     pyomo: Any
     unit_ns: float
     tick_ns: int
+    floors: list[tuple[Any, list[Any]]] = field(default_factory=list)
+
+    def hold(self, f: Op, q: Op, least: Iterable[Any], grain: float) -> Iterator[Any]:
+        """Rows: activation f holds no less than each of `least`, in bytes, at allocation q."""
+        held, floors = self.pyomo.l[str(f), str(q)], [one / grain for one in least]
+        self.floors.append((held, floors))
+        for floor in floors:
+            yield held >= floor
 
     def order(self, a: Op, b: Op) -> Any:
         """1 if a runs before b, for compute ops of one device: a number or an expression."""
@@ -75,21 +88,37 @@ class Model:
             return z[key]
         if key in y and a.kind is O:
             return y[key]
-        return self.order(a, q) if q.kind is F and a.kind is not O else 0
+        return self.order(a, q) if q.kind is not R and a.kind is not O else 0
+
+    def chosen(self, op: Op, value: Callable[[Choice], float]) -> Any:
+        """What the choice for the activation of `op` comes to: a number or an expression."""
+        worth = [(one, value(one)) for one in self.sets.choices_of(op)]
+        if len({amount for _, amount in worth}) == 1:
+            return worth[0][1]
+        name, u = str(op._replace(kind=F)), self.pyomo.u
+        return sum(amount * u[name, one.name] for one, amount in worth if amount)
+
+    def duration(self, op: Op) -> Any:
+        """ns that the op takes, a transfer where it takes place; a number or an expression."""
+        if not self.sets.choices_of(op):
+            return self.sets.dur(op)
+        return self.chosen(op, lambda one: one.durations[op.kind])
 
     def moved(self, op: Op) -> Any:
         """1 if the activation of `op` is offloaded."""
+        if self.sets.choices_of(op):
+            return self.chosen(op, lambda one: int(one.moved))
         return self.pyomo.x[str(op._replace(kind=O))]
 
     def taken(self, a: Op, q: Op, here: Any) -> Any:
         """1 if allocation a comes no later than allocation q, which takes place if `here` is 1."""
-        if a.kind is F and q.kind is F:
+        if a.kind is not R and q.kind is not R:
             return self.order(a, q)
         if a.kind is R and q.kind is R:
             return self.pyomo.y[str(a), str(q)]
-        back, forward = (a, q) if a.kind is R else (q, a)
-        key = str(back), str(forward)
-        overtakes: Any = 0  # precedence puts the F first
+        back, other = (a, q) if a.kind is R else (q, a)
+        key = str(back), str(other)
+        overtakes: Any = 0  # precedence puts the other first
         if key in self.pyomo.r:
             overtakes = self.pyomo.r[key]
         return overtakes if a.kind is R else here - overtakes
@@ -118,12 +147,17 @@ def add_variables(model: Model, pyo: Any, upper_ns: int, lower_ns: int) -> None:
     )
     bounds = {str(op): (frame.early[op] / unit, frame.late[op] / unit) for op in sets.ops}
     m.t = pyo.Var(list(bounds), bounds=lambda _, op: bounds[op])
-    m.x = pyo.Var([str(op) for op in sets.gone], domain=pyo.Binary)
+    m.x = pyo.Var([str(op) for op in sets.gone if not sets.choices_of(op)], domain=pyo.Binary)
+    ways = [(str(op), one.name) for op in sets.treated for one in sets.choices_of(op)]
+    m.u = pyo.Var(ways, domain=pyo.Binary)
     m.y = pyo.Var(named(sets.pairs + sets.ways), domain=pyo.Binary)
     m.z = pyo.Var(named(sets.releases), domain=pyo.Binary)
     m.r = pyo.Var(named(sets.overtakes), domain=pyo.Binary)
+    m.l = pyo.Var(named(sets.holdings), domain=pyo.NonNegativeReals)
     m.g = pyo.Var(named(sets.pinned), domain=pyo.Binary)
     m.h = pyo.Var(named(sets.pinned), domain=pyo.Binary)
+    sized = [(a, b) for a, b in sets.pinned if sets.choices_of(a)]
+    m.n = pyo.Var(named(sized), domain=pyo.NonNegativeReals)
     if sets.span and sets.mode != "all":
         m.first = pyo.Var(list(sets.devices), bounds=(0, max(frame.deadlines) / unit))
     m.least = pyo.Objective(expr=m.C)
@@ -143,8 +177,13 @@ def fix_decided(model: Model) -> None:
         elif never(a, b, sets.dur(a)):
             m.y[str(a), str(b)].fix(0)
     for out in sets.gone:
-        if never(out, out, 0):
+        if not never(out, out, 0):
+            continue
+        if not sets.choices_of(out):
             m.x[str(out)].fix(0)
+        for one in sets.choices_of(out):
+            if one.moved:
+                m.u[str(out._replace(kind=F)), one.name].fix(0)
     for a, b in sets.ways:
         if never(a, b, sets.dur(a)):
             m.y[str(a), str(b)].fix(0)

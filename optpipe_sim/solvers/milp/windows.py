@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...ops import B, F, O, Op, R
-from .sets import KINDS, Sets
+from ...ops import F, O, Op, R
+from .precedence import KINDS
+from .sets import Sets
 
 
 class Windows(NamedTuple):
@@ -17,21 +18,17 @@ class Windows(NamedTuple):
     sure: dict[Op, tuple[int, int]]
     deadlines: list[int]
 
-    def before(self, sets: Sets, a: Op, b: Op) -> bool:
-        """Whether a cannot come after b in time."""
-        return self.sure[b][0] + sets.dur(b) > self.sure[a][1]
-
-    def slack(self, sets: Sets, a: Op, b: Op) -> int:
-        """The least M for which start(b) >= end(a) - M says nothing."""
-        return self.late[a] + sets.dur(a) - self.early[b]
-
 
 def serial_ns(sets: Sets) -> int:
     """Every op and message after the other: no best schedule takes longer, whatever it orders,
     since each of its ops starts at 0 or when something it waits for is over."""
     costs = sets.problem.profile
     latencies = sum(2 * sets.latency(s, s + 1) for s in sets.stages[:-1])
-    per_microbatch = sum(int(costs.durations_ns[kind].sum()) for kind in (*KINDS, O, R))
+    per_microbatch = sum(
+        max(sets.longest(Op(kind, s, 0)), int(costs.durations_ns[kind, s]))
+        for kind in (*KINDS, O, R)
+        for s in sets.stages
+    )
     return sets.m * (per_microbatch + latencies)
 
 
@@ -39,15 +36,15 @@ def windows(sets: Sets, upper_ns: int) -> Windows:
     """The windows by data flow and by what else the op's own device must do before and after it."""
     masks = {
         (kind, s): sum(1 << sets._bit[op] for op in sets.of(kind, s))
-        for kind in KINDS
         for s in sets.stages
+        for kind in sets.kinds_of(s)
     }
 
     def load(ops: int, d: int) -> int:
         return sum(
             (ops & masks[kind, s]).bit_count() * sets.durations[kind][s]
-            for kind in KINDS
             for s in sets.stages_of(d)
+            for kind in sets.kinds_of(s)
         )
 
     before = dict.fromkeys(sets.ops, 0)
@@ -76,7 +73,7 @@ def windows(sets: Sets, upper_ns: int) -> Windows:
             late[Op(F, sets.first_stage(d), 0)] = first[d]
     sure = {op: (early[op], late[op]) for op in sets.ops}
     for out in sets.gone:
-        forward, back, then = (out._replace(kind=kind) for kind in (F, R, B))
+        forward, back, then = out._replace(kind=F), out._replace(kind=R), sets.after_reload(out)
         soon, limit = early[forward] + sets.dur(forward), late[then] - sets.dur(back)
         sure[out] = (soon, limit - sets.dur(out))
         sure[back] = (soon + sets.dur(out), limit)

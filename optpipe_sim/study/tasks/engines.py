@@ -15,7 +15,7 @@ from ...schedules.adaoffload.adaoffload import adaoffload
 from ...solvers.anneal.search import search
 from ...solvers.cpsat.engine import solve_cpsat
 from ...solvers.milp.engine import MOST_ROWS, solve_milp
-from ...solvers.milp.sets import MilpOptions
+from ...solvers.milp.options import MilpOptions
 from ...solvers.milp.size import size_formula
 from ...solvers.problem import Problem, make_problem
 from ...solvers.result import SolveResult, make_result

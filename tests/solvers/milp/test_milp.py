@@ -20,7 +20,8 @@ from optpipe_sim.profile import Offload
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.solvers.milp.engine import solve_milp, write_model
 from optpipe_sim.solvers.milp.model import build_model
-from optpipe_sim.solvers.milp.sets import MilpOptions, Sets
+from optpipe_sim.solvers.milp.options import MilpOptions
+from optpipe_sim.solvers.milp.sets import Sets
 from optpipe_sim.solvers.milp.size import size_formula
 from optpipe_sim.solvers.milp.solvers import matrix
 from optpipe_sim.solvers.milp.times import earliest, plan, scheduled, set_values
