@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from ..profile import CostProfile
 from ..stage_cost import StageCost
-from .chains import Chains, Drain, knapsack, pending_w_ways
+from .chains import Chains, Drain, knapsack, least_drains, pending_w_ways
 from .ends import after_last_forward, relief_of_one, wait_of_many, waits_of_one
 from .relaxed import relaxed, relaxed_cost
 from .relief import (
@@ -205,7 +205,7 @@ def fill_and_drain_parts(
             )
         part = Parts(d, head, wait, microbatches * chains.work(stages), after)
         if profile.sending_ns:
-            lost = min(one.extra_ns + max(0, tail - one.weights_ns) for one in drains)
+            lost = least_drains(tail, drains)[1]
             sending = _with_sends(chains, part, stages, microbatches, first_back, lost)
             part = max(part, sending, key=lambda each: each.ns)
         parts.append(part)
@@ -251,8 +251,7 @@ def _one_stage(
     delay = first_back - head - cost.t_f_ns
     offloads = profile.offload is not None
     last = after_last_forward(cost, microbatches, capacity, delay, tail, drains, offloads)
-    plain = min(max(0, tail - one.weights_ns) for one in drains)
-    lost = min(one.extra_ns + max(0, tail - one.weights_ns) for one in drains)
+    plain, lost = least_drains(tail, drains)
     relief = relief_of_one(profile, s, waits, capacity, head)
     after = []
     for n, (wait, relieved) in enumerate(zip(waits, relief, strict=False), 1):
@@ -272,8 +271,7 @@ def _many_stages(
     drains: Sequence[Drain],
 ) -> tuple[int, int]:
     """As `_one_stage`, for several: what is recomputed counts before the first backward or after the last."""
-    plain = min(max(0, tail - one.weights_ns) for one in drains)
-    lost = min(one.extra_ns + max(0, tail - one.weights_ns) for one in drains)
+    plain, lost = least_drains(tail, drains)
     relieved = wait_of_many(profile, stages, microbatches, capacity, head, first_back)
     if lost == plain:
         return relieved, plain

@@ -121,6 +121,13 @@ def pending_w_ways(
     return ways or [Drain(0, True, 0, sum(every))]  # no limit, or one that nothing keeps
 
 
+def least_drains(tail: int, drains: Sequence[Drain]) -> tuple[int, int]:
+    """What a device idles after its last backward at least, of a `tail` that its W's fill, in ns; and what it
+    idles then or recomputes in that backward."""
+    idle = [max(0, tail - one.weights_ns) for one in drains]
+    return min(idle), min(one.extra_ns + ns for one, ns in zip(drains, idle, strict=True))
+
+
 def knapsack(items: Iterable[tuple[int, int]], room: int) -> int:
     """The most value of (value, size) items, cut at will, that fits; rounded down, as what it
     bounds is whole."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from ..profile import CostProfile
 from ..stage_cost import StageCost
-from .chains import Drain, back_ns, knapsack
+from .chains import Drain, back_ns, knapsack, least_drains
 from .relaxed import relaxed_cost
 from .relief import copy_rate, least_ns, steps
 
@@ -131,8 +131,7 @@ def after_last_forward(
         drains: see `chains.pending_w_ways`.
     """
     again = max([0, *(level.t_ns for level in cost.recompute)])
-    drained = min(max(0, tail - one.weights_ns) for one in drains)
-    lost = min(one.extra_ns + max(0, tail - one.weights_ns) for one in drains)
+    drained, lost = least_drains(tail, drains)
     small = relaxed_cost(cost)
     if capacity < small.act_bytes:
         return LastForward(0, 0, 0)

@@ -10,20 +10,13 @@ from ..ops import OpKind
 from ..plot.style import KIND_NAMES, LIMIT, shade
 from ..reasons.explain import hints, path_parts
 from ..trace import CAUSES, Trace
+from ..trace.waits import MEANINGS
 from ..units import counted, format_size, format_time
 from .columns import TraceColumns
 from .lanes import CAUSE_COLOURS, CAUSE_PATTERNS, MARK, MEMORY_COLOUR, OTHER
 from .markup import Cell, folded, items, table, tiles
 
 MOST_GAPS = 100  # in the table; as many as `explain --json` lists
-MEANINGS = {
-    "fill": "before the first op",
-    "neighbour": "for a neighbour's op",
-    "communication": "for a message",
-    "reload": "for a reload",
-    "memory": "for memory",
-    "drain": "after the last op",
-}
 _HATCH = {
     " ": "none",
     "/": "repeating-linear-gradient(135deg,#808080 0 1px,transparent 1px 4px)",

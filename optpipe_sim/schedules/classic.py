@@ -56,6 +56,17 @@ def one_f_one_b(profile: CostProfile, microbatches: int) -> Schedule:
     return Schedule(costs.shape(microbatches), programs)
 
 
+def one_f_one_b_of(
+    profile: CostProfile, microbatches: int, chunks: int | None, group: int | None = None
+) -> Schedule:
+    """1F1B on as many chunks as given (by default the profile's): if there are several, interleaved in
+    groups of `group` microbatches."""
+    chunks = profile.chunks if chunks is None else chunks
+    if chunks == 1:
+        return one_f_one_b(profile, microbatches)
+    return interleaved_1f1b(profile, microbatches, chunks, group)
+
+
 def interleaved_1f1b(
     profile: CostProfile, microbatches: int, chunks: int | None = None, group: int | None = None
 ) -> Schedule:

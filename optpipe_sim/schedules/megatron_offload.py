@@ -16,7 +16,7 @@ from ..errors import InvalidSchedule
 from ..ops import BW, F, O, Op, R
 from ..profile import CostProfile
 from ..schedule import Schedule
-from .classic import interleaved_1f1b, one_f_one_b
+from .classic import one_f_one_b_of
 
 
 def megatron_offload(
@@ -68,14 +68,9 @@ def megatron_offload(
         raise InvalidSchedule(f"delta: must be at least 0 bytes, got {delta}")
     if not 0 <= fraction <= 1:
         raise InvalidSchedule(f"fraction: must be from 0 to 1, got {fraction}")
-    chunks = profile.chunks if chunks is None else chunks
-    if chunks == 1 and group is not None:
+    if group is not None and (profile.chunks if chunks is None else chunks) == 1:
         raise InvalidSchedule(f"group={group}: one chunk has no groups; leave it out")
-    base = (
-        one_f_one_b(profile, microbatches)
-        if chunks == 1
-        else interleaved_1f1b(profile, microbatches, chunks, group)
-    )
+    base = one_f_one_b_of(profile, microbatches, chunks, group)
     moved = [cost.offloadable for cost in profile.for_shape(base.shape).stages]
     programs = []
     for rank, program in enumerate(base.programs):

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..bounds.bounds import naive
 from ..errors import OptPipeError
 from ..op_costs import op_costs, treatments
 from ..ops import B, F, O, R
@@ -60,13 +61,13 @@ class _Order(NamedTuple):
 
 
 def levels_of(problem: Problem, best_ns: float = float("inf")) -> list[str]:
-    """The levels at which a problem may recompute every activation without the work alone taking
-    `best_ns` already."""
+    """The levels at which a problem may recompute every activation and yet, as far as the work tells, cost
+    less than `best_ns`."""
     if not problem.may_recompute:
         return []
-    stages = problem.profile.stages
-    levels = dict.fromkeys(level.name for cost in stages for level in cost.recompute)
-    return [name for name in levels if _work_ns(problem, name) < best_ns]
+    profile, m, objective = problem.profile, problem.microbatches, problem.objective
+    levels = dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
+    return [name for name in levels if naive(at_level(profile, name), m, objective) < best_ns]
 
 
 def ways_of(problem: Problem, best_ns: float = float("inf")) -> list[Way | None]:
@@ -85,17 +86,6 @@ def both_ways(built: Iterable[tuple[str, Schedule]]) -> Iterator[tuple[str, Sche
     for name, schedule in built:
         yield name, schedule
         yield f"{name},apart=yes", taken_apart(schedule)
-
-
-def _work_ns(problem: Problem, level: str) -> int:
-    """What the busiest device computes where every activation is recomputed at a level, ns."""
-    profile = problem.profile
-    busy = [0] * profile.devices
-    for device, cost in zip(profile.placement, profile.stages, strict=True):
-        found = cost.level(level)
-        backward = min(cost.fused_ns, cost.t_b_ns + cost.t_w_ns)
-        busy[device] += cost.t_f_ns + backward + (0 if found is None else found.t_ns)
-    return problem.microbatches * max(busy)
 
 
 def grouped_variants(

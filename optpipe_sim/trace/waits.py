@@ -8,7 +8,16 @@ import numpy as np
 
 from ..ops import R
 
-WAITS = ("fill", "neighbour", "communication", "reload", "memory")
+# what a device idles for, by cause
+MEANINGS = {
+    "fill": "before the first op",
+    "neighbour": "for a neighbour's op",
+    "communication": "for a message",
+    "reload": "for a reload",
+    "memory": "for memory",
+    "drain": "after the last op",
+}
+WAITS = ("fill", "neighbour", "communication", "reload", "memory")  # before an op
 
 
 def waits_before_ops(trace: Any) -> dict[str, np.ndarray]:

@@ -11,6 +11,7 @@ from exhaustive import least_cost
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from strategies import SEEDS, cases, limited, that_fits
+from tiny_cases import tiny_with_levels
 
 from optpipe_sim import CostProfile, Schedule
 from optpipe_sim.bounds.bounds import fill_and_drain, lower_bound, naive, one_microbatch, residency
@@ -44,51 +45,11 @@ def assert_below(problem: Problem, cost_ns: int) -> None:
     assert not above, f"above {cost_ns}: {problem}"
 
 
-def tiny(random: Random) -> tuple[CostProfile, int]:
-    """A profile with scarce memory and levels that an exhaustive search can do, and m."""
-    devices, chunks, microbatches = random.choice(((1, 1, 2), (1, 1, 3), (2, 1, 2), (1, 2, 1)))
-
-    def stage() -> StageCost:
-        act = random.choice((2, 4, 6))
-        keep = random.choice((0, 1, act // 2))
-        work = random.choice((None, 0, (act - keep) // 2))
-        levels = [
-            RecomputeLevel("light", random.randint(1, 3), keep, work, random.choice((None, 1)))
-        ]
-        if devices * chunks * microbatches <= 2 and keep:
-            levels.append(RecomputeLevel("full", random.randint(2, 4), 0))
-        return StageCost(
-            t_f_ns=random.randint(1, 4),
-            t_b_ns=random.randint(1, 4),
-            t_w_ns=random.choice((0, 2, 3)),
-            t_bw_ns=random.choice((None, None, random.randint(1, 5))),
-            act_bytes=act,
-            w_bytes=random.choice((0, act // 2, act)),
-            offload_bytes=random.choice((None, act // 2)),
-            t_offload_ns=random.randint(0, 5),
-            t_reload_ns=random.randint(0, 5),
-            recompute=tuple(levels),
-        )
-
-    profile = CostProfile(
-        "tiny",
-        devices,
-        tuple(stage() for _ in range(devices * chunks)),
-        chunks,
-        latency_ns=random.choice((0, 1, 3)),
-        occupancy_ns=random.choice((0, 2)),
-        links=random.choice(("latency", "blocking")),
-        offload=Offload(random.choice(("separate", "shared"))) if random.random() < 0.6 else None,
-    )
-    limit = tuple(least + random.choice((0, 0, 1, 2, 4)) for least in profile.least_limits)
-    return replace(profile, memory_limit=limit), microbatches
-
-
 def test_no_bound_is_above_the_least_cost_of_tiny_problems_with_levels() -> None:
     solved = met = 0
     for seed in range(36):
         random = Random(seed)
-        profile, microbatches = tiny(random)
+        profile, microbatches = tiny_with_levels(random)
         problem = make_problem(profile, microbatches, objective=random.choice(OBJECTIVES))
         try:
             least = least_cost(problem, 300)

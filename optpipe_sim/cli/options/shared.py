@@ -39,6 +39,19 @@ def add_limit(parser: ArgumentParser) -> None:
     )
 
 
+def add_problem(parser: ArgumentParser) -> None:
+    """A profile, ``-m`` and ``--memory-limit``: what a search or a comparison is about."""
+    add_profile(parser)
+    add_microbatches(parser, required=True)
+    add_limit(parser)
+
+
+def add_schedule_problem(parser: ArgumentParser) -> None:
+    """``-m`` and ``--memory-limit`` for one schedule by name or file."""
+    add_microbatches(parser, "needed with a name; a file says it itself")
+    add_limit(parser)
+
+
 def add_objective(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--objective",
@@ -55,7 +68,8 @@ def add_report(parser: ArgumentParser, what: str) -> None:
     )
 
 
-def add_pictures(parser: ArgumentParser, which: str) -> None:
+def add_pictures(parser: ArgumentParser, which: str, page: str) -> None:
+    """``--gantt``, ``--trace`` and ``--report`` of `which` schedule; the report shows `page`."""
     parser.add_argument(
         "--gantt",
         metavar="F.png",
@@ -80,3 +94,4 @@ def add_pictures(parser: ArgumentParser, which: str) -> None:
         metavar="F.json",
         help=f"write the trace of {which} schedule for https://ui.perfetto.dev",
     )
+    add_report(parser, page)

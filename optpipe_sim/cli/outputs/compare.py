@@ -7,7 +7,6 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from rich import box
 from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
@@ -15,16 +14,17 @@ from rich.text import Text
 
 from ...study.compare import Comparison, Row
 from ...trace import CAUSES
+from ...trace.waits import MEANINGS
 from ...units import BYTE_UNITS, TIME_UNITS, format_size, format_time, size_text
 from .show import (
     CAUSE_STYLES,
-    MEANINGS,
     PIPE_WIDTH,
     Out,
     headline,
     hint,
     idle_shares,
     percent,
+    plain_table,
     program,
     written,
 )
@@ -159,7 +159,7 @@ def legend(result: Comparison) -> Text:
 
 
 def _table(result: Comparison, width: int, left_out: frozenset[str]) -> Table:
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    made = plain_table(gap=1)
     heads = [
         "schedule",
         "recompute",

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from ...ops import COMPUTE, OpKind
 from ...units import format_size, format_time
-from .show import headline, hint, line, written
+from .show import headline, hint, line, plain_table, written
 
 if TYPE_CHECKING:
     from ...profile import CostProfile
@@ -116,18 +114,11 @@ def _results(out: Out, found: Confirmation) -> None:
     line(out, "loss", f"{gradients.loss:.6g}, unpipelined {gradients.expected_loss:.6g}")
 
 
-def _table(*heads: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    for at, head in enumerate(heads):
-        table.add_column(head, justify="right" if at else "left", no_wrap=True)
-    return table
-
-
 def _ops(out: Out, found: Confirmation) -> None:
     """A row per stage: what its ops took in the median, and how much of the profile's that is."""
     rows = {(row.kind, row.stage): row for row in found.difference.kinds}
     kinds = [kind for kind in OpKind if any(kind is known for known, _ in rows)]
-    table = _table("stage", *(kind.name for kind in kinds))
+    table = plain_table("stage", *(kind.name for kind in kinds))
     for stage in sorted({stage for _, stage in rows}):
         table.add_row(
             str(stage),
@@ -148,7 +139,7 @@ def _ranks(out: Out, found: Confirmation) -> None:
     more = ("inside ops", "allocated", "reserved") if inside else ()
     weighed = any(peak.worst_op for peak in found.peaks)
     every = ("furthest off after an op",) if weighed else ()
-    table = _table(
+    table = plain_table(
         "rank", "peak beyond static: predicted", "measured", "of predicted", *every, *more
     )
     for peak in found.peaks:
@@ -178,7 +169,7 @@ def _causes(out: Out, found: Confirmation) -> None:
     difference = found.difference
     total = difference.measured.makespan_ns - difference.predicted.makespan_ns
     sign = "+" if total > 0 else ""
-    table = _table("on the critical path", f"{sign}{format_time(total)}")
+    table = plain_table("on the critical path", f"{sign}{format_time(total)}")
     for cause, time in sorted(difference.causes_ns.items(), key=lambda item: -abs(item[1])):
         name = BETWEEN.get(cause, f"{cause} ops took {'longer' if time > 0 else 'less'}")
         table.add_row(name, f"{'+' if time > 0 else ''}{format_time(time)}")

@@ -6,12 +6,10 @@ import argparse
 import shlex
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.table import Table
 from rich.text import Text
 
 from ...units import counted, format_size, format_time, size_above, size_text
-from .show import Out, hint, written
+from .show import Out, hint, plain_table, written
 
 if TYPE_CHECKING:
     from ...solvers.frontier import Frontier, Point
@@ -26,9 +24,7 @@ def show_frontier(
     head += f", {counted(curve.microbatches, 'microbatch', 'microbatches')}"
     out.print(Text("Best time by memory limit", "bold"), "on", Text(head))
     out.print()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    for name in HEADS:
-        table.add_column(name, justify="left" if name == "× published" else "right", no_wrap=True)
+    table = plain_table(*HEADS, left=["× published"])
     for point in curve.points:
         table.add_row(*_cells(point))
     out.print(table)

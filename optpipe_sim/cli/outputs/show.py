@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from ...trace import CAUSES, Trace
@@ -30,14 +32,6 @@ CAUSE_STYLES = {
     "reload": "black on #f0e442",
     "memory": "black on #cc79a7",
     "drain": "white on #0072b2",
-}
-MEANINGS = {
-    "fill": "before the first op",
-    "neighbour": "for a neighbour's op",
-    "communication": "for a message",
-    "reload": "for a reload",
-    "memory": "for memory",
-    "drain": "after the last op",
 }
 PIPE_WIDTH = 1000  # without a terminal nothing has to be cut or wrapped
 
@@ -97,6 +91,20 @@ class Out:
             yield lambda name, done, total: bar.update(
                 task, description=name, completed=done, total=total, refresh=True
             )
+
+
+def plain_table(*heads: str, left: Collection[str] = (), gap: int = 2) -> Table:
+    """An empty table without lines but one below its heads.
+
+    Args:
+        left: columns of text; by default the first. The others are aligned to the right, as numbers are.
+        gap: spaces between columns.
+    """
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, gap, 0, 0))
+    for head in heads:
+        justify: Any = "left" if head in (left or heads[:1]) else "right"
+        table.add_column(head, justify=justify, no_wrap=True)
+    return table
 
 
 def headline(profile: CostProfile, microbatches: int) -> Text:

@@ -13,7 +13,7 @@ from ...ops import BW, F, Op, OpKind
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...units import format_size
-from ..classic import interleaved_1f1b, one_f_one_b
+from ..classic import one_f_one_b_of
 
 
 class _Moment(NamedTuple):
@@ -68,12 +68,7 @@ def adapipe(
 
     Source: Sun et al., AdaPipe (ASPLOS 2024), adaptive recomputation; stages and levels as given.
     """
-    chunks = profile.chunks if chunks is None else chunks
-    base = (
-        one_f_one_b(profile, microbatches)
-        if chunks == 1
-        else interleaved_1f1b(profile, microbatches, chunks)
-    )
+    base = one_f_one_b_of(profile, microbatches, chunks)
     costs = profile.for_shape(base.shape)
     limits = costs.limits(limit)
     if limits is None:

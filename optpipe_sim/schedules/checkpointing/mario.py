@@ -13,7 +13,7 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim import simulate
 from ...trace import Trace
-from ..classic import interleaved_1f1b, one_f_one_b
+from ..classic import one_f_one_b_of
 from ..recompute import Levels, everywhere
 
 ROUNDS = 6  # of moving C's into idle time; most of what there is to gain comes with the first two
@@ -74,12 +74,7 @@ def mario(
 
     Source: Liu et al., Mario (PPoPP 2025): recomputation overlapped with bubbles.
     """
-    chunks = profile.chunks if chunks is None else chunks
-    base = (
-        one_f_one_b(profile, microbatches)
-        if chunks == 1
-        else interleaved_1f1b(profile, microbatches, chunks)
-    )
+    base = one_f_one_b_of(profile, microbatches, chunks)
     costs = profile.for_shape(base.shape)
     limits = costs.limits(limit)
     last = [cost.recompute[-1].name if cost.recompute else None for cost in costs.stages]

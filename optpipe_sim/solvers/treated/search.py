@@ -60,15 +60,7 @@ def search(
     stop: Callable[[], bool] = lambda: False,
     others: Others = no_report,
 ) -> Schedule | None:
-    """The best schedule that annealing from `starts` finds; None where none of them fits.
-
-    Args:
-        starts: schedules under the limit; each gets its share of the time, the best a second one.
-        goal_ns: stop at this cost (a proven bound).
-        evaluations: in all; None: as many as `time_limit` (seconds) allows.
-        on_incumbent: called with each better schedule and its cost in ns.
-        others: gives schedules that were found elsewhere meanwhile, to go on from where they are better.
-    """
+    """As `anneal.search.search`, over treatments too: the same arguments, and what comes back."""
     work = Workspace(problem)
     search = Visits(
         problem, work.cost_ns, pack, unpack, starts, Stop(goal_ns, time_limit, evaluations, stop)

@@ -181,19 +181,14 @@ def _table_of_points(found: Advice) -> str:
 
 def _table(found: Advice) -> Table:
     """A row per plan, the fastest first; plans as likely to be the fastest are not dimmed."""
-    from rich import box
-    from rich.table import Table
-
     from ....costs.advise.rows import limited_by
     from ....units import format_size, format_time
+    from ...outputs.show import plain_table
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     wide = [key for key in ("cp", "ep") if any(getattr(r.choice, key) > 1 for r in found.rows)]
-    left = ("recompute", "schedule", "limited by")
     heads = ["pp", "tp", *wide, "dp", "zero", "batch", "recompute", "schedule", "v"]
     heads += ["time", "tokens/s", "MFU", "memory", "limited by"]
-    for head in heads:
-        table.add_column(head, justify="left" if head in left else "right", no_wrap=True)
+    table = plain_table(*heads, left=("recompute", "schedule", "limited by"), gap=1)
     for at, row in enumerate(found.rows):
         parts = found.parts(row)
         cells: dict[str, Any] = {

@@ -157,40 +157,17 @@ def _residuals(fitted: Any) -> list[dict[str, Any]] | None:
     ]
 
 
-def show_levels(out: Out, profile: CostProfile) -> None:
-    """The levels of recomputation of a stage in the middle of the pipeline."""
-    from rich import box
-    from rich.table import Table
-
-    from ....units import format_size, format_time
-
-    stage = len(profile.stages) // 2
-    cost = profile.stages[stage]
-    if not cost.recompute:
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    for head in (f"level (stage {stage})", "recomputing", "of F", "kept F to B", "of all"):
-        table.add_column(head, justify="left" if head.startswith("level") else "right")
-    for level in cost.recompute:
-        table.add_row(
-            level.name,
-            format_time(level.t_ns),
-            f"{level.t_ns / cost.t_f_ns:.0%}",
-            format_size(level.keep_bytes),
-            f"{level.keep_bytes / cost.act_bytes:.0%}",
-        )
-    out.print(table)
-    out.print()
-
-
 def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | None) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from ....costs.models import active_parameters, parameters
     from ....units import counted, format_size, format_time
     from ...outputs.show import warn
+    from ...outputs.stages import most_chunks_text, show_levels, show_stages
+
+    def times(stage: int) -> list[str]:
+        cost = profile.stages[stage]
+        return [format_time(t) for t in (cost.t_f_ns, cost.t_b_ns, cost.t_w_ns)]
 
     meta = profile.meta
     total, active = parameters(model), active_parameters(model)
@@ -208,22 +185,7 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     )
     warn(out, profile)
     out.print()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    heads = ("stages", "layers", "F", "B", "W", "kept F to B", "to W", "O", "R", "static")
-    for head in heads:
-        table.add_column(head, justify="left" if head == "stages" else "right", no_wrap=True)
-    for first, last in runs(profile):
-        cost = profile.stages[first]
-        table.add_row(
-            str(first) if first == last else f"{first}-{last}",
-            layers_text(profile, first),
-            *(format_time(t) for t in (cost.t_f_ns, cost.t_b_ns, cost.t_w_ns)),
-            format_size(cost.act_bytes),
-            format_size(cost.w_bytes),
-            *("-" if t is None else format_time(t) for t in (cost.t_offload_ns, cost.t_reload_ns)),
-            format_size(cost.static_bytes),
-        )
-    out.print(table)
+    show_stages(out, profile, ("F", "B", "W"), times)
     out.print()
     show_levels(out, profile)
     out.print(most_chunks_text(profile))
@@ -260,22 +222,6 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         out.hint(Text(f"{saved}: the profile", "dim"))
 
 
-def layers_text(profile: CostProfile, stage: int) -> str:
-    """The layers of an estimated or measured stage: ``7 + embedding``."""
-    ends = ["embedding"] * (stage == 0) + ["head"] * (stage == len(profile.stages) - 1)
-    return " + ".join([str(profile.meta["layers_per_stage"][stage]), *ends])
-
-
-def most_chunks_text(profile: CostProfile) -> str:
-    """How far the stages divide, in a sentence."""
-    from ....units import counted
-
-    most = profile.most_chunks
-    if most is None:
-        return "stages divide anywhere"
-    return f"stages divide between layers, into at most {counted(most, 'chunk')} per device"
-
-
 def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, str]) -> None:
     """How much of the peak it could reach at most, whether any run did, and what was compared."""
     from rich.text import Text
@@ -294,14 +240,3 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
     if plausible[0] is not True:
         text = f"expect less: {plausible[1]}" if plausible[0] is False else plausible[1]
         out.print(Text(f"          {text}"), soft_wrap=True)
-
-
-def runs(profile: CostProfile) -> list[tuple[int, int]]:
-    """First and last stage of each run of equal ones."""
-    found: list[tuple[int, int]] = []
-    for at, cost in enumerate(profile.stages):
-        if found and profile.stages[found[-1][0]] == cost:
-            found[-1] = (found[-1][0], at)
-        else:
-            found.append((at, at))
-    return found

@@ -182,12 +182,10 @@ def _write(arguments: argparse.Namespace, found: Evaluation) -> dict[str, str]:
 
 
 def _show(out: Out, found: Evaluation) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from ....units import format_size, format_time
-    from ...outputs.show import warn
+    from ...outputs.show import plain_table, warn
     from .advise import mfu_words, parts_text
 
     row, question, choice = found.row, found.advice.question, found.row.choice
@@ -199,9 +197,7 @@ def _show(out: Out, found: Evaluation) -> None:
     )
     warn(out, row.profile)
     out.print()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    for head in ("", "predicted", "measured", "measured / predicted"):
-        table.add_column(head, justify="right" if head else "left", no_wrap=True)
+    table = plain_table("", "predicted", "measured", "measured / predicted")
     time, tokens = found.time_ratio, found.measured_tokens_per_s
     mfus = found.measured_mfu(), found.measured_mfu(causal=True)
     peak = found.measured_bytes

@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ...status import DONE, NO
-from .models import print_template
+from .listing import add_listing, having, print_template, show_listing
 
 if TYPE_CHECKING:
     from ....costs.machines import Machine
@@ -18,10 +17,7 @@ SUMMARY = "list the machines that go by name"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What `machines` understands."""
-    parser.add_argument(
-        "search", metavar="TEXT", nargs="*", help="only those whose name or title has all of these"
-    )
-    parser.add_argument("--sources", action="store_true", help="say where every number is from")
+    add_listing(parser, "name or title", "every number")
     parser.add_argument(
         "--template",
         nargs="?",
@@ -35,19 +31,13 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     """List them; 1 where none has what is searched for."""
     if arguments.template:
         return print_template(out, arguments.template)
-    from rich import box
-    from rich.table import Table
-
     from ....costs import load_machine, machine_names
+    from ...outputs.show import plain_table
 
-    words = [word.lower() for word in arguments.search]
-    found = [load_machine(name) for name in machine_names()]
-    found = [m for m in found if all(w in f"{m.name} {m.title}".lower() for w in words)]
+    every = map(load_machine, machine_names())
+    found = having(arguments.search, every, lambda one: f"{one.name} {one.title}")
     out.result({"machines": [_facts(one) for one in found]})
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    heads = ("machine", "bf16", "memory", "links", "network", "to host", "runs compared")
-    for head in heads:
-        table.add_column(head, justify="left" if head == "machine" else "right", no_wrap=True)
+    table = plain_table("machine", "bf16", "memory", "links", "network", "to host", "runs compared")
     for one in found:
         facts = _facts(one)
         error = facts["median_error"]
@@ -60,10 +50,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             f"{one.pcie.d2h_gb_per_s:g} GB/s" if one.pcie else "-",
             f"{facts['compared']}, median error {error:.1%}" if error is not None else "none",
         )
-    if found:
-        out.print(table)
-    else:
-        out.print(f"no machine has {' and '.join(arguments.search)}; all: optpipe-sim machines")
+    status = show_listing(out, arguments, "machine", found, table)
     if arguments.sources:
         for one in found:
             out.print()
@@ -75,7 +62,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     out.hint(
         "others: --machine FILE.yaml (machines --template); base: NAME in it takes the rest from one above"
     )
-    return DONE if found else NO
+    return status
 
 
 def _facts(machine: Machine) -> dict[str, Any]:

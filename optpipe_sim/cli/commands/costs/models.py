@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ...status import DONE, NO
+from .listing import add_listing, having, print_template, show_listing
 
 if TYPE_CHECKING:
     from ...outputs.show import Out
@@ -16,39 +16,22 @@ SUMMARY = "list the models that go by name"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What `models` understands."""
-    parser.add_argument(
-        "search", metavar="TEXT", nargs="*", help="only those whose name or source has all of these"
-    )
-    parser.add_argument("--sources", action="store_true", help="say where each shape is from")
+    add_listing(parser, "name or source", "each shape")
     parser.add_argument(
         "--template", action="store_true", help="print a commented model file, to be filled in"
     )
-
-
-def print_template(out: Out, kind: str) -> int:
-    """A commented file of that kind, which loads as it is."""
-    from ....costs.templates import template
-
-    text = template(kind)
-    out.result({"template": text})
-    if not out.json:
-        print(text, end="")
-    return DONE
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """List them; 1 where none has what is searched for."""
     if arguments.template:
         return print_template(out, "model")
-    from rich import box
-    from rich.table import Table
-
     from ....costs import load_model, model_names
     from ....costs.models import active_parameters, parameters
+    from ...outputs.show import plain_table
 
-    words = [word.lower() for word in arguments.search]
-    found = [load_model(name) for name in model_names()]
-    found = [m for m in found if all(w in f"{m.name} {m.source}".lower() for w in words)]
+    every = map(load_model, model_names())
+    found = having(arguments.search, every, lambda one: f"{one.name} {one.source}")
     out.result(
         {
             "models": [
@@ -65,9 +48,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             ]
         }
     )
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    for head in ("model", "parameters", "per token", "layers", "hidden", "experts"):
-        table.add_column(head, justify="left" if head == "model" else "right", no_wrap=True)
+    table = plain_table("model", "parameters", "per token", "layers", "hidden", "experts")
     if arguments.sources:
         table.add_column("source", overflow="fold")
     for one in found:
@@ -76,11 +57,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         cells += [str(one.layers), str(one.hidden)]
         cells.append(f"{one.experts_per_token} of {one.experts}" if one.experts else "")
         table.add_row(*cells, *([one.source] if arguments.sources else []))
-    if found:
-        out.print(table)
-    else:
-        out.print(f"no model has {' and '.join(arguments.search)}; all: optpipe-sim models")
+    status = show_listing(out, arguments, "model", found, table)
     out.hint(
         "others: --model config.json, a folder with one, or a short config (models --template)"
     )
-    return DONE if found else NO
+    return status

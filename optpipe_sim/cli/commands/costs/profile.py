@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ....errors import OptPipeError
 from ...options.kinds import MOST_REPEATS, count, count_to, whole
 from ...options.models import add_layers, add_levels, add_model, layer_list, level_list
-from .estimate import layers_text, most_chunks_text, runs, show_levels
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -149,14 +148,21 @@ def need_torch(command: str) -> None:
 
 
 def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str, str]) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
     from ....units import format_size, format_time
     from ...outputs.show import written
+    from ...outputs.stages import most_chunks_text, show_levels, show_stages
 
     meta = profile.meta
+    facts = meta["stages"]
+
+    def times(stage: int) -> list[str]:
+        cost = profile.stages[stage]
+        if fake:
+            return [f"{format_time(t)} est." for t in (cost.t_f_ns, cost.t_b_ns, cost.t_w_ns)]
+        return [_with_spread(facts[stage]["times_us"][op]) for op in ("F", "B", "W", "BW")]
+
     work, device = meta["work"], meta["device"]
     where = "fake tensors" if fake else device["name"]
     out.print(
@@ -165,27 +171,13 @@ def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str
         f" sequences of {work['seq']}, {work['microbatch']} per microbatch; {work['dtype']}",
     )
     out.print()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    ops = ("F", "B", "W") if fake else ("F", "B", "W", "BW")
-    heads = ("stages", "layers", *ops, "kept F to B", "to W", "O", "R", "static", "reserve")
-    for head in heads:
-        table.add_column(head, justify="left" if head == "stages" else "right", no_wrap=True)
-    for first, last in runs(profile):
-        cost, facts = profile.stages[first], meta["stages"][first]
-        times = [f"{format_time(t)} est." for t in (cost.t_f_ns, cost.t_b_ns, cost.t_w_ns)]
-        if not fake:
-            times = [_with_spread(facts["times_us"][op]) for op in ops]
-        table.add_row(
-            str(first) if first == last else f"{first}-{last}",
-            layers_text(profile, first),
-            *times,
-            format_size(cost.act_bytes),
-            format_size(cost.w_bytes),
-            *("-" if t is None else format_time(t) for t in (cost.t_offload_ns, cost.t_reload_ns)),
-            format_size(cost.static_bytes),
-            format_size(facts["static_bytes"]["reserve"]),
-        )
-    out.print(table)
+    show_stages(
+        out,
+        profile,
+        ("F", "B", "W") if fake else ("F", "B", "W", "BW"),
+        times,
+        ("reserve", lambda stage: format_size(facts[stage]["static_bytes"]["reserve"])),
+    )
     out.print()
     out.print(most_chunks_text(profile))
     show_levels(out, profile)

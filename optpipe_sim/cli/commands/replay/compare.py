@@ -6,14 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ...options.kinds import names, seconds, treatments
-from ...options.shared import (
-    add_limit,
-    add_microbatches,
-    add_objective,
-    add_pictures,
-    add_profile,
-    add_report,
-)
+from ...options.shared import add_objective, add_pictures, add_problem
 from ...status import DONE
 from ..examples import PROFILE
 
@@ -29,9 +22,7 @@ SUMMARY = "replay many schedules and set them side by side"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What `compare` understands."""
-    add_profile(parser)
-    add_microbatches(parser, required=True)
-    add_limit(parser)
+    add_problem(parser)
     parser.add_argument(
         "--schedules",
         metavar="A,B,C",
@@ -54,8 +45,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " with each level of recomputation (default: all that the profile has, and a level where a"
         " schedule does not fit without one)",
     )
-    add_pictures(parser, "the best")
-    add_report(parser, "every schedule by time and memory, with their lanes")
+    add_pictures(parser, "the best", "every schedule by time and memory, with their lanes")
     parser.add_argument(
         "--chart", metavar="F.png", help="draw time and peak memory of every schedule"
     )

@@ -5,12 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ...options.shared import (
-    add_limit,
-    add_microbatches,
-    add_profile,
-    add_schedule,
-)
+from ...options.shared import add_profile, add_schedule, add_schedule_problem
 from ...status import DONE, NO
 from ..examples import PROFILE
 
@@ -45,8 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         choices=("flush", "span"),
         help="what counts as the time (default: what the schedule was solved for, or flush)",
     )
-    add_microbatches(parser, "needed with a name; a file says it itself")
-    add_limit(parser)
+    add_schedule_problem(parser)
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidSchedule, OptPipeError
 from ...options.models import layer_list
-from ...options.shared import add_limit, add_microbatches, add_profile, add_schedule
+from ...options.shared import add_profile, add_schedule, add_schedule_problem
 from ...status import DONE
 from ..examples import PROFILE
 from . import export_plan
@@ -74,8 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="decoder layers of each stage, in model order (default: what the profile says)",
     )
     export_plan.add_options(parser)
-    add_microbatches(parser, "needed with a name; a file says it itself")
-    add_limit(parser)
+    add_schedule_problem(parser)
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:

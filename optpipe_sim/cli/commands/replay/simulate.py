@@ -6,14 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ....errors import NoSolution, OutOfMemory
-from ...options.shared import (
-    add_limit,
-    add_microbatches,
-    add_objective,
-    add_pictures,
-    add_profile,
-    add_report,
-)
+from ...options.shared import add_objective, add_pictures, add_profile, add_schedule_problem
 from ...status import DONE, NO
 from ..examples import PROFILE
 
@@ -34,8 +27,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME_OR_FILE",
         help="a schedule by name, options after a colon (gis:group=6), or a schedule file (.json)",
     )
-    add_microbatches(parser, "needed with a name; a file says it itself")
-    add_limit(parser)
+    add_schedule_problem(parser)
     add_objective(parser)
     parser.add_argument(
         "--engine",
@@ -43,8 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="replay",
         help="what replays: compiled (replay), or the discrete-event simulator; the same times",
     )
-    add_pictures(parser, "the")
-    add_report(parser, "the schedule, its memory and why it waits")
+    add_pictures(parser, "the", "the schedule, its memory and why it waits")
     parser.add_argument("--save", metavar="S.json", help="write the schedule")
 
 

@@ -6,8 +6,9 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
-from ...options.kinds import MOST_REPEATS, count, count_to, share, size, whole
+from ...options.kinds import MOST_REPEATS, count, count_to, share, whole
 from ...options.models import layer_list
+from ...options.shared import add_profile, add_schedule, add_schedule_problem
 from ...status import DONE, NO
 
 if TYPE_CHECKING:
@@ -23,12 +24,8 @@ MODES = ("synthetic", "gradient", "replay", "loop")
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What `confirm` understands."""
-    parser.add_argument(
-        "schedule", metavar="SCHEDULE", help="a schedule file (.json), or a name, with -m"
-    )
-    parser.add_argument(
-        "profile", metavar="PROFILE", help="profile of costs; best one that `profile` has written"
-    )
+    add_schedule(parser)
+    add_profile(parser, help="profile of costs; best one that `profile` has written")
     parser.add_argument(
         "--mode",
         required=True,
@@ -44,40 +41,23 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default="cpu",
         help="where replay and loop run (default: cpu; cuda is written, but not yet confirmed on one)",
     )
-    parser.add_argument(
-        "-m",
-        "--microbatches",
-        metavar="M",
-        type=count,
-        help="microbatches per iteration; needed with a name; a file says it itself",
-    )
-    parser.add_argument(
-        "--memory-limit",
-        metavar="SIZE",
-        type=size,
-        help="per device: 40GiB, 512MiB, 200B or plain bytes; default: the profile's own",
-    )
-    parser.add_argument(
-        "--iterations",
-        type=count_to(MOST_REPEATS),
-        default=5,
-        metavar="N",
-        help="of synthetic (the fastest counts) and replay (medians of each op count) (5)",
-    )
-    parser.add_argument(
-        "--sweeps",
-        type=count_to(MOST_REPEATS),
-        default=6,
-        metavar="N",
-        help="of loop over all ranks, at most (6)",
-    )
-    parser.add_argument(
-        "--stretch",
-        type=count_to(MOST_REPEATS),
-        default=1,
-        metavar="N",
-        help="synthetic: all times of the profile times N, for ops too short to sleep exactly (1)",
-    )
+    add_schedule_problem(parser)
+    for name, times, text in (
+        (
+            "iterations",
+            5,
+            "iterations of synthetic (the fastest counts) and replay (the median counts)",
+        ),
+        ("sweeps", 6, "maximum number of sweeps over the ranks in loop mode"),
+        ("stretch", 1, "synthetic: multiply all times by N, for ops too short to sleep exactly"),
+    ):
+        parser.add_argument(
+            f"--{name}",
+            type=count_to(MOST_REPEATS),
+            default=times,
+            metavar="N",
+            help=f"{text} ({times})",
+        )
     parser.add_argument(
         "--model",
         help="a name or a config, as for `profile`; default: the one that the profile was measured on",

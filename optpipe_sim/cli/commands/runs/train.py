@@ -254,18 +254,14 @@ def _write(
 
 
 def _show(out: Out, task: TrainTask, answer: dict[str, Any], files: dict[str, str]) -> None:
-    from rich import box
-    from rich.table import Table
     from rich.text import Text
 
-    from ...outputs.show import hint, written
+    from ...outputs.show import hint, plain_table, written
     from ...outputs.train import HEADS, phase_cells, sentences
 
     out.print(Text(task.plan.model.name, "bold"), f"on {task.plan.devices} ranks of this CPU")
     out.print()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 2, 0, 0))
-    for head in HEADS:
-        table.add_column(head, justify="left" if head == "schedule" else "right", no_wrap=True)
+    table = plain_table(*HEADS, left=["schedule"])
     for phase in answer["phases"]:
         table.add_row(*phase_cells(phase))
     out.print(table)

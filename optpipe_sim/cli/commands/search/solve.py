@@ -11,13 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.kinds import chunks, count, margin, noise, share
 from ...options.search import add_search, add_shape, search_options
-from ...options.shared import (
-    add_limit,
-    add_microbatches,
-    add_pictures,
-    add_profile,
-    add_report,
-)
+from ...options.shared import add_pictures, add_problem
 from ..examples import OFFLOADING
 from .common import COMPILING, finish, nothing
 
@@ -35,9 +29,7 @@ SUMMARY = "search for the best schedule, and prove how good it is"
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """What `solve` understands."""
-    add_profile(parser)
-    add_microbatches(parser, required=True)
-    add_limit(parser)
+    add_problem(parser)
     add_search(parser, 60.0, "in all")
     parser.add_argument(
         "--solver",
@@ -97,8 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " that of the file with --warm-start FILE; the profile's with --placement, --evaluations,"
         " --write-model, --noise, --engine milp or cpsat",
     )
-    add_pictures(parser, "the")
-    add_report(parser, "the schedule, its memory and why it waits")
+    add_pictures(parser, "the", "the schedule, its memory and why it waits")
     parser.add_argument(
         "--save", metavar="S.json", help="a file that always holds the best schedule so far"
     )

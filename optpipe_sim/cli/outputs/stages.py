@@ -1,0 +1,83 @@
+"""Tables of a profile's stages and levels of recomputation, as `estimate` and `profile` show them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ...profile import CostProfile
+from ...units import counted, format_size, format_time
+from .show import Out, plain_table
+
+
+def show_stages(
+    out: Out,
+    profile: CostProfile,
+    ops: Sequence[str],
+    times: Callable[[int], Sequence[str]],
+    more: tuple[str, Callable[[int], str]] | None = None,
+) -> None:
+    """A row for each run of equal stages.
+
+    Args:
+        ops, times: heads of the columns of times, and the cells of a stage there.
+        more: head of a last column, and the cell of a stage.
+    """
+    heads = ["stages", "layers", *ops, "kept F to B", "to W", "O", "R", "static"]
+    table = plain_table(*heads, *([more[0]] if more else []))
+    for first, last in _runs(profile):
+        cost = profile.stages[first]
+        table.add_row(
+            str(first) if first == last else f"{first}-{last}",
+            _layers_text(profile, first),
+            *times(first),
+            format_size(cost.act_bytes),
+            format_size(cost.w_bytes),
+            *("-" if t is None else format_time(t) for t in (cost.t_offload_ns, cost.t_reload_ns)),
+            format_size(cost.static_bytes),
+            *([more[1](first)] if more else []),
+        )
+    out.print(table)
+
+
+def show_levels(out: Out, profile: CostProfile) -> None:
+    """The levels of recomputation of a stage in the middle of the pipeline."""
+    stage = len(profile.stages) // 2
+    cost = profile.stages[stage]
+    if not cost.recompute:
+        return
+    table = plain_table(f"level (stage {stage})", "recomputing", "of F", "kept F to B", "of all")
+    for level in cost.recompute:
+        table.add_row(
+            level.name,
+            format_time(level.t_ns),
+            f"{level.t_ns / cost.t_f_ns:.0%}",
+            format_size(level.keep_bytes),
+            f"{level.keep_bytes / cost.act_bytes:.0%}",
+        )
+    out.print(table)
+    out.print()
+
+
+def most_chunks_text(profile: CostProfile) -> str:
+    """How far the stages divide, in a sentence."""
+    most = profile.most_chunks
+    if most is None:
+        return "stages divide anywhere"
+    return f"stages divide between layers, into at most {counted(most, 'chunk')} per device"
+
+
+def _layers_text(profile: CostProfile, stage: int) -> str:
+    """The layers of an estimated or measured stage: ``7 + embedding``."""
+    ends = ["embedding"] * (stage == 0) + ["head"] * (stage == len(profile.stages) - 1)
+    return " + ".join([str(profile.meta["layers_per_stage"][stage]), *ends])
+
+
+def _runs(profile: CostProfile) -> list[tuple[int, int]]:
+    """First and last stage of each run of equal ones."""
+    found: list[tuple[int, int]] = []
+    for at, cost in enumerate(profile.stages):
+        if found and profile.stages[found[-1][0]] == cost:
+            found[-1] = (found[-1][0], at)
+        else:
+            found.append((at, at))
+    return found
