@@ -55,16 +55,6 @@ MOST_STAGES = 6  # per device or link; with more there are thousands of configur
 FEW_STAGES = 2  # up to here all orders of events are told apart: 14 of them
 
 
-def configuration_bound(
-    profile: CostProfile,
-    microbatches: int,
-    objective: str = "flush",
-    memory_limit: int | Sequence[int] | None = None,
-) -> int:
-    """The best that the configuration LP proves, in ns; 0 without a limit."""
-    return max(configuration_bounds(profile, microbatches, objective, memory_limit), default=0)
-
-
 def configuration_bounds(
     profile: CostProfile,
     microbatches: int,

@@ -8,6 +8,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from bound_cases import best_device_bound, configuration_bound, devices_of
 from exhaustive import least_cost
 from greedy_cases import any_setting, uniform
 from hypothesis import HealthCheck, given, settings
@@ -20,16 +21,16 @@ from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.bounds.configurations import configurations
 from optpipe_sim.bounds.device.best_first import NEVER
 from optpipe_sim.bounds.device.prices import prices
-from optpipe_sim.bounds.device.problem import OneDevice, one_device
-from optpipe_sim.bounds.device.search import best_device_bound, device_bound
+from optpipe_sim.bounds.device.problem import one_device
+from optpipe_sim.bounds.device.search import device_bound
 from optpipe_sim.bounds.linear import Linear
-from optpipe_sim.bounds.lp import configuration_bound, early_order, orders, usual_order
+from optpipe_sim.bounds.lp import early_order, orders, usual_order
 from optpipe_sim.profile import Offload
 from optpipe_sim.schedules.adaoffload.runs import Problem as Greedy
 from optpipe_sim.solvers.anneal.search import search
 from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.race.bounds import best_bound, one_device_bound
+from optpipe_sim.solvers.race.bounds import best_bound
 from optpipe_sim.solvers.race.bounds import run as run_bounds
 from optpipe_sim.stage_cost import StageCost
 
@@ -37,12 +38,9 @@ OBJECTIVES = ("flush", "span")
 
 
 def bounds(profile: CostProfile, microbatches: int, objective: str, nodes: int) -> dict[str, int]:
-    """Every dear bound: searches of each device with and without prices, whole or cut short."""
-    limits = profile.memory_limit
-    assert limits is not None
+    """Every expensive bound: searches of each device with and without prices, whole or cut short."""
     found = {"configurations": configuration_bound(profile, microbatches, objective)}
-    for d in range(profile.devices):
-        problem = one_device(profile, microbatches, d, objective, limits)
+    for d, problem in enumerate(devices_of(profile, microbatches, objective)):
         found[f"device {d}"] = device_bound(problem, nodes=nodes)[0]
         found[f"device {d} with prices"] = device_bound(problem, prices(problem), nodes)[0]
     return found
@@ -51,14 +49,6 @@ def bounds(profile: CostProfile, microbatches: int, objective: str, nodes: int) 
 def assert_below(found: dict[str, int], cost_ns: int) -> None:
     above = {name: bound for name, bound in found.items() if bound > cost_ns}
     assert not above, f"above {cost_ns}"
-
-
-def devices_of(profile: CostProfile, microbatches: int, objective: str) -> list[OneDevice]:
-    assert profile.memory_limit is not None
-    return [
-        one_device(profile, microbatches, d, objective, profile.memory_limit)
-        for d in range(profile.devices)
-    ]
 
 
 def test_no_bound_is_above_the_least_cost_of_tiny_problems() -> None:
@@ -156,7 +146,7 @@ def test_more_memory_never_raises_a_bound(bound: str, copy_ns: int) -> None:
         (8, 16, 200, 24, 632, 754),
     ],
 )
-def test_cells_with_few_slots_and_dear_copies(
+def test_cells_with_few_slots_and_expensive_copies(
     devices: int, microbatches: int, limit: int, copy_ns: int, before: int, after: int
 ) -> None:
     problem = make_problem(uniform(devices, limit, copy_ns), microbatches)
@@ -180,7 +170,7 @@ def test_configurations_by_hand() -> None:
     assert ((("O", 0), ("R", 0))) in found
 
 
-def test_the_period_that_dear_copies_impose() -> None:
+def test_the_period_that_expensive_copies_impose() -> None:
     # Two slots: beside F, B and W (10, 11 and 9 ns) one copy can run, beside nothing two. Of a
     # microbatch both copies take 48 ns, so at least 9 ns of each period the device is idle.
     more = [configuration_bound(uniform(8, 200, 24), m) for m in (60, 80)]
@@ -253,28 +243,29 @@ def test_prices_are_left_out_where_they_would_not_fit() -> None:
     assert device_bound(device, prices(device))[0] >= 8 * 10**12
 
 
-# -- the hunt -----------------------------------------------------------------------------------------
+# -- the search -----------------------------------------------------------------------------------------
 
 
-def test_the_hunt_reports_what_it_proves_and_stops_at_the_goal() -> None:
+def test_the_search_reports_what_it_proves_and_stops_at_the_goal() -> None:
     problem = make_problem(uniform(4, 200, 16), 8)
-    heard: list[tuple[int, str]] = []
-    assert best_bound(problem, 20.0, on_bound=lambda *news: heard.append(news)) == 303
-    values = [bound for bound, _ in heard]
+    news: list[tuple[int, str]] = []
+    assert best_bound(problem, 20.0, on_bound=lambda *each: news.append(each)) == 303
+    values = [bound for bound, _ in news]
     assert values == sorted(set(values))
-    assert heard[-1] == (303, "one device")
+    assert news[-1] == (303, "one device")
     assert best_bound(problem, 20.0, goal_ns=300) == 300
     told: list[tuple[str, tuple[int, str]]] = []
     run_bounds(problem, lambda *news: told.append(news), None, SolveOptions(time_limit=20), 300)
     assert told == [("named bound", (303, "one device"))]  # what the race has already is no news
-    assert [one_device_bound(problem, d, 20.0) for d in range(4)] == [291, 303, 302, 291]
+    devices = devices_of(problem.profile, 8)
+    assert [device_bound(one, prices(one))[0] for one in devices] == [291, 303, 302, 291]
     assert best_bound(make_problem(uniform(4, 200, 16), 8, objective="span"), 20.0) < 303
 
 
-def test_without_a_limit_there_is_nothing_to_hunt() -> None:
+def test_without_a_limit_there_is_nothing_to_search() -> None:
     profile = replace(uniform(4), memory_limit=None)
     assert best_bound(make_problem(profile, 4), 1.0) == 0
-    assert best_device_bound(profile, 4) == configuration_bound(profile, 4) == 0
+    assert configuration_bound(profile, 4) == 0
 
 
 def test_a_limit_below_one_activation_bounds_nothing() -> None:

@@ -9,6 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
+from bound_cases import best_device_bound
 from exhaustive import least_cost
 from greedy_cases import uniform
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +19,6 @@ from tiny_cases import tiny
 
 from optpipe_sim import CostProfile, check
 from optpipe_sim.bounds.bounds import lower_bound
-from optpipe_sim.bounds.device.search import best_device_bound
 from optpipe_sim.bounds.windows import Pipeline, Windows
 from optpipe_sim.ops import B, F
 from optpipe_sim.solvers.cpsat.engine import CpsatOptions, solve_cpsat

@@ -22,15 +22,12 @@ the next one bounds all schedules whenever the search stops.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from ...profile import CostProfile
 from .best_first import FIELDS, FULL, NEVER, NONE, make_room
 from .core import MOVES, WIDE, Case, search
 from .levels import device_bound_with_levels
-from .problem import OneDevice, one_device
+from .problem import OneDevice
 
 KEEP = 6  # ends of F's told apart per stage; more stay on the device only where memory is ample
 
@@ -94,29 +91,3 @@ def device_bound(
     width = FIELDS + stages * (WIDE + keep)
     bound, _, end = search(case, make_room(nodes, width, stages * MOVES))
     return int(bound), end != FULL
-
-
-def best_device_bound(
-    profile: CostProfile,
-    microbatches: int,
-    objective: str = "flush",
-    memory_limit: int | Sequence[int] | None = None,
-    nodes: int = 20_000,
-) -> int:
-    """The best bound, in ns, that quick searches of all devices find; 0 without a limit.
-
-    A look at each, then a longer one at the two that promise most.
-    """
-    limits = profile.limits(memory_limit)
-    if limits is None:
-        return 0
-    best, promising = 0, []
-    for device in range(profile.devices):
-        problem = one_device(profile, microbatches, device, objective, limits)
-        bound, final = device_bound(problem, nodes=nodes // 20)
-        best = max(best, bound)
-        if not final:
-            promising.append((bound, device, problem))
-    for _, _, problem in sorted(promising, key=lambda entry: -entry[0])[:2]:
-        best = max(best, device_bound(problem, nodes=nodes)[0])
-    return best

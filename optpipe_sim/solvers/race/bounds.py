@@ -24,11 +24,6 @@ MOST_WINDOWS = 100  # F's up to which windows prove more than single devices, as
 QUICKEST = 500_000  # nodes per second, to begin with
 
 
-def one_device_bound(problem: Problem, device: int, time_limit: float) -> int:
-    """What every schedule costs at least, in ns, by one of its devices alone; 0 without a limit."""
-    return _BoundSearch(problem, [device], time_limit, NEVER, None).run()
-
-
 def best_bound(
     problem: Problem,
     time_limit: float,
@@ -43,8 +38,7 @@ def best_bound(
         on_bound: called with each better bound and its name.
         others: gives schedules that were found meanwhile; the goal comes down to their costs.
     """
-    devices = range(problem.profile.devices)
-    return _BoundSearch(problem, devices, time_limit, goal_ns, on_bound, others).run(True)
+    return _BoundSearch(problem, time_limit, goal_ns, on_bound, others).run()
 
 
 def run(
@@ -71,13 +65,12 @@ class _BoundSearch:
     def __init__(
         self,
         problem: Problem,
-        devices: Any,
         time_limit: float,
         goal_ns: int,
         on_bound: Callable[[int, str], None] | None,
-        others: Others = no_report,
+        others: Others,
     ) -> None:
-        self.problem, self.devices, self.others = problem, devices, others
+        self.problem, self.others = problem, others
         self.until = time.monotonic() + time_limit
         self.goal, self.on_bound = goal_ns, on_bound
         self.best = 0
@@ -97,13 +90,13 @@ class _BoundSearch:
             self.goal = min(self.goal, self.problem.replay(better).cost_ns)
         return self.best >= self.goal or time.monotonic() >= self.until
 
-    def run(self, with_lp: bool = False) -> int:
+    def run(self) -> int:
         problem = self.problem
         if problem.limits is None:
             return 0
         profile, m, limits = problem.profile, problem.microbatches, problem.limits
         left: list[tuple[int, OneDevice, Any]] = []
-        for device in self.devices:
+        for device in range(profile.devices):
             one = one_device(profile, m, device, problem.objective, limits)
             if one.possible:
                 left.append((0, one, None))
@@ -119,14 +112,14 @@ class _BoundSearch:
                 self._raise(bound, "one device")
                 if not final:
                     again.append((bound, one, price))
-            if turn == 0 and with_lp:
+            if turn == 0:
                 for bound in configuration_bounds(profile, m, problem.objective, limits):
                     self._raise(bound, "configuration LP")
                     if self._over:
                         break
             left = again
             few = m * problem.shape.stages <= MOST_WINDOWS and problem.objective == "flush"
-            if with_lp and turn == 1 and few and not left:
+            if turn == 1 and few and not left:
                 self._narrow()
         return min(self.best, self.goal)
 
