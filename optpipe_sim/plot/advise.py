@@ -17,7 +17,7 @@ from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
 if TYPE_CHECKING:
     from ..costs.advise.rows import Advice, Point
 
-FITS, OVER, FRONT, BEST = "#3F7FBF", "#B9B9B9", "#5E2D79", "#D9622B"
+FITS, OVER, FRONT, BEST, BOUGHT = "#3F7FBF", "#B9B9B9", "#5E2D79", "#D9622B", "#2E8B57"
 _WIDTH, _HEIGHT, _FONT = 9.0, 5.4, 7.5  # inches; points, of names
 _SLOWEST = 2.5  # what takes more than this many times the best's time is out of the picture
 _LEFT, _RIGHT = 0.085, 0.885  # of the width: where the axis begins, how wide it is
@@ -81,9 +81,17 @@ def _draw(advice: Advice, ax: Axes) -> None:
     rows = [(row.peak_bytes / per_size, row.iteration_ns / per_unit) for row in advice.rows]
     xs, ys = zip(*rows, strict=True)
     ax.plot(xs, ys, "o", color=BEST, ms=6.5, label="best of each split", zorder=4)
+    bought = [(one.limit_bytes / per_size, one.iteration_ns / per_unit) for one in advice.memory
+              if one.iteration_ns is not None and one.iteration_ns <= ceiling]  # fmt: skip
+    if bought:
+        ax.plot(
+            *zip(*bought, strict=True), drawstyle="steps-post", color=BOUGHT, lw=1.4, marker="s", ms=3.5,
+            label="the best, under other limits", zorder=3,
+        )  # fmt: skip
     ax.axvline(limit / per_size, color=LIMIT, lw=0.9, linestyle=(0, (5, 2)), label="limit")
-    times = [point.iteration_ns / per_unit for point in shown]
+    times = [point.iteration_ns / per_unit for point in shown] + [time for _, time in bought]
     sizes = [point.peak_bytes / per_size for point in shown] + [limit / per_size]
+    sizes += [size for size, _ in bought]
     across, up = max(sizes) - min(sizes) or 1.0, max(times) - min(times) or max(times)
     ax.set_xlim(max(0.0, min(sizes) - 0.05 * across), max(sizes) + 0.05 * across)
     ax.set_ylim(min(times) - 0.1 * up, max(times) + 0.06 * up)

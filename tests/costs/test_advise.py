@@ -6,6 +6,7 @@ import csv
 import json
 import statistics
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from optpipe_sim import CostProfile, Schedule, load_profile, simulate
 from optpipe_sim.cli import main
 from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.advise.advise import advise
+from optpipe_sim.costs.advise.memory import limits_around
 from optpipe_sim.costs.advise.rows import LIMITS, MEMORY_ERROR, PLAIN, Row, limited_by
 from optpipe_sim.costs.advise.search import Search, profile_of, replayed
 from optpipe_sim.costs.advise.space import OFFLOADING, Question
@@ -155,6 +157,39 @@ def test_scarce_memory_makes_it_recompute_or_offload() -> None:
     assert scarce.peak_bytes <= 4.5 * GIB < ample.peak_bytes
     assert scarce.choice.recompute != "none" or scarce.trace.offloaded
     assert ample.choice.recompute == "none"
+
+
+def test_treatments_and_what_memory_buys_are_told() -> None:
+    """At 5 GiB whatever fits recomputes or offloads; what each GiB would buy is told beside it."""
+    limit = 5 * GIB
+    asked = {**SMALL, "pp": 4, "tp": 1, "microbatch": 1, "memory_limit": limit, "top": 1}
+    found = advise(MODEL, "a100", time_limit=3, **asked)
+    best = found.rows[0]
+    trace, told = best.trace, best.to_json(found)
+    assert best.choice.recompute != "none" or trace.recomputed + trace.offloaded > 0
+    assert (told["offloaded"], told["recomputed"]) == (trace.offloaded, trace.recomputed)
+    assert told["levels"] == list(trace.schedule.levels.names)
+    assert ("%" in best.treatment) == (trace.recomputed + trace.offloaded > 0)
+    # the question's limit is among them, and neither times nor bounds rise with memory
+    limits = [one.limit_bytes for one in found.memory]
+    assert limits == limits_around(limit)
+    assert [one["limit_bytes"] for one in found.to_json()["memory"]] == limits
+    for less, more in pairwise(found.memory):
+        if less.iteration_ns is not None:
+            assert more.iteration_ns is not None
+            assert less.bound_ns <= less.iteration_ns >= more.iteration_ns
+        if less.bound_ns is not None:
+            assert less.bound_ns >= more.bound_ns
+    own = found.memory[limits.index(limit)]
+    assert own.iteration_ns <= best.iteration_ns
+    (curve,) = (line for line in advice_chart(found).axes[0].lines if "limits" in line.get_label())
+    assert len(curve.get_xdata()) == sum(one.iteration_ns is not None for one in found.memory)
+
+
+def test_limits_around_are_whole_gib_away() -> None:
+    away = [(limit - 10 * GIB) / GIB for limit in limits_around(10 * GIB)]
+    assert away == [-2, -1, 0, 1, 2]
+    assert limits_around(100) == [100, 100 + GIB]
 
 
 def test_devices_share_long_sequences() -> None:

@@ -30,7 +30,7 @@ def advise(
     seq: int,
     *,
     top: int = 5,
-    time_limit: float = 15.0,
+    time_limit: float = 20.0,
     memory_limit: Size | None = None,
     margin: float = 0.05,
     tolerance: float = 0.005,

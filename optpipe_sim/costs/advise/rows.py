@@ -16,6 +16,7 @@ from ..estimate import estimate
 from ..layer import Work
 from ..parallelism import Layout
 from ..provenance import iteration_ns, mfu
+from .memory import Bought
 from .space import Choice, Question
 
 # Median error of memory on measured rows that no rate was fitted to (results/costs_tables.md: Zero
@@ -95,6 +96,20 @@ class Row:
         return max(self.trace.peak_bytes)
 
     @property
+    def treatment(self) -> str:
+        """What becomes of activations: what the choice recomputes, and the shares that the schedule
+        recomputes at levels and offloads."""
+        trace, found = self.trace, []
+        activations = trace.schedule.shape.stages * trace.schedule.shape.units
+        if not trace.recomputed:
+            found.append(self.choice.recompute)
+        else:
+            found.append(f"{trace.recomputed / activations:.0%}")
+        if trace.offloaded:
+            found.append(f"{trace.offloaded / activations:.0%} offloaded")
+        return ", ".join(found)
+
+    @property
     def tokens_per_s(self) -> float:
         """Over all GPUs."""
         return self.tokens / (self.iteration_ns * 1e-9)
@@ -120,6 +135,9 @@ class Row:
         return {
             **asdict(self.choice),
             "schedule": self.schedule,
+            "levels": list(self.trace.schedule.levels.names),
+            "offloaded": self.trace.offloaded,
+            "recomputed": self.trace.recomputed,
             "iteration_ns": round(self.iteration_ns),
             "tokens_per_s": self.tokens_per_s,
             "mfu": self.mfu,
@@ -151,6 +169,8 @@ class Advice:
         points: everything replayed, fitting or not.
         calibration: what the machine's rates were fitted to for this question, if anything.
         interrupted: Ctrl-C has ended the search.
+        memory: what more or less of it would buy the best row, by limit, the question's own among
+            them; nothing where no schedule is searched for.
     """
 
     question: Question = field(repr=False)
@@ -164,6 +184,7 @@ class Advice:
     points: tuple[Point, ...] = field(repr=False)
     calibration: Calibration | None = field(default=None, repr=False)
     interrupted: bool = False
+    memory: tuple[Bought, ...] = ()
 
     def __repr__(self) -> str:
         question = self.question
@@ -285,6 +306,7 @@ class Advice:
             "unsearched": self.unsearched,
             "hope_ns": None if self.hope_ns is None else round(self.hope_ns),
             "seconds": self.seconds,
+            "memory": [one.to_json() for one in self.memory],
             "interrupted": self.interrupted,
             "mfu_counts": MFU_COUNTS,
             "error": self.error,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from ...errors import Deadlock, InvalidSchedule, NoSolution, OptPipeError, OutOf
 from ...names import build, parse_name
 from ...profile import CostProfile
 from ...schedule import Schedule
+from ...schedules.recompute import with_level
 from ...sim import simulate
 from ...solvers.solve import solve
 from ...solvers.starts import LOOP
@@ -26,7 +28,9 @@ from ...trace import Trace
 from ...units import format_size, size_text
 from ..calibrate import Calibration
 from ..estimate import estimate
+from ..layer import RECOMPUTE
 from ..provenance import iteration_ns
+from .memory import Bought, what_memory_buys
 from .rows import Advice, Point, Row
 from .space import Choice, Question
 
@@ -49,7 +53,9 @@ UNDER_LIMIT = (
     "adaoffload-r",
     "optpipe",
 )  # their programs rely on the limit being kept
-SHARES = (0.5, 0.8)  # of the time: until the published ones, until the planned ones are done
+# of the time: until the published ones, the planned ones, those that are solved are done
+SHARES = (0.4, 0.62, 0.8)
+FIRST = 0.5  # of what is left to solve rows: for the first of them
 SOLVE_SECONDS = 3.0  # for one row, at most
 MANY_CELLS = 8000  # stages x microbatches: planning takes seconds beyond this
 PATIENCE = 1.03  # how much better another split has to look than one more shape of the same
@@ -67,8 +73,9 @@ class Candidate(NamedTuple):
     names: tuple[str, ...]
 
 
-def profile_of(question: Question, choice: Choice) -> CostProfile:
-    """The estimated profile of a choice, under the question's limit.
+def profile_of(question: Question, choice: Choice, levels: bool = False) -> CostProfile:
+    """The estimated profile of a choice, under the question's limit; with or without levels of
+    recomputation.
 
     Raises:
         OptPipeError: for a choice that the model or the machine does not admit.
@@ -78,6 +85,7 @@ def profile_of(question: Question, choice: Choice) -> CostProfile:
         question.machine,
         **question.common,
         **choice.layout,
+        levels=levels,
     )
     return replace(made, memory_limit=(question.limit_bytes,) * made.devices)
 
@@ -153,11 +161,15 @@ class Search:
         """
         choices = self._ranked()
         interrupted = False
+        bought: tuple[Bought, ...] = ()
+        searches = "optpipe" in [parse_name(name)[0] for name in self.question.names]
         try:
             candidates = self._publish(choices)
             self._plan(candidates)
-            if "optpipe" in [parse_name(name)[0] for name in self.question.names]:
+            if searches:
                 interrupted = self._solve()
+            if searches and self.best and not interrupted:
+                bought = self._memory()
         except KeyboardInterrupt:
             if not self.best:
                 raise
@@ -179,6 +191,7 @@ class Search:
             tuple(self.points),
             calibration,
             interrupted,
+            bought,
         )
 
     # -- steps ------------------------------------------------------------------------------------
@@ -314,32 +327,74 @@ class Search:
                 self._try(one._replace(bound=tight), name)
 
     def _solve(self) -> bool:
-        """A search of its own for each row of the answer that its bound leaves room for; whether
-        Ctrl-C has ended one."""
+        """A search of its own for each row of the answer that bounds leave room for, over all
+        treatments of each activation; whether Ctrl-C has ended one."""
         rows = sorted(self.best.values(), key=lambda row: row.key)[: self.top]
-        rows = [row for row in rows if row.gap > self.tolerance and row.choice.pp > 1]
         for at, row in enumerate(rows):
-            left = self.seconds - (time.monotonic() - self.began)
+            left = SHARES[2] * self.seconds - (time.monotonic() - self.began)
             if left <= 0.2:
                 break
             self.tell(f"solving, {self._so_far()}", at, len(rows))
+            free = self._free(row)
+            if row.choice.pp == 1 and not free.profile.has_levels:
+                continue  # nothing to choose
+            m = free.choice.microbatches
+            tight = iteration_ns(free.profile, lower_bound(free.profile, m).ns)
+            if tight * (1 + self.tolerance) >= row.iteration_ns:
+                continue
+            seconds = left * FIRST if at < len(rows) - 1 else left
             try:
                 found = solve(
-                    row.profile,
-                    row.choice.microbatches,
+                    free.profile,
+                    m,
                     engine="search",
-                    time_limit=min(SOLVE_SECONDS, left / (len(rows) - at)),
-                    warm_start=row.trace.schedule,
+                    time_limit=min(SOLVE_SECONDS, seconds),
+                    warm_start=free.trace.schedule if free.trace.fits else None,
+                    published=False,
                 )
                 assert found.schedule is not None
-                trace = _trace(found.schedule, row.profile, enforce=True)
+                trace = _trace(found.schedule, free.profile, enforce=True)
             except (OutOfMemory, NoSolution, Deadlock, InvalidSchedule):
                 continue
             self.solved += 1
-            self._offer(replace(row, schedule="optpipe", trace=trace))
+            bound = iteration_ns(free.profile, found.lower_bound_ns)
+            self._offer(replace(free, schedule="optpipe", trace=trace, bound_ns=bound))
             if found.info.get("interrupted"):
                 return True
         return False
+
+    def _free(self, row: Row) -> Row:
+        """A row whose profile has levels of recomputation, and its schedule at the level that stands
+        for what the row recomputes (which may not fit, by what is rounded). As it is, where what to
+        recompute was said."""
+        if set(self.question.recompute) != set(RECOMPUTE):
+            return row
+        choice = replace(row.choice, recompute="none")
+        profile = profile_of(self.question, choice, levels=True)
+        trace = replace(row.trace, fits=False)
+        with suppress(OptPipeError):
+            schedule = row.trace.schedule
+            if row.choice.recompute != "none":
+                schedule = with_level(schedule, profile, row.choice.recompute, apart=False)
+            trace = _trace(schedule, profile, parse_name(row.schedule)[0] in UNDER_LIMIT)
+        return replace(row, choice=choice, profile=profile, trace=trace)
+
+    def _memory(self) -> tuple[Bought, ...]:
+        """What memory buys the best row, in the time that is left."""
+        best = min(self.best.values(), key=lambda row: row.key)
+        free = self._free(best)
+        known = min(
+            (row.trace for row in (free, best) if row.trace.fits),
+            key=lambda trace: trace.makespan_ns,
+        )
+        return what_memory_buys(
+            free.profile,
+            known,
+            free.choice.microbatches,
+            self.question.limit_bytes,
+            self.seconds - (time.monotonic() - self.began),
+            lambda done, of: self.tell(f"other limits, {self._so_far()}", done, of),
+        )
 
     def _try(self, one: Candidate, name: str) -> None:
         try:

@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--top", type=count, default=5, metavar="N", help="rows of the answer (5)")
     parser.add_argument(
-        "--time-limit", type=seconds, default=15.0, metavar="SECONDS", help="in all (15)"
+        "--time-limit", type=seconds, default=20.0, metavar="SECONDS", help="in all (20)"
     )
     parser.add_argument("--csv", metavar="F.csv", help="write every configuration replayed")
     parser.add_argument("--chart", metavar="F.png", help="draw time over memory of all of them")
@@ -196,7 +196,7 @@ def _table(found: Advice) -> Table:
                 key: str(getattr(row.choice, key)) for key in ("pp", "tp", "cp", "dp", "ep", "zero")
             },
             "batch": f"{row.choice.microbatch}x{row.choice.microbatches}",
-            "recompute": row.choice.recompute,
+            "recompute": row.treatment,
             "schedule": row.schedule.partition(":")[0],
             "v": str(row.choice.chunks),
             "time": format_time(row.iteration_ns),
@@ -272,6 +272,10 @@ def _show(out: Out, found: Advice) -> None:
             ),
             soft_wrap=True,
         )
+    if found.memory:
+        out.print(
+            Text("what memory buys: ", "dim").append(memory_text(found), "default"), soft_wrap=True
+        )
     pruned = ", ".join(f"{number} by {why}" for why, number in sorted(found.pruned.items()))
     told = f"{found.searched} replayed, {found.solved} solved, ruled out: {pruned or 'none'}"
     if found.interrupted:
@@ -292,6 +296,28 @@ def parts_text(parts: dict[str, float]) -> str:
     """Where the time goes, the largest share first."""
     spent = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {share:.1%}" for name, share in spent if share >= 0.001)
+
+
+def memory_text(found: Advice) -> str:
+    """The time of the best split under other limits, against what it takes now."""
+    from ....units import format_size
+
+    own = found.question.limit_bytes
+    now = next((one.iteration_ns for one in found.memory if one.limit_bytes == own), None)
+    parts = []
+    for one in found.memory:
+        if one.limit_bytes == own or now is None:
+            continue
+        more = f"{(one.limit_bytes - own) // 2**30:+d} GiB"
+        if one.bound_ns is None:
+            parts.append(f"{more}: nothing fits")
+        elif one.iteration_ns is None:
+            parts.append(f"{more}: none found")
+        else:
+            parts.append(
+                f"{more}: {one.iteration_ns / now - 1:+.1%} (at best {one.bound_ns / now - 1:+.1%})"
+            )
+    return f"{'; '.join(parts)} of the time under {format_size(own)}"
 
 
 def mfu_words(causal: float) -> str:
@@ -322,6 +348,7 @@ def _next(out: Out, arguments: argparse.Namespace, best: Row) -> None:
         words += ["--seq", str(arguments.seq)]
         for key, value in choice.layout.items():
             words += [f"--{key}", str(value)]
+        words += ["--levels"] * best.profile.has_levels
         words += ["--no-flash"] * arguments.no_flash
         words += ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []
         words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
