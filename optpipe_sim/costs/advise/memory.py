@@ -107,7 +107,7 @@ def _searched(
             microbatches,
             engine="search",
             time_limit=seconds,
-            warm_start=start and start.schedule,
+            warm_start=None if start is None else start.schedule,
             published=False,
         )
     except (OutOfMemory, NoSolution):
