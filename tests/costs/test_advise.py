@@ -16,8 +16,9 @@ from optpipe_sim.cli import main
 from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.advise.advise import advise
 from optpipe_sim.costs.advise.memory import limits_around
+from optpipe_sim.costs.advise.replay import profile_of, replayed
 from optpipe_sim.costs.advise.rows import LIMITS, MEMORY_ERROR, PLAIN, Row, limited_by
-from optpipe_sim.costs.advise.search import Search, profile_of, replayed
+from optpipe_sim.costs.advise.search import Search
 from optpipe_sim.costs.advise.space import OFFLOADING, Question
 from optpipe_sim.costs.doubt import best_published, compared
 from optpipe_sim.costs.machine_files import machine_names

@@ -19,8 +19,8 @@ from ..model_files import load_model
 from ..models import Model
 from ..provenance import iteration_ns, mfu
 from .advise import Source
+from .replay import replayed_freely
 from .rows import MEMORY_ERROR, Advice, Row
-from .search import replayed_freely
 from .space import Choice, Question, require_count
 
 

@@ -17,42 +17,19 @@ from typing import Any, NamedTuple
 
 from ...bounds.bounds import fill_and_drain, lower_bound, naive, one_microbatch
 from ...errors import Deadlock, InvalidSchedule, NoSolution, OptPipeError, OutOfMemory
-from ...names import build, parse_name
+from ...names import parse_name
 from ...profile import CostProfile
-from ...schedule import Schedule
 from ...schedules.recompute import with_level
-from ...sim import simulate
 from ...solvers.solve import solve
-from ...solvers.starts import LOOP
-from ...trace import Trace
-from ...units import format_size, size_text
+from ...units import format_size
 from ..calibrate import Calibration
-from ..estimate import estimate
 from ..layer import RECOMPUTE
 from ..provenance import iteration_ns
 from .memory import Bought, what_memory_buys
+from .replay import PLANNED, UNDER_LIMIT, profile_of, replayed, trace_of
 from .rows import Advice, Point, Row
 from .space import Choice, Question
 
-# these take longer to build than their bound does; in the order in which to try them
-PLANNED = (
-    "adaoffload",
-    "adaoffload-r",
-    "zb-1p",
-    "zb-2p",
-    "v-half",
-    "v-min",
-    "po",
-    "po-h",
-    "po-f",
-    "zb-v",
-    "mario",
-)
-UNDER_LIMIT = (
-    "adaoffload",
-    "adaoffload-r",
-    "optpipe",
-)  # their programs rely on the limit being kept
 # of the time: until the published ones, the planned ones, those that are solved are done
 SHARES = (0.4, 0.62, 0.8)
 FIRST = 0.5  # of what is left to solve rows: for the first of them
@@ -71,69 +48,6 @@ class Candidate(NamedTuple):
     choice: Choice
     profile: CostProfile
     names: tuple[str, ...]
-
-
-def profile_of(question: Question, choice: Choice, levels: bool = False) -> CostProfile:
-    """The estimated profile of a choice, under the question's limit; with or without levels of
-    recomputation.
-
-    Raises:
-        OptPipeError: for a choice that the model or the machine does not admit.
-    """
-    made = estimate(
-        question.model,
-        question.machine,
-        **question.common,
-        **choice.layout,
-        levels=levels,
-    )
-    return replace(made, memory_limit=(question.limit_bytes,) * made.devices)
-
-
-def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, Trace]:
-    """A named schedule's replay on a profile with a limit, and the name with its options.
-
-    What is built for no limit is replayed without one and fits where its peak does; it would not be
-    itself if it had to wait for memory. Long ones are first tried with a few microbatches: what
-    does not fit with those fits no better with more.
-
-    Raises:
-        OptPipeError: where the schedule does not admit the profile, or nothing keeps the limit.
-    """
-    base, options = parse_name(name)
-    limit = min(profile.limits() or (0,))
-    if base in LOOP:
-        options["chunks"] = profile.chunks
-    elif base in ("zb-2p", "zb-v") and "limit" not in options:
-        options["limit"], name = limit, f"{base}:limit={size_text(limit)}"
-    few = 2 * profile.devices
-    if base not in PLANNED and microbatches >= 2 * few and profile.devices > 1:
-        trace = _trace(build(base, profile, few, **options), profile, enforce=False)
-        if not trace.fits:
-            raise OutOfMemory(f"{name}: does not fit with {few} microbatches")
-    schedule = build(base, profile, microbatches, **options)
-    return name, _trace(schedule, profile, base in UNDER_LIMIT)
-
-
-def replayed_freely(profile: CostProfile, microbatches: int, name: str) -> Trace:
-    """A named schedule's replay, not held back by the profile's limit (unless the schedule plans for
-    it), and whether it fits.
-
-    Raises:
-        OptPipeError: where the schedule does not admit the profile, or nothing keeps the limit.
-    """
-    base, options = parse_name(name)
-    if base in LOOP:
-        options["chunks"] = profile.chunks
-    schedule = build(base, profile, microbatches, **options)
-    return _trace(schedule, profile, base in UNDER_LIMIT)
-
-
-def _trace(schedule: Schedule, profile: CostProfile, enforce: bool) -> Trace:
-    trace = simulate(schedule, profile, enforce=enforce)
-    host = profile.offload.host_limit_bytes if profile.offload else None
-    over = max(trace.peak_bytes) > min(profile.limits() or (0,))
-    return replace(trace, fits=not (over or (host is not None and trace.host_peak_bytes > host)))
 
 
 class Search:
@@ -353,7 +267,7 @@ class Search:
                     published=False,
                 )
                 assert found.schedule is not None
-                trace = _trace(found.schedule, free.profile, enforce=True)
+                trace = trace_of(found.schedule, free.profile, enforce=True)
             except (OutOfMemory, NoSolution, Deadlock, InvalidSchedule):
                 continue
             self.solved += 1
@@ -376,7 +290,7 @@ class Search:
             schedule = row.trace.schedule
             if row.choice.recompute != "none":
                 schedule = with_level(schedule, profile, row.choice.recompute, apart=False)
-            trace = _trace(schedule, profile, parse_name(row.schedule)[0] in UNDER_LIMIT)
+            trace = trace_of(schedule, profile, parse_name(row.schedule)[0] in UNDER_LIMIT)
         return replace(row, choice=choice, profile=profile, trace=trace)
 
     def _memory(self) -> tuple[Bought, ...]:

@@ -1,0 +1,104 @@
+"""One choice replayed: its profile under the question's limit, and a named schedule on it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...errors import OutOfMemory
+from ...names import build, parse_name
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...sim import simulate
+from ...solvers.starts import LOOP
+from ...trace import Trace
+from ...units import size_text
+from ..estimate import estimate
+from .space import Choice, Question
+
+# these take longer to build than their bound does; in the order in which to try them
+PLANNED = (
+    "adaoffload",
+    "adaoffload-r",
+    "zb-1p",
+    "zb-2p",
+    "v-half",
+    "v-min",
+    "po",
+    "po-h",
+    "po-f",
+    "zb-v",
+    "mario",
+)
+UNDER_LIMIT = (
+    "adaoffload",
+    "adaoffload-r",
+    "optpipe",
+)
+
+
+def profile_of(question: Question, choice: Choice, levels: bool = False) -> CostProfile:
+    """The estimated profile of a choice, under the question's limit; with or without levels of
+    recomputation.
+
+    Raises:
+        OptPipeError: for a choice that the model or the machine does not admit.
+    """
+    made = estimate(
+        question.model,
+        question.machine,
+        **question.common,
+        **choice.layout,
+        levels=levels,
+    )
+    return replace(made, memory_limit=(question.limit_bytes,) * made.devices)
+
+
+def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, Trace]:
+    """A named schedule's replay on a profile with a limit, and the name with its options.
+
+    What is built for no limit is replayed without one and fits where its peak does; it would not be
+    itself if it had to wait for memory. Long ones are first tried with a few microbatches: what
+    does not fit with those fits no better with more.
+
+    Raises:
+        OptPipeError: where the schedule does not admit the profile, or nothing keeps the limit.
+    """
+    base, options = parse_name(name)
+    limit = min(profile.limits() or (0,))
+    if base in LOOP:
+        options["chunks"] = profile.chunks
+    elif base in ("zb-2p", "zb-v") and "limit" not in options:
+        options["limit"], name = limit, f"{base}:limit={size_text(limit)}"
+    few = 2 * profile.devices
+    if base not in PLANNED and microbatches >= 2 * few and profile.devices > 1:
+        trace = trace_of(build(base, profile, few, **options), profile, enforce=False)
+        if not trace.fits:
+            raise OutOfMemory(f"{name}: does not fit with {few} microbatches")
+    schedule = build(base, profile, microbatches, **options)
+    return name, trace_of(schedule, profile, base in UNDER_LIMIT)
+
+
+def replayed_freely(profile: CostProfile, microbatches: int, name: str) -> Trace:
+    """A named schedule's replay, not held back by the profile's limit (unless the schedule plans for
+    it), and whether it fits.
+
+    Raises:
+        OptPipeError: where the schedule does not admit the profile, or nothing keeps the limit.
+    """
+    base, options = parse_name(name)
+    if base in LOOP:
+        options["chunks"] = profile.chunks
+    schedule = build(base, profile, microbatches, **options)
+    return trace_of(schedule, profile, base in UNDER_LIMIT)
+
+
+def trace_of(schedule: Schedule, profile: CostProfile, enforce: bool) -> Trace:
+    """The replay of a schedule, and whether it keeps the limits, the host's included.
+
+    Raises:
+        OptPipeError: where it does not go through with the limit enforced.
+    """
+    trace = simulate(schedule, profile, enforce=enforce)
+    host = profile.offload.host_limit_bytes if profile.offload else None
+    over = max(trace.peak_bytes) > min(profile.limits() or (0,))
+    return replace(trace, fits=not (over or (host is not None and trace.host_peak_bytes > host)))
