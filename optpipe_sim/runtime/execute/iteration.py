@@ -50,8 +50,9 @@ class Iteration:
     def post(self, step: Step) -> None:
         """Expect a message."""
         # what F makes goes forward, what B makes is the gradient of what the stage before sent
-        stage = step.op.stage if step.op.kind is F else step.op.stage - 1
-        self.transport.post(step.op, step.peer, self.worker.boundary(stage))
+        back = step.op.kind is not F
+        layout = self.worker.boundary(step.op.stage - back, gradient=back)
+        self.transport.post(step.op, step.peer, layout)
 
     def recv(self, step: Step) -> None:
         """Wait for a message."""

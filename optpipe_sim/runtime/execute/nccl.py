@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ...errors import RuntimeFault
 from ...ops import Op
+from ..model.boundary import Layout
 from ..program.program import Program
-from .transport import Layout
 
 POLL_S = 0.0002
 Pair = tuple[int, int]  # sender, receiver

@@ -22,10 +22,10 @@ from ...errors import RuntimeFault
 from ...ops import Op
 from ...profile import CostProfile
 from ...schedule import Schedule
+from ..model.boundary import Layout
 from .worker import EMPTY, sleep_until
 
 Sent = SimpleQueue[tuple[Op, Any] | None]
-Layout = tuple[tuple[int, ...], torch.dtype]
 
 
 class Transport(Protocol):
@@ -55,14 +55,17 @@ class Gloo:
     tensor. (One for all peers would keep a tensor until what was sent before, to another, is out.)
 
     Args:
-        rank: of this process; the default process group has to be there.
+        rank: of this process in the group; the default process group has to be there.
         schedule: gives every op its tag.
         timeout_s: how long a message may let one wait.
+        group: of the ranks of one pipeline; default: all.
     """
 
-    def __init__(self, rank: int, schedule: Schedule, timeout_s: float = 60.0) -> None:
+    def __init__(
+        self, rank: int, schedule: Schedule, timeout_s: float = 60.0, group: Any = None
+    ) -> None:
         self.rank, self.schedule, self.timeout = rank, schedule, timedelta(seconds=timeout_s)
-        self._group: Any = dist.group.WORLD  # `dist.isend` takes a quarter longer
+        self._group: Any = group or dist.group.WORLD  # `dist.isend` takes a quarter longer
         self._posted: dict[Op, tuple[Any, Tensor]] = {}
         self._turns: dict[Op, Any] = {}
         self._out: dict[int, tuple[Sent, threading.Thread]] = {}

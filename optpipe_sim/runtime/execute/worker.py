@@ -13,6 +13,7 @@ from torch import Tensor
 from ...op_costs import op_costs
 from ...ops import BW, B, C, F, O, Op, OpKind, R, W
 from ...sim.lower import Lowered
+from ..model.boundary import Layout
 
 PR_SET_TIMERSLACK = 29
 EMPTY = torch.empty(0)
@@ -39,7 +40,7 @@ class Worker(Protocol):
 
     def reload(self, stage: int, mb: int) -> None: ...
 
-    def boundary(self, stage: int) -> tuple[tuple[int, ...], torch.dtype]: ...
+    def boundary(self, stage: int, gradient: bool = False) -> Layout: ...
 
 
 def compute(worker: Worker, op: Op, box: list[Tensor | None], level: str | None) -> Tensor | None:
@@ -102,7 +103,7 @@ class SyntheticWorker:
         """R takes its time."""
         self._take(R, stage, mb)
 
-    def boundary(self, stage: int) -> tuple[tuple[int, ...], torch.dtype]:
+    def boundary(self, stage: int, gradient: bool = False) -> Layout:
         """Messages carry one number: when they arrive (see `transport.DelayedGloo`)."""
         return (1,), torch.int64
 

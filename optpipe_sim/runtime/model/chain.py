@@ -17,15 +17,17 @@ def run_chain(worker: StageWorker, kept: Kept, *, fused: bool) -> list[int]:
     """
     stage, level = kept
 
-    def message(boundary: int) -> Tensor | None:
-        if not 0 <= boundary < worker.stages - 1:
-            return None
-        shape, kind = worker.boundary(boundary)
-        return torch.zeros(shape, dtype=kind, device=worker.device)
-
-    worker.forward(stage, 0, message(stage - 1), level)
+    worker.forward(stage, 0, zeros(worker, stage - 1), level)
     sizes = worker.offload_sizes(stage, 0)
-    worker.backward(stage, 0, message(stage), fused=fused)
+    worker.backward(stage, 0, zeros(worker, stage, gradient=True), fused=fused)
     if not fused:
         worker.weight(stage, 0)
     return sizes
+
+
+def zeros(worker: StageWorker, boundary: int, gradient: bool = False) -> Tensor | None:
+    """A message across a boundary, or the gradient that comes back; None where there is none."""
+    if not 0 <= boundary < worker.stages - 1:
+        return None
+    shape, kind = worker.boundary(boundary, gradient)
+    return torch.zeros(shape, dtype=kind, device=worker.device)

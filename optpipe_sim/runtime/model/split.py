@@ -8,8 +8,8 @@ Biases, norms and embeddings, under one per cent of the work, are done in B.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -49,8 +49,10 @@ class WeightQueue:
             yield product.dy
 
     @torch.no_grad()
-    def run(self, op: str) -> None:
+    def run(self, op: str, told: Callable[[nn.Parameter], None] | None = None) -> None:
         """Compute them, add them to `.grad`, and let go of the tensors one product at a time.
+
+        `told` hears of every weight that has all of this microbatch.
 
         A weight used several times gets its parts summed first, in the order in which a plain
         backward pass meets them, so that sums are bitwise the same.
@@ -78,9 +80,16 @@ class WeightQueue:
             if not uses[key]:
                 part = sums.pop(key)
                 if weight.grad is None:
-                    weight.grad = part
+                    weight.grad = part.to(gradient_dtype(weight))
                 else:
                     weight.grad += part
+                if told is not None:
+                    told(weight)
+
+
+def gradient_dtype(weight: nn.Parameter) -> torch.dtype:
+    """Of its `.grad`: the weight's, unless it says otherwise."""
+    return getattr(weight, "grad_dtype", None) or weight.dtype
 
 
 def weight_gradient(weight: Tensor, x: Tensor, dy: Tensor) -> Tensor:
@@ -110,15 +119,19 @@ def deferring(queue: WeightQueue) -> Iterator[None]:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, queue: WeightQueue
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, queue: WeightQueue, casts: bool
     ) -> Tensor:
         # not through saved tensors: W needs the parameter itself, to find its .grad
         ctx.weight, ctx.version, ctx.queue = weight, weight._version, queue
         ctx.save_for_backward(x)
-        return x @ weight if weight.dim() == 3 else functional.linear(x, weight, bias)
+        # under autocast a weight is cast here and again in B, and no copy is kept
+        with torch.autocast(x.device.type, enabled=False) if casts else nullcontext():
+            if casts:
+                weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+            return x @ weight if weight.dim() == 3 else functional.linear(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (x,), weight = ctx.saved_tensors, ctx.weight
         if weight._version != ctx.version:
             raise RuntimeFault(
@@ -128,30 +141,43 @@ class _Linear(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dx = dw = db = None
         if needs_x:
-            dx = dy @ (weight.transpose(1, 2) if weight.dim() == 3 else weight)
+            w = weight.to(dy.dtype)  # as forward cast it
+            dx = dy @ (w.transpose(1, 2) if w.dim() == 3 else w)
         if needs_bias:
             db = dy.reshape(-1, dy.shape[-1]).sum(0)
         if needs_weight and ctx.queue.fused:
             dw = weight_gradient(weight, x, dy)
         elif needs_weight:
             ctx.queue.put(weight, x, dy)
-        return dx, dw, db, None
+        return dx, dw, db, None, None
+
+
+def _split(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    """The product as an op of its own, whose W comes apart; None where nothing runs it that way."""
+    queue = getattr(_active, "queue", None)
+    if queue is None or not torch.is_grad_enabled():
+        return None
+    kind = x.device.type
+    casts = torch.is_autocast_enabled(kind) and x.dtype != torch.float64
+    return _Linear.apply(
+        x.to(torch.get_autocast_dtype(kind)) if casts else x, weight, bias, queue, casts
+    )
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``torch.nn.functional.linear``, split in two where a worker runs it (`deferring`)."""
-    queue = getattr(_active, "queue", None)
-    if queue is None or not torch.is_grad_enabled():
+    if torch.compiler.is_compiling():  # its backward is compiled with it, and not taken apart
         return functional.linear(x, weight, bias)
-    return _Linear.apply(x, weight, bias, queue)
+    found = _split(x, weight, bias)
+    return functional.linear(x, weight, bias) if found is None else found
 
 
 def batched(x: Tensor, weight: Tensor) -> Tensor:
     """(groups, rows, in) times (groups, in, out), one product per group; split like `linear`."""
-    queue = getattr(_active, "queue", None)
-    if queue is None or not torch.is_grad_enabled():
+    if torch.compiler.is_compiling():
         return x @ weight
-    return _Linear.apply(x, weight, None, queue)
+    found = _split(x, weight, None)
+    return x @ weight if found is None else found
 
 
 class SplitLinear(nn.Linear):

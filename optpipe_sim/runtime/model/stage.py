@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 from ...errors import OptPipeError, RuntimeFault
+from .boundary import Boundary, Layout, call
+from .ready import Ready
 from .recompute import STAGE, Dropping, NoSuchPart, level_of, part
 from .split import WeightQueue, deferring, split_linears
 from .stash import HostSlab, Slot, storage_key
 
-Boundary = tuple[tuple[int, ...], torch.dtype]
-Loss = Callable[[Tensor, Tensor], Tensor]
+Loss = Callable[[Any, Any], Tensor]
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
@@ -34,14 +37,15 @@ class _Flight:
     queue: WeightQueue
     dropping: Dropping | None = None
     entry: list[Tensor] = field(default_factory=list)  # what F takes, then what B gives
-    edge: GradientEdge | None = None
+    edges: list[GradientEdge | None] = field(default_factory=list)  # of what F returns
     done: str = "F"
 
 
 class StageWorker:
     """The stages of one device: F, B, W, BW, C, O, drop and R of every microbatch, in any legal order.
 
-    Any module will do as a stage: it takes one tensor and returns one. What that costs: only plain
+    Any module will do as a stage: what one returns the next one takes, a tensor or a tree of them
+    (`boundary`). What that costs: only plain
     ``nn.Linear`` (and what calls `split.linear` or `split.batched`) is split, so the gradients of
     all other parameters are computed in B, and W is shorter and B longer than they might be; no
     saved tensor may be edited in place (it is noticed, and refused); dropout and the like must
@@ -56,8 +60,8 @@ class StageWorker:
     Args:
         modules: by stage number, or all stages in order.
         stages: of the whole model.
-        boundary: shape and dtype of what goes from stage to stage; a list where they differ, entry
-            s for what stage s sends.
+        boundary: shape and dtype of what goes from stage to stage, or a `Boundary`; a list where
+            they differ, entry s for what stage s sends (None where no stage of this worker is).
         device, rank: where this is; `rank` only for messages.
         loss: of the last stage's output and the microbatch's targets.
         slab: host memory for offloads, to share it between workers.
@@ -68,7 +72,7 @@ class StageWorker:
         self,
         modules: Mapping[int, nn.Module] | Sequence[nn.Module],
         stages: int,
-        boundary: Boundary | Sequence[Boundary],
+        boundary: Layout | Boundary | list[Layout] | list[Boundary | None],
         *,
         device: str | torch.device = "cpu",
         rank: int = 0,
@@ -84,15 +88,18 @@ class StageWorker:
         given = list(boundary) if isinstance(boundary, list) else [boundary] * (stages - 1)
         if len(given) != stages - 1:
             raise OptPipeError(f"boundary: {len(given)} given, but {stages - 1} lie between stages")
-        self.boundaries: list[Boundary] = given  # type: ignore[assignment]
+        self.boundaries = [
+            one if isinstance(one, Boundary | None) else Boundary.one(*one) for one in given
+        ]
         self.where = f"rank {rank} ({self.device})"
         self.slab = slab or HostSlab(pinned=self.device.type == "cuda")
         self.allocated = allocated
         self.linears = {stage: split_linears(module) for stage, module in self.modules.items()}
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
-        self._inputs: Sequence[Tensor] | Tensor = ()
-        self._targets: Sequence[Tensor] | Tensor = ()
+        self.ready: Ready | None = None  # told of gradients that are complete
+        self._inputs: Sequence[Any] | Tensor = ()
+        self._targets: Sequence[Any] | Tensor = ()
         self._losses: dict[int, Tensor] = {}
         self._left_out: set[int] = set()
         self._compute: Any = None
@@ -101,10 +108,11 @@ class StageWorker:
 
     def start_step(
         self,
-        inputs: Sequence[Tensor] | Tensor = (),
-        targets: Sequence[Tensor] | Tensor = (),
+        inputs: Sequence[Any] | Tensor = (),
+        targets: Sequence[Any] | Tensor = (),
     ) -> None:
-        """Take the batch: one input per microbatch on the first stage, one target on the last.
+        """Take the batch: one input per microbatch on the first stage, one target on the last, each a
+        tensor or a tree.
 
         Workers without these stages need neither. Gradients are added to those that are there. On
         CUDA the current stream is the compute stream of the step.
@@ -114,7 +122,8 @@ class StageWorker:
         self._inputs, self._targets, self._losses = inputs, targets, {}
         if self.device.type == "cuda":
             self._compute = torch.cuda.current_stream(self.device)
-        kept = [*inputs, *targets, self._anchor]
+        batch = pytree.tree_leaves((list(inputs), list(targets)))
+        kept = [self._anchor, *(value for value in batch if isinstance(value, Tensor))]
         for module in self.modules.values():
             kept += [*module.parameters(), *module.buffers()]
         self._left_out = {storage_key(tensor) for tensor in kept}
@@ -160,32 +169,39 @@ class StageWorker:
         dropping = nullcontext() if flight.dropping is None else flight.dropping.active()
         with slot.saving(), deferring(flight.queue), dropping:
             if stage == 0:
-                taken = self._of_batch(self._inputs, "input", "F", name, mb)
+                taken, spec = pytree.tree_flatten(self._of_batch(self._inputs, "input", name, mb))
             elif x is None:
                 raise RuntimeFault(f"F{name} on {self.where}: no input was received")
             else:
+                before = self._boundary(stage - 1)
                 flight.entry.append(x.detach())
                 del x
-                taken = _Enter.apply(self._anchor, flight.entry)
-            y = part(STAGE, self._ending_with_loss(stage, mb), taken)
+                tree = before.tree(_Enter.apply(self._anchor, flight.entry, before))
+                taken, spec = pytree.tree_flatten(tree)
+                del tree
+            y = part(STAGE, partial(self._run, stage, mb, spec), *taken)
             del taken
-            if stage == self.stages - 1:
-                self._losses[mb] = y.detach()
         if flight.dropping is not None and not flight.dropping.regions:
             raise NoSuchPart(
                 f"F{name} on {self.where}: level {level!r}: the stage has no such part to recompute"
             )
-        flight.edge = get_gradient_edge(y)
+        torch.clear_autocast_cache()  # copies of weights: of this microbatch, as its graph has them
         self._flights[stage, mb] = flight
-        return None if stage == self.stages - 1 else y.detach()
+        if stage == self.stages - 1:
+            flight.edges = [_edge(y)]
+            self._losses[mb] = y.detach()
+            return None
+        after = self._boundary(stage)
+        made = after.check(y, f"F{name} on {self.where}: the stage")
+        flight.edges = [_edge(tensor) for tensor in made if tensor.requires_grad]
+        return after.pack([tensor.detach() for tensor in made], self.device)
 
-    def _ending_with_loss(self, stage: int, mb: int) -> Callable[[Tensor], Tensor]:
+    def _run(self, stage: int, mb: int, spec: Any, *leaves: Any) -> Any:
         """What a stage does with its input; the last one goes on to the loss."""
-        module = self.modules[stage]
+        found = call(self.modules[stage], pytree.tree_unflatten(leaves, spec))
         if stage < self.stages - 1:
-            return module
-        target = self._of_batch(self._targets, "target", "F", f"{stage}.{mb}", mb)
-        return lambda x: self.loss(module(x), target)
+            return found
+        return self.loss(found, self._of_batch(self._targets, "target", f"{stage}.{mb}", mb))
 
     def recompute(self, stage: int, mb: int) -> None:
         """C: make again what F dropped. Without it B does so, part by part."""
@@ -202,27 +218,42 @@ class StageWorker:
         flight = self._flight(stage, mb, op, "F")
         if stage == self.stages - 1:
             share = 1.0 / len(self._targets)
-            dy = torch.full((), share, device=self.device, dtype=self._losses[mb].dtype)
+            gradients = [torch.full((), share, device=self.device, dtype=self._losses[mb].dtype)]
         elif dy is None:
             raise RuntimeFault(f"{op}{stage}.{mb} on {self.where}: no gradient was received")
-        edge, flight.edge = flight.edge, None
-        assert edge is not None
+        else:
+            gradients = self._boundary(stage).unpack_gradient(dy) if flight.edges else []
+            del dy
+        edges, flight.edges = flight.edges, []
         flight.queue.fused = fused
-        gradients = [dy]
-        del dy
-        with torch.autograd.set_multithreading_enabled(False):
-            torch.autograd.backward((edge,), (gradients.pop(),))
+        # a checkpoint of the user's own runs its part again in here; autocast is for forwards
+        with (
+            torch.autograd.set_multithreading_enabled(False),
+            deferring(flight.queue),
+            torch.autocast(self.device.type, enabled=False),
+        ):
+            _backward(edges, gradients)
         flight.slot.close()
         flight.dropping = None
         flight.done = op
+        if self.ready is not None:
+            self.ready.after_backward(stage, fused)
         if fused:
             del self._flights[stage, mb]
-        return flight.entry.pop() if stage else None
+        if not stage:
+            return None
+        if not flight.entry:  # nothing of the input had a part in the result
+            shape, dtype = self._boundary(stage - 1).gradient
+            return torch.zeros(shape, dtype=dtype, device=self.device)
+        return flight.entry.pop()
 
     def weight(self, stage: int, mb: int) -> None:
         """W: the weight gradients that B has queued."""
         flight = self._flight(stage, mb, "W", "B")
-        flight.queue.run(f"W{stage}.{mb} on {self.where}")
+        told = None if self.ready is None else self.ready.teller(stage)
+        flight.queue.run(f"W{stage}.{mb} on {self.where}", told)
+        if self.ready is not None:
+            self.ready.after_weight(stage)
         del self._flights[stage, mb]
 
     def offload(self, stage: int, mb: int) -> None:
@@ -255,11 +286,16 @@ class StageWorker:
 
     # -- facts -------------------------------------------------------------------------------------
 
-    def boundary(self, stage: int) -> Boundary:
-        """Shape and dtype of what `stage` sends forward (and gets the gradient of)."""
-        if not 0 <= stage < self.stages - 1:
+    def boundary(self, stage: int, gradient: bool = False) -> Layout:
+        """Shape and dtype of what `stage` sends forward, or of the `gradient` that it gets for it."""
+        boundary = self._boundary(stage)
+        return boundary.gradient if gradient else boundary.message
+
+    def _boundary(self, stage: int) -> Boundary:
+        found = self.boundaries[stage] if 0 <= stage < self.stages - 1 else None
+        if found is None:
             raise OptPipeError(f"boundary: stage {stage} of {self.stages} sends nothing on")
-        return self.boundaries[stage]
+        return found
 
     def held_bytes(self) -> int:
         """Activation bytes on the device now: each storage that a saved tensor or a queued weight
@@ -295,12 +331,10 @@ class StageWorker:
             raise RuntimeFault(f"{op}{stage}.{mb} on {self.where}: needs {after} before; {had}")
         return flight
 
-    def _of_batch(
-        self, batch: Sequence[Tensor] | Tensor, what: str, op: str, name: str, mb: int
-    ) -> Tensor:
+    def _of_batch(self, batch: Sequence[Any] | Tensor, what: str, name: str, mb: int) -> Any:
         if not 0 <= mb < len(batch):
             raise RuntimeFault(
-                f"{op}{name} on {self.where}: no {what}; start_step gave {len(batch)} microbatches"
+                f"F{name} on {self.where}: no {what}; start_step gave {len(batch)} microbatches"
             )
         return batch[mb]
 
@@ -312,15 +346,40 @@ def sum_tied(first: nn.Parameter, last: nn.Parameter) -> None:
         first.grad, last.grad = total, total.clone()
 
 
+def _edge(tensor: Tensor) -> GradientEdge | None:
+    """Where the backward of a tensor starts; None where it needs none."""
+    return get_gradient_edge(tensor) if tensor.requires_grad else None
+
+
+def _backward(edges: list[GradientEdge | None], gradients: list[Tensor]) -> None:
+    """Run the backward from these edges; the lists are emptied."""
+    pairs = [(edge, one) for edge, one in zip(edges, gradients, strict=True) if edge is not None]
+    edges.clear()
+    gradients.clear()
+    if pairs:
+        roots, shares = zip(*pairs, strict=True)
+        pairs.clear()
+        torch.autograd.backward(roots, shares)
+
+
 class _Enter(torch.autograd.Function):
     """The door into a stage's graph: no leaf that would hold the input, no accumulated gradient."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, box: list[Tensor]) -> Tensor:
-        ctx.box = box
-        return box.pop()
+    def forward(
+        ctx: Any, anchor: Tensor, box: list[Tensor], boundary: Boundary
+    ) -> tuple[Tensor, ...]:
+        ctx.box, ctx.boundary = box, boundary
+        found = tuple(boundary.unpack(box.pop()))
+        leaves = boundary.tensors
+        ctx.mark_non_differentiable(
+            *(t for t, leaf in zip(found, leaves, strict=True) if not leaf.differentiable)
+        )
+        return found
 
     @staticmethod
-    def backward(ctx: Any, dx: Tensor) -> tuple[None, None]:
-        ctx.box.append(dx)
-        return None, None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        leaves = ctx.boundary.tensors
+        wanted = [g for g, leaf in zip(gradients, leaves, strict=True) if leaf.differentiable]
+        ctx.box.append(ctx.boundary.pack(wanted, wanted[0].device))
+        return None, None, None
