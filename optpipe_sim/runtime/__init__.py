@@ -1,4 +1,32 @@
 """Schedules on real devices: the stages of a model in torch, one linear program per rank, measured.
 
-torch is imported nowhere else in the project, and only the command line imports this package.
+torch is imported nowhere else in the project; beside users only the command line imports this package.
+
+    from optpipe_sim.runtime import PipelineStep, profile_modules
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .model.recompute import checkpoint as checkpoint
+    from .model.recompute import mark_layers as mark_layers
+    from .model.recompute import part as part
+    from .modules.profile import profile_modules as profile_modules
+    from .modules.step import PipelineStep as PipelineStep
+
+# looked up on first use: torch takes a second or two
+_HOME = {
+    "PipelineStep": ".modules.step",
+    "checkpoint": ".model.recompute",
+    "mark_layers": ".model.recompute",
+    "part": ".model.recompute",
+    "profile_modules": ".modules.profile",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name], __name__), name)

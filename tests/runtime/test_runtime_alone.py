@@ -21,7 +21,8 @@ from optpipe_sim.runtime.execute.alone import arrivals, message_arrivals, receiv
 from optpipe_sim.runtime.execute.contents import make_contents
 from optpipe_sim.runtime.execute.executor import Record, measured_trace
 from optpipe_sim.runtime.execute.serial import run_serially
-from optpipe_sim.runtime.execute.task import batch, reference, stage_worker, zero_gradients
+from optpipe_sim.runtime.execute.task import batch, reference, stage_worker
+from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.sim.in_situ import InSitu, compose, in_situ
 from optpipe_sim.sim.lower import Lowered, lower
 

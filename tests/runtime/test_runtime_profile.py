@@ -17,13 +17,13 @@ from optpipe_sim.runtime.measure.copies import _fit, copy_sizes, measure_copies
 from optpipe_sim.runtime.measure.fake import fake_bytes, fake_profile
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.measure.profiler import (
-    Plan,
     StageBytes,
     measure,
     spread,
     stage_bytes,
     static_bytes,
 )
+from optpipe_sim.runtime.model.plan import Plan
 
 SMALL = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 50}
 MODELS = (

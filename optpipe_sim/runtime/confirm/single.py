@@ -25,9 +25,10 @@ from ..execute.alone import HeldBytes, Sweep, received, run_alone, sweep_ranks
 from ..execute.contents import make_contents
 from ..execute.executor import Record
 from ..execute.serial import run_serially
-from ..execute.task import batch, named_gradients, reference, stage_worker, zero_gradients
+from ..execute.task import batch, named_gradients, reference, stage_worker
 from ..execute.warmup import warm_up
 from ..measure.memory import CappedCudaBytes, LiveBytes, Meter, meter
+from ..model.split import zero_gradients
 from ..model.stage import StageWorker
 from ..model.stash import HostSlab
 from ..program.program import linear_programs

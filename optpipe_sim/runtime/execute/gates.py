@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import RuntimeFault
 from ...ops import Op
-from .transport import Layout
+from ..model.boundary import Layout
 from .worker import EMPTY, sleep_until
 
 WAIT_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ

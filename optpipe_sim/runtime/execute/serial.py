@@ -82,7 +82,9 @@ def run_serially(
         box = [] if granted else [_input(inputs.get(op), results, given)]
         scale.begin()
         if granted:
-            worker.allocate(op.stage, op.microbatch)
+            # an R may be granted before its O has ended; then the reload takes the memory
+            if Op(O, *op[1:]) in run.lasts_ns:
+                worker.allocate(op.stage, op.microbatch)
         else:
             scale.taken(box[0])
             with _Timer(worker.device) as timer:

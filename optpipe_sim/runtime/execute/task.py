@@ -20,6 +20,7 @@ from ...schedule.shape import Shape
 from ...sim.lower import lower
 from ..measure.memory import meter as meter_of
 from ..model.models import build_stage, layer_counts
+from ..model.split import zero_gradients
 from ..model.stage import StageWorker
 from ..program.program import Program, linear_programs
 from .executor import Record, run_program
@@ -204,15 +205,6 @@ def batch(plan: Plan | Modules, microbatches: int, seed: int) -> tuple[Tensor, T
     shape = (microbatches, plan.microbatch, plan.seq + 1)
     tokens = torch.randint(0, plan.model.vocab, shape, generator=generator)
     return tokens[..., :-1].contiguous(), tokens[..., 1:].contiguous()
-
-
-def zero_gradients(worker: StageWorker) -> None:
-    """Zeros, in memory that is there before the step: what a step takes is activations."""
-    for parameter in worker.parameters():
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-        else:
-            parameter.grad.zero_()
 
 
 def named_gradients(worker: StageWorker) -> dict[str, Tensor]:

@@ -7,15 +7,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from ...costs.parallelism import GRADIENT_BYTES, OPTIMIZER_BYTES
 from ...errors import OptPipeError
 from ...stage_cost import RecomputeLevel
 from ..model.chain import run_chain
-from ..model.models import torch_dtype
-from ..model.plan import Plan
+from ..model.plan import Stages
 from ..model.recompute import NoSuchPart, level_of
+from ..model.split import gradient_dtype, zero_gradients
 from ..model.stage import StageWorker
 from .memory import Meter, meter
 
@@ -79,7 +77,7 @@ class StageBytes:
 
 
 def stage_bytes(
-    plan: Plan,
+    plan: Stages,
     stage: int,
     device: str | torch.device,
     fill: bool = True,
@@ -95,31 +93,28 @@ def stage_bytes(
         OptPipeError: where the second microbatch gives other numbers than the first.
     """
     worker = plan.worker(stage, device, fill)
-    for parameter in worker.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    shape, kind = plan.boundary
-    tokens = plan.tokens(device)
-    worker.start_step(tokens, tokens)
+    zero_gradients(worker)
+    worker.start_step(*plan.batch(device))
     for fused in (False, True):
         run_chain(worker, (stage, None), fused=fused)
     worker.finish_step()
     torch.cuda.empty_cache()  # so that what is reserved from here on is for what follows
     with meter(device) as counter:
-        two = _Pass(worker, stage, shape, kind, counter, tokens)
+        two = _Pass(worker, stage, plan, counter)
         after_f, after_b, sizes, inside = two.run()
         found = {
-            name: replace(level, layers=level_of(name).whole_layers((plan.layers or ())[stage]))
+            name: replace(level, layers=level_of(name).whole_layers(plan.marked_layers(stage)))
             for name, level in two.levels(levels, after_f, after_b)
         }
     parameters = worker.parameters()
-    size = sum(p.numel() * p.element_size() for p in parameters)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
     return StageBytes(
         held=(after_f, after_b),
         copied=tuple(sizes),
         inside=dict(inside),
-        weights=size,
-        gradients=size,
-        parameters=sum(p.numel() for p in parameters),
+        weights=sum(p.numel() * p.element_size() for p in parameters),
+        gradients=sum(p.numel() * gradient_dtype(p).itemsize for p in trained),
+        parameters=sum(p.numel() for p in trained),
         taken=two.taken,
         levels=found,
     )
@@ -128,23 +123,15 @@ def stage_bytes(
 class _Pass:
     """F F B W B BW of two microbatches, with the meter read around each."""
 
-    def __init__(
-        self,
-        worker: StageWorker,
-        stage: int,
-        shape: tuple[int, ...],
-        kind: torch.dtype,
-        counter: Meter,
-        tokens: Tensor,
-    ) -> None:
-        self.worker, self.stage, self.meter, self.tokens = worker, stage, counter, tokens
-        self.shape, self.kind = shape, kind
+    def __init__(self, worker: StageWorker, stage: int, plan: Stages, counter: Meter) -> None:
+        self.worker, self.stage, self.plan, self.meter = worker, stage, plan, counter
+        self.batch = plan.batch(worker.device)
         self.peaks = dict.fromkeys(OPS, 0)
         self.taken: dict[str, int] = {}
 
     def run(self) -> tuple[int, int, list[int], tuple[tuple[str, int], ...]]:
         """Bytes after F and after B, the storages that O copies, and inside each op."""
-        self.worker.start_step(self.tokens, self.tokens)
+        self.worker.start_step(*self.batch)
         after_f = [self.change("F", mb) for mb in (0, 1)]
         moved = self.worker.offload_sizes(self.stage, 0)
         act = max(after_f)
@@ -163,7 +150,7 @@ class _Pass:
         """The bytes of each level: F F B W BW with the recomputation inside, F C BW with it apart."""
         spare = max(self.peaks.values())
         for name in names:
-            self.worker.start_step(self.tokens, self.tokens)
+            self.worker.start_step(*self.batch)
             self.peaks = dict.fromkeys((*OPS, "C"), 0)
             try:
                 keep = self.change("F", 0, name)
@@ -196,7 +183,7 @@ class _Pass:
         before = self.meter.held()
         self.meter.reset_peak()
         if op == "F":
-            x = self.message() if stage else None
+            x = self.plan.message(worker, stage - 1)
             worker.forward(stage, mb, x, level)
             del x
         elif op == "C":
@@ -204,16 +191,13 @@ class _Pass:
         elif op == "W":
             worker.weight(stage, mb)
         else:
-            dy = self.message() if stage < worker.stages - 1 else None
+            dy = self.plan.message(worker, stage, gradient=True)
             worker.backward(stage, mb, dy, fused=op == "BW")
             del dy
         self.peaks[op] = max(self.peaks[op], self.meter.peak() - before)
         for key, size in self.meter.taken().items():
             self.taken[key] = max(self.taken.get(key, 0), size)
         return self.meter.held() - before
-
-    def message(self) -> Tensor:
-        return torch.zeros(self.shape, dtype=self.kind, device=self.worker.device)
 
 
 def check_levels(names: Sequence[str]) -> None:
@@ -251,15 +235,12 @@ def byte_facts(size: StageBytes, static: Mapping[str, int]) -> dict[str, Any]:
     }
 
 
-def static_bytes(plan: Plan, sizes: Sequence[StageBytes]) -> list[dict[str, int]]:
+def static_bytes(plan: Stages, sizes: Sequence[StageBytes]) -> list[dict[str, int]]:
     """Per stage: weights, gradients, optimizer, and its share of the device's reserve.
 
     The reserve is what the hungriest op of the device needs for a moment; its stages share it.
     """
-    wide = torch_dtype(plan.dtype).itemsize == 4
-    each = plan.optimizer_bytes
-    if each is None:
-        each = OPTIMIZER_BYTES - (GRADIENT_BYTES if wide else 0)
+    each = plan.adam_bytes
     parts = []
     for stage, size in enumerate(sizes):
         mates = sizes[stage % plan.devices :: plan.devices]

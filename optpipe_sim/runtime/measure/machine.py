@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
-from dataclasses import fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +14,7 @@ import torch
 from ...version import __version__
 
 if TYPE_CHECKING:
-    from ...costs.models import Model
-    from ..model.plan import Plan
+    from ..model.plan import Stages
 
 MEASURED = {
     "t_f, t_b, t_w, t_bw": "measured: medians",
@@ -27,32 +25,22 @@ MEASURED = {
 }
 
 
-def provenance(plan: Plan, device: torch.device | None) -> dict[str, Any]:
+def provenance(plan: Stages, device: torch.device | None) -> dict[str, Any]:
     """What a measured profile says of itself; `device` is None for fake tensors."""
-    model = plan.model
+    facts = plan.facts()
     return {
-        "source": f"optpipe-sim profile: {model.name} on {'fake' if device is None else device}",
+        "source": f"optpipe-sim profile: {plan.title} on {'fake' if device is None else device}",
         "measured_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "model": {"name": model.name, "source": model.source, "shape": model_shape(model)},
+        "model": facts["model"],
         "device": {"kind": "fake"} if device is None else device_facts(device),
         "versions": {
             "optpipe_sim": __version__,
             "torch": str(torch.__version__),
             "python": platform.python_version(),
         },
-        "work": {"microbatch": plan.microbatch, "seq": plan.seq, "dtype": plan.dtype},
+        "work": facts["work"],
         "layers_per_stage": list(plan.layers or ()),
         "provenance": dict(MEASURED),
-    }
-
-
-def model_shape(model: Model) -> dict[str, Any]:
-    """What of a model is not as usual, as `costs.load_model` takes it: all that its stages need."""
-    named = {"name", "source", "published_parameters", "published_active"}
-    return {
-        field.name: value
-        for field in fields(model)
-        if field.name not in named and (value := getattr(model, field.name)) != field.default
     }
 
 

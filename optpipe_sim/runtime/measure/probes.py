@@ -90,7 +90,7 @@ def repeats(plan: Plan, device: torch.device) -> dict[str, Any]:
     the largest difference, of the largest entry of that gradient."""
     runs = []
     worker = plan.worker(0, device)
-    tokens = plan.tokens(device)
+    tokens, _ = plan.batch(device)
     for _ in range(2):
         for parameter in worker.parameters():
             parameter.grad = torch.zeros_like(parameter)

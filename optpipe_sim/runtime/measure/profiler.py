@@ -18,7 +18,7 @@ from ...costs.parallelism import stage_layers
 from ...errors import OptPipeError
 from ...profile import CostProfile, Offload
 from ...stage_cost import StageCost
-from ..model.plan import Plan
+from ..model.plan import Stages
 from .copies import Copy, copy_sizes, measure_copies
 from .environment import prepare_cuda
 from .footprint import (
@@ -50,7 +50,7 @@ def spread(times: Sequence[float]) -> Spread:
 
 
 def stage_times(
-    plan: Plan,
+    plan: Stages,
     stage: int,
     device: torch.device,
     samples: int = 30,
@@ -64,25 +64,23 @@ def stage_times(
     ``BW level``, which recompute inside.
     """
     worker = plan.worker(stage, device)
-    shape, kind = plan.boundary
     generator = torch.Generator(device=device).manual_seed(plan.seed)
-    x = torch.empty(shape, dtype=kind, device=device).normal_(generator=generator)
-    dy = torch.empty(shape, dtype=kind, device=device).normal_(generator=generator) / x.numel()
-    tokens = plan.tokens(device)
-    first, last = stage == 0, stage == plan.stages - 1
+    x = plan.message(worker, stage - 1, generator=generator)
+    dy = plan.message(worker, stage, gradient=True, generator=generator)
+    batch = plan.batch(device)
     clock = _Clock(device)
     for at in range(samples + warmup):
-        worker.start_step(tokens, tokens)
+        worker.start_step(*batch)
         keep = at >= warmup
         for chain in _chains(levels):
             level = chain.level
             with clock("F" if level is None else f"F {level}", keep):
-                worker.forward(stage, 0, None if first else x, level)
+                worker.forward(stage, 0, x, level)
             if chain.apart:
                 with clock(f"C {level}", keep):
                     worker.recompute(stage, 0)
             with clock(chain.backward, keep):
-                worker.backward(stage, 0, None if last else dy, fused=chain.fused)
+                worker.backward(stage, 0, dy, fused=chain.fused)
             if not chain.fused:
                 with clock("W", keep):
                     worker.weight(stage, 0)
@@ -152,7 +150,7 @@ class _Clock:
 
 
 def measure(
-    plan: Plan,
+    plan: Stages,
     device: str = "cpu",
     samples: int = 30,
     warmup: int = 5,
@@ -194,7 +192,7 @@ def measure(
             )
     except torch.cuda.OutOfMemoryError:
         raise OptPipeError(
-            f"stage {stage} of {plan.model.name} does not fit on {device} with three microbatches:"
+            f"stage {stage} of {plan.title} does not fit on {device} with three microbatches:"
             " take more stages, a shorter --seq or a smaller --microbatch"
         ) from None
     largest = max(size for one in sizes.values() for size in one.copied)
@@ -233,7 +231,7 @@ def copy_facts(copy: Copy) -> dict[str, Any]:
 
 
 def assemble(
-    plan: Plan,
+    plan: Stages,
     sizes: Sequence[StageBytes],
     times: Sequence[Mapping[str, Spread]],
     copies: Mapping[str, Mapping[str, Copy]],
@@ -261,7 +259,8 @@ def assemble(
                 static_bytes=sum(static.values()),
                 t_offload_ns=d2h.time_ns(size.moved, len(size.copied)),
                 t_reload_ns=h2d.time_ns(size.moved, len(size.copied)),
-                layers=stage_layers(plan.layers or ())[at],
+                # a stage of unknown layers is one: it is not divided
+                layers=1 if plan.layers is None else stage_layers(plan.layers)[at],
                 recompute=recompute_levels(
                     size, {one: time_of[f"C {one}"].median for one in size.levels}
                 ),
@@ -288,7 +287,7 @@ def assemble(
     )
 
 
-def memory_limit(plan: Plan, meta: Mapping[str, Any]) -> tuple[int, ...] | None:
+def memory_limit(plan: Stages, meta: Mapping[str, Any]) -> tuple[int, ...] | None:
     """What torch can have of a GPU; none on a CPU."""
     usable = meta["device"].get("usable_bytes")
     return None if usable is None else (usable,) * plan.devices

@@ -2,16 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ...costs.models import Model
-from ...costs.parallelism import stage_kinds
+from ...costs.parallelism import GRADIENT_BYTES, OPTIMIZER_BYTES, stage_kinds
 from ...errors import OptPipeError
+from .chain import zeros
 from .models import build_stage, check_model, layer_counts, torch_dtype
 from .stage import StageWorker
+
+
+class Stages(Protocol):
+    """What can be profiled: `Plan`, or a user's own modules.
+
+    Attributes:
+        layers: per stage; None: unknown.
+        adam_bytes: what the optimizer keeps per weight.
+        title: of the model.
+    """
+
+    @property
+    def devices(self) -> int: ...
+    @property
+    def chunks(self) -> int: ...
+    @property
+    def stages(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def layers(self) -> tuple[int, ...] | None: ...
+    @property
+    def title(self) -> str: ...
+    @property
+    def adam_bytes(self) -> int: ...
+    def alike(self) -> list[int]: ...
+    def worker(self, stage: int, device: str | torch.device, fill: bool = True) -> StageWorker: ...
+    def batch(self, device: str | torch.device) -> tuple[Any, Any]: ...
+    def message(
+        self,
+        worker: StageWorker,
+        boundary: int,
+        gradient: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Tensor | None: ...
+    def marked_layers(self, stage: int) -> int: ...
+    def name(self, kind: str) -> str: ...
+    def facts(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
@@ -47,6 +87,10 @@ class Plan:
         """Of the whole model."""
         return self.devices * self.chunks
 
+    def marked_layers(self, stage: int) -> int:
+        """How many layers of a stage recomputation knows."""
+        return (self.layers or ())[stage]
+
     def alike(self) -> list[int]:
         """For each stage the first one that is just like it."""
         assert self.layers is not None
@@ -75,12 +119,58 @@ class Plan:
         """Shape and dtype of what goes from stage to stage."""
         return (self.microbatch, self.seq, self.model.hidden), torch_dtype(self.dtype)
 
-    def tokens(self, device: str | torch.device) -> Tensor:
-        """A batch of two microbatches."""
+    def batch(self, device: str | torch.device) -> tuple[Tensor, Tensor]:
+        """Two microbatches, inputs and targets."""
         shape = (2, self.microbatch, self.seq)
-        return torch.randint(0, self.model.vocab, shape, device=device)
+        tokens = torch.randint(0, self.model.vocab, shape, device=device)
+        return tokens, tokens
+
+    def message(
+        self,
+        worker: StageWorker,
+        boundary: int,
+        gradient: bool = False,
+        generator: torch.Generator | None = None,
+    ) -> Tensor | None:
+        """What goes across a boundary, or the gradient that comes back: zeros, or drawn at random;
+        None before the first stage and after the last."""
+        made = zeros(worker, boundary, gradient)
+        if made is None or generator is None:
+            return made
+        made.normal_(generator=generator)
+        return made.div_(made.numel()) if gradient else made
+
+    @property
+    def title(self) -> str:
+        """Of the model."""
+        return self.model.name
 
     def name(self, kind: str) -> str:
         """What a profile of it on such a device is called."""
         size = f"s{self.seq}-b{self.microbatch}-{self.dtype}"
         return f"{self.model.name}-{kind}-p{self.devices}-{size}"
+
+    @property
+    def adam_bytes(self) -> int:
+        """What the optimizer keeps per weight."""
+        if self.optimizer_bytes is not None:
+            return self.optimizer_bytes
+        return OPTIMIZER_BYTES - (GRADIENT_BYTES if torch_dtype(self.dtype).itemsize == 4 else 0)
+
+    def facts(self) -> dict[str, Any]:
+        """What a profile of it tells of its origin."""
+        model = self.model
+        return {
+            "model": {"name": model.name, "source": model.source, "shape": model_shape(model)},
+            "work": {"microbatch": self.microbatch, "seq": self.seq, "dtype": self.dtype},
+        }
+
+
+def model_shape(model: Model) -> dict[str, Any]:
+    """What of a model is not as usual, as `costs.load_model` takes it: all that its stages need."""
+    named = {"name", "source", "published_parameters", "published_active"}
+    return {
+        field.name: value
+        for field in fields(model)
+        if field.name not in named and (value := getattr(model, field.name)) != field.default
+    }

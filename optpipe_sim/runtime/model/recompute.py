@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from ...errors import RuntimeFault
@@ -28,6 +28,7 @@ from .split import WeightQueue, deferring
 from .stash import Handle, Slot, storage_key
 
 STAGE, LAYER = "stage", "layer"
+Place = tuple[int, int] | None
 WITHIN = ("norms", "qkv", "attention", "mlp", "experts")  # parts of a layer, by `costs.levels`
 LEVELS = (
     f"{', '.join(WITHIN)} (or some of them, joined by +), full, full-50% (of the layers), stage"
@@ -46,8 +47,11 @@ class Level:
     parts: frozenset[str]
     percent: int = 100
 
-    def drops(self, part: str, place: tuple[int, int]) -> bool:
-        """Whether it drops that part, the n-th of so many of its kind."""
+    def drops(self, part: str, place: Place) -> bool:
+        """Whether it drops that part, the n-th of so many of its kind; one that does not know its
+        place is dropped where all of its kind are."""
+        if place is None:
+            return part in self.parts and self.percent == 100
         at, count = place
         return part in self.parts and at < -(-self.percent * count // 100)
 
@@ -80,16 +84,41 @@ def level_of(name: str) -> Level:
 _active = threading.local()
 
 
-def part(name: str, run: Callable[..., Any], *inputs: Any, place: tuple[int, int] = (0, 1)) -> Any:
+def part(name: str, run: Callable[..., Any], *inputs: Any, place: Place = (0, 1)) -> Any:
     """``run(*inputs)``, a part of a stage that a level may recompute.
 
     Args:
         run: draws the same numbers again with the same random state, and edits nothing in place
             but what it has made itself. Tensors that it finds elsewhere than in `inputs` stay alive.
-        place: which of how many parts of that name in the stage.
+        place: which of how many parts of that name in the stage; None: unknown.
     """
     dropping = getattr(_active, "dropping", None)
     return run(*inputs) if dropping is None else dropping.part(name, run, inputs, place)
+
+
+def mark_layers(layers: Sequence[nn.Module]) -> None:
+    """Make each of these modules of a stage a layer, which the levels ``full`` and ``full-50%``
+    recompute; in place."""
+    for at, layer in enumerate(layers):
+        layer.forward = _Marked(layer.forward, (at, len(layers)))
+
+
+def checkpoint(function: Callable[..., Any], *inputs: Any, **options: Any) -> Any:
+    """``torch.utils.checkpoint.checkpoint``, for the schedule to decide: `function` is a layer, which
+    the level ``full`` recomputes. Keywords but those of torch's function go to `function`."""
+    for own in ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn"):
+        options.pop(own, None)
+    return part(LAYER, partial(function, **options), *inputs, place=None)
+
+
+class _Marked:
+    """The forward of a layer, as a part."""
+
+    def __init__(self, run: Callable[..., Any], place: Place) -> None:
+        self.run, self.place = run, place
+
+    def __call__(self, *inputs: Any, **options: Any) -> Any:
+        return part(LAYER, partial(self.run, **options), *inputs, place=self.place)
 
 
 class Dropping:
@@ -113,9 +142,7 @@ class Dropping:
         finally:
             _active.dropping = before
 
-    def part(
-        self, name: str, run: Callable[..., Any], inputs: Sequence[Any], place: tuple[int, int]
-    ) -> Any:
+    def part(self, name: str, run: Callable[..., Any], inputs: Sequence[Any], place: Place) -> Any:
         """Run a part; remember how to, where it is dropped. What is inside of it goes with it."""
         slot = self.slot
         if slot.region is not None or not self.level.drops(name, place):

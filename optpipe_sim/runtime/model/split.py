@@ -8,9 +8,9 @@ Biases, norms and embeddings, under one per cent of the work, are done in B.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -92,6 +92,21 @@ def gradient_dtype(weight: nn.Parameter) -> torch.dtype:
     return getattr(weight, "grad_dtype", None) or weight.dtype
 
 
+class HasParameters(Protocol):
+    """A worker, or a module."""
+
+    def parameters(self) -> Iterable[nn.Parameter]: ...
+
+
+def zero_gradients(worker: HasParameters) -> None:
+    """Zeros, in memory that is there before the step: what a step takes is activations."""
+    for parameter in worker.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+        elif parameter.requires_grad:
+            parameter.grad = torch.zeros_like(parameter, dtype=gradient_dtype(parameter))
+
+
 def weight_gradient(weight: Tensor, x: Tensor, dy: Tensor) -> Tensor:
     """dW of ``linear`` (weight: out x in) or of `batched` (weight: groups x in x out).
 
@@ -155,7 +170,8 @@ class _Linear(torch.autograd.Function):
 def _split(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     """The product as an op of its own, whose W comes apart; None where nothing runs it that way."""
     queue = getattr(_active, "queue", None)
-    if queue is None or not torch.is_grad_enabled():
+    # W finds a parameter's .grad: what is computed from parameters has to be done in B
+    if queue is None or not torch.is_grad_enabled() or not weight.is_leaf:
         return None
     kind = x.device.type
     casts = torch.is_autocast_enabled(kind) and x.dtype != torch.float64

@@ -176,7 +176,7 @@ class StageWorker:
                 before = self._boundary(stage - 1)
                 flight.entry.append(x.detach())
                 del x
-                tree = before.tree(_Enter.apply(self._anchor, flight.entry, before))
+                tree = before.tree(Enter.apply(self._anchor, flight.entry, before))
                 taken, spec = pytree.tree_flatten(tree)
                 del tree
             y = part(STAGE, partial(self._run, stage, mb, spec), *taken)
@@ -362,7 +362,7 @@ def _backward(edges: list[GradientEdge | None], gradients: list[Tensor]) -> None
         torch.autograd.backward(roots, shares)
 
 
-class _Enter(torch.autograd.Function):
+class Enter(torch.autograd.Function):
     """The door into a stage's graph: no leaf that would hold the input, no accumulated gradient."""
 
     @staticmethod

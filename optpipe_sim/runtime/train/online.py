@@ -25,39 +25,8 @@ from ...errors import InvalidSchedule
 from ...profile import CostProfile
 from ...profile_io import load_profile, profile_to_json
 from ...schedule import Schedule
-from ...sim.lower import Lowered, lower
-from ..model.recompute import level_of
-from ..program.program import Program, linear_programs
-from ..program.soundness import check_programs
+from ..program.prepare import Prepared
 from .planner import Proposal
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """A schedule that a rank is ready to run."""
-
-    lowered: Lowered
-    programs: tuple[Program, ...]
-
-    @property
-    def schedule(self) -> Schedule:
-        """As it is issued."""
-        return self.lowered.schedule
-
-
-def prepare(schedule: Schedule, profile: CostProfile, limit: Any = None) -> Prepared:
-    """Lower and check a schedule.
-
-    Raises:
-        OptPipeError: where it is not sound, does not keep the limit, or recomputes at a level that
-            the runtime does not have.
-    """
-    for name in schedule.levels.names:
-        level_of(name)
-    lowered = lower(schedule, profile, limit)
-    programs = linear_programs(lowered)
-    check_programs(programs, lowered.schedule)
-    return Prepared(lowered, programs)
 
 
 def require_same_shape(new: Schedule, old: Schedule) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor
 from ...errors import OptPipeError
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ..measure.machine import model_shape
-from ..model.plan import Plan
+from ..model.plan import Plan, model_shape
 from ..model.tokens import Tokens
-from .online import Prepared, prepare, require_same_shape
+from ..program.prepare import Prepared, prepare
+from .online import require_same_shape
 from .planner import Online, Planner
 
 NEWS, STOP = "news.jsonl", "stop"

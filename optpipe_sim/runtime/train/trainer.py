@@ -18,10 +18,11 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ..execute.executor import Record, run_program
 from ..execute.iteration import Iteration
-from ..execute.task import clock_offset_ns, exchange_tied, stage_worker, zero_gradients
+from ..execute.task import clock_offset_ns, exchange_tied, stage_worker
 from ..execute.transport import Gloo
 from ..measure.insitu import sample
 from ..measure.memory import LiveBytes
+from ..model.split import zero_gradients
 from ..model.stage import StageWorker
 from .checkpoint import load_checkpoint, load_state, save_checkpoint
 from .online import Outcome, Report, Switch

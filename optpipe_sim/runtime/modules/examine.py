@@ -1,0 +1,196 @@
+"""Before the first step: what goes from stage to stage, and what cannot work, in one line.
+
+One microbatch goes forward through all stages, and each stage backward by itself with gradients of
+zero; no `.grad`, buffer or random state is changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
+
+from ...errors import OptPipeError
+from ...schedule.shape import Shape
+from ..model.boundary import Boundary, call
+from ..model.stage import Enter
+from .pipeline_group import PipelineGroup
+
+SHARDED = (FSDPModule, FullyShardedDataParallel)
+IN_PLACE = "modified by an inplace operation"
+
+
+def refuse(stage: int, module: nn.Module, device: torch.device) -> None:
+    """Refuse a stage whose parameters this executor would give wrong gradients.
+
+    Raises:
+        OptPipeError: names the stage and the parameter.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, SHARDED):
+            raise OptPipeError(
+                f"stage {stage}: {name or 'it'} is sharded by FSDP, which gathers weights around a"
+                " whole backward; hand over plain modules, or run the schedule through"
+                " optpipe_sim.runtime.torch_pipelining"
+            )
+        if isinstance(part, DistributedDataParallel):
+            raise OptPipeError(
+                f"stage {stage}: {name or 'it'} is in DistributedDataParallel, whose hooks expect a"
+                " whole backward; hand over its .module and reduce gradients by ready="
+            )
+    for name, parameter in module.named_parameters():
+        which = f"stage {stage}: parameter {name}"
+        if isinstance(parameter, DTensor):
+            raise OptPipeError(f"{which} is a DTensor; stages have plain tensors")
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise OptPipeError(
+                f"{which} has hooks on its gradient, which comes in several parts; take ready=, which"
+                " is told when it is complete"
+            )
+        if parameter.device.type != device.type:
+            raise OptPipeError(f"{which} is on {parameter.device}, not on {device}")
+
+
+@dataclass
+class Passed:
+    """What one stage hands to the next while they are examined: an example, or why there is none."""
+
+    boundary: Boundary | None = None
+    message: Tensor | None = None
+    problem: str | None = None
+
+
+def examine(
+    modules: Mapping[int, nn.Module],
+    shape: Shape,
+    group: PipelineGroup,
+    device: torch.device,
+    inputs: Any,
+    ending: Callable[[Any], Tensor],
+) -> dict[int, Passed]:
+    """Examine the stages of this process; all processes of the group have to.
+
+    Args:
+        inputs: one microbatch, for the first stage. ending: the loss of what the last one returns.
+
+    Returns:
+        By stage, what it hands on; the last stage of the model has nothing.
+
+    Raises:
+        OptPipeError: the same line on all ranks.
+    """
+    place, last = shape.placement, shape.stages - 1
+    found: dict[int, Passed] = {}
+    came: dict[int, Passed] = {}
+    for stage in sorted(modules):
+        taken = came.get(stage)
+        if taken is None and stage:
+            taken = group.take(place[stage - 1])
+        if taken is not None and taken.problem:
+            made = Passed(problem=taken.problem)
+        else:
+            made = _examined(stage, modules[stage], device, taken, inputs, stage == last, ending)
+        found[stage] = made
+        if stage < last and stage + 1 in modules:
+            came[stage + 1] = made
+        elif stage < last:
+            group.put(_on_host(made), place[stage + 1])
+        if taken is not None and stage:
+            found.setdefault(stage - 1, taken)
+    problems = group.gather(next((one.problem for one in found.values() if one.problem), None))
+    for problem in problems:
+        if problem:
+            raise OptPipeError(problem)
+    return found
+
+
+def _on_host(made: Passed) -> Passed:
+    return Passed(made.boundary, None if made.message is None else made.message.cpu(), made.problem)
+
+
+def _examined(
+    stage: int,
+    module: nn.Module,
+    device: torch.device,
+    taken: Passed | None,
+    inputs: Any,
+    last: bool,
+    ending: Callable[[Any], Tensor],
+) -> Passed:
+    """One stage, forward and backward."""
+    try:
+        refuse(stage, module, device)
+        with _unchanged(module, device), torch.enable_grad():
+            tree, anchor = _taken(taken, inputs, device)
+            mine = [value for value in pytree.tree_leaves(tree) if isinstance(value, Tensor)]
+            versions = [tensor._version for tensor in mine]
+            made = call(module, tree)
+            if last:
+                made = ending(made)
+                if not isinstance(made, Tensor) or made.dim():
+                    told = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+                    raise OptPipeError(f"loss: has to be one number, got {told}")
+            if [tensor._version for tensor in mine] != versions:
+                raise OptPipeError(
+                    f"stage {stage}: edits its input in place, which the stage before it may still"
+                    " need; edit a copy instead"
+                )
+            boundary = Boundary.of(made)
+            tensors = [value for value in pytree.tree_leaves(made) if isinstance(value, Tensor)]
+            _backward(tensors, module, anchor)
+        return Passed(boundary, boundary.pack([t.detach() for t in tensors], device))
+    except OptPipeError as error:
+        return Passed(problem=str(error))
+    except Exception as error:
+        why = str(error).split("\n")[0]
+        if IN_PLACE in why:
+            why = "a tensor that its backward needs is edited in place; edit a copy instead"
+        else:
+            why = f"{type(error).__name__}: {why}"
+        return Passed(problem=f"stage {stage}: {why}")
+
+
+def _taken(taken: Passed | None, inputs: Any, device: torch.device) -> tuple[Any, Tensor]:
+    """What a stage is called with, and a leaf before it."""
+    anchor = torch.zeros((), device=device, requires_grad=True)
+    if taken is None:
+        return inputs, anchor
+    assert taken.boundary is not None
+    assert taken.message is not None
+    message = taken.message.to(device, copy=True)
+    return taken.boundary.tree(Enter.apply(anchor, [message], taken.boundary)), anchor
+
+
+def _backward(tensors: list[Tensor], module: nn.Module, anchor: Tensor) -> None:
+    roots = [tensor for tensor in tensors if tensor.requires_grad]
+    leaves = [anchor, *(p for p in module.parameters() if p.requires_grad)]
+    if roots:
+        zeros = [torch.zeros_like(root) for root in roots]
+        try:
+            torch.autograd.grad(roots, leaves, zeros, allow_unused=True)
+        except RuntimeError as error:
+            if "use_reentrant" not in str(error):  # such a checkpoint wants a real backward
+                raise
+
+
+@contextmanager
+def _unchanged(module: nn.Module, device: torch.device) -> Iterator[None]:
+    """Leave random numbers and buffers as they were."""
+    kept = [(buffer, buffer._version, buffer.clone()) for buffer in module.buffers()]
+    cuda = [torch.cuda.current_device()] if device.type == "cuda" else []
+    with torch.random.fork_rng(cuda):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, version, before in kept:
+                    if buffer._version != version:
+                        buffer.copy_(before)

@@ -1,0 +1,340 @@
+"""`PipelineStep`: one training step of a user's own stages, as a schedule says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...errors import OptPipeError
+from ...ops import Op
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ...stage_cost import StageCost
+from ..execute.executor import run_program
+from ..execute.iteration import Iteration
+from ..execute.serial import run_serially
+from ..execute.transport import Gloo, Transport
+from ..measure.memory import Meter
+from ..measure.memory import meter as meter_of
+from ..model.boundary import Boundary
+from ..model.ready import Ready
+from ..model.split import zero_gradients
+from ..model.stage import Loss, StageWorker
+from ..program.prepare import prepare
+from .examine import examine
+from .pipeline_group import PipelineGroup
+from .tied import Tied, TiedWeights
+
+
+class PipelineStep:
+    """Forward and backward of a batch through stages of your own, as a schedule says.
+
+        step = PipelineStep(stages, schedule, loss, profile=profile)
+        optimizer = torch.optim.AdamW(step.parameters())
+        for inputs, targets in batches:
+            mean_loss = step(inputs, targets)
+            step.clip_grad_norm_(1.0)
+            optimizer.step()
+
+    Without a process group one process runs all ranks, op by op in the order of their predicted
+    times, for tests and small models. Where torch.distributed has a process for each device of the
+    schedule (gloo on CPUs, NCCL on GPUs), each runs its own stages: all make the same calls.
+
+    What a stage returns the next one takes: a tensor, or a tuple (its positional arguments) or dict
+    (its keywords) of tensors and constants. The first stage takes a microbatch of the inputs likewise.
+    Gradients are those of the mean loss over the microbatches; every call starts them at zero. Plain
+    ``nn.Linear`` layers are split into B and W; other weights get theirs in B, as do those in
+    compiled modules. Autocast around the call is that of the forward passes. A stage may have frozen
+    parameters, and activation checkpointing of its own (`torch.utils.checkpoint`).
+
+    Args:
+        modules: all stages in order; in a process group those of this rank, by number, will do.
+        schedule: of as many stages; `profile` has its costs, which decide when memory may be dropped
+            (default: none is limited), and its levels of recomputation.
+        loss: of what the last stage returns and the target of a microbatch: one number.
+        memory_limit: bytes per device; default: the profile's.
+        tied: per weight that several stages have copies of, which stages and its name in each, as in
+            ``[[(0, "embed.weight"), (3, "head.weight")]]``: all start as the first, and get the sum
+            of all gradients. Stages of one process may share the parameter itself instead.
+        group: the process group of this pipeline; default: all processes.
+        device: of the modules, ``cpu`` or ``cuda``.
+        ready: told of each parameter when no op of the step adds to its gradient any more, while the
+            step goes on; what it gives back, if anything, is waited for at the end (``.wait()``). For
+            data parallelism: ``lambda p: dist.all_reduce(p.grad, group=replicas, async_op=True)``.
+        accumulate: dtype in which gradients add up, as torch.float32 for weights in bf16.
+        timeout_s: how long a message may let one wait.
+        begun: told of each op that starts.
+
+    Attributes:
+        peaks: after a call with ``measure=True``, by rank of this process, the most activation bytes
+            held between ops.
+
+    Raises:
+        OptPipeError: one line, with what does not fit.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module] | Mapping[int, nn.Module],
+        schedule: Schedule,
+        loss: Loss,
+        *,
+        profile: CostProfile | None = None,
+        memory_limit: int | Sequence[int] | None = None,
+        tied: Sequence[Tied] = (),
+        group: Any = None,
+        device: str | torch.device = "cpu",
+        ready: Callable[[nn.Parameter], Any] | None = None,
+        accumulate: torch.dtype | None = None,
+        timeout_s: float = 60.0,
+        begun: Callable[[Op], None] = lambda op: None,
+    ) -> None:
+        shape = schedule.shape
+        self.device, self.loss, self.timeout_s, self.begun = (
+            torch.device(device),
+            loss,
+            timeout_s,
+            begun,
+        )
+        self.group = PipelineGroup(shape.devices, group)
+        self.modules = _own(modules, schedule, self.group)
+        if profile is None and schedule.levels.names:
+            raise OptPipeError("profile: the schedule recomputes; give the profile with its levels")
+        self.prepared = prepare(schedule, profile or uniform(schedule), memory_limit)
+        self.tied = TiedWeights(tied, self.modules, shape, self.group)
+        self.tied.start_equal()
+        self.ready, self.accumulate = ready, accumulate
+        if accumulate is not None and not hasattr(torch.Tensor, "grad_dtype"):
+            raise OptPipeError(f"accumulate: torch {torch.__version__} has no Tensor.grad_dtype")
+        self.boundaries: list[Boundary | None] | None = None
+        self.workers: dict[int, StageWorker] = {}
+        self.peaks: dict[int, int] = {}
+        self._transport: Transport | None = None
+        self._waiting: list[Any] = []
+
+    @property
+    def schedule(self) -> Schedule:
+        """As it is issued."""
+        return self.prepared.schedule
+
+    def parameters(self) -> list[nn.Parameter]:
+        """Of the stages of this process, each once: for the optimizer."""
+        every = (p for _, module in sorted(self.modules.items()) for p in module.parameters())
+        return list({id(parameter): parameter for parameter in every}.values())
+
+    # -- a step --------------------------------------------------------------------------------------
+
+    def __call__(self, inputs: Any, targets: Any, measure: bool = False) -> float | None:
+        """Run forward and backward of a batch; the gradients are in `.grad` then.
+
+        Args:
+            inputs: one per microbatch, in a list, or along the first dimension of a tensor; only the
+                first stage's process reads them. targets: likewise, for the last one.
+            measure: count bytes (into `peaks`), which slows the step down.
+
+        Returns:
+            The mean loss; None in a process without the last stage.
+
+        Raises:
+            OptPipeError: at the first call, where a stage cannot be run so.
+            RuntimeFault: names the rank, the op and what went wrong.
+        """
+        self._check_batch(inputs, targets)
+        if self.boundaries is None:
+            self.prepare(inputs, targets)
+        if self.accumulate is not None:
+            self._accumulate_in(self.accumulate)
+        later = self._later()
+        for worker in self.workers.values():
+            zero_gradients(worker)
+            if self.ready is not None:
+                microbatches = self.schedule.shape.microbatches
+                worker.ready = Ready(
+                    worker.modules, microbatches, self._told, {id(p) for p in later}
+                )
+            worker.start_step(inputs, targets)
+        with nullcontext() if not measure else meter_of(self.device) as meter:
+            for worker in self.workers.values():
+                worker.allocated = None if meter is None else meter.add
+            loss = self._run(meter)
+        self.tied.add_up()
+        if self.ready is not None:
+            for parameter in later:
+                self._told(parameter)
+        for work in self._waiting:
+            work.wait()
+        self._waiting.clear()
+        return loss
+
+    def _run(self, meter: Meter | None) -> float | None:
+        if self.group.rank is None:
+            run = run_serially(self.prepared.lowered, self.workers, meter=meter, done=self.begun)
+            if meter is not None:
+                self.peaks = {r: max(held for _, held in each) for r, each in run.held.items()}
+            return run.loss
+        rank = self.group.rank
+        assert self._transport is not None
+        program = self.prepared.programs[rank]
+        worker = self.workers[rank]
+        run_on = run_program
+        if self.device.type == "cuda":
+            from ..execute.cuda import run_program as run_on
+        record = run_on(
+            Iteration(
+                program,
+                self.schedule,
+                worker,
+                self._transport,
+                meter=meter,
+                timeout_s=self.timeout_s,
+                begun=self.begun,
+            )
+        )
+        if meter is not None:
+            self.peaks = {rank: record.peak_bytes}
+        loss = worker.finish_step()
+        return None if loss is None else float(loss)
+
+    def _told(self, parameter: nn.Parameter) -> None:
+        assert self.ready is not None
+        work = self.ready(parameter)
+        if work is not None:
+            self._waiting.append(work)
+
+    def _later(self) -> list[nn.Parameter]:
+        """Parameters whose gradient is complete only at the end of the step."""
+        seen: set[int] = set()
+        shared: dict[int, nn.Parameter] = {id(p): p for p in self.tied.every()}
+        for _, module in sorted(self.modules.items()):
+            own = list(module.parameters())
+            shared |= {id(p): p for p in own if id(p) in seen and p.requires_grad}
+            seen |= {id(p) for p in own}
+        return list(shared.values())
+
+    # -- before the first one ------------------------------------------------------------------------
+
+    def prepare(self, inputs: Any, targets: Any) -> None:
+        """Examine all stages with the first microbatch; the first call does it.
+
+        Raises:
+            OptPipeError: one line, the same on all ranks, with what cannot work.
+        """
+        shape = self.schedule.shape
+        found = examine(
+            self.modules,
+            shape,
+            self.group,
+            self.device,
+            inputs[0] if 0 in self.modules else None,
+            lambda made: self.loss(made, targets[0]),
+        )
+        boundaries = [getattr(found.get(s), "boundary", None) for s in range(shape.stages - 1)]
+        for rank in range(shape.devices):
+            if self.group.has(rank):
+                self.workers[rank] = StageWorker(
+                    {stage: self.modules[stage] for stage in shape.stages_of(rank)},
+                    shape.stages,
+                    boundaries,
+                    device=self.device,
+                    rank=rank,
+                    loss=self.loss,
+                )
+        if self.group.rank is not None:
+            self._transport = self._made_transport(self.group.rank)
+        self.boundaries = boundaries
+
+    def _made_transport(self, rank: int) -> Transport:
+        if self.device.type != "cuda":
+            return Gloo(rank, self.schedule, self.timeout_s, self.group.group)
+        from ..execute.nccl import Nccl
+
+        return Nccl(rank, self.prepared.programs, self.timeout_s)
+
+    def _check_batch(self, inputs: Any, targets: Any) -> None:
+        shape = self.schedule.shape
+        for what, given, stage in (("inputs", inputs, 0), ("targets", targets, shape.stages - 1)):
+            if stage in self.modules and len(given) != shape.microbatches:
+                raise OptPipeError(
+                    f"{what}: {len(given)} given, the schedule has {shape.microbatches} microbatches"
+                )
+
+    def _accumulate_in(self, dtype: torch.dtype) -> None:
+        for parameter in self.parameters():
+            if parameter.requires_grad and parameter.grad_dtype != dtype:
+                parameter.grad = None
+                parameter.grad_dtype = dtype
+
+    # -- after one -----------------------------------------------------------------------------------
+
+    def clip_grad_norm_(self, max_norm: float) -> float:
+        """Scale all gradients of the pipeline down to a norm of at most `max_norm`.
+
+        Tied weights count once. The norm is the same, bit by bit, on all ranks, and for any cut of
+        the same layers.
+
+        Returns:
+            The norm before.
+        """
+        repeated, seen = self.tied.repeated(), set[int]()
+        norms: list[tuple[int, list[float]]] = []
+        for stage, module in sorted(self.modules.items()):
+            own = []
+            for parameter in module.parameters():
+                if parameter.grad is None or id(parameter) in seen | repeated:
+                    continue
+                seen.add(id(parameter))
+                own.append(float(torch.linalg.vector_norm(parameter.grad)))
+            norms.append((stage, own))
+        every = sorted(pair for part in self.group.gather(norms) for pair in part)
+        # floats of Python hold those of torch exactly; summed up as torch does it
+        total = torch.linalg.vector_norm(torch.tensor([norm for _, own in every for norm in own]))
+        nn.utils.clip_grads_with_norm_(self.parameters(), max_norm, total)
+        return float(total)
+
+    def gradients_as_weights(self) -> None:
+        """Round gradients that were accumulated in another dtype to that of their weights, for
+        optimizers that want it (AdamW); the next call starts in the other dtype again."""
+        for parameter in self.parameters():
+            if parameter.grad is not None and parameter.grad.dtype != parameter.dtype:
+                rounded = parameter.grad.to(parameter.dtype)
+                parameter.grad, parameter.grad_dtype = None, parameter.dtype
+                parameter.grad = rounded
+
+
+def _own(
+    modules: Sequence[nn.Module] | Mapping[int, nn.Module],
+    schedule: Schedule,
+    group: PipelineGroup,
+) -> dict[int, nn.Module]:
+    """The stages of this process, by number."""
+    shape = schedule.shape
+    given = dict(modules) if isinstance(modules, Mapping) else dict(enumerate(modules))
+    if not isinstance(modules, Mapping) and len(given) != shape.stages:
+        raise OptPipeError(f"modules: {len(given)} given, the schedule has {shape.stages} stages")
+    wanted = [stage for stage in range(shape.stages) if group.has(shape.placement[stage])]
+    missing = [stage for stage in wanted if stage not in given]
+    if missing:
+        whose = "one process runs all stages" if group.rank is None else f"rank {group.rank} has it"
+        raise OptPipeError(f"modules: stage {missing[0]} is missing; {whose}")
+    return {stage: given[stage] for stage in wanted}
+
+
+def uniform(schedule: Schedule) -> CostProfile:
+    """Costs of 1 for everything, and no bytes: an order of the ops, and no more."""
+    from ...profile import Offload
+
+    shape = schedule.shape
+    ns = 1_000_000
+    cost = StageCost(ns, ns, ns, t_offload_ns=ns, t_reload_ns=ns, act_bytes=1, w_bytes=1)
+    return CostProfile(
+        "uniform",
+        shape.devices,
+        (cost,) * shape.stages,
+        chunks=shape.chunks,
+        placement=shape.placement,
+        offload=Offload(),
+    )

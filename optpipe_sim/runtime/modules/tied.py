@@ -1,0 +1,133 @@
+"""Weights that several stages have copies of: they start equal, and get the sum of all gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import OptPipeError
+from ...schedule.shape import Shape
+from .pipeline_group import PipelineGroup
+
+Tied = Sequence[tuple[int, str]]
+
+
+class TiedWeights:
+    """Groups of parameters that are one weight of the model.
+
+    Args:
+        groups: per weight the stages that have it, and its name in each.
+        modules: the stages of this process.
+
+    Attributes:
+        members: per group, by stage, its copy; None where another process has it.
+
+    Raises:
+        OptPipeError: where there is no such parameter.
+    """
+
+    def __init__(
+        self,
+        groups: Sequence[Tied],
+        modules: Mapping[int, nn.Module],
+        shape: Shape,
+        ranks: PipelineGroup,
+    ) -> None:
+        self.shape, self.ranks = shape, ranks
+        self.members: list[dict[int, nn.Parameter | None]] = []
+        for group in groups:
+            members: dict[int, nn.Parameter | None] = {}
+            for stage, name in sorted(group):
+                if not 0 <= stage < shape.stages:
+                    raise OptPipeError(f"tied: there is no stage {stage}")
+                module = modules.get(stage)
+                members[stage] = None if module is None else _parameter(module, stage, name)
+            self.members.append(members)
+
+    def start_equal(self) -> None:
+        """Give all copies the numbers of the first stage's."""
+        for members in self.members:
+            own = {stage: p.detach() for stage, p in members.items() if p is not None}
+            first = min(members)
+            with torch.no_grad():
+                if self.ranks.rank is None:
+                    for copy in own.values():
+                        copy.copy_(own[first])
+                    continue
+                owners = self._owners(members)
+                if self.ranks.rank == owners[first]:
+                    for rank in sorted(set(owners.values()) - {self.ranks.rank}):
+                        self.ranks.send(own[first], rank)
+                    value = own[first]
+                elif own:
+                    value = self.ranks.receive(next(iter(own.values())), owners[first])
+                for copy in own.values():
+                    copy.copy_(value)
+
+    def add_up(self) -> None:
+        """Give all copies the sum of their gradients, added up from the first stage to the last."""
+        for members in self.members:
+            copies = {id(p): p for p in members.values() if p is not None}
+            if self.ranks.rank is None:
+                if len(copies) > 1:
+                    self._set(copies.values(), _sum([p.grad for p in copies.values()]))
+                continue
+            owners = self._owners(members)
+            root = owners[min(members)]
+            others = sorted(set(owners.values()) - {root})
+            if self.ranks.rank == root:
+                own = next(iter(copies.values()))
+                shares = [
+                    members[stage].grad if owner == root else self.ranks.receive(own.grad, owner)  # type: ignore[union-attr]
+                    for stage, owner in owners.items()
+                ]
+                total = _sum(shares)
+                for rank in others:
+                    self.ranks.send(total, rank)
+                self._set(copies.values(), total)
+            elif copies:
+                mine = [p for p in members.values() if p is not None]
+                for parameter in mine:
+                    self.ranks.send(parameter.grad, root)
+                self._set(copies.values(), self.ranks.receive(mine[0].grad, root))
+
+    def repeated(self) -> set[int]:
+        """The ids of those copies that are not the first of their weight."""
+        first = [members[min(members)] for members in self.members]
+        every = {id(p) for members in self.members for p in members.values() if p is not None}
+        return every - {id(p) for p in first if p is not None}
+
+    def every(self) -> list[nn.Parameter]:
+        """The copies of this process, each once."""
+        found = {id(p): p for members in self.members for p in members.values() if p is not None}
+        return list(found.values())
+
+    def _owners(self, members: Mapping[int, Any]) -> dict[int, int]:
+        return {stage: self.shape.placement[stage] for stage in members}
+
+    @staticmethod
+    @torch.no_grad()
+    def _set(copies: Any, total: Tensor) -> None:
+        for parameter in copies:
+            parameter.grad.copy_(total)
+
+
+def _sum(gradients: Sequence[Tensor | None]) -> Tensor:
+    total = None
+    for gradient in gradients:
+        assert gradient is not None
+        total = gradient.clone() if total is None else total + gradient
+    assert total is not None
+    return total
+
+
+def _parameter(module: nn.Module, stage: int, name: str) -> nn.Parameter:
+    found = dict(module.named_parameters(remove_duplicate=False)).get(name)
+    if found is None:
+        raise OptPipeError(f"tied: stage {stage} has no parameter {name!r}")
+    if not found.requires_grad:
+        raise OptPipeError(f"tied: {name!r} of stage {stage} is frozen; leave the group out")
+    return found
