@@ -29,11 +29,8 @@ PLANNED = (
     "zb-v",
     "mario",
 )
-UNDER_LIMIT = (
-    "adaoffload",
-    "adaoffload-r",
-    "optpipe",
-)
+# their programs rely on the limit being kept
+UNDER_LIMIT = ("adaoffload", "adaoffload-r", "optpipe")
 
 
 def profile_of(question: Question, choice: Choice, levels: bool = False) -> CostProfile:
