@@ -341,6 +341,8 @@ class CostProfile:
         """
         if slices == self.slices:
             return self
+        if slices < 1:
+            raise InvalidSchedule(f"slices: must be at least 1, got {slices}")
         if slices == 1:
             stages = tuple(replace(cost, slices=()) for cost in self.stages)
         elif self.slices == 1:

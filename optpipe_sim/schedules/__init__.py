@@ -31,20 +31,23 @@ from .recompute import (
 class Entry:
     """Where a named schedule is built: `function` in `module`; `fixed` arguments that the name
     stands for; `options` that users may give after a colon, with their parsers; `whole`: it plans
-    by what ops cost, and means the same where no stage splits its backward."""
+    by what ops cost, and means the same where no stage splits its backward; `sliced`: it is over
+    slices of the sequence, the profile's own where it has any."""
 
     module: str
     function: str
     options: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     whole: bool = False
+    sliced: bool = False
 
 
 # What any name takes.
 COMMON: dict[str, Callable[[str], Any]] = {"recompute": str, "layers": int, "apart": parse_yes_no}
 _CHUNKS = {"chunks": int}
-_GROUPED = {"chunks": int, "group": int}
-_OFFLOADED = {"chunks": int, "group": int, "offloaded": int}
+_SLICES = {"slices": int}  # of any that `build` cuts sequences for
+_GROUPED = {"chunks": int, "group": int, **_SLICES}
+_OFFLOADED = {"chunks": int, "group": int, "offloaded": int, **_SLICES}
 
 REGISTRY: dict[str, Entry] = {
     "gpipe": Entry("classic", "gpipe"),
@@ -58,11 +61,17 @@ REGISTRY: dict[str, Entry] = {
     "v-half": Entry("v_shape", "v_half"),
     "v-min": Entry("v_shape", "v_min"),
     "gis": Entry("gis", "gis", _GROUPED),
-    "gis-h": Entry("gis", "gis_h", _CHUNKS),
+    "gis-h": Entry("gis", "gis_h", {**_CHUNKS, **_SLICES}),
     "po": Entry("pipeoffload", "pipeoffload", _OFFLOADED),
     "po-h": Entry("pipeoffload", "po_h", _GROUPED),
     "po-f": Entry("pipeoffload", "po_f", _GROUPED),
     "dualpipe-v": Entry("dualpipe", "dualpipe_v"),
+    "seq1f1b": Entry("sliced.seq1f1b", "seq1f1b", _SLICES, sliced=True),
+    "seq1f1b-i": Entry("sliced.seq1f1b", "seq1f1b_i", {**_CHUNKS, **_SLICES}, sliced=True),
+    "seq-zb": Entry("sliced.seq1f1b", "seq_zb", _SLICES, sliced=True),
+    "mepipe": Entry("sliced.seq1f1b", "mepipe", {**_CHUNKS, **_SLICES}, sliced=True),
+    "slimpipe": Entry("sliced.seq1f1b", "slimpipe", {**_CHUNKS, **_SLICES}, sliced=True),
+    "sppo": Entry("sliced.sppo", "sppo", {"offloaded": int, **_SLICES}, sliced=True),
     "megatron-offload": Entry(
         "megatron_offload",
         "megatron_offload",
@@ -122,7 +131,9 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
     it has more than one, else to 2, for the schedules that interleave. Any name takes
     ``recompute=LEVEL``, every activation at that level, inside its backward or, with
     ``apart=yes``, by an op of its own; with ``layers=K`` only the first K layers of every stage, by
-    the level that says so.
+    the level that says so. Names over slices (``seq1f1b``, ``sppo``) take the profile's slices, or
+    cut sequences into equal ones with ``slices=N``, as ``gis`` and ``po`` do where asked to; all
+    others take sequences as a whole.
 
     Raises:
         InvalidSchedule: for unknown names and options, and for what the schedule does not admit.
@@ -155,7 +166,9 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
         except InvalidSchedule as error:
             raise InvalidSchedule(f"{name}: {error}") from None
 
+    slices = given.pop("slices", profile.slices if entry.sliced else 1)
     try:
+        profile = profile.with_slices(slices)
         if level is None:
             schedule = planned(profile)
         else:

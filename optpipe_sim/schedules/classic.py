@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..errors import InvalidSchedule
 from ..ops import BW, F, Op
@@ -52,7 +52,7 @@ def one_f_one_b(profile: CostProfile, microbatches: int) -> Schedule:
         warm_up = min(costs.devices - rank - 1, microbatches)
         forwards = [Op(F, rank, j) for j in range(microbatches)]
         backwards = [Op(BW, rank, j) for j in range(microbatches)]
-        programs.append(list(_one_by_one(forwards, backwards, warm_up)))
+        programs.append(list(one_by_one(forwards, backwards, warm_up)))
     return Schedule(costs.shape(microbatches), programs)
 
 
@@ -120,11 +120,11 @@ def interleaved_1f1b(
         forwards = [Op(F, chunk * p + rank, j) for chunk, j in turns]
         backwards = [Op(BW, (chunks - 1 - chunk) * p + rank, j) for chunk, j in turns]
         warm_up = min(2 * (p - rank - 1) + (chunks - 1) * group, total)
-        programs.append(list(_one_by_one(forwards, backwards, warm_up)))
+        programs.append(list(one_by_one(forwards, backwards, warm_up)))
     return Schedule(costs.shape(microbatches), programs)
 
 
-def _one_by_one(forwards: list[Op], backwards: list[Op], warm_up: int) -> Iterator[Op]:
+def one_by_one(forwards: Sequence[Op], backwards: Sequence[Op], warm_up: int) -> Iterator[Op]:
     """`warm_up` forwards, then a forward and a backward in turn, then the rest of the backwards."""
     yield from forwards[:warm_up]
     for at, forward in enumerate(forwards[warm_up:]):

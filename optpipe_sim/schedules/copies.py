@@ -11,11 +11,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..ops import B, F, O, Op, R
+from ..ops import BW, B, F, O, Op, R
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..sim import simulate
 from ..sim.links import link_keys
+from ..stage_cost import StageCost
 
 ROUND_TRIPS = 3  # an activation whose life is not longer than that stays on the device
 
@@ -30,8 +31,11 @@ class _Pair:
     due_ns: int
 
 
-def with_copies(base: Schedule, costs: CostProfile, offloaded: int) -> Schedule:
-    """`base`, the activations of each device's first `offloaded` chunks offloaded.
+def with_copies(
+    base: Schedule, costs: CostProfile, offloaded: int, slices: int | None = None
+) -> Schedule:
+    """`base`, the activations of each device's first `offloaded` chunks offloaded; of each
+    microbatch only the first `slices`, if given.
 
     Per host link, time is cut into slots of the longest transfer. An offload takes the earliest
     free slot after its F, its reload the latest free slot that ends one B before its B. A slot is
@@ -51,9 +55,9 @@ def with_copies(base: Schedule, costs: CostProfile, offloaded: int) -> Schedule:
     # two engines on one link: an offload must not go ahead of a reload that is due
     both_ways = costs.offload.host_link == "single" and not shared
     for group in costs.host_links:
-        pairs = [pair for d in group for pair in _pairs(base, costs, begin, d, offloaded)]
-        stages = {pair.forward.stage for pair in pairs}
-        slot_ns = max([1, *(int(costs.durations_ns[kind][s]) for s in stages for kind in (O, R))])
+        pairs = [pair for d in group for pair in _pairs(base, costs, begin, d, offloaded, slices)]
+        parts = [_cost(costs, pair.forward) for pair in pairs]
+        slot_ns = max([1, *(max(part.t_offload_ns or 0, part.t_reload_ns or 0) for part in parts)])
         plan = _plan(pairs, keys, shared, slot_ns)
         dropped += len(pairs) - len(plan) // 2
         for slot, device, op in sorted(plan):
@@ -67,18 +71,33 @@ def with_copies(base: Schedule, costs: CostProfile, offloaded: int) -> Schedule:
     return Schedule(base.shape, programs, link_order, {**base.meta, "dropped": dropped})
 
 
+def _cost(costs: CostProfile, op: Op) -> StageCost:
+    """What the stage costs, or the slice that an op works on."""
+    stage = costs.stages[op.stage]
+    return stage if op.slice is None else stage.slices[op.slice]
+
+
 def _pairs(
-    base: Schedule, costs: CostProfile, begin: dict[Op, int], device: int, offloaded: int
+    base: Schedule,
+    costs: CostProfile,
+    begin: dict[Op, int],
+    device: int,
+    offloaded: int,
+    slices: int | None,
 ) -> list[_Pair]:
-    """The activations of a device's first `offloaded` chunks that live long enough to leave."""
-    pairs = []
-    lasts = costs.durations_ns
-    for stage in base.shape.stages_of(device)[:offloaded]:
-        t_f, t_b = int(lasts[F][stage]), int(lasts[B][stage])
-        shortest = ROUND_TRIPS * int(lasts[O][stage] + lasts[R][stage])
-        for microbatch in range(base.shape.microbatches):
-            forward = Op(F, stage, microbatch)
-            free, due = begin[forward] + t_f, begin[Op(B, stage, microbatch)] - t_b
+    """The activations of a device's first `offloaded` chunks (and of each microbatch's first
+    `slices`) that live long enough to leave."""
+    pairs, shape = [], base.shape
+    for stage in shape.stages_of(device)[:offloaded]:
+        for unit in range(shape.units):
+            if slices is not None and unit % shape.slices >= slices:
+                continue
+            forward = shape.op(F, stage, unit)
+            cost = _cost(costs, forward)
+            shortest = ROUND_TRIPS * ((cost.t_offload_ns or 0) + (cost.t_reload_ns or 0))
+            back = forward._replace(kind=B)
+            back = back if back in begin else back._replace(kind=BW)
+            free, due = begin[forward] + cost.t_f_ns, begin[back] - cost.t_b_ns
             if due - free > shortest:
                 pairs.append(_Pair(forward, device, free, due))
     return pairs

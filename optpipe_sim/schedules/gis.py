@@ -76,25 +76,27 @@ def grouped(costs: CostProfile, microbatches: int, group: int) -> Schedule:
         raise InvalidSchedule(f"group: must be at least 1, got {group}")
     p, v = costs.devices, costs.chunks
     chunk = np.arange(v)[:, None]
-    index = np.arange(microbatches)[None, :]
+    shape = costs.shape(microbatches)
+    index = np.arange(shape.units)[None, :]
+    # backwards take the slices of a microbatch in reverse, from its last one on
+    order = index[0] + shape.slices - 1 - 2 * (index[0] % shape.slices)
     # where chunk c of each microbatch stands, from the first forward of chunk 0 (backwards: from
     # the first backward of the last chunk, c counted from the end)
     passes = _passes(costs, group)
     period = v // gcd(v, passes)  # after that many chunks the slots would come round again
     within = 3 * (index % group) + 3 * group * v * (index // group)
     offset = 3 * passes * group * chunk + 3 * group * (chunk // period) + within
-    shape = costs.shape(microbatches)
     tables = []
     for rank in range(p):
         forward = offset + rank
-        backward = forward[-1, 0] + 1 + 3 * (p - 1 - rank) + offset[::-1]
+        backward = forward[-1, shape.slices - 1] + 1 + 3 * (p - 1 - rank) + offset[::-1]
         slots = np.concatenate((forward, backward, backward + 1), axis=None)
         table = np.empty((len(slots), 3), np.int32)
-        table[:, 0] = np.repeat((F, B, W), v * microbatches)
-        table[:, 1] = np.tile(np.repeat(shape.stages_of(rank), microbatches), 3)
-        table[:, 2] = np.tile(np.arange(microbatches), 3 * v)
+        table[:, 0] = np.repeat((F, B, W), v * shape.units)
+        table[:, 1] = np.tile(np.repeat(shape.stages_of(rank), shape.units), 3)
+        table[:, 2] = np.concatenate((np.tile(index[0], v), np.tile(order, 2 * v)))
         tables.append(table[np.argsort(slots)])
-    offsets = np.arange(p + 1) * 3 * v * microbatches
+    offsets = np.arange(p + 1) * 3 * v * shape.units
     return Schedule.from_table(shape, np.concatenate(tables), offsets)
 
 

@@ -159,8 +159,8 @@ def taken_apart(schedule: Schedule) -> Schedule:
 
     def spelt(program: tuple[Op, ...]) -> Iterator[Op]:
         for op in program:
-            if op.kind in (B, BW) and known[op.stage, op.microbatch] > 0:
-                yield Op(C, op.stage, op.microbatch)
+            if op.kind in (B, BW) and known[op.stage, schedule.shape.unit(op)] > 0:
+                yield op._replace(kind=C)
             yield op
 
     return schedule.replace(programs=[tuple(spelt(program)) for program in schedule.programs])

@@ -6,6 +6,8 @@ time after it, and fills what would be bubbles.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from ..ops import B, F, Op, W
 from ..profile import CostProfile
 from ..schedule import Schedule
@@ -56,14 +58,21 @@ def _handcrafted(
     costs = profile.rechunk(1)
     programs = []
     for rank, (warm_up, behind) in enumerate(counts):
-        program = [Op(F, rank, j) for j in range(min(warm_up, microbatches))]
-        for j in range(microbatches):
-            program.append(Op(B, rank, j))
-            if j >= behind:
-                program.append(Op(W, rank, j - behind))
-            if j + warm_up < microbatches:
-                program.append(Op(F, rank, j + warm_up))
-        first_left = max(0, microbatches - behind)
-        program += [Op(W, rank, j) for j in range(first_left, microbatches)]
-        programs.append(program)
+        forwards, backwards = ([Op(kind, rank, j) for j in range(microbatches)] for kind in (F, B))
+        programs.append(with_weights_behind(forwards, backwards, warm_up, behind))
     return Schedule(costs.shape(microbatches), programs)
+
+
+def with_weights_behind(
+    forwards: Sequence[Op], backwards: Sequence[Op], warm_up: int, behind: int
+) -> Iterator[Op]:
+    """`warm_up` forwards; then B, W and F in turn, the W's `behind` places behind the B's."""
+    yield from forwards[:warm_up]
+    for at, back in enumerate(backwards):
+        yield back
+        if at >= behind:
+            yield backwards[at - behind]._replace(kind=W)
+        if at + warm_up < len(forwards):
+            yield forwards[at + warm_up]
+    for back in backwards[max(0, len(backwards) - behind) :]:
+        yield back._replace(kind=W)

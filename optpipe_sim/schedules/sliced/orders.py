@@ -1,0 +1,133 @@
+"""The orders that schedules over slices share: which unit comes when, and where W's go.
+
+A unit is a slice of a microbatch (`schedule.shape.Shape`). Forwards take the slices of a microbatch
+in their order, backwards in reverse: the keys and values of a slice collect gradients from all the
+slices behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from heapq import heappop, heappush
+
+from ...errors import InvalidSchedule
+from ...op_costs import op_costs
+from ...ops import B, F, Op, OpKind, W, dependencies
+from ...profile import CostProfile
+from ...schedule import Schedule, Shape
+
+
+def backward_units(shape: Shape) -> list[int]:
+    """All units, microbatch by microbatch, each from its last slice to its first."""
+    n = shape.slices
+    return [j * n + k for j in range(shape.microbatches) for k in reversed(range(n))]
+
+
+def interleaved(
+    shape: Shape, rank: int, name: str, backward: OpKind
+) -> tuple[list[Op], list[Op], int]:
+    """The forwards and backwards of a device whose chunks take turns, and how many forwards it
+    warms up with; with one chunk it is plain 1F1B's.
+
+    Units advance in groups of p through chunk after chunk, as in Megatron-LM's interleaved 1F1B.
+    Backwards go group by group likewise; where a microbatch has more slices than a group, its
+    groups come in reverse.
+
+    Raises:
+        InvalidSchedule: with several chunks, where groups would cut microbatches: the slices have to
+            divide p or be a multiple of it, and p has to divide the units.
+    """
+    p, v, n = shape.devices, shape.chunks, shape.slices
+    if v == 1:
+        forwards = [shape.op(F, rank, unit) for unit in range(shape.units)]
+        backwards = [shape.op(backward, rank, unit) for unit in backward_units(shape)]
+        return forwards, backwards, min(p - rank - 1 + n - 1, shape.units)
+    if (p % n and n % p) or shape.units % p:
+        raise InvalidSchedule(
+            f"{name}: with {v} chunks the slices have to divide the {p} devices or be a multiple of"
+            f" them, and the microbatches times the slices a multiple of {p};"
+            f" got {shape.microbatches} x {n}"
+        )
+    order = backward_units(shape)
+    turns = [
+        (chunk, group * p + at)
+        for group in range(shape.units // p)
+        for chunk in range(v)
+        for at in range(p)
+    ]
+    forwards = [shape.op(F, chunk * p + rank, unit) for chunk, unit in turns]
+    backwards = [
+        shape.op(backward, (v - 1 - chunk) * p + rank, order[place]) for chunk, place in turns
+    ]
+    first = turns.index((v - 1, n - 1))  # the forward that the first backward needs
+    return forwards, backwards, min(first + 2 * (p - rank - 1), len(turns))
+
+
+def filled_with_weights(
+    shape: Shape, costs: CostProfile, programs: Sequence[Sequence[Op]]
+) -> Schedule:
+    """Programs of F's and B's, each W put where its device would idle for at least as long, what is
+    left at the end: the slices make W's short enough to fill what whole microbatches cannot."""
+    return _Filling(shape, costs, programs).run()
+
+
+class _Filling:
+    """A replay of F's and B's on plain links in which devices that wait take up their W's."""
+
+    def __init__(self, shape: Shape, costs: CostProfile, programs: Sequence[Sequence[Op]]) -> None:
+        self.shape, self.hop = shape, costs.t_comm_ns
+        everything = [
+            [*program, *(op._replace(kind=W) for op in program if op.kind is B)]
+            for program in programs
+        ]
+        plain = Schedule(shape, everything)
+        flat = [op for program in everything for op in program]
+        self.lasts = dict(zip(flat, op_costs(plain, costs).duration_ns.tolist(), strict=True))
+        self.device = {op: at for at, program in enumerate(everything) for op in program}
+        self.left = [list(reversed(program)) for program in programs]
+        self.pending: list[list[Op]] = [[] for _ in programs]  # W's, the oldest last
+        self.made: list[list[Op]] = [[] for _ in programs]
+        self.end: dict[Op, int] = {}
+        self.asleep: dict[Op, list[int]] = {}  # devices that wait for an op without a time yet
+
+    def run(self) -> Schedule:
+        moments = [(0, device) for device in range(len(self.left))]
+        while moments:
+            now, device = heappop(moments)
+            for at, woken in self.step(now, device):
+                heappush(moments, (at, woken))
+        for program, pending in zip(self.made, self.pending, strict=True):
+            program += reversed(pending)
+        return Schedule(self.shape, self.made)
+
+    def step(self, now: int, device: int) -> Iterator[tuple[int, int]]:
+        """What a free device does at `now`, and when which device is to be looked at again."""
+        if not self.left[device]:
+            return
+        op = self.left[device][-1]
+        needs = [need for need in dependencies(op) if need in self.device]
+        unknown = next((need for need in needs if need not in self.end), None)
+        ready = max([now, *(self.arrival(need, device) for need in needs if need in self.end)])
+        if unknown is None and ready == now:
+            self.left[device].pop()
+        elif self.pending[device] and (
+            unknown is not None or ready - now >= self.lasts[self.pending[device][-1]]
+        ):
+            op = self.pending[device].pop()
+        elif unknown is not None:
+            self.asleep.setdefault(unknown, []).append(device)
+            return
+        else:
+            yield ready, device
+            return
+        self.made[device].append(op)
+        end = self.end[op] = now + self.lasts[op]
+        if op.kind is B:
+            self.pending[device].insert(0, op._replace(kind=W))
+        yield end, device
+        for other in self.asleep.pop(op, ()):
+            yield self.arrival(op, other), other
+
+    def arrival(self, op: Op, device: int) -> int:
+        """When the result of an op is there on a device."""
+        return self.end[op] + (self.hop if self.device[op] != device else 0)

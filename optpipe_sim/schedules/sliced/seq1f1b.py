@@ -1,0 +1,110 @@
+"""Seq1F1B and what is built like it: 1F1B whose units are slices of the sequence."""
+
+from __future__ import annotations
+
+from ...ops import BW, B
+from ...profile import CostProfile
+from ...schedule import Schedule
+from .. import default_chunks
+from ..classic import one_by_one
+from ..zero_bubble import with_weights_behind
+from .orders import filled_with_weights, interleaved
+
+
+def seq1f1b(profile: CostProfile, microbatches: int) -> Schedule:
+    """1F1B over slices: a bubble as of n times the microbatches, at about 1/n of the memory.
+
+    Rank r starts with p-r-1 + n-1 forwards, so it never holds more than p-r + n-1 slices. With
+    equal slices and free messages it takes (n m + p - 1)(F + B), F and B of a slice, of which
+    (p - 1) / (n m + p - 1) is bubble. With one slice it is 1F1B. At p = 4, m = 2, n = 2 (units,
+    that is, slices in order)::
+
+        0 F0  F1  F2  F3  .   .   .   .   .   .   .   BW1     BW0     BW3     BW2
+        1 .   F0  F1  F2  F3  .   .   .   .   BW1     BW0     BW3     .   BW2     .   .
+        2 .   .   F0  F1  F2  .   .   BW1     F3  BW0     BW3     BW2     .   .   .   .
+        3 .   .   .   F0  F1  BW1     F2  BW0     F3  BW3     BW2     .   .   .   .
+
+    Source: Sun et al., Seq1F1B (arXiv 2406.03488), section 3 and figure 2.
+    """
+    return _one_f_one_b(profile.rechunk(1), microbatches, "seq1f1b")
+
+
+def seq1f1b_i(profile: CostProfile, microbatches: int, chunks: int | None = None) -> Schedule:
+    """Interleaved 1F1B over slices; see `seq1f1b` and `classic.interleaved_1f1b`.
+
+    Args:
+        chunks: v; default: the profile's own where it has more than one, else 2.
+
+    Raises:
+        InvalidSchedule: where groups of p units would cut microbatches; see `orders.interleaved`.
+
+    Source: Sun et al., Seq1F1B (arXiv 2406.03488), section 3.3.
+    """
+    costs = profile.rechunk(default_chunks(profile, chunks))
+    return _one_f_one_b(costs, microbatches, "seq1f1b-i")
+
+
+def slimpipe(profile: CostProfile, microbatches: int, chunks: int | None = None) -> Schedule:
+    """SlimPipe: 1F1B over uniform slices whose attention is balanced between the devices.
+
+    Its order is Seq1F1B's (interleaved with `chunks`). What is its own is the cost: by exchanging
+    context, devices share the attention of early and late slices, so that slices of equal length
+    take equal time. `exchange.with_context_exchange` gives a profile with these costs; a replay with
+    slices that grow shows the order without the exchange.
+
+    Source: Li et al., SlimPipe (arXiv 2504.14519), sections 3 and 4.
+    """
+    costs = profile.rechunk(1 if chunks is None else chunks)
+    return _one_f_one_b(costs, microbatches, "slimpipe")
+
+
+def seq_zb(profile: CostProfile, microbatches: int) -> Schedule:
+    """ZB-H1 over slices: B and W apart, rank r's W being r slices behind its B.
+
+    Rank r starts with p-r + n-1 forwards; with one slice it is ZB-H1. The warm-up is Seq1F1B's,
+    the delay ZB-H1's.
+
+    Source: Sun et al., Seq1F1B (arXiv 2406.03488), section 3.2; Qi et al. (arXiv 2401.10241).
+    """
+    costs = profile.rechunk(1)
+    shape = costs.shape(microbatches)
+    programs = []
+    for rank in range(costs.devices):
+        forwards, backwards, warm_up = interleaved(shape, rank, "seq-zb", B)
+        programs.append(
+            list(with_weights_behind(forwards, backwards, min(warm_up + 1, shape.units), rank))
+        )
+    return Schedule(shape, programs)
+
+
+def mepipe(profile: CostProfile, microbatches: int, chunks: int | None = None) -> Schedule:
+    """MEPipe: interleaved 1F1B over slices, with W's as fillers wherever a device would wait.
+
+    The paper cuts W finer still, into single GEMMs; here the W of a slice of a chunk is the
+    smallest piece. Where the paper leaves the choice open, a W is taken up when the device would
+    idle for at least as long, or does not yet know for how long; what is left comes at the end.
+
+    Args:
+        chunks: v; default: the profile's own.
+
+    Raises:
+        InvalidSchedule: where groups of p units would cut microbatches; see `orders.interleaved`.
+
+    Source: Sun et al., MEPipe (EuroSys 2025), sections 4 and 5.
+    """
+    costs = profile.rechunk(profile.chunks if chunks is None else chunks)
+    shape = costs.shape(microbatches)
+    programs = []
+    for rank in range(costs.devices):
+        forwards, backwards, warm_up = interleaved(shape, rank, "mepipe", B)
+        programs.append(list(one_by_one(forwards, backwards, warm_up)))
+    return filled_with_weights(shape, costs, programs)
+
+
+def _one_f_one_b(costs: CostProfile, microbatches: int, name: str) -> Schedule:
+    shape = costs.shape(microbatches)
+    programs = []
+    for rank in range(costs.devices):
+        forwards, backwards, warm_up = interleaved(shape, rank, name, BW)
+        programs.append(list(one_by_one(forwards, backwards, warm_up)))
+    return Schedule(shape, programs)

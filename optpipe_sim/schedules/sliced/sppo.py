@@ -1,0 +1,60 @@
+"""SPPO: Seq1F1B, with leading slices of every microbatch offloaded."""
+
+from __future__ import annotations
+
+from ...errors import InvalidSchedule
+from ...profile import CostProfile
+from ...schedule import Schedule
+from ..copies import with_copies
+from .seq1f1b import seq1f1b
+
+
+def sppo(profile: CostProfile, microbatches: int, offloaded: int | None = None) -> Schedule:
+    """Seq1F1B with the first `offloaded` slices of each microbatch offloaded.
+
+    Early slices wait longest for their backward and are the ones to go; the last slice is needed
+    first and stays. Copies run beside the compute of the later slices (within the microbatch) and
+    of other microbatches (across them). Keys and values stay until the last slice has read them.
+    Which slices go, and how many, the paper's solver decides; here it is, by default, as many as
+    the copy engine of each direction can carry in the time the busiest device computes.
+
+    Args:
+        offloaded: how many slices of each microbatch, from 0 to n.
+
+    Raises:
+        InvalidSchedule: for a profile that does not offload, or a number out of range.
+
+    Source: Chen et al., SPPO (arXiv 2503.10377), sections 4 and 5.
+    """
+    costs = profile.rechunk(1)
+    if costs.offload is None:
+        raise InvalidSchedule(
+            f"the profile {profile.name} has no offload section, and SPPO needs one: give"
+            " t_offload_ms and t_reload_ms (or bandwidths) under offload"
+        )
+    if offloaded is None:
+        offloaded = _affordable(costs)
+    if not 0 <= offloaded <= costs.slices:
+        raise InvalidSchedule(
+            f"offloaded: must be from 0 to {costs.slices}, the slices, got {offloaded}"
+        )
+    return with_copies(seq1f1b(costs, microbatches), costs, 1, slices=offloaded)
+
+
+def _affordable(costs: CostProfile) -> int:
+    """How many leading slices can be offloaded for free: their copies take no more time, on any
+    engine or host link, than a microbatch's compute on the busiest device."""
+    budget = max(cost.work_ns for cost in costs.stages)
+    most = 0
+    for count in range(1, costs.slices):
+        out = [sum(part.t_offload_ns or 0 for part in cost.slices[:count]) for cost in costs.stages]
+        back = [sum(part.t_reload_ns or 0 for part in cost.slices[:count]) for cost in costs.stages]
+        busiest = 0
+        for group in costs.host_links:
+            ways = [sum(time[device] for device in group) for time in (out, back)]
+            busiest = max(busiest, sum(ways) if costs.shares_host_link else max(ways))
+            if costs.shares_copy_engine:
+                busiest = max(busiest, *(out[device] + back[device] for device in group))
+        if busiest <= budget:
+            most = count
+    return most
