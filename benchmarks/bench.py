@@ -25,7 +25,7 @@ from rich.table import Table
 from optpipe_sim import CostProfile, Schedule, build, load_profile, simulate
 from optpipe_sim.files import write_mapping, write_text
 from optpipe_sim.profile_io import profile_to_json
-from optpipe_sim.schedules import REGISTRY
+from optpipe_sim.schedules import WHOLE
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
 from optpipe_sim.sim.noise import Noise, replay_noisy
@@ -136,7 +136,7 @@ def builders() -> None:
     table = Table(title="Building and replaying each schedule at p = 8, m = 32")
     for column in ("schedule", "ops", "build ms", "SimPy ms", "replay ms", "SimPy / replay"):
         table.add_column(column, justify="left" if column == "schedule" else "right")
-    for name in REGISTRY:
+    for name in WHOLE:
         building = best(lambda: build(name, costs, 32), 0.05)  # noqa: B023
         schedule = build(name, costs, 32)
         engine, fast = (

@@ -152,7 +152,7 @@ def _of_slice(data: Mapping[str, Any], at: int, slices: int, where: str) -> dict
             if len(value) != slices:
                 raise ProfileError(f"{where}.{key}: lists {len(value)} slices, expected {slices}")
             found[key] = value[at]
-    return found
+    return {key: value for key, value in found.items() if value is not None}
 
 
 def _stage(reader: Reader) -> StageCost:

@@ -22,7 +22,12 @@ from typing import NamedTuple
 
 from ..profile import CostProfile
 from ..stage_cost import StageCost
+<<<<<<< HEAD
 from .chains import Chains, Drain, knapsack, least_drains, pending_w_ways
+=======
+from . import slices
+from .chains import Chains, Drain, knapsack, pending_w_ways
+>>>>>>> 0ae8035 (Bounds, comparison and pictures of schedules over slices; tests by hand, closed forms and properties)
 from .ends import after_last_forward, relief_of_one, wait_of_many, waits_of_one
 from .relaxed import relaxed, relaxed_cost
 from .relief import (
@@ -49,7 +54,8 @@ def lower_bound(
     objective: str = "flush",
     memory_limit: int | Sequence[int] | None = None,
 ) -> Bound:
-    """The best of the bounds of this module for schedules with the profile's chunks and placement.
+    """The best of the bounds of this module (with slices: of `slices`) for schedules with the profile's
+    chunks, placement and slices.
 
     Args:
         profile: costs, chunks and placement; its memory limit counts unless `memory_limit` is given.
@@ -60,6 +66,9 @@ def lower_bound(
     Raises:
         OptPipeError: for another objective.
     """
+    if profile.slices > 1:
+        all_work = Bound(slices.work(profile, microbatches, objective), "work")
+        return max(all_work, Bound(slices.one_microbatch(profile, objective), "one microbatch"))
     bounds = [
         Bound(naive(profile, microbatches, objective), "work"),
         Bound(one_microbatch(profile, objective), "one microbatch"),

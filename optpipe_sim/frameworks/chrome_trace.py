@@ -113,9 +113,10 @@ def _slices(trace: Trace) -> Iterator[_Event]:
             "op": str(op),
             "stage": op.stage,
             "microbatch": op.microbatch,
+            **({} if op.slice is None else {"slice": op.slice}),
             "chunk": chunk[op.stage],
         }
-        level = int(trace.schedule.levels.table[op.stage, op.microbatch])
+        level = int(trace.schedule.levels.table[op.stage, shape.unit(op)])
         if level:
             args["recompute"] = trace.schedule.levels.names[level - 1]
         if waited_us:

@@ -17,6 +17,7 @@ from ..ops import COMPUTE, TRANSFERS, O, OpKind
 from ..trace import Trace
 from .axis import BOTTOM, WIDTH, Window, place, points, time_unit, window_of
 from .style import IDLE, IDLE_COPY, KIND_NAMES, MUTED, new_figure, shade, styled, text_colour
+from .text import unit_name
 
 RASTERISE_ABOVE = 6000  # boxes; a vector file of more is large and slow to show
 LARGEST_LABEL, LEAST_LABEL = 8.0, 4.5  # points
@@ -82,9 +83,15 @@ def legible_window(trace: Trace, ax: Axes) -> Window | None:
     room = _narrowest(trace, ax, window_of(trace), MAIN)
     if min(room.values()) >= _APART_FROM:
         return None
-    digits = _DIGIT * len(str(trace.schedule.shape.microbatches - 1))
+    digits = _DIGIT * _longest_name(trace)
     share = _FILL * min(room.values()) / (digits * _DETAIL_LABEL)
     return Window(0, max(1, int(trace.makespan_ns * share)))
+
+
+def _longest_name(trace: Trace) -> int:
+    """How many characters the name of a unit takes at most."""
+    shape = trace.schedule.shape
+    return len(unit_name(shape.op(OpKind.F, 0, shape.units - 1)))
 
 
 def _axes(trace: Trace, ax: Axes, window: Window) -> None:
@@ -148,14 +155,14 @@ def _boxes(trace: Trace, ax: Axes, window: Window) -> None:
                 _recomputed_share(trace, ax, rows, lanes, size, bottom, rasterized=many)
             if labels and kind in labels.kinds:
                 for row, lane in zip(rows.tolist(), lanes.tolist(), strict=True):
-                    microbatch = trace.schedule.table[row, 2]
+                    named = kind.name if labels.named else ""
                     middle = (start[row] + end[row]) / 2
                     if not window.from_ns <= middle * size <= window.to_ns:
                         continue
                     ax.text(
                         middle,
                         lane + (top + bottom) / 2,
-                        f"{kind.name if labels.named else ''}{microbatch}",
+                        f"{named}{unit_name(trace.schedule.op(row))}",
                         fontsize=labels.font,
                         color=text_colour(colour),
                         ha="center",
@@ -227,7 +234,7 @@ def _label_size(trace: Trace, ax: Axes, window: Window) -> _Labels | None:
     shape = trace.schedule.shape
     top, bottom = lane_within(trace, OpKind.F)
     tallest = 0.8 * points(ax)[1] * (bottom - top) / shape.devices
-    digits = _DIGIT * len(str(shape.microbatches - 1))
+    digits = _DIGIT * _longest_name(trace)
     for named, kinds in ((True, COMPUTE), (False, COMPUTE), (False, MAIN)):
         room = _narrowest(trace, ax, window, kinds)
         if not room:

@@ -124,8 +124,10 @@ def _facts(trace: Trace) -> str:
     if shape.chunks > 1:
         facts.append(f"{shape.chunks} chunks each")
     facts.append(_counted(shape.microbatches, "microbatch"))
+    if shape.slices > 1:
+        facts.append(f"{shape.slices} slices each")
     if trace.offloaded:
-        total = shape.stages * shape.microbatches
+        total = shape.stages * shape.units
         facts.append(f"{trace.offloaded} of {total} activations offloaded")
         facts.append(f"host peak {format_size(trace.host_peak_bytes)}")
     return "  ·  ".join(facts)

@@ -8,9 +8,14 @@ from ..trace import Span, Trace
 
 def label(op: Op, chunk: int) -> str:
     """``F0`` on chunk 0, ``f0`` on chunk 1, ``f0'`` on chunk 2, and so on; the number is the
-    microbatch."""
+    microbatch, and behind a slash the slice where there are any."""
     name = op.kind.name if chunk == 0 else op.kind.name.lower()
-    return f"{name}{op.microbatch}{chr(39) * max(0, chunk - 1)}"
+    return f"{name}{unit_name(op)}{chr(39) * max(0, chunk - 1)}"
+
+
+def unit_name(op: Op) -> str:
+    """The microbatch of an op, and its slice if it has one: ``3``, ``3/1``."""
+    return f"{op.microbatch}" if op.slice is None else f"{op.microbatch}/{op.slice}"
 
 
 def text_gantt(trace: Trace, unit_ns: int | None = None) -> str:

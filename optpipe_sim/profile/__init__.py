@@ -323,8 +323,7 @@ class CostProfile:
         """The profile with the chunks, placement and slices of a schedule's shape.
 
         Raises:
-            InvalidSchedule: where the number of devices differs, or sequences would have to be cut
-                anew.
+            InvalidSchedule: where the number of devices differs; for other slices, `with_slices`.
         """
         if shape.devices != self.devices:
             raise InvalidSchedule(
@@ -333,8 +332,7 @@ class CostProfile:
         return self.with_slices(shape.slices).rechunk(shape.chunks, shape.placement)
 
     def with_slices(self, slices: int) -> CostProfile:
-        """The profile with sequences cut into so many slices: whole ones from their slices; equal
-        slices, without keys and values but those the profile names, from whole sequences.
+        """The profile with whole sequences, or with ones cut into so many equal slices.
 
         Raises:
             InvalidSchedule: where the profile has another number of slices.

@@ -22,8 +22,16 @@ def join(
     names = [[level.name for level in part.recompute] for part in slices]
     if any(other != names[0] for other in names):
         raise ProfileError("recompute: every slice needs the same levels, in the same order")
-    whole = replace(merge(slices), static_bytes=static_bytes, layers=layers)
+    whole = replace(_sum(slices), static_bytes=static_bytes, layers=layers)
     return replace(whole, slices=tuple(slices)) if len(slices) > 1 else whole
+
+
+def _sum(slices: Sequence[StageCost]) -> StageCost:
+    """A whole sequence; a level recomputes the same layers in each of its slices."""
+    whole = merge(slices)
+    levels = zip(whole.recompute, slices[0].recompute, strict=True)
+    same = tuple(replace(level, layers=first.layers) for level, first in levels)
+    return replace(whole, recompute=same)
 
 
 def cut_sequence(cost: StageCost, slices: int) -> StageCost:
@@ -41,25 +49,28 @@ def cut_sequence(cost: StageCost, slices: int) -> StageCost:
 
     amounts = {key: shares(getattr(cost, key)) for key in AMOUNTS}
     amounts |= {"static_bytes": [0] * slices, "layers": [None] * slices}
-    levels = [
-        [
-            shares(getattr(level, key))
-            for key in ("t_ns", "keep_bytes", "work_bytes", "b_work_bytes")
-        ]
-        for level in cost.recompute
-    ]
-    parts = [
+    acts = _share(cost.act_bytes, weights)
+    least = list(acts)
+    levels = []
+    for level in cost.recompute:
+        keeps = _within(_share(level.keep_bytes, weights), acts)
+        least = list(map(min, least, keeps))
+        parts = zip(
+            _share(level.t_ns, weights), keeps, shares(level.work_bytes), shares(level.b_work_bytes),
+            strict=True,
+        )  # fmt: skip
+        levels.append([RecomputeLevel(level.name, *part, level.layers) for part in parts])
+    for key, most in (("w_bytes", acts), ("offload_bytes", acts), ("kv_bytes", least)):
+        amounts[key] = _within(_share(getattr(cost, key), weights), most)
+    slices_of = [
         StageCost(
             **{key: values[at] for key, values in amounts.items()},  # type: ignore[arg-type]
-            recompute=tuple(
-                RecomputeLevel(level.name, *(values[at] for values in parts), level.layers)  # type: ignore[arg-type, call-arg]
-                for level, parts in zip(cost.recompute, levels, strict=True)
-            ),
+            recompute=tuple(level[at] for level in levels),
             splits=cost.splits,
         )
         for at in range(slices)
     ]
-    return join(parts, cost.static_bytes, cost.layers)
+    return join(slices_of, cost.static_bytes, cost.layers)
 
 
 def change(cost: StageCost, by: Callable[[StageCost], StageCost]) -> StageCost:
@@ -277,7 +288,7 @@ def check_slices(cost: StageCost) -> None:
         ProfileError: where they do not.
     """
     if cost.slices:
-        whole = merge(cost.slices)
+        whole = _sum(cost.slices)
         keys = {*AMOUNTS, "recompute", "splits"} - {"static_bytes", "layers"}
         if any(getattr(cost, key) != getattr(whole, key) for key in keys):
             raise ProfileError("slices: do not add up to the stage; change them, not their sum")

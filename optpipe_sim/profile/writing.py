@@ -76,12 +76,15 @@ def _to_json(cost: StageCost) -> dict[str, Any]:
     return entry
 
 
+_ABSENT = {"kv_bytes": 0}  # what a slice has that does not say; else: null, what is usual
+
+
 def _sliced_to_json(cost: StageCost) -> dict[str, Any]:
     """A stage with a number, or a list of one per slice, for each key."""
     parts = [_to_json(part) for part in cost.slices]
     whole = _to_json(cost)
     keys = [key for key in whole if any(key in part for part in parts)]
-    entry = {key: _alike([part.get(key, 0) for part in parts]) for key in keys}
+    entry = {key: _alike([part.get(key, _ABSENT.get(key)) for part in parts]) for key in keys}
     entry |= {key: whole[key] for key in ("static_bytes", "layers") if key in whole}
     if cost.recompute:
         entry["recompute"] = [
@@ -99,12 +102,11 @@ def _sliced_to_json(cost: StageCost) -> dict[str, Any]:
 def _offload_to_json(profile: CostProfile, offload: Offload) -> dict[str, Any]:
     data: dict[str, Any] = {}
     for key in ("t_offload_ns", "t_reload_ns"):
-        data[key] = _alike(
-            [
-                _alike([getattr(part, key) for part in cost.slices or (cost,)])
-                for cost in profile.stages
-            ]
-        )
+        times = [
+            _alike([getattr(part, key) for part in cost.slices or (cost,)])
+            for cost in profile.stages
+        ]  # a list is one of stages, whatever their slices
+        data[key] = times if isinstance(times[0], list) else _alike(times)
     data["copy_engines"] = offload.copy_engines
     data["host_link"] = offload.host_link
     if offload.host_link_groups:

@@ -101,18 +101,20 @@ def _because(reasons: Reasons, op: Op, reason: Reason) -> str:
 def recomputed_because(trace: Trace, op: Op) -> str | None:
     """Why the activation of `op` is recomputed: what that saves, what it costs, and what the device
     would hold without; None where it is kept whole."""
-    stage, microbatch = op.stage, op.microbatch
-    number = int(trace.schedule.levels.table[stage, microbatch])
+    stage, shape = op.stage, trace.schedule.shape
+    number = int(trace.schedule.levels.table[stage, shape.unit(op)])
     if not number:
         return None
     name, cost = trace.schedule.levels.names[number - 1], trace.profile.stages[stage]
+    cost = cost if op.slice is None else cost.slices[op.slice]
     level = cost.level(name)
     assert level is not None  # op_costs refuses unknown levels
-    apart = Op(C, stage, microbatch)
+    apart = op._replace(kind=C)
     way = f"by {apart}" if trace.schedule.row(apart) >= 0 else "inside its backward"
     dropped = cost.act_bytes - level.keep_bytes
     head = (
-        f"The activation of stage {stage}, microbatch {microbatch} is recomputed at level {name},"
+        f"The activation of stage {stage}, microbatch {op.microbatch}"
+        f"{'' if op.slice is None else f', slice {op.slice},'} is recomputed at level {name},"
         f" {way}: from its forward on it holds {format_size(level.keep_bytes)} of"
         f" {format_size(cost.act_bytes)}, which costs {format_time(level.t_ns)} of compute."
     )
@@ -120,9 +122,9 @@ def recomputed_because(trace: Trace, op: Op) -> str | None:
     if trace.memory_limit is None:
         return head
     steps, limit = trace.memory[device], trace.memory_limit[device]
-    backs = (Op(kind, stage, microbatch) for kind in (C, B, BW))
+    backs = (op._replace(kind=kind) for kind in (C, B, BW))
     first = next(one for one in backs if trace.schedule.row(one) >= 0)
-    begin, end = trace.span(Op(F, stage, microbatch)).end_ns, trace.span(first).start_ns
+    begin, end = trace.span(op._replace(kind=F)).end_ns, trace.span(first).start_ns
     within = (steps.times_ns < end) & (np.append(steps.times_ns[1:], trace.makespan_ns) > begin)
     whole = int(steps.bytes[within].max(initial=0)) + dropped
     if whole <= limit:
@@ -230,7 +232,7 @@ def explain(trace: Trace, longest: int = 5) -> str:
     if trace.recomputed:
         again = trace.recompute_ns[busiest]
         lines.append(
-            f"{trace.recomputed} of {trace.schedule.shape.stages * trace.schedule.shape.microbatches}"
+            f"{trace.recomputed} of {trace.schedule.shape.stages * trace.schedule.shape.units}"
             f" activations are recomputed, which takes {format_time(again)} of that"
             f" ({again / trace.busy_ns[busiest]:.1%})."
         )
@@ -295,7 +297,7 @@ def hints(trace: Trace) -> list[str]:
         found.append((wait, f"{advice}: waiting for other devices to compute costs {share(wait)}"))
     wait = idle_ns["memory"]
     if wait > 0.005 * total:
-        activations = shape.stages * shape.microbatches
+        activations = shape.stages * shape.units
         if trace.profile.offload is None:
             advice = "more memory, or an offload section in the profile"
         elif trace.offloaded + trace.recomputed < activations and trace.profile.has_levels:

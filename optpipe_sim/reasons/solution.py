@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..bounds.bounds import Bound, Parts, fill_and_drain_parts, lower_bound
+from ..errors import OptPipeError
 from ..ops import F, O, OpKind, R
 from ..profile import CostProfile
 from ..trace import CAUSES, Trace
@@ -99,6 +100,11 @@ def analyse_solution(trace: Trace, bound: Bound | None = None) -> Solution:
         bound: a proven lower bound of its cost (a solver's); None: `bounds.lower_bound`.
     """
     profile, m = trace.profile, trace.schedule.shape.microbatches
+    if profile.slices > 1:
+        raise OptPipeError(
+            "why a bound binds is known of whole sequences; this schedule is over slices:"
+            " explain --op F0.0/0 says why an op waits, compare how far its time is from the bound"
+        )
     limits = trace.memory_limit
     if bound is None:
         free = replace(profile, memory_limit=None) if limits is None else profile

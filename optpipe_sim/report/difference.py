@@ -38,7 +38,7 @@ def changes(one: Trace, two: Trace) -> Changes:
     other stages or microbatches have no ops in common. Where order and treatments are the same (a
     measured trace and its prediction), ops differ whose durations do by more than 10 %.
     """
-    shapes = [(each.schedule.shape.stages, each.schedule.shape.microbatches) for each in (one, two)]
+    shapes = [(each.schedule.shape.stages, each.schedule.shape.units) for each in (one, two)]
     if shapes[0] != shapes[1]:
         says = "Other stages or microbatches: their ops cannot be set side by side one by one."
         return Changes(([], []), 0, 0, 0, says)

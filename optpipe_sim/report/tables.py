@@ -49,7 +49,7 @@ def facts(trace: Trace) -> str:
 def measures(trace: Trace) -> str:
     """The measures that ``simulate --json`` gives, with the proven bound where the schedule has one."""
     found, activations = trace.measures(), trace.schedule.shape.stages
-    activations *= trace.schedule.shape.microbatches
+    activations *= trace.schedule.shape.units
     peak = max(trace.peak_bytes)
     shown = [
         ("makespan_ns", "time per iteration", format_time(trace.makespan_ns)),

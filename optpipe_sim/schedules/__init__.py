@@ -89,6 +89,8 @@ REGISTRY: dict[str, Entry] = {
     ),
 }
 
+WHOLE = tuple(name for name, entry in REGISTRY.items() if not entry.sliced)  # sequences uncut
+
 
 def parse_name(text: str, entries: Mapping[str, Entry] = REGISTRY) -> tuple[str, dict[str, Any]]:
     """The name and the options of ``gis:group=6,chunks=3``, for a registry of `entries`.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ..errors import OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..schedules import REGISTRY, build
+from ..schedules import WHOLE, build
 from ..sim import simulate
 from ..trace import Trace
 from .covers import candidate_shapes
@@ -40,7 +40,7 @@ def published(
     """
     began = time.monotonic()
     built: dict[str, Schedule] = {}
-    for name in names or (name for name in REGISTRY if not name.startswith("adaoffload")):
+    for name in names or (name for name in WHOLE if not name.startswith("adaoffload")):
         try:
             built[name] = build(name, profile, microbatches)
         except OptPipeError:

@@ -124,7 +124,7 @@ def make_problem(
         OutOfMemory: where the limit is below what one microbatch needs; names the least limit.
         OptPipeError: for an unknown objective or treatment, or a number of microbatches below 1.
     """
-    profile = restrict(profile, treatments)
+    profile = restrict(profile.with_slices(1), treatments)
     if objective not in OBJECTIVES:
         raise OptPipeError(f"objective: expected flush or span, got {objective!r}")
     limits = profile.limits(memory_limit)

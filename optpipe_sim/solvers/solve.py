@@ -49,6 +49,8 @@ def solve(
 ) -> SolveResult:
     """The best schedule for a profile, m microbatches and a memory limit, and a proven bound.
 
+    Sequences stay whole: of a profile with slices the plan and its bound are those of microbatches.
+
     Args:
         memory_limit: bytes per device (a number, or one per device); None: the profile's own.
         warm_start: a schedule to start from, if it fits; ``none``: engines start from nothing.
@@ -95,6 +97,6 @@ def solve(
         per_stage=per_stage, margin=margin, chunks=chunks, placement=placement,
     )  # fmt: skip
     hooks = Hooks(on_incumbent, watch, on_wait, save)
-    profile = options.rechunked(restrict(profile, options.treatments))
+    profile = options.rechunked(restrict(profile.with_slices(1), options.treatments))
     how = solve_settled if options.margin is None else solve_with_margins
     return how(profile, microbatches, memory_limit, options, warm_start, hooks)

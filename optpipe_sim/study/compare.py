@@ -21,7 +21,9 @@ BASELINE = "1f1b"
 ANY_CHUNKS = "optpipe:chunks=any"
 CHOOSING = ("optpipe", "adaoffload-r", "adapipe", "mario")  # what to recompute, by themselves
 
-_Key = tuple[int, tuple[int, ...], bool]  # what schedules with a bound in common have in common
+_Key = tuple[
+    int, tuple[int, ...], int, bool
+]  # what schedules with a bound in common have in common
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def compare_all(
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     if isinstance(schedules, str):
         raise OptPipeError(f"schedules: expected a list of names, got {schedules!r}")
-    wanted = [*ENTRIES, ANY_CHUNKS] if schedules is None else list(schedules)
+    wanted = _everything(profile) if schedules is None else list(schedules)
     for name in wanted:
         if isinstance(name, str):
             parse_name(name)
@@ -207,6 +209,14 @@ def compare_all(
     left_out = tuple(name for name in names if name not in (*run.found, *run.refused))
     every = treatments is not None
     return Comparison(rows, run.refused, baseline, limits, left_out, interrupted, every)
+
+
+def _everything(profile: CostProfile) -> list[str]:
+    """Every name of the registry; those over slices where the profile has them."""
+    if profile.slices == 1:
+        return [*(name for name, entry in ENTRIES.items() if not entry.sliced), ANY_CHUNKS]
+    over_slices = [f"{name}:slices={profile.slices}" for name in ("gis", "gis-h", "po")]
+    return [*ENTRIES, *over_slices, ANY_CHUNKS]
 
 
 class _Run:
@@ -243,7 +253,8 @@ class _Run:
             self.refused[name] = str(error)
             return False
         # A replay without the limit is measured against what can be done without it.
-        key = (trace.profile.chunks, trace.profile.placement, trace.fits)
+        costs = trace.profile
+        key = (costs.chunks, costs.placement, costs.slices, trace.fits)
         if key not in self.bounds:
             free = trace.profile if trace.fits else replace(trace.profile, memory_limit=None)
             self.bounds[key] = lower_bound(free, microbatches, objective=objective)

@@ -59,7 +59,7 @@ def _cells(point: Point) -> list[Text]:
         return [limit, Text("✗", "red"), *(Text() for _ in HEADS[3:]), Text(why, "dim")]
     trace = result.trace
     flush = trace.objective == "flush"
-    share = trace.offloaded / (trace.schedule.shape.stages * trace.schedule.shape.microbatches)
+    share = trace.offloaded / (trace.schedule.shape.stages * trace.schedule.shape.units)
     fixed = Text("none fits", "dim")
     if point.fixed is not None:
         name, cost = point.fixed

@@ -110,6 +110,8 @@ def plain_table(*heads: str, left: Collection[str] = (), gap: int = 2) -> Table:
 def headline(profile: CostProfile, microbatches: int) -> Text:
     parts = [f"{profile.name}: {counted(profile.devices, 'device')}"]
     parts.append(counted(microbatches, "microbatch", "microbatches"))
+    if profile.slices > 1:
+        parts.append(f"{profile.slices} slices each")
     parts.append(f"limit {limit_text(profile)}" if profile.memory_limit else "no memory limit")
     return Text(", ".join(parts))
 

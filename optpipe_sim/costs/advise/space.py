@@ -16,7 +16,8 @@ from ..parallelism import Layout
 
 OFFLOADING = ("po", "po-h", "po-f", "adaoffload")  # senseless without a link to the host
 ANY_SHAPE = ("adaoffload", "adaoffload-r", "optpipe")
-SCHEDULES = tuple(name for name in ENTRIES if name != "gpipe")  # 1f1b does the same in less memory
+# 1f1b does what gpipe does in less memory; stages are estimated for whole sequences
+SCHEDULES = tuple(name for name, entry in ENTRIES.items() if name != "gpipe" and not entry.sliced)
 MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4)
 LEAST_SHARE = 8192  # tokens of a sequence, below which no device shares it unless it is asked for

@@ -66,8 +66,9 @@ def interleaved(
 def filled_with_weights(
     shape: Shape, costs: CostProfile, programs: Sequence[Sequence[Op]]
 ) -> Schedule:
-    """Programs of F's and B's, each W put where its device would idle for at least as long, what is
-    left at the end: the slices make W's short enough to fill what whole microbatches cannot."""
+    """Programs of F's and B's, each W put where its device would idle for at least as long, or where
+    as many wait as there are devices (they hold memory), what is left at the end: slices make W's
+    short enough to fill what whole microbatches cannot."""
     return _Filling(shape, costs, programs).run()
 
 
@@ -104,6 +105,9 @@ class _Filling:
         """What a free device does at `now`, and when which device is to be looked at again."""
         if not self.left[device]:
             return
+        if len(self.pending[device]) > len(self.left):
+            yield self.put(self.pending[device].pop(), now, device)
+            return
         op = self.left[device][-1]
         needs = [need for need in dependencies(op) if need in self.device]
         unknown = next((need for need in needs if need not in self.end), None)
@@ -120,13 +124,17 @@ class _Filling:
         else:
             yield ready, device
             return
-        self.made[device].append(op)
-        end = self.end[op] = now + self.lasts[op]
-        if op.kind is B:
-            self.pending[device].insert(0, op._replace(kind=W))
-        yield end, device
+        yield self.put(op, now, device)
         for other in self.asleep.pop(op, ()):
             yield self.arrival(op, other), other
+
+    def put(self, op: Op, now: int, device: int) -> tuple[int, int]:
+        """Start an op; when its device is free again."""
+        self.made[device].append(op)
+        self.end[op] = now + self.lasts[op]
+        if op.kind is B:
+            self.pending[device].insert(0, op._replace(kind=W))
+        return self.end[op], device
 
     def arrival(self, op: Op, device: int) -> int:
         """When the result of an op is there on a device."""

@@ -95,7 +95,7 @@ def _show(
     )
     show.line(out, "peak memory", show.peak_text(trace))
     if trace.offloaded:
-        activations = shape.stages * shape.microbatches
+        activations = shape.stages * shape.units
         show.line(
             out,
             "offloaded",
