@@ -22,12 +22,8 @@ from typing import NamedTuple
 
 from ..profile import CostProfile
 from ..stage_cost import StageCost
-<<<<<<< HEAD
-from .chains import Chains, Drain, knapsack, least_drains, pending_w_ways
-=======
 from . import slices
-from .chains import Chains, Drain, knapsack, pending_w_ways
->>>>>>> 0ae8035 (Bounds, comparison and pictures of schedules over slices; tests by hand, closed forms and properties)
+from .chains import Chains, Drain, knapsack, least_drains, pending_w_ways
 from .ends import after_last_forward, relief_of_one, wait_of_many, waits_of_one
 from .relaxed import relaxed, relaxed_cost
 from .relief import (
