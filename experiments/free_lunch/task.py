@@ -95,18 +95,18 @@ def _offloaded(trace: Trace, ahead: int, paired: bool) -> Schedule:
     """The schedule of a trace with every activation offloaded that lives long enough, copies slow or
     not: an O right after its F, an R so many compute ops before its BW. On a paired link a round trip
     is counted as it is while the neighbour copies as well."""
-    base, lasts = trace.schedule, trace.profile.durations_ns
+    base, durations = trace.schedule, trace.profile.durations_ns
     begin = {span.op: span.start_ns for span in trace.spans}
     programs = []
     for device, ops in enumerate(base.programs):
         place = {op: at for at, op in enumerate(ops)}
         stage = base.shape.stages_of(device)[0]
-        shortest = ROUND_TRIPS * (1 + paired) * (lasts[O][stage] + lasts[R][stage])
+        shortest = ROUND_TRIPS * (1 + paired) * (durations[O][stage] + durations[R][stage])
         before: dict[int, list[Op]] = {}
         after: dict[int, list[Op]] = {}
         for j in range(base.shape.microbatches):
             forward, backward = Op(F, stage, j), Op(BW, stage, j)
-            if begin[backward] - begin[forward] - lasts[F][stage] > shortest:
+            if begin[backward] - begin[forward] - durations[F][stage] > shortest:
                 after.setdefault(place[forward], []).append(Op(O, stage, j))
                 at = max(place[backward] - ahead, place[forward] + 1)
                 before.setdefault(at, []).append(Op(R, stage, j))

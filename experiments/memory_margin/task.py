@@ -189,7 +189,7 @@ def noisy_peaks(
         "microbatch": (1, shape.microbatches),
         "all": (1, 1),
     }[alike]
-    lasts = profile.durations_ns[kinds, stages]
+    durations = profile.durations_ns[kinds, stages]
     copies = np.isin(kinds, TRANSFERS)
     taken = profile.allocated_bytes[kinds, stages]
     given = profile.released_bytes[kinds, stages]
@@ -198,7 +198,9 @@ def noisy_peaks(
     for sample in range(samples):
         factor = random.uniform(1 - spread, 1 + spread, size)
         of_op = np.broadcast_to(factor, (shape.stages, shape.microbatches))[stages, js]
-        trace = lowered.replay(np.where(copies, np.rint(lasts * of_op).astype(np.int64), lasts))
+        trace = lowered.replay(
+            np.where(copies, np.rint(durations * of_op).astype(np.int64), durations)
+        )
         times[sample] = trace.makespan_ns
         change = of_op * taken, of_op * given
         for device in range(profile.devices):

@@ -1,4 +1,4 @@
-"""Time of each schedule over the time of a hop between devices."""
+"""Time of each schedule over the P2P latency."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
             line = [row for row in rows if row["schedule"] == name and row["fits"]]
             hops = [float(row["profile.t_comm_ms"]) for row in line]
             ax.plot(hops, [row["makespan_ns"] / 1e9 for row in line], label=name, **style)
-        ax.set_xlabel("one hop between devices [ms]")
+        ax.set_xlabel("P2P latency [ms]")
         ax.set_ylabel("time of an iteration [s]")
         ax.grid(visible=True)
         figure.legend(loc="center left", bbox_to_anchor=(0.77, 0.54))

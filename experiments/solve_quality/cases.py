@@ -82,8 +82,8 @@ def with_copies(profile: CostProfile, gb_per_s: int) -> CostProfile:
     """The profile with an engine each way that copies so many GB/s."""
 
     def change(_: int, cost: StageCost) -> StageCost:
-        lasts = (2 * cost.offloadable + gb_per_s) // (2 * gb_per_s)  # to the nearest ns
-        return replace(cost, t_offload_ns=lasts, t_reload_ns=lasts)
+        duration = (2 * cost.offloadable + gb_per_s) // (2 * gb_per_s)  # to the nearest ns
+        return replace(cost, t_offload_ns=duration, t_reload_ns=duration)
 
     stages = tuple(change(at, cost) for at, cost in enumerate(profile.stages))
     return replace(profile, stages=stages, offload=profile.offload or Offload())

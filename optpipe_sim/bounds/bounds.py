@@ -328,8 +328,8 @@ def residency(
         work = microbatches * chains.work(stages)
         for engine in _engine_ns(profile, stages):
             savings = [
-                (microbatches * each, microbatches * lasts)
-                for each, lasts in zip(saved, engine, strict=True)
+                (microbatches * each, microbatches * busy)
+                for each, busy in zip(saved, engine, strict=True)
             ]
             window = _least_window(held, savings, capacity, work, relief)
             best = max(best, chains.head(stages[0]) + window)

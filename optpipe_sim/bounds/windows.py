@@ -90,7 +90,9 @@ class Pipeline:
         self.back = np.array([back_ns(cost) for cost in profile.stages])
         self.longest = np.array([_longest_back_ns(cost) for cost in profile.stages])
         place = profile.placement
-        self.hops = np.array([profile.t_comm_ns * (a != b) for a, b in pairwise(place)], np.int64)
+        self.latency = np.array(
+            [profile.t_comm_ns * (a != b) for a, b in pairwise(place)], np.int64
+        )
         self.step = max(1, int(min(self.forward.min(), self.back.min())) // FINEST)
         self.searches = 0
 
@@ -113,18 +115,18 @@ class Pipeline:
         w, stages = windows, len(self.forward)
         for s in range(stages):
             if s:
-                least = w.earliest_f[s - 1] + self.forward[s - 1] + self.hops[s - 1]
+                least = w.earliest_f[s - 1] + self.forward[s - 1] + self.latency[s - 1]
                 w.earliest_f[s] = np.maximum(w.earliest_f[s], least)
             w.earliest_f[s] = early(w.earliest_f[s] - f[s]) + f[s]
             if s:
-                most = w.latest_b[s - 1] - self.hops[s - 1] - self.back[s]
+                most = w.latest_b[s - 1] - self.latency[s - 1] - self.back[s]
                 w.latest_b[s] = np.minimum(w.latest_b[s], most)
             w.latest_b[s] = late((w.latest_b[s] - b[s])[::-1])[::-1] + b[s]
         for s in reversed(range(stages)):
             if s + 1 < stages:
-                least = w.earliest_b[s + 1] + self.back[s + 1] + self.hops[s]
+                least = w.earliest_b[s + 1] + self.back[s + 1] + self.latency[s]
                 w.earliest_b[s] = np.maximum(w.earliest_b[s], least)
-                most = w.latest_f[s + 1] - self.hops[s] - self.forward[s]
+                most = w.latest_f[s + 1] - self.latency[s] - self.forward[s]
                 w.latest_f[s] = np.minimum(w.latest_f[s], most)
             w.earliest_b[s] = early(w.earliest_b[s] - b[s]) + b[s]
             w.latest_f[s] = late((w.latest_f[s] - f[s])[::-1])[::-1] + f[s]
@@ -190,7 +192,7 @@ class _Narrowing:
         backs = [last - windows.latest_b[s] - pipe.longest[s] for s in rows]
         for row, s in enumerate(rows):
             if s:  # it ends before the latest start of the next backward, and the P2P latency
-                after = last - windows.latest_b[s - 1] + pipe.hops[s - 1]
+                after = last - windows.latest_b[s - 1] + pipe.latency[s - 1]
                 backs[row] = np.maximum(backs[row], after)
         return replace(
             one,

@@ -1,8 +1,8 @@
-"""The checker: what is wrong with a schedule, or with a trace, a sentence each.
+"""The checker: the problems of a schedule, or of a trace, one sentence each.
 
-It shares no code with the simulator (`optpipe_sim.sim`) nor with the measures of a trace, so that it
-is evidence and not an echo: whether a schedule runs through is decided by the plain replay of
-`stepped`, whether given times are lawful by the rules spelt out in `times`.
+It shares no code with the simulator (`optpipe_sim.sim`) or the measures of a trace, so that its verdict is
+independent: whether a schedule completes is decided by the plain replay of `stepped`, whether given times are
+valid by the rules written out in `times`.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def check(
 ) -> list[str]:
     """The problems of a schedule under a profile, one sentence each; empty where it is valid.
 
-    Looked at, in this order: the number of devices and chunks; missing, doubled and misplaced ops;
+    Checked in this order: the number of devices and chunks; missing, doubled and misplaced ops;
     link orders; orders that can never go on; limits that nothing can keep; whether the replay runs
-    through under the memory limit, and stays within the pinned memory of the host. What cannot be
-    judged before an earlier problem is solved is left out.
+    through under the memory limit, and stays within the pinned memory of the host. Checks that depend on an
+    earlier problem are left out.
 
     Args:
         memory_limit: bytes, for all devices or per device; None: the profile's own.

@@ -1,4 +1,4 @@
-"""The checker's own reading of what ops take, allocate, release and wait for."""
+"""The checker's own rules for what ops take, allocate, release and wait for."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Costs:
         return self.level(op) is not None and op[1:] not in self.apart
 
     def working(self, op: Op) -> int:
-        """What is held beside the kept bytes while this F, or this backward inside, runs."""
+        """Bytes held beside the kept ones while this F, or this backward with recomputation inside, runs."""
         level, cost = self.level(op), self.cost(op)
         if level is None:
             return 0
@@ -86,7 +86,7 @@ class Costs:
             return max(b_work, cost.w_bytes - level.keep_bytes, 0)
         return work
 
-    def lasts(self, op: Op) -> int:
+    def duration_ns(self, op: Op) -> int:
         """How long an op takes, in ns."""
         cost, level = self.cost(op), self.level(op)
         again = 0 if level is None else level.t_ns
@@ -111,7 +111,7 @@ class Costs:
         return op.kind in (F, R, C) or (op.kind in (B, BW) and self.is_inside(op))
 
     def takes(self, op: Op) -> int:
-        """The bytes that an op is granted."""
+        """The bytes that an op allocates."""
         if op.kind is F:
             return self.kept(op) + self.working(op)
         if op.kind is R:
@@ -123,7 +123,7 @@ class Costs:
         return 0
 
     def gives(self, op: Op) -> int:
-        """The bytes that are free once an op has ended."""
+        """The bytes that an op releases at its end."""
         cost = self.cost(op)
         held = cost.act_bytes
         if self.is_inside(op):

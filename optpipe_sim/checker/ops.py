@@ -1,4 +1,4 @@
-"""The checker's view of order alone: are the ops complete, the link orders proper, is there a circle?"""
+"""The checker's view of order alone: are the ops complete, the link orders valid, is there a cycle?"""
 
 from __future__ import annotations
 

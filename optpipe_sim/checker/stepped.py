@@ -1,8 +1,8 @@
 """A plain replay for the checker: instant by instant, written apart from the simulator.
 
-It shares nothing with `optpipe_sim.sim`, so that the two can testify against each other. At every
-instant at which something happens it looks at all devices: what has ended, what may be granted and
-may start, and last which transfers the links serve.
+It shares nothing with `optpipe_sim.sim`, so that the two check each other. At every instant with an event it
+visits all devices: ops that have ended, ops that can be granted memory or start, and last the transfers that
+the links serve.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from .costs import Costs
 
 @dataclass
 class Times:
-    """Start, end and grant (F, R) of each op that got so far, in ns; `stuck` says who waits for
-    what where not all did, a clause per device."""
+    """Start, end and grant (F, R) of each op that was reached, in ns; `stuck` says, a clause per device, what
+    the others wait for."""
 
     start_ns: dict[Op, int] = field(default_factory=dict)
     end_ns: dict[Op, int] = field(default_factory=dict)
@@ -90,7 +90,7 @@ def step_through(schedule: Schedule, profile: CostProfile, limits: tuple[int, ..
 
 
 class _World:
-    """What runs, waits and is held at the instant `now`."""
+    """The running and waiting ops and the memory held at the instant `now`."""
 
     def __init__(
         self, schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None
@@ -107,7 +107,7 @@ class _World:
             for need in needs:
                 if self.device[need] != self.device[op]:
                     self.sent_to[need] = self.device[op]
-        # each list is worked off from its end
+        # each list is processed from its end
         self.compute = [[op for op in reversed(ops) if op.kind in COMPUTE] for ops in programs]
         self.grants = [[op for op in reversed(ops) if self.costs.asks(op)] for ops in programs]
         self.queues = [
@@ -137,7 +137,7 @@ class _World:
 
     def begin(self, op: Op) -> None:
         self.times.start_ns[op] = self.now
-        end = self.now + self.costs.lasts(op)
+        end = self.now + self.costs.duration_ns(op)
         if end not in self.ending:
             self.ending[end] = []
             heappush(self.moments, end)
@@ -220,7 +220,7 @@ class _World:
         return asks and fits
 
     def serve_links(self) -> bool:
-        """Those that come join the line of their link; each free link serves the first one."""
+        """Ready transfers join the queue of their link; each free link serves the first one."""
         for at, queue in self.queues:
             if queue and self.comes(queue[-1]):
                 op = queue[-1]
@@ -265,7 +265,7 @@ class _World:
         for at, queue in self.queues:
             if queue:
                 found.append(f"device {at}: {self.reason(queue[-1], at)}")
-        # lack of memory is the root; the others only stand behind it
+        # lack of memory is the root cause; the others wait behind it
         return sorted(found, key=lambda reason: not reason.endswith("are held"))
 
     def reason(self, op: Op, at: int) -> str:

@@ -1,4 +1,4 @@
-"""Whether given times are lawful: every rule of time and memory, applied to a finished trace."""
+"""Whether given times are valid: every rule of time and memory, applied to a finished trace."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .stepped import anchors, engines, link_of, static
 
 
 def check_times(trace: Trace, asap: bool = False) -> list[str]:
-    """The problems of a trace, one sentence each with op, device and time; empty where it is lawful.
+    """The problems of a trace, one sentence each with op, device and time; empty where it is valid.
 
-    Looked at: durations, dependencies with their messages, program order on streams and engines, one
+    Checked: durations, dependencies with their messages, program order on streams and engines, one
     op at a time on each of them and on each host link, link orders, grants, the memory limit (unless
     the trace says that it does not fit), the pinned memory of the host.
 
@@ -51,7 +51,7 @@ def check_times(trace: Trace, asap: bool = False) -> list[str]:
 
 
 class _Facts:
-    """The times of a trace by op, and what the rules look up more than once."""
+    """The times of a trace by op, and tables that several rules use."""
 
     def __init__(self, trace: Trace) -> None:
         self.schedule, self.profile = trace.schedule, trace.profile
@@ -90,14 +90,15 @@ class _Facts:
         return f"device {self.device[op]}: {op}"
 
     def inputs(self, op: Op) -> Iterator[tuple[Op, int]]:
-        """What `op` needs, and when that is there."""
+        """The inputs of `op`, and when each is available."""
         for need in self.costs.needs(op):
             if need in self.device:
                 yield need, self.arrival.get((need, op), self.end[need])
 
 
 def _comes(facts: _Facts) -> dict[Op, int]:
-    """When each transfer comes to its link: it heads its queue, has its input and, an R, its grant."""
+    """When each transfer requests its link: it is the head of its queue and has its input and, an R, its
+    grant."""
     comes = {}
     for _, queue in facts.queues:
         heads = 0
@@ -109,7 +110,7 @@ def _comes(facts: _Facts) -> dict[Op, int]:
 
 
 def _arrivals(facts: _Facts) -> dict[tuple[Op, Op], int]:
-    """When the message from one op to another on another device is there."""
+    """When the message from an op to one on another device arrives."""
     sent: dict[tuple[int, int], list[tuple[int, Op, Op]]] = {}
     for op, to in facts.device.items():
         for need in facts.costs.needs(op):
@@ -128,13 +129,13 @@ def _arrivals(facts: _Facts) -> dict[tuple[Op, Op], int]:
 
 def _durations(facts: _Facts) -> Iterator[str]:
     for op, start in facts.start.items():
-        wanted, took = facts.costs.lasts(op), facts.end[op] - start
+        wanted, took = facts.costs.duration_ns(op), facts.end[op] - start
         if start < 0:
             yield f"{facts.name(op)} starts at {format_time(start)}, before time 0"
         if took != wanted:
-            lasts, planned = format_times(took, wanted)
+            measured, planned = format_times(took, wanted)
             yield (
-                f"{facts.name(op)} at {format_time(start)} lasts {lasts}, by the profile {planned}"
+                f"{facts.name(op)} at {format_time(start)} lasts {measured}, by the profile {planned}"
             )
 
 

@@ -120,7 +120,7 @@ class CostProfile:
                 "chunks per device": self.chunks,
                 "F + B + W of a stage": f"{format_time(min(times))} to {format_time(max(times))}",
                 **({"slices": self.slices} if self.slices > 1 else {}),
-                "a hop": format_time(self.t_comm_ns),
+                "P2P latency": format_time(self.t_comm_ns),
                 "activation of a stage": format_size(max(c.act_bytes for c in self.stages)),
                 "offloading": "yes" if self.offload else "no",
                 "levels of recomputation": ", ".join(

@@ -71,10 +71,10 @@ class Growing:
         self._w = [cost.w_bytes for cost in costs.stages]
         self._lasts = costs.durations_ns[[F, B]].tolist()
         self._w_lasts = [cost.t_w_ns for cost in costs.stages]
-        device, hop = self.home, costs.t_comm_ns
+        device, latency = self.home, costs.t_comm_ns
         # latency of the edge from each stage to the next one
-        self._hop = [
-            hop if device[stage] != device[stage + 1] else 0 for stage in range(self.stages - 1)
+        self._latency = [
+            latency if device[stage] != device[stage + 1] else 0 for stage in range(self.stages - 1)
         ]
 
     def count(self, kind: OpKind, stage: int) -> int:
@@ -97,11 +97,11 @@ class Growing:
         ends = self.ends[kind]
         at = len(ends[stage])
         if kind == F:
-            return ends[stage - 1][at] + self._hop[stage - 1] if stage else 0
+            return ends[stage - 1][at] + self._latency[stage - 1] if stage else 0
         own = self.ends[F][stage][at]
         if stage == self.stages - 1:
             return own
-        return max(own, ends[stage + 1][at] + self._hop[stage])
+        return max(own, ends[stage + 1][at] + self._latency[stage])
 
     def put(self, kind: OpKind, stage: int) -> None:
         """Append the next op of that kind."""

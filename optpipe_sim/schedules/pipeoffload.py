@@ -106,7 +106,7 @@ def po_f(
 def _affordable(costs: CostProfile) -> int:
     """How many leading chunks can be offloaded for free: the transfers of one microbatch take no
     more time on any engine or host link than its compute on the busiest device."""
-    offload, lasts, shape = costs.offload, costs.durations_ns, costs.shape(1)
+    offload, durations, shape = costs.offload, costs.durations_ns, costs.shape(1)
     assert offload is not None
     budget = max(
         sum(costs.stages[stage].work_ns for stage in shape.stages_of(device))
@@ -117,8 +117,8 @@ def _affordable(costs: CostProfile) -> int:
 
     def fits(count: int) -> bool:
         for group in costs.host_links:
-            out = [int(sum(lasts[O][s] for s in shape.stages_of(d)[:count])) for d in group]
-            back = [int(sum(lasts[R][s] for s in shape.stages_of(d)[:count])) for d in group]
+            out = [int(sum(durations[O][s] for s in shape.stages_of(d)[:count])) for d in group]
+            back = [int(sum(durations[R][s] for s in shape.stages_of(d)[:count])) for d in group]
             engine = max(map(sum if both_engine else max, zip(out, back, strict=True)))
             link = sum((sum(out), sum(back))) if both_link else max(sum(out), sum(back))
             if max(engine, link) > budget:

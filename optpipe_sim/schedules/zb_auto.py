@@ -113,7 +113,7 @@ def _warm_up(grown: Growing, eager: bool) -> None:
     flow through all of them.
     """
     costs, ranks = grown.costs.stages, range(grown.devices)
-    hop = grown.costs.t_comm_ns
+    latency = grown.costs.t_comm_ns
     capacity = []
     for rank in ranks:
         grown.put(F, rank)
@@ -125,23 +125,23 @@ def _warm_up(grown: Growing, eager: bool) -> None:
         while grown.exists(F, 0) and grown.count(F, rank) < most:
             start = end = 0
             for before in range(rank + 1):
-                start = max(end + hop if before else 0, grown.free_at[before])
+                start = max(end + latency if before else 0, grown.free_at[before])
                 end = start + costs[before].t_f_ns
             if (start if eager else end) > first_backward:
                 break
             for before in range(rank + 1):
                 grown.put(F, before)
-        first_backward += costs[rank].t_b_ns + hop
+        first_backward += costs[rank].t_b_ns + latency
 
 
 def _next_backwards(grown: Growing) -> list[int]:
     """Per rank, when the next B could come from its successor if every rank put one more F first."""
-    costs, hop = grown.costs.stages, grown.costs.t_comm_ns
+    costs, latency = grown.costs.stages, grown.costs.t_comm_ns
     due, arrival = [0] * grown.devices, 0
     for rank in reversed(range(grown.devices)):
         due[rank] = arrival
         more = costs[rank].t_f_ns if grown.count(F, rank) < grown.microbatches else 0
-        arrival = max(arrival, grown.free_at[rank] + more) + costs[rank].t_b_ns + hop
+        arrival = max(arrival, grown.free_at[rank] + more) + costs[rank].t_b_ns + latency
     return due
 
 

@@ -29,11 +29,11 @@ def simulate(
     Args:
         schedule: any order; the profile is re-chunked to its shape.
         memory_limit: bytes per device (one number, or one per device); None: the profile's own.
-        enforce: False reports the peak without holding anything back.
+        enforce: False replays without the limit, and reports the peak.
         objective: what ``trace.cost_ns`` counts: ``flush`` or ``span``.
         engine: ``replay`` (compiled) or ``simpy`` (the discrete-event simulator; the same times, to
             the nanosecond).
-        explain: False: of a deadlock, ``replay`` says no more than that it is one, at once.
+        explain: False: ``replay`` raises a deadlock at once, without naming the ops that wait.
 
     Raises:
         InvalidSchedule: where ops are missing, doubled or misplaced, or do not fit the profile.

@@ -1,4 +1,4 @@
-"""Where a measured trace departs from the predicted one: by kind of op, and on the critical path."""
+"""How a measured trace differs from the predicted one: by kind of op, and on the critical path."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class PathStep(NamedTuple):
     """One op of the measured critical path.
 
     `longer_ns`: how much longer it took than predicted. `late_ns`: how much later it began than
-    what it waited for, with the predicted time of a hop, allows; `waited_for` names that (None for
+    what it waited for, with the predicted P2P latency, allows; `waited_for` names that (None for
     the first). `between`: what lies there, ``message``, ``copy`` or ``launch``.
     """
 
@@ -80,13 +80,13 @@ class Difference:
 
     @cached_property
     def path(self) -> tuple[PathStep, ...]:
-        """The measured critical path, in time: from the last end back to what each op waited for
-        longest."""
+        """The measured critical path in time order, traced from the last end back through the last input of
+        each op."""
         return self._walk[0]
 
     @property
     def slack_ns(self) -> int:
-        """How much shorter than the predicted makespan that path was predicted to be."""
+        """The predicted makespan less the predicted length of that path."""
         return self._walk[1]
 
     @cached_property
@@ -106,18 +106,18 @@ class Difference:
         """The path, and the slack it was predicted to have: from event to event, an event being
         the begin (even) or the end (odd) of a node of the graph."""
         graph, schedule, times = self.lowered.graph, self.lowered.schedule, self._event_times
-        row_of = np.full(len(graph.lasts), -1)
+        row_of = np.full(len(graph.durations), -1)
         row_of[graph.grant_at] = row_of[graph.op_at] = np.arange(len(schedule))
         steps: list[PathStep] = []
         event, planned = int(times.argmax()) | 1, 0
-        row, longer, late = -1, 0, 0  # of the op that is being walked over
+        row, longer, late = -1, 0, 0  # of the op that is being passed
         while True:
             node = event // 2
             if event % 2:
                 if row_of[node] >= 0 and node == graph.op_at[row_of[node]]:
                     row = int(row_of[node])
-                longer += int(times[event] - times[event - 1] - graph.lasts[node])
-                planned += int(graph.lasts[node])
+                longer += int(times[event] - times[event - 1] - graph.durations[node])
+                planned += int(graph.durations[node])
                 event -= 1
                 continue
             edges = slice(*graph.first[node : node + 2].tolist())
@@ -151,13 +151,13 @@ class Difference:
         """Measured begin and end of every node: ops and grants; messages of serial links, which
         which are not measured, as late as their producers and the predicted link make them."""
         graph, measured = self.lowered.graph, self.measured
-        times = np.zeros(2 * len(graph.lasts), np.int64)
+        times = np.zeros(2 * len(graph.durations), np.int64)
         times[2 * graph.grant_at] = times[2 * graph.grant_at + 1] = measured.grant_ns
         times[2 * graph.op_at], times[2 * graph.op_at + 1] = measured.start_ns, measured.end_ns
         for node in np.flatnonzero(graph.message).tolist():  # in topological order
             edges = slice(*graph.first[node : node + 2].tolist())
             begin = (times[graph.inputs[edges]] + graph.lags[edges]).max()
-            times[2 * node : 2 * node + 2] = begin, begin + graph.lasts[node]
+            times[2 * node : 2 * node + 2] = begin, begin + graph.durations[node]
         return times
 
     def measures(self) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class Difference:
 
 
 def compare_traces(lowered: Lowered, measured: Trace) -> Difference:
-    """Set a measured trace beside what its lowered schedule was predicted to do.
+    """Compare a measured trace with the prediction of its lowered schedule.
 
     Raises:
         InvalidSchedule: where the trace is of another schedule.
@@ -204,12 +204,11 @@ def compare_traces(lowered: Lowered, measured: Trace) -> Difference:
 
 
 def beside_copies(difference: Difference, measured: Trace | None = None) -> dict[str, float]:
-    """How many times the profile's time compute ops took, in the median: of those that ran while a
-    copy ran on their device (``beside``) and of the others (``alone``). A kind that has none is
-    left out.
+    """Median ratio of measured to predicted duration of compute ops: of those that ran beside a copy on their
+    device (``beside``) and of the others (``alone``). A group without ops is left out.
 
     Args:
-        measured: another trace of the same schedule, to be looked at instead.
+        measured: another trace of the same schedule, to be used instead.
     """
     trace = measured or difference.measured
     kinds, devices = trace.schedule.table[:, 0], trace.schedule.devices

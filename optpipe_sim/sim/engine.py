@@ -36,7 +36,7 @@ class _Memory:
         self.asking: dict[int, simpy.Event] = {}
 
     def ask(self, row: int, event: simpy.Event) -> simpy.Event:
-        """Have `event` come with the grant of `row`."""
+        """Trigger `event` at the grant of `row`."""
         self.asking[row] = event
         self.advance()
         return event
@@ -48,7 +48,8 @@ class _Memory:
                 self.advance()
 
     def advance(self) -> None:
-        """Grant what can be granted. A compute op asks when it could start, an R when its anchor starts."""
+        """Grant what can be granted. A compute op requests memory when it could start, an R when its anchor
+        starts."""
         run, queue = self.run, self.queue
         while self.head < len(queue):
             row = queue[self.head]
@@ -73,7 +74,7 @@ class _Link:
         self.busy = False
 
     def come(self, row: int) -> simpy.Event:
-        """Stand in line; the event comes with the start of the transfer."""
+        """Join the queue; the event is triggered at the start of the transfer."""
         run = self.run
         event = run.env.event()
         self.line[row] = ((run.now, run.device[row], run.kind[row]), event)
@@ -108,7 +109,7 @@ class _Run:
         costs = op_costs(schedule, profile)
         self.kind: list[int] = schedule.table[:, 0].tolist()
         self.device: list[int] = schedule.devices.tolist()
-        self.lasts: list[int] = costs.duration_ns.tolist()
+        self.durations: list[int] = costs.duration_ns.tolist()
         self.taken: list[int] = costs.allocated_bytes.tolist()
         self.given: list[int] = costs.released_bytes.tolist()
         self.asks: list[bool] = costs.asks.tolist()
@@ -203,14 +204,14 @@ class _Run:
             self.start[row] = self.now
             for reload in self.anchored.get(row, ()):
                 self.anchor_started(reload)
-            yield env.timeout(self.lasts[row])
+            yield env.timeout(self.durations[row])
             self.finish(row)
             if self.sends_to[row] >= 0 and self.profile.sending_ns:
                 yield env.timeout(self.profile.sending_ns)
 
     def transfers(self, queue: list[int]) -> _Process:
-        """A queue of transfers: the head comes to its link when it may go, and heads the queue
-        until it starts."""
+        """A queue of transfers: the head requests its link when it may start, and stays the head until it
+        starts."""
         for row in queue:
             for needed in self.needs[row]:
                 if self.end[needed] < 0:
@@ -219,7 +220,7 @@ class _Run:
                 yield self.reload_grant[row]
             yield self.link_of[row].come(row)
 
-    # -- what they call ---------------------------------------------------------------------------
+    # -- what processes call ---------------------------------------------------------------------------
 
     def anchor_started(self, row: int) -> None:
         """The anchor of an R has started: it may be granted from now on."""
@@ -243,18 +244,18 @@ class _Run:
             if self.started[queue] < len(self.queues[queue]):
                 self.serve_links(self.link_of[self.queues[queue][self.started[queue]]])
 
-        timeout = self.env.timeout(self.lasts[row])
+        timeout = self.env.timeout(self.durations[row])
         assert timeout.callbacks is not None
         timeout.callbacks.append(over)
 
     def ended(self, row: int) -> simpy.Event:
-        """An event that comes with the end of `row`."""
+        """An event that is triggered at the end of `row`."""
         event = self.env.event()
         self.waiters.setdefault(row, []).append(event)
         return event
 
     def finish(self, row: int) -> None:
-        """An op has ended: send its message, release its memory, wake who waits for it."""
+        """End an op: send its message, release its memory, wake the processes that wait for it."""
         now = self.end[row] = self.now
         target = self.sends_to[row]
         if target >= 0:
@@ -305,7 +306,7 @@ def run_engine(
 
 
 def _explain_deadlock(run: _Run) -> str:
-    """Who waits for what, device by device, in one line."""
+    """The ops that wait and what they wait for, device by device, in one line."""
     reasons = []
     for device, rows in enumerate(run.compute):
         row = next((row for row in rows if run.start[row] < 0), None)

@@ -1,4 +1,4 @@
-"""What the compiled replay of `events` is given, and the state that it works on. Times are int64 ns."""
+"""The inputs and the state of the compiled replay in `events`. Times are int64 ns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Ops(NamedTuple):
 
 
 class World(NamedTuple):
-    """Where it is replayed."""
+    """The devices and links of a replay."""
 
     static: np.ndarray  # (devices,) bytes
     limits: np.ndarray  # (devices,) bytes, below 0: none
@@ -44,7 +44,7 @@ class World(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where the replay stands, and what it has found."""
+    """The state of a replay, and its results."""
 
     start: np.ndarray  # per row, -1: not yet
     end: np.ndarray
@@ -55,7 +55,7 @@ class State(NamedTuple):
     target: np.ndarray  # the device that its message goes to, or -1
     anchor: np.ndarray  # the compute op before an R, or -1
     queue: np.ndarray  # (4, rows)
-    head: np.ndarray  # (4, devices) the next of each queue
+    head: np.ndarray  # (4, devices) the position of each queue
     stop: np.ndarray  # (4, devices)
     level: np.ndarray  # (devices,) bytes held
     computing: np.ndarray  # (devices,)

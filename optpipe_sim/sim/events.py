@@ -1,8 +1,8 @@
 """Compiled: the replay event by event, for what depends on times. Times are int64 ns.
 
-At every instant three things happen, in this order: what ends, releases its memory, frees its
-engine and sends its message; then each device grants memory in program order and starts compute
-ops until nothing more can start; then each link that has cause serves one transfer. `run_events`
+Each instant has three phases: ops that end release their memory, free their engine and send their message;
+then each device grants memory in program order and starts compute ops until none can start; then each affected
+link serves one transfer. `run_events`
 is that loop, with a function per phase.
 """
 
@@ -51,7 +51,7 @@ def _pop(s):
 
 @step
 def _wake(s, device):
-    """Wake a device: phase 2 comes to it."""
+    """Mark a device for phase 2."""
     if not s.dirty[device]:
         s.dirty[device] = True
         s.dirty_order[s.counts[DIRTY]] = device
@@ -60,7 +60,7 @@ def _wake(s, device):
 
 @step
 def _wake_link(s, link):
-    """Wake a link: phase 3 comes to it."""
+    """Mark a link for phase 3."""
     if not s.link_dirty[link]:
         s.link_dirty[link] = True
         s.link_order[s.counts[LINKS_DIRTY]] = link
@@ -69,7 +69,7 @@ def _wake_link(s, link):
 
 @step
 def _send(ops, world, s, row, now):
-    """The message of a compute op that has ended: when it arrives, and when its stream is free."""
+    """Send the message of a compute op that has ended: record when it arrives, and when the stream is free."""
     device = ops.device[row]
     depart = now
     if world.serial:
@@ -85,7 +85,7 @@ def _send(ops, world, s, row, now):
 
 @step
 def _finish(ops, world, s, row, now):
-    """An op ends: its memory, its engine, its link, its message."""
+    """End an op: release its memory, its engine and its link, and send its message."""
     device = ops.device[row]
     s.end[row] = now
     s.ended_as[row] = s.counts[HAPPENED]
@@ -106,7 +106,7 @@ def _finish(ops, world, s, row, now):
 
 @step
 def _grant(s, row, now):
-    """Note that a row is granted its memory now."""
+    """Record that a row is granted its memory now."""
     s.grant[row] = now
     s.granted_as[row] = s.counts[HAPPENED]
     s.counts[HAPPENED] += 1
@@ -158,7 +158,7 @@ def _start_compute(ops, world, s, device, now):
 
 @step
 def _come_to_links(ops, world, s, device, now):
-    """The heads of the copy queues of a device come to their links, if they may go."""
+    """Let the heads of a device's copy queues join their links, if they may start."""
     for which in range(2):
         queue = OUT + which
         if s.came[which, device] >= 0 or s.head[queue, device] == s.stop[queue, device]:
@@ -174,7 +174,7 @@ def _come_to_links(ops, world, s, device, now):
 
 @step
 def _first_in_line(ops, world, s, link):
-    """The member of a link whose transfer is next, -1: none has come, or not the one whose turn it is."""
+    """The member of a link whose transfer is next; -1: none is waiting, or not the one whose turn it is."""
     ordered = world.link_first[link + 1] > world.link_first[link]
     best, best_came = -1, 0
     for slot in range(s.member_first[link], s.member_first[link + 1]):
@@ -256,7 +256,7 @@ def run_events(ops, world):
         s.counts[DIRTY] = 0
         if s.counts[WAITING] and s.heap_time[0] == now:
             continue  # ops of no length
-        # 3. links are served, each once; then whatever that brings at this instant
+        # 3. links are served, each once; then the events that this causes at the same instant
         for at in range(s.counts[LINKS_DIRTY]):
             link = s.link_order[at]
             s.link_dirty[link] = False

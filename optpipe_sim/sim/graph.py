@@ -1,7 +1,7 @@
 """A schedule as a graph whose longest paths are its times.
 
-Exact where nothing depends on who comes first: no memory limit that binds, and every link that
-several queues share with a given order. `lower` brings every other case into this form.
+Exact where no decision depends on times: no memory limit binds, and every shared link has a given order.
+`lower` brings every other case into this form.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Graph:
 
     Attributes:
         first, inputs, lags: incoming edges, see `paths.sort_graph`.
-        lasts: (nodes,) ns.
+        durations: (nodes,) ns.
         op_at, grant_at: (ops,) where the op of each row, and its grant, stand in that order.
         row_of: (nodes,) the row of the op, -1 for other nodes.
         message: (nodes,) True for messages.
@@ -34,17 +34,19 @@ class Graph:
     first: np.ndarray
     inputs: np.ndarray
     lags: np.ndarray
-    lasts: np.ndarray
+    durations: np.ndarray
     op_at: np.ndarray
     grant_at: np.ndarray
     row_of: np.ndarray
     message: np.ndarray
 
-    def times(self, lasts: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def times(
+        self, durations: np.ndarray | None = None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Starts, ends and grants per row, for these durations of the nodes (default: the costs)."""
-        times = np.empty(2 * len(self.lasts), np.int64)
-        lasts = self.lasts if lasts is None else lasts
-        paths.longest_path(self.first, self.inputs, self.lags, lasts, times)
+        times = np.empty(2 * len(self.durations), np.int64)
+        durations = self.durations if durations is None else durations
+        paths.longest_path(self.first, self.inputs, self.lags, durations, times)
         at = 2 * self.op_at
         return times[at], times[at + 1], times[2 * self.grant_at]
 
@@ -102,12 +104,12 @@ def build_graph(
         add(node, waiting[order], profile.latency_ns)
     else:
         add(needed, waiting, profile.t_comm_ns)
-    lasts = np.zeros(size + reloads + messages, np.int64)
-    lasts[:size] = costs.duration_ns
-    lasts[size + reloads :] = profile.occupancy_ns
+    durations = np.zeros(size + reloads + messages, np.int64)
+    durations[:size] = costs.duration_ns
+    durations[size + reloads :] = profile.occupancy_ns
     parts = (np.concatenate(part) for part in (sources, ends, targets, lags))
-    order, first, inputs, lag = paths.sort_graph(len(lasts), *parts)
-    if len(order) < len(lasts):
+    order, first, inputs, lag = paths.sort_graph(len(durations), *parts)
+    if len(order) < len(durations):
         return None
     position = np.empty(len(order), np.int64)
     position[order] = np.arange(len(order))
@@ -115,7 +117,7 @@ def build_graph(
         first,
         inputs,
         lag,
-        lasts[order],
+        durations[order],
         position[:size],
         position[grant_node],
         np.where(order < size, order, -1),

@@ -1,5 +1,4 @@
-"""What ops took where they ran, and a replay with it: durations, and how late each op began after
-what it waited for."""
+"""Durations measured in a run, with the delay of each op after its inputs, and a replay with these."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ class InSitu:
     """Of every node of a lowered schedule's graph (ops, grants, messages), in ns.
 
     Attributes:
-        lasts: how long it took. gaps: how much later it began than what it waited for allows.
+        durations: how long it took. gaps: how much later it began than what it waited for allows.
     """
 
-    lasts: np.ndarray
+    durations: np.ndarray
     gaps: np.ndarray
 
 
@@ -29,11 +28,11 @@ def in_situ(lowered: Lowered, measured: Trace, arrive_ns: Mapping[Op, int]) -> I
     """Durations and gaps of a run in which each rank was alone.
 
     Args:
-        arrive_ns: by op, when what it gave to other ranks (a message, a turn on a host link) was let
-            in there: what ops of other ranks waited for.
+        arrive_ns: by op, when its message (or turn on a host link) arrived at other ranks, where ops waited
+        for it.
     """
     graph, schedule = lowered.graph, lowered.schedule
-    nodes = len(graph.lasts)
+    nodes = len(graph.durations)
     row = _rows(lowered)
     device = np.where(graph.message, -1, schedule.devices[row])
     times = np.zeros((nodes, 2), np.int64)
@@ -47,27 +46,27 @@ def in_situ(lowered: Lowered, measured: Trace, arrive_ns: Mapping[Op, int]) -> I
     came[across] = let_in[row[source[across]]]
     ready = np.zeros(nodes, np.int64)
     np.maximum.at(ready, target, came)
-    lasts = np.where(graph.message, graph.lasts, times[:, 1] - times[:, 0])
+    durations = np.where(graph.message, graph.durations, times[:, 1] - times[:, 0])
     gaps = np.where(graph.message, 0, np.maximum(0, times[:, 0] - ready))
-    return InSitu(lasts, gaps)
+    return InSitu(durations, gaps)
 
 
 def median_of(runs: Sequence[InSitu]) -> InSitu:
     """Node by node, the medians."""
     return InSitu(
-        np.round(np.median([run.lasts for run in runs], 0)).astype(np.int64),
+        np.round(np.median([run.durations for run in runs], 0)).astype(np.int64),
         np.round(np.median([run.gaps for run in runs], 0)).astype(np.int64),
     )
 
 
 def compose(lowered: Lowered, found: InSitu) -> Trace:
-    """The trace that all ranks together give with these durations and gaps."""
+    """The trace of all ranks together, with these durations and gaps."""
     graph = lowered.graph
     counts = np.diff(graph.first)
-    # what waits for nothing begins at 0 with its gap
-    lasts = found.lasts + np.where(counts == 0, found.gaps, 0)
+    # a node without inputs starts after its gap
+    durations = found.durations + np.where(counts == 0, found.gaps, 0)
     lags = graph.lags + np.repeat(found.gaps, counts)
-    times = replace(graph, lags=lags).times(lasts)
+    times = replace(graph, lags=lags).times(durations)
     return Trace(lowered.schedule, lowered.profile, *times, memory_limit=lowered.memory_limit)
 
 

@@ -23,7 +23,7 @@ from .waits import find_waits
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A schedule with everything that depended on times decided: executable as it stands.
+    """A schedule in which all decisions that depend on times are made: executable as it is.
 
     Attributes:
         schedule: its programs in an order that a host thread can issue, one wait after the other;
@@ -56,11 +56,11 @@ class Lowered:
 
         It never exceeds the limit, whatever the durations.
         """
-        lasts = self.graph.lasts
+        durations = self.graph.durations
         if durations_ns is not None:
-            lasts = lasts.copy()
-            lasts[self.graph.op_at] = durations_ns
-        times = self.graph.times(lasts)
+            durations = durations.copy()
+            durations[self.graph.op_at] = durations_ns
+        times = self.graph.times(durations)
         return Trace(
             self.schedule,
             self.profile,
@@ -73,7 +73,7 @@ class Lowered:
 def lower(
     schedule: Schedule, profile: CostProfile, memory_limit: int | Sequence[int] | None = None
 ) -> Lowered:
-    """Decide, from one replay under the limit, what every grant and every shared link waits for.
+    """Derive, from one replay under the limit, what every grant and every shared link waits for.
 
     With the profile's durations the result takes exactly the time of that replay. An R that has to
     wait for releases behind it in the program moves behind them, and an O that something before it
@@ -170,7 +170,7 @@ def _issue_order(
 
 
 def _around_last_slice(program: Sequence[Op], slices: int) -> Iterator[tuple[int, int]]:
-    """Each O and the F of its microbatch's last slice, in their order: it says what the O moves."""
+    """Each O and the F of its microbatch's last slice, in their order: it decides what the O moves."""
     at = {op: here for here, op in enumerate(program)}
     for op, here in at.items():
         if op.kind is O and isinstance(op, SliceOp) and op.slice != slices - 1:

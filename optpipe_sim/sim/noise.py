@@ -1,4 +1,4 @@
-"""Many noisy copies of one lowered schedule: how sure is its time?"""
+"""Many noisy copies of one lowered schedule: the distribution of its time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def replay_noisy(
         graph.first,
         graph.inputs,
         graph.lags,
-        graph.lasts,
+        graph.durations,
         spread,
         lowered.schedule.devices[rows],
         graph.message,

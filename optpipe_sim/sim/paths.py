@@ -1,7 +1,7 @@
 """Compiled: graphs in topological order and their longest paths.
 
-Times are int64 ns. A graph has nodes (an op, the grant of an R, a message on a serial link) that
-last a while, and edges from the start or the end of one node to the start of another, with a lag.
+Times are int64 ns. A graph has nodes with a duration (an op, the grant of an R, a message on a serial link),
+and edges from the start or the end of one node to the start of another, with a lag.
 """
 
 from __future__ import annotations
@@ -123,26 +123,26 @@ def sort_graph(nodes, source, at_end, target, lag):
 
 
 @compiled
-def longest_path(first, inputs, lags, lasts, times):
+def longest_path(first, inputs, lags, durations, times):
     """Fill `times` (2, nodes in topological order: start and end, interleaved) as early as can be."""
-    for node in range(len(lasts)):
+    for node in range(len(durations)):
         start = 0
         for edge in range(first[node], first[node + 1]):
             time = times[inputs[edge]] + lags[edge]
             if time > start:
                 start = time
         times[2 * node] = start
-        times[2 * node + 1] = start + lasts[node]
+        times[2 * node + 1] = start + durations[node]
 
 
 @step  # a call in the inner loop costs 7 ns per op
-def _noisy_start(node, first, inputs, lags, hop, times):
-    """When a node can start, with messages that take `hop` times as long."""
+def _noisy_start(node, first, inputs, lags, comm, times):
+    """The earliest start of a node, with all messages scaled by `comm`."""
     start = 0
     for edge in range(first[node], first[node + 1]):
         lag = lags[edge]
         if lag:
-            lag = np.int64(lag * hop + 0.5)
+            lag = np.int64(lag * comm + 0.5)
         time = times[inputs[edge]] + lag
         if time > start:
             start = time
@@ -151,26 +151,38 @@ def _noisy_start(node, first, inputs, lags, hop, times):
 
 @compiled
 def noisy_paths(
-    first, inputs, lags, lasts, spread, device, message, opens, closes, drift, hop, random, costs
+    first,
+    inputs,
+    lags,
+    durations,
+    spread,
+    device,
+    message,
+    opens,
+    closes,
+    drift,
+    comm,
+    random,
+    costs,
 ):
     """Makespan and longest device span of many noisy copies of one graph.
 
     Args:
-        first, inputs, lags, lasts: the graph. `message`: (nodes,) True for messages.
+        first, inputs, lags, durations: the graph. `message`: (nodes,) True for messages.
         spread: (nodes,) sigma of the node's own log-normal factor. `device`: (nodes,).
         opens, closes: (devices,) the nodes of each device's first and last compute op.
-        drift: (samples, devices) a factor for all ops of a device. `hop`: (samples,) for messages.
+        drift: (samples, devices) a factor for all ops of a device. `comm`: (samples,) for messages.
         random: a numpy Generator. `costs`: (samples, 2), filled with makespan and span.
     """
-    nodes = len(lasts)
+    nodes = len(durations)
     times = np.empty(2 * nodes, np.int64)
     for sample in range(len(costs)):
         makespan = 0
         for node in range(nodes):
-            start = _noisy_start(node, first, inputs, lags, hop[sample], times)
-            length = float(lasts[node])
+            start = _noisy_start(node, first, inputs, lags, comm[sample], times)
+            length = float(durations[node])
             if message[node]:
-                length *= hop[sample]
+                length *= comm[sample]
             else:
                 length *= drift[sample, device[node]]
                 sigma = spread[node]
@@ -190,23 +202,35 @@ def noisy_paths(
 
 @compiled
 def scenario_paths(
-    first, inputs, lags, lasts, unit, device, message, opens, closes, factors, drift, hop, costs
+    first,
+    inputs,
+    lags,
+    durations,
+    unit,
+    device,
+    message,
+    opens,
+    closes,
+    factors,
+    drift,
+    comm,
+    costs,
 ):
-    """As `noisy_paths`, with factors that are given: the same for one op in every schedule.
+    """As `noisy_paths`, with given factors: the same for one op in every schedule.
 
     Args:
         unit: (nodes,) the column of `factors` that is the node's own; -1: none.
         factors: (samples, units). The others: see `noisy_paths`.
     """
-    nodes = len(lasts)
+    nodes = len(durations)
     times = np.empty(2 * nodes, np.int64)
     for sample in range(len(costs)):
         makespan = 0
         for node in range(nodes):
-            start = _noisy_start(node, first, inputs, lags, hop[sample], times)
-            length = float(lasts[node])
+            start = _noisy_start(node, first, inputs, lags, comm[sample], times)
+            length = float(durations[node])
             if message[node]:
-                length *= hop[sample]
+                length *= comm[sample]
             elif unit[node] >= 0:
                 length *= drift[sample, device[node]] * factors[sample, unit[node]]
             end = start + np.int64(length + 0.5)

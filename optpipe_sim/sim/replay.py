@@ -50,8 +50,8 @@ def run_events(
     limits: tuple[int, ...] | None,
     explain: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Starts, ends and grants event by event, and the places of grants and ends in the sequence
-    of all happenings (what came first at one instant).
+    """Starts, ends and grants event by event, and the positions of grants and ends in the sequence of all
+    events (for the order within one instant).
 
     Raises:
         Deadlock: as the engine words it.
@@ -95,9 +95,9 @@ def run_events(
 def _within(
     schedule: Schedule, profile: CostProfile, times: Times, limits: tuple[int, ...]
 ) -> bool:
-    """Whether times taken without the limit surely keep it all the same.
+    """Whether times from a replay without the limit surely keep the limit.
 
-    Not where an offload lasts 0: it may end at the instant of a grant and yet need that grant.
+    Not where an offload has duration 0: it may end at the instant of a grant and yet need that grant.
     """
     if (times[1] == times[0])[schedule.table[:, 0] == O].any():
         return False
@@ -111,7 +111,7 @@ def explain_deadlock(
     limits: tuple[int, ...] | None,
     explain: bool = True,
 ) -> None:
-    """Raise the deadlock; with `explain` the engine says why nothing goes on."""
+    """Raise the deadlock; with `explain` the engine names the ops that wait."""
     if not explain:
         raise Deadlock("deadlock")
     try:

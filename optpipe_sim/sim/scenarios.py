@@ -1,8 +1,8 @@
 """Durations drawn once and for all, so that schedules can be compared on the very same samples.
 
-`noise.replay_noisy` draws as it goes, in the order of one schedule's graph; here each op has its
-factor in each sample, whatever schedule it is part of (common random numbers): what is left of a
-difference between two schedules is due to the schedules.
+`noise.replay_noisy` draws during the replay, in the order of one schedule's graph; here each op has one factor
+per sample in every schedule (common random numbers), so that a difference between two schedules is due to the
+schedules alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from . import paths
 from .lower import Lowered
 from .noise import Noise, factors
 
-MOST_FACTORS = 2**26  # drawn at once: half a GiB, and as much again while they are drawn
+MOST_FACTORS = 2**26  # numbers drawn at once: half a GiB, and twice that during the draw
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,15 +27,15 @@ class Scenarios:
 
     Attributes:
         own: (samples, kinds, stages, microbatches) of each op. `drift`: (samples, devices) of all
-            ops of a device. `hop`: (samples,) of all messages.
+            ops of a device. `comm`: (samples,) of all messages.
     """
 
     own: np.ndarray
     drift: np.ndarray
-    hop: np.ndarray
+    comm: np.ndarray
 
     def __len__(self) -> int:
-        return len(self.hop)
+        return len(self.comm)
 
 
 def require_samples(profile: CostProfile, microbatches: int, samples: int) -> None:
@@ -67,13 +67,13 @@ def draw_scenarios(
     drift = factors(random, noise.device, (samples, profile.devices))
     slow = random.integers(profile.devices, size=samples)
     drift[np.arange(samples), slow] *= 1 + noise.straggler
-    hop = factors(random, noise.comm, (samples,))
+    comm = factors(random, noise.comm, (samples,))
     own = np.ones((samples, len(OpKind), len(profile.stages), microbatches), np.float32)
-    # C last: what schedules without recomputation draw does not depend on it
+    # C last, so that the numbers of schedules without recomputation do not depend on it
     for kinds, sigma in (([F, B, W, BW], noise.op), ([O, R], noise.copy), ([C], noise.op)):
         if sigma:
             own[:, kinds] = factors(random, sigma, own[:, kinds].shape)
-    return Scenarios(own, drift, hop)
+    return Scenarios(own, drift, comm)
 
 
 def replay_scenarios(
@@ -91,7 +91,7 @@ def replay_scenarios(
         graph.first,
         graph.inputs,
         graph.lags,
-        graph.lasts,
+        graph.durations,
         np.where(rows >= 0, unit[rows], -1),
         lowered.schedule.devices[rows],
         graph.message,
@@ -99,7 +99,7 @@ def replay_scenarios(
         graph.op_at[[device[-1] for device in compute]],
         scenarios.own.reshape(len(scenarios), kinds * stages * microbatches),
         scenarios.drift,
-        scenarios.hop,
+        scenarios.comm,
         costs,
     )
     return costs[:, 0 if objective == "flush" else 1]
@@ -112,22 +112,21 @@ def scenario_bounds(
 
     The bound `bounds.bounds.naive`, sample by sample: a device does all its work, with
     each backward as the cheaper of B + W and BW, and starts (for ``flush``) no sooner than the
-    quickest microbatch comes to its first stage. Whatever is lost to rounding, a ns per op, is
-    taken off.
+    quickest microbatch comes to its first stage. The rounding error, a ns per op, is subtracted.
     """
     size = len(scenarios)
     place = np.array(profile.placement)
-    lasts = scenarios.own.astype(np.float64) * profile.durations_ns[None, :, :, None]
-    lasts *= scenarios.drift[:, place][:, None, :, None]
-    back = np.minimum(lasts[:, B] + lasts[:, W], lasts[:, BW])
-    work = (lasts[:, F] + back).sum(2)
+    durations = scenarios.own.astype(np.float64) * profile.durations_ns[None, :, :, None]
+    durations *= scenarios.drift[:, place][:, None, :, None]
+    back = np.minimum(durations[:, B] + durations[:, W], durations[:, BW])
+    work = (durations[:, F] + back).sum(2)
     across = np.concatenate(([0], place[1:] != place[:-1])) * profile.t_comm_ns
-    come = np.cumsum(across)[None, :, None] * scenarios.hop[:, None, None]
-    come = come + np.cumsum(lasts[:, F], axis=1) - lasts[:, F]
+    come = np.cumsum(across)[None, :, None] * scenarios.comm[:, None, None]
+    come = come + np.cumsum(durations[:, F], axis=1) - durations[:, F]
     first = come.min(2) if objective == "flush" else np.zeros((size, len(place)))
     bounds = np.zeros(size)
     for device in range(profile.devices):
         mine = np.flatnonzero(place == device)
         bounds = np.maximum(bounds, first[:, mine[0]] + work[:, mine].sum(1))
-    least: np.ndarray = np.maximum(0, np.floor(bounds) - lasts[0].size).astype(np.int64)
+    least: np.ndarray = np.maximum(0, np.floor(bounds) - durations[0].size).astype(np.int64)
     return least

@@ -10,15 +10,15 @@ from ..compiled import compiled
 
 @compiled
 def find_waits(kinds, asks, offsets, taken, given, static, limits, granted_as, ended_as):
-    """The releases each op that allocates has to wait for, so that its device keeps its limit whatever
-    the ops last.
+    """The releases that each allocating op has to wait for, so that its device keeps its limit under any
+    durations.
 
     Of the releases that came before a grant in one feasible run it takes the fewest, in the order
     they came; those before it on its own stream, and those an earlier grant waits for, are free.
 
     Returns:
-        (rows that wait, rows whose end they wait for), -1 in the latter where even all releases
-        before the grant do not do (an infeasible run).
+        (rows that wait, rows whose end they wait for), -1 in the latter where all releases before the grant do
+        not suffice (an infeasible run).
     """
     size = len(kinds)
     waiting = np.empty(2 * size, np.int64)
@@ -41,7 +41,7 @@ def find_waits(kinds, asks, offsets, taken, given, static, limits, granted_as, e
         need = static[device] - limits[device]
         ahead = 0  # compute ops before this point of the program
         done, out = 0, 0  # compute ops and O's that have surely ended
-        freed, moved = 0, 0  # bytes they gave back
+        freed, moved = 0, 0  # bytes they have released
         for row in range(begin, stop):
             kind = kinds[row]
             if asks[row]:
@@ -66,7 +66,7 @@ def find_waits(kinds, asks, offsets, taken, given, static, limits, granted_as, e
                     else:
                         waiting[0], needed[0] = row, -1
                         return waiting[:1], needed[:1]
-                # whichever stream alone would do spares a wait; and none waits for more than it must
+                # if one stream alone suffices, the other wait is left out; and neither waits longer than needed
                 if freed_before + moved >= need:
                     done, freed = done_before, freed_before
                 if freed + moved_before >= need:

@@ -69,7 +69,7 @@ class _Search:
         for d in range(self.costs.devices):
             here = [op for op in self.ops if op.kind in KINDS and self.device(op) == d]
             begun = [self.times[op][0] for op in here if op in self.times]
-            left = sum(self.rules.lasts[op] for op in here if op not in self.times)
+            left = sum(self.rules.durations[op] for op in here if op not in self.times)
             end = max(self.free.get(d, 0), now if left else 0) + left
             if end - (min(begun, default=now) if self.span else 0) >= self.cost:
                 return True
@@ -91,7 +91,7 @@ class _Search:
             if last is not None and at == self.times[last][0] and self.seen_swapped(op, last):
                 continue
             saved = {engine: self.free.get(engine, 0) for engine in self.rules.uses(op)}
-            end = at + self.rules.lasts[op]
+            end = at + self.rules.durations[op]
             self.times[op] = at, end
             self.free.update(dict.fromkeys(saved, end + self.rules.sends(op)))
             if self.finish(at, op):
@@ -105,7 +105,7 @@ class _Search:
         if (
             self.rules.pinned is not None
             or self.device(op) == self.device(last)
-            or not self.rules.lasts[last]
+            or not self.rules.durations[last]
         ):
             return False
         apart = not {*self.rules.uses(op)} & {*self.rules.uses(last)}

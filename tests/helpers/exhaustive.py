@@ -55,9 +55,9 @@ def _least_cost(world: _State, states: int, most: int | None) -> int | None:
         if len(seen) > states:
             raise OverflowError
         for op in filter(lambda op: world.may_start(op, times, now), world.ops):
-            begun = {**times, op: (now, now + world.lasts[op])}
+            begun = {**times, op: (now, now + world.durations[op])}
             heapq.heappush(queue, (world.least(begun, now), -next(tick), now, begun))
-        waits = 0, world.hop, world.blocking
+        waits = 0, world.latency, world.blocking
         later = [end + more for _, end in times.values() for more in waits if end + more > now]
         if later:
             now = min(later)
@@ -69,7 +69,7 @@ class _State(Rules):
     """A search under the rules: what a state is, and what it promises."""
 
     def state(self, times: Times, now: int) -> object:
-        ends = frozenset((op, max(end - now, -self.hop)) for op, (_, end) in times.items())
+        ends = frozenset((op, max(end - now, -self.latency)) for op, (_, end) in times.items())
         if not self.span:
             return ends
         return ends, now, tuple(self._device(times, device) for device in range(self.costs.devices))
@@ -91,14 +91,14 @@ class _State(Rules):
             first.append(free[-1] if begun < 0 else begun)
         ready = [0 if over else now] * self.problem.microbatches
         for s, j in self.pairs:
-            f, b, w, bw = (self.lasts[Op(kind, s, j)] for kind in (F, B, W, BW))
+            f, b, w, bw = (self.durations[Op(kind, s, j)] for kind in (F, B, W, BW))
             split = Op(B, s, j) in times
             back = 0 if split or Op(BW, s, j) in times else min(b, bw)
             both = back and min(b + w, bw)
             rest = w if split and Op(W, s, j) not in times else 0
             forward = 0 if Op(F, s, j) in times else f
             again = Op(C, s, j)
-            rest += self.lasts[again] if (s, j) in self.apart and again not in times else 0
+            rest += self.durations[again] if (s, j) in self.apart and again not in times else 0
             free[self.place[s]] += forward + both + rest
             ready[j] += forward + back
         if self.span:

@@ -11,7 +11,7 @@ from optpipe_sim.schedules.adaoffload.runs import UNBOUNDED, Setting
 def uniform(
     devices: int, limit: int | None = None, copy_ns: int = 5, **offload: object
 ) -> CostProfile:
-    """F = 10, B = 11, W = 9 ns, hop 1 ns, 100 bytes per activation."""
+    """F = 10, B = 11, W = 9 ns, P2P latency 1 ns, 100 bytes per activation."""
     data = {
         "name": "uniform",
         "devices": devices,

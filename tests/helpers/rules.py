@@ -24,7 +24,7 @@ class Rules:
         self.problem, costs = problem, problem.profile
         self.costs, self.place = costs, costs.placement
         self.blocking = costs.sending_ns
-        self.hop, self.span = costs.t_comm_ns, problem.objective == "span"
+        self.latency, self.span = costs.t_comm_ns, problem.objective == "span"
         self.pairs = [(s, j) for s in range(len(costs.stages)) for j in range(problem.microbatches)]
         kinds = [F, B, W, BW, *([O, R] if problem.may_offload else [])]
         self.apart = {
@@ -34,7 +34,7 @@ class Rules:
         }
         self.ops = [Op(kind, s, j) for s, j in self.pairs for kind in kinds]
         self.ops += [Op(C, s, j) for s, j in sorted(self.apart)]
-        self.lasts, self.taken, self.given, self.asks = (
+        self.durations, self.taken, self.given, self.asks = (
             {op: int(array[op.kind, op.stage, chosen[op.stage, op.microbatch]]) for op in self.ops}
             for array in costs.op_table
         )
@@ -86,8 +86,8 @@ class Rules:
             if t == len(self.place):
                 continue
             other = Op(BW, t, j) if needs is B and Op(BW, t, j) in times else Op(needs, t, j)
-            hop = self.hop if self.place[s] != self.place[t] else 0
-            inputs.append(times[other][1] + hop if other in times else None)
+            latency = self.latency if self.place[s] != self.place[t] else 0
+            inputs.append(times[other][1] + latency if other in times else None)
         return inputs
 
     def sends(self, op: Op) -> int:

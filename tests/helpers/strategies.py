@@ -57,7 +57,7 @@ def profiles(
     stages = [_sliced(random, longest, copies, levels, count) for _ in range(devices * chunks)]
     if random.random() < 0.4:
         stages = [stages[0]] * len(stages)
-    hop = random.choice((0, 0, 1, longest))
+    latency = random.choice((0, 0, 1, longest))
     profile = CostProfile(
         name="random",
         devices=devices,
@@ -65,7 +65,7 @@ def profiles(
         placement=placement if placement == "vee" else tuple(placement),
         stages=tuple(stages),
         latency_ns=random.choice((0, 0, 1, longest)),
-        occupancy_ns=random.randint(0, hop),
+        occupancy_ns=random.randint(0, latency),
         links=random.choice(("latency", "serial", *(["blocking"] * levels))),
         offload=_engines(random, devices) if copies else None,
         slices=count,

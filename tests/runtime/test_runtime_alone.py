@@ -35,10 +35,10 @@ class Model:
     def __init__(self, lowered: Lowered, seed: int, longer: float = 1.3) -> None:
         self.lowered, random = lowered, np.random.default_rng(seed)
         graph = lowered.graph
-        nodes = len(graph.lasts)
-        self.lasts = (graph.lasts * random.uniform(1.0, longer, nodes)).astype(np.int64)
-        self.lasts[graph.message] = graph.lasts[graph.message]
-        self.lasts[(graph.row_of < 0) & ~graph.message] = 0
+        nodes = len(graph.durations)
+        self.durations = (graph.durations * random.uniform(1.0, longer, nodes)).astype(np.int64)
+        self.durations[graph.message] = graph.durations[graph.message]
+        self.durations[(graph.row_of < 0) & ~graph.message] = 0
         self.gaps = np.where(graph.message, 0, random.integers(0, 3, nodes))
         counts = np.diff(graph.first)
         self.gaps[counts == 0] = 0
@@ -47,7 +47,7 @@ class Model:
 
     def together(self) -> int:
         """The makespan of all ranks at once."""
-        return compose(self.lowered, InSitu(self.lasts, self.gaps)).makespan_ns
+        return compose(self.lowered, InSitu(self.durations, self.gaps)).makespan_ns
 
     def run(self, rank: int, arrive_ns: Mapping[object, int]) -> Record:
         """A rank alone: what it waits for of others is there when it is said to be."""
@@ -56,7 +56,7 @@ class Model:
         factor = self.slow.get(self.calls, 1.0)
         row = graph.row_of.copy()
         row[graph.grant_at] = np.arange(len(schedule))
-        times = np.zeros((len(graph.lasts), 2), np.int64)
+        times = np.zeros((len(graph.durations), 2), np.int64)
         device = np.where(graph.message, -1, schedule.devices[row])
         for node in np.flatnonzero(device == rank).tolist():
             begin = 0
@@ -72,7 +72,7 @@ class Model:
                     came = arrive_ns[schedule.op(int(row[at]))]
                 begin = max(begin, came)
             begin += int(self.gaps[node])
-            times[node] = begin, begin + round(factor * int(self.lasts[node]))
+            times[node] = begin, begin + round(factor * int(self.durations[node]))
         record = Record(rank)
         for at in np.flatnonzero(schedule.devices == rank).tolist():
             op = schedule.op(at)
@@ -103,9 +103,9 @@ def test_three_sweeps_are_enough_from_anywhere(lowered: Lowered, seed: int, wron
 @given(lowered_cases(), SEEDS)
 def test_a_replay_of_what_ops_took_is_the_run(lowered: Lowered, seed: int) -> None:
     model = Model(lowered, seed)
-    whole = compose(lowered, InSitu(model.lasts, model.gaps))
+    whole = compose(lowered, InSitu(model.durations, model.gaps))
     found = in_situ(lowered, whole, arrivals(lowered, whole))
-    assert np.array_equal(found.lasts, model.lasts)
+    assert np.array_equal(found.durations, model.durations)
     assert np.array_equal(compose(lowered, found).start_ns, whole.start_ns)
 
 

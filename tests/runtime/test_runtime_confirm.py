@@ -313,19 +313,19 @@ def test_makespans_beyond_the_tolerance_do_not_hold(unit) -> None:
     profile = unit(2)
     lowered = lower(build("1f1b", profile, 4), profile)
     exact = lowered.replay()
-    lasts = exact.end_ns - exact.start_ns
+    durations = exact.end_ns - exact.start_ns
     for factor, mode, holds in (
         (1.04, "synthetic", True),
         (1.06, "synthetic", False),
         (0.9, "replay", False),
         (1.5, "gradient", True),
     ):
-        trace = lowered.replay((lasts * factor).astype(int))
+        trace = lowered.replay((durations * factor).astype(int))
         found = Confirmation(mode, "cpu", compare_traces(lowered, trace), (trace.makespan_ns,))
         assert found.holds is holds
     loop = {"difference": compare_traces(lowered, exact), "makespans_ns": (exact.makespan_ns,)}
     assert Confirmation("loop", "cpu", **loop, closure_ns=0).holds
-    twice = compare_traces(lowered, lowered.replay(2 * lasts))
+    twice = compare_traces(lowered, lowered.replay(2 * durations))
     late = Confirmation("loop", "cpu", twice, (exact.makespan_ns,), closure_ns=MS)
     assert len(late.problems) == 2
     assert "composed of per-op medians" in late.problems[0]

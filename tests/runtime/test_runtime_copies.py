@@ -39,14 +39,14 @@ class Streams(TorchDispatchMode):
             return kwargs["out"]
         return func(*args, **(kwargs or {}))
 
-    def issue(self, what: str, lasts: int) -> None:
+    def issue(self, what: str, duration: int) -> None:
         self.host_ns += 5_000
         under_way = sorted(end for *_, end in self.work if end > self.host_ns)
         if len(under_way) >= QUEUE:
             self.host_ns = under_way[len(under_way) - QUEUE]
         start = max(self.host_ns, self.tails.get(self.current, 0))
-        self.tails[self.current] = start + lasts
-        self.work.append((self.current, what, start, start + lasts))
+        self.tails[self.current] = start + duration
+        self.work.append((self.current, what, start, start + duration))
 
     @contextmanager
     def on(self, stream: str) -> Iterator[None]:

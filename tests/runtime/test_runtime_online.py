@@ -374,9 +374,9 @@ def test_windows_take_medians_over_iterations() -> None:
         window.samples.append(Sample(np.array([[value, np.nan]]), float("nan"), value))
     assert window.full
     found = window.medians()
-    assert found.lasts_ns[0, 0] == 3.0
-    assert math.isnan(found.lasts_ns[0, 1])
-    assert math.isnan(found.hop_ns)
+    assert found.duration_ns[0, 0] == 3.0
+    assert math.isnan(found.duration_ns[0, 1])
+    assert math.isnan(found.latency_ns)
     assert found.makespan_ns == 3.0
 
 

@@ -35,12 +35,12 @@ def test_peaks(microbatches: int) -> None:
 def test_1f1b_with_communication(devices: int, microbatches: int) -> None:
     """bubble = (p-1)(F+B+W) + (2(p-1)m/p + 2(p-2)) c, for a small c."""
     stages = {"t_f_ns": 1000, "t_b_ns": 1100, "t_w_ns": 700, "act_bytes": 1}
-    hop = 10
-    profile = load_profile({"devices": devices, "stages": stages, "t_comm_ns": hop})
+    latency = 10
+    profile = load_profile({"devices": devices, "stages": stages, "t_comm_ns": latency})
     trace = simulate(build("1f1b", profile, microbatches), profile)
     p = devices
     hops = 2 * (p - 1) * microbatches // p + 2 * (p - 2)
-    assert max(trace.span_ns) == 2800 * (microbatches + p - 1) + hops * hop
+    assert max(trace.span_ns) == 2800 * (microbatches + p - 1) + hops * latency
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_1f1b_with_communication(devices: int, microbatches: int) -> None:
 def test_interleaved_bubble_and_peak(devices: int, chunks: int, microbatches: int) -> None:
     """bubble = (p-1)(F+B+W)/v + 2(pv-1) c; rank 0 holds pv+p-1 chunks."""
     stages = {"t_f_ns": 1000, "t_b_ns": 1100, "t_w_ns": 700, "act_bytes": 1}
-    hop = 10
+    latency = 10
     profile = load_profile(
-        {"devices": devices, "chunks": chunks, "stages": stages, "t_comm_ns": hop}
+        {"devices": devices, "chunks": chunks, "stages": stages, "t_comm_ns": latency}
     )
     trace = simulate(build("1f1b-i", profile, microbatches), profile)
     busy = 2800 * chunks * microbatches
-    bubble = 2800 * (devices - 1) + 2 * (devices * chunks - 1) * hop
+    bubble = 2800 * (devices - 1) + 2 * (devices * chunks - 1) * latency
     assert max(trace.span_ns) == busy + bubble
     assert trace.peak_bytes[0] == devices * chunks + devices - 1
     assert trace.schedule.shape.placement_name == "loop"

@@ -21,20 +21,20 @@ ROOT = Path(__file__).parents[2]
 # -- closed forms ---------------------------------------------------------------------------------
 
 
-def _even(devices: int, hop: int) -> CostProfile:
+def _even(devices: int, latency: int) -> CostProfile:
     """F, B, W = 1000, 1100, 700 ns; M_B, M_W = 100, 37 bytes."""
     stages = {"t_f_ns": 1000, "t_b_ns": 1100, "t_w_ns": 700, "act_bytes": 100, "w_bytes": 37}
-    return load_profile({"devices": devices, "stages": stages, "t_comm_ns": hop})
+    return load_profile({"devices": devices, "stages": stages, "t_comm_ns": latency})
 
 
 @pytest.mark.parametrize(("devices", "microbatches"), [(2, 8), (4, 12), (8, 32)])
-@pytest.mark.parametrize("hop", [0, 10])
-def test_bubbles_of_zb_h1_and_zb_h2(devices: int, microbatches: int, hop: int) -> None:
-    profile, busy, others = _even(devices, hop), 2800 * microbatches, devices - 1
+@pytest.mark.parametrize("latency", [0, 10])
+def test_bubbles_of_zb_h1_and_zb_h2(devices: int, microbatches: int, latency: int) -> None:
+    profile, busy, others = _even(devices, latency), 2800 * microbatches, devices - 1
     h1 = simulate(build("zb-h1", profile, microbatches), profile)
-    assert max(h1.span_ns) - busy == others * (1000 + 1100 - 700) + 4 * others * hop
+    assert max(h1.span_ns) - busy == others * (1000 + 1100 - 700) + 4 * others * latency
     h2 = simulate(build("zb-h2", profile, microbatches), profile)
-    assert max(h2.span_ns) - busy == others * (1000 + 1100 + 2 * hop - 2 * 700)
+    assert max(h2.span_ns) - busy == others * (1000 + 1100 + 2 * latency - 2 * 700)
 
 
 @pytest.mark.parametrize(("devices", "microbatches"), [(2, 8), (4, 12), (8, 32)])

@@ -23,10 +23,10 @@ MS = 10**6
 
 def slowed(lowered, extra_ns):
     """What a run would measure in which these ops take so much longer."""
-    lasts = lowered.graph.lasts[lowered.graph.op_at].copy()
+    durations = lowered.graph.durations[lowered.graph.op_at].copy()
     for op, time in extra_ns.items():
-        lasts[lowered.schedule.row(parse_op(op))] += time
-    return lowered.replay(lasts)
+        durations[lowered.schedule.row(parse_op(op))] += time
+    return lowered.replay(durations)
 
 
 def peaks(schedule, profile):
@@ -111,9 +111,9 @@ def test_the_parts_add_up(case, random) -> None:
     profile, schedule = case
     limit = [max(peak, least) for peak, least in zip(*peaks(schedule, profile), strict=True)]
     lowered = lower(schedule, profile, limit)
-    planned = lowered.graph.lasts[lowered.graph.op_at]
-    lasts = np.array([max(0, time + random.randint(-time, time)) for time in planned.tolist()])
-    measured = lowered.replay(lasts)
+    planned = lowered.graph.durations[lowered.graph.op_at]
+    durations = np.array([max(0, time + random.randint(-time, time)) for time in planned.tolist()])
+    measured = lowered.replay(durations)
     difference = compare_traces(lowered, measured)
     total = measured.makespan_ns - difference.predicted.makespan_ns
     assert sum(difference.causes_ns.values()) == total

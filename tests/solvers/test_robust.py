@@ -51,9 +51,9 @@ def test_a_sample_is_the_replay_with_its_durations(case, seed) -> None:
         costs = replay_scenarios(lowered, drawn, objective)
         for sample in range(5):
             factor = drawn.own[sample][rows[:, 0], rows[:, 1], rows[:, 2]]
-            lasts = profile.durations_ns[rows[:, 0], rows[:, 1]].astype(float)
-            lasts *= drawn.drift[sample, lowered.schedule.devices] * factor
-            trace = lowered.replay((lasts + 0.5).astype(np.int64), objective)
+            durations = profile.durations_ns[rows[:, 0], rows[:, 1]].astype(float)
+            durations *= drawn.drift[sample, lowered.schedule.devices] * factor
+            trace = lowered.replay((durations + 0.5).astype(np.int64), objective)
             assert costs[sample] == trace.cost_ns
 
 

@@ -64,12 +64,12 @@ def device_bound_with_levels(
 
 def _costs(problem: OneDevice, levels: int) -> np.ndarray:
     """(stages * levels, COLUMNS), see `levels_core`."""
-    lasts, taken, given, _ = make_table(problem.costs)
+    duration, allocated, released, _ = make_table(problem.costs)
     rows = np.full((len(problem.costs) * levels, COLUMNS), NONE, np.int64)
     for s, cost in enumerate(problem.costs):
         for level in range(1 + len(cost.recompute)):
             way = inside(level) if level else 0
-            time, more, less = lasts[:, s, way], taken[:, s, way], given[:, s, way]
+            time, more, less = duration[:, s, way], allocated[:, s, way], released[:, s, way]
             again = cost.recompute[level - 1].t_ns if level else 0
             smaller = level and more[BW] < more[B]
             fuses = cost.fused_ns < cost.t_b_ns + cost.t_w_ns or smaller

@@ -137,8 +137,8 @@ def _op(row: KindRow) -> str:
 def _ranks(out: Out, found: Confirmation) -> None:
     inside = any(peak.inside_bytes is not None for peak in found.peaks)
     more = ("inside ops", "allocated", "reserved") if inside else ()
-    weighed = any(peak.worst_op for peak in found.peaks)
-    every = ("furthest off after an op",) if weighed else ()
+    by_op = any(peak.worst_op for peak in found.peaks)
+    every = ("furthest off after an op",) if by_op else ()
     table = plain_table(
         "rank", "peak beyond static: predicted", "measured", "of predicted", *every, *more
     )
@@ -149,7 +149,7 @@ def _ranks(out: Out, found: Confirmation) -> None:
             format_size(peak.measured_bytes),
             f"×{ratio:.3f}",
         ]
-        if weighed:
+        if by_op:
             where = f" ({peak.worst_op})" if peak.worst_op else ""
             cells.append(f"{_signed(peak.off_bytes)}{where}")
         if inside:

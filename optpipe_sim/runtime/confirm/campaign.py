@@ -1,8 +1,8 @@
-"""Everything that is to be confirmed on a device in one go, within a time: each part on its own, what
-one of them finds kept before the next begins.
+"""Confirm everything on a device in one run with a time limit: part by part, the results of each saved before
+the next begins.
 
-On a machine that was never tried anything may fail. A part that does is told in a line, and its
-traceback kept; the rest goes on with what there is. What there is no time for is said to be left out.
+On an untested machine anything may fail. A part that fails is reported in one line and its traceback saved;
+the rest continues with what is available. Parts for which no time is left are reported as left out.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Runner:
         return self.campaign.seconds - (time.monotonic() - self.begun)
 
     def run(self) -> dict[str, Any]:
-        """All of it; returns what `results.json` has."""
+        """Run all parts; return the contents of `results.json`."""
         plan = _plan(self.campaign.works[0])
         place = check_device(self.campaign.device)
         probes = self.part("probes", 30, lambda: probe(place, plan))
@@ -132,7 +132,7 @@ class Runner:
         return self.found
 
     def part(self, name: str, needs: float, do: Callable[[], _Found]) -> _Found | None:
-        """Do a part, unless there are fewer than `needs` seconds left."""
+        """Run a part, unless fewer than `needs` seconds are left."""
         entry: dict[str, Any] = {"name": name, "seconds": 0.0, "problem": None}
         self.parts.append(entry)
         if self.left < needs:

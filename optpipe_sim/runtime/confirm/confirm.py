@@ -1,4 +1,4 @@
-"""Four ways to hold a prediction against real runs on one machine; none needs more than one device.
+"""Four ways to compare a prediction with real runs on one machine; none needs more than one device.
 
 ``synthetic``: p ranks whose ops sleep as long as the profile says confirm the times of the program:
 messages, waits, copies beside compute. ``gradient``: p ranks with real stages confirm results and

@@ -1,6 +1,7 @@
-"""``replay`` and ``loop``: one rank at a time on one device, what it gets from others made beforehand.
+"""``replay`` and ``loop``: one rank at a time on one device; what it receives from others is computed
+beforehand.
 
-Nothing but one rank's weights, gradients, activations and messages is on the device: a plan is tried
+The device holds the weights, gradients, activations and messages of one rank only, so a plan can be tried
 whose ranks each fill it.
 """
 
@@ -72,7 +73,7 @@ class Bench:
     def messages(self, rank: int) -> dict[Op, Tensor]:
         """What a rank receives, on the device."""
         if self._messages[0] != rank:
-            self._messages = (-1, {})  # another rank's make room first
+            self._messages = (-1, {})  # first release another rank's
             kept, device = self.contents.messages, self.case.device
             here = {op: kept[op].to(device) for op in received(self.lowered, rank)}
             self._messages = rank, here
@@ -119,37 +120,37 @@ class Bench:
 
 
 def replay(case: Case, progress: Progress) -> Confirmation:
-    """Rank by rank, op by op: once weighed, then timed."""
+    """Rank by rank, op by op: once for memory, then for time."""
     lowered, p, each = case.lowered, case.schedule.shape.devices, case.iterations + 1
     total = 1 + p * each
     progress("what the ranks send to each other", 0, total)
     bench = Bench(case)
     held: list[list[tuple[Op, int]]] = []
-    lasts: list[Times] = [{} for _ in range(case.iterations)]
+    durations: list[Times] = [{} for _ in range(case.iterations)]
     loss = float("nan")
     for rank in range(p):
-        progress("weighing every op", 1 + rank * each, total)
+        progress("measuring memory op by op", 1 + rank * each, total)
         worker = bench.worker(rank)
         given = bench.messages(rank)
         with meter(case.device) as scale:
             worker.allocated = scale.add
-            weighed = run_serially(lowered, {rank: worker}, contents=given, meter=scale)
+            measured = run_serially(lowered, {rank: worker}, contents=given, meter=scale)
         bench.compare(worker)
-        held.append(weighed.held[rank])
-        loss = weighed.loss if weighed.loss == weighed.loss else loss
-        for at, times in enumerate(lasts):
+        held.append(measured.held[rank])
+        loss = measured.loss if measured.loss == measured.loss else loss
+        for at, times in enumerate(durations):
             progress("timing every op", 2 + rank * each + at, total)
             bench.again(worker)
             run = run_serially(lowered, {rank: worker}, contents=given)
-            times |= run.lasts_ns
+            times |= run.duration_ns
         del worker
-    composed = lowered.replay(_medians(lowered, lasts))
+    composed = lowered.replay(_medians(lowered, durations))
     return Confirmation(
         "replay",
         case.device,
         compare_traces(lowered, composed),
-        tuple(lowered.replay(_medians(lowered, [one])).makespan_ns for one in lasts),
-        noise_ns=_noise([lowered.replay(_medians(lowered, half)) for half in halves(lasts)]),
+        tuple(lowered.replay(_medians(lowered, [one])).makespan_ns for one in durations),
+        noise_ns=_noise([lowered.replay(_medians(lowered, half)) for half in halves(durations)]),
         peaks=peaks_after_ops(lowered.schedule, lowered.profile, held),
         gradients=bench.gradients(loss),
         tolerances=case.tolerated(),
@@ -157,31 +158,31 @@ def replay(case: Case, progress: Progress) -> Confirmation:
 
 
 def loop(case: Case, progress: Progress) -> Confirmation:
-    """Each rank's whole program alone: a sweep that is weighed, then those that count."""
+    """Each rank's whole program alone: a sweep that measures memory, then those that count."""
     lowered, p = case.lowered, case.schedule.shape.devices
     total = 1 + (1 + case.sweeps) * p
     progress("what the ranks send to each other", 0, total)
     bench = Bench(case)
     meters: dict[int, Meter] = {}
 
-    def run(rank: int, arrive_ns: Mapping[Op, int], weigh: bool) -> Record:
+    def run(rank: int, arrive_ns: Mapping[Op, int], metered: bool) -> Record:
         worker = bench.worker(rank)
-        scale = meters[rank] = _rank_meter(case, rank, worker) if weigh else HeldBytes(worker)
+        scale = meters[rank] = _rank_meter(case, rank, worker) if metered else HeldBytes(worker)
         given = bench.messages(rank)
         record = run_alone(bench.programs[rank], lowered, worker, given, arrive_ns, scale)
-        if weigh:
+        if metered:
             bench.compare(worker)
         return record
 
-    def tell(weigh: bool) -> Callable[[int, int], None]:
-        name = "each rank alone, weighed" if weigh else "each rank alone"
-        return lambda sweep, rank: progress(name, 1 + (1 - weigh + sweep) * p + rank, total)
+    def notify(metered: bool) -> Callable[[int, int], None]:
+        name = "each rank alone, memory measured" if metered else "each rank alone"
+        return lambda sweep, rank: progress(name, 1 + (1 - metered + sweep) * p + rank, total)
 
     try:
-        first = sweep_ranks(lowered, partial(run, weigh=True), sweeps=1, progress=tell(True))[0]
+        first = sweep_ranks(lowered, partial(run, metered=True), sweeps=1, progress=notify(True))[0]
         peaks = _peaks(case, first.records, meters)
         sweeps = sweep_ranks(
-            lowered, partial(run, weigh=False), sweeps=case.sweeps, progress=tell(False)
+            lowered, partial(run, metered=False), sweeps=case.sweeps, progress=notify(False)
         )
     except RuntimeFault as error:
         if case.cap_memory and "OutOfMemoryError" in str(error):
@@ -207,7 +208,7 @@ def halves(runs: Sequence[_Item]) -> list[Sequence[_Item]]:
 
 
 def _noise(composed: Sequence[Trace]) -> int | None:
-    """By how much two measurements of the same thing differ."""
+    """How much two measurements of the same quantity differ."""
     if len(composed) < 2:
         return None
     one, other = (trace.makespan_ns for trace in composed)

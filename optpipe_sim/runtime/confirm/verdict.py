@@ -23,7 +23,7 @@ from ...units import format_size, format_time
 GRADIENT_TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}
 LATE = "messages, copies beside compute, and waiting"
 STATIC = "static memory (weights, gradients, optimizer): taken from the profile"
-INSIDE = "memory inside ops: weighed between ops only"
+INSIDE = "memory inside ops: measured between ops only"
 NOT_CONFIRMED = {
     "synthetic": (
         "what ops and copies cost: they slept as long as the profile says",
@@ -31,7 +31,7 @@ NOT_CONFIRMED = {
         "links between GPUs: messages came as late as the profile says",
     ),
     "gradient": (
-        "time: the ranks share this machine's cores, and are weighed all the while",
+        "time: the ranks share this machine's cores, and memory is measured during the run",
         INSIDE,
         STATIC,
     ),
@@ -48,7 +48,7 @@ NOT_CONFIRMED = {
 }
 NO_GPU = "GPUs: this ran on the CPU"
 FIRST_GPU = "this mode itself: it was written without a GPU to try it on"
-NO_HOP = "the hop between devices: the profile has none (t_comm is 0)"
+NO_HOP = "the P2P latency: the profile has none (t_comm is 0)"
 SHARED = "contention on host links that devices share: each rank had them to itself"
 
 
@@ -74,7 +74,7 @@ class Peak:
     """The most that a rank held between ops, beyond what is static.
 
     `worst_op`, `off_bytes`: after which op measured and predicted bytes were furthest apart, where
-    every op was weighed. Of a GPU's allocator, likewise beyond what is static: the most that was
+    memory was measured at every op. Of a GPU's allocator, likewise beyond what is static: the most that was
     requested, inside ops as well (`inside_bytes`), allocated for it in blocks, and reserved from
     CUDA in segments; `cap_bytes`: what it could have reserved, where it was capped.
     """

@@ -1,11 +1,11 @@
-"""Rank in the loop: the whole program of each rank alone, with real ops and copies, its neighbours
-played back. A plan for p devices is so tried on one.
+"""Rank in the loop: run the whole program of each rank alone, with real ops and copies, its neighbours played
+back. This tries a plan for p devices on one.
 
-In a sweep every rank runs once, and messages are let in at the times that the sweep before says.
-Each sweep gives what every op took and how late it began after what it waited for; the replay of
-these gives the next sweep's arrivals, for all ranks at once. (Were a message let in when its sender's
-last run produced it, lateness would move by one hop per sweep: 28 sweeps at p = 4, m = 32.) The
-fixed point is the run of all ranks together: there the replay is the run.
+In a sweep every rank runs once, and messages arrive at the times computed from the previous sweep. A sweep
+measures the duration of each op and the delay after its inputs; the replay of these gives the arrivals of the
+next sweep, for all ranks at once. (If a message arrived when its sender's last run produced it, a delay would
+move on by one device per sweep: 28 sweeps at p = 4, m = 32.) The fixed point is the run of all ranks together,
+where replay and run agree.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class Sweep:
 
 
 class HeldBytes:
-    """Weighs a worker by what its slots and queues hold; quicker than watching every storage."""
+    """A memory meter that sums what the slots and queues of a worker hold; faster than watching every
+    storage."""
 
     def __init__(self, worker: StageWorker) -> None:
         self.worker = worker
@@ -67,17 +68,17 @@ class HeldBytes:
         return self.worker.held_bytes()
 
     def peak(self) -> int:
-        """Bytes now: nothing is watched in between."""
+        """Bytes now; peaks in between are not observed."""
         return self.worker.held_bytes()
 
     def reset_peak(self) -> None:
         """Nothing to reset."""
 
     def add(self, storage: object) -> None:
-        """Slots know."""
+        """Do nothing: the slots count it."""
 
     def taken(self) -> dict[str, int]:
-        """Nothing is known of an allocator."""
+        """Empty: there is no allocator to ask."""
         return {}
 
 
@@ -92,7 +93,7 @@ def sweep_ranks(
     """Run every rank, `sweeps` times.
 
     Args:
-        run: runs a rank alone, with what it gets from others let in at these times.
+        run: runs a rank alone, with its messages arriving at these times.
         arrive_ns: of the first sweep; default: as predicted.
     """
     arrive = dict(arrive_ns or arrivals(lowered, lowered.replay()))
@@ -124,7 +125,7 @@ def run_alone(
 
     Args:
         contents: what the rank receives, on its device.
-        meter: weighs it between its ops; entered here, for the run.
+        meter: measures its memory between its ops; entered here, for the run.
     """
     transport, run_one = _player(worker, contents, arrive_ns)
     transport.start_ns = start = time.monotonic_ns() + 1_000_000
@@ -148,18 +149,18 @@ def received(lowered: Lowered, rank: int) -> list[Op]:
 
 
 class _Alone(Loopback):
-    """Keeps of what is sent only when: its content is known, and its memory would count."""
+    """Records only when something is sent: the content is known, and its memory would count."""
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        """Note when."""
+        """Record when."""
         super().send(op, EMPTY, peer)
 
 
 def _player(
     worker: StageWorker, contents: Mapping[Op, Tensor], arrive_ns: Mapping[Op, int]
 ) -> tuple[Any, Callable[..., Record]]:
-    """What plays the neighbours back on that device, and what runs a program there; on a GPU its
-    streams wait for messages, not the host (which no GPU has confirmed yet)."""
+    """The transport that plays the neighbours back on that device, and the executor there; on a GPU its
+    streams wait for messages, not the host (not confirmed on a GPU yet)."""
     if worker.device.type == "cuda":
         from .cuda import run_program as run_on_cuda
         from .gates import GatedLoopback
@@ -169,9 +170,9 @@ def _player(
 
 
 def arrivals(lowered: Lowered, trace: Trace) -> Arrivals:
-    """When what the ops of a trace give to other ranks arrives: messages `t_comm` after their op,
-    on serial links after those that the same rank has sent to the same rank before; turns on host
-    links that ranks share when their transfer has ended."""
+    """When the results of a trace's ops arrive at other ranks: messages `t_comm` after their op, on serial
+    links after the earlier messages between the same ranks; turns on shared host links when their transfer has
+    ended."""
     ends = {span.op: span.end_ns for span in trace.spans}
     sent = [source for rank in range(trace.profile.devices) for source in received(lowered, rank)]
     return ends | message_arrivals(lowered, {op: ends[op] for op in sent})

@@ -1,4 +1,4 @@
-"""What ranks send to each other in a step, and its gradients, with one stage on the device at a time."""
+"""The messages between ranks in a step, and its gradients, computed with one stage on the device at a time."""
 
 from __future__ import annotations
 

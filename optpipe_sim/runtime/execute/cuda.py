@@ -1,6 +1,6 @@
 """Run the program of one rank on a GPU: one host thread, a stream per engine, events between them.
 
-No GPU has confirmed this yet. The order of issue and its waits are pure (`issue`); this executor,
+Not confirmed on a GPU yet. The order of issue and its waits are pure functions (`issue`); this executor,
 the stages and both transports run in the tests on a model of a GPU that knows streams, events and
 the caching allocator by vector clocks, and reports races and memory that is reused too early.
 """
@@ -29,9 +29,9 @@ POLL_S = 0.0002
 def run_program(iteration: Iteration) -> Record:
     """Run one iteration of one rank.
 
-    The current stream is the compute stream, and `worker.start_step` has been called on it. The host
-    stays at most two compute ops ahead, so that a device that stands still is noticed; whenever it
-    issues a compute op or waits for one, it releases what has been sent. Times are those of CUDA
+    The current stream is the compute stream, and `worker.start_step` has been called on it. The host stays at
+    most two compute ops ahead, so that a stalled device is noticed; whenever it issues a compute op or waits
+    for one, it releases the tensors whose sends have ended. Times are those of CUDA
     events, start and end of every op on its stream; memory is read between the calls of the host.
 
     Raises:
@@ -89,14 +89,14 @@ class _Run:
         self.held: list[tuple[Op, int]] = []
 
     def issue(self, issue: Issue) -> None:
-        """Issue one thing: its waits, its events around it."""
+        """Issue one step: its waits, and the events around it."""
         step, stream = issue.step, self.streams[issue.stream]
         for event in issue.waits:
             stream.wait_event(self.events[event])
         if step.do == "run":
             self.keep_up(AHEAD)
             self.iteration.begun(step.op)
-            self._weigh(step.op)
+            self._read_memory(step.op)
         with torch.cuda.stream(stream):
             self._record(issue, stream, start=True)
             self._do(issue)
@@ -104,11 +104,11 @@ class _Run:
         if step.do == "run":
             self.under_way.append(step.op)
         if step.do in ("run", "grant", "drop"):
-            self._weigh(step.op)
+            self._read_memory(step.op)
 
     def keep_up(self, ahead: int) -> None:
-        """Wait until no more than so many compute ops are under way on the device; release what has
-        been sent meanwhile.
+        """Wait until at most so many compute ops are in flight on the device; release the tensors whose sends
+        have ended meanwhile.
 
         Raises:
             RuntimeFault: where one does not end.
@@ -129,7 +129,7 @@ class _Run:
             time.sleep(POLL_S)
 
     def measured(self) -> Record:
-        """All times, once everything has ended."""
+        """Read all times, after everything has ended."""
         record = Record(self.rank)
         at = {
             event: round(self.zero.elapsed_time(mark) * 1e6) for event, mark in self.events.items()
@@ -152,7 +152,7 @@ class _Run:
                 mark.record(stream)
                 self.events[event] = mark
 
-    def _weigh(self, op: Op) -> None:
+    def _read_memory(self, op: Op) -> None:
         if self.iteration.meter is not None:
             self.held.append((op, self.iteration.meter.held()))
 

@@ -27,8 +27,8 @@ class Record:
     Attributes:
         times_ns: start and end of every op, in ns after the common start.
         granted_ns: of every R, when its memory was taken.
-        held: (ns, bytes) around every compute op, and after changes of memory between them; empty
-            where nothing measured.
+        held: (ns, bytes) around every compute op, and after changes of memory between them; empty without a
+        meter.
         loss: of the last stage's rank.
     """
 
@@ -50,7 +50,7 @@ class Board:
     Each waiting thread has a lock of its own: an event wakes those that wait for it and no others.
 
     Args:
-        timeout_s: how long nothing at all may happen while a thread waits.
+        timeout_s: the longest time without any event while a thread waits.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -73,12 +73,12 @@ class Board:
                         own.release()
 
     def has(self, event: Event) -> bool:
-        """Whether it has happened."""
+        """Whether an event has happened."""
         with self._lock:
             return event in self._happened
 
     def fail(self, error: BaseException) -> None:
-        """Let everybody stop; the first error counts."""
+        """Stop all threads; the first error counts."""
         with self._lock:
             self.failure = self.failure or error
             for own, missing in self._waiting.items():
@@ -90,7 +90,7 @@ class Board:
         """Wait until all of them have happened.
 
         Raises:
-            RuntimeFault: where nothing happens any more.
+            RuntimeFault: after `timeout_s` without any event.
             Stopped: another thread has failed.
         """
         own = threading.Lock()
@@ -115,7 +115,7 @@ class Board:
 
 
 class Stopped(Exception):
-    """Another thread has failed, and its error is the one to tell."""
+    """Another thread has failed; its error is the one to report."""
 
 
 def run_program(iteration: Iteration) -> Record:
@@ -164,7 +164,7 @@ class _Run:
             iteration.meter,
         )
         self.queues = iteration.program.by_engine()
-        # a message that does not come is told by who waits for it, before those who wait for that
+        # a missing message is reported by the engine that waits for it, before those that wait for this one
         self.board = Board(2 * iteration.timeout_s)
         self.record = Record(self.rank)
         self.start_ns = iteration.start_ns or time.monotonic_ns()
@@ -208,8 +208,8 @@ class _Run:
         """Since the common start."""
         return time.monotonic_ns() - self.start_ns
 
-    def _weigh(self) -> None:
-        """Unless a compute op is under way: what it needs for a moment is no activation."""
+    def _read_memory(self) -> None:
+        """Read the memory unless a compute op runs: its temporary memory is no activation."""
         if self.meter is None:
             return
         with self.between:
@@ -218,7 +218,7 @@ class _Run:
 
     def _compute(self, step: Step) -> None:
         op = step.op
-        self._weigh()
+        self._read_memory()
         with self.between:
             self.computing = True
         self.iteration.begun(op)
@@ -228,7 +228,7 @@ class _Run:
         self.record.times_ns[op] = start, self.now_ns()
         self.board.happen(Event("end", op))
         self.computing = False
-        self._weigh()
+        self._read_memory()
 
     def _offload(self, step: Step) -> None:
         op, start = step.op, self.now_ns()
@@ -237,7 +237,7 @@ class _Run:
         self.worker.drop(op.stage, op.microbatch)
         self.record.times_ns[op] = start, end
         self.board.happen(Event("start", op), Event("end", op), Event("dropped", op))
-        self._weigh()
+        self._read_memory()
 
     def _grant(self, step: Step) -> None:
         # an R may be granted before its O has ended; then `reload` takes the memory
@@ -245,7 +245,7 @@ class _Run:
             self.record.granted_ns[step.op] = self.now_ns()
             self.worker.allocate(step.op.stage, step.op.microbatch)
         self.board.happen(Event("granted", step.op))
-        self._weigh()
+        self._read_memory()
 
     def _turn(self, step: Step) -> None:
         if step.peer == self.rank:

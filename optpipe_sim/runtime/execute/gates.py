@@ -1,7 +1,4 @@
-"""One rank alone on a GPU: its messages are let in by gates at which the compute stream waits.
-
-No GPU has confirmed this yet.
-"""
+"""One rank alone on a GPU: the compute stream waits at a gate for each message. Not confirmed on a GPU yet."""
 
 from __future__ import annotations
 
@@ -56,10 +53,10 @@ class GatedLoopback:
         self._opener.start()
 
     def post(self, op: Op, peer: int, layout: Layout) -> None:
-        """Nothing to do: it is here."""
+        """Nothing to do: the content is here already."""
 
     def recv(self, op: Op, peer: int) -> Tensor:
-        """A copy of the content, which the compute stream makes when the gate is open."""
+        """Copy the content on the compute stream, once the gate is open."""
         address = self._gates.data_ptr() + 4 * self._place[op]
         failed = self._driver.cuStreamWaitValue32_v2(
             ctypes.c_void_p(torch.cuda.current_stream().cuda_stream),
@@ -72,7 +69,7 @@ class GatedLoopback:
         return self.contents[op].clone()
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        """Note when the compute stream comes to it; what it is, is known."""
+        """Record when the compute stream reaches it; the content is known."""
         mark = torch.cuda.Event(enable_timing=True)
         mark.record()
         self._marks[op] = mark
@@ -90,7 +87,7 @@ class GatedLoopback:
         """Likewise."""
 
     def finish(self) -> None:
-        """Read the times of what was sent; all streams have ended."""
+        """Read the times of the sends, after all streams have ended."""
         self._over.set()
         if self._opener is not None:
             self._opener.join()
@@ -99,7 +96,7 @@ class GatedLoopback:
         self._marks.clear()
 
     def _open(self) -> None:
-        """Open each gate when its time has come; all at once where the run has failed."""
+        """Open each gate at its time; all of them at once if the run has failed."""
         for op in self._order:
             if not self._over.is_set():
                 sleep_until(self.start_ns + self.arrive_ns.get(op, 0))
@@ -107,7 +104,7 @@ class GatedLoopback:
 
 
 def pinned_zeros(count: int) -> Tensor:
-    """So many 32-bit zeros in pinned host memory, which the device can read."""
+    """`count` 32-bit zeros in pinned host memory that the device can read."""
     return torch.zeros(count, dtype=torch.int32, pin_memory=True)
 
 

@@ -1,4 +1,4 @@
-"""One iteration of one rank: what is run and with what, and the steps that are alike on every device."""
+"""One iteration of one rank: its inputs, and the steps that are the same on every kind of device."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from .worker import Worker, compute
 
 @dataclass
 class Iteration:
-    """What a rank runs once.
+    """What a rank runs in one iteration.
 
     Attributes:
         program: of this rank. schedule: of all ranks, as it was lowered.
-        worker: its stages, the step started. transport: takes what it sends.
-        start_ns: when to start, on `time.monotonic_ns`, the zero of all times; 0: now.
-        meter: entered already in this thread; asked for the bytes held between ops.
+        worker: its stages, the step started. transport: sends and receives.
+        start_ns: when to start, on `time.monotonic_ns`; all times count from it. 0: now.
+        meter: entered already in this thread; read between ops.
         timeout_s: how long an op may wait for another.
-        begun: told of each compute op that starts.
+        begun: called with each compute op that starts.
     """
 
     program: Program
@@ -59,14 +59,14 @@ class Iteration:
         self.results[step.op] = self.transport.recv(step.op, step.peer)
 
     def send(self, step: Step) -> None:
-        """Send what an op has made."""
+        """Send the result of an op."""
         made = self.results.pop(step.op, None)
         if made is None:
             raise RuntimeFault(f"rank {self.rank}: {step.op} made nothing to send")
         self.transport.send(step.op, made, step.peer)
 
     def compute(self, step: Step) -> None:
-        """Run a compute op on what has come in for it."""
+        """Run a compute op on the input that was received for it."""
         op, source = step.op, self.inputs.get(step.op)
         box = [self.results.pop(source)] if source is not None else [None]
         made = compute(self.worker, op, box, self.program.levels.get(op[1:]))

@@ -1,4 +1,4 @@
-"""Ranks on this machine: p processes over gloo that take tasks, and never outlive who started them."""
+"""Ranks on this machine: p processes over gloo that run tasks, and never outlive their parent."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from ...processes.fresh import how_it_ended, kill, last_line, start_python
 from ...schedule import Schedule
 
 START_S = 60.0  # for torch to load and the ranks to meet
-PATIENCE_S = 3.0  # from the first complaint until all are asked for theirs
+GRACE_S = 3.0  # from the first fault until those of all ranks are collected
 _NONE = -1
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
 class Job(Protocol[Answer_co]):
-    """What ranks can be asked to do; it has to survive pickling, as has what it gives back."""
+    """A task for ranks; it has to be picklable, as has its result."""
 
     @property
     def schedule(self) -> Schedule:
-        """What it starts with: says how many ranks there are, and names ops after a death."""
+        """The schedule to start with; it gives the number of ranks, and the names of ops in error messages."""
 
     def perform(self, rank: int, begun: Callable[[Op], None]) -> Answer_co:
-        """The part of one rank, which tells of every op that it begins."""
+        """Run the part of one rank, which reports every op that it begins."""
 
 
 class Ranks:
@@ -143,8 +143,8 @@ class Ranks:
                 else:
                     (faults if isinstance(answer, RuntimeFault) else results)[rank] = answer
             if (faults or dead) and ends == float("inf"):
-                ends = time.monotonic() + PATIENCE_S  # who was first may be told a little later
-        if dead:  # what the others complain of follows from it
+                ends = time.monotonic() + GRACE_S  # the first fault may arrive a little later
+        if dead:  # the faults of the others follow from it
             raise self._died(dead[0], schedule)
         if faults:
             raise _first(faults)
@@ -153,7 +153,7 @@ class Ranks:
     def _died(self, rank: int, schedule: Schedule) -> RuntimeFault:
         process = self._processes[rank]
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE_S)
+            process.wait(GRACE_S)
         how = how_it_ended(process.returncode)
         word = last_line(self._folder / f"{rank}.log")
         with (self._folder / "ops").open("rb") as file:
@@ -170,7 +170,7 @@ class Ranks:
 
 
 def _first(faults: dict[int, RuntimeFault]) -> RuntimeFault:
-    """The fault to tell: one that is not just about a neighbour that has gone."""
+    """The fault to report: preferably one that is not just about a neighbour that has exited."""
     own = [fault for fault in faults.values() if "connection" not in str(fault).lower()]
     return (own or list(faults.values()))[0]
 
@@ -185,7 +185,7 @@ def _end(processes: list[subprocess.Popen[bytes]], folder: Path) -> None:
 
 
 class Progress:
-    """Where a rank writes which op it has begun, for whoever asks after its death."""
+    """A file to which a rank writes the op it has begun, to be read after its death."""
 
     def __init__(self, path: str | os.PathLike[str], rank: int) -> None:
         with open(path, "r+b") as file:

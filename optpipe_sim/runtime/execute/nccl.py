@@ -1,6 +1,5 @@
-"""Messages over NCCL: a communicator per directed pair of ranks, all of them made before the first step.
-
-No GPU has confirmed this yet.
+"""Messages over NCCL: a communicator per directed pair of ranks, all of them created before the first step.
+Not confirmed on GPUs yet.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def directed_pairs(programs: Sequence[Program]) -> list[Pair]:
 class Nccl:
     """Messages over NCCL: a communicator per directed pair of ranks.
 
-    NCCL knows no tags: on a communicator messages come in the order in which both sides name them,
-    and one that waits holds up those behind it. So each direction has its own, receives are posted
+    NCCL has no tags: on a communicator messages arrive in the order in which both sides issue them, and one
+    that waits blocks those behind it. So each direction has its own, receives are posted
     in the sender's order (`program`), one compute op ahead, and neither direction waits for the
     other. A receive starts when the compute stream comes to where it was posted; its buffer is of
     the compute stream's memory there.
@@ -87,13 +86,13 @@ class Nccl:
         self._posted[op] = dist.irecv(buffer, src=peer, group=group), buffer
 
     def recv(self, op: Op, peer: int) -> Tensor:
-        """The content of a posted message; the compute stream waits for it, the host does not."""
+        """Return the content of a posted message; the compute stream waits for it, the host does not."""
         work, buffer = self._posted.pop(op)
         work.wait()
         return buffer
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        """Send what the compute stream will have made by here."""
+        """Send a result of the compute stream as of now."""
         self.release_sent()
         kept = tensor.contiguous()
         self._out.append((op, dist.isend(kept, peer, group=self._groups[self.rank, peer]), kept))

@@ -1,4 +1,4 @@
-"""All ranks in one process, one op after the other: results, memory and what each op takes."""
+"""All ranks in one process, one op after the other: results, memory and the duration of each op."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class SerialRun:
     """What a serial replay gave.
 
     Attributes:
-        lasts_ns: by op, how long it took here.
+        duration_ns: by op, as measured here.
         held: by rank, (op, bytes) after each of its ops, and after the grant of an R.
         contents: by op, what it sent to another rank (a copy).
         loss: the mean over the microbatches.
     """
 
-    lasts_ns: dict[Op, int] = field(default_factory=dict)
+    duration_ns: dict[Op, int] = field(default_factory=dict)
     held: dict[int, list[tuple[Op, int]]] = field(default_factory=dict)
     contents: dict[Op, Tensor] = field(default_factory=dict)
     loss: float = float("nan")
@@ -40,7 +40,7 @@ class SerialRun:
     def durations_ns(self, lowered: Lowered) -> np.ndarray:
         """(ops,) by rows, for `Lowered.replay`."""
         ops = (op for program in lowered.schedule.programs for op in program)
-        return np.array([self.lasts_ns[op] for op in ops], np.int64)
+        return np.array([self.duration_ns[op] for op in ops], np.int64)
 
 
 def run_serially(
@@ -52,17 +52,17 @@ def run_serially(
     meter: Meter | None = None,
     done: Callable[[Op], None] = lambda op: None,
 ) -> SerialRun:
-    """Replay a schedule op by op, in the order in which the simulator has memory change: an F or a C
-    when it starts, everything else when it ends. So what is held between ops is what is predicted.
+    """Replay a schedule op by op, in the order in which memory changes in the simulator: an F or a C at its
+    start, all others at their end. So the memory held between ops is comparable with the prediction.
 
     Args:
-        workers: by rank, their step started; they are left with their gradients. Ops of ranks that
-            have none are left out.
+        workers: by rank, their step started; afterwards they hold their gradients. Ops of ranks without a
+        worker are left out.
         contents: what those ranks would have sent, on the device.
         keep: whether to keep what ranks send to each other.
-        meter: entered already; weighs what really lives, messages under way left out (and makes
-            the ops slower). Without one, what the slots and queues of the workers hold counts.
-        done: told of each op.
+        meter: entered already; measures the live memory without messages in flight (and makes the ops slower).
+        Without one, memory is what the slots and queues of the workers hold.
+        done: called after each op.
 
     Raises:
         RuntimeFault: names the op.
@@ -89,7 +89,7 @@ def run_serially(
             scale.taken(box[0])
             with _Timer(worker.device) as timer:
                 made = _do(worker, op, box, levels.get(op[1:]))
-            run.lasts_ns[op] = timer.took_ns
+            run.duration_ns[op] = timer.took_ns
             if op.kind is O:
                 worker.drop(op.stage, op.microbatch)
             scale.made(made)
@@ -113,15 +113,15 @@ def run_serially(
 def _input(
     source: Op | None, results: dict[Op, Tensor | None], given: Mapping[Op, Tensor]
 ) -> Tensor | None:
-    """What an op takes: made here, or a copy of what another rank would have sent."""
+    """The input of an op: computed here, or a copy of what another rank would have sent."""
     if source is None:
         return None
     return results.pop(source) if source in results else given[source].clone()
 
 
 class _Scale:
-    """What each rank holds: of a meter that weighs all of them together, the changes while it was
-    its turn, less what it sent and plus what it took (a message under way counts for neither)."""
+    """The memory of each rank, from a meter of all of them together: the changes during its ops, less what it
+    sent and plus what it received (a message in flight counts for neither)."""
 
     def __init__(self, meter: Meter | None, workers: Mapping[int, StageWorker]) -> None:
         self.meter, self.workers = meter, workers
@@ -162,8 +162,8 @@ def _do(worker: StageWorker, op: Op, box: list[Tensor | None], level: str | None
 
 
 class _Timer:
-    """How long an op takes: on CUDA on the device, which has something to do until the host has issued
-    all of the op; else by the host's clock."""
+    """Measure the duration of an op: on CUDA on the device, which is kept busy until the host has issued all
+    of the op; else by the host's clock."""
 
     def __init__(self, device: torch.device) -> None:
         self.cuda, self.took_ns = device.type == "cuda", 0
@@ -191,8 +191,8 @@ class _Timer:
 
 
 def _order(lowered: Lowered) -> Iterator[tuple[Op, bool]]:
-    """Ops, and grants of R's (True), by predicted time; at one instant what releases comes first,
-    then by the order of the graph."""
+    """Ops, and grants of R's (True), by predicted time; at one instant releases come first, then the order of
+    the graph."""
     trace, graph = lowered.replay(), lowered.graph
     moments = []
     for row, span in enumerate(trace.spans):

@@ -17,7 +17,7 @@ from .launch import START_S, Progress
 
 
 def main(rank: int, ranks: int, port: int, pipe: int, progress: str) -> None:
-    """Meet the others, then do what comes."""
+    """Join the process group, then run tasks as they arrive."""
     leave_with_parent(os.getppid(), _leave)  # also while a task runs
     torch.set_num_threads(1)
     connection = Connection(pipe)
@@ -50,7 +50,7 @@ def main(rank: int, ranks: int, port: int, pipe: int, progress: str) -> None:
 
 
 def _leave() -> None:
-    os._exit(0)  # no farewell to ranks that may be gone as well
+    os._exit(0)  # no shutdown handshake with ranks that may have exited as well
 
 
 if __name__ == "__main__":

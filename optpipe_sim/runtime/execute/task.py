@@ -1,4 +1,4 @@
-"""What a rank is asked to do, and its doing: some iterations of one schedule over gloo."""
+"""The task of a rank, and its execution: some iterations of one schedule over gloo."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ class Task:
             modules that are the stages.
         seed: of the batch.
         gradients: whether ranks return them.
-        programs: stand in for those of the schedule, for trying what then happens.
-        timeout_s: how long anything may wait for anything else.
+        programs: in place of those of the schedule, for tests.
+        timeout_s: of every wait, in seconds.
         device: of real stages, ``cpu`` or ``cuda`` (a GPU per rank, messages over NCCL).
     """
 
@@ -98,7 +98,7 @@ class Task:
 
 @dataclass
 class Result:
-    """What a rank gives back: a record per iteration; gradients by name (see `named_gradients`).
+    """The result of a rank: a record per iteration; gradients by name (see `named_gradients`).
 
     `message_bytes`: device memory of NCCL's communicators, which no profile of one device knows: to
     be added to its static memory.
@@ -111,7 +111,7 @@ class Result:
 
 
 def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None) -> Result:
-    """Do the part of one rank; the default process group has to be there.
+    """Run the part of one rank; the default process group has to exist.
 
     Raises:
         RuntimeFault: names the rank, the op and what went wrong.
@@ -256,8 +256,8 @@ def exchange_tied(worker: StageWorker, shape: Shape, rank: int) -> None:
 
 
 def clock_offset_ns(rank: int, ranks: int) -> int:
-    """How far this rank's clock is ahead of rank 0's, in ns; 0 where they cannot be told apart, as
-    on one host, where all have the same."""
+    """How far this rank's clock is ahead of rank 0's, in ns; 0 where no difference can be measured, as on one
+    host."""
     offset = 0
     for other in range(1, ranks):
         for _ in range(PINGS if rank in (0, other) else 0):
@@ -271,7 +271,7 @@ def clock_offset_ns(rank: int, ranks: int) -> int:
             dist.recv(answer, src=0)
             back = time.monotonic_ns()
             off = (asked + back) // 2 - int(answer)
-            # the answer was given between asking and hearing it
+            # the answer was sent between the question and its receipt
             if abs(off) <= (back - asked) // 2:
                 off = 0
             offset = off if _ == 0 or abs(off) < abs(offset) else offset

@@ -1,7 +1,7 @@
-"""How results get from rank to rank: gloo; gloo with the delay of a profile; a gated loop-back.
+"""Transports of results between ranks: gloo; gloo with the latency of a profile; a loop-back.
 
-A message is known by the op that makes it. Receives are posted before they are needed; sends never
-block, and let go of their tensor once it is out.
+A message is identified by the op that produces it. Receives are posted before they are needed; sends never
+block, and release their tensor once it is sent.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Sent = SimpleQueue[tuple[Op, Any] | None]
 
 
 class Transport(Protocol):
-    """What an executor needs of it; `peer` is the other rank."""
+    """The interface of a transport to an executor; `peer` is the other rank."""
 
     def post(self, op: Op, peer: int, layout: Layout) -> None: ...
 
@@ -51,13 +51,13 @@ class Transport(Protocol):
 class Gloo:
     """torch.distributed with gloo: messages by tags, so that any order of receives will do.
 
-    A send is begun at once by whoever sends; a thread per peer waits for its end and lets go of the
-    tensor. (One for all peers would keep a tensor until what was sent before, to another, is out.)
+    A send begins at once in the calling thread; a thread per peer waits for its end and releases the tensor.
+    (One thread for all peers would hold a tensor until earlier sends to other peers have ended.)
 
     Args:
         rank: of this process in the group; the default process group has to be there.
         schedule: gives every op its tag.
-        timeout_s: how long a message may let one wait.
+        timeout_s: of the wait for a message.
         group: of the ranks of one pipeline; default: all.
     """
 
@@ -73,27 +73,27 @@ class Gloo:
         self._failure: RuntimeFault | None = None
 
     def post(self, op: Op, peer: int, layout: Layout) -> None:
-        """Take memory for a message, and let it come."""
+        """Allocate memory for a message and post its receive."""
         buffer = torch.empty(layout[0], dtype=layout[1])
         with self._named(f"posting the receive of {op} from rank {peer}"):
             self._posted[op] = self._group.recv([buffer], peer, self._tag(op)), buffer
 
     def recv(self, op: Op, peer: int) -> Tensor:
-        """The content of a posted message, once it is there."""
+        """Wait for a posted message; return its content."""
         work, buffer = self._posted.pop(op)
         with self._named(f"waiting for the result of {op} from rank {peer}"):
             work.wait(self.timeout)
         return buffer
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        """Begin to send; the tensor is let go of when it is out."""
+        """Begin to send; the tensor is released once it is sent."""
         self._begin(op, tensor.contiguous(), peer, self._tag(op))
 
     def release_sent(self) -> None:
-        """The thread of each peer does it."""
+        """Do nothing: the thread of each peer releases them."""
 
     def expect_turn(self, op: Op, peer: int) -> None:
-        """Say before an iteration that `take_turn` will come."""
+        """Announce, before an iteration, a call of `take_turn`."""
         box = torch.zeros(1, dtype=torch.uint8)
         with self._named(f"posting the turn after {op} of rank {peer}"):
             self._turns[op] = self._group.recv([box], peer, len(self.schedule) + self._tag(op))
@@ -104,7 +104,7 @@ class Gloo:
         self._begin(op, box, peer, len(self.schedule) + self._tag(op))
 
     def take_turn(self, op: Op, peer: int) -> None:
-        """Wait until `peer` has told so."""
+        """Wait for the message of `peer` that its transfer has ended."""
         with self._named(f"waiting for the turn after {op} of rank {peer}"):
             self._turns.pop(op).wait(self.timeout)
 
@@ -161,8 +161,8 @@ class Gloo:
 class DelayedGloo(Gloo):
     """Messages that carry no result but arrive when the profile's links say.
 
-    A message says when it arrives: `t_comm` after it was sent, and where links are serial, after
-    those before it. What gloo itself takes shows only as far as it takes longer.
+    A message carries its arrival time: `t_comm` after it was sent, and on serial links after the messages
+    before it. The time that gloo takes shows only where it is longer than that.
     """
 
     def __init__(
@@ -174,12 +174,12 @@ class DelayedGloo(Gloo):
         self._sent: list[tuple[Op, int, Any]] = []
 
     def recv(self, op: Op, peer: int) -> Tensor:
-        """Wait for the message, and until it is said to arrive."""
+        """Wait for the message, and until its arrival time."""
         sleep_until(int(super().recv(op, peer).item()))
         return EMPTY
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        """Send when it arrives instead of `tensor`."""
+        """Send the arrival time instead of `tensor`."""
         depart = time.monotonic_ns()
         if self.profile.links == "serial":
             depart = max(depart, self._free_ns.get(peer, 0))
@@ -194,12 +194,12 @@ class DelayedGloo(Gloo):
         self._sent.clear()
 
     def _keep(self, op: Op, peer: int, work: Any) -> None:
-        # there is no memory to let go of, and a thread that wakes would be in the way
+        # there is no memory to release, and a thread that wakes would disturb the others
         self._sent.append((op, peer, work))
 
 
 class Loopback:
-    """One rank alone: what others would have sent is there already, and let in when its time comes.
+    """One rank alone: the messages of the others exist beforehand, and arrive at given times.
 
     Args:
         contents: by the op that makes it, what a message holds.
@@ -220,16 +220,16 @@ class Loopback:
         """Nothing to do: it is here."""
 
     def recv(self, op: Op, peer: int) -> Tensor:
-        """A copy of the content, when its time has come."""
+        """Wait until the arrival time; return a copy of the content."""
         sleep_until(self.start_ns + self.arrive_ns.get(op, 0))
         return self.contents[op].clone()
 
     def send(self, op: Op, tensor: Tensor, peer: int) -> None:
-        """Note when, and what."""
+        """Record when, and what."""
         self.sent[op] = (time.monotonic_ns() - self.start_ns, tensor.clone())
 
     def release_sent(self) -> None:
-        """Nothing is kept but in `sent`."""
+        """Do nothing: everything is kept in `sent`."""
 
     def expect_turn(self, op: Op, peer: int) -> None:
         """Nothing to do."""
@@ -243,4 +243,4 @@ class Loopback:
         sleep_until(self.start_ns + self.arrive_ns.get(op, 0))
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: no send is in flight."""

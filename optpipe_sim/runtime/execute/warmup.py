@@ -1,4 +1,4 @@
-"""What a step should not meet for the first time: kernels, workspaces, pinned host memory."""
+"""Warm-up before a step: kernels, workspaces, pinned host memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an executor needs of the stages of a device, and stages that only take time."""
+"""The interface of a device's stages to an executor, and stages that only sleep."""
 
 from __future__ import annotations
 
@@ -63,15 +63,15 @@ def compute(worker: Worker, op: Op, box: list[Tensor | None], level: str | None)
 
 
 class SyntheticWorker:
-    """Stages whose ops take exactly the time that the profile says, and no memory.
+    """Stages whose ops sleep exactly as long as the profile says, and allocate nothing.
 
-    What remains real: the threads, the messages, the order in which a host issues things.
+    Threads, messages and the issue order of the host are real.
     """
 
     def __init__(self, lowered: Lowered) -> None:
         schedule = lowered.schedule
-        lasts_ns = op_costs(schedule, lowered.profile).duration_ns.tolist()
-        self.lasts_ns = {schedule.op(row): time for row, time in enumerate(lasts_ns)}
+        duration_ns = op_costs(schedule, lowered.profile).duration_ns.tolist()
+        self.duration_ns = {schedule.op(row): time for row, time in enumerate(duration_ns)}
 
     def forward(self, stage: int, mb: int, x: Tensor | None, level: str | None = None) -> Tensor:
         """F takes its time."""
@@ -94,10 +94,10 @@ class SyntheticWorker:
         self._take(O, stage, mb)
 
     def drop(self, stage: int, mb: int) -> None:
-        """No memory, nothing to drop."""
+        """Do nothing: there is no memory."""
 
     def allocate(self, stage: int, mb: int) -> None:
-        """Nor to take."""
+        """Do nothing: there is no memory."""
 
     def reload(self, stage: int, mb: int) -> None:
         """R takes its time."""
@@ -108,21 +108,21 @@ class SyntheticWorker:
         return (1,), torch.int64
 
     def _take(self, kind: OpKind, stage: int, mb: int) -> Tensor:
-        sleep_until(time.monotonic_ns() + self.lasts_ns[Op(kind, stage, mb)])
+        sleep_until(time.monotonic_ns() + self.duration_ns[Op(kind, stage, mb)])
         return EMPTY
 
 
 def sleep_until(time_ns: int) -> None:
     """Wait until that time of `time.monotonic_ns`, to some ten microseconds (see `sharp_timers`).
 
-    It sleeps to the end: a thread that spins keeps others from running, in Python above all.
+    It sleeps to the end: a spinning thread keeps others from running, in Python above all.
     """
     while (left := time_ns - time.monotonic_ns()) > 0:
         time.sleep(left / 1e9)
 
 
 def sharp_timers() -> None:
-    """Let sleeps of this thread, and of those it starts, end when they should: Linux adds 50 us to
-    each unless told otherwise. Elsewhere nothing is done."""
+    """Make sleeps of this thread, and of those it starts, end on time: by default Linux adds 50 us to each. On
+    other systems nothing changes."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)

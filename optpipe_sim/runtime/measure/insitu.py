@@ -26,40 +26,40 @@ class Sample(NamedTuple):
     """One iteration, measured.
 
     Attributes:
-        lasts_ns: (kind, stage), the mean over microbatches; nan where the schedule has no such op.
-        hop_ns: the median of what a result took to the next device; nan where none was waited for.
+        duration_ns: (kind, stage), the mean over microbatches; nan where the schedule has no such op.
+        latency_ns: the median of what a result took to the next device; nan where none was waited for.
         makespan_ns: from the first start to the last end.
     """
 
-    lasts_ns: np.ndarray
-    hop_ns: float
+    duration_ns: np.ndarray
+    latency_ns: float
     makespan_ns: float
 
 
 def sample(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> Sample:
     """A sample from the times of all ops, by the rows of the schedule, on one clock."""
-    lasts = _means(schedule, end_ns - start_ns)
+    durations = _means(schedule, end_ns - start_ns)
     makespan = float(end_ns.max() - start_ns.min())
-    return Sample(lasts, _hop_ns(schedule, start_ns, end_ns), makespan)
+    return Sample(durations, _latency_ns(schedule, start_ns, end_ns), makespan)
 
 
 def expected_ns(schedule: Schedule, profile: CostProfile) -> np.ndarray:
-    """(kind, stage): what a profile says that the ops of a schedule take, as in `Sample.lasts_ns`."""
+    """(kind, stage): what a profile says that the ops of a schedule take, as in `Sample.duration_ns`."""
     return _means(schedule, op_costs(schedule, profile).duration_ns)
 
 
-def _means(schedule: Schedule, lasts_ns: np.ndarray) -> np.ndarray:
+def _means(schedule: Schedule, duration_ns: np.ndarray) -> np.ndarray:
     kinds, stages = schedule.table[:, 0], schedule.table[:, 1]
     means = np.full((len(KINDS), schedule.shape.stages), np.nan)
     for kind in KINDS:
         for stage in range(schedule.shape.stages):
             here = (kinds == kind) & (stages == stage)
             if here.any():
-                means[kind, stage] = np.mean(lasts_ns[here])
+                means[kind, stage] = np.mean(duration_ns[here])
     return means
 
 
-def _hop_ns(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> float:
+def _latency_ns(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> float:
     """Between ops of two devices of which the second had nothing else to wait for."""
     waiting, needed = schedule.edges
     ready = np.zeros(len(schedule), np.int64)  # by what is on the same device
@@ -89,11 +89,11 @@ class Window:
 
     def medians(self) -> Sample:
         """The median of every number."""
-        lasts = np.array([one.lasts_ns for one in self.samples])
-        hops = [one.hop_ns for one in self.samples if one.hop_ns == one.hop_ns]
+        durations = np.array([one.duration_ns for one in self.samples])
+        latencies = [one.latency_ns for one in self.samples if one.latency_ns == one.latency_ns]
         return Sample(
-            np.median(lasts, 0),  # nan is nan in all samples of one schedule
-            float(np.median(hops)) if hops else float("nan"),
+            np.median(durations, 0),  # nan is nan in all samples of one schedule
+            float(np.median(latencies)) if latencies else float("nan"),
             float(np.median([one.makespan_ns for one in self.samples])),
         )
 
@@ -109,7 +109,7 @@ def measured_profile(given: CostProfile, measured: Sample, schedule: Schedule) -
     expected = expected_ns(schedule, given)
 
     def change(stage: int, cost: StageCost) -> StageCost:
-        new, was = measured.lasts_ns[:, stage], expected[:, stage]
+        new, was = measured.duration_ns[:, stage], expected[:, stage]
         has = {kind for kind in KINDS if not np.isnan(new[kind])}
         seen = [kind for kind in has if kind in COMPUTE]
         ratio = new[seen].sum() / max(1.0, was[seen].sum()) if seen else 1.0
@@ -143,9 +143,9 @@ def measured_profile(given: CostProfile, measured: Sample, schedule: Schedule) -
     meta = {**given.meta, "provenance": "times measured while training; bytes as given"}
     stages = tuple(change(stage, cost) for stage, cost in enumerate(given.stages))
     profile = replace(given, stages=stages, meta=meta)
-    if np.isnan(measured.hop_ns):
+    if np.isnan(measured.latency_ns):
         return profile
-    return replace(profile, latency_ns=round(measured.hop_ns), occupancy_ns=0)
+    return replace(profile, latency_ns=round(measured.latency_ns), occupancy_ns=0)
 
 
 class Drift(NamedTuple):
@@ -162,7 +162,7 @@ def drift(profile: CostProfile, measured: Sample, schedule: Schedule) -> Drift:
     found: list[Drift] = []
     before = expected_ns(schedule, profile)
     for stage in range(len(profile.stages)):
-        change = measured.lasts_ns[:, stage] - before[:, stage]
+        change = measured.duration_ns[:, stage] - before[:, stage]
         there = [kind for kind in KINDS if not np.isnan(change[kind])]
         compute: Sequence[OpKind] = [kind for kind in there if kind in COMPUTE]
         work = float(sum(before[kind, stage] for kind in compute))

@@ -37,8 +37,8 @@ def layer_counts(
 ) -> list[int]:
     """Layers per stage: `layers`, checked, or balanced by `costs.parallelism.split_layers`.
 
-    That is the rule of ``estimate`` too; there each layer weighs its time on a machine, here its
-    FLOPs, as no machine is known. For the very same cut give the ``layers_per_stage`` in the
+    That is the rule of ``estimate`` too; there a layer counts by its time on a machine, here by its FLOPs, as
+    no machine is known. For the very same cut give the ``layers_per_stage`` in the
     profile's meta.
 
     Raises:
@@ -66,7 +66,7 @@ class Decoder(nn.Module):
     """One stage of a decoder: some layers, the embedding before the first, the head after the last.
 
     A tied head uses the embedding's own weight where both are in this stage; else each stage has a
-    copy, `tied_weight`, with the same numbers, and whoever runs the stages adds up the gradients.
+    copy, `tied_weight`, with the same numbers, and the executor adds up the gradients.
     """
 
     def __init__(self, model: Model, at: range, first: bool, last: bool) -> None:

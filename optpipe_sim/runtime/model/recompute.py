@@ -1,4 +1,4 @@
-"""Activation checkpointing of the parts of a stage: dropped in F, made again before they are used.
+"""Activation checkpointing of the parts of a stage: dropped in F, recomputed before they are used.
 
 A model marks its parts with `part`; a level says which of them are recomputed. Of such a part F keeps
 the inputs, and handles in the place of the tensors that autograd saves. Recomputing runs the part

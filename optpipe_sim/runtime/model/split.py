@@ -1,7 +1,7 @@
-"""Backward in two parts: B gives input gradients and queues the weights' work, W does it.
+"""Backward in two parts: B computes input gradients and queues the weight gradients, W computes these.
 
 As in zero-bubble schedules (Qi et al., ICLR 2024), with deferred weight gradients: in B a linear
-computes dX = dY W and keeps (X, dY); in W, dW = dY^T X. What stays in between is exactly those two.
+computes dX = dY W and keeps (X, dY); in W, dW = dY^T X. Between B and W exactly these two are held.
 Biases, norms and embeddings, under one per cent of the work, are done in B.
 """
 
@@ -19,8 +19,8 @@ from torch.nn import functional
 from ...errors import RuntimeFault
 
 
-class _Product(NamedTuple):
-    """One weight gradient to come; the versions tell whether what it needs was edited."""
+class _Pending(NamedTuple):
+    """A pending weight gradient; the versions show whether its inputs were edited in place."""
 
     weight: nn.Parameter
     x: Tensor
@@ -36,35 +36,33 @@ class WeightQueue:
 
     def __init__(self) -> None:
         self.fused = False
-        self.products: list[_Product] = []
+        self.pending: list[_Pending] = []
 
     def put(self, weight: nn.Parameter, x: Tensor, dy: Tensor) -> None:
-        """Keep what the gradient of `weight` will need."""
-        self.products.append(_Product(weight, x, dy, (x._version, dy._version)))
+        """Queue a weight gradient with its inputs."""
+        self.pending.append(_Pending(weight, x, dy, (x._version, dy._version)))
 
     def tensors(self) -> Iterator[Tensor]:
-        """What it holds."""
-        for product in self.products:
-            yield product.x
-            yield product.dy
+        """Yield the tensors that the queue holds."""
+        for each in self.pending:
+            yield each.x
+            yield each.dy
 
     @torch.no_grad()
     def run(self, op: str, told: Callable[[nn.Parameter], None] | None = None) -> None:
-        """Compute them, add them to `.grad`, and let go of the tensors one product at a time.
-
-        `told` hears of every weight that has all of this microbatch.
-
-        A weight used several times gets its parts summed first, in the order in which a plain
-        backward pass meets them, so that sums are bitwise the same.
+        """Compute the gradients, add them to `.grad`, and release the tensors GEMM by GEMM. `told` is called
+        with each weight once all of its gradient for this microbatch is added. The contributions to a weight
+        that is used several times are summed first, in the order of a plain backward pass, so that sums are
+        bitwise the same.
 
         Raises:
             RuntimeFault: names `op` where a queued tensor was edited in place since B.
         """
         uses: dict[int, int] = {}
-        for product in self.products:
-            uses[id(product.weight)] = uses.get(id(product.weight), 0) + 1
+        for each in self.pending:
+            uses[id(each.weight)] = uses.get(id(each.weight), 0) + 1
         sums: dict[int, Tensor] = {}
-        queue, self.products = self.products[::-1], []
+        queue, self.pending = self.pending[::-1], []
         while queue:
             weight, x, dy, versions = queue.pop()
             if (x._version, dy._version) != versions:
@@ -110,7 +108,7 @@ def zero_gradients(worker: HasParameters) -> None:
 def weight_gradient(weight: Tensor, x: Tensor, dy: Tensor) -> Tensor:
     """dW of ``linear`` (weight: out x in) or of `batched` (weight: groups x in x out).
 
-    The same products, of the same layouts, as autograd's own: bitwise the same numbers.
+    The same GEMMs, with the same layouts, as autograd's own: bitwise the same numbers.
     """
     if weight.dim() == 3:
         return x.transpose(1, 2) @ dy
@@ -122,7 +120,7 @@ _active = threading.local()
 
 @contextmanager
 def deferring(queue: WeightQueue) -> Iterator[None]:
-    """Linears called in here (in this thread) hand their weight gradients to `queue` later."""
+    """Inside the block, linears of this thread queue their weight gradients in `queue`."""
     before = getattr(_active, "queue", None)
     _active.queue = queue
     try:
@@ -189,7 +187,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def batched(x: Tensor, weight: Tensor) -> Tensor:
-    """(groups, rows, in) times (groups, in, out), one product per group; split like `linear`."""
+    """(groups, rows, in) times (groups, in, out), one GEMM per group; split like `linear`."""
     if torch.compiler.is_compiling():
         return x @ weight
     found = _split(x, weight, None)

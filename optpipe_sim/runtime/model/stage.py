@@ -65,7 +65,7 @@ class StageWorker:
         device, rank: where this is; `rank` only for messages.
         loss: of the last stage's output and the microbatch's targets.
         slab: host memory for offloads, to share it between workers.
-        allocated: told of every storage that a reload makes (a memory meter wants to know).
+        allocated: called with every storage that a reload allocates, for a memory meter.
     """
 
     def __init__(
@@ -111,10 +111,10 @@ class StageWorker:
         inputs: Sequence[Any] | Tensor = (),
         targets: Sequence[Any] | Tensor = (),
     ) -> None:
-        """Take the batch: one input per microbatch on the first stage, one target on the last, each a
-        tensor or a tree.
+        """Begin a step with a batch: one input per microbatch on the first stage, one target on the last, each
+        a tensor or a tree.
 
-        Workers without these stages need neither. Gradients are added to those that are there. On
+        Workers without these stages need neither. Gradients accumulate in `.grad`. On
         CUDA the current stream is the compute stream of the step.
         """
         if self._flights:
@@ -154,10 +154,10 @@ class StageWorker:
     def forward(
         self, stage: int, mb: int, x: Tensor | None, level: str | None = None
     ) -> Tensor | None:
-        """F: what to send on, detached; None on the last stage, which keeps the loss.
+        """Run F; return the tensor to send on, detached (None on the last stage, which keeps the loss).
 
-        `level`: what is dropped, to be recomputed by a C or inside of the backward. The caller has to let go of `x` (and, once it is sent, of the result): memory it holds on
-        to cannot be offloaded.
+        `level`: what is dropped, to be recomputed by a C or inside of the backward. The caller has to release
+        `x` (and, once it is sent, the result): memory that it still refers to cannot be offloaded.
         """
         name = f"{stage}.{mb}"
         if (stage, mb) in self._flights:
@@ -204,7 +204,7 @@ class StageWorker:
         return self.loss(found, self._of_batch(self._targets, "target", f"{stage}.{mb}", mb))
 
     def recompute(self, stage: int, mb: int) -> None:
-        """C: make again what F dropped. Without it B does so, part by part."""
+        """Run C: recompute what F dropped. Without it B does so, part by part."""
         flight = self._flight(stage, mb, "C", "F")
         if flight.dropping is None:
             raise RuntimeFault(f"C{stage}.{mb} on {self.where}: nothing is dropped")
@@ -213,7 +213,7 @@ class StageWorker:
         flight.dropping = None
 
     def backward(self, stage: int, mb: int, dy: Tensor | None, *, fused: bool) -> Tensor | None:
-        """B, or BW where `fused`: the gradient to send back; None on the first stage."""
+        """Run B, or BW where `fused`; return the gradient to send back (None on the first stage)."""
         op = "BW" if fused else "B"
         flight = self._flight(stage, mb, op, "F")
         if stage == self.stages - 1:
@@ -248,7 +248,7 @@ class StageWorker:
         return flight.entry.pop()
 
     def weight(self, stage: int, mb: int) -> None:
-        """W: the weight gradients that B has queued."""
+        """Run W: compute the weight gradients that B has queued."""
         flight = self._flight(stage, mb, "W", "B")
         told = None if self.ready is None else self.ready.teller(stage)
         flight.queue.run(f"W{stage}.{mb} on {self.where}", told)
@@ -257,27 +257,28 @@ class StageWorker:
         del self._flights[stage, mb]
 
     def offload(self, stage: int, mb: int) -> None:
-        """O: copy the activation to the host, on the current stream; the memory stays."""
+        """Run O: copy the activation to the host, on the current stream; device memory stays allocated until
+        `drop`."""
         self._flight(stage, mb, "O", "F").slot.offload()
 
     def drop(self, stage: int, mb: int) -> None:
-        """Release the device memory of an offloaded activation: here memory falls."""
+        """Release the device memory of an offloaded activation; memory falls here."""
         self._flight(stage, mb, "drop ", "F").slot.drop(self._compute)
 
     def allocate(self, stage: int, mb: int) -> None:
-        """Take the memory for an R, on the compute stream: here memory rises.
+        """Allocate the memory of an R, on the compute stream; memory rises here.
 
-        To be called where R is granted: before the compute op that it may overlap is issued.
+        Call it where R is granted: before the compute op that R may overlap is issued.
         """
         slot = self._flight(stage, mb, "R", "F").slot
         with nullcontext() if self._compute is None else torch.cuda.stream(self._compute):
             slot.allocate()
 
     def reload(self, stage: int, mb: int) -> None:
-        """R: copy the activation back, on the current stream.
+        """Run R: copy the activation back, on the current stream.
 
         That stream has to wait for the compute stream as it stood at `allocate`, and the compute
-        stream for the end of this before B. Without an `allocate` before, memory is taken here.
+        stream for the end of this before B. Without an `allocate` before, memory is allocated here.
         """
         slot = self._flight(stage, mb, "R", "F").slot
         if slot.state != "allocated":
@@ -347,7 +348,7 @@ def sum_tied(first: nn.Parameter, last: nn.Parameter) -> None:
 
 
 def _edge(tensor: Tensor) -> GradientEdge | None:
-    """Where the backward of a tensor starts; None where it needs none."""
+    """The graph edge at which the backward of a tensor starts; None where it needs none."""
     return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 
@@ -363,7 +364,7 @@ def _backward(edges: list[GradientEdge | None], gradients: list[Tensor]) -> None
 
 
 class Enter(torch.autograd.Function):
-    """The door into a stage's graph: no leaf that would hold the input, no accumulated gradient."""
+    """The entry into a stage's graph: no leaf that would hold the input, no accumulated gradient."""
 
     @staticmethod
     def forward(

@@ -49,9 +49,8 @@ class Dropped(Protocol):
 class Handle:
     """What autograd keeps of one saved tensor: how it views its entry.
 
-    `witness` is the saved tensor without its graph; it shares the version counter, which tells of
-    edits in place. When it goes, `layout` stays. A handle of a `region` has no entry before that
-    is recomputed.
+    `witness` is the saved tensor without its graph; it shares the version counter, which shows edits in place.
+    After it is released, `layout` stays. A handle of a `region` has no entry until the region is recomputed.
     """
 
     __slots__ = ("__weakref__", "entry", "layout", "region", "version", "witness")
@@ -66,7 +65,7 @@ class Handle:
             self.fill(tensor, entry)
 
     def fill(self, tensor: Tensor, entry: Entry) -> None:
-        """From now on this is the tensor."""
+        """Set the tensor."""
         self.entry, self.witness, self.version = entry, tensor.detach(), tensor._version
 
     def drop(self) -> None:
@@ -75,10 +74,10 @@ class Handle:
 
 
 class HostSlab:
-    """Host memory in large slabs, handed out by the storage; pinned for CUDA, plain otherwise.
+    """Host memory in large slabs, allocated storage by storage; pinned for CUDA, pageable otherwise.
 
-    A piece that comes back may still be read by a reload: `give` takes the event that ends it, and
-    the stream of the next taker waits for it. What a slab has left is kept for smaller pieces.
+    A reload may still read a piece that is released: `give` is passed the event at which it ends, and the
+    stream that next uses the piece waits for that event. The rest of a slab is kept for smaller pieces.
 
     Attributes:
         reserved: bytes of all slabs.
@@ -92,8 +91,8 @@ class HostSlab:
         self._lock = threading.Lock()
 
     def reserve(self, sizes: Iterable[int]) -> None:
-        """Have pieces of these sizes ready, all at once: to pin host memory takes long, and a step
-        that is timed should not meet it."""
+        """Allocate pieces of these sizes in advance: pinning host memory takes long and should not happen in a
+        timed step."""
         for piece in [self.take(size) for size in sorted(sizes, reverse=True)]:
             self.give(piece)
 
@@ -112,7 +111,7 @@ class HostSlab:
             return self._cut(room)[:size]
 
     def _cut(self, room: int) -> Tensor:
-        """The first rest that is long enough, or a new slab, gives the piece."""
+        """Cut a piece from the first slab with enough left, or from a new one."""
         at = next((i for i, rest in enumerate(self._rests) if rest.numel() >= room), None)
         if at is None:
             slab = max(SLAB_BYTES, 1 << (room - 1).bit_length()) if self.pinned else room
@@ -127,7 +126,7 @@ class HostSlab:
         return piece
 
     def give(self, piece: Tensor, end: Any = None) -> None:
-        """Take a piece back that is free once the event `end` has passed."""
+        """Release a piece; it is free once the event `end` has passed."""
         room = max(1, -(-piece.numel() // ALIGNMENT)) * ALIGNMENT
         whole = piece.as_strided((room,), (1,))
         with self._lock:
@@ -141,7 +140,7 @@ class Slot:
         name: ``"2.5"``, stage and microbatch, for messages. `where`: the device, likewise.
         left_out: keys (`storage_key`) of the storages that are no activations.
         slab: host memory for offloads.
-        allocated: told of every storage that a reload makes.
+        allocated: called with every storage that a reload allocates.
     """
 
     def __init__(
@@ -171,7 +170,7 @@ class Slot:
 
     @contextmanager
     def saving(self) -> Iterator[None]:
-        """Whatever autograd saves in here goes into this slot."""
+        """Inside the block, the tensors that autograd saves go into this slot."""
         with torch.autograd.graph.saved_tensors_hooks(self.pack, self.unpack):
             yield
 
@@ -261,7 +260,7 @@ class Slot:
         self.state = "copied"
 
     def drop(self, compute: Any = None) -> None:
-        """Let go of the device memory; on CUDA the stream `compute` waits for the copies first."""
+        """Release the device memory; on CUDA the stream `compute` waits for the copies first."""
         if self.state != "copied":
             problem = {"kept": "its O has not run", "copying": "its O is still copying"}
             raise self.fault("drop ", problem.get(self.state, f"it is {self.state} already"))
@@ -274,7 +273,7 @@ class Slot:
         self.state = "dropped"
 
     def allocate(self) -> None:
-        """Take device memory for a reload, on the current stream: here memory rises."""
+        """Allocate device memory for a reload, on the current stream; device memory rises here."""
         if self.state != "dropped":
             problem = "nothing was dropped" if self.state in ("kept", "copied") else "twice"
             raise self.fault("R", f"{problem} (its activation is {self.state})")
@@ -289,7 +288,7 @@ class Slot:
         self.state = "allocated"
 
     def reload(self) -> None:
-        """Copy everything back, on the current stream, into what `allocate` took."""
+        """Copy everything back, on the current stream, into the memory from `allocate`."""
         if self.state != "allocated":
             raise self.fault("R", f"no memory was taken for it (its activation is {self.state})")
         for entry in list(self.entries.values()):
@@ -300,7 +299,7 @@ class Slot:
         self.state = "back"
 
     def close(self) -> None:
-        """After B: nothing of it is left."""
+        """Release everything, after B."""
         self._give_back(self.offloaded)
         self.handles.clear()
         self.outputs.clear()
@@ -313,7 +312,7 @@ class Slot:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """What tells storages apart, while they live."""
+    """The identity of a storage while it is alive."""
     return int(tensor.untyped_storage()._cdata)
 
 
@@ -330,7 +329,7 @@ def _layout(tensor: Tensor) -> tuple[Any, ...]:
 def _host_memory(size: int, pinned: bool) -> Tensor:
     if pinned:
         return torch.empty(size, dtype=torch.uint8, pin_memory=True)
-    # made by no op, so that what watches the ops (`memory.LiveBytes`) takes it for no device memory
+    # made by no op, so that `memory.LiveBytes`, which watches ops, does not count it as device memory
     return torch.empty(0, dtype=torch.uint8).set_(torch.UntypedStorage(size))
 
 

@@ -1,8 +1,7 @@
 """Checkpoints of a training run, written whole or not at all.
 
-Every rank writes its part into the folder of the step; when all are there, rank 0 points
-``checkpoint.json`` to it, and the folder before goes. Whatever is cut off, that file names a
-complete checkpoint.
+Every rank writes its part into the folder of the step; once all parts exist, rank 0 points ``checkpoint.json``
+to it, and the previous folder is removed. Whenever a run is killed, that file names a complete checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def save_checkpoint(
     """Write the state after `step` steps; to be called by all ranks.
 
     Args:
-        meta: what else is to be known, plain data; rank 0's counts.
+        meta: further plain data; rank 0's is written.
     """
     stages = {str(stage): module.state_dict() for stage, module in worker.modules.items()}
     buffer = io.BytesIO()
@@ -74,7 +73,7 @@ def load_checkpoint(folder: str, identity: dict[str, Any]) -> dict[str, Any]:
 def load_state(
     folder: str, rank: int, step: int, worker: StageWorker, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Put one rank's part back.
+    """Restore one rank's part.
 
     Raises:
         OptPipeError: where it cannot be read.

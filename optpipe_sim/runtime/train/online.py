@@ -1,10 +1,10 @@
-"""Going over to another schedule while training runs: on all ranks at once, or on none.
+"""Switch to another schedule while training runs: on all ranks at once, or on none.
 
-Between two iterations rank 0 hands the others a schedule and the costs it is for. Every rank lowers
-and checks it in a thread of its own, beside the iterations that go on. With each iteration the
-ranks add up who is ready and who refuses: once all are ready, all run it from the next iteration
-on, for all read the same sum; if one refuses, none does. What the exchange costs is two small
-messages, one with the proposal and one that goes round after every iteration anyway.
+Between two iterations rank 0 sends the others a schedule and its costs. Every rank lowers and checks it in a
+thread of its own while iterations continue. After each iteration the ranks sum up how many are ready and how
+many refuse: once all are ready, all switch with the next iteration, as all read the same sum; if one refuses,
+none switches. The exchange costs two small messages: one with the proposal, and the all-reduce that follows
+every iteration anyway.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def require_same_shape(new: Schedule, old: Schedule) -> None:
 
 @dataclass
 class Boundary:
-    """What all ranks know between two iterations.
+    """The state that all ranks share between two iterations.
 
     Attributes:
         stop: end here. zero_ns: a moment on rank 0's clock, the zero of the iteration's times.
@@ -56,7 +56,7 @@ class Boundary:
 
 @dataclass
 class Report:
-    """What an iteration gave, the same on all ranks.
+    """The measurements of an iteration, the same on all ranks.
 
     Attributes:
         start_ns, end_ns: of every op, by rows. peaks: activation bytes per rank; 0: not measured.
@@ -103,7 +103,7 @@ class _Pending:
             data = json.loads(self.text)
             schedule = Schedule.from_json(data["schedule"], "proposed schedule")
             self.ready = self.prepare(schedule, load_profile(data["profile"]))
-        except Exception as error:  # whatever it is, this rank cannot run it
+        except Exception as error:  # whatever the reason, this rank cannot run it
             self.reason = f"{type(error).__name__}: {error}"
         self.took_ns = time.monotonic_ns() - began
 
@@ -132,7 +132,7 @@ class Switch:
         return self._pending is not None
 
     def boundary(self, proposal: Proposal | None = None, stop: bool = False) -> Boundary:
-        """Between iterations: rank 0 tells all, and hands out a proposal if it has one."""
+        """Between iterations: rank 0 broadcasts the state, and a proposal if it has one."""
         text = b""
         if proposal is not None and self._pending is None:
             text = json.dumps(
@@ -159,7 +159,7 @@ class Switch:
         loss: float | None,
         peak: int = 0,
     ) -> tuple[Report, Outcome | None]:
-        """After an iteration: every rank's times and the loss, and how the proposal stands.
+        """After an iteration: exchange every rank's times, the loss, and the votes on the proposal.
 
         One sum over all ranks, each of which fills in its own entries; in doubles, which hold
         times in ns exactly for a hundred days.

@@ -1,7 +1,6 @@
-"""Looks for better schedules while training runs: profiles it, solves beside it, watches for drift.
-
-Lives on rank 0, in a thread of its own; the solver is a process. Training hands in samples and asks
-for a proposal; it never waits for either.
+"""Search for better schedules while training runs: profile it, solve beside it, watch for drift. The planner
+is a thread on rank 0; the solver is a process. Training passes samples and polls for a proposal; it never
+waits for either.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ from ...sim import simulate
 from ...solvers.online import SolverProcess
 from ..measure.insitu import Sample, Window, drift, measured_profile
 
-TURN_S = 0.1  # how often the solver is asked
-BEHIND = 10  # how much the solver gives way to training (nice)
+TURN_S = 0.1  # how often the solver is polled
+BEHIND = 10  # the solver's niceness, so that training goes first
 
 
 @dataclass(frozen=True)
 class Online:
-    """How a better schedule is looked for.
+    """How to search for a better schedule.
 
     Attributes:
-        warmup: iterations that are measured before costs are believed; medians run over as many.
+        warmup: iterations measured before the costs are used; medians are over as many.
         min_gain: the share of the predicted time that a switch has to save.
         drift: the change of an op, in shares of its stage's compute time per microbatch, at which
             costs are measured and solved anew.
@@ -40,8 +39,8 @@ class Online:
         exact: propose only schedules in which every stage adds up its weight gradients in the order
             of microbatches: then the losses are bitwise those of any other such schedule. Without
             it they are equal up to rounding.
-        settle_s: a schedule is proposed once the solver is done, or has found nothing better for
-            so long: few switches rather than many.
+        settle_s: a schedule is proposed once the solver is done, or has found nothing better for so long, so
+        that switches are few.
     """
 
     warmup: int = 10
@@ -64,7 +63,7 @@ class Online:
 
 @dataclass(frozen=True)
 class Proposal:
-    """A schedule to go over to.
+    """A schedule to switch to.
 
     Attributes:
         profile: the measured costs that it was found for.
@@ -123,24 +122,24 @@ class Planner:
         self.limit = None if limit is None else list(limit)
         self.events: list[dict[str, Any]] = []
         self.window = Window(options.warmup)
-        self.measuring = True  # the samples that come are to become a profile
+        self.measuring = True  # the samples are collected for a profile
         self.solver: SolverProcess | None = None
         self.refused: list[Schedule] = []
         self._considered: Schedule | None = None
-        self._since = 0.0  # when the solver last found something
+        self._since = 0.0  # when the solver last reported an incumbent
         self._proposal: Proposal | None = None
-        self._open = False  # a proposal was taken, and its end has not been heard of
+        self._open = False  # a proposal was taken, and its outcome is not known yet
         self._news: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Work in a thread from now on."""
+        """Start the thread."""
         self._thread = threading.Thread(target=self._work, name="planner", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End thread and solver."""
+        """Stop the thread and the solver."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
@@ -149,21 +148,21 @@ class Planner:
     # -- for the training loop: nothing here waits ---------------------------------------------------
 
     def observe(self, step: int, epoch: int, measured: Sample) -> None:
-        """Hand in a sample, of the schedule that runs after so many switches."""
+        """Add a sample of the schedule that runs after so many switches."""
         self._news.put(lambda: self._see(step, epoch, measured))
 
     def take(self) -> Proposal | None:
-        """A proposal, once."""
+        """Take the proposal, if there is one; it is returned once."""
         proposal, self._proposal = self._proposal, None
         self._open = self._open or proposal is not None
         return proposal
 
     def committed(self, proposal: Proposal) -> None:
-        """All ranks run it from now on."""
+        """Note that all ranks have switched to it."""
         self._news.put(lambda: self._go_over(proposal))
 
     def rejected(self, proposal: Proposal) -> None:
-        """A rank has refused it; it is not proposed again."""
+        """Note that a rank has refused it; it is not proposed again."""
         self._news.put(lambda: self._drop(proposal))
 
     # -- the work ------------------------------------------------------------------------------------
@@ -177,7 +176,7 @@ class Planner:
                 self._stop_solver()
 
     def turn(self) -> None:
-        """See what has come in, and what the solver has."""
+        """Process new samples and poll the solver."""
         with contextlib.suppress(Empty):
             while True:
                 self._news.get_nowait()()
@@ -255,7 +254,7 @@ class Planner:
             self._consider(self._considered)
 
     def _consider(self, schedule: Schedule | None) -> None:
-        """Propose it, if it is better by enough."""
+        """Propose a schedule if it is better by enough."""
         if self._open or schedule is None or schedule in (self.schedule, *self.refused):
             return
         if self.options.exact and not in_order(schedule):

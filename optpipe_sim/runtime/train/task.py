@@ -1,4 +1,4 @@
-"""A training run as data: what it trains, how, and what comes of it."""
+"""A training run as data: its model, its settings and its result."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NEWS, STOP = "news.jsonl", "stop"
 
 @dataclass(frozen=True)
 class Slow:
-    """An op delay for trying what drift does: all compute ops of a stage, from a step on."""
+    """An artificial delay for testing drift: all compute ops of a stage, from a step on."""
 
     stage: int
     step: int
@@ -38,8 +38,8 @@ class TrainTask:
     Attributes:
         schedule: to start with. profile: its costs, before any are measured; the bytes stay.
         limit: of memory per device, kept by every schedule.
-        folder: for news and the request to stop, as rank 0 sees it.
-        online: how better schedules are looked for; None: not at all.
+        folder: for progress reports and the request to stop, as rank 0 sees it.
+        online: how to search for better schedules; None: not at all.
         checkpoints: a folder for them; None: none are written.
         every: steps between checkpoints. resume: go on from the last.
         slow: see `Slow`.
@@ -76,7 +76,7 @@ class TrainTask:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a run that goes on has to have in common with the one before."""
+        """What a resumed run has to have in common with the one before."""
         shape, plan, text = self.schedule.shape, self.plan, self.tokens.text
         return {
             "model": model_shape(plan.model),
@@ -107,7 +107,7 @@ class TrainTask:
         return prepare(schedule, profile, self.limit)
 
     def planner(self, schedule: Schedule, step: int, epoch: int) -> Planner | None:
-        """What looks for better schedules, on rank 0."""
+        """The search for better schedules, on rank 0."""
         if self.online is None:
             return None
         return Planner(schedule, self.profile, self.limit, self.online, step, epoch)
@@ -115,7 +115,7 @@ class TrainTask:
 
 @dataclass
 class TrainResult:
-    """What came of it; of rank 0, the others give back nothing.
+    """The result of a training run, from rank 0; the other ranks return nothing.
 
     Attributes:
         rows: per step ``step, loss, epoch, makespan_ns, wall_ns, between_ns, metered``.

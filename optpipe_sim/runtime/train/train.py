@@ -1,4 +1,4 @@
-"""A training run: what is trained, with what schedule to start with, and its result."""
+"""A training run on this machine: first costs, ranks, and the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SAMPLES, WARMUP = 10, 3  # of the costs to start with
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One thread for torch, as ranks have: sums in another order are other sums."""
+    """Set torch to one thread, as in ranks: another order of summation gives other results."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -81,12 +81,12 @@ def train(
 ) -> TrainResult:
     """Train on processes of this machine.
 
-    `news` is told every row and event as it comes; where it returns True, training stops, as it
-    does after Ctrl-C: when the step that runs is over, with a checkpoint where they are wanted.
+    `news` is called with every row and event; where it returns True, training stops as after Ctrl-C: at the
+    end of the running step, with a checkpoint where these are wanted.
     A second Ctrl-C ends it at once.
 
     Args:
-        ranks: processes that are there already; default: own ones, which end with this.
+        ranks: existing processes; default: new ones, which end with this call.
 
     Raises:
         OptPipeError: where a rank fails; it is named.
@@ -99,7 +99,7 @@ def train(
 
 
 class _Driver:
-    """Has ranks train in a thread, and listens meanwhile."""
+    """Runs the ranks in a thread, and reads their reports meanwhile."""
 
     def __init__(
         self, task: TrainTask, news: Callable[[dict[str, Any]], object], ranks: Ranks
@@ -188,7 +188,7 @@ def switch_costs(result: TrainResult) -> list[dict[str, Any]]:
 
 
 class _Tail:
-    """The lines that a file has got since it was last read."""
+    """The lines appended to a file since it was last read."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.at = path, 0

@@ -1,4 +1,4 @@
-"""One rank of a training run, step by step: iterations, optimizer, switch, checkpoints, news."""
+"""One rank of a training run, step by step: iterations, optimizer, switch, checkpoints, progress reports."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ METERED = 2  # the one after a switch in which memory is measured, which slows i
 
 
 class Trainer:
-    """A rank at work; all ranks do the same steps in the same order."""
+    """A rank that trains; all ranks run the same steps in the same order."""
 
     def __init__(self, task: TrainTask, rank: int, begun: Callable[[Op], None]) -> None:
         self.task, self.rank, self.begun = task, rank, begun
@@ -56,11 +56,11 @@ class Trainer:
             self.epoch = len(self.result.phases)
         self.planner = task.planner(self.now.schedule, self.step, self.epoch) if rank == 0 else None
         self.proposed: Proposal | None = None
-        self.heard = 0  # events of the planner that have been told
+        self.collected = 0  # events of the planner that are in the result
         self.news: TextIO | None = None
 
     def run(self) -> TrainResult:
-        """All steps, or until asked to stop."""
+        """Run all steps, or until a request to stop."""
         if self.rank == 0:
             self.news = (Path(self.task.folder) / NEWS).open("w")
         self._begin_phase(self.task.profile, None)
@@ -71,7 +71,7 @@ class Trainer:
         finally:
             if self.planner is not None:
                 self.planner.close()
-            self._hear()
+            self._collect_events()
             if self.news is not None:
                 self.news.close()
         return self.result if self.rank == 0 else TrainResult()
@@ -136,7 +136,7 @@ class Trainer:
     # -- the switch ----------------------------------------------------------------------------------
 
     def _proposal(self) -> Proposal | None:
-        """What rank 0 has to propose now."""
+        """The proposal of rank 0, if there is one now."""
         if self.planner is None or self.switch.pending:
             return None
         proposal = self.planner.take()
@@ -151,7 +151,7 @@ class Trainer:
         return proposal
 
     def _decided(self, outcome: Outcome) -> None:
-        """Run it from now on, as all ranks do; or as before, as all ranks do."""
+        """Switch to the proposed schedule, or keep the present one; all ranks decide alike."""
         proposal, self.proposed = self.proposed, None
         if outcome.prepared is None:
             self._happened("refused", reasons=outcome.reasons)
@@ -194,7 +194,7 @@ class Trainer:
             "usual": usual,
         }
         self.result.rows.append(row)
-        self._hear()
+        self._collect_events()
         self._tell(row)
 
     def _happened(self, event: str, **facts: Any) -> None:
@@ -202,12 +202,12 @@ class Trainer:
             self.result.events.append({"step": self.step, "event": event, **facts})
             self._tell(self.result.events[-1])
 
-    def _hear(self) -> None:
-        """Take over what the planner has told since."""
+    def _collect_events(self) -> None:
+        """Append the planner's new events to the result."""
         events = [] if self.planner is None else self.planner.events
-        while self.heard < len(events):
-            self.result.events.append(events[self.heard])
-            self.heard += 1
+        while self.collected < len(events):
+            self.result.events.append(events[self.collected])
+            self.collected += 1
             self._tell(self.result.events[-1])
 
     def _tell(self, row: dict[str, Any]) -> None:
@@ -216,7 +216,7 @@ class Trainer:
             self.news.flush()
 
     def _begin_phase(self, profile: CostProfile, proposal: Proposal | None) -> None:
-        """What is known before the first iteration with a schedule."""
+        """Record what is known before the first iteration with a schedule."""
         if self.rank != 0:
             return
         trace = self.now.lowered.replay()
@@ -239,7 +239,7 @@ class Trainer:
         )
 
     def _end_phase(self) -> None:
-        """What has been measured of a schedule."""
+        """Record what was measured of a schedule."""
         if self.rank != 0:
             return
         phase = self.result.phases[-1]

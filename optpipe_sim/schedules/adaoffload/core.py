@@ -106,8 +106,8 @@ def _compute(r: Run, d: int, now: int, forced: bool) -> None:
         start_backward(r, backward, now)
         return
     if weight >= 0:
-        lasts = r.lasts[W, weight, r.begun[W, weight]]
-        if forced or comes >= now + lasts - lasts * r.tolerance // 1000:
+        duration = r.duration[W, weight, r.begun[W, weight]]
+        if forced or comes >= now + duration - duration * r.tolerance // 1000:
             begin(r, COMPUTE, W, weight, r.begun[W, weight], now)
             return
     return
@@ -161,8 +161,8 @@ def _follow(r: Run, d: int, now: int, forced: bool) -> None:
                 best, op, reserve, first = s, kind, admitted == 2, due
     if best < 0:
         return
-    lasts = r.lasts[op, best, r.begun[op, best]]
-    ends = now + lasts - lasts * r.tolerance // 1000
+    duration = r.duration[op, best, r.begun[op, best]]
+    ends = now + duration - duration * r.tolerance // 1000
     for kind in (B, F):
         for s in mine:
             when = _when(r, kind, s, now)

@@ -41,7 +41,7 @@ class Run(NamedTuple):
     stage: np.ndarray  # (STAGE_ROWS, S)
     device: np.ndarray  # (DEVICE_ROWS, p)
     stages: np.ndarray  # (S,) device by device, in model order
-    lasts: np.ndarray  # (kinds, S, m) durations
+    duration: np.ndarray  # (kinds, S, m) durations
     begun: np.ndarray  # (kinds, S) how many have started
     micro: np.ndarray  # (MICRO_ROWS, S, m)
     running: np.ndarray  # (3, p, 4) per engine: kind (-1: free), stage, microbatch, end
@@ -175,7 +175,7 @@ def b_rank_of(r: Run, s: int, chunk: int, chunks: int, j: int) -> int:
 def begin(r: Run, engine: int, kind: int, s: int, j: int, now: int) -> int:
     """Start an op on an engine of its device and log it; returns its end."""
     d = r.stage[DEVICE, s]
-    end = now + int(r.lasts[kind, s, j])
+    end = now + int(r.duration[kind, s, j])
     r.running[engine, d, 0], r.running[engine, d, 1] = kind, s
     r.running[engine, d, 2], r.running[engine, d, 3] = j, end
     r.begun[kind, s] += 1

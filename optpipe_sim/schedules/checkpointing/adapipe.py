@@ -149,10 +149,10 @@ def _held(
     table: OpTable, moments: Sequence[_Moment], chunk: int, stage: int, treatment: int
 ) -> list[int]:
     """What a chunk's activations hold in each moment, and its op takes where it is the one."""
-    taken: np.ndarray = table.allocated_bytes[:, stage, treatment]
-    keep = int(taken[F] - table.released_bytes[F, stage, treatment])
+    allocated: np.ndarray = table.allocated_bytes[:, stage, treatment]
+    keep = int(allocated[F] - table.released_bytes[F, stage, treatment])
     return [
-        one.held[chunk] * keep + (int(taken[one.kind]) if one.chunk == chunk else 0)
+        one.held[chunk] * keep + (int(allocated[one.kind]) if one.chunk == chunk else 0)
         for one in moments
     ]
 

@@ -24,11 +24,11 @@ class _Device(NamedTuple):
     is held once it has started, what it takes itself, what it gives back (bytes)."""
 
     ops: list[Op]
-    lasts_ns: list[int]
+    duration_ns: list[int]
     idle_ns: list[int]
     held: list[int]
-    taken: list[int]
-    given: list[int]
+    allocated: list[int]
+    released: list[int]
 
     def is_due(self, at: int) -> bool:
         """Whether an op is a C for which its backward waits."""
@@ -131,16 +131,16 @@ def _devices(trace: Trace) -> list[_Device]:
     for rank, ops in enumerate(trace.schedule.programs):
         rows = slice(*trace.schedule.offsets[rank : rank + 2])
         starts, ends = trace.start_ns[rows].tolist(), trace.end_ns[rows].tolist()
-        taken, given = costs.allocated_bytes[rows], costs.released_bytes[rows]
-        held = np.cumsum(taken - given) + given + trace.profile.static_bytes[rank]
+        allocated, released = costs.allocated_bytes[rows], costs.released_bytes[rows]
+        held = np.cumsum(allocated - released) + released + trace.profile.static_bytes[rank]
         found.append(
             _Device(
                 list(ops),
                 costs.duration_ns[rows].tolist(),
                 [start - end for start, end in zip(starts, [0, *ends], strict=False)],
                 held.tolist(),
-                taken.tolist(),
-                given.tolist(),
+                allocated.tolist(),
+                released.tolist(),
             )
         )
     return found
@@ -158,21 +158,21 @@ def _fill(device: _Device, limit: int) -> list[Op]:
     places = {op: at for at, op in enumerate(ops)}
     moved: dict[int, int] = {}  # from where, to before which op
     shortest = min(
-        (time for op, time in zip(ops, device.lasts_ns, strict=True) if op.kind is C), default=0
+        (time for op, time in zip(ops, device.duration_ns, strict=True) if op.kind is C), default=0
     )
     for gap, idle in enumerate(device.idle_ns):
         most = 0
         for at in range(gap, len(ops)):
             if idle < shortest:
                 break
-            size = device.taken[at]
+            size = device.allocated[at]
             forward = places[ops[at]._replace(kind=F)]
-            fits = forward < gap < at and device.lasts_ns[at] <= idle
+            fits = forward < gap < at and device.duration_ns[at] <= idle
             if device.is_due(at) and at not in moved and fits:
                 if most + size > limit:
                     break  # and so does any later one
                 moved[at] = gap
-                idle -= device.lasts_ns[at]
+                idle -= device.duration_ns[at]
                 most += size
                 for between in range(gap, at):
                     held[between] += size
@@ -195,8 +195,8 @@ def _kept(trace: Trace, limits: Sequence[int]) -> Schedule:
         for at, op in enumerate(device.ops):
             if not device.is_due(at):
                 continue
-            size, begin = device.taken[at], places[op._replace(kind=F)]
-            after = held[begin] - device.given[begin] + size  # it works on nothing beside
+            size, begin = device.allocated[at], places[op._replace(kind=F)]
+            after = held[begin] - device.released[begin] + size  # it works on nothing beside
             if max([after, *(one + size for one in held[begin + 1 : at])]) <= limit:
                 dropped.add(at)
                 held[begin:at] = [after, *(one + size for one in held[begin + 1 : at])]

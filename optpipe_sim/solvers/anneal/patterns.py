@@ -69,20 +69,20 @@ def pattern_start(
 def _first(problem: Problem, stretch: float) -> tuple[np.ndarray, np.ndarray, int]:
     """Microbatches at even distances, each as fast as it can go; all that can be is offloaded."""
     profile = problem.profile
-    lasts, hop, stages = profile.durations_ns, profile.t_comm_ns, problem.shape.stages
+    durations, latency, stages = profile.durations_ns, profile.t_comm_ns, problem.shape.stages
     work = np.zeros(profile.devices)
-    np.add.at(work, list(profile.placement), lasts[[F, B, W]].sum(axis=0))
+    np.add.at(work, list(profile.placement), durations[[F, B, W]].sum(axis=0))
     period = int(work.max() * PER_PERIOD * stretch)
-    times = np.zeros((len(lasts), stages, PER_PERIOD), np.int64)
+    times = np.zeros((len(durations), stages, PER_PERIOD), np.int64)
     away = np.zeros((stages, PER_PERIOD), np.bool_)
     for i in range(PER_PERIOD):
         now = i * period // PER_PERIOD
         for s in range(stages):
             times[F, s, i], times[O, s, i] = now, now + 1
-            now += int(lasts[F, s]) + hop
+            now += int(durations[F, s]) + latency
         for s in reversed(range(stages)):
             times[B, s, i], times[W, s, i] = now, now + 1
-            times[R, s, i] = max(times[O, s, i] + 1, now - int(lasts[R, s]))
-            now += int(lasts[B, s]) + hop
-            away[s, i] = now - times[F, s, i] > lasts[O, s] + lasts[R, s]
+            times[R, s, i] = max(times[O, s, i] + 1, now - int(durations[R, s]))
+            now += int(durations[B, s]) + latency
+            away[s, i] = now - times[F, s, i] > durations[O, s] + durations[R, s]
     return times, away, period

@@ -55,20 +55,20 @@ def wave_order(profile: CostProfile, microbatches: int, waves: Mapping[str, int]
             its B a W is due, in thousandths of the work on p microbatches; ``window``: see `Order`,
             in thousandths of a typical F.
     """
-    lasts, hop, p = profile.durations_ns, profile.t_comm_ns, profile.devices
+    durations, latency, p = profile.durations_ns, profile.t_comm_ns, profile.devices
     stages = len(profile.stages)
-    period = int(np.bincount(profile.placement, lasts[[F, B, W]].sum(axis=0), p).max())
+    period = int(np.bincount(profile.placement, durations[[F, B, W]].sum(axis=0), p).max())
     first = np.zeros((len(OpKind), stages), np.int64)
     now = 0
     for s in range(stages):
         first[F, s] = now
-        now += waves[f"forward{s // p}"] * (int(lasts[F, s]) + hop) // 1000
+        now += waves[f"forward{s // p}"] * (int(durations[F, s]) + latency) // 1000
     for s in reversed(range(stages)):
         first[B, s] = now
-        first[W, s] = now + int(lasts[B, s]) + waves["defer"] * p * period // 1000
-        now += waves[f"backward{s // p}"] * (int(lasts[B, s]) + hop) // 1000
+        first[W, s] = now + int(durations[B, s]) + waves["defer"] * p * period // 1000
+        now += waves[f"backward{s // p}"] * (int(durations[B, s]) + latency) // 1000
     due = first[:, :, None] + period * np.arange(microbatches, dtype=np.int64)
-    return Order(due, waves["window"] * int(np.median(lasts[F])) // 1000)
+    return Order(due, waves["window"] * int(np.median(durations[F])) // 1000)
 
 
 def wave_search(

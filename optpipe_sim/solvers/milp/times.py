@@ -57,8 +57,8 @@ def plan(sets: Sets, trace: Trace) -> Plan | None:
     starts = {op._replace(microbatch=rank[op.microbatch]): at for op, at in starts.items()}
     for s in sets.stages:
         if not sets.fusible(s):
-            lasts = [op._replace(kind=W) for op in sorted(sets.of(B, s), key=starts.__getitem__)]
-            starts |= zip(lasts, sorted(starts[op] for op in lasts), strict=True)
+            last = [op._replace(kind=W) for op in sorted(sets.of(B, s), key=starts.__getitem__)]
+            starts |= zip(last, sorted(starts[op] for op in last), strict=True)
     late = any(
         starts[a] > starts[b] for kind, s in sets.chained for a, b in pairwise(sets.of(kind, s))
     )

@@ -58,12 +58,12 @@ def test_times_are_those_of_the_replay_event_by_event(case: tuple[Problem, Sched
     assert makespan == end.max()
     compute = schedule.table[:, 0] < OpKind.O
     assert total == end[compute].sum()
-    lasts = [
+    spans = [
         int(end[rows].max() - start[rows].min())
         for device in range(problem.profile.devices)
         if len(rows := np.flatnonzero(compute & (schedule.devices == device)))
     ]
-    assert span == max(lasts)
+    assert span == max(spans)
     _check_causes(work, problem, schedule, dict(zip(codes.tolist(), start.tolist(), strict=True)))
 
 
@@ -71,7 +71,7 @@ def _check_causes(
     work: Workspace, problem: Problem, schedule: Schedule, start: dict[int, int]
 ) -> None:
     """Every op starts as its cause ends, or starts, or as its message arrives; the first at 0."""
-    hop = problem.profile.t_comm_ns
+    latency = problem.profile.t_comm_ns
     low, high = work.costs.low, work.costs.high
     for code in start:
         cause = int(work.times.cause[code])
@@ -86,7 +86,7 @@ def _check_causes(
             and abs(cause - code) == 1 << low
         )
         if message:
-            late = start[code] - end - hop
+            late = start[code] - end - latency
             assert late >= 0 if problem.profile.links == "serial" else late == 0
         else:
             assert start[code] in (end, start[cause])

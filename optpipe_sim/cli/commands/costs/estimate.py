@@ -192,7 +192,7 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     once = meta["iteration"]
     limit = profile.memory_limit[0] if profile.memory_limit else 0
     out.print(
-        f"a hop {format_time(profile.t_comm_ns)}; per iteration: gradients"
+        f"P2P latency {format_time(profile.t_comm_ns)}; per iteration: gradients"
         f" {once['gradient_sync_ms']:.3g} ms, update {once['optimizer_ms']:.3g} ms; memory for"
         f" training {format_size(limit)} per device"
     )

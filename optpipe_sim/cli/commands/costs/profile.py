@@ -66,7 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--machine",
         metavar="NAME_OR_FILE",
-        help=f"estimate what cannot be measured for this one: the hop between devices, and with"
+        help=f"estimate what cannot be measured for this one: the P2P latency between devices, and with"
         f" --device fake all times (there the default is {FAKE_MACHINE})",
     )
     parser.add_argument(
@@ -187,11 +187,11 @@ def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str
         )
     else:
         out.print(_copies(meta["copies"]))
-        hop = meta["provenance"]["t_comm"]
-        if hop == "not measured":
-            out.hint(Text("no hop between devices: give --machine for an estimate of it", "dim"))
+        source = meta["provenance"]["t_comm"]
+        if source == "not measured":
+            out.hint(Text("no P2P latency: give --machine for an estimate of it", "dim"))
         else:
-            out.print(f"a hop {format_time(profile.t_comm_ns)} ({hop})")
+            out.print(f"P2P latency {format_time(profile.t_comm_ns)} ({source})")
     written(out, files)
 
 
