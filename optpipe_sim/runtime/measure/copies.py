@@ -1,6 +1,6 @@
-"""How fast copies to and from the host are: alone, both at once, and while products run.
+"""The speed of copies to and from the host: alone, both at once, and while GEMMs run.
 
-What is written for CUDA here has not run on a GPU yet.
+The part for CUDA has not run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIRECTIONS = ("d2h", "h2d")
 SMALLEST, LARGEST = 1 << 16, 1 << 28
 CPU_CACHE = 1 << 26  # more than a CPU caches: an activation has long left it when it is copied
 COPIES_AHEAD, PRODUCTS_AHEAD = 3, 16  # beside a copy that is measured
-LOAD_WIDTH = {"cpu": 512, "cuda": 4096}  # of the square products that load the device
+LOAD_WIDTH = {"cpu": 512, "cuda": 4096}  # of the square GEMMs that load the device
 
 
 class Copy(NamedTuple):
@@ -30,7 +30,7 @@ class Copy(NamedTuple):
 
     latency_ns: float
     ns_per_byte: float
-    medians_ns: dict[int, float]  # by size: what the line was fitted to
+    medians_ns: dict[int, float]  # by size: the measurements behind the fit
 
     def time_ns(self, size: int, copies: int = 1) -> int:
         """How long `size` bytes take in so many copies."""
@@ -43,7 +43,7 @@ class Copy(NamedTuple):
 
 
 def copy_sizes(largest: int) -> list[int]:
-    """What to measure where the largest thing to copy has so many bytes: powers of 4 up to it."""
+    """The sizes to measure for copies of up to so many bytes: powers of 4."""
     sizes = [SMALLEST]
     while 4 * sizes[-1] <= min(largest, LARGEST) or len(sizes) < 3:
         sizes.append(4 * sizes[-1])
@@ -59,7 +59,7 @@ def measure_copies(
     """For each mode and direction the fitted `Copy`.
 
     ``alone``: one direction, nothing else. ``together``: both directions at once. ``loaded``: one
-    direction while matrix products run. ``all``: both, while products run. Host memory is pinned
+    direction while GEMMs run. ``all``: both, while GEMMs run. Host memory is pinned
     on CUDA; on CPU a copy is one between two places of main memory, out of the cache.
     """
     found: dict[str, dict[str, Copy]] = {}
@@ -86,7 +86,7 @@ def _fit(medians: dict[int, float]) -> Copy:
     if latency <= 0 or det == 0:
         return Copy(0.0, s[1, 1] / s[2, 0], medians)
     slope = (s[0, 0] * s[1, 1] - s[1, 0] * s[0, 1]) / det
-    if slope <= 0:  # noise: the largest tells the bandwidth
+    if slope <= 0:  # noise: the largest copy gives the bandwidth
         size = max(medians)
         return Copy(0.0, medians[size] / size, medians)
     return Copy(latency, slope, medians)
@@ -188,14 +188,14 @@ def _cuda_times(
 
 
 class _Busy:
-    """A stream that the host keeps busy: so many pieces of work ahead, no more and no fewer."""
+    """A stream that the host keeps busy, always the same number of kernels ahead."""
 
     def __init__(self, stream: Any, work: Callable[[], Any], ahead: int) -> None:
         self.stream, self.work, self.ahead = stream, work, ahead
         self.ends: deque[Any] = deque()
 
     def keep_up(self) -> None:
-        """Issue what is missing."""
+        """Issue the missing kernels."""
         while self.ends and self.ends[0].query():
             self.ends.popleft()
         with torch.cuda.stream(self.stream):

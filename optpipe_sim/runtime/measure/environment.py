@@ -1,4 +1,4 @@
-"""What has to be said to CUDA and torch before they start: connections, and bitwise the same results."""
+"""Settings of CUDA and torch that have to be made before they start: connections, deterministic results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DETERMINISTIC = {
 
 
 def prepare_cuda(deterministic: bool = False) -> dict[str, str]:
-    """Set what CUDA reads when it starts, where the user has not; what now holds.
+    """Set the variables that CUDA reads when it starts, unless the user has; return their values.
 
     Streams share 8 connections to the device unless told otherwise, and work on one connection
     waits for what was issued before it on another stream: copies, messages and compute would

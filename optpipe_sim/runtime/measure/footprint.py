@@ -1,4 +1,4 @@
-"""The bytes of a stage, after every op and inside it: on a real device, or of fake tensors."""
+"""Measure the bytes of a stage, after every op and inside it: on a real device, or of fake tensors."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class LevelBytes:
 
     Attributes:
         keep: by one microbatch after F.
-        work, b_work: the most that F, or a BW that recomputes inside, needs beside that for a
-            moment, and a B that does; beyond what the reserve has for whole activations.
+        work, b_work: the most temporary memory beside that of F, or of a BW that recomputes inside, and of a B
+        that does; beyond the reserve for whole activations.
         inside: by op, what it needed beyond that.
         layers: how many it recomputes whole; None: parts of them, or the stage.
     """
@@ -47,8 +47,8 @@ class StageBytes:
     Attributes:
         held: by one microbatch after F and after B.
         copied: what an O copies, storage by storage.
-        inside: by op, what it needed for a moment beyond what the accounting of schedules knows
-            (act from the start of F, until the end of B).
+        inside: by op, its temporary memory beyond what schedules account for (act from the start of F to the
+        end of B).
         weights, gradients: of the parameters.
         taken: by a GPU's allocator for all of it, at most: what was ``requested``, what was
             ``allocated`` (whole blocks) and ``reserved`` (whole segments).
@@ -66,12 +66,12 @@ class StageBytes:
 
     @property
     def moved(self) -> int:
-        """By an O."""
+        """Bytes that an O moves."""
         return sum(self.copied)
 
     @property
     def reserve(self) -> int:
-        """The most that any op needs for a moment."""
+        """The most temporary memory of any op."""
         ops = [self.inside, *(level.inside for level in self.levels.values())]
         return max(max(one.values()) for one in ops)
 
@@ -98,7 +98,7 @@ def stage_bytes(
     for fused in (False, True):
         run_chain(worker, (stage, None), fused=fused)
     worker.finish_step()
-    torch.cuda.empty_cache()  # so that what is reserved from here on is for what follows
+    torch.cuda.empty_cache()  # so that memory reserved from here on belongs to what follows
     with meter(device) as counter:
         two = _Pass(worker, stage, plan, counter)
         after_f, after_b, sizes, inside = two.run()
@@ -178,7 +178,7 @@ class _Pass:
             raise OptPipeError(f"stage {self.stage}: two microbatches hold {one} and {other} bytes")
 
     def change(self, op: str, mb: int, level: str | None = None) -> int:
-        """Run an op; bytes held after it less before, its own messages left out."""
+        """Run an op; return the bytes held after it less those before, without its own messages."""
         worker, stage = self.worker, self.stage
         before = self.meter.held()
         self.meter.reset_peak()
@@ -238,7 +238,7 @@ def byte_facts(size: StageBytes, static: Mapping[str, int]) -> dict[str, Any]:
 def static_bytes(plan: Stages, sizes: Sequence[StageBytes]) -> list[dict[str, int]]:
     """Per stage: weights, gradients, optimizer, and its share of the device's reserve.
 
-    The reserve is what the hungriest op of the device needs for a moment; its stages share it.
+    The reserve is the most temporary memory of any op on the device; its stages share it.
     """
     each = plan.adam_bytes
     parts = []

@@ -1,7 +1,7 @@
-"""Costs as they are while training runs: medians over the last iterations, a profile, its drift.
+"""Costs measured while training runs: medians over the last iterations, a profile, its drift.
 
-Within an iteration the mean over microbatches counts, for that is what adds up to its time; over
-iterations the median, which a few bad ones do not move.
+Within an iteration the mean over microbatches is used, as it adds up to the iteration's time; over iterations
+the median, which a few outliers do not move.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Sample(NamedTuple):
 
     Attributes:
         duration_ns: (kind, stage), the mean over microbatches; nan where the schedule has no such op.
-        latency_ns: the median of what a result took to the next device; nan where none was waited for.
+        latency_ns: the median time of a result to the next device; nan where no op waited for one.
         makespan_ns: from the first start to the last end.
     """
 
@@ -44,7 +44,7 @@ def sample(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> Samp
 
 
 def expected_ns(schedule: Schedule, profile: CostProfile) -> np.ndarray:
-    """(kind, stage): what a profile says that the ops of a schedule take, as in `Sample.duration_ns`."""
+    """(kind, stage): the durations of a schedule's ops by a profile, as in `Sample.duration_ns`."""
     return _means(schedule, op_costs(schedule, profile).duration_ns)
 
 
@@ -60,7 +60,7 @@ def _means(schedule: Schedule, duration_ns: np.ndarray) -> np.ndarray:
 
 
 def _latency_ns(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> float:
-    """Between ops of two devices of which the second had nothing else to wait for."""
+    """The median between ops of two devices of which the second waited for nothing else."""
     waiting, needed = schedule.edges
     ready = np.zeros(len(schedule), np.int64)  # by what is on the same device
     compute = np.isin(schedule.table[:, 0], COMPUTE)
@@ -84,7 +84,7 @@ class Window:
 
     @property
     def full(self) -> bool:
-        """Whether there are as many as wanted."""
+        """Whether it holds `size` samples."""
         return len(self.samples) == self.samples.maxlen
 
     def medians(self) -> Sample:

@@ -1,4 +1,4 @@
-"""What runs here: device, versions and clocks, for the provenance of what is measured."""
+"""The device, versions and clocks of this machine, for the provenance of measurements."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 MEASURED = {
     "t_f, t_b, t_w, t_bw": "measured: medians",
     "t_comm": "not measured",
-    "t_offload, t_reload": "fitted to measured copies beside matrix products",
+    "t_offload, t_reload": "fitted to measured copies beside GEMMs",
     "act, w, offload": "measured",
     "static": "weights, gradients and reserve measured; optimizer by its bytes per weight",
 }
 
 
 def provenance(plan: Stages, device: torch.device | None) -> dict[str, Any]:
-    """What a measured profile says of itself; `device` is None for fake tensors."""
+    """The provenance of a measured profile; `device` is None for fake tensors."""
     facts = plan.facts()
     return {
         "source": f"optpipe-sim profile: {plan.title} on {'fake' if device is None else device}",
@@ -56,7 +56,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         }
     facts = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
-    # what the context and others take is out of reach
+    # without the memory of the CUDA context and of other processes
     usable = free + torch.cuda.memory_reserved(device)
     return {
         "kind": facts.name.lower().replace(" ", "-"),
@@ -81,7 +81,7 @@ def _processor() -> str:
 
 
 def _cpu_clocks() -> dict[str, float] | None:
-    """Least and greatest clock of the cores now, where the system tells."""
+    """Lowest and highest clock of the cores now, where the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -91,7 +91,7 @@ def _cpu_clocks() -> dict[str, float] | None:
 
 
 def _nvidia_smi() -> dict[str, Any]:
-    """Driver and clocks, where nvidia-smi tells."""
+    """Driver and clocks, where nvidia-smi reports them."""
     keys = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit")
     command = ["nvidia-smi", f"--query-gpu={','.join(keys)}", "--format=csv,noheader,nounits"]
     try:

@@ -1,5 +1,5 @@
-"""Bytes that live on a device, measured: on CPU (and on fake tensors) by watching every storage that
-ops make until it dies, on CUDA by the allocator's own statistics (which no GPU has confirmed yet)."""
+"""Measure the live bytes on a device: on CPU (and on fake tensors) by watching every storage from its creation
+to its release, on CUDA by the allocator's own statistics (not confirmed on a GPU yet)."""
 
 from __future__ import annotations
 
@@ -38,23 +38,22 @@ class Meter(Protocol):
         """Start a new peak at what is held now."""
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        """A storage that another thread has made."""
+        """Count a storage that another thread has made."""
 
     def taken(self) -> dict[str, int]:
-        """What an allocator took for it, by `COUNTS`; empty where there is none to ask."""
+        """The allocator's own peaks, by `COUNTS`; empty where there is no allocator."""
 
 
 def meter(device: str | torch.device) -> Meter:
-    """What measures on that device."""
+    """The meter for that device."""
     return CudaBytes(device) if torch.device(device).type == "cuda" else LiveBytes()
 
 
 class LiveBytes(TorchDispatchMode):
-    """Storages that the ops of this thread make, until nothing refers to them any more.
+    """Counts the storages that the ops of this thread make, until they are released.
 
-    What a kernel allocates and frees within itself is not seen. Storages that were there before
-    do not count, whatever views of them are made. Slows every op down by some 20 us: no time is
-    to be measured with it.
+    What a kernel allocates and frees within itself is not seen. Storages that existed before do not count, nor
+    do views of them. Every op becomes some 20 us slower: do not measure times with it.
     """
 
     def __init__(self) -> None:
@@ -80,7 +79,7 @@ class LiveBytes(TorchDispatchMode):
         self._watch(storage, storage.nbytes())
 
     def taken(self) -> dict[str, int]:
-        """Nothing is known of an allocator."""
+        """Empty: there is no allocator."""
         return {}
 
     def _watch(self, storage: torch.UntypedStorage, size: int) -> None:
@@ -106,7 +105,7 @@ class LiveBytes(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run the op; what comes in unknown is not ours, what comes out unknown is new."""
+        """Run the op; unknown inputs existed before, unknown outputs are new."""
         kwargs = kwargs or {}
         for value in tree_iter((args, kwargs)):
             if isinstance(value, torch.Tensor):
@@ -121,10 +120,10 @@ class LiveBytes(TorchDispatchMode):
 
 
 class CudaBytes:
-    """Bytes on one GPU that this process has asked torch's allocator for, less those at the start.
+    """Counts the bytes that this process has requested from torch's allocator on one GPU, less those at the
+    start.
 
-    What is asked for does not depend on what the allocator rounds up and cannot split, nor on what
-    it keeps for later: those are `taken`.
+    Requested bytes do not depend on rounding, fragmentation and caching in the allocator: those are in `taken`.
     """
 
     def __init__(self, device: str | torch.device) -> None:
@@ -157,7 +156,7 @@ class CudaBytes:
         torch.cuda.reset_peak_memory_stats(self.device)
 
     def add(self, storage: torch.UntypedStorage) -> None:
-        """The allocator knows already."""
+        """Do nothing: the allocator counts it."""
 
     def taken(self) -> dict[str, int]:
         """The most since `reset_peak` that was ``requested``, ``allocated`` for it (in blocks) and
@@ -174,8 +173,8 @@ class CappedCudaBytes(CudaBytes):
     """`CudaBytes` that lets the allocator reserve no more than `room_bytes` beyond what it has
     reserved for what is there at the start.
 
-    CUDA is asked for segments, so it is their sum that is capped: what rounding and fragmentation
-    take has to fit as well. `most` is what was `taken`, and `cap_bytes` what was allowed in all.
+    The cap applies to the segments that are reserved from CUDA, so rounding and fragmentation have to fit as
+    well. `most` is what was `taken`, and `cap_bytes` the cap.
     """
 
     def __init__(self, device: str | torch.device, room_bytes: int | None = None) -> None:

@@ -1,5 +1,5 @@
-"""What a machine says of itself before anything is measured on it; each answer on its own, for on a
-new machine any of them may fail."""
+"""Facts of a machine before anything is measured on it; each probe on its own, as any of them may fail on a
+new machine."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ MOST_LINES = 60
 
 
 def probe(device: torch.device, plan: Plan) -> dict[str, Any]:
-    """Ask everything; a probe that fails says why in one line.
+    """Run all probes; one that fails gives its reason in one line.
 
     Args:
         plan: a stage of it runs twice on the same numbers, to see whether gradients repeat.
@@ -68,7 +68,7 @@ def probe(device: torch.device, plan: Plan) -> dict[str, Any]:
     for name, ask in questions.items():
         try:
             found[name] = ask()
-        except Exception as error:  # a probe is there to find out
+        except Exception as error:  # a probe may fail
             found[name] = f"failed: {type(error).__name__}: {str(error).splitlines()[0:1]}"
     return found
 
@@ -109,7 +109,7 @@ def repeats(plan: Plan, device: torch.device) -> dict[str, Any]:
 
 
 def workspace_bytes(device: torch.device) -> int:
-    """What the first GEMM on a new stream leaves allocated."""
+    """Bytes that the first GEMM on a new stream leaves allocated."""
     with torch.cuda.stream(torch.cuda.Stream(device)):
         x = torch.zeros(256, 256, device=device, dtype=torch.bfloat16)
         before = torch.cuda.memory_allocated(device)
@@ -165,7 +165,7 @@ def gate() -> dict[str, Any]:
 
 
 def launch_us(count: int = 2000) -> float:
-    """What the host takes to issue a small kernel."""
+    """How long the host takes to issue a small kernel, in us."""
     x = torch.zeros(16, device="cuda")
     x.add_(1)
     torch.cuda.synchronize()

@@ -1,6 +1,5 @@
-"""What the stages of a decoder cost here: times, bytes and copies, measured; and a profile of them.
-
-On CUDA by events and the allocator's statistics; no GPU has confirmed that yet.
+"""Measure the stages of a decoder on this machine: times, bytes and copies, and make a profile of them. On
+CUDA by events and the allocator's statistics; not confirmed on a GPU yet.
 """
 
 from __future__ import annotations
@@ -98,13 +97,13 @@ class _Chain(NamedTuple):
 
     @property
     def backward(self) -> str:
-        """What the time of its backward is called; after a C it is as without a level."""
+        """The name of its backward's time; after a C it is as without a level."""
         op = "BW" if self.fused else "B"
         return op if self.level is None or self.apart else f"{op} {self.level}"
 
 
 def _chains(levels: Sequence[str]) -> list[_Chain]:
-    """What is timed in turn."""
+    """The chains to be timed, in turn."""
     chains = [_Chain(False), _Chain(True)]
     for level in levels:
         chains += [_Chain(False, level), _Chain(True, level), _Chain(True, level, apart=True)]
@@ -160,10 +159,10 @@ def measure(
 ) -> CostProfile:
     """The profile of `plan` on this machine's CPU or GPU. No link is measured: `t_comm` is 0.
 
-    `levels` of recomputation (see `recompute.level_of`) are measured where a stage has what they drop.
+    `levels` of recomputation (see `recompute.level_of`) are measured for stages that have the parts they drop.
 
     Raises:
-        OptPipeError: where the device is not there or too small.
+        OptPipeError: where the device does not exist or is too small.
     """
     place = check_device(device)
     check_levels(levels)
@@ -208,8 +207,7 @@ def measure(
 
 
 def check_device(device: str) -> torch.device:
-    """The device of that name, or one line that says why not; CUDA is told what it has to know before
-    it starts (`environment`)."""
+    """Check that the device exists; prepare CUDA before it starts (`environment`)."""
     if device == "cuda":
         prepare_cuda()
     if device == "cuda" and not torch.cuda.is_available():
@@ -238,7 +236,7 @@ def assemble(
     meta: dict[str, Any],
     name: str | None,
 ) -> CostProfile:
-    """A profile from what was measured; O and R take the time of copies beside products."""
+    """A profile from measurements; O and R take the time of copies beside GEMMs."""
     costs = []
     d2h, h2d = copies["loaded"]["d2h"], copies["loaded"]["h2d"]
     for at, (size, time_of, static) in enumerate(
@@ -288,6 +286,6 @@ def assemble(
 
 
 def memory_limit(plan: Stages, meta: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """What torch can have of a GPU; none on a CPU."""
+    """The memory of a GPU that torch can allocate; none on a CPU."""
     usable = meta["device"].get("usable_bytes")
     return None if usable is None else (usable,) * plan.devices

@@ -97,7 +97,7 @@ class HasParameters(Protocol):
 
 
 def zero_gradients(worker: HasParameters) -> None:
-    """Zeros, in memory that is there before the step: what a step takes is activations."""
+    """Allocate zeros before the step, so that the memory of a step is activations only."""
     for parameter in worker.parameters():
         if parameter.grad is not None:
             parameter.grad.zero_()

@@ -1,9 +1,8 @@
-"""In which order one host thread feeds the streams of a GPU, and which waits it puts between them.
+"""The order in which one host thread issues work to the streams of a GPU, and the waits between them.
 
-Pure: a linear program in, what to issue out. A host that issues runs ahead of the device, so device
-memory is a matter of this order alone: what is freed at one place may be handed out again at the
-next, for the compute stream has waited for the end of all use of it, and all device memory is taken
-from and given back to the compute stream.
+A pure function of a linear program. The host runs ahead of the device, so device memory depends on this order
+alone: memory that is freed at one place may be reused at the next, as the compute stream has waited for the
+end of all its uses, and all device memory is allocated and freed on the compute stream.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ SKIPPED = ("turn", "pass")
 
 @dataclass(frozen=True)
 class Issue:
-    """One thing that the host issues.
+    """One step that the host issues.
 
     Attributes:
         step: what; ``turn`` and ``pass`` are left out: on a GPU the link itself takes turns.
@@ -40,13 +39,13 @@ class Issue:
 
 
 def issue_order(program: Program) -> tuple[Issue, ...]:
-    """What the host issues, first to last.
+    """The steps that the host issues, first to last.
 
     The program's order, but for grants. A reload may start with the compute op before it (its
     anchor); what is issued behind the anchor on the compute stream would come only after it. So a
     grant is moved in front of its anchor, where everything else that it waits for stands there
-    already. A grant that precedes the end of its own O has no memory of its own to take before:
-    it is moved behind the drop.
+    already. A grant that precedes the end of its own O has no memory to allocate yet: it is moved behind the
+    drop.
     """
     steps = [step for step in program.steps if step.do not in SKIPPED]
     return tuple(_issue(step) for step in _delayed(list(_hoisted(steps))))

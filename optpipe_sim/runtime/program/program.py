@@ -1,8 +1,8 @@
-"""The linear program of a rank: what to do, on which engine, after what, nothing left to decide.
+"""The linear program of a rank: every step with its engine and its waits, nothing left to decide.
 
-A pure pass over a lowered schedule. One host thread can issue a program from first to last, for
-everything waits only for what stands before it (that is how CUDA streams are fed); or one thread
-per engine takes its own steps in order and waits for the events named (that is how it runs on CPU).
+A pure pass over a lowered schedule. One host thread can issue a program from first to last, as each step waits
+only for earlier ones (so it is issued to CUDA streams); or one thread per engine runs its own steps in order
+and waits for the events named (so it runs on CPU).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DROP = "drop"  # in the order of the O's, so that no drop waits for anything but
 
 class Event(NamedTuple):
     """A point in an op's life on this rank: its ``start`` or ``end``; for an R also ``granted``,
-    for an O also ``dropped`` (its device memory is gone)."""
+    for an O also ``dropped`` (its device memory is released)."""
 
     point: str
     op: Op
@@ -37,13 +37,13 @@ class Event(NamedTuple):
 
 @dataclass(frozen=True)
 class Step:
-    """One thing to do.
+    """One step of a program.
 
     Attributes:
         do: ``post`` (a receive), ``recv`` (wait for it), ``run``, ``send``; ``offload``, ``drop``,
-            ``grant`` (take memory for an R), ``reload``; ``pass`` and ``turn`` (give away, and
-            wait for, the turn on a host link that several ranks share).
-        op: the op; of messages the one that makes the content, of ``turn`` the one to be waited for.
+            ``grant`` (allocate memory for an R), ``reload``; ``pass`` and ``turn`` (pass on, and wait for, the
+            turn on a host link that several ranks share).
+        op: the op; of messages the one that produces the content, of ``turn`` the one to wait for.
         engine: which engine's queue it stands in.
         after: events on this rank that have to come first (those of its own engine's earlier steps
             go without saying).
@@ -249,8 +249,8 @@ def _posts(schedule: Schedule, rank: int, inputs: dict[Op, Op]) -> dict[Op, list
 
 
 def _turns(lowered: Lowered, rank: int) -> tuple[dict[Op, list[Step]], dict[Op, list[Step]]]:
-    """For transfers on host links that several ranks share, in the order of the lowered schedule:
-    the turns to wait for before each, and to give away after it."""
+    """For transfers on host links that several ranks share, in the order of the lowered schedule: the turns to
+    wait for before each, and to pass on after it."""
     schedule = lowered.schedule
     shared = lowered.profile.shares_copy_engine
     turns: dict[Op, list[Step]] = {}
@@ -264,7 +264,7 @@ def _turns(lowered: Lowered, rank: int) -> tuple[dict[Op, list[Step]], dict[Op, 
             engine = {O: COPIES if shared else OFFLOAD, R: COPIES if shared else RELOAD}
             if rank == here:
                 turns.setdefault(op, []).append(Step("turn", before, engine[op.kind], peer=there))
-            if rank == there != here:  # on one rank the end of `before` tells it
+            if rank == there != here:  # on one rank the end of `before` suffices
                 passes.setdefault(before, []).append(
                     Step("pass", before, engine[before.kind], peer=here)
                 )
@@ -272,7 +272,7 @@ def _turns(lowered: Lowered, rank: int) -> tuple[dict[Op, list[Step]], dict[Op, 
 
 
 def without(program: Program, do: str, op: Op) -> Program:
-    """The program less one step: for trying out what happens then."""
+    """The program without one step, for tests."""
     return replace(
         program, steps=tuple(s for s in program.steps if not (s.do == do and s.op == op))
     )

@@ -1,4 +1,4 @@
-"""Are linear programs sound? A pass over what is to run, which knows nothing of how it was made."""
+"""Whether linear programs are sound: a check of the programs alone, independent of how they were made."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _ARRIVES = {"recv": "send", "turn": "pass"}
 def check_programs(programs: Sequence[Program], schedule: Schedule) -> None:
     """Refuse programs that would hang, lose a message, or touch memory that is not there.
 
-    However long everything takes, and whatever engine is ahead of which: each op runs once, after
-    everything that it takes; each message is sent, posted and received once, in one order for both
-    ranks; an activation is on the host before its memory is dropped, memory is taken before a
-    reload, and what uses it waits for it. At last it walks through all programs at once, engine by engine:
-    whatever can go on does, and what is left over waits for something that never comes.
+    For any durations and any interleaving of the engines: each op runs once, after all its inputs; each
+    message is sent, posted and received once, in one order for both ranks; an activation is on the host before
+    its memory is dropped, memory is allocated before a reload, and its uses wait for it. Last, all programs
+    are walked through at once, engine by engine, each as far as it can go; steps that remain wait for events
+    that never happen.
 
     Raises:
         InvalidSchedule: names the rank, the step and what is wrong.
@@ -44,7 +44,7 @@ def check_programs(programs: Sequence[Program], schedule: Schedule) -> None:
 
 
 def clocks(program: Program) -> Iterator[tuple[Step, Clock, dict[Event, tuple[str, int]]]]:
-    """Each step with what has surely happened when it begins, and where on it each event so far is.
+    """Each step with the vector clock at its begin, and the position of each event so far.
 
     An event at ``(engine, half step)`` has surely happened where the clock of that engine is at
     least the half step. A clock that an event carries is that of the step that makes it.
