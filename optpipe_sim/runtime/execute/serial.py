@@ -83,7 +83,7 @@ def run_serially(
         scale.begin()
         if granted:
             # an R may be granted before its O has ended; then the reload takes the memory
-            if Op(O, *op[1:]) in run.lasts_ns:
+            if Op(O, *op[1:]) in run.duration_ns:
                 worker.allocate(op.stage, op.microbatch)
         else:
             scale.taken(box[0])

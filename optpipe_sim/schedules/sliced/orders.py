@@ -76,14 +76,14 @@ class _Filling:
     """A replay of F's and B's on plain links in which devices that wait take up their W's."""
 
     def __init__(self, shape: Shape, costs: CostProfile, programs: Sequence[Sequence[Op]]) -> None:
-        self.shape, self.hop = shape, costs.t_comm_ns
+        self.shape, self.latency = shape, costs.t_comm_ns
         everything = [
             [*program, *(op._replace(kind=W) for op in program if op.kind is B)]
             for program in programs
         ]
         plain = Schedule(shape, everything)
         flat = [op for program in everything for op in program]
-        self.lasts = dict(zip(flat, op_costs(plain, costs).duration_ns.tolist(), strict=True))
+        self.durations = dict(zip(flat, op_costs(plain, costs).duration_ns.tolist(), strict=True))
         self.device = {op: at for at, program in enumerate(everything) for op in program}
         self.left = [list(reversed(program)) for program in programs]
         self.pending: list[list[Op]] = [[] for _ in programs]  # W's, the oldest last
@@ -115,7 +115,7 @@ class _Filling:
         if unknown is None and ready == now:
             self.left[device].pop()
         elif self.pending[device] and (
-            unknown is not None or ready - now >= self.lasts[self.pending[device][-1]]
+            unknown is not None or ready - now >= self.durations[self.pending[device][-1]]
         ):
             op = self.pending[device].pop()
         elif unknown is not None:
@@ -131,11 +131,11 @@ class _Filling:
     def put(self, op: Op, now: int, device: int) -> tuple[int, int]:
         """Start an op; when its device is free again."""
         self.made[device].append(op)
-        self.end[op] = now + self.lasts[op]
+        self.end[op] = now + self.durations[op]
         if op.kind is B:
             self.pending[device].insert(0, op._replace(kind=W))
         return self.end[op], device
 
     def arrival(self, op: Op, device: int) -> int:
         """When the result of an op is there on a device."""
-        return self.end[op] + (self.hop if self.device[op] != device else 0)
+        return self.end[op] + (self.latency if self.device[op] != device else 0)
