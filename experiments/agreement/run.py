@@ -1,11 +1,13 @@
 """Do the engines agree? Random small instances, solved by each, compared with what CP-SAT proves.
 
     python -m experiments.agreement.run [--instances 200] [--write results/agreement]
+    python -m experiments.agreement.run --levels [--write results/agreement_levels]
 
 Uneven stages, one or two chunks, loop, vee and explicit placements, separate and shared copy
 engines, host-link groups, partial offloads, zero-length copies, limits from the least that works
 upwards. For each instance: no bound of anybody above the proven optimum, `auto` reaches it, the
-MILP agrees where it proves, and every schedule replays to its claim and passes the checker.
+MILP agrees where it proves, and every schedule replays to its claim and passes the checker. With
+`--levels` every stage may have levels of recomputation as well, one choice per stage in some.
 """
 
 from __future__ import annotations
@@ -33,14 +35,27 @@ from optpipe_sim.solvers.result import OPTIMAL, SolveResult
 from optpipe_sim.solvers.solve import solve
 
 COLUMNS = (
-    "seed", "p", "v", "m", "ops", "limit", "engines", "objective", "bound", "bound_by", "cpsat",
+    "seed", "p", "v", "m", "ops", "limit", "engines", "levels", "per_stage", "objective", "bound", "bound_by", "cpsat",
     "cpsat_bound", "cpsat_proven", "cpsat_s", "auto", "auto_bound", "auto_status", "auto_s", "milp",
     "milp_bound", "milp_proven", "milp_s", "problems",
 )  # fmt: skip
 
 
-def random_profile(random: Random) -> CostProfile:
-    devices, chunks = random.randint(2, 5), random.choice((1, 1, 2))
+def random_levels(random: Random, act: int, longest: int) -> list[dict[str, Any]]:
+    """None to two levels, which drop more and more."""
+    found, keep = [], act
+    for name in random.choice(((), ("light",), ("full",), ("light", "full"))):
+        keep = random.randint(0, keep)
+        level = {"name": name, "t_ns": random.randint(1, longest), "keep_bytes": keep}
+        if random.random() < 0.5:
+            level["work_bytes"] = random.randint(0, act - keep)
+        found.append(level)
+    return found
+
+
+def random_profile(random: Random, levels: bool) -> CostProfile:
+    devices = random.randint(2, 3 if levels else 5)
+    chunks = 1 if levels and devices > 2 else random.choice((1, 1, 2))
     stages = devices * chunks
     longest = random.choice((4, 12, 30))
     placement: Any = "vee" if chunks == 2 and random.random() < 0.5 else "loop"
@@ -50,6 +65,7 @@ def random_profile(random: Random) -> CostProfile:
     costs = []
     for _ in range(stages):
         act = random.choice((4, 10, 12))
+        recompute = random_levels(random, act, longest) if levels else []
         costs.append(
             {
                 "t_f_ns": random.randint(1, longest),
@@ -59,6 +75,7 @@ def random_profile(random: Random) -> CostProfile:
                 "w_bytes": random.choice((0, act // 2, act)),
                 "offload_bytes": random.choice((act, act, act // 2)),
                 "static_bytes": random.choice((0, 5)),
+                "recompute": recompute,
             }
         )
     if random.random() < 0.4:
@@ -84,20 +101,24 @@ def random_profile(random: Random) -> CostProfile:
     )
 
 
-def instance(seed: int) -> Problem:
+def instance(seed: int, levels: bool = False) -> Problem:
     random = Random(seed)
-    profile = random_profile(random)
+    profile = random_profile(random, levels)
     stages = len(profile.stages)
     m = random.randint(2, 4 if stages <= 4 else 3 if stages <= 6 else 2)
+    if levels:
+        m = min(m, 3 if stages < 4 else 2)
     room = max(cost.act_bytes for cost in profile.stages) * profile.chunks
     more = random.choice((0, 0.5, 1, 2, 4))
     limit = [least + int(more * room) for least in profile.least_limits]
-    return make_problem(profile, m, limit, random.choice(("flush", "flush", "span")))
+    objective = random.choice(("flush", "flush", "span"))
+    per_stage = levels and random.random() < 0.25
+    return make_problem(profile, m, limit, objective, per_stage=per_stage)
 
 
-def examine(seed: int, seconds: float) -> dict[str, Any]:
+def examine(seed: int, seconds: float, levels: bool = False) -> dict[str, Any]:
     """One row: what each engine says, and what is wrong with it."""
-    problem = instance(seed)
+    problem = instance(seed, levels)
     profile, m, limits = problem.profile, problem.microbatches, problem.limits
     assert limits is not None
     problems: list[str] = []
@@ -113,6 +134,8 @@ def examine(seed: int, seconds: float) -> dict[str, Any]:
         "seed": seed, "p": profile.devices, "v": profile.chunks, "m": m,
         "ops": 3 * len(profile.stages) * m, "limit": max(limits), "objective": problem.objective,
         "engines": profile.offload.copy_engines if profile.offload else "",
+        "levels": sum(len(cost.recompute) for cost in profile.stages),
+        "per_stage": problem.per_stage,
         "bound": bound.ns, "bound_by": bound.name,
     }  # fmt: skip
 
@@ -133,7 +156,13 @@ def examine(seed: int, seconds: float) -> dict[str, Any]:
     auto = run(
         "auto",
         lambda: solve(
-            profile, m, limits, time_limit=seconds, objective=problem.objective, workers=2
+            profile,
+            m,
+            limits,
+            time_limit=seconds,
+            objective=problem.objective,
+            per_stage=problem.per_stage,
+            workers=2,
         ),
     )
     start = auto.schedule if auto is not None else None
@@ -165,6 +194,7 @@ def main() -> int:
     parser.add_argument("--instances", type=int, default=200)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--levels", action="store_true", help="with levels of recomputation")
     parser.add_argument("--write", metavar="STEM", help="also write STEM.csv and STEM.md")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
@@ -175,7 +205,7 @@ def main() -> int:
     for seed in track(range(options.first, options.first + options.instances)):
         if seed in done:
             continue
-        rows.append(examine(seed, options.seconds))
+        rows.append(examine(seed, options.seconds, options.levels))
         if rows[-1]["problems"]:
             print(f"seed {seed}: {rows[-1]['problems']}", file=sys.stderr)
         if path is not None:
@@ -184,14 +214,14 @@ def main() -> int:
             writer.writeheader()
             writer.writerows(rows)
             write_text(path, stream.getvalue())
-    text = report(rows)
+    text = report(rows, options.levels)
     print(text)
     if path is not None:
         write_text(path.with_suffix(".md"), text)
     return any(row["problems"] for row in rows)
 
 
-def report(rows: list[dict[str, Any]]) -> str:
+def report(rows: list[dict[str, Any]], levels: bool) -> str:
     def count(test: Any) -> int:
         return sum(bool(test(row)) for row in rows)
 
@@ -202,8 +232,8 @@ def report(rows: list[dict[str, Any]]) -> str:
     both = [row for row in proven if true(row["milp_proven"])]
     return f"""# Do the engines agree?
 
-{len(rows)} random small instances (`python -m experiments.agreement.run`; p 2 to 5, v 1 or 2, uneven,
-shared engines and links, limits from the least upwards), solved by each engine.
+{len(rows)} random small instances (`python -m experiments.agreement.run{" --levels" * levels}`; p 2 to {3 if levels else 5}, v 1 or 2, uneven,
+shared engines and links, limits from the least upwards{", levels of recomputation" * levels}), solved by each engine.
 
 | | instances |
 |---|--:|
