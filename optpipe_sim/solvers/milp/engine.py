@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from ...bounds.bounds import lower_bound
-from ...errors import NoSolution, OptPipeError
+from ...errors import InvalidSchedule, NoSolution, OptPipeError
 from ...files import write_bytes
 from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import adaoffload
@@ -274,9 +274,10 @@ class _Run:
                     )
                 )
         for schedule in starts:
-            trace = problem.keeps(schedule)
-            if trace is not None:
-                self.offer(schedule, trace)
+            with suppress(InvalidSchedule):  # not alike per stage
+                trace = problem.keeps(schedule)
+                if trace is not None:
+                    self.offer(schedule, trace)
 
     @property
     def restricted(self) -> bool:

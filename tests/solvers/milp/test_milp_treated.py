@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import fields, replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -12,7 +13,8 @@ import strategies
 from exhaustive import least_cost
 from recompute_cases import profile
 
-from optpipe_sim import CostProfile, check
+from optpipe_sim import CostProfile, build, check
+from optpipe_sim.errors import InvalidSchedule
 from optpipe_sim.ops import BW, B, C, F, O
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.solvers.cpsat.engine import solve_cpsat
@@ -25,6 +27,7 @@ from optpipe_sim.solvers.milp.solvers import matrix
 from optpipe_sim.solvers.milp.times import earliest, plan, scheduled, set_values
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.treatments import require_alike
+from optpipe_sim.stage_cost import RecomputeLevel
 from optpipe_sim.trace import Trace
 
 SCRATCH = MilpOptions(bounds=False, adaoffload=False)
@@ -141,55 +144,54 @@ def test_it_agrees_with_cpsat(seed: int) -> None:
         assert other.lower_bound_ns <= found.objective_ns
 
 
-def small(limit: int, per_stage: bool = False, copy: int = 16) -> Problem:
-    return make_problem(profile(2, copy), 2, limit, per_stage=per_stage)
-
-
 @pytest.mark.parametrize("limit", [130, 160])
 def test_optimum_of_a_search_over_everything(limit: int) -> None:
     wanted = make_problem(replace(profile(1), offload=None), 2, limit)
-    found = solve_milp(wanted, 20, options=SCRATCH, threads=1)
+    found = solve_milp(wanted, 200, options=SCRATCH, threads=1)
     assert found.status == "optimal"
     assert found.objective_ns == least_cost(wanted, 5000)
 
 
-def test_recomputing_is_chosen_where_it_pays() -> None:
-    """Two activations do not fit whole: the second F would wait for the first backward."""
-    wanted = small(160)
-    found = solve_milp(wanted, 20, options=SCRATCH, threads=1)
-    kept = solve_milp(
-        make_problem(wanted.profile, 2, 160, treatments=("keep", "offload")), 20, threads=1
-    )
-    assert found.schedule is not None
-    assert found.schedule.recompute
-    assert found.objective_ns < kept.objective_ns
-
-
 def test_a_warm_start_with_levels_is_taken() -> None:
-    wanted = small(130)
-    begun = solve_cpsat(wanted, 20, workers=1)
+    wanted = make_problem(profile(2), 2, 130)
+    begun = solve_cpsat(wanted, 100, workers=1)
     assert begun.schedule is not None
     assert begun.schedule.recompute
-    found = solve_milp(wanted, 1, warm_start=begun.schedule, options=SCRATCH, threads=1)
+    found = solve_milp(wanted, 30, warm_start=begun.schedule, options=SCRATCH, threads=1)
     assert found.info["started"]
     assert found.info["from_warm_start"]
     assert found.objective_ns == begun.objective_ns
 
 
 def test_per_stage_is_a_restriction() -> None:
-    free = solve_milp(small(160), 20, threads=1)
-    alike = solve_milp(small(160, per_stage=True), 20, threads=1)
+    costs = replace(profile(2), offload=None)
+    costs = costs.map_stages(lambda _, cost: replace(cost, recompute=cost.recompute[1:]))
+    free = solve_milp(make_problem(costs, 2, 140), 200, options=SCRATCH, threads=1)
+    alike = solve_milp(make_problem(costs, 2, 140, per_stage=True), 200, options=SCRATCH, threads=1)
     assert alike.schedule is not None
     require_alike(alike.schedule)
     assert alike.objective_ns >= free.objective_ns
+    assert free.schedule is not None
+    assert free.schedule.recompute
+
+
+def test_per_stage_passes_over_starts_that_treat_activations_differently() -> None:
+    """AdaOffload keeps the last activations."""
+    costs = profile(2).map_stages(lambda _, cost: replace(cost, recompute=()))
+    begun = build("adaoffload", costs, 3, limit=200)
+    with pytest.raises(InvalidSchedule):
+        require_alike(begun)
+    found = solve_milp(make_problem(costs, 3, 200, per_stage=True), 5, warm_start=begun, threads=1)
+    assert found.schedule is not None
+    require_alike(found.schedule)
 
 
 @pytest.mark.parametrize("name", [entry.name for entry in fields(MilpOptions)])
 def test_each_switch_leaves_the_optimum(name: str) -> None:
     wanted = make_problem(profile(1, 5), 2, 130)
-    best = solve_milp(wanted, 20, threads=1)
+    best = solve_milp(wanted, 200, threads=1)
     switched = replace(MilpOptions(), **{name: name == "fifo"})
-    found = solve_milp(wanted, 20, options=switched, threads=1)
+    found = solve_milp(wanted, 200, options=switched, threads=1)
     assert found.objective_ns == best.objective_ns
     assert found.info["solver_status"] == "optimal"
 
@@ -209,3 +211,23 @@ def test_sizes_by_hand() -> None:
     assert size_formula(wanted)[0] == 8 + 1 + 12 + orders + 6
     assert C in sets.kinds_of(0)
     assert all(op.kind is not O for op in sets.ops)
+
+
+def test_sizes_in_the_documentation() -> None:
+    third = RecomputeLevel("third", 5, 30, 30)
+    text = (Path(__file__).parents[3] / "docs" / "milp.md").read_text()
+    for p, m in ((4, 8), (8, 16), (16, 32)):
+        found = []
+        for offload, numbers in (
+            (False, (0,)),
+            (True, (0,)),
+            (False, (1, 2, 3)),
+            (True, (1, 2, 3)),
+        ):
+            costs = profile(p, 5) if offload else replace(profile(p), offload=None)
+            for number in numbers:
+                levels = (*costs.stages[0].recompute, third)[:number]
+                some = costs.map_stages(lambda _, cost, own=levels: replace(cost, recompute=own))
+                found.append(size_formula(make_problem(some, m, 50 * p)))
+        row = " | ".join(f"{variables} x {rows}" for variables, rows in found)
+        assert f"| {p}, {m} | {row} |" in text
