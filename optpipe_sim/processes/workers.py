@@ -172,6 +172,12 @@ def _context() -> Any:
     return multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
 
 
+def shared_numbers(values: Sequence[int]) -> Any:
+    """An array of integers that a process and the workers it starts read and write alike; it has a
+    lock, `get_lock`."""
+    return _context().Array("q", list(values))
+
+
 def run_all(functions: Sequence[Callable[..., None]], *arguments: object) -> None:
     """Run functions at the same time, each in a process of its own, until all have ended."""
     processes = [_context().Process(target=each, args=arguments) for each in functions]

@@ -230,13 +230,11 @@ class Schedule:
 
     def replace(self, **changes: Any) -> Schedule:
         """A copy with other `programs`, `link_order`, `meta` or `recompute`."""
-        parts = {
-            "programs": self.programs,
-            "link_order": self.link_order,
-            "meta": self.meta,
-            "recompute": self.levels,
-        }
-        return Schedule(self.shape, **{**parts, **changes})
+        parts = {"link_order": self.link_order, "meta": self.meta, "recompute": self.levels}
+        parts |= changes
+        if "programs" in changes:
+            return Schedule(self.shape, **parts)
+        return Schedule.from_table(self.shape, self.table, self.offsets, **parts)
 
     def without_levels(self) -> Schedule:
         """The same ops, with no level of recomputation for any activation."""

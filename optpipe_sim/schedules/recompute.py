@@ -7,12 +7,14 @@ combine the two (Megatron-LM's ``--recompute-granularity``, torchtitan's activat
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+
+import numpy as np
 
 from ..errors import InvalidSchedule
 from ..op_table import make_table
-from ..ops import BW, B, C, O, Op, R
+from ..ops import BW, B, C, O, R
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..stage_cost import RecomputeLevel, StageCost
@@ -155,15 +157,16 @@ def with_levels(schedule: Schedule, levels: Levels, apart: bool) -> Schedule:
 
 def taken_apart(schedule: Schedule) -> Schedule:
     """A schedule that recomputes inside its backwards, with the recomputations as ops of their own."""
-    known = schedule.levels.table
-
-    def spelt(program: tuple[Op, ...]) -> Iterator[Op]:
-        for op in program:
-            if op.kind in (B, BW) and known[op.stage, schedule.shape.unit(op)] > 0:
-                yield op._replace(kind=C)
-            yield op
-
-    return schedule.replace(programs=[tuple(spelt(program)) for program in schedule.programs])
+    kinds, stages, units = schedule.table.T
+    back = np.isin(kinds, (B, BW)) & (schedule.levels.table[stages, units] > 0)
+    rows = np.flatnonzero(back)
+    own = schedule.table[rows]
+    own[:, 0] = C
+    table = np.insert(schedule.table, rows, own, axis=0)
+    offsets = schedule.offsets + np.concatenate(([0], np.cumsum(back)))[schedule.offsets]
+    return Schedule.from_table(
+        schedule.shape, table, offsets, schedule.link_order, schedule.meta, schedule.levels
+    )
 
 
 def at_level(profile: CostProfile, level: str) -> CostProfile:

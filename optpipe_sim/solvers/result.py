@@ -37,7 +37,8 @@ class SolveResult:
         seconds: of wall time. `variables`, `constraints`: of the model, where there is one.
         incumbents: (seconds, objective in ns) of each better schedule found on the way.
         bounds: (seconds, ns) of each better bound found on the way.
-        info: whatever else the engine has to say; plain data.
+        info: whatever else the engine has to say; plain data. ``untried``: how many rules of published
+            schedules the time was too short for; 0: none that fits is faster.
     """
 
     status: str
@@ -104,6 +105,7 @@ class SolveResult:
             "bound_covers": self.info.get("covers"),
             "gap": self.gap if found else None,
             "seconds": self.seconds,
+            "untried": self.info.get("untried", 0),
             "variables": self.variables,
             "constraints": self.constraints,
             "incumbents": [list(entry) for entry in self.incumbents],

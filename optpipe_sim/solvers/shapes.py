@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from os import cpu_count
 
 from ..bounds.bounds import Bound, lower_bound
 from ..bounds.device.best_first import NEVER
@@ -16,14 +17,15 @@ from .options import SolveOptions
 from .problem import Problem, make_problem
 from .race.cache import Cache, open_cache, recall, remember
 from .race.compiling import compile_engines
-from .race.first import run_adaoffload, run_grouped, run_limited, run_plain
+from .race.first import run_adaoffload
 from .race.portfolio import Race
+from .race.rules import rules_of, run_rules
 from .race.single import solve_problem
 from .reports import Hooks
 from .result import SolveResult, within
 
-QUICK_SHARE = 0.25  # of the time, at most, for AdaOffload and the published schedules of all shapes
-PLAIN_SHARE = 0.5  # of that, at most, for those of them that are not built in groups
+FLOOR_SHARE = 0.5  # of the time, at most, for the published schedules of all shapes
+QUICK_SHARE = 0.25  # of it, at most, for them and for AdaOffload with chosen levels on all shapes
 ROUNDS = (2, 1)  # shapes that go on in each round of searching, all rounds being equally long
 LEAST_S = (
     2.0  # for the published schedules, however short the time: what they take on a busy machine
@@ -118,32 +120,21 @@ class _Common:
             if own.seconds < seconds and not self.race.proven:
                 recall(own, kept)
 
-    def quick(self, seconds: float) -> None:
-        """The published schedules with every value of their options, and AdaOffload, on every shape
-        that could still beat the best: first what takes least to build, until so many seconds (the
-        published schedules until `LEAST_S` at least)."""
-
-        def best_ns() -> float:
-            return self.race.cost_ns
-
-        first = self.races[0]
-        run_adaoffload(first, 0)  # so that there is something to show
-        enough = max(seconds, LEAST_S)
-        run_plain(
-            [race for at, race in enumerate(self.races) if not self.hopeless(at)],
-            lambda: self.race.proven or self.race.seconds > PLAIN_SHARE * enough,
+    def quick(self, time_limit: float, processes: int) -> None:
+        """The published schedules with every value of their options on every shape, for `FLOOR_SHARE` of
+        the time at most, but `LEAST_S` at least; then AdaOffload with levels chosen stage by stage, on
+        every shape that could still beat the best, the best first."""
+        whole = self.race
+        run_adaoffload(self.races[0], 0)  # so that there is something to show
+        rules = rules_of(self.problems, [bound.ns for bound in self.bounds])
+        until = max(FLOOR_SHARE * time_limit, LEAST_S)
+        whole.untried = run_rules(
+            self.races, rules, lambda: whole.optimal or whole.seconds > until, processes
         )
-        run_grouped(self.races, lambda: self.race.proven or self.race.seconds > enough)
-        for at, own in enumerate(self.races):
-            if own is not first and self._open(at, seconds):
-                run_adaoffload(own, 0)
-        order = self._by_cost()
-        for at in order:
+        seconds = QUICK_SHARE * time_limit
+        for at in self._by_cost():
             if self._open(at, seconds):
-                run_limited(self.races[at], lambda: self.race.seconds > seconds, best_ns)
-        for at in order:
-            if self._open(at, seconds):
-                run_adaoffload(self.races[at], seconds - self.race.seconds)
+                run_adaoffload(self.races[at], seconds - whole.seconds)
         for own in self.races:
             self.reasons += own.failures.values()
 
@@ -240,10 +231,10 @@ def solve_shapes(
     hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
 ) -> SolveResult:
     """`solve` over all numbers of chunks, up to one layer per stage, and placements; never worse than a
-    published schedule that fits, whatever its options, as long as a quarter of the time is
-    enough to build those that could be better.
+    published schedule that fits, whatever its options, as long as half of the time is enough to
+    build those that could be better (``info["untried"]`` of the result is 0).
 
-    AdaOffload and the published schedules are tried on every candidate shape; the most promising of
+    The published schedules are tried on every candidate shape; the most promising of
     those whose bound leaves hope are then solved in rounds, each round with fewer and for longer. The
     lower bound is one for all of them, the least of theirs; its name says which chunks and
     placements it covers.
@@ -282,7 +273,7 @@ def solve_shapes(
     try:
         if kept is not None and warm_start != "none":
             common.recall(kept, QUICK_SHARE * options.time_limit)
-        common.quick(QUICK_SHARE * options.time_limit)
+        common.quick(options.time_limit, options.workers or cpu_count() or 1)
         _solve_each(common, options, warm_start)
     except KeyboardInterrupt:
         whole.interrupted = True

@@ -71,8 +71,9 @@ def solve(
         cache: start from what is kept on disk of this problem or of those like it, and keep what
             is found (`race.cache`). Without it a run depends on nothing but its arguments.
         published: begin with AdaOffload and the published schedules, with every value of their
-            options, so that none that fits is faster, as long as 30 % of the time (one second at
-            least) is enough for those that could be. False: `warm_start` is the best of them already.
+            options, so that none that fits is faster, as long as half of the time (one second at
+            least) is enough for those that could be; ``info["untried"]`` says how many rules were
+            left otherwise. False: `warm_start` is the best of them already.
         treatments: what may become of an activation, of ``keep, offload, recompute``; None: all
             that the profile has. `per_stage`: all activations of a stage are treated alike.
         margin: by how much copies, ops and memory may exceed the profile, as

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ..errors import OptPipeError
 from ..ops import B, F, O, Op, R, W
 from ..schedule import Schedule
 from ..schedules import REGISTRY, build, parse_name
+from ..sim import simulate
 from ..units import size_text
 from .problem import Problem
-from .variants import both_ways, levels_of, recomputed_at
+from .variants import both_ways, levels_of, only_delays, recomputed_at
 
 ONE_CHUNK = ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
 VEE = ("zb-v", "v-half", "v-min", "dualpipe-v")
 PLAIN_LOOP = ("1f1b-i",)
-RECOMPUTING = ("adapipe", "mario")  # for the problem's limit
+RECOMPUTING = ("adapipe", "mario", "adaoffload-r")  # for the problem's limit
+FRACTIONS = ("0.25", "0.5", "0.75", "1")  # of activations that Megatron-LM's rule offloads
 LOOP = (*PLAIN_LOOP, "gis", "gis-h", "po", "po-h", "po-f", "megatron-offload")
 
 
@@ -52,12 +54,47 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
     yield from _built(problem, variants)
 
 
-def recomputing_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
-    """Those that choose by themselves what to recompute under the problem's limit."""
+def recomputing_schedules(
+    problem: Problem, best_ns: float = float("inf"), names: Sequence[str] = RECOMPUTING
+) -> Iterator[tuple[str, Schedule]]:
+    """Those of `names` that choose by themselves what to recompute under the problem's limit; without
+    those that only add to a 1F1B that takes `best_ns` already."""
     limits = problem.limits
-    if problem.may_recompute and limits and problem.shape.placement_name == "loop":
-        names = RECOMPUTING if problem.per_stage else (*RECOMPUTING, "adaoffload-r")
-        yield from _built(problem, [f"{name}:limit={size_text(min(limits))}" for name in names])
+    if not (problem.may_recompute and limits and problem.shape.placement_name == "loop"):
+        return
+    for name in names:
+        mixes = name == "adaoffload-r"
+        if (mixes and problem.per_stage) or (not mixes and _one_f_one_b_ns(problem) >= best_ns):
+            continue
+        yield from _built(problem, [f"{name}:limit={size_text(min(limits))}"])
+
+
+def megatron_offloads(
+    problem: Problem, level: str | None, best_ns: Callable[[], float]
+) -> Iterator[tuple[str, Schedule]]:
+    """Megatron-LM's offloading with each of `FRACTIONS`, from all ranks alike or each keeping one
+    activation more than the rank before it; as long as 1F1B itself takes less than `best_ns`."""
+    act = max(cost.act_bytes for cost in problem.profile.stages)
+    for fraction in FRACTIONS:
+        for delta in ("", f",delta={act}B"):
+            if _one_f_one_b_ns(problem) >= best_ns():
+                return
+            name = f"megatron-offload:fraction={fraction}{delta}"
+            if level is None:
+                yield from _built(problem, [name])
+            else:
+                yield from both_ways(_built(problem, [recomputed_at(name, level)]))
+
+
+def _one_f_one_b_ns(problem: Problem) -> int:
+    """A bound on what is built on 1F1B, interleaved on several chunks: what that takes without limit;
+    0 where nothing is known."""
+    if not only_delays(problem):
+        return 0
+    name = "1f1b" if problem.shape.chunks == 1 else "1f1b-i"
+    for _, schedule in _built(problem, [name]):
+        return simulate(schedule, problem.profile, enforce=False, explain=False).makespan_ns
+    return 0
 
 
 def _built(problem: Problem, variants: Sequence[str]) -> Iterator[tuple[str, Schedule]]:

@@ -50,7 +50,8 @@ class Way(NamedTuple):
 
 class _Order(NamedTuple):
     """A compute order: what it costs without limit and copies, the number of its problem, its
-    group size; `plain`: without the recomputation that `schedule` has."""
+    group size; `plain`: without the recomputation that `schedule` has; `may_fit`: the numbers of
+    offloaded chunks worth a try."""
 
     cost_ns: int
     at: int
@@ -58,6 +59,7 @@ class _Order(NamedTuple):
     way: Way | None
     plain: Schedule
     schedule: Schedule
+    may_fit: list[int]
 
 
 def levels_of(problem: Problem, best_ns: float = float("inf")) -> list[str]:
@@ -65,9 +67,9 @@ def levels_of(problem: Problem, best_ns: float = float("inf")) -> list[str]:
     less than `best_ns`."""
     if not problem.may_recompute:
         return []
-    profile, m, objective = problem.profile, problem.microbatches, problem.objective
-    levels = dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
-    return [name for name in levels if naive(at_level(profile, name), m, objective) < best_ns]
+    stages = problem.profile.stages
+    levels = dict.fromkeys(level.name for cost in stages for level in cost.recompute)
+    return [name for name in levels if work_ns(problem, name) < best_ns]
 
 
 def ways_of(problem: Problem, best_ns: float = float("inf")) -> list[Way | None]:
@@ -88,12 +90,19 @@ def both_ways(built: Iterable[tuple[str, Schedule]]) -> Iterator[tuple[str, Sche
         yield f"{name},apart=yes", taken_apart(schedule)
 
 
+def work_ns(problem: Problem, level: str) -> int:
+    """A bound on schedules that recompute every activation at a level: each device's work, after the
+    forwards that lead to it."""
+    return naive(at_level(problem.profile, level), problem.microbatches, problem.objective)
+
+
 def grouped_variants(
     problems: Sequence[Problem],
     best_ns: Callable[[], float],
     over: Callable[[], bool],
     families: Sequence[str] = GROUPED,
     ways: Sequence[Way | None] | None = None,
+    sizes: Sequence[bool] = (True, False),
 ) -> Iterator[Found]:
     """GIS and PipeOffload in every group size, with every number of offloaded chunks that may fit,
     and each with every level of recomputation.
@@ -105,21 +114,23 @@ def grouped_variants(
         over: whether the time is up; the usual group sizes come first.
         families: ``gis``, ``po`` or both. `ways`: those to recompute every activation; None: all
             that a problem has, and none.
+        sizes: of groups: True the usual ones, False all others.
 
     Yields:
         the number of the problem, the name with its options, and the schedule, which may not fit.
     """
     loops = [at for at, each in enumerate(problems) if each.shape.placement_name == "loop"]
-    for usual in (True, False):
+    for usual in sizes:
         orders = []
         for at in loops:
             for way in ways_of(problems[at], best_ns()) if ways is None else ways:
+                planned = _planned(problems[at], way)
                 for group in _groups(problems[at], usual):
                     if over():
                         break
-                    orders.append(_order(problems[at], at, group, way))
-        for order in sorted(orders, key=lambda order: order[:3]):
-            for offloaded in _may_fit(problems[order.at], order.schedule):
+                    orders.append(_order(problems[at], at, group, way, planned))
+        for order in sorted(filter(None, orders), key=lambda order: order[:3]):
+            for offloaded in order.may_fit:
                 if ("po" if offloaded else "gis") not in families:
                     continue
                 if over():
@@ -136,12 +147,18 @@ def _groups(problem: Problem, usual: bool) -> list[int]:
     return [group for group in range(1, m + 1) if (group in first) is usual]
 
 
-def _order(problem: Problem, at: int, group: int, way: Way | None) -> _Order:
-    plain = grouped(_planned(problem, way), problem.microbatches, group)
+def _order(
+    problem: Problem, at: int, group: int, way: Way | None, planned: CostProfile
+) -> _Order | None:
+    """An order that some number of offloaded chunks may fit; None where there is none."""
+    plain = grouped(planned, problem.microbatches, group)
     schedule = _recomputed(problem, plain, way)
+    may_fit = _may_fit(problem, schedule)
+    if not may_fit:
+        return None
     costs = as_split(problem.profile)
     trace = simulate(schedule, costs, enforce=False, objective=problem.objective)
-    return _Order(trace.cost_ns, at, group, way, plain, schedule)
+    return _Order(trace.cost_ns, at, group, way, plain, schedule, may_fit)
 
 
 def _planned(problem: Problem, way: Way | None) -> CostProfile:
@@ -155,13 +172,14 @@ def _recomputed(problem: Problem, plain: Schedule, way: Way | None) -> Schedule:
 
 
 def _hopeless(order: _Order, problem: Problem, best_ns: float) -> bool:
-    """Whether no variant of an order costs less than `best_ns`.
+    """Whether no variant of an order costs less than `best_ns`."""
+    return only_delays(problem) and order.cost_ns >= best_ns
 
-    Limits and copies only delay ops. On serial links a delayed message may let another go first,
-    and a span may become shorter by a delay, so that nothing is known of these.
-    """
-    known = problem.objective == "flush" and problem.profile.links != "serial"
-    return known and order.cost_ns >= best_ns
+
+def only_delays(problem: Problem) -> bool:
+    """Whether limits, copies and recomputation can only make an order take longer. On serial links a
+    delayed message may let another go first, and a span may become shorter by a delay."""
+    return problem.objective == "flush" and problem.profile.links != "serial"
 
 
 def _variant(problem: Problem, order: _Order, offloaded: int) -> Found:
@@ -207,16 +225,20 @@ def _may_fit(problem: Problem, order: Schedule) -> list[int]:
 
 
 def limited_variants(
-    problem: Problem, over: Callable[[], bool], best_ns: Callable[[], float] = lambda: float("inf")
+    problem: Problem,
+    over: Callable[[], bool],
+    best_ns: Callable[[], float] = lambda: float("inf"),
+    levels: Sequence[str | None] | None = None,
 ) -> Iterator[tuple[str, Schedule]]:
     """The automatic zero-bubble schedules of the problem's shape, planned for less than its own limit,
     from the largest to the least; a greedy may do better with less. Where `IN_VAIN` limits in a row
-    give orders that take `best_ns` even without one, less memory is taken to be no help."""
+    give orders that take `best_ns` even without one, less memory is taken to be no help. `levels`:
+    those to recompute every activation at; None: all, and none."""
     shape = problem.shape
     name = {("loop", 1): "zb-1p", ("vee", 2): "zb-v"}.get((str(shape.placement_name), shape.chunks))
     if name is None:
         return
-    for level in (None, *levels_of(problem, best_ns())):
+    for level in (None, *levels_of(problem, best_ns())) if levels is None else levels:
         in_vain = 0
         for limit in _limits(problem):
             if over():

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,13 +15,16 @@ from hypothesis import strategies as st
 from strategies import SEEDS
 
 from optpipe_sim import build, load_profile, names, simulate, solve
+from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.errors import Deadlock, InvalidSchedule, NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.solvers.covers import candidate_shapes, covers
+from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.race.first import run_grouped
 from optpipe_sim.solvers.race.portfolio import Race
+from optpipe_sim.solvers.race.rules import rules_of, run_rules
+from optpipe_sim.solvers.treatments import require_alike, restrict
 from optpipe_sim.study.compare import compare
 
 SECONDS = 1.5  # enough for every option of these; most end sooner, by a proof
@@ -41,7 +45,8 @@ def test_the_example_of_the_help_loses_to_no_published_schedule() -> None:
     fixed = simulate(build("po:chunks=3,group=8,offloaded=2", profile, m), profile, limit)
     race = Race(make_problem(profile.for_shape(fixed.schedule.shape), m, limit))
     left = iter(range(100))
-    run_grouped([race], lambda: next(left, None) is None)
+    rules = [rule for rule in rules_of([race.problem], [race.bound_ns]) if rule.tier == 1]
+    run_rules([race], rules, lambda: next(left, None) is None, processes=1)
     assert race.cost_ns <= fixed.cost_ns
 
 
@@ -145,27 +150,77 @@ def test_any_chunks_are_never_slower_than_a_published_schedule(
     assert found.lower_bound_ns <= min(cost, found.objective_ns)
 
 
-@given(seed=SEEDS, microbatches=st.integers(1, 6), room=st.integers(0, 100))
-@settings(max_examples=8, deadline=None)
-def test_nor_is_solve_with_the_chunks_of_the_profile(
-    seed: int, microbatches: int, room: int
+RESTRICTED: list[dict[str, Any]] = [
+    {},
+    {"chunks": 2},
+    {"placement": "vee"},
+    {"per_stage": True},
+    {"treatments": ("keep",)},
+    {"treatments": ("keep", "offload")},
+    {"treatments": ("keep", "recompute"), "chunks": "any"},
+    {"engine": "search", "evaluations": 50},
+    {"gap": 0.2},
+]
+
+
+@given(
+    seed=SEEDS,
+    microbatches=st.integers(1, 6),
+    room=st.integers(0, 100),
+    options=st.sampled_from(RESTRICTED),
+    workers=st.integers(1, 2),
+)
+@settings(max_examples=9, deadline=None)
+def test_nor_is_solve_with_any_other_options(
+    seed: int, microbatches: int, room: int, options: dict[str, Any], workers: int
 ) -> None:
     shapes = candidate_shapes(small(seed))
     profile = Random(seed).choice(shapes)
-    least = max(profile.least_limits)
+    alone = SolveOptions(**options)
+    try:
+        profile = restrict(alone.rechunked(profile), alone.treatments)
+    except OptPipeError:  # not to be divided so
+        return
+    shaped = candidate_shapes(profile) if options.get("chunks") == "any" else [profile]
+    least = min(max(shape.least_limits) for shape in shaped)
     ample = 2 * microbatches * max(cost.act_bytes for cost in profile.stages) * profile.chunks
     limit = least + room * max(0, ample - least) // 100
-    found = solve(profile, microbatches, limit, time_limit=SECONDS, workers=1)
+    found = solve(profile, microbatches, limit, time_limit=SECONDS, workers=workers, **options)
+    assert found.info["untried"] == 0
     for name in every_option(profile, microbatches, limit):
         try:
             schedule = build(name, profile, microbatches)
-            if schedule.shape != profile.shape(microbatches):
+            if schedule.shape not in [shape.shape(microbatches) for shape in shaped]:
                 continue
+            if alone.per_stage:
+                require_alike(schedule)
             trace = simulate(schedule, profile, limit, explain=False)
         except (OptPipeError, Deadlock, OutOfMemory):
             continue
         assert found.objective_ns <= trace.makespan_ns, name
     assert found.lower_bound_ns <= found.objective_ns
+
+
+@given(seed=SEEDS, microbatches=st.integers(1, 6), room=st.integers(0, 100))
+@settings(max_examples=5, deadline=None)
+def test_the_rules_alone_are_the_floor(seed: int, microbatches: int, room: int) -> None:
+    """Before any search, whatever is passed over because a bound rules it out."""
+    profile = small(seed)
+    shaped = candidate_shapes(profile)
+    least = min(max(shape.least_limits) for shape in shaped)
+    ample = 2 * microbatches * max(cost.act_bytes for cost in profile.stages)
+    limit = least + room * max(0, ample - least) // 100
+    problems = []
+    for shape in shaped:
+        with contextlib.suppress(OutOfMemory):
+            problems.append(make_problem(shape, microbatches, limit))
+    races = [Race(problem) for problem in problems]
+    bounds = [
+        lower_bound(each.profile, microbatches, each.objective, each.limits).ns for each in problems
+    ]
+    assert run_rules(races, rules_of(problems, bounds), lambda: False, processes=1) == 0
+    cost, name = fastest(profile, microbatches, limit)
+    assert min(race.cost_ns for race in races) <= cost, name
 
 
 def test_shapes_go_to_one_layer_per_stage_and_are_named() -> None:

@@ -11,7 +11,7 @@ from rich.text import Text
 from ...profile import CostProfile
 from ...schedule import Shape
 from ...solvers.margins.shares import ALL, Margins
-from ...units import format_size, format_time, size_text
+from ...units import counted, format_size, format_time, size_text
 from .show import Out, failed, headline, hint, line, peak_text, written
 
 if TYPE_CHECKING:
@@ -63,6 +63,8 @@ def show_solution(
     fixed = _fixed(profile, result) if not out.quiet else None
     if not out.quiet and len(trace.schedule) <= MANY_OPS:
         line(out, "against", _against(trace, fixed))
+    if result.info["untried"]:
+        line(out, "not tried", _untried(result))
     failed(out, result.info["failures"])
     written(out, files)
     _hints(out, arguments, profile, result, fixed)
@@ -106,6 +108,15 @@ def _proof(result: SolveResult) -> Text:
         return Text(f"✓ optimal: no schedule with {covered} takes less than {bound}", "green")
     above = f"at most {result.gap:.2%} above the best possible"
     return Text(f"{above}: with {covered} none takes less than {bound}")
+
+
+def _untried(result: SolveResult) -> Text:
+    rules = counted(result.info["untried"], "rule")
+    return Text(
+        f"{rules} for published schedules: the time was too short, so one of them may be faster;"
+        " raise --time-limit",
+        "yellow",
+    )
 
 
 def _fixed(profile: CostProfile, result: SolveResult) -> tuple[str, Trace] | None:

@@ -226,8 +226,10 @@ class Problem:
     def _fewest(self, mine: list[int], may: list[int], capacity: int) -> list[int]:
         """The stages with the fewest bytes to offload that let one microbatch through; all where
         none do, and no run gets anywhere."""
+        if self._needs(mine, []) <= capacity:
+            return []
         if len(may) > 12:
-            return may if self._needs(mine, []) > capacity else []
+            return may
         choices = [list(some) for size in range(len(may) + 1) for some in combinations(may, size)]
         fitting = [some for some in choices if self._needs(mine, some) <= capacity]
         return min(fitting, key=self._moved, default=may)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,13 +24,13 @@ class _Moment(NamedTuple):
     held: tuple[int, ...]
 
 
-class _Choice(NamedTuple):
-    """Treatments of a device's first chunks: their backwards' time for one microbatch (ns), what they
-    hold in every moment (bytes)."""
+class _Choices(NamedTuple):
+    """Treatments of a device's first chunks, a row for each choice: their backwards' time for one
+    microbatch (ns), what they hold in every moment (bytes); the least time first."""
 
-    time_ns: int
-    held: tuple[int, ...]
-    treatments: tuple[int, ...]
+    time_ns: np.ndarray
+    held: np.ndarray
+    treatments: np.ndarray
 
 
 def adapipe(
@@ -91,9 +91,9 @@ def _least_time(
     """The treatments of a device's chunks with the least time that fit in `room` bytes."""
     moments = _moments(program, stages)
     choices = _choices(moments, stages, costs, room)
-    if choices:
-        return min(choices).treatments
-    least = min(max(one.held) for one in _choices(moments, stages, costs, None))
+    if len(choices.time_ns):
+        return tuple(choices.treatments[0].tolist())
+    least = int(_choices(moments, stages, costs, None).held.max(axis=1).min())
     raise OutOfMemory(
         f"device {rank}: no levels of recomputation make 1F1B fit; the least limit that works is"
         f" {least + costs.static_bytes[rank]}B ({format_size(least + costs.static_bytes[rank])})"
@@ -120,28 +120,24 @@ def _covers(more: Sequence[int], less: Sequence[int]) -> bool:
 
 def _choices(
     moments: Sequence[_Moment], stages: Sequence[int], costs: CostProfile, room: int | None
-) -> list[_Choice]:
+) -> _Choices:
     """Chunk by chunk all choices of which no other one takes less time and holds less in every
     moment; those that hold more than `room` are left out."""
     table = costs.op_table
-    found = [_Choice(0, (0,) * len(moments), ())]
+    found = _Choices(
+        np.zeros(1, np.int64), np.zeros((1, len(moments)), np.int64), np.zeros((1, 0), np.int64)
+    )
     for chunk, stage in enumerate(stages):
         levels = len(costs.stages[stage].recompute)
-        ways = [
-            (treatment, int(table.duration_ns[BW, stage, treatment]), held)
-            for treatment in (KEEP, *map(inside, range(1, levels + 1)))
-            for held in [_held(table, moments, chunk, stage, treatment)]
-        ]
-        found = _best(
-            _Choice(
-                one.time_ns + time_ns,
-                tuple(a + b for a, b in zip(one.held, held, strict=True)),
-                (*one.treatments, treatment),
-            )
-            for one in found
-            for treatment, time_ns, held in ways
-            if room is None or all(a + b <= room for a, b in zip(one.held, held, strict=True))
+        ways = np.array([KEEP, *map(inside, range(1, levels + 1))])
+        held = np.array([_held(table, moments, chunk, stage, way) for way in ways.tolist()])
+        old, new = np.divmod(np.arange(len(found.time_ns) * len(ways)), len(ways))
+        grown = _Choices(
+            found.time_ns[old] + table.duration_ns[BW, stage, ways[new]],
+            found.held[old] + held[new],
+            np.column_stack((found.treatments[old], ways[new])),
         )
+        found = _best(grown if room is None else _rows(grown, (grown.held <= room).all(axis=1)))
     return found
 
 
@@ -157,9 +153,16 @@ def _held(
     ]
 
 
-def _best(choices: Iterable[_Choice]) -> list[_Choice]:
-    kept: list[_Choice] = []
-    for one in sorted(choices):
-        if not any(_covers(one.held, other.held) for other in kept):
-            kept.append(one)
-    return kept
+def _rows(choices: _Choices, which: np.ndarray) -> _Choices:
+    return _Choices(*(array[which] for array in choices))
+
+
+def _best(choices: _Choices) -> _Choices:
+    """Those that no other one covers; of equal ones the first by its treatments."""
+    keys = np.column_stack((choices.time_ns, choices.held, choices.treatments))
+    left = _rows(choices, np.lexsort(keys.T[::-1]))
+    kept = []
+    while len(left.time_ns):
+        kept.append(_rows(left, np.arange(len(left.time_ns)) == 0))
+        left = _rows(left, (left.held < left.held[0]).any(axis=1))
+    return _Choices(*map(np.concatenate, zip(*kept, strict=True))) if kept else left

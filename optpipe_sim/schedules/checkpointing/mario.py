@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -154,29 +155,29 @@ def _filled(trace: Trace, limits: Sequence[int]) -> Schedule:
 
 def _fill(device: _Device, limit: int) -> list[Op]:
     """Into each idle time, from the first, the next C's that still fit."""
-    ops, held = device.ops, list(device.held)
+    ops, held = device.ops, np.array(device.held)
     places = {op: at for at, op in enumerate(ops)}
     moved: dict[int, int] = {}  # from where, to before which op
-    shortest = min(
-        (time for op, time in zip(ops, device.duration_ns, strict=True) if op.kind is C), default=0
-    )
+    due = [at for at in range(len(ops)) if device.is_due(at)]
+    forward = {at: places[ops[at]._replace(kind=F)] for at in due}
+    shortest = min((device.duration_ns[at] for at in due), default=0)
     for gap, idle in enumerate(device.idle_ns):
-        most = 0
-        for at in range(gap, len(ops)):
+        if idle < shortest:
+            continue
+        most, seen = 0, gap  # the most that is held between the gap and the op `seen`
+        for at in due[bisect_right(due, gap) :]:
+            if at in moved or forward[at] >= gap or device.duration_ns[at] > idle:
+                continue
+            size = device.allocated[at]
+            most, seen = max(most, int(held[seen:at].max())), at
+            if most + size > limit:
+                break  # and so does any later one
+            moved[at] = gap
+            idle -= device.duration_ns[at]
+            most += size
+            held[gap:at] += size
             if idle < shortest:
                 break
-            size = device.allocated[at]
-            forward = places[ops[at]._replace(kind=F)]
-            fits = forward < gap < at and device.duration_ns[at] <= idle
-            if device.is_due(at) and at not in moved and fits:
-                if most + size > limit:
-                    break  # and so does any later one
-                moved[at] = gap
-                idle -= device.duration_ns[at]
-                most += size
-                for between in range(gap, at):
-                    held[between] += size
-            most = max(most, held[at])
     program: list[Op] = []
     for at, op in enumerate(ops):
         program += [ops[source] for source, to in moved.items() if to == at]

@@ -33,6 +33,7 @@ class Race:
         incumbents, bounds: (seconds, ns) of each improvement.
         infeasible: proven that nothing fits. `interrupted`: by Ctrl-C.
         variables, constraints: of the last model that an engine built.
+        untried: how many rules of published schedules (see `rules`) no time was left for.
         failures: what stopped an engine, by its name; also ``save``, see `keep`. `refusal`: the last
             of them that an engine reported itself.
         save: a file for the best schedule. `saved`: whether it has one.
@@ -55,6 +56,7 @@ class Race:
     interrupted: bool = False
     variables: int = 0
     constraints: int = 0
+    untried: int = 0
     failures: dict[str, str] = field(default_factory=dict)
     refusal: OptPipeError | None = None
     save: str | os.PathLike[str] | None = None
@@ -75,6 +77,11 @@ class Race:
         """Whether no schedule fits, or none is better than the best by more than `gap`."""
         close = self.best is not None and within(self.cost_ns, self.bound_ns, self.gap)
         return self.infeasible or close
+
+    @property
+    def optimal(self) -> bool:
+        """Whether it is proven that nothing at all is better than the best."""
+        return self.infeasible or self.cost_ns <= self.bound_ns
 
     def offer(self, schedule: Schedule, engine: str) -> bool:
         """Take a schedule if its replay under the limit is better than the best so far."""
@@ -159,6 +166,7 @@ class Race:
             info={
                 "found_by": self.engine,
                 "covers": covers([self.problem.profile]),
+                "untried": 0 if self.optimal else self.untried,
                 "failures": self.failures,
                 "interrupted": self.interrupted,
             },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
+from os import cpu_count
 
 from ...bounds.bounds import lower_bound
 from ...errors import Infeasible, NoSolution
@@ -26,7 +27,8 @@ TIDY_SHARE = 0.1  # of the time limit, on top of it, to drop what is offloaded i
 TIDY_TRIES = 1000  # for that, where evaluations count and not the clock
 GRACE_S = 1.0  # for an engine alone to hand in its bound after its time
 LEAST_S = 1.0  # for the published schedules, however short the time
-FIXED_SHARE = 0.3  # of the time, at most, to build the published schedules
+FIXED_SHARE = 0.3  # of the time, at most, for AdaOffload
+FLOOR_SHARE = 0.5  # of it, at most, for the published schedules; few problems need a tenth
 
 
 def solve_problem(
@@ -83,8 +85,9 @@ def _run(race: Race, options: SolveOptions, cold: bool) -> None:
         run_adaoffload(race, FIXED_SHARE * until)
     if engine == ADAOFFLOAD:
         return
-    if options.published and not race.proven:
-        run_published(race, race.seconds + max(FIXED_SHARE * until, LEAST_S))
+    if options.published and not race.optimal:
+        processes = 1 if options.evaluations is not None else options.workers or cpu_count() or 1
+        run_published(race, race.seconds + max(FLOOR_SHARE * until, LEAST_S), processes)
     if race.proven:
         return
     # 2. the engines, for what is left of it

@@ -1,0 +1,197 @@
+"""The published schedules with every value of their options: the floor that no result is above.
+
+They come in *rules*, each a family on one shape with one way to recompute. All rules are tried, in as
+many processes as there are, or passed over because a bound proves that they cannot be better than
+the best so far; what takes least to build and may be the fastest comes first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from ...errors import OptPipeError
+from ...processes.workers import Newest, Report, Workers, shared_numbers
+from ...schedule import Schedule
+from ...schedules.adaoffload.adaoffload import adaoffload
+from ..problem import Problem
+from ..starts import RECOMPUTING, megatron_offloads, plain_schedules, recomputing_schedules
+from ..variants import GROUPED, Way, grouped_variants, levels_of, limited_variants, work_ns
+from .portfolio import Race
+
+Built = Iterable[tuple[str, Schedule]]
+BestNs = Callable[[], float]
+PUBLISHED = "published schedules"
+
+
+class Rule(NamedTuple):
+    """Published schedules of one shape that are built one after the other.
+
+    Attributes:
+        tier: what takes less to build has less. bound_ns: proven: none of them takes less.
+        at: the number of their shape. built: the function of (best_ns, over) that builds them, where
+            `best_ns` is what they have to beat to count, and `over` whether the time is up.
+    """
+
+    tier: int
+    bound_ns: int
+    at: int
+    built: Callable[[BestNs, Callable[[], bool]], Built]
+
+
+def rules_of(problems: Sequence[Problem], bounds_ns: Sequence[int]) -> list[Rule]:
+    """All rules of some shapes, the most promising first; `bounds_ns`: of each shape."""
+    rules = []
+    for at, (problem, bound_ns) in enumerate(zip(problems, bounds_ns, strict=True)):
+        rules += [Rule(tier, bound_ns, at, built) for tier, built in _without_levels(problem)]
+        for level in (None, *levels_of(problem)):
+            least = bound_ns if level is None else max(bound_ns, work_ns(problem, level))
+            rules += [Rule(tier, least, at, built) for tier, built in _at_level(problem, level)]
+    return sorted(rules, key=lambda rule: rule[:3])
+
+
+def _without_levels(problem: Problem) -> Iterator[tuple[int, Any]]:
+    """What is not built for one level of recomputation."""
+    yield 0, partial(_adaoffload, problem)
+    if problem.may_recompute and problem.shape.placement_name == "loop":
+        for name in RECOMPUTING:
+            yield 2, partial(_recomputing, problem, name)
+
+
+def _at_level(problem: Problem, level: str | None) -> Iterator[tuple[int, Any]]:
+    yield 0, partial(_plain, problem, level)
+    yield 3, partial(_limited, problem, level)
+    ways = [None] if level is None else [Way(level, False), Way(level, True)]
+    if problem.shape.placement_name == "loop":
+        for way in ways:
+            yield 1, partial(_grouped, problem, way, True)
+            yield 3, partial(_grouped, problem, way, False)
+        if problem.may_offload:
+            yield 2, partial(_megatron, problem, level)
+
+
+def _plain(problem: Problem, level: str | None, *_: Any) -> Built:
+    return plain_schedules(problem, level)
+
+
+def _limited(problem: Problem, level: str | None, best_ns: BestNs, over: Callable[[], bool]) -> Built:
+    return limited_variants(problem, over, best_ns, [level])
+
+
+def _grouped(
+    problem: Problem, way: Way | None, usual: bool, best_ns: BestNs, over: Callable[[], bool]
+) -> Built:
+    found = grouped_variants([problem], best_ns, over, GROUPED, [way], [usual])
+    return ((name, schedule) for _, name, schedule in found)
+
+
+def _recomputing(problem: Problem, name: str, best_ns: BestNs, _: Any) -> Built:
+    return recomputing_schedules(problem, best_ns(), [name])
+
+
+def _megatron(problem: Problem, level: str | None, best_ns: BestNs, _: Any) -> Built:
+    return megatron_offloads(problem, level, best_ns)
+
+
+def _adaoffload(problem: Problem, *_: Any) -> Built:
+    plain = problem.profile.map_stages(lambda _, cost: replace(cost, recompute=()))
+    try:
+        best = adaoffload(plain, problem.microbatches, problem.limits, None, problem.objective)
+    except OptPipeError:  # nothing fits without recomputation, or host memory is too scarce
+        return
+    yield "adaoffload", best
+
+
+def run_rules(
+    races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], bool], processes: int
+) -> int:
+    """Try the rules, each in the race of its shape, until it is over; how many were left.
+
+    Args:
+        processes: with one the order is always the same, in this process.
+    """
+    if not rules:
+        return 0
+    if processes == 1:
+        return _run_here(races, rules, over)
+    return _run_apart(races, rules, over, processes)
+
+
+def _run_here(races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], bool]) -> int:
+    def best_ns() -> float:
+        return min(race.cost_ns for race in races)
+
+    for place, rule in enumerate(rules):
+        if rule.bound_ns >= best_ns():
+            continue
+        for name, schedule in rule.built(best_ns, over):
+            races[rule.at].offer(schedule, name)
+            if over():
+                return len(rules) - place
+        if over():
+            return len(rules) - place
+    return 0
+
+
+def _run_apart(
+    races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], bool], processes: int
+) -> int:
+    # costs of the shapes, then the place of the next rule
+    shared = shared_numbers([*(race.cost_ns for race in races), 0])
+    problems = [race.problem for race in races]
+    workers, left = Workers(), len(rules)
+    try:
+        workers.start([partial(_work, problems, rules, shared)] * min(processes, len(rules)))
+        for _, message in workers.messages(over, races[0].notify):
+            if message[0] == "done":
+                left -= 1
+            elif message[0] == "failed":
+                races[0].failures[PUBLISHED] = message[1]
+            else:
+                races[message[1]].take(*message[2:])
+    finally:
+        for how in workers.end().values():
+            races[0].failures[PUBLISHED] = how
+    return left
+
+
+def _work(
+    problems: Sequence[Problem], rules: Sequence[Rule], shared: Any, report: Report, _: Newest
+) -> None:
+    """Take the next rule until none is left."""
+
+    def best_ns() -> float:
+        return min(shared[:-1])
+
+    while True:
+        with shared.get_lock():
+            place = shared[-1]
+            shared[-1] += 1
+        if place >= len(rules):
+            return
+        rule = rules[place]
+        try:
+            if rule.bound_ns < best_ns():
+                for name, schedule in rule.built(best_ns, lambda: False):
+                    _offer(problems[rule.at], rule.at, schedule, name, shared, report)
+        except (BrokenPipeError, EOFError):
+            raise
+        except Exception as error:  # as text: not every error can be sent as it is
+            report("failed", f"{type(error).__name__}: {error}")
+        else:
+            report("done")
+
+
+def _offer(
+    problem: Problem, at: int, schedule: Schedule, name: str, shared: Any, report: Report
+) -> None:
+    try:
+        trace = problem.replay(schedule, explain=False)
+    except OptPipeError:
+        return
+    if trace.cost_ns < shared[at]:
+        shared[at] = trace.cost_ns
+        # a copy without what the replay has derived from it
+        report("found", at, trace.schedule.replace(), trace.cost_ns, name)
