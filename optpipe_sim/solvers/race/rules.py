@@ -76,7 +76,9 @@ def _plain(problem: Problem, level: str | None, *_: Any) -> Built:
     return plain_schedules(problem, level)
 
 
-def _limited(problem: Problem, level: str | None, best_ns: BestNs, over: Callable[[], bool]) -> Built:
+def _limited(
+    problem: Problem, level: str | None, best_ns: BestNs, over: Callable[[], bool]
+) -> Built:
     return limited_variants(problem, over, best_ns, [level])
 
 
