@@ -230,8 +230,12 @@ class Schedule:
 
     def replace(self, **changes: Any) -> Schedule:
         """A copy with other `programs`, `link_order`, `meta` or `recompute`."""
-        parts = {"link_order": self.link_order, "meta": self.meta, "recompute": self.levels}
-        parts |= changes
+        parts: dict[str, Any] = {
+            "link_order": self.link_order,
+            "meta": self.meta,
+            "recompute": self.levels,
+            **changes,
+        }
         if "programs" in changes:
             return Schedule(self.shape, **parts)
         return Schedule.from_table(self.shape, self.table, self.offsets, **parts)

@@ -137,7 +137,9 @@ def _choices(
             found.held[old] + held[new],
             np.column_stack((found.treatments[old], ways[new])),
         )
-        found = _best(grown if room is None else _rows(grown, (grown.held <= room).all(axis=1)))
+        if room is not None:
+            grown = _rows(grown, np.flatnonzero((grown.held <= room).all(axis=1)))
+        found = _best(grown)
     return found
 
 

@@ -165,7 +165,7 @@ def _work(
     """Take the next rule until none is left."""
 
     def best_ns() -> float:
-        return min(shared[:-1])
+        return float(min(shared[:-1]))
 
     while True:
         with shared.get_lock():
