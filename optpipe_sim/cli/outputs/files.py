@@ -46,7 +46,7 @@ OUTPUTS = (
     "report",
 )
 STEMS = {"write": (".csv", ".md", ".png")}  # options that name several files at once
-FOLDERS = ("checkpoint", "results", "to")
+FOLDERS = ("checkpoint", "kineto", "results", "to")
 PICTURE_ENDINGS = (".png", ".svg", ".pdf")
 PAGE_ENDINGS = (".html", ".htm")
 

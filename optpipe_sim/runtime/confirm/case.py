@@ -73,6 +73,7 @@ class Case:
         sweeps: of ``loop``, at most.
         cap_memory: on CUDA, let ``loop`` reserve no more than the limit.
         cap_limits: the limit of each device for that, where it is not the schedule's own.
+        kineto: of ``synthetic`` and ``gradient``, the folder for torch.profiler's traces.
     """
 
     schedule: Schedule
@@ -86,6 +87,7 @@ class Case:
     cap_memory: bool = False
     seed: int = 0
     cap_limits: tuple[int, ...] | None = None
+    kineto: str | None = None
 
     @cached_property
     def lowered(self) -> Lowered:

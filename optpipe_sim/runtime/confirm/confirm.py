@@ -79,6 +79,7 @@ def _on_ranks(case: Case, mode: str, ranks: Ranks, progress: Progress) -> Confir
         iterations=1 if real else case.iterations,
         seed=case.seed,
         gradients=real,
+        kineto=case.kineto,
     )
     results = ranks.run(task)
     traces = [

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
+from torch.profiler import record_function
 
 from ...errors import RuntimeFault
 from ...ops import F, Op
@@ -66,9 +67,10 @@ class Iteration:
         self.transport.send(step.op, made, step.peer)
 
     def compute(self, step: Step) -> None:
-        """Run a compute op on the input that was received for it."""
+        """Run a compute op on the input that was received for it; torch.profiler sees it by its name."""
         op, source = step.op, self.inputs.get(step.op)
         box = [self.results.pop(source)] if source is not None else [None]
-        made = compute(self.worker, op, box, self.program.levels.get(op[1:]))
+        with record_function(str(op)):
+            made = compute(self.worker, op, box, self.program.levels.get(op[1:]))
         if made is not None:
             self.results[op] = made

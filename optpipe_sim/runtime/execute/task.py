@@ -18,6 +18,7 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ...schedule.shape import Shape
 from ...sim.lower import lower
+from ..measure.kineto import recorded
 from ..measure.memory import meter as meter_of
 from ..model.models import build_stage, layer_counts
 from ..model.split import zero_gradients
@@ -65,6 +66,7 @@ class Task:
         programs: in place of those of the schedule, for tests.
         timeout_s: of every wait, in seconds.
         device: of real stages, ``cpu`` or ``cuda`` (a GPU per rank, messages over NCCL).
+        kineto: a folder for what torch.profiler records, a file per rank; None: it records nothing.
     """
 
     schedule: Schedule
@@ -78,6 +80,7 @@ class Task:
     programs: tuple[Program, ...] | None = None
     timeout_s: float = 60.0
     device: str = "cpu"
+    kineto: str | None = None
 
     def __post_init__(self) -> None:
         if self.device not in DEVICES:
@@ -93,7 +96,8 @@ class Task:
 
     def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> Result:
         """`perform` this task."""
-        return perform(self, rank, begun)
+        with recorded(self.kineto, rank, self.device):
+            return perform(self, rank, begun)
 
 
 @dataclass

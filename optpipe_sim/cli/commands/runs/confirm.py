@@ -103,6 +103,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save-trace", metavar="F.json", help="write the measured trace as data (Trace.load)"
     )
+    parser.add_argument(
+        "--kineto",
+        metavar="FOLDER",
+        help="synthetic, gradient: write what torch.profiler records, a file per rank (`import` reads"
+        " them); it slows the ops down",
+    )
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
@@ -151,10 +157,13 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         ),
         cap_memory=arguments.memory_fraction,
         seed=arguments.seed,
+        kineto=arguments.kineto,
     )
     with out.progress("confirming") as progress:
         found = confirm(case, arguments.mode, progress=progress)
         files = _write(arguments, found)
+    if arguments.kineto:
+        files[arguments.kineto] = "torch.profiler's traces, a file per rank"
     out.result(
         {
             "schedule": arguments.schedule,
@@ -174,6 +183,8 @@ def _check_mode(arguments: argparse.Namespace, profile: CostProfile) -> None:
     mode = arguments.mode
     if arguments.stretch > 1 and mode != "synthetic":
         raise OptPipeError(f"--stretch: only for --mode synthetic; ops of {mode} are real")
+    if arguments.kineto and mode not in ("synthetic", "gradient"):
+        raise OptPipeError(f"--kineto: only for --mode synthetic and gradient, not {mode}")
     if arguments.memory_fraction:
         if mode != "loop" or arguments.device != "cuda":
             raise OptPipeError("--memory-fraction: only for --mode loop --device cuda")
