@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 
 from ..errors import OptPipeError, hint_for, one_line
 from ..version import __version__
-from .commands.costs import advise, estimate, evaluate, machines, models, profile
+from .commands.costs import advise, estimate, evaluate, imports, machines, models, profile
 from .commands.replay import check, compare, explain, export, report, simulate
 from .commands.runs import confirm, train
 from .commands.search import cache, frontier, solve
@@ -50,6 +50,7 @@ COMMANDS: dict[str, Command] = {
     "train": train,
     "sweep": sweep,
     "figures": figures,
+    "import": imports,
     "export": export,
     "cache": cache,
     "completion": completion,

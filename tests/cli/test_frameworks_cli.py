@@ -111,3 +111,52 @@ def test_the_page_shows_what_is_printed(cli) -> None:
     assert command in page
     assert "1f1b takes 1.457 s (before: 1.31 s" in answer.out
     assert "1F1B takes 1.457 s in the place of 1.31 s" in page
+
+
+# -- import ---------------------------------------------------------------------------------------
+
+
+def test_import_of_a_config(cli) -> None:
+    config = {"model_type": "llama", "num_hidden_layers": 4, "hidden_size": 64, "vocab_size": 100,
+              "num_attention_heads": 4, "intermediate_size": 96, "mlp_bias": True}  # fmt: skip
+    Path("config.json").write_text(json.dumps(config))
+    answer = cli("import config.json --from hf-config --name mine --save m.yaml --json").json
+    assert answer["model"]["name"] == "mine"
+    assert answer["unread"] == ["mlp_bias: biases of the MLP are left out"]
+    assert yaml.safe_load(Path("m.yaml").read_text()) == answer["model"]
+    assert cli("estimate --model m.yaml --machine h100-sxm --devices 2 --json").code == 0
+    text = cli("import config.json --from hf-config").out
+    assert "not read            mlp_bias: biases" in text
+
+
+def test_import_of_traces(cli) -> None:
+    for rank in range(2):
+        step = {"ph": "X", "cat": "user_annotation", "pid": 1, "tid": 1, "dur": 1000}
+        first = [("F0.0", 0), ("BW0.0", 3100)] if rank == 0 else [("F1.0", 1050), ("BW1.0", 2050)]
+        events = [{**step, "name": name, "ts": ts} for name, ts in first]
+        Path(f"rank{rank}.json").write_text(json.dumps({"traceEvents": events}))
+    line = "import rank0.json rank1.json --from torch-trace --save P.yaml --save-trace T.json"
+    answer = cli(f"{line} --json").json
+    assert (answer["makespan_ns"], answer["iterations_ns"]) == (4_100_000, [4_100_000])
+    assert answer["idle_by_device_ns"][1] == {
+        "fill": 1_050_000, "waiting": 0, "transfer": 0, "host": 0, "drain": 1_050_000,
+    }  # fmt: skip
+    assert "rank 1 idle         fill 1.05 ms, drain 1.05 ms" in cli(line).out
+    assert cli("explain T.json P.yaml").code == 0
+    assert cli("simulate P.yaml --schedule 1f1b -m 1 --json").code == 0
+    assert cli("report T.json P.yaml --against 1f1b -o r.html -m 1").code == 0
+
+
+def test_what_import_refuses(cli) -> None:
+    Path("x.log").write_text("nothing")
+    for line, problem in {
+        "import x.log --from megatron-log": "x.log: no timer forward-compute",
+        "import x.log x.log --from megatron-log": "megatron-log takes one, got 2",
+        "import x.log --from megatron-log --save-trace T.json": "megatron-log has no times of ops",
+        "import x.log --from torch-trace": "x.log: is no JSON",
+        "import none.json --from hf-config": "none.json: no such file",
+        "import o.yaml --from torch-trace --save o.yaml": "--save o.yaml: is the other file",
+        "import o.yaml --from elsewhere": "invalid choice: 'elsewhere'",
+    }.items():
+        answer = cli(line)
+        assert (answer.code, problem in answer.complaint) == (2, True), answer.complaint

@@ -10,6 +10,7 @@ from contextlib import nullcontext
 from dataclasses import fields, replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from runtime_cases import with_levels, with_offloads
@@ -18,6 +19,9 @@ from optpipe_sim import CostProfile, Schedule, Trace, build
 from optpipe_sim.costs import load_model
 from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import OptPipeError, OutOfMemory, RuntimeFault
+from optpipe_sim.frameworks.imports.idle import idle_of_run
+from optpipe_sim.frameworks.imports.kineto import read_kineto
+from optpipe_sim.frameworks.imports.measured import read_run
 from optpipe_sim.ops import B, C, F, O, Op, R, parse_op
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime.confirm import confirm as confirming
@@ -32,8 +36,9 @@ from optpipe_sim.runtime.confirm.verdict import (
     peaks_after_ops,
 )
 from optpipe_sim.runtime.execute.alone import message_arrivals
+from optpipe_sim.runtime.execute.executor import measured_trace
 from optpipe_sim.runtime.execute.launch import Ranks
-from optpipe_sim.runtime.execute.task import stage_worker
+from optpipe_sim.runtime.execute.task import Task, stage_worker
 from optpipe_sim.runtime.execute.worker import sleep_until
 from optpipe_sim.runtime.measure.fake import fake_profile
 from optpipe_sim.runtime.measure.machine import provenance
@@ -176,6 +181,28 @@ def test_synthetic_sleeps_and_confirms_no_memory(case, ranks) -> None:
     assert not found.peaks
     assert found.gradients is None
     assert any("slept" in text for text in found.not_confirmed)
+
+
+def test_what_torchs_profiler_records_is_what_the_runtime_does(ranks, tmp_path) -> None:
+    """Ops, times and idle times of one run: as its ranks recorded them, and read from its traces."""
+    profile = paced(fake_profile(PLAN, "h100-sxm"))
+    schedule = build("zb-h1", profile, 4)
+    task = Task(schedule, profile, kineto=str(tmp_path))
+    records = [result.records[0] for result in ranks.run(task)]
+    own = measured_trace(lower(schedule, profile), records)
+    found = read_run([read_kineto(tmp_path / f"rank{rank}.json") for rank in range(2)]).trace
+    assert found.schedule.programs == schedule.programs
+    first = int(own.start_ns.min())
+    # a range begins and ends within what the record says; the host takes little in between
+    slack = 0.1 * own.makespan_ns
+    assert np.abs(own.start_ns - first - found.start_ns).max() < slack
+    assert np.abs(own.end_ns - first - found.end_ns).max() < slack
+    own = replace(
+        own, profile=found.profile, start_ns=own.start_ns - first, end_ns=own.end_ns - first
+    )
+    for ours, theirs in zip(idle_of_run(own), idle_of_run(found), strict=True):
+        for cause, idle in ours.items():
+            assert abs(idle - theirs[cause]) < slack, cause
 
 
 @pytest.mark.timing

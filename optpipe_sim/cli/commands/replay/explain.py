@@ -48,15 +48,15 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ....ops import parse_op
     from ....reasons.explain import explain as explained
     from ....reasons.explain import why
-    from ....sim import simulate_or_report
-    from ...inputs import read_profile, read_schedule
+    from ...inputs import read_profile, read_trace
     from ...outputs import show
 
     op = parse_op(arguments.op) if arguments.op else None
     profile = read_profile(arguments)
-    schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
-    objective = arguments.objective or schedule.meta.get("objective", "flush")
-    trace, reason = simulate_or_report(schedule, profile, objective=objective)
+    trace, reason = read_trace(
+        arguments.schedule, arguments.microbatches, profile, arguments.objective
+    )
+    schedule = trace.schedule
     answer: dict[str, Any] = {"schedule": arguments.schedule, "op": op and str(op)}
     if out.json:
         from ....reasons.data import explain_data, why_data

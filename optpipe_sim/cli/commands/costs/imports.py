@@ -1,0 +1,153 @@
+"""``import``: a config, a log or traces of a real run, as a model, a profile or a measured trace."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ....errors import OptPipeError
+from ...status import DONE
+
+if TYPE_CHECKING:
+    from ....frameworks.imports.measured import Measured
+    from ...outputs.show import Out
+
+EXAMPLE = "optpipe-sim import trace/rank*.json --from torch-trace --save P.yaml --save-trace T.json"
+SUMMARY = "read a config, a log or traces of a framework"
+SOURCES = ("hf-config", "torch-trace", "megatron-log")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `import` understands."""
+    parser.add_argument("other_files", metavar="FILE", nargs="+", help="what to read")
+    parser.add_argument(
+        "--from",
+        dest="source",
+        required=True,
+        choices=SOURCES,
+        help="hf-config: a config.json of Hugging Face, to a model; torch-trace: Kineto traces of"
+        " torch.profiler, one per rank, to a profile and a measured trace; megatron-log: what"
+        " Megatron-LM prints, to a profile",
+    )
+    parser.add_argument(
+        "--save", metavar="F.yaml", help="write the model or the profile that was read"
+    )
+    parser.add_argument(
+        "--save-trace",
+        metavar="T.json",
+        help="torch-trace: write the measured trace, which explain and report take",
+    )
+    parser.add_argument("--name", help="what to call the profile (default: that of the file)")
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Read, write, and say what was not read."""
+    from ...outputs.show import line, written
+
+    if arguments.save_trace and arguments.source != "torch-trace":
+        raise OptPipeError(f"--save-trace: {arguments.source} has no times of ops; leave it out")
+    if arguments.source != "torch-trace" and len(arguments.other_files) > 1:
+        raise OptPipeError(f"FILE: {arguments.source} takes one, got {len(arguments.other_files)}")
+    answer, unread, files = _READ[arguments.source](arguments, out)
+    out.result(
+        {
+            "from": arguments.source,
+            "read": arguments.other_files,
+            **answer,
+            "unread": list(unread),
+            "files": files,
+        }
+    )
+    for sentence in unread:
+        line(out, "not read", sentence)
+    written(out, files)
+    return DONE
+
+
+_Read = tuple[dict[str, Any], list[str], dict[str, str]]
+
+
+def _config(arguments: argparse.Namespace, out: Out) -> _Read:
+    from dataclasses import replace
+
+    from ....costs.models import parameters
+    from ....files import write_mapping
+    from ....frameworks.imports.hf_config import model_data, read_config
+    from ...outputs.show import line
+
+    model, unread = read_config(arguments.other_files[0])
+    model = replace(model, name=arguments.name or model.name)
+    data = model_data(model)
+    files = {}
+    if arguments.save:
+        write_mapping(arguments.save, data)
+        files[arguments.save] = "the model; --model takes it"
+    line(out, model.name, f"{parameters(model) / 1e9:.3g}B parameters, {model.layers} layers")
+    return {"model": data, "parameters": parameters(model)}, unread, files
+
+
+def _log(arguments: argparse.Namespace, out: Out) -> _Read:
+    from ....frameworks.imports.megatron_log import read_log
+    from ....units import format_time
+    from ...outputs.show import line
+
+    found = read_log(arguments.other_files[0], arguments.name or "megatron-log")
+    profile = found.profile
+    files = _save_profile(arguments, profile)
+    taken = "not logged" if found.iteration_ns is None else format_time(found.iteration_ns)
+    line(out, profile.name, f"{profile.devices} ranks, {found.microbatches} microbatches")
+    line(out, "iteration", taken)
+    answer = {
+        "devices": profile.devices,
+        "chunks": profile.chunks,
+        "microbatches": found.microbatches,
+        "iteration_ns": found.iteration_ns,
+    }
+    return answer, list(found.unread), files
+
+
+def _traces(arguments: argparse.Namespace, out: Out) -> _Read:
+    from ....frameworks.imports.kineto import read_kineto
+    from ....frameworks.imports.measured import read_run
+
+    found = read_run(
+        [read_kineto(path) for path in arguments.other_files], arguments.name or "measured"
+    )
+    files = _save_profile(arguments, found.profile)
+    if arguments.save_trace:
+        found.trace.save(arguments.save_trace)
+        files[arguments.save_trace] = "the measured trace; explain and report take it"
+    answer = found.to_json()
+    unread = answer.pop("unread")
+    if not out.json:
+        _show(out, found, answer)
+    return answer, unread, files
+
+
+def _show(out: Out, found: Measured, answer: dict[str, Any]) -> None:
+    from ....units import format_time
+    from ...outputs.show import line
+
+    shape = found.trace.schedule.shape
+    line(out, "run", f"{shape.devices} ranks, {shape.chunks} chunks, m = {shape.microbatches}")
+    line(out, "iteration", format_time(answer["makespan_ns"]))
+    line(out, "replay", f"{format_time(answer['replay_ns'])} ({answer['replay_off']:+.1%})")
+    for device, idle in enumerate(answer["idle_by_device_ns"]):
+        parts = [f"{cause} {format_time(time)}" for cause, time in idle.items() if time]
+        line(out, f"rank {device} idle", ", ".join(parts) or "never")
+    if any(found.shifted_ns):
+        shifts = ", ".join(f"{shift / 1e3:+.0f}" for shift in found.shifted_ns)
+        line(out, "clocks", f"shifted by {shifts} us, so that messages arrive after they are sent")
+
+
+def _save_profile(arguments: argparse.Namespace, profile: Any) -> dict[str, str]:
+    from ....files import write_mapping
+    from ....profile_io import profile_to_json
+
+    if not arguments.save:
+        return {}
+    write_mapping(arguments.save, profile_to_json(profile))
+    return {arguments.save: "the profile"}
+
+
+_READ = {"hf-config": _config, "megatron-log": _log, "torch-trace": _traces}

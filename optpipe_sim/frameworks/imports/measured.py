@@ -1,0 +1,352 @@
+"""From what every rank recorded to a schedule, a measured trace, and a profile of what ops take."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+
+from ...errors import InvalidSchedule, OptPipeError
+from ...ops import BW, B, F, Op, W
+from ...profile import CostProfile
+from ...schedule import Schedule, Shape, validate
+from ...sim import simulate
+from ...stage_cost import StageCost
+from ...trace import Trace
+from .idle import idle_of_run
+from .kineto import RankTrace
+
+Times = dict[Op, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A real run, read back.
+
+    Attributes:
+        trace: the iteration whose time is in the middle, from its first op on; its profile is `profile`
+            without what the host adds to ops, so that its waits are those of the run.
+        profile: what ops take on average, as a replay needs it: with what the host takes between them.
+        iterations_ns: how long each iteration took.
+        late_ns: how much later than it could an op starts that waits for nobody (the middle one);
+            part of every duration of `profile`.
+        shifted_ns: by rank, what was added to its clock so that no message arrives before it is sent.
+        unread: what the files have and this has not, a sentence each.
+    """
+
+    trace: Trace
+    profile: CostProfile
+    iterations_ns: tuple[int, ...]
+    late_ns: int
+    shifted_ns: tuple[int, ...]
+    unread: tuple[str, ...]
+
+    @property
+    def replay(self) -> Trace:
+        """The replay of the same order with the profile."""
+        return simulate(self.trace.schedule, self.profile, enforce=False)
+
+    def to_json(self) -> dict[str, Any]:
+        makespan, replayed = self.trace.makespan_ns, self.replay.makespan_ns
+        return {
+            "iterations_ns": list(self.iterations_ns),
+            "makespan_ns": makespan,
+            "replay_ns": replayed,
+            "replay_off": round(replayed / makespan - 1, 6),
+            "idle_by_device_ns": idle_of_run(self.trace),
+            "late_ns": self.late_ns,
+            "shifted_ns": list(self.shifted_ns),
+            "unread": list(self.unread),
+        }
+
+
+def read_run(traces: Sequence[RankTrace], name: str = "measured") -> Measured:
+    """The run that these files are of, one per rank.
+
+    Raises:
+        OptPipeError: one line: which rank is missing or there twice, or which op.
+    """
+    ranks = _by_rank(traces)
+    runs = [_occurrences(one) for one in ranks]
+    count = min(len(times) for run in runs for times in run.values())
+    shape = _shape(runs)
+    iterations = [
+        [{op: seen[at] for op, seen in run.items()} for run in runs] for at in range(count)
+    ]
+    shifts = _shifts(shape, iterations)
+    iterations = [
+        [_moved(times, by) for times, by in zip(one, shifts, strict=True)] for one in iterations
+    ]
+    lengths = [_length(one) for one in iterations]
+    # the first one warms up
+    steady = range(1, count) if count > 1 else range(count)
+    middle = sorted(steady, key=lambda at: lengths[at])[(len(steady) - 1) // 2]
+    schedule = _schedule(shape, iterations[middle], name)
+    kept = [iterations[at] for at in steady]
+    late, hop = _late_and_hop(schedule, kept)
+    plain = _profile(shape, kept, ranks, hop, name)
+    profile = plain.map_stages(lambda _, cost: _later(cost, late))
+    return Measured(
+        _trace(schedule, plain, iterations[middle]),
+        replace(profile, meta=_meta(ranks, count, late)),
+        tuple(lengths),
+        late,
+        tuple(shifts),
+        tuple(_unread(ranks, runs, count)),
+    )
+
+
+# -- ranks and iterations -------------------------------------------------------------------------
+
+
+def _by_rank(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    if all(one.rank is None for one in traces):
+        return list(traces)  # then their order says it
+    found: dict[int, RankTrace] = {}
+    for at, one in enumerate(traces):
+        rank = at if one.rank is None else one.rank
+        if rank in found:
+            raise OptPipeError(
+                f"{one.source}: is of rank {rank}, as {found[rank].source} is; give one file per rank"
+            )
+        found[rank] = one
+    # of several replicas of a pipeline the ranks are not 0 to p-1; their order counts
+    return [found[rank] for rank in sorted(found)]
+
+
+def _occurrences(trace: RankTrace) -> dict[Op, list[tuple[int, int]]]:
+    """By op, its times in each iteration."""
+    found: dict[Op, list[tuple[int, int]]] = defaultdict(list)
+    for op, start, end in ((one.op, one.start_ns, one.end_ns) for one in trace.ranges):
+        found[op].append((start, max(end, start + 1)))
+    return dict(found)
+
+
+def _shape(runs: Sequence[Mapping[Op, Any]]) -> Shape:
+    ranks: dict[int, int] = {}
+    for rank, run in enumerate(runs):
+        for op in run:
+            if ranks.setdefault(op.stage, rank) != rank:
+                raise OptPipeError(
+                    f"stage {op.stage} is on rank {ranks[op.stage]} and on rank {rank}: give the files"
+                    " of one pipeline"
+                )
+    stages = 1 + max(ranks)
+    missing = [stage for stage in range(stages) if stage not in ranks]
+    if missing or stages % len(runs):
+        what = f"stage {missing[0]} is in no file" if missing else f"{stages} stages"
+        raise OptPipeError(f"{what}, on {len(runs)} ranks: is the file of a rank missing?")
+    microbatches = 1 + max(op.microbatch for run in runs for op in run)
+    placement = tuple(ranks[stage] for stage in range(stages))
+    return Shape(len(runs), stages // len(runs), microbatches, placement)
+
+
+def _length(iteration: Sequence[Times]) -> int:
+    starts = [start for times in iteration for start, _ in times.values()]
+    return max(end for times in iteration for _, end in times.values()) - min(starts)
+
+
+def _moved(times: Times, by: int) -> Times:
+    return {op: (start + by, end + by) for op, (start, end) in times.items()}
+
+
+def _edges(shape: Shape, times: Mapping[Op, Any]) -> list[tuple[Op, Op]]:
+    """Producer and consumer of every message between devices."""
+    found = []
+    for op in times:
+        step = -1 if op.kind is F else 1
+        if op.kind not in (F, B, BW) or not 0 <= op.stage + step < shape.stages:
+            continue
+        if shape.placement[op.stage] == shape.placement[op.stage + step]:
+            continue
+        for kind in (F,) if op.kind is F else (B, BW):
+            source = op._replace(kind=kind, stage=op.stage + step)
+            if source in times:
+                found.append((source, op))
+    return found
+
+
+def _shifts(shape: Shape, iterations: Sequence[Sequence[Times]]) -> list[int]:
+    """What to add to each rank's clock: nothing, unless messages arrive before they are sent; then
+    half of what neighbours differ by, both ways (as clocks are set over a network)."""
+    least: dict[tuple[int, int], int] = {}
+    for iteration in iterations:
+        times = {op: when for part in iteration for op, when in part.items()}
+        for source, op in _edges(shape, times):
+            pair = shape.placement[source.stage], shape.placement[op.stage]
+            delay = times[op][0] - times[source][1]
+            least[pair] = min(least.get(pair, delay), delay)
+    shifts = {0: 0}
+    todo = [0]
+    while todo:
+        here = todo.pop()
+        for there in range(shape.devices):
+            forth, back = least.get((here, there)), least.get((there, here))
+            if there in shifts or (forth is None and back is None):
+                continue
+            apart = 0
+            if min(forth or 0, back or 0) < 0:
+                apart = ((back or 0) - (forth or 0)) // 2
+            shifts[there] = shifts[here] + apart
+            todo.append(there)
+    return [shifts.get(rank, 0) for rank in range(shape.devices)]
+
+
+# -- schedule, trace and profile ------------------------------------------------------------------
+
+
+def _schedule(shape: Shape, iteration: Sequence[Times], name: str) -> Schedule:
+    programs = [sorted(times, key=lambda op: times[op][0]) for times in iteration]
+    schedule = Schedule(shape, programs, meta={"name": name})
+    try:
+        validate(schedule)
+    except InvalidSchedule as error:
+        raise OptPipeError(f"the files do not hold a whole iteration: {error}") from None
+    return schedule
+
+
+def _trace(schedule: Schedule, profile: CostProfile, iteration: Sequence[Times]) -> Trace:
+    times = {op: when for part in iteration for op, when in part.items()}
+    zero = min(start for start, _ in times.values())
+    rows = [times[op] for program in schedule.programs for op in program]
+    start, end = (np.array(rows, np.int64) - zero).T
+    return Trace(
+        schedule, profile.for_shape(schedule.shape), start.copy(), end.copy(), start.copy()
+    )
+
+
+def _late_and_hop(schedule: Schedule, iterations: Sequence[Sequence[Times]]) -> tuple[int, int]:
+    """How late ops start that wait for nobody, and what a message takes beyond that (the middle ones).
+
+    A message counts where its taker had nothing else to do when it was sent; an op waits for nobody
+    where what it needs had come when the op before it ended.
+    """
+    idle, hops = [], []  # how long before an op, and since when what it needs was sent
+    for iteration in iterations:
+        times = {op: when for part in iteration for op, when in part.items()}
+        sources: dict[Op, int] = {}
+        for source, op in _edges(schedule.shape, times):
+            sources[op] = max(sources.get(op, 0), times[source][1])
+        for part in iteration:
+            order = sorted(part, key=lambda op: part[op][0])
+            if order[0] in sources:
+                hops.append(part[order[0]][0] - sources[order[0]])
+            for before, op in pairwise(order):
+                free, start, sent = part[before][1], part[op][0], sources.get(op)
+                idle.append((max(0, start - free), None if sent is None else free - sent))
+                if sent is not None and sent >= free:
+                    hops.append(start - sent)
+    usual = median(hops or [0])
+    late = [gap for gap, since in idle if since is None or since >= usual]
+    lateness = median(late or [0])
+    return round(lateness), max(0, round(usual - lateness))
+
+
+def _profile(
+    shape: Shape,
+    iterations: Sequence[Sequence[Times]],
+    ranks: Sequence[RankTrace],
+    hop: int,
+    name: str,
+) -> CostProfile:
+    lasted: dict[tuple[int, Any], list[int]] = defaultdict(list)
+    for iteration in iterations:
+        for times in iteration:
+            for op, (start, end) in times.items():
+                lasted[op.stage, op.kind].append(end - start)
+    held = _held(shape, iterations, ranks)
+    stages = []
+    for stage in range(shape.stages):
+        mean = {
+            kind: max(1, round(fmean(lasted[stage, kind])))
+            for kind in (F, B, W, BW)
+            if (stage, kind) in lasted
+        }
+        costs: dict[str, Any] = {"t_f_ns": mean[F]}
+        if B in mean:
+            costs |= {"t_b_ns": mean[B], "t_w_ns": mean[W], "t_bw_ns": mean.get(BW)}
+        else:
+            costs |= {"t_b_ns": mean[BW], "t_w_ns": 0, "splits": False}
+        act, w, static = held.get(stage, (0, 0, 0))
+        costs |= {"act_bytes": act, "static_bytes": static}
+        if costs.get("splits", True):
+            costs["w_bytes"] = min(w, act)
+        stages.append(StageCost(**costs))
+    return CostProfile(
+        name, shape.devices, tuple(stages), shape.chunks, shape.placement, occupancy_ns=hop
+    )
+
+
+def _later(cost: StageCost, late: int) -> StageCost:
+    return replace(
+        cost,
+        t_f_ns=cost.t_f_ns + late,
+        t_b_ns=cost.t_b_ns + late,
+        t_w_ns=cost.t_w_ns + late if cost.splits else 0,
+        t_bw_ns=None if cost.t_bw_ns is None else cost.t_bw_ns + late,
+    )
+
+
+def _held(
+    shape: Shape, iterations: Sequence[Sequence[Times]], ranks: Sequence[RankTrace]
+) -> dict[int, tuple[int, int, int]]:
+    """By stage, from changes of the allocator: what an F leaves, what a W gives back, and, on the first
+    stage of each device, what is there before the first op."""
+    found: dict[int, tuple[int, int, int]] = {}
+    for rank, trace in enumerate(ranks):
+        if not trace.memory:
+            continue
+        instants, totals = zip(*trace.memory, strict=True)
+
+        def at(
+            time: int, instants: Sequence[int] = instants, totals: Sequence[int] = totals
+        ) -> int:
+            before = bisect_right(instants, time) - 1
+            return int(totals[max(before, 0)])
+
+        changes: dict[tuple[int, Any], list[int]] = defaultdict(list)
+        for iteration in iterations:
+            for op, (start, end) in iteration[rank].items():
+                changes[op.stage, op.kind].append(at(end) - at(start))
+        static = at(min(start for start, _ in iterations[0][rank].values()))
+        for stage in shape.stages_of(rank):
+            act = max(0, round(median(changes[stage, F])))
+            w = max(0, -round(median(changes.get((stage, W), [0]))))
+            found[stage] = act, w, max(0, static) if stage == shape.stages_of(rank)[0] else 0
+    return found
+
+
+def _meta(ranks: Sequence[RankTrace], count: int, late: int) -> dict[str, Any]:
+    return {
+        "source": f"optpipe-sim import: {len(ranks)} Kineto traces, {count} iterations",
+        "provenance": {
+            "t_f, t_b, t_w": f"measured: means, {late} ns of the host's time between ops included",
+            "t_comm": "measured: the middle of those that someone waited for",
+            "act, w, static": "measured: changes of the allocator"
+            if any(one.memory for one in ranks)
+            else "not in the traces",
+        },
+    }
+
+
+def _unread(
+    ranks: Sequence[RankTrace], runs: Sequence[Mapping[Op, Sequence[Any]]], count: int
+) -> list[str]:
+    told = []
+    if not all(one.memory for one in ranks):
+        told.append("memory: not in every trace; record with profile_memory=True")
+    other = sum((one.unread for one in ranks), Counter())
+    if other:
+        kinds = ", ".join(f"{kind} ({number})" for kind, number in sorted(other.items()))
+        told.append(f"ranges of torch's pipelining that are no ops here: {kinds}")
+    more = sum(len(seen) - count for run in runs for seen in run.values())
+    if more:
+        told.append(f"{more} ops of iterations that are not whole")
+    told.append("recomputation, offloads and limits: a trace does not tell them apart from ops")
+    return told

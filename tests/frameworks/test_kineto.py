@@ -1,0 +1,211 @@
+"""Kineto traces read back: made from replays, so that every time is known."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from unit_profiles import unit_profile
+
+from optpipe_sim import CostProfile, Trace, build, simulate
+from optpipe_sim.errors import OptPipeError
+from optpipe_sim.frameworks.imports.idle import CAUSES, idle_of_run
+from optpipe_sim.frameworks.imports.kineto import read_kineto
+from optpipe_sim.frameworks.imports.measured import Measured, read_run
+from optpipe_sim.ops import BW, COMPUTE, B, F, Op, W
+
+BASE_NS = 1_790_857_026_000_000_000
+TORCH = {F: "F", B: "I", W: "W", BW: "B"}
+
+
+def kineto(
+    trace: Trace,
+    rank: int,
+    *,
+    iterations: int = 1,
+    shift_ns: int = 0,
+    named: Callable[[Op], str] = str,
+    category: str = "user_annotation",
+    **more: Any,
+) -> dict[str, Any]:
+    """What torch.profiler would write of one rank of a replay."""
+    events = []
+    for at in range(iterations):
+        for op, device, start, end, _ in trace.spans:
+            if device == rank and op.kind in COMPUTE:
+                began = start + at * 2 * trace.makespan_ns + 5_000_000 + shift_ns
+                event = {"ph": "X", "cat": category, "name": named(op), "pid": 1, "tid": 7}
+                events.append({**event, "ts": began / 1000, "dur": (end - start) / 1000})
+    info = {"rank": rank, "world_size": trace.profile.devices}
+    return {
+        "traceEvents": events,
+        "baseTimeNanoseconds": BASE_NS,
+        "distributedInfo": info,
+        **more,
+    }
+
+
+def read(folder: Path, traces: list[dict[str, Any]]) -> Measured:
+    paths = []
+    for at, data in enumerate(traces):
+        paths.append(folder / f"trace{at}.json")
+        paths[-1].write_text(json.dumps(data))
+    return read_run([read_kineto(path) for path in paths])
+
+
+def profile_of(devices: int, chunks: int = 1) -> CostProfile:
+    stages = [
+        {
+            "t_f_us": 1000 + 37 * at,
+            "t_b_us": 1100 + 11 * at,
+            "t_w_us": 900 - 13 * at,
+            "act_bytes": 0,
+        }
+        for at in range(devices * chunks)
+    ]
+    return unit_profile(devices, chunks, stages=stages, t_comm_us=50)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "zb-v", "1f1b-i", "zb-h2"])
+@pytest.mark.parametrize("devices", [2, 4])
+def test_a_replay_comes_back(tmp_path: Path, name: str, devices: int) -> None:
+    profile = profile_of(devices, 2 if name in ("zb-v", "1f1b-i") else 1)
+    trace = simulate(build(name, profile, 2 * devices), profile)
+    found = read(tmp_path, [kineto(trace, rank) for rank in range(devices)])
+    assert found.trace.schedule.shape == trace.schedule.shape
+    assert found.trace.schedule.programs == trace.schedule.programs
+    assert found.trace.start_ns.tolist() == trace.start_ns.tolist()
+    assert found.trace.end_ns.tolist() == trace.end_ns.tolist()
+    assert idle_of_run(found.trace) == idle_of_run(trace)
+    assert found.replay.makespan_ns == trace.makespan_ns
+    assert found.profile.t_comm_ns == 50_000
+    assert found.late_ns == 0
+    shaped = profile.for_shape(trace.schedule.shape)
+    for ours, theirs in zip(found.profile.stages, shaped.stages, strict=True):
+        assert ours.t_f_ns == theirs.t_f_ns
+        assert ours.fused_ns == theirs.fused_ns
+
+
+def test_files_in_any_order_gzipped_and_with_iterations(tmp_path: Path) -> None:
+    profile = profile_of(3)
+    trace = simulate(build("1f1b", profile, 5), profile)
+    paths = []
+    for rank in (2, 0, 1):
+        paths.append(tmp_path / f"{rank}.json.gz")
+        paths[-1].write_bytes(gzip.compress(json.dumps(kineto(trace, rank, iterations=3)).encode()))
+    found = read_run([read_kineto(path) for path in paths])
+    assert found.iterations_ns == (trace.makespan_ns,) * 3
+    assert found.trace.start_ns.tolist() == trace.start_ns.tolist()
+    assert found.replay.makespan_ns == trace.makespan_ns
+
+
+def test_idle_adds_up_and_tells_waiting_from_transfer(tmp_path: Path) -> None:
+    profile = profile_of(4)
+    trace = simulate(build("1f1b", profile, 6), profile)
+    for device, idle in enumerate(idle_of_run(trace)):
+        assert tuple(idle) == CAUSES
+        assert sum(idle.values()) == trace.makespan_ns - trace.busy_ns[device]
+        theirs = trace.idle_by_device_ns[device]
+        assert (idle["waiting"], idle["transfer"]) == (theirs["neighbour"], theirs["communication"])
+        assert idle["host"] == 0
+    late = 7_000  # between all ops of a rank
+    slow = Trace(
+        trace.schedule, trace.profile, trace.start_ns + late, trace.end_ns, trace.start_ns + late
+    )
+    # an op that starts later than it could has the host to blame, or is part of its message
+    grown = [sum(idle.values()) for idle in idle_of_run(slow)]
+    assert grown == [sum(idle.values()) + 6 * 2 * late for idle in idle_of_run(trace)]
+    assert sum(idle["host"] for idle in idle_of_run(slow)) > 0
+    found = read(tmp_path, [kineto(slow, rank) for rank in range(4)])
+    assert found.late_ns == late
+    assert found.replay.makespan_ns == pytest.approx(slow.makespan_ns, rel=0.01)
+
+
+def test_clocks_are_set_by_the_messages(tmp_path: Path) -> None:
+    profile = profile_of(4)
+    trace = simulate(build("1f1b", profile, 6), profile)
+    skews = (0, 3_000_000, -4_000_000, 10_000_000)
+    traces = [kineto(trace, rank, shift_ns=skew) for rank, skew in enumerate(skews)]
+    found = read(tmp_path, traces)
+    assert found.shifted_ns == (0, -3_000_000, 4_000_000, -10_000_000)
+    assert found.trace.start_ns.tolist() == trace.start_ns.tolist()
+
+
+def test_torchs_own_ranges_and_where_they_wait(tmp_path: Path) -> None:
+    """torch waits for messages within its ranges; its operators say when it computed."""
+    profile = profile_of(2)
+    trace = simulate(build("zb-h1", profile, 4), profile)
+    traces = []
+    for rank in range(2):
+        data = kineto(trace, rank, named=lambda op: f"PP:{op.stage}{TORCH[op.kind]}{op.microbatch}")
+        for event in list(data["traceEvents"]):
+            data["traceEvents"].append({**event, "cat": "cpu_op", "name": "aten::mm"})
+            early = 20.0
+            event["ts"] -= early
+            event["dur"] += early
+        wait = {"ph": "X", "cat": "user_annotation", "name": "PP:0SEND_F1", "tid": 7}
+        data["traceEvents"].append({**wait, "ts": 1.0, "dur": 1.0})
+        traces.append(data)
+    found = read(tmp_path, traces)
+    assert found.trace.start_ns.tolist() == trace.start_ns.tolist()
+    assert found.trace.schedule.programs == trace.schedule.programs
+    assert "SEND_F (2)" in "".join(found.unread)
+
+
+def test_on_a_gpu_the_device_counts(tmp_path: Path) -> None:
+    profile = profile_of(2)
+    trace = simulate(build("1f1b", profile, 4), profile)
+    traces = []
+    for rank in range(2):
+        data = kineto(trace, rank, category="gpu_user_annotation")
+        host = kineto(trace, rank, shift_ns=-900_000)["traceEvents"]
+        traces.append({**data, "traceEvents": [*host, *data["traceEvents"]]})
+    found = read(tmp_path, traces)
+    assert found.trace.start_ns.tolist() == trace.start_ns.tolist()
+
+
+def test_memory_is_what_the_allocator_says(tmp_path: Path) -> None:
+    profile = profile_of(2)
+    trace = simulate(build("zb-h1", profile, 4), profile)
+    traces = []
+    for rank in range(2):
+        data, held = kineto(trace, rank), 5000
+        for event in sorted(data["traceEvents"], key=lambda one: one["ts"]):
+            held += {"F": 100, "B": -60, "W": -40}[event["name"][0]]
+            told = {"Total Allocated": held, "Device Type": 0}
+            when = event["ts"] + event["dur"] / 2
+            data["traceEvents"].append({"ph": "i", "name": "[memory]", "ts": when, "args": told})
+        start = {"ph": "i", "name": "[memory]", "ts": 0}
+        data["traceEvents"].append({**start, "args": {"Total Allocated": 5000, "Device Type": 0}})
+        traces.append(data)
+    found = read(tmp_path, traces)
+    for cost in found.profile.stages:
+        assert (cost.act_bytes, cost.w_bytes, cost.static_bytes) == (100, 40, 5000)
+    assert found.trace.peak_bytes == (5200, 5140)
+    assert not any("memory" in sentence for sentence in found.unread)
+
+
+def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
+    profile = profile_of(2)
+    trace = simulate(build("1f1b", profile, 4), profile)
+    one, two = (kineto(trace, rank) for rank in range(2))
+    with pytest.raises(OptPipeError, match=r"is of rank 0, as .*trace0.json is"):
+        read(tmp_path, [one, one])
+    with pytest.raises(OptPipeError, match="stage 0 is in no file, on 1 ranks: is the file of a"):
+        read(tmp_path, [two])
+    nameless = {**one, "traceEvents": [{**e, "name": "x"} for e in one["traceEvents"]]}
+    with pytest.raises(OptPipeError, match=r"trace0.json: no op: expected ranges such as F3.7"):
+        read(tmp_path, [nameless, two])
+    part = {**one, "traceEvents": one["traceEvents"][:-1]}
+    with pytest.raises(OptPipeError, match="do not hold a whole iteration"):
+        read(tmp_path, [part, two])
+    (tmp_path / "x.json").write_text("[")
+    with pytest.raises(OptPipeError, match=r"x\.json: is no JSON"):
+        read_kineto(tmp_path / "x.json")
+    (tmp_path / "x.json").write_text("{}")
+    with pytest.raises(OptPipeError, match="traceEvents: missing"):
+        read_kineto(tmp_path / "x.json")
