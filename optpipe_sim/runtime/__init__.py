@@ -13,15 +13,19 @@ if TYPE_CHECKING:
     from .model.recompute import mark_layers as mark_layers
     from .model.recompute import part as part
     from .modules.profile import profile_modules as profile_modules
+    from .modules.save import load_pipeline as load_pipeline
+    from .modules.save import save_pipeline as save_pipeline
     from .modules.step import PipelineStep as PipelineStep
 
 # looked up on first use: torch takes a second or two
 _HOME = {
     "PipelineStep": ".modules.step",
     "checkpoint": ".model.recompute",
+    "load_pipeline": ".modules.save",
     "mark_layers": ".model.recompute",
     "part": ".model.recompute",
     "profile_modules": ".modules.profile",
+    "save_pipeline": ".modules.save",
 }
 __all__ = sorted(_HOME)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator
 from functools import cache
 
@@ -15,7 +16,7 @@ from optpipe_sim import build, simulate, solve
 from optpipe_sim.errors import OptPipeError, RuntimeFault
 from optpipe_sim.ops import C, O
 from optpipe_sim.profile import CostProfile, Offload
-from optpipe_sim.runtime import PipelineStep, profile_modules
+from optpipe_sim.runtime import PipelineStep, load_pipeline, profile_modules, save_pipeline
 from optpipe_sim.runtime.measure import profiler
 from optpipe_sim.runtime.measure.copies import DIRECTIONS, MODES, Copy
 from optpipe_sim.schedule import Schedule
@@ -249,6 +250,48 @@ def test_each_parameter_is_told_once_and_when_it_is_complete(name: str):
     assert all(torch.equal(told[id(p)], p.grad) for p in step.parameters())
     assert len(told) == len(ended) == len(step.parameters())
     assert min(done) < len(ops) - 1  # while others still run
+
+
+def cut(stages: int, blocks: int = 4) -> list[nn.Module]:
+    """The same layers in so many stages; each knows its name in the whole."""
+    torch.manual_seed(0)
+    layers = [own.Layer() for _ in range(blocks)]
+    each = blocks // stages
+    return [
+        nn.Sequential(OrderedDict((str(at), layers[at]) for at in range(s * each, (s + 1) * each)))
+        for s in range(stages)
+    ]
+
+
+def test_another_number_of_stages_goes_on_from_a_checkpoint(tmp_path):
+    def made(stages: int) -> tuple[PipelineStep, torch.optim.Optimizer, object]:
+        schedule = build("1f1b", profile_of(stages, stages), 4)
+        step = PipelineStep(cut(stages), schedule, lambda y, t: (y - t).square().mean())
+        optimizer = torch.optim.AdamW(step.parameters(), lr=0.1)
+        return step, optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+    def train(step, optimizer, scheduler, numbers) -> float | None:
+        loss = None
+        for number in numbers:
+            torch.manual_seed(number)
+            loss = step(torch.randn(4, 3, own.WIDTH), torch.randn(4, 3, own.WIDTH))
+            optimizer.step()
+            scheduler.step()
+        return loss
+
+    four, two = made(4), made(2)
+    train(*four, range(2))
+    save_pipeline(str(tmp_path), four[0], 2, *four[1:])
+    assert load_pipeline(str(tmp_path), two[0], *two[1:]) == 2
+    assert train(*four, range(2, 5)) == train(*two, range(2, 5))
+    for one, other in zip(four[0].parameters(), two[0].parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-000002"]
+    alike = PipelineStep([nn.Linear(4, 4), nn.Linear(4, 4)], two[0].schedule, own.loss)
+    with pytest.raises(OptPipeError, match="names: stages 0 and 1 both have 'weight'"):
+        save_pipeline(str(tmp_path), alike, 3)
+    with pytest.raises(OptPipeError, match="has no 'weight', which stage 0 has"):
+        load_pipeline(str(tmp_path), alike)
 
 
 # -- what cannot work is refused before the first step -----------------------------------------------

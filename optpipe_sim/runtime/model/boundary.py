@@ -54,6 +54,10 @@ class Boundary:
         """One tensor, with a gradient."""
         return cls(pytree.tree_structure(0), (Leaf(tuple(shape), dtype, True),))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To other processes a tree of numbers tells the structure: torch's own specs warn there."""
+        return _rebuilt, (pytree.tree_unflatten(range(len(self.leaves)), self.spec), self.leaves)
+
     @property
     def tensors(self) -> list[Leaf]:
         """The tensors, in order."""
@@ -122,6 +126,10 @@ def call(module: Callable[..., Any], tree: Any) -> Any:
     if type(tree) is tuple:
         return module(*tree)
     return module(**tree) if type(tree) is dict else module(tree)
+
+
+def _rebuilt(tree: Any, leaves: tuple[Any, ...]) -> Boundary:
+    return Boundary(pytree.tree_structure(tree), leaves)
 
 
 def _leaf(value: Any) -> Any:

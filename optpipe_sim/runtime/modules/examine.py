@@ -93,7 +93,7 @@ def examine(
     for stage in sorted(modules):
         taken = came.get(stage)
         if taken is None and stage:
-            taken = group.take(place[stage - 1])
+            taken = _received(*group.take(place[stage - 1]))
         if taken is not None and taken.problem:
             made = Passed(problem=taken.problem)
         else:
@@ -102,7 +102,7 @@ def examine(
         if stage < last and stage + 1 in modules:
             came[stage + 1] = made
         elif stage < last:
-            group.put(_on_host(made), place[stage + 1])
+            group.put(_sent(made), place[stage + 1])
         if taken is not None and stage:
             found.setdefault(stage - 1, taken)
     problems = group.gather(next((one.problem for one in found.values() if one.problem), None))
@@ -112,8 +112,19 @@ def examine(
     return found
 
 
-def _on_host(made: Passed) -> Passed:
-    return Passed(made.boundary, None if made.message is None else made.message.cpu(), made.problem)
+def _sent(made: Passed) -> tuple[Boundary | None, Any, str | None]:
+    """As plain data: the message as an array of bytes."""
+    if made.message is None:
+        return made.boundary, None, made.problem
+    flat = made.message.cpu().contiguous().view(-1).view(torch.uint8)
+    return made.boundary, flat.numpy(), made.problem
+
+
+def _received(boundary: Boundary | None, data: Any, problem: str | None) -> Passed:
+    if boundary is None:
+        return Passed(problem=problem)
+    shape, dtype = boundary.message
+    return Passed(boundary, torch.from_numpy(data).view(dtype).view(shape), problem)
 
 
 def _examined(

@@ -38,14 +38,18 @@ def save_checkpoint(
     stages = {str(stage): module.state_dict() for stage, module in worker.modules.items()}
     buffer = io.BytesIO()
     torch.save({"stages": stages, "optimizer": optimizer.state_dict()}, buffer)
-    here = Path(folder) / _name(step)
-    write_bytes(here / f"rank-{rank}.pt", buffer.getvalue())
+    write_bytes(step_folder(folder, step) / f"rank-{rank}.pt", buffer.getvalue())
     dist.barrier()
     if rank == 0:
-        write_mapping(Path(folder) / NAME, {"format": FORMAT, "version": 1, "step": step, **meta})
-        for other in Path(folder).glob("step-*"):
-            if other.name != here.name:
-                shutil.rmtree(other, ignore_errors=True)
+        publish(folder, step, {"format": FORMAT, **meta})
+
+
+def publish(folder: str, step: int, meta: dict[str, Any]) -> None:
+    """Point to the checkpoint of a step, of which all parts are there; older ones go."""
+    write_mapping(Path(folder) / NAME, {"version": 1, "step": step, **meta})
+    for other in Path(folder).glob("step-*"):
+        if other.name != step_folder(folder, step).name:
+            shutil.rmtree(other, ignore_errors=True)
 
 
 def load_checkpoint(folder: str, identity: dict[str, Any]) -> dict[str, Any]:
@@ -57,9 +61,7 @@ def load_checkpoint(folder: str, identity: dict[str, Any]) -> dict[str, Any]:
     path = Path(folder) / NAME
     if not path.exists():
         raise OptPipeError(f"{folder}: no checkpoint to resume from; leave --resume out to start")
-    meta: dict[str, Any] = plain(read_mapping(path))
-    if meta.get("format") != FORMAT:
-        raise OptPipeError(f"{path}: not a checkpoint of `optpipe-sim train`")
+    meta = published(folder, FORMAT, "`optpipe-sim train`")
     before, wanted = meta["identity"], plain(identity)
     for key in wanted:
         if before.get(key) != wanted[key]:
@@ -67,6 +69,21 @@ def load_checkpoint(folder: str, identity: dict[str, Any]) -> dict[str, Any]:
                 f"{path}: {key} was {before.get(key)}, now it is {wanted[key]};"
                 " resume with the same, or start anew without --resume"
             )
+    return meta
+
+
+def published(folder: str, form: str, of: str) -> dict[str, Any]:
+    """What `publish` has written.
+
+    Raises:
+        OptPipeError: where there is nothing, or it is not of that format.
+    """
+    path = Path(folder) / NAME
+    if not path.exists():
+        raise OptPipeError(f"{folder}: there is no checkpoint")
+    meta: dict[str, Any] = plain(read_mapping(path))
+    if meta.get("format") != form:
+        raise OptPipeError(f"{path}: not a checkpoint of {of}")
     return meta
 
 
@@ -78,7 +95,7 @@ def load_state(
     Raises:
         OptPipeError: where it cannot be read.
     """
-    path = Path(folder) / _name(step) / f"rank-{rank}.pt"
+    path = step_folder(folder, step) / f"rank-{rank}.pt"
     try:
         state = torch.load(path, weights_only=True)
         for stage, module in worker.modules.items():
@@ -88,5 +105,6 @@ def load_state(
         raise OptPipeError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
 
 
-def _name(step: int) -> str:
-    return f"step-{step:06d}"
+def step_folder(folder: str, step: int) -> Path:
+    """Where the parts of a checkpoint are."""
+    return Path(folder) / f"step-{step:06d}"

@@ -1,0 +1,91 @@
+"""What ranks do with a user's own modules: steps of `PipelineStep` in a process per device."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import own_modules as own
+import torch
+from torch import Tensor, nn
+
+from optpipe_sim.errors import OptPipeError, RuntimeFault
+from optpipe_sim.ops import Op
+from optpipe_sim.profile import CostProfile
+from optpipe_sim.runtime import PipelineStep
+from optpipe_sim.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class OwnJob:
+    """Some steps with an optimizer; each rank gives back the last loss, norm, gradients and peaks.
+
+    Attributes:
+        fault: ``killed`` or ``hooks``: what goes wrong on the last rank. What is refused is given back.
+    """
+
+    schedule: Schedule
+    profile: CostProfile | None = None
+    steps: int = 1
+    tied: tuple[Any, ...] = ()
+    fault: str = ""
+    lr: float = 0.0
+    timeout_s: float = 20.0
+
+    def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> dict[str, Any]:
+        shape = self.schedule.shape
+        every = own.stages_of(shape.stages)
+        mine = {stage: every[stage] for stage in shape.stages_of(rank)}
+        if rank == shape.devices - 1:
+            _spoil(mine[max(mine)], self.fault)
+        told: list[Tensor] = []
+        step = PipelineStep(
+            mine,
+            self.schedule,
+            own.loss,
+            profile=self.profile,
+            tied=self.tied,
+            timeout_s=self.timeout_s,
+            ready=lambda parameter: told.append(parameter),
+            begun=begun,
+        )
+        optimizer = torch.optim.AdamW(step.parameters(), lr=self.lr)
+        loss = norm = None
+        for at in range(self.steps):
+            try:
+                loss = step(*own.batch(shape.microbatches, at), measure=True)
+            except OptPipeError as error:
+                if not self.fault or isinstance(error, RuntimeFault):
+                    raise
+                return {"refused": str(error)}
+            norm = step.clip_grad_norm_(0.5) if self.lr else None
+            optimizer.step()
+        return {
+            "loss": loss,
+            "norm": norm,
+            "peaks": step.peaks,
+            "told": len(told) == self.steps * len(step.parameters()),
+            "gradients": {
+                f"{stage}.{name}": parameter.grad
+                for stage, module in mine.items()
+                for name, parameter in module.named_parameters()
+            },
+        }
+
+
+def _spoil(module: nn.Module, fault: str) -> None:
+    plain, calls = module.forward, []
+
+    def forward(*arguments: Any, **options: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:  # the first was before the first step
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(*arguments, **options)
+
+    if fault == "killed":
+        module.forward = forward  # type: ignore[method-assign]
+    if fault == "hooks":
+        next(module.parameters()).register_hook(lambda gradient: None)

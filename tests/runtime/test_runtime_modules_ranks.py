@@ -1,0 +1,110 @@
+"""A user's own modules in a process per rank: gradients, peaks, tied weights, and how it ends."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import own_modules as own
+import pytest
+import torch
+from own_job import OwnJob
+from runtime_cases import with_offloads
+from torch import nn
+
+from optpipe_sim import build
+from optpipe_sim.errors import RuntimeFault
+from optpipe_sim.profile import CostProfile, Offload
+from optpipe_sim.runtime.execute.launch import Ranks
+from optpipe_sim.stage_cost import StageCost
+
+HELPERS = Path(__file__).parent.parent / "helpers"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As the ranks have it; they find the tests' helpers."""
+    before, path = torch.get_num_threads(), os.environ.get("PYTHONPATH")
+    torch.set_num_threads(1)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HELPERS), path)))
+    yield
+    torch.set_num_threads(before)
+    os.environ.pop("PYTHONPATH")
+    if path is not None:
+        os.environ["PYTHONPATH"] = path
+
+
+@pytest.fixture(scope="module", name="two")
+def _two(_one_thread: None) -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def costs(stages: int, devices: int = 2) -> CostProfile:
+    cost = StageCost(9, 9, 9, 1000, 500, t_offload_ns=9, t_reload_ns=9)
+    return CostProfile("any", devices, (cost,) * stages, stages // devices, offload=Offload())
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
+def test_ranks_give_the_gradients_of_plain_autograd(two: Ranks, name: str):
+    stages = 4 if name == "zb-v" else 2
+    schedule = with_offloads(build(name, costs(stages), 4))
+    results = two.run(OwnJob(schedule))
+    plain = own.stages_of(schedule.shape.stages)
+    loss = own.unpipelined(plain, *own.batch(4, 0))
+    found = {name: g for result in results for name, g in result["gradients"].items()}
+    wanted = own.gradients(plain)
+    assert found.keys() == wanted.keys()
+    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+    assert [r["loss"] for r in results if r["loss"] is not None] == [loss]
+    assert all(result["told"] for result in results)
+
+
+def test_tied_weights_and_clipping_across_ranks(two: Ranks):
+    tied = ([(0, "embed.weight"), (1, "head.weight")],)
+    results = two.run(OwnJob(build("zb-h1", costs(2), 4), tied=tied, steps=3, lr=1e-2))
+    plain = own.stages_of(2)
+    plain[1].head.weight = plain[0].embed.weight
+    every = list({id(p): p for stage in plain for p in stage.parameters()}.values())
+    optimizer = torch.optim.AdamW(every, lr=1e-2)
+    for at in range(3):
+        optimizer.zero_grad()
+        loss = own.unpipelined(plain, *own.batch(4, at))
+        norm = float(nn.utils.clip_grad_norm_(every, 0.5))
+        optimizer.step()
+    assert results[1]["loss"] == pytest.approx(loss, rel=1e-4)
+    assert results[0]["norm"] == results[1]["norm"] == pytest.approx(norm, rel=1e-3)
+    first, last = (
+        results[0]["gradients"]["0.embed.weight"],
+        results[1]["gradients"]["1.head.weight"],
+    )
+    assert torch.equal(first, last)
+
+
+def test_what_is_refused_is_the_same_line_on_all_ranks(two: Ranks):
+    results = two.run(OwnJob(build("1f1b", costs(2), 4), fault="hooks"))
+    told = "stage 1: parameter layer.norm.weight has hooks on its gradient, which comes in several"
+    assert all(result["refused"].startswith(told) for result in results)
+
+
+def test_a_rank_that_is_killed_is_told_in_one_line_and_no_process_is_left(two: Ranks):
+    job, start, pids = (
+        OwnJob(build("1f1b", costs(2), 4), fault="killed"),
+        time.monotonic(),
+        two.pids,
+    )
+    with pytest.raises(RuntimeFault) as caught:
+        two.run(job)
+    assert str(caught.value) == "rank 1 died (killed by SIGKILL); its last op was F1.1"
+    assert time.monotonic() - start < job.timeout_s + 20
+    assert not [pid for pid in pids if _alive(pid)]
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
