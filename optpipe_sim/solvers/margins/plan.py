@@ -6,8 +6,9 @@ where links are not served first come, first served, no op starts later with sho
 with longer ones: each start is a sum and maximum of what came before. So whatever happens within
 the margins, the plan keeps the limit, and the iteration takes at most the planned time.
 
-Whoever decides from the profile's sizes what waits for what (`sim.lower`, the runtime) does so under
-a limit that leaves the margin of memory free.
+Whoever decides beforehand what waits for what (`sim.lower`, the runtime) keeps the limit if that is
+done under one that leaves the margin of memory free, and the planned time as well if it is done with
+the padded profile: with the profile's own times another release may come first.
 """
 
 from __future__ import annotations

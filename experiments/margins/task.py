@@ -1,0 +1,43 @@
+"""Plans with and without a margin for slower copies, run with copies as profiled and slower."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from optpipe_sim.op_costs import op_costs
+from optpipe_sim.sim.lower import lower
+from optpipe_sim.solvers.solve import solve
+from optpipe_sim.study.tasks import CostProfile, Count, Limit, Row, Seconds
+
+VERSION = 1
+
+
+def run(
+    profile: CostProfile,
+    microbatches: Count,
+    margin: float,
+    slower: list[float],
+    memory_limit: Limit = None,
+    chunks: Count = 2,
+    time_limit: Seconds = 4.0,
+    seed: int = 0,
+    cores: Count = 1,
+) -> list[Row]:
+    """A plan by this search with a margin of copies (0.1: they may take 10 % longer), lowered, so that
+    it keeps the limit whatever happens, and run with copies `slower` by so much: a row for each.
+    ``planned_ns`` is what the plan promises within its margin."""
+    shaped = profile.rechunk(chunks)
+    found = solve(
+        shaped, microbatches, memory_limit, engine="search", time_limit=time_limit, seed=seed,
+        workers=cores, margin={"copies": margin},
+    )  # fmt: skip
+    assert found.schedule is not None  # solve raises otherwise
+    told: dict[str, Any] = found.info.get("margin", {"planned_ns": found.objective_ns})
+    lowered = lower(found.schedule, shaped, shaped.limits(memory_limit))
+    rows = []
+    for share in slower:
+        true = shaped.scale(copy=1 + share)
+        trace = lowered.replay(op_costs(lowered.schedule, true).duration_ns)
+        cost = {"slower": share, "cost_ns": trace.cost_ns, "planned_ns": told["planned_ns"]}
+        rows.append({**cost, "fits": True, "peak_bytes": max(trace.peak_bytes)})
+    return rows

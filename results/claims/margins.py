@@ -1,0 +1,33 @@
+"""What README.md and results/README.md say of margins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from experiments.margins.figure import losses
+from optpipe_sim.study.claims import Tables, percent, span
+
+WORDS = {"1x 1f1b": "With 1F1B's memory", "0.5x 1f1b": "With half of its activations"}
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    rows = tables("margins")
+    within = [
+        row["cost_ns"] / row["planned_ns"] - 1 for row in rows if row["slower"] <= row["margin"]
+    ]
+    beyond = [loss for loss in within if loss > 0]
+    found = losses(rows)
+    for limit, words in WORDS.items():
+        own = {key[1:]: one.median for key, one in found.items() if key[0] == limit}
+        margins = sorted({margin for margin, _ in own if margin})
+        bare = ", ".join(percent(own[0.0, margin]) for margin in margins)
+        kept = ", ".join(percent(own[margin, margin]) for margin in margins)
+        costs = ", ".join(percent(own[margin, 0.0]) for margin in margins)
+        yield (
+            f"{words}, a plan without a margin loses {bare} where copies are {span(margins, lambda m: percent(m, 0))} slower,"
+            f" one with a margin of as much {kept}; where they are not slower, that margin costs {costs}"
+        )
+    yield (
+        f"Within the margin {len(within) - len(beyond)} of {len(within)} runs take no more than was planned, the others up to"
+        f" {percent(max(within))} more, as what waits for what is decided from the profile there"
+    )
