@@ -34,7 +34,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("treatments")
     zb = list(published(rows).values())
     yield (
-        f"In {len(zb)} settings of published profiles, with unfused attention and copies at 21 GB/s, offloading alone takes"
+        f"In {len(zb)} settings of published profiles, with unfused attention, offloading alone takes"
         f" {over_bound(zb, 'offload')} more than the bound on all treatments, recomputing alone {over_bound(zb, 'recompute')}, both"
         f" together {over_bound(zb, 'all')}, with every seed faster than either in {clear(zb)} of them."
     )
@@ -44,6 +44,8 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" the best rule {span(ruled, percent)}."
     )
     cells = llama(rows)
+    of_llama = next(row for row in rows if row["part"] == "llama")
+    share = of_llama["memory_limit"]
     flash, rates = list(cells.values()), sorted({rate for _, rate in cells})
     slow = [cell for (_, rate), cell in cells.items() if rate < rates[-1]]
     won = sum(cell.times["recompute"].most < cell.times["offload"].least for cell in slow)
@@ -53,7 +55,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         if rate == rates[-1]
     )
     yield (
-        f"With flash attention (LLaMA-2-7B at {span((seq // 1024 for seq, _ in cells), '{:g}k'.format)} tokens, 30 % of 1F1B's"
+        f"With flash attention ({'-'.join(of_llama['profile'].split('-')[:2])} at {span((seq // 1024 for seq, _ in cells), '{:g}k'.format)} tokens, {percent(float(share.partition('x')[0]), 0)} of 1F1B's"
         f" activations) recomputing alone is faster than offloading alone in {won} of {len(slow)} cells with copies of"
         f" {span(rates[:-1], '{:g}'.format)} GB/s, and slower in {fast} of {len(flash) - len(slow)} with {rates[-1]:g} GB/s; both together"
         f" are {over_bound(flash, 'all')} above the bound, and save"
