@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from .names import build as build
     from .ops import Op as Op
     from .ops import OpKind as OpKind
-    from .plot.gantt import gantt as gantt
+    from .plot.lanes import gantt as gantt
     from .profile import CostProfile as CostProfile
     from .profile_io import load_profile as load_profile
     from .profile_io import save_profile as save_profile
@@ -48,7 +48,7 @@ _HOME = {
     "evaluate": ".costs.advise.evaluate",
     "explain": ".reasons.explain",
     "frontier": ".solvers.frontier",
-    "gantt": ".plot.gantt",
+    "gantt": ".plot.lanes",
     "load_profile": ".profile_io",
     "save_profile": ".profile_io",
     "simulate": ".sim",

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from inspect import Parameter
 from typing import Any
 
 from .errors import InvalidSchedule, NoSolution, OptPipeError, require
 from .profile import CostProfile
 from .schedule import Schedule
-from .schedules import REGISTRY, Entry
+from .schedules import COMMON, REGISTRY, Entry
 from .schedules import build as build_pattern
 from .schedules import parse_name as parse_entry
-from .solvers.options import KINDS, parse_option
+from .solvers.options import KINDS, listing, parse_option, solve_parameters
 from .units import parse_size
 
 
@@ -56,15 +57,23 @@ def parse_name(text: str) -> tuple[str, dict[str, Any]]:
     return parse_entry(text, ENTRIES)
 
 
+# Every option of any schedule; those of `solve` are more than a completion should list.
+_OPTIONS = dict.fromkeys(
+    option for name in REGISTRY for option in (*ENTRIES[name].options, *COMMON)
+)
+
+
+@listing(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in _OPTIONS)
 def build(name: str, profile: CostProfile, microbatches: int, **options: Any) -> Schedule:
     """The schedule `name` (``zb-h1``, ``gis:group=6``, ``optpipe:time=10``) for a profile and m
-    microbatches; options may follow the name or be given as keywords.
+    microbatches; options may follow the name or be given as keywords (None: not given).
 
     See `schedules.build` for the published ones and `optpipe` for the one that is searched for;
     ``gis:tuned=yes`` and ``po:tuned=yes`` are the fastest of these that fit the profile's limit.
     """
     require("name", name, str, "as in build('1f1b', profile, microbatches)")
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
+    options = {key: value for key, value in options.items() if value is not None}
     base, given = parse_name(name)
     if "tuned" in given:
         return _tuned(name, profile, microbatches, {**given, **options})
@@ -101,6 +110,7 @@ def _tuned(
     return found[1].schedule.replace(meta={"name": found[0]})
 
 
+@listing(solve_parameters())
 def optpipe(
     profile: CostProfile,
     microbatches: int,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,10 @@ from optpipe_sim import (
     solve,
 )
 from optpipe_sim.errors import OptPipeError
+from optpipe_sim.names import optpipe
+from optpipe_sim.solvers.online import SolverProcess
+from optpipe_sim.solvers.options import SolveOptions
+from optpipe_sim.solvers.robust import solve_robust
 from optpipe_sim.study.compare import compare_all
 
 GIB = 2**30
@@ -49,10 +55,25 @@ def test_completes_to_what_one_uses_and_to_nothing_else() -> None:
         "StageCost", "Trace",
     }  # fmt: skip
     assert set(dir(optpipe_sim)) == functions | nouns | {"__version__"}
-    assert set(dir(plot)) == {
-        "advise", "compare", "frontier", "gantt", "idle", "memory", "overview", "text",
-    }  # fmt: skip
-    assert all(inspect.ismodule(getattr(plot, name)) for name in dir(plot))
+    assert {"gantt", "memory", "overview", "compare_chart", "frontier_chart"} <= set(dir(plot))
+    assert all(inspect.isfunction(getattr(plot, name)) for name in dir(plot))
+
+
+def test_no_module_of_plot_hides_a_function() -> None:
+    modules = {path.stem for path in Path(plot.__file__ or "").parent.glob("*.py")}
+    assert not modules & set(dir(plot))
+
+
+def test_options_of_solve_complete_wherever_they_are_taken() -> None:
+    options = {field.name for field in fields(SolveOptions)}
+    for function in (optpipe_sim.solve, solve_robust, SolverProcess, optpipe):
+        shown = inspect.signature(function).parameters
+        assert options - set(shown) <= {"evaluations", "per_stage"}, function
+    assert options - set(inspect.signature(optpipe_sim.frontier).parameters) == {"margin"}
+    shown = inspect.signature(optpipe_sim.build).parameters
+    assert {"chunks", "group", "limit", "recompute", "tuned"} <= set(shown)
+    profile = load_profile(PROFILE)
+    assert build("gis", profile, 8, group=None) == build("gis", profile, 8)
 
 
 def test_signatures_show() -> None:

@@ -1,20 +1,51 @@
-"""Figures, a module each: of a trace (``gantt``, ``memory``, ``overview``, ``idle``, ``text``), of
-schedules side by side (``compare``), of memory against time (``frontier``), of advice (``advise``).
+"""Figures: of a trace (``gantt``, ``memory``, ``overview``, ``idle_gantt``, ``text_gantt``), of schedules side
+by side (``compare_chart``), of memory against time (``frontier_chart``), of advice (``advice_chart``), of what
+a solution has to idle for (``solution_chart``), of a run beside its prediction (``confirm_figure``); and
+``slider``, for notebooks.
 
-``trace.plot()`` is the shortest way to one.
+``trace.plot()`` is the shortest way to one. A module of this room is not called like its function, which would
+hide the one behind the other.
 """
 
+from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .advise import advice_chart as advice_chart
+    from .compare import compare_chart as compare_chart
+    from .confirm import confirm_figure as confirm_figure
+    from .frontier import frontier_chart as frontier_chart
+    from .held import memory as memory
+    from .idle import idle_gantt as idle_gantt
+    from .interactive import slider as slider
+    from .lanes import gantt as gantt
+    from .picture import overview as overview
+    from .solution import solution_chart as solution_chart
+    from .text import text_gantt as text_gantt
 
 # Looked up on first use: matplotlib comes with the first figure and not before.
-__all__ = ["advise", "compare", "frontier", "gantt", "idle", "memory", "overview", "text"]
+_HOME = {
+    "advice_chart": ".advise",
+    "compare_chart": ".compare",
+    "confirm_figure": ".confirm",
+    "frontier_chart": ".frontier",
+    "gantt": ".lanes",
+    "idle_gantt": ".idle",
+    "memory": ".held",
+    "overview": ".picture",
+    "slider": ".interactive",
+    "solution_chart": ".solution",
+    "text_gantt": ".text",
+}
+__all__ = sorted(_HOME)
 
 
-def __getattr__(name: str) -> ModuleType:
-    if name not in __all__:
+def __getattr__(name: str) -> Callable[..., Any]:
+    if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return import_module(f".{name}", __name__)
+    function: Callable[..., Any] = getattr(import_module(_HOME[name], __name__), name)
+    return function
 
 
 def __dir__() -> list[str]:

@@ -16,7 +16,7 @@ from ..ops import COMPUTE, OpKind
 from ..sim.difference import Difference
 from ..trace import Trace
 from .axis import BOTTOM, WIDTH, place, text_inches, time_unit
-from .gantt import RASTERISE_ABOVE, boxes
+from .lanes import RASTERISE_ABOVE, boxes
 from .style import (
     COLOURS,
     IDLE,

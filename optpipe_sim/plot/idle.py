@@ -10,7 +10,7 @@ from ..reasons.explain import Gap, gaps
 from ..trace import CAUSES, Trace
 from ..units import format_time
 from .axis import BOTTOM, LEFT, WIDTH, place, points, text_inches, time_unit
-from .gantt import gantt, gantt_height, lane_within
+from .lanes import gantt, gantt_height, lane_within
 from .style import INK, new_figure, styled
 
 # Pale, so that the ops stay in front; the names say what the tints alone would not.

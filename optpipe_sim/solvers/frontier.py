@@ -11,7 +11,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import Size, as_size, format_size, format_time
 from .fixed import FixedPoint, best_fixed, fixed_points, published
-from .options import SolveOptions
+from .options import SolveOptions, listing, solve_parameters
 from .problem import make_problem
 from .race.cache import open_cache
 from .reports import no_report
@@ -86,6 +86,7 @@ class Frontier:
         return max(self.profile.least_limits)
 
 
+@listing(solve_parameters("margin"))
 def frontier(
     profile: CostProfile,
     microbatches: int,

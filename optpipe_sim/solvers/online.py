@@ -35,6 +35,7 @@ from ..processes.signals import leave_with_parent
 from ..profile import CostProfile
 from ..profile_io import load_profile, save_profile
 from ..schedule import Schedule
+from .options import listing, solve_parameters
 from .race.portfolio import Race
 from .result import status_of
 from .solve import solve
@@ -59,6 +60,7 @@ class SolverProcess:
         OptPipeError: for options that are no plain data, or a folder that cannot be written.
     """
 
+    @listing(solve_parameters())
     def __init__(
         self,
         profile: CostProfile,

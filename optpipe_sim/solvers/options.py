@@ -6,9 +6,10 @@ and the keywords of `solve` are the fields of `SolveOptions`; light, so that the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, get_type_hints
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from inspect import Parameter, signature
+from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
 from ..errors import OptPipeError
 from .margins.shares import Margins, as_margins
@@ -21,6 +22,8 @@ OBJECTIVES = ("flush", "span")
 PLACEMENTS = ("own", "loop", "vee")
 TREATMENTS = ("keep", "offload", "recompute")
 MOST_WORKERS = 1024
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +135,29 @@ class SolveOptions:
 
 
 KINDS = get_type_hints(SolveOptions)  # of each option
+
+
+def listing(parameters: Iterable[Parameter]) -> Callable[[_Function], _Function]:
+    """List keyword parameters in the place of ``**options`` in a function's signature, for help and completion;
+    those that the function names itself stay as they are."""
+
+    def decorate(function: _Function) -> _Function:
+        own = signature(function)
+        named = [one for one in own.parameters.values() if one.kind is not Parameter.VAR_KEYWORD]
+        more = [one for one in parameters if one.name not in own.parameters]
+        function.__signature__ = own.replace(parameters=[*named, *more])  # type: ignore[attr-defined]
+        return function
+
+    return decorate
+
+
+def solve_parameters(*left_out: str) -> list[Parameter]:
+    """The options of `solve` as keyword parameters, for `listing`."""
+    return [
+        Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
+        for one in fields(SolveOptions)
+        if one.name not in left_out
+    ]
 
 
 def parse_option(name: str, text: str) -> Any:

@@ -37,7 +37,7 @@ from .anneal.search import Programs, Workspace, pack, search, unpack
 from .greedy.search import greedy_search
 from .margins.plan import padded, with_room
 from .margins.shares import Margins, as_margins
-from .options import SolveOptions
+from .options import SolveOptions, listing, solve_parameters
 from .problem import Problem, make_problem
 from .race.compiling import compile_engines
 from .reports import no_report
@@ -133,6 +133,7 @@ def measure(costs_ns: np.ndarray, quantile: float | None) -> int:
     return int(np.quantile(costs_ns, quantile, method="inverted_cdf"))
 
 
+@listing(solve_parameters("evaluations", "per_stage"))
 def solve_robust(
     profile: CostProfile,
     microbatches: int,

@@ -15,8 +15,8 @@ DPI = 60
 
 
 def overview_of(trace: Any, start: int | str | None, end: int | str | None) -> Any:
-    """The figure of `plot.overview.overview`."""
-    return import_module("optpipe_sim.plot.overview").overview(trace, start, end)
+    """The figure of `plot.overview`."""
+    return import_module("optpipe_sim.plot.picture").overview(trace, start, end)
 
 
 def picture_html(trace: Any) -> str:

@@ -23,9 +23,9 @@ from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import COMPUTE, OpKind
 from optpipe_sim.plot.axis import window_of
 from optpipe_sim.plot.compare import compare_chart, save_compare_chart
-from optpipe_sim.plot.gantt import gantt
-from optpipe_sim.plot.memory import memory, tightest
-from optpipe_sim.plot.overview import overview, save_overview
+from optpipe_sim.plot.held import memory, tightest
+from optpipe_sim.plot.lanes import gantt
+from optpipe_sim.plot.picture import overview, save_overview
 from optpipe_sim.plot.style import COLOURS, FORMATS
 
 MAGIC = {".png": b"\x89PNG\r\n\x1a\n", ".svg": b"<?xml", ".pdf": b"%PDF"}
@@ -388,7 +388,7 @@ def test_pyplot_stays_out() -> None:
     code = (
         "import sys, optpipe_sim, optpipe_sim.trace; assert 'matplotlib' not in sys.modules\n"
         "import optpipe_sim.plot.text; assert 'matplotlib' not in sys.modules\n"
-        "import optpipe_sim.plot.overview, optpipe_sim.plot.compare\n"
+        "import optpipe_sim.plot.picture, optpipe_sim.plot.compare\n"
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

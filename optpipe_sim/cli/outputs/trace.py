@@ -21,7 +21,7 @@ def write_trace(
         trace.schedule.save(arguments.save)
         files[arguments.save] = "the schedule"
     if arguments.gantt:
-        from ...plot.overview import save_overview
+        from ...plot.picture import save_overview
 
         if progress:
             progress("drawing the Gantt chart", 1, 1)

@@ -22,8 +22,8 @@ from .axis import (
     time_unit,
     window_of,
 )
-from .gantt import gantt, gantt_height, legible_window
-from .memory import memory
+from .held import memory
+from .lanes import gantt, gantt_height, legible_window
 from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
 
 _TITLE, _GAP, _MEMORY = 0.72, 0.16, 1.9  # inches: above the lanes, between the axes, the curves
