@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from os import cpu_count
 
@@ -12,6 +13,7 @@ from ..errors import Infeasible, NoSolution, OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import Size, counted
+from .anneal.search import shares_links
 from .covers import candidate_shapes, covers
 from .options import SolveOptions
 from .problem import Problem, make_problem
@@ -23,9 +25,11 @@ from .race.rules import rules_of, run_rules
 from .race.single import solve_problem
 from .reports import Hooks
 from .result import SolveResult, within
+from .treatments import restrict
 
 FLOOR_SHARE = 0.5  # of the time, at most, for the published schedules of all shapes
 QUICK_SHARE = 0.25  # of it, at most, for them and for AdaOffload with chosen levels on all shapes
+SIMPLER_SHARE = 0.5  # of it, where links are shared, for the same problem without copies
 ROUNDS = (2, 1)  # shapes that go on in each round of searching, all rounds being equally long
 LEAST_S = (
     2.0  # for the published schedules, however short the time: what they take on a busy machine
@@ -105,6 +109,12 @@ class _Common:
             self.race.variables = self.race.constraints = 0  # until its `solve` hands them in
             self.race.take(schedule, cost_ns, engine)
 
+    def offer(self, schedule: Schedule, engine: str) -> None:
+        """Offer a schedule to the race of its shape."""
+        for own in self.races:
+            if own.problem.shape == schedule.shape:
+                own.offer(schedule, engine)
+
     def prove(self, at: int, bound_ns: int, name: str) -> None:
         """Take a bound of one shape."""
         if bound_ns > self.bounds[at].ns:
@@ -127,7 +137,7 @@ class _Common:
         whole = self.race
         run_adaoffload(self.races[0], 0)  # so that there is something to show
         rules = rules_of(self.problems, [bound.ns for bound in self.bounds])
-        until = max(FLOOR_SHARE * time_limit, LEAST_S)
+        until = whole.seconds + max(FLOOR_SHARE * time_limit, LEAST_S)
         whole.untried = run_rules(
             self.races, rules, lambda: whole.optimal or whole.seconds > until, processes
         )
@@ -273,6 +283,8 @@ def solve_shapes(
     try:
         if kept is not None and warm_start != "none":
             common.recall(kept, QUICK_SHARE * options.time_limit)
+        if warm_start is None and _simpler_first(common, options):
+            _solve_without_copies(common, profile, memory_limit, options)
         common.quick(options.time_limit, options.workers or cpu_count() or 1)
         _solve_each(common, options, warm_start)
     except KeyboardInterrupt:
@@ -280,6 +292,37 @@ def solve_shapes(
         if whole.best is None:
             raise
     return common.result(options.engine, covers(shapes), kept)
+
+
+def _simpler_first(common: _Common, options: SolveOptions) -> bool:
+    """Whether the problem without copies comes first: on shared links the search over all treatments
+    knows copies only by stand-ins, and may end worse than one that need not think of them."""
+    return SIMPLER_SHARE * options.time_limit >= LEAST_S and any(
+        each.may_recompute and shares_links(each) for each in common.problems
+    )
+
+
+def _solve_without_copies(
+    common: _Common,
+    profile: CostProfile,
+    memory_limit: Size | Sequence[Size] | None,
+    options: SolveOptions,
+) -> None:
+    """Take what `solve` finds in a share of the time where nothing may be offloaded."""
+    own = replace(options, time_limit=SIMPLER_SHARE * options.time_limit, cache=False)
+    kept = restrict(profile, ("keep", "recompute"))
+    microbatches = common.problems[0].microbatches
+
+    def take(race: Race) -> None:
+        if race.best is not None and race.cost_ns < common.race.cost_ns:
+            common.offer(race.best, race.engine)
+
+    with suppress(OptPipeError):  # nothing fits without copies
+        found = solve_shapes(kept, microbatches, memory_limit, own, None, Hooks(watch=take))
+        assert found.schedule is not None
+        common.offer(found.schedule, found.info["found_by"])
+        if found.info["interrupted"]:
+            raise KeyboardInterrupt
 
 
 def _solve_each(common: _Common, options: SolveOptions, warm_start: Schedule | str | None) -> None:

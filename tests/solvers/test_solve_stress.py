@@ -227,6 +227,25 @@ def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
     assert found.schedule.shape.placement_name == "vee"
 
 
+def test_shared_links_are_solved_without_copies_first(monkeypatch: Any) -> None:
+    """So that all treatments together never end above recomputation alone in half the time."""
+    solved: list[bool] = []
+
+    def record(problem: Problem, *rest: Any) -> Any:
+        solved.append(problem.may_offload)
+        return solve_problem(problem, replace(rest[0], time_limit=0.2), *rest[1:])
+
+    monkeypatch.setattr(shapes, "solve_problem", record)
+    level = {"name": "full", "t_ns": 10, "keep_bytes": 6}
+    stages = {"t_f_ns": 10, "t_b_ns": 11, "t_w_ns": 9, "act_bytes": 100, "w_bytes": 50}
+    links = {"t_offload_ns": 16, "t_reload_ns": 16, "host_link_groups": [[0, 1], [2, 3]]}
+    profile = uniform(4, stages={**stages, "layers": 2, "recompute": [level]}, offload=links)
+    found = solve(profile, 8, 300, time_limit=4, chunks="any", workers=1)
+    assert solved == sorted(solved)
+    assert not solved[0]
+    assert found.schedule is not None
+
+
 def test_a_disk_that_fills_ends_no_search_over_shapes(tmp_path: Path, saves: list[Any]) -> None:
     path = tmp_path / "best.json"
     found = solve(uniform(4, 16), 8, 200, time_limit=2, save=path, chunks="any")
