@@ -5,7 +5,7 @@
 
 Uneven stages, one or two chunks, loop, vee and explicit placements, separate and shared copy
 engines, host-link groups, partial offloads, zero-length copies, limits from the least that works
-upwards. For each instance: no bound of anybody above the proven optimum, `auto` reaches it, the
+upwards. For each instance: no engine's bound above the proven optimum, `auto` reaches it, the
 MILP agrees where it proves, and every schedule replays to its claim and passes the checker. With
 `--levels` every stage may have levels of recomputation as well, one choice per stage in some.
 """

@@ -34,7 +34,7 @@ from ..adaoffload_quality.run import BEST, uniform
 from ..cells import Row, finish_cells, provenance, read_rows, to_markdown
 from .cases import OTHER, Case
 
-# The cells where few slots and dear copies make it hard: within 1 % will do.
+# The cells that few slots and expensive copies make hard: a gap of 1 % is enough.
 HARD = {
     (4, 16, 200, 16),
     (8, 16, 266, 16),

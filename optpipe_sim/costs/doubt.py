@@ -29,7 +29,7 @@ class Compared(NamedTuple):
 
     Attributes:
         machine: the machine file whose rates the estimate used.
-        kind: ``dense`` or ``experts``. `dtype`: of the matrix products.
+        kind: ``dense`` or ``experts``. `dtype`: of the GEMMs.
         features: as `features` names them.
         error: estimated / published iteration time - 1.
         mfu, mfu_causal: of the published run, every score or the causal half counted.

@@ -213,7 +213,7 @@ class _Plan:
             count[0] += -(-head_parameters(self.model) // self.work.tp)
             extra, logits = self._head_bytes()
             act, held, movable = act + extra + logits, held + extra, movable + extra
-            # their gradients, in the dtype of the products
+            # their gradients, in the dtype of the GEMMs
             reserve = max(reserve, logits * self.work.element // LOGIT_BYTES)
         if first and last and self.model.tied:
             count[0] -= self.model.vocab * self.model.hidden // self.work.tp

@@ -33,9 +33,9 @@ class Work:
         tp, cp, ep: devices that share a layer's matrices, the sequence, the experts.
         expert_tp: devices that share one expert's matrices (tp, or 1 where experts take its place).
         flash: the scores never reach memory.
-        recompute: ``none``; ``norms`` (norm outputs, activation functions, dropout: done again in
+        recompute: ``none``; ``norms`` (norm outputs, activation functions, dropout: recomputed in
             the backward pass from what is kept); ``full`` (only the layer's input is kept).
-        dtype: of the matrix products.
+        dtype: of the GEMMs.
         sequence_parallel: norms and dropout are shared by the tp devices as well.
         exchange: how tokens reach experts on other devices, one of `EXCHANGES`.
     """
@@ -69,14 +69,14 @@ class Work:
 
 
 class Gemm(NamedTuple):
-    """`groups` products of (rows x inner) by (inner x columns); B and W follow from F's shape."""
+    """`groups` GEMMs of (rows x inner) by (inner x columns); B and W follow from F's shape."""
 
     name: str
     rows: int
     inner: int
     columns: int
     groups: int = 1
-    weights: bool = True  # has a W; the batched products of unfused attention have none
+    weights: bool = True  # has a W; the batched GEMMs of unfused attention have none
 
     @property
     def flops(self) -> int:
@@ -147,7 +147,7 @@ def layer(model: Model, dense: bool, work: Work) -> Layer:
         Kept("mlp norm output", e * n * h, "norms"),
     )
     masks: tuple[Kept, ...] = ()
-    # Bytes per token of hidden width that pass through memory besides the products, in elements e.
+    # Bytes per token of hidden width that pass through memory besides the GEMMs, in elements e.
     if model.gpt:
         masks = (
             Kept("attention dropout mask", n * h, "norms"),
@@ -223,7 +223,7 @@ def _attention(model: Model, work: Work) -> tuple[tuple[Gemm, ...], tuple[Kept, 
 
 
 def _scores(model: Model, work: Work) -> tuple[tuple[Kept, ...], tuple[Gemm, ...], int, int]:
-    """Scores of the attention: kept bytes, products, and bytes moved in F and B."""
+    """Scores of the attention: kept bytes, GEMMs, and bytes moved in F and B."""
     t, e, a = work.tokens, work.element, model.heads // work.tp
     if work.flash:
         return (Kept("log-sum-exp", LSE_BYTES * a * t),), (), 0, 0

@@ -29,7 +29,7 @@ class Rates:
     """The few numbers that turn a data sheet into times; calibration fits some of them.
 
     Attributes:
-        gemm: of the peak FLOP/s that a large product reaches.
+        gemm: the share of the peak FLOP/s that a large GEMM reaches.
         attention: of the peak, of a fused attention kernel, counting what it executes.
         bandwidth: of the memory bandwidth, of kernels that only move data.
         collective: of the links' bandwidth, of collectives within a stage and a node.
@@ -38,9 +38,9 @@ class Rates:
         p2p, p2p_network: of the links' and of the network's bandwidth, of messages between stages
             (point-to-point transfers use few of a node's links).
         p2p_latency_us: of one such message.
-        half_inner, half_waves: a product reaches half of `gemm` when its inner dimension is the
+        half_inner, half_waves: a GEMM reaches half of `gemm` when its inner dimension is the
             former, or when its tiles fill the latter part of the device once.
-        half_rows: an expert's products reach half of that when it has this many tokens.
+        half_rows: an expert's GEMMs reach half of that when it has this many tokens.
         expert_us: of one layer with experts and one microbatch, F and B together, that is in no
             kernel (many small launches, waiting for how many tokens each expert gets).
         gemm_overlap: part of a GEMM's time behind which a collective that allows it can hide.
@@ -113,7 +113,7 @@ class Machine:
 
     Attributes:
         peak_tflops: dense FLOP/s by dtype, in 10^12.
-        units: multiprocessors (compute units); tiles of a product are dealt out to them.
+        units: multiprocessors (compute units); the tiles of a GEMM are distributed over them.
         memory_gib: what a device reports in all.
         memory_gb_per_s: bandwidth of its memory.
         link_gb_per_s: to the other devices of its node, one direction, all links of one device.

@@ -1,10 +1,10 @@
-"""Times from shapes: products by their efficiency, attention by its kernel, the rest by bytes.
+"""Times from shapes: GEMMs by their efficiency, attention by its kernel, the rest by bytes.
 
-A product of (m x k) by (k x n) reaches ``gemm * k / (k + half_inner) * w / (w + half_waves)`` of the
+A GEMM of (m x k) by (k x n) reaches ``gemm * k / (k + half_inner) * w / (w + half_waves)`` of the
 peak, times what padding to tiles of 128 leaves; w is how often its tiles fill all multiprocessors.
-The grouped products of experts reach ``m / (m + half_rows)`` of that, m tokens each.
+The grouped GEMMs of experts reach ``m / (m + half_rows)`` of that, m tokens each.
 It takes at least the time its operands need to pass through memory. With fp8 the router and the
-head stay in bf16, and every other product has its operands cast first.
+head stay in bf16, and every other GEMM has its operands cast first.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ def gemm_seconds(gemm: Gemm, op: str, machine: Machine, dtype: str, element: int
 
 
 def gemm_dtype(gemm: Gemm, dtype: str) -> str:
-    """The type a product is computed in: fp8 recipes leave the router and the head in bf16."""
+    """The type a GEMM is computed in: fp8 recipes leave the router and the head in bf16."""
     return "bf16" if dtype == "fp8" and gemm.name in ("router", "head") else dtype
 
 
 def cast_bytes(layer: Layer, op: str, dtype: str) -> int:
-    """Bytes moved to cast the operands of one layer's products to fp8, 0 for other types.
+    """Bytes moved to cast the operands of one layer's GEMMs to fp8, 0 for other types.
 
     An input (F) or an output gradient (B) is read for its largest entry, read again, and written
     twice, as it is and transposed. Casts of weights count once per iteration and are left out.
@@ -84,7 +84,7 @@ def cast_bytes(layer: Layer, op: str, dtype: str) -> int:
 
 
 def efficiency(machine: Machine, rows: int, inner: int, columns: int, groups: int = 1) -> float:
-    """The part of the peak that a product of this shape reaches."""
+    """The share of the peak that a GEMM of this shape reaches."""
     rates = machine.rates
     down, across = -(-rows // TILE), -(-columns // TILE)
     padding = rows * columns / (down * across * TILE * TILE)
@@ -125,16 +125,16 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
 
 
 def _attention_seconds(layer: Layer, op: str, machine: Machine, dtype: str, element: int) -> float:
-    """The scores: one fused kernel, or batched products (their softmax is elementwise)."""
+    """The scores: one fused kernel, or batched GEMMs (their softmax is elementwise)."""
     kind = "bf16" if dtype == "fp8" else dtype
     if layer.flash:
-        # the backward kernel computes the scores again: five products where the count has four
+        # the backward kernel recomputes the scores: five GEMMs where the count has four
         count = layer.attention_flops * (1 if op == "F" else 2 * 5 / 4)
         return count * layer.executed_share / (machine.peak(kind) * machine.rates.attention)
     total = 0.0
     for gemm in layer.score_gemms:
         total += gemm_seconds(gemm, "F", machine, kind, element)
-        if op == "B":  # two gradients, each as large as the product itself
+        if op == "B":  # two gradients, each as large as the GEMM itself
             total += gemm_seconds(gemm, "B", machine, kind, element)
     return total
 
@@ -201,7 +201,7 @@ def head_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:
 
 
 def head_gemm(model: Model, work: Work) -> Gemm:
-    """The head's product: logits of every token over this device's part of the vocabulary."""
+    """The head's GEMM: logits of every token over this device's part of the vocabulary."""
     return Gemm("head", work.tokens, model.hidden, -(-model.vocab // work.tp))
 
 

@@ -12,7 +12,7 @@ from ..trace import Trace
 from .explain import Gap, gaps, hints, path_parts
 from .reasons import Reasons, critical_path
 
-MOST_GAPS = 100  # that are listed; their sums by cause are of all
+MOST_GAPS = 100  # gaps that are listed; the sums by cause count all of them
 
 
 def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
 
 
 def why_data(trace: Trace, op: Op) -> dict[str, Any]:
-    """What kept `op` from starting earlier: all of it, the last to end first (see `reasons.Reason`).
+    """Everything that kept `op` from starting earlier, the last to end first (see `reasons.Reason`).
 
     Raises:
         OptPipeError: where the schedule does not have the op.

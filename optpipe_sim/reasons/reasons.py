@@ -22,7 +22,7 @@ class Reason(NamedTuple):
     compute stream busy, with blocking links), input (`by`, on the same device),
     neighbour (`by`, on another device, whose message takes no time), communication (its message
     does: `lag_ns` after its end), reload, memory (freed by the end of `by`), anchor (a reload waits
-    for the start of the compute op before it), engine, link; or start: nothing, time begins. That
+    for the start of the compute op before it), engine, link; or start: nothing (time 0). That
     memory is granted in program order is never a reason of its own: what is asked for later fits
     no earlier, given that everything before it holds its own.
     """
@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 
 class Reasons:
-    """The reasons in a trace, op by op; what they need is looked up once."""
+    """The reasons in a trace, op by op; tables that they share are built once."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -101,8 +101,8 @@ class Reasons:
 
     @cached_property
     def link_before(self) -> dict[Op, list[Op]]:
-        """What its host link served before each transfer: the one before it, and without a link
-        order those of no length at the same instant, any of which may have come first."""
+        """The transfers that its host link served before each transfer: the previous one, and without a link
+        order those of duration 0 at the same instant, any of which may have been first."""
         served: dict[str, list[Op]] = {}
         for op in sorted(self.link_of, key=lambda op: (self.start[op], self.end[op])):
             served.setdefault(self.link_of[op], []).append(op)
@@ -148,7 +148,7 @@ class Reasons:
         return found
 
     def of_start(self, op: Op) -> list[Reason]:
-        """All that the start of `op` had to wait for, the last (what it really waited for) first."""
+        """All that the start of `op` had to wait for, the last (which is binding) first."""
         return _sorted([*self._start(op), *(self._grant(op) if self.asks[op] else ())])
 
     def _start(self, op: Op) -> Iterator[Reason]:
@@ -247,6 +247,6 @@ def _chain(reasons: Reasons, op: Op) -> list[tuple[Op, Reason]]:
             if reason.by not in chains:
                 chains[reason.by] = chain
                 queue.append(reason.by)
-    # nothing forced it: a plan, not a replay
+    # nothing forced it: the trace is a plan, not a replay
     earlier = (reason for reason in reasons.of_start(op) if reason.until_ns < start)
     return [(op, next(earlier))]

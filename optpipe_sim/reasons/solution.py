@@ -1,8 +1,8 @@
-"""What a solution does and why it can do no better: what goes to the host, and for how long; where
-devices idle, and how much of that the binding lower bound forces on them.
+"""What a solution offloads, and for how long; where devices idle, and how much of that the binding lower bound
+forces on them.
 
-The forced part is told apart by asking `bounds.fill_and_drain` again and again: with
-unlimited memory what is left is *fill* and *drain*; with the limit but copies that take no time
+The forced part is separated by evaluating `bounds.fill_and_drain` several times: with unlimited memory what is
+left is *fill* and *drain*; with the limit but copies that take no time
 *memory* adds to the former (too few F's fit before the first B) and *few W* to the latter (too few B's and
 W's can wait for the end); with the copies as they are, *copies* do. A device on which all that falls
 short of the bound has to idle all the same while another one is at work, or as the bound's own
@@ -26,14 +26,14 @@ from ..trace import CAUSES, Trace
 from ..units import format_size, format_time
 
 FORCED = ("fill", "memory", "copies", "drain", "few W", "others")
-SHORT = "shorter span"  # for the objective span: what a device is done sooner than the slowest
+SHORT = "shorter span"  # for the objective span: how much sooner a device ends than the slowest
 
 
 @dataclass(frozen=True)
 class StageOffload:
-    """What of a stage goes to the host: which microbatches, of how many; for how long they leave the
-    device (end of O to grant of R; least, middle, most); and how long activations live (start of F
-    to start of their backward, in the middle) where they go and where they stay."""
+    """The offloaded activations of a stage: which microbatches, of how many; how long they are on the host
+    alone (end of O to grant of R; least, median, most); and how long activations live (start of F to start of
+    their backward, median), offloaded or resident."""
 
     stage: int
     device: int
@@ -93,7 +93,7 @@ class Solution:
 
 
 def analyse_solution(trace: Trace, bound: Bound | None = None) -> Solution:
-    """What a schedule offloads, where it idles, and what of that has to be.
+    """What a schedule offloads, where it idles, and how much of that is forced.
 
     Args:
         trace: under its memory limit.
@@ -172,7 +172,9 @@ def _offloads(trace: Trace) -> tuple[StageOffload, ...]:
     for s in range(shape.stages):
         gone = row[O, s] >= 0
         away = trace.grant_ns[row[R, s][gone]] - trace.end_ns[row[O, s][gone]]
-        away = np.maximum(away, 0)  # a reload may have its memory before the offload is done
+        away = np.maximum(
+            away, 0
+        )  # a reload may be granted its memory before the offload has ended
         stages.append(
             StageOffload(
                 s,
@@ -194,8 +196,8 @@ def _offloads(trace: Trace) -> tuple[StageOffload, ...]:
 
 
 def explain_solution(trace: Trace, bound: Bound | None = None) -> str:
-    """What a solution offloads, where its bubbles are and why they must be there, in words and
-    tables; see `analyse_solution` for the arguments."""
+    """What a solution offloads, where its bubbles are and why they are necessary, in words and tables; see
+    `analyse_solution` for the arguments."""
     found = analyse_solution(trace, bound)
     lines = [*_said_of_offloads(found), "", *_said_of_bound(found), "", *_said_of_idle(found)]
     return "\n".join(lines) + "\n"

@@ -1,4 +1,5 @@
-"""What is proven of a problem: by formulas, by whoever solved it, by the cache, or in a few seconds."""
+"""The best known lower bound of a problem: from formulas, an earlier solve, the cache, or a search of a few
+seconds."""
 
 from __future__ import annotations
 

@@ -20,9 +20,9 @@ from .points import Point
 from .store.store import Record
 
 CONNECT_S = 10
-LOOK_S = 2.0  # without news for so long, whether anybody works is looked at
-ANSWER_S = 10.0  # that a scheduler may take for an answer
-WORKERS_S = 20.0  # how long workers that have gone may take to come back
+LOOK_S = 2.0  # after so long without a message, check whether any worker runs
+ANSWER_S = 10.0  # timeout of the scheduler's answer
+WORKERS_S = 20.0  # how long to wait for lost workers to return
 CLOSE_S = 2
 BATCH = 8  # points sent at once where there are many for each worker
 
@@ -61,12 +61,12 @@ def on_cluster(
         batches = [points[at : at + size] for at in range(0, len(points), size)]
         yield from _delivered(_Cluster(client, address, notice), batches)
     finally:
-        with suppress(Exception):  # a scheduler that has gone has nothing to be told
+        with suppress(Exception):  # the scheduler may have exited
             client.close(timeout=CLOSE_S)
 
 
 class _Cluster:
-    """A client with the futures it waits for, and whether any worker is left to run them."""
+    """A Dask client with its pending futures; notices when no worker is left."""
 
     def __init__(self, client: Any, address: str, notice: Callable[[str], None]) -> None:
         self.client, self.address, self.notice = client, address, notice
@@ -74,13 +74,13 @@ class _Cluster:
         self.idle_since: float | None = None
 
     def submit(self, batch: Sequence[Point]) -> Any:
-        """Send points; their future comes out of `next` once it is done."""
+        """Submit points; `next` returns their future once it is done."""
         future = self.client.submit(_compute_all, batch, pure=False)
         future.add_done_callback(self.done.put)
         return future
 
     def next(self) -> Any:
-        """The next future that is done.
+        """Wait for the next future that is done.
 
         Raises:
             OptPipeError: where the scheduler has gone, or all workers have and none comes back.
@@ -92,7 +92,7 @@ class _Cluster:
                 self._look()
 
     def result(self, future: Any) -> list[Finished]:
-        """What a future has found; where its worker died with it, another one computes it again.
+        """The result of a future; if its worker died, another one computes it again.
 
         Raises:
             OptPipeError: as `next`.
@@ -126,7 +126,7 @@ class _Cluster:
 
 
 def _delivered(cluster: _Cluster, batches: Sequence[Sequence[Point]]) -> Iterator[Finished]:
-    """What the workers deliver, as it comes."""
+    """Yield the results of the workers as they arrive."""
     from distributed import KilledWorker
 
     futures = {cluster.submit(batch): batch for batch in batches}

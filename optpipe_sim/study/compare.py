@@ -66,7 +66,7 @@ class Row:
 
     @property
     def gap(self) -> float:
-        """How far the time lies above the lower bound, as a share of the bound."""
+        """The optimality gap: the time above the lower bound, as a share of the bound."""
         return (self.trace.cost_ns - self.bound.ns) / self.bound.ns
 
     @property
@@ -182,7 +182,7 @@ def compare_all(
     limits = profile.limits(memory_limit)
     treatments = None if treatments is None else tuple(treatments)
     profile = restrict(profile, treatments)
-    profile = replace(profile, memory_limit=limits)  # what schedules that plan for a limit look at
+    profile = replace(profile, memory_limit=limits)  # the limit that schedules plan for
     baseline, _ = _replay(build(BASELINE, profile, microbatches), profile, objective)
     run = _Run(profile, microbatches, objective, time_limit)
     names = list(dict.fromkeys(map(_name_of, wanted)))
@@ -220,7 +220,7 @@ def _everything(profile: CostProfile) -> list[str]:
 
 
 class _Run:
-    """What was compared so far, schedule by schedule."""
+    """A comparison under way, schedule by schedule."""
 
     def __init__(
         self, profile: CostProfile, microbatches: int, objective: str, time_limit: float
@@ -236,7 +236,7 @@ class _Run:
         self.bounds: dict[_Key, Bound] = {}
 
     def add(self, entry: str | Schedule) -> bool:
-        """Replay a schedule, unless that is done; whether Ctrl-C has ended the search for it."""
+        """Replay a schedule unless it has been; return whether Ctrl-C has ended the search for it."""
         name, microbatches, objective = _name_of(entry), self.microbatches, self.objective
         if name in self.refused or name in self.found:
             return False
@@ -309,7 +309,7 @@ class _Run:
 def _build(
     name: str, profile: CostProfile, microbatches: int, objective: str, time_limit: float
 ) -> Schedule:
-    """A schedule by name; one that is searched for with what was not said after the colon."""
+    """Build a schedule by name; for one that is searched for, fill in the options that the name leaves out."""
     base, options = parse_name(name)
     if base != "optpipe":
         return build(name, profile, microbatches)

@@ -1,4 +1,4 @@
-"""Compute one point of a sweep; whatever goes wrong becomes its record."""
+"""Compute one point of a sweep; an error becomes its record."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Finished = tuple[str, Record]
 
 
 def compute(point: Point) -> Finished:
-    """Run one point; whatever goes wrong is its record, in one line."""
+    """Run one point; an error becomes its record, in one line."""
     started = time.perf_counter()
     load = round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None
     rows: list[Row] = []
@@ -62,8 +62,8 @@ class Kept(NamedTuple):
 def compute_and_keep(point: Point, folder: str, owner: str, fresh: bool) -> Kept:
     """`compute`, kept on disk at once by the process that computed it.
 
-    What another sweep computes is left to it; what one has finished meanwhile is taken from there,
-    unless `fresh`.
+    A point that another sweep computes is left to it; one that it has finished meanwhile is reused, unless
+    `fresh`.
     """
     locks = Locks(Path(folder), owner)
     if not locks.take(point.key):

@@ -31,7 +31,7 @@ class Point:
         key: a digest of the task, its version and the parameters, contents of profiles included:
             equal for equal work.
         parameters: what the task gets, as plain data.
-        labels: the columns that tell this point from the others of its table.
+        labels: the columns that distinguish this point from the others of its table.
         source: of the task, where the experiment brings it along.
     """
 
@@ -63,7 +63,7 @@ def plan(experiment: Experiment) -> list[Point]:
 
 
 def arguments(task: Task, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a point as its function takes them: profiles loaded, options as one object."""
+    """The arguments of a point's function: profiles loaded, options as one object."""
     return task.collected(
         {
             key: _loaded(json.dumps(value)) if _is_profile(task.kinds[key], value) else value
@@ -185,6 +185,6 @@ def _nest(given: Mapping[str, Any]) -> dict[str, Any]:
             raise OptPipeError(f"{key}: there is no {root} to change; give it in the base")
         for name in reversed(inner):
             value = {name: value}
-        # a null is kept where it is to take away what a file says
+        # a null is kept where it removes a key of a file
         nested[root] = changed(start, value, keep_null="file" in start or "estimate" in start)
     return nested

@@ -12,7 +12,7 @@ from ..profile import CostProfile
 from ..profile_io import load_profile, profile_to_json
 from ..units import BYTE_UNITS, TIME_UNITS
 
-# keys of a profile that say the same in another way
+# keys of a profile with the same meaning
 _SAME = {"d2h_gb_per_s": "t_offload", "h2d_gb_per_s": "t_reload"}
 
 
@@ -70,7 +70,7 @@ def _estimated(given: Any) -> dict[str, Any]:
 
 
 def _stem(key: str) -> str:
-    """A key without its unit; what says the same in another way has the same stem."""
+    """A key without its unit; keys with the same meaning have the same stem."""
     if key in _SAME:
         return _SAME[key]
     units = (*TIME_UNITS, *BYTE_UNITS)
@@ -78,8 +78,8 @@ def _stem(key: str) -> str:
 
 
 def changed(data: Any, changes: Mapping[str, Any], keep_null: bool = False) -> Any:
-    """A mapping with some keys replaced, whatever their unit; null takes a key away (or stays, for
-    a later change); in a list of mappings (stages) the change is made in each."""
+    """A mapping with some keys replaced, whatever their unit; null removes a key (or stays, for a later
+    change); in a list of mappings (stages) the change is made in each."""
     if isinstance(data, list):
         return [changed(entry, changes, keep_null) for entry in data]
     made = dict(data)

@@ -1,4 +1,4 @@
-"""Run an experiment: what is finished is reused, the rest runs on all cores or on a cluster."""
+"""Run an experiment: finished points are reused, the others run on all cores or on a cluster."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .tables import save_table
 from .tasks import Row, load_task
 from .versions import SOLVERS, versions
 
-OTHERS_S = 0.5  # how often points of other sweeps are looked for
+OTHERS_S = 0.5  # how often to poll for points of other sweeps
 Progress = Callable[[int, int, int], None]  # finished, of how many, failed
 
 
@@ -74,16 +74,15 @@ def sweep(
         results: the folder of the table; finished points are kept in ``.points`` in it.
         jobs: points at once; default: the cores there are over the cores of one point.
         cluster: the address of a Dask scheduler, instead of the cores here.
-        fresh: compute what is known again. `retry_failed`: what is known to fail, only.
+        fresh: compute finished points again. `retry_failed`: only those that failed.
         progress: called with how many points are finished, of how many, and how many failed.
         notice: called with a line where the sweep has to wait, for another sweep or for workers.
 
-    Several sweeps may share a folder, on several machines, too: what one of them computes the others
-    wait for, and do not compute again.
+    Several sweeps may share a folder, also on several machines: a point that one computes the others wait for.
 
     Raises:
-        OptPipeError: for an experiment that makes no sense, a disk that is full, a cluster that
-            cannot be reached. What was finished until then is kept.
+        OptPipeError: for an invalid experiment, a full disk, a cluster that cannot be reached. Points finished
+        until then are kept.
     """
     started = time.monotonic()
     points = plan(experiment)
@@ -145,8 +144,8 @@ def _computed(
     fresh: bool,
     notice: Callable[[str], None],
 ) -> Iterator[Kept]:
-    """The points as they are finished, all of them kept in the store. What other sweeps compute is
-    waited for, and computed here where they end without it."""
+    """Yield the points as they are finished; all are kept in the store. Points that other sweeps compute are
+    waited for, and computed here if those end without them."""
     left = {point.key: point for point in points}
     told = False
     while left:
@@ -294,14 +293,14 @@ def _table(
 
 
 def _how(record: Record) -> Row:
-    """What the result of a search depends on beside its parameters."""
+    """The conditions, beside its parameters, that the result of a search depends on."""
     return {"point_s": round(record.seconds, 3), "load": record.load, "commit": record.commit}
 
 
 def _manifest(
     experiment: Experiment, points: Sequence[Point], how: dict[str, Any]
 ) -> dict[str, Any]:
-    """What a table was made of; no names of machines, people or folders."""
+    """The provenance of a table; no names of machines, people or folders."""
     return {
         "name": experiment.name,
         "question": experiment.question,

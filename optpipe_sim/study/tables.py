@@ -80,7 +80,7 @@ def load_csv(path: str | os.PathLike[str]) -> list[dict[str, str]]:
 
 
 def load_manifest(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """What a table was made of."""
+    """The manifest of a table: its parameters, versions and points."""
     path = Path(folder) / f"{name}.manifest.json"
     if not path.exists():
         raise OptPipeError(f"{path}: no such file; {HOW} experiments/{name}")

@@ -1,4 +1,4 @@
-"""Values of an experiment's parameters: what a task's annotations say of them, and their notations."""
+"""Values of an experiment's parameters: checked by a task's annotations, and their notations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def kind_of(annotation: Any) -> str:
 
 
 def value_of(key: str, value: Any, annotation: Any) -> Any:
-    """A value of a parameter, as plain data, or one line that says what would be right."""
+    """Return the value of a parameter as plain data, or raise one line that says what would be right."""
     try:
         return _parse(value, annotation)
     except (OptPipeError, ValueError) as error:

@@ -1,4 +1,4 @@
-"""The dear lower bounds (configuration LP, search of one device): never above what can be reached."""
+"""The expensive lower bounds (configuration LP, search of one device): never above what can be reached."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class Choice:
         pp, tp, cp, dp, ep, zero: pipeline stages' devices, devices that share layers, sequences and
             experts, replicas and what they share out; see `parallelism.Layout`.
         microbatch: sequences of a microbatch. `microbatches`: m, per replica and iteration.
-        recompute: what is done again in B.
+        recompute: what is recomputed in B.
         chunks, placement: of the pipeline.
     """
 

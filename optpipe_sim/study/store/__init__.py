@@ -1,1 +1,1 @@
-"""Finished points on disk, and which sweep computes which of the others."""
+"""Finished points on disk, and the locks of points that sweeps are computing."""

@@ -1,8 +1,8 @@
 """Which sweep computes which point, for sweeps that share a folder of finished points.
 
 A sweep that runs keeps a file ``.running/ID`` and touches it every few seconds; each point it
-computes has a file ``KEY.lock`` with that ID. A lock whose sweep has gone (its file is missing, its
-process has ended, or it was not touched for a minute) is free. Machines may share the folder: ages
+computes has a file ``KEY.lock`` with that ID. A lock whose sweep has ended (its file is missing, its process
+has exited, or it was not touched for a minute) is free. Machines may share the folder: ages
 are differences of times that the same file system has set. Where two sweeps take a free lock at the
 same instant, the point may be computed twice, and nothing else happens.
 """
@@ -21,9 +21,9 @@ from pathlib import Path
 
 from ...errors import OptPipeError
 
-TOUCH_S = 5.0  # how often a running sweep says that it runs
+TOUCH_S = 5.0  # how often a running sweep touches its file
 RUNNING = ".running"
-LOST_S = 60.0  # without that for so long, it does not
+LOST_S = 60.0  # after so long without, it counts as ended
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Locks:
             return None
 
     def _clear(self, path: Path, holder: str) -> bool:
-        """Take away the lock of a sweep that has gone; False where another one was faster."""
+        """Remove the lock of a sweep that has ended; False where another sweep was faster."""
         aside = path.with_suffix(f".{self.owner}")
         with suppress(OSError):
             path.rename(aside)
@@ -91,7 +91,7 @@ class Locks:
         return self.runs(holder) if holder else self._age(path) < LOST_S
 
     def runs(self, owner: str) -> bool:
-        """Whether a sweep runs, as far as can be told from here."""
+        """Whether a sweep runs, as far as this machine can know."""
         path = self.folder / RUNNING / owner
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
@@ -112,7 +112,7 @@ class Locks:
 
 @dataclass
 class Running:
-    """Says that this sweep runs, while the block lasts; its `locks`."""
+    """Mark this sweep as running for the duration of the block; returns its `locks`."""
 
     folder: Path
     locks: Locks = field(init=False)

@@ -1,4 +1,4 @@
-"""One engine alone, from AdaOffload's schedule or from nothing: what it has found and proven when."""
+"""One engine alone, from AdaOffload's schedule or from nothing: its incumbents and bounds over time."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(
     closed = lower_bound(profile, microbatches, memory_limit=problem.limits)
     _run(
         problem, "adaoffload", "none", 0, replace(effort, workers=1, solver="highs")
-    )  # loads what is compiled
+    )  # loads the compiled code
     variables, constraints = size_formula(problem)
     common: Row = {
         "formula_variables": variables,
@@ -93,7 +93,7 @@ def run(
 
 
 def by_then(incumbents: Curve, bounds: Curve, before: float, at: float) -> Row:
-    """What was found and proven up to second `at`, and the improvements since second `before`."""
+    """The best incumbent and bound up to second `at`, and the improvements since second `before`."""
     best = min((ns for when, ns in incumbents if when <= at), default=None)
     bound = max(ns for when, ns in bounds if when <= at)
     return {
@@ -119,7 +119,7 @@ def _between(curve: Curve, before: float, at: float) -> list[list[float]]:
 
 
 def _seconds(when: float) -> float:
-    """To the millisecond, upwards: nothing is there before it was found."""
+    """Round up to the millisecond, so that nothing counts before it was found."""
     return math.ceil(max(0.0, when) * 1000) / 1000
 
 

@@ -1,4 +1,4 @@
-"""Time over memory limit: what is solved for with its bound, and what published schedules reach."""
+"""Time over memory limit: of solved schedules with their bounds, and of published schedules."""
 
 from __future__ import annotations
 

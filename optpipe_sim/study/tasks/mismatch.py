@@ -1,4 +1,4 @@
-"""Schedules made for one set of costs and run with another: what does knowing better save?"""
+"""Schedules planned with one set of costs and run with another: how much exact costs save."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _solved(
     return _solve(profile, microbatches, limit, options, _without_links(start))
 
 
-@lru_cache(maxsize=16)  # what is assumed is the same at many points
+@lru_cache(maxsize=16)  # the assumed costs are the same at many points
 def _from_nothing(
     profile: Profile, microbatches: int, limit: int | None, options: SolveOptions
 ) -> tuple[Schedule, Row]:
@@ -130,5 +130,5 @@ def _solve(
 
 
 def _without_links(schedule: Schedule) -> Schedule:
-    """Whoever knows nothing of a shared link leaves it to serve first come, first served."""
+    """Drop the link orders: without knowledge of a shared link it serves first come, first served."""
     return schedule.replace(link_order={})

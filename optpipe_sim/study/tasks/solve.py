@@ -1,4 +1,4 @@
-"""One run of a solver: what it found when, what it proved, how large its model was."""
+"""One run of a solver: its incumbents over time, its bound and the size of its model."""
 
 from __future__ import annotations
 

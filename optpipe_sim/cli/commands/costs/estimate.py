@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--recompute",
         choices=("none", "norms", "full"),
         default="none",
-        help="done again in B: nothing; norms, activation functions and dropout; the whole layer",
+        help="recomputed in B: nothing; norms, activation functions and dropout; the whole layer",
     )
     parser.add_argument(
         "--levels",

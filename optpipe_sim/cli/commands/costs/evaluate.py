@@ -75,7 +75,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--recompute",
         choices=("none", "norms", "full"),
         default="none",
-        help="done again in B: nothing; norms, activation functions and dropout; the whole layer",
+        help="recomputed in B: nothing; norms, activation functions and dropout; the whole layer",
     )
     add_kernels(parser)
     parser.add_argument(

@@ -208,4 +208,4 @@ def _copies(modes: dict[str, Any]) -> str:
         f"{mode} {both['d2h']['gb_per_s']:.3g} and {both['h2d']['gb_per_s']:.3g}"
         for mode, both in modes.items()
     ]
-    return f"copies to and from the host, GB/s: {'; '.join(parts)} (loaded: beside products)"
+    return f"copies to and from the host, GB/s: {'; '.join(parts)} (loaded: beside GEMMs)"
