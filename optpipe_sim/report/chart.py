@@ -101,7 +101,7 @@ def chart(
         high = max([SLOWEST * low, *chosen])
     plot.y_range.start, plot.y_range.end = 0.97 * low, 1.03 * high
     opens = "const at = cb_data.source.data.view[cb_data.source.selected.indices[0]];"
-    opens += "if (at) optpipe.open(at).scrollIntoView()"
+    opens += "if (at) optpipe.open(at)"
     plot.add_tools(
         PanTool(),
         WheelZoomTool(modifiers={"ctrl": True}),
@@ -119,6 +119,7 @@ def chart(
     plot.legend.background_fill_alpha = 0
     plot.legend.border_line_color = None
     plot.grid.grid_line_alpha = 0.35
+    plot.axis.minor_tick_line_color = None
     return plot
 
 

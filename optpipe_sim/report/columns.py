@@ -1,4 +1,4 @@
-"""A trace as columns of small integers: what the page's figures draw, and what its hovers say."""
+"""A trace as columns of small integers and of texts: what the page's figures draw and say."""
 
 from __future__ import annotations
 
@@ -8,77 +8,59 @@ from typing import Any
 import numpy as np
 
 from ..op_costs import op_costs
-from ..ops import BW, B, Op, OpKind
+from ..ops import BW, B, Op
 from ..reasons.explain import Gap, gaps
-from ..reasons.reasons import Reasons, critical_path, last_reason
+from ..reasons.reasons import Reason, Reasons, critical_path, last_reason
 from ..trace import CAUSES, Trace
+from ..trace.steps import Steps
+from .layout import COMPUTE, INSIDE, Layout, Place, curve
+from .texts import gap_texts, life_texts, memory_texts, op_texts
 
-# Where a box lies: ``device * ROWS + row``. The first rows are the kinds of ops, by their codes; page.js
-# says how high each row is, in a device that is unfolded and in one that is folded.
-ROWS = 16
-INSIDE, COMPUTE_LANE, OFFLOAD_LANE, RELOAD_LANE, MEMORY_LANE = range(len(OpKind), len(OpKind) + 5)
-REASONS = (
-    "start",
-    "stream",
-    "sending",
-    "input",
-    "neighbour",
-    "communication",
-    "reload",
-    "memory",
-    "anchor",
-    "engine",
-    "link",
-)
-
-Columns = dict[str, np.ndarray]
+Columns = dict[str, Any]  # of arrays, and of lists of texts
 
 
 class TraceColumns:
-    """The columns of one trace; times in ns, sizes in bytes, ops as rows of ``schedule.table``."""
+    """The columns of one trace; times in ns, heights as in `layout`, ops as rows of ``schedule.table``."""
 
     def __init__(self, trace: Trace) -> None:
-        self.trace = trace
+        self.trace, self.layout = trace, Layout.of(trace)
 
     @cached_property
     def ops(self) -> Columns:
-        """One row per op: its times, its place, its colour (``look``), its stage and microbatch, the
-        op that it waited for (``by``, -1: nothing) and how (``reason``, a place in `REASONS`),
-        the time its device stood idle before it, the time that nothing explains (``slack``), and the
-        row of `sizes` that has its bytes."""
+        """One row per op: its box and the middle height of it, its colour (``look``), the op that it waited for
+        (``by``, -1: nothing), where an arrow from that one begins (``since``, ``before``), its activation
+        (a place in `lives`), and texts."""
         trace = self.trace
         schedule, shape = trace.schedule, trace.schedule.shape
-        kinds, stages, microbatches = schedule.table.T
-        reasons = Reasons(trace)
-        last = [last_reason(reasons, op) for program in schedule.programs for op in program]
-        until = np.array([reason.until_ns for reason in last])
-        waited = np.sum(list(trace.waits_ns.values()), axis=0)
+        kinds, stages, units = schedule.table.T
+        top, bottom = self.layout.ops(kinds, schedule.devices)
+        start, end, level = trace.start_ns, trace.end_ns, (top + bottom) // 2
+        by = np.array([self._row(reason.by) for reason in self.reasons])
         return {
-            "start": narrow(trace.start_ns),
-            "end": narrow(trace.end_ns),
-            "place": narrow(schedule.devices * ROWS + kinds),
+            "start": narrow(start),
+            "end": narrow(end),
+            "top": narrow(top),
+            "bottom": narrow(bottom),
+            "level": narrow(level),
             "look": narrow(kinds * shape.chunks + np.array(shape.chunk_of)[stages]),
-            "stage": narrow(stages),
-            "microbatch": narrow(microbatches),
-            "by": narrow([self._row(reason.by) for reason in last]),
-            "reason": narrow([REASONS.index(reason.cause) for reason in last]),
-            "idle": narrow(waited),
-            "slack": narrow(np.maximum(0, trace.start_ns - until)),
-            "size": narrow(self._sizes[1]),
+            "by": narrow(by),
+            # a reload's anchor has only begun when the reload does
+            "since": narrow(np.where(by < 0, start, np.minimum(end[by], start))),
+            "before": narrow(np.where(by < 0, level, level[by])),
+            "life": narrow(stages.astype(np.int64) * shape.units + units),
+            **op_texts(trace, self.reasons),
         }
 
-    @property
-    def sizes(self) -> list[list[int]]:
-        """Pairs of bytes: what an op allocates, and what it releases."""
-        pairs: list[list[int]] = self._sizes[0].tolist()
-        return pairs
+    @cached_property
+    def lives(self) -> dict[str, list[str]]:
+        """Of each activation, stage after stage, what becomes of it."""
+        return life_texts(self.trace)
 
     @cached_property
-    def _sizes(self) -> tuple[np.ndarray, np.ndarray]:
-        costs = op_costs(self.trace.schedule, self.trace.profile)
-        pairs = np.stack((costs.allocated_bytes, costs.released_bytes), axis=1)
-        unique, which = np.unique(pairs, axis=0, return_inverse=True)
-        return unique, which.reshape(-1)
+    def reasons(self) -> list[Reason]:
+        """What each op waited for last."""
+        reasons = Reasons(self.trace)
+        return [last_reason(reasons, op) for ops in self.trace.schedule.programs for op in ops]
 
     @cached_property
     def idle(self) -> list[Gap]:
@@ -87,16 +69,26 @@ class TraceColumns:
 
     @cached_property
     def gaps(self) -> Columns:
-        """One row per idle interval: its times, its place, its cause (a place in `trace.CAUSES`), the op
-        that comes after it and the one it waits for (-1: none)."""
+        """One row per idle interval: its box, its device, its cause (a place in `trace.CAUSES`), the op that
+        it waits for (-1: none), from when to when both are in sight, and texts."""
         found = self.idle
+        devices = np.array([gap.device for gap in found], np.int64)
+        top, bottom = self.layout.within(COMPUTE, devices)
+        start = np.array([gap.start_ns for gap in found], np.int64)
+        end = np.array([gap.end_ns for gap in found], np.int64)
+        by = np.array([self._row(gap.by) for gap in found], np.int64)
         return {
-            "start": narrow([gap.start_ns for gap in found]),
-            "end": narrow([gap.end_ns for gap in found]),
-            "place": narrow([gap.device * ROWS + COMPUTE_LANE for gap in found]),
-            "cause": narrow([CAUSES.index(gap.cause) for gap in found]),
-            "op": narrow([self._row(gap.op) for gap in found]),
-            "by": narrow([self._row(gap.by) for gap in found]),
+            "start": narrow(start),
+            "end": narrow(end),
+            "top": narrow(top),
+            "bottom": narrow(bottom),
+            "level": narrow((top + bottom) // 2),
+            "device": narrow(devices),
+            "cause_at": narrow([CAUSES.index(gap.cause) for gap in found]),
+            "by": narrow(by),
+            "from": narrow(np.where(by < 0, start, np.minimum(start, self.trace.start_ns[by]))),
+            "to": narrow(np.where(by < 0, end, np.maximum(end, self.trace.end_ns[by]))),
+            **gap_texts(self.trace, found),
         }
 
     @cached_property
@@ -109,41 +101,39 @@ class TraceColumns:
         rows = np.flatnonzero(np.isin(kinds, (B, BW)) & (again > 0))
         took = trace.end_ns[rows] - trace.start_ns[rows]
         share = np.rint(took * (again[rows] / planned[rows])).astype(np.int64)
+        top, bottom = self.layout.within(INSIDE, trace.schedule.devices[rows])
         return {
             "start": narrow(trace.start_ns[rows]),
             "end": narrow(trace.start_ns[rows] + share),
-            "place": narrow(trace.schedule.devices[rows] * ROWS + INSIDE),
+            "top": narrow(top),
+            "bottom": narrow(bottom),
         }
 
     @cached_property
     def messages(self) -> Columns:
-        """One row per message between devices: departure, arrival, and the places of both ops."""
+        """One row per message between devices: departure, arrival, and the heights of both ops."""
         found, ops = self.trace.messages, self.ops
         return {
             "depart": narrow(found.depart_ns),
             "arrive": narrow(found.arrive_ns),
-            "sender": ops["place"][found.producer],
-            "receiver": ops["place"][found.consumer],
+            "sender": ops["level"][found.producer],
+            "receiver": ops["level"][found.consumer],
         }
 
-    def memory(self, device: int) -> Columns:
-        """The bytes that a device holds, as steps up to the end of the iteration."""
-        steps, end = self.trace.memory[device], self.trace.makespan_ns
+    def memory(self, steps: Steps, place: Place, scale_bytes: int) -> Columns:
+        """The bytes that a device or a host holds, as steps up to the end of the iteration."""
+        end = self.trace.makespan_ns
+        texts = memory_texts(steps, end)
         return {
-            "time": narrow(np.append(steps.times_ns, end)),
-            "bytes": narrow(np.append(steps.bytes, steps.bytes[-1])),
+            "start": narrow(np.append(steps.times_ns, end)),
+            "level": curve(place, np.append(steps.bytes, steps.bytes[-1]), scale_bytes),
+            **{name: [*found, found[-1]] for name, found in texts.items()},
         }
 
     @cached_property
     def critical(self) -> list[int]:
         """The rows of the critical path, the last op first."""
         return list(dict.fromkeys(self._row(step.op) for step in critical_path(self.trace)))
-
-    @property
-    def levels(self) -> list[int]:
-        """By activation (stage after stage), its level of recomputation; 0: kept whole."""
-        levels: list[int] = self.trace.schedule.levels.table.ravel().tolist()
-        return levels if any(levels) else []
 
     def _row(self, op: Op | None) -> int:
         return -1 if op is None else self.trace.schedule.row(op)

@@ -36,7 +36,7 @@ def table(name: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> st
     body = list(rows)
     prose = [body[0][at].value is None if body else False for at in range(len(heads))]
     head = "".join(
-        f"<th data-sort{' class=text' if left else ''}>{escape(text)}</th>"
+        f"<th{' class=text' if left else ''}>{escape(text)}</th>"
         for text, left in zip(heads, prose, strict=True)
     )
     lines = "\n".join(f"<tr>{''.join(cell.html() for cell in row)}</tr>" for row in body)
@@ -58,12 +58,10 @@ def tiles(numbers: Iterable[tuple[str, str, str, object]]) -> str:
     )
 
 
-def switch(action: str, text: str, *, on: bool = False, **data: object) -> str:
-    """A button that stays pressed."""
-    return (
-        f"<button{_attributes({'action': action, **data})} aria-pressed='{str(on).lower()}'>"
-        f"{escape(text)}</button>"
-    )
+def switch(text: str, *, on: bool = False, **data: object) -> str:
+    """A button that stays pressed; the first of `data` is what page.js does then."""
+    pressed = str(on).lower()
+    return f"<button{_attributes(data)} aria-pressed='{pressed}'>{escape(text)}</button>"
 
 
 def folded(title: str, content: str) -> str:

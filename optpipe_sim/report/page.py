@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import shlex
+from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -11,7 +13,7 @@ from html import escape
 from importlib.resources import files
 from typing import Any
 
-from bokeh.embed import json_item
+from bokeh.document import Document
 from bokeh.resources import Resources
 
 from .markup import folded
@@ -23,12 +25,12 @@ class View:
 
     Attributes:
         html: what stands around the figures, which go to their slots (see `slot`).
-        figures: Bokeh's models. `charts`: what page.js has to know of those that are lanes.
+        figures: Bokeh's models. `known`: what page.js has to know of those that are lanes, by name.
     """
 
     html: str
     figures: tuple[Any, ...]
-    charts: tuple[dict[str, Any], ...] = ()
+    known: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -47,22 +49,10 @@ def write_page(title: str, views: Sequence[View], opened: int, provenance: Prove
         opened: how many of the views are open from the start; a link opens the others, which are
             drawn then.
     """
-    data = {
-        "opened": opened,
-        "views": [
-            {
-                "items": [
-                    json_item(figure, f"figure-{at}-{place}")
-                    for place, figure in enumerate(view.figures)
-                ],
-                "charts": list(view.charts),
-            }
-            for at, view in enumerate(views)
-        ],
-    }
     sections = "\n".join(
-        f"<section class='view' id='view-{at}' data-view='{at}'{'' if at < opened else ' hidden'}>"
-        f"{_with_figures(view, at)}</section>"
+        f"<section class='view' id='view-{at}'{'' if at < opened else ' hidden'}>"
+        f"{_with_figures(view)}<script type='application/gzip' class='data'>{_packed(view)}</script>"
+        "</section>"
         for at, view in enumerate(views)
     )
     return f"""<!DOCTYPE html>
@@ -75,21 +65,20 @@ def write_page(title: str, views: Sequence[View], opened: int, provenance: Prove
 <style>{_asset("page.css")}</style>
 </head>
 <body>
-<header><h1>{escape(title)}</h1><button id="theme">light / dark</button></header>
+<header><h1>{escape(title)}</h1><button data-colours>light / dark</button></header>
 {sections}
 {_provenance(provenance)}
-<script>{_bokeh()}</script>
-<script type="application/json" id="data">{_embedded(data)}</script>
+<script type="application/gzip" class="data">{_bokeh()}</script>
 <script>{_asset("page.js")}</script>
 </body>
 </html>
 """
 
 
-def _with_figures(view: View, at: int) -> str:
+def _with_figures(view: View) -> str:
     html = view.html
-    for place in range(len(view.figures)):
-        html = html.replace(slot(place), f"<div class='lanes' id='figure-{at}-{place}'></div>")
+    for place, figure in enumerate(view.figures):
+        html = html.replace(slot(place), f"<div class='lanes' id='{escape(figure.name)}'></div>")
     return html
 
 
@@ -113,10 +102,21 @@ def _provenance(provenance: Provenance) -> str:
     )
 
 
-def _embedded(data: Any) -> str:
-    """JSON inside HTML: nothing in it can end the element that it stands in."""
+def _packed(view: View) -> str:
+    """The figures of a view, which are one document of Bokeh's, as JSON, compressed: most of it is texts
+    that are much alike."""
+    document = Document()
+    for figure in view.figures:
+        document.add_root(figure)
+    names = {figure.id: figure.name for figure in view.figures}
+    items = [{"docid": "view", "roots": names, "root_ids": list(names)}]
+    data = {"docs": {"view": document.to_json(deferred=False)}, "items": items, "known": view.known}
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return _zipped(text)
+
+
+def _zipped(text: str) -> str:
+    return b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def _asset(name: str) -> str:
@@ -125,6 +125,6 @@ def _asset(name: str) -> str:
 
 @cache
 def _bokeh() -> str:
-    """Bokeh's own code, without the line that sets (and announces) its level of logging."""
+    """Bokeh's own code, compressed, without the line that sets (and announces) its level of logging."""
     found: list[str] = Resources(mode="inline", components=["bokeh"], minified=True).js_raw
-    return "\n".join(part for part in found if not part.startswith("Bokeh.set_log_level"))
+    return _zipped("\n".join(part for part in found if not part.startswith("Bokeh.set_log_level")))

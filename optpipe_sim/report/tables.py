@@ -13,8 +13,9 @@ from ..trace import CAUSES, Trace
 from ..trace.waits import MEANINGS
 from ..units import counted, format_size, format_time
 from .columns import TraceColumns
-from .lanes import CAUSE_COLOURS, CAUSE_PATTERNS, MARK, MEMORY_COLOUR, OTHER
+from .lanes import CAUSE_COLOURS, CAUSE_PATTERNS, MARK
 from .markup import Cell, folded, items, table, tiles
+from .memory import MEMORY_COLOUR, OTHER
 
 MOST_GAPS = 100  # in the table; as many as `explain --json` lists
 _HATCH = {

@@ -14,8 +14,9 @@ from .difference import (
     memory_table,
     treatment_table,
 )
-from .lanes import FOLDED_FROM, description, lanes, memory_scale
+from .lanes import FOLDED_FROM, description, lanes, time_range
 from .markup import folded, switch
+from .memory import Scales
 from .page import View, slot
 from .tables import by_device, facts, legend, longest_gaps, measures, path_and_hints, title_of
 
@@ -25,20 +26,21 @@ INVITATION = "Click an op or an idle interval to see what it waited for."
 
 def trace_view(trace: Trace, name: str, heading: str = "") -> View:
     """The lanes of one trace between its measures and its tables; `name` is that of its figure."""
-    columns, scale = TraceColumns(trace), memory_scale([trace])
+    columns = TraceColumns(trace)
     html = (
         f"{heading}<p class='what'>{escape(facts(trace))}</p>{measures(trace)}"
         f"{_bar(trace)}{slot(0)}{legend(trace)}{_tables(columns, name)}"
         f"{path_and_hints(trace, name)}"
     )
-    return View(html, (lanes(columns, name, scale),), (description(columns, name, scale),))
+    plot = lanes(columns, name, Scales.of(trace), time_range([trace]))
+    return View(html, (plot,), {name: description(columns)})
 
 
 def pair_view(one: Trace, two: Trace) -> View:
     """Two traces, one above the other on one time axis, with what differs between them."""
     traces, names = (one, two), ("a", "b")
     columns = [TraceColumns(trace) for trace in traces]
-    found, scale = changes(one, two), memory_scale([one, two])
+    found = changes(one, two)
     titles, measured = titles_of(one, two), ""
     if is_run_of(two, one):
         measured = f"<h3>Why measured and predicted time differ</h3>{measured_table(one, two)}"
@@ -47,9 +49,12 @@ def pair_view(one: Trace, two: Trace) -> View:
         for trace, title in zip(traces, titles, strict=True)
     ]
     edges = "".join(
-        switch("", f"aligned by {edge}", on=edge == "start", edge=edge) for edge in ("start", "end")
+        switch(f"aligned by {edge}", on=edge == "start", align=edge, group="edge")
+        for edge in ("start", "end")
     )
-    bar = _bar(one, switch("changed", "what differs") if any(found.rows) else "", edges)
+    bar = _bar(
+        one, switch("what differs", changed="", group="marks") if any(found.rows) else "", edges
+    )
     tables = [
         f"<h2>{escape(title)}</h2>{_tables(each, name)}{path_and_hints(each.trace, name)}"
         for each, name, title in zip(columns, names, titles, strict=True)
@@ -61,15 +66,16 @@ def pair_view(one: Trace, two: Trace) -> View:
         f"{folded('Memory of each device, and treatments', memory_table(one, two, titles) + treatment_table(one, two, titles))}"
         f"{bar}{heads[0]}{slot(0)}{heads[1]}{slot(1)}{legend(one, two)}{tables[0]}{tables[1]}"
     )
-    charts = tuple(
-        {**description(each, name, scale), "changed": rows}
+    known = {
+        name: {**description(each), "changed": rows}
         for each, name, rows in zip(columns, names, found.rows, strict=True)
+    }
+    scales, times = Scales.of(*traces), [time_range(traces), time_range(traces)]
+    figures = tuple(
+        lanes(columns[at], names[at], scales, times[at], (columns[1 - at], times[1 - at]))
+        for at in (0, 1)
     )
-    figures = (
-        lanes(columns[0], names[0], scale, columns[1]),
-        lanes(columns[1], names[1], scale, columns[0]),
-    )
-    return View(html, figures, charts)
+    return View(html, figures, known)
 
 
 def titles_of(one: Trace, two: Trace) -> tuple[str, str]:
@@ -88,9 +94,9 @@ def _bar(trace: Trace, *more: str) -> str:
     """The buttons above the lanes, and the line that answers clicks."""
     unfolded = trace.schedule.shape.devices < FOLDED_FROM
     buttons = (
-        switch("critical", "critical path"),
-        switch("messages", "messages"),
-        switch("unfold", "all devices unfolded", on=unfolded),
+        switch("critical path", critical="", group="marks"),
+        switch("messages", messages=""),
+        switch("all devices unfolded", on=unfolded, unfold=""),
         *more,
     )
     return (

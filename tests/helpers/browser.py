@@ -15,14 +15,27 @@ MISSING = "no chromium and chromedriver here (Debian: apt-get install chromium c
 READY_S = 60.0  # a loaded machine is slow; what is measured is asserted elsewhere
 
 
-# the middle of a box of a figure, in the window
+# where a point of a figure is in the window, once it has stayed there for some frames: figures are laid
+# out and drawn later than their models change
+_POINT = """
+const [name, x, y, done] = arguments;
+const view = [...Bokeh.index].find((each) => each.model.name === name);
+let last = "", same = 0;
+const look = () => {
+  const box = view.el.getBoundingClientRect(), { x_scale, y_scale } = view.frame;
+  const now = [box.left + x_scale.compute(x), box.top + y_scale.compute(y), box.height];
+  same = String(now) === last && !view.is_paused ? same + 1 : 0;
+  last = String(now);
+  if (same < 5) requestAnimationFrame(look); else done(now.slice(0, 2));
+};
+look();
+"""
+# the middle of a box of lanes
 _BOX = """
-const [name, part, row] = arguments, chart = optpipe.charts[name], table = chart[part].data;
-const box = chart.plot.el.getBoundingClientRect(), { x_scale, y_scale } = chart.plot.frame;
-const { start, end } = chart.figure.x_range;
-const middle = (Math.max(start, table.start[row]) + Math.min(end, table.end[row])) / 2;
-const y = optpipe.place(name, [table.place[row]], 0.5)[0];
-return [box.left + x_scale.compute(middle), box.top + y_scale.compute(y)];
+const [name, part, row] = arguments, { [part]: { data }, figure, places } = optpipe.charts[name];
+const { start, end } = figure.x_range;
+const middle = (Math.max(start, data.start[row]) + Math.min(end, data.end[row])) / 2;
+return [middle, places.compute((data.top[row] + data.bottom[row]) / 2)];
 """
 # the texts of all hovers that are shown, row by row; Bokeh keeps them in shadow trees
 _HOVERS = """
@@ -90,17 +103,29 @@ class Browser:
         self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
 
     def tap(self, x: float, y: float) -> None:
-        self.mouse("mouseMoved", x, y)
-        self.mouse("mousePressed", x, y, button="left", clickCount=1)
-        self.mouse("mouseReleased", x, y, button="left", clickCount=1)
+        """A click; by the browser's own clock, since a button that is held long is another gesture."""
+        gesture = {"x": x, "y": y, "duration": 20, "gestureSourceType": "mouse"}
+        self.driver.execute_cdp_cmd("Input.synthesizeTapGesture", gesture)
 
     def box(self, chart: str, part: str, row: int) -> tuple[float, float]:
         """Where the middle of a box of a chart is in the window, scrolled there: the `row`-th of its
         ``ops`` or ``gaps``."""
-        place = "optpipe.charts[arguments[0]].element.scrollIntoView({block: 'nearest'})"
-        self.run(place, chart)
-        x, y = self.run(_BOX, chart, part, row)
-        return x, y
+        self.run("document.getElementById(arguments[0]).scrollIntoView({block: 'nearest'})", chart)
+        return self.point(chart, *self.run(_BOX, chart, part, row))
+
+    def lane(self, chart: str, time_ns: float, height: float) -> tuple[float, float]:
+        """Where a time and a height (see `report.layout`) of a chart are in the window."""
+        y = self.run("return optpipe.charts[arguments[0]].places.compute(arguments[1])", chart, height)  # fmt: skip
+        return self.point(chart, time_ns, y)
+
+    def point(self, figure: str, x: float, y: float) -> tuple[float, float]:
+        """Where a point of a figure is in the window, in which it has come to rest."""
+        left, top = self.driver.execute_async_script(_POINT, figure, x, y)
+        return left, top
+
+    def press(self, key: str) -> None:
+        event = "new KeyboardEvent('keydown', {key: arguments[0], bubbles: true})"
+        self.run(f"document.dispatchEvent({event})", key)
 
     def hover(self, x: float, y: float) -> list[list[str]]:
         """The rows of the hovers that appear at a place of the window."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+from base64 import b64decode
 from html.parser import HTMLParser
 from typing import Any
 
@@ -30,7 +32,8 @@ def replayed(name: str, profile: CostProfile, microbatches: int) -> Trace:
 
 
 class Page(HTMLParser):
-    """What a browser would make of a page: its elements, and the rows of its tables by id."""
+    """What a browser would make of a page: its elements, the rows of its tables by id, and what is packed
+    for the figures of each view."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -38,6 +41,7 @@ class Page(HTMLParser):
         self.tables: dict[str, list[list[tuple[str, str | None]]]] = {}
         self.tiles: dict[str, str | None] = {}
         self.text = ""
+        self.figures: list[str] = []
         self._table = self._cell = None
         self.feed(html)
 
@@ -59,6 +63,13 @@ class Page(HTMLParser):
         self._table = None if tag == "table" else self._table
 
     def handle_data(self, data: str) -> None:
+        if self.tags[-1:] == [("script", {"type": "application/gzip", "class": "data"})]:
+            unpacked = gzip.decompress(b64decode(data)).decode()
+            if unpacked.startswith(
+                "{"
+            ):  # or else it is Bokeh's own code, or a line between elements
+                self.figures.append(unpacked)
+            return
         self.text += data
         if self._cell is not None:
             self._cell[0] += data

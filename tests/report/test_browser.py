@@ -18,6 +18,7 @@ from optpipe_sim import Report, Trace, load_profile, simulate
 from optpipe_sim.ops import Op, OpKind
 from optpipe_sim.report.columns import TraceColumns
 from optpipe_sim.report.difference import changes
+from optpipe_sim.report.layout import Layout
 from optpipe_sim.study.compare import compare_all
 from optpipe_sim.units import format_size, format_time
 
@@ -51,11 +52,22 @@ def shown(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Callab
     return show
 
 
-@pytest.fixture
-def page(trace: Trace, shown: Any, chromium: Browser) -> Browser:
-    """A new page of the trace."""
+@pytest.fixture(scope="module")
+def opened(trace: Trace, shown: Any, chromium: Browser) -> str:
     shown(Report.of(trace))
-    return chromium
+    return str(chromium.driver.current_url)
+
+
+@pytest.fixture
+def page(opened: str, chromium: Browser) -> Iterator[Browser]:
+    """The page of the trace, as it was opened."""
+    if chromium.driver.current_url != opened:
+        chromium.open(Path(opened.removeprefix("file://")))
+    yield chromium
+    for key in ("Escape", "0"):
+        chromium.press(key)
+    chromium.mouse("mouseMoved", 1, 1)
+    assert chromium.messages() == []
 
 
 def chain(columns: TraceColumns, row: int) -> list[int]:
@@ -66,22 +78,16 @@ def chain(columns: TraceColumns, row: int) -> list[int]:
     return sorted(found)
 
 
-def test_pages_load_without_a_message(
-    trace: Trace, shown: Any, chromium: Browser, tmp_path: Path
-) -> None:
-    profile = load_profile(PROFILES / "zb-1.5b-p8-m32.yaml")
-    one, two = replayed("zb-h1", profile, 32), replayed("1f1b", profile, 32)
+def test_pages_load_without_a_message(shown: Any, chromium: Browser, tmp_path: Path) -> None:
     alone = {**LEVELS, "devices": 1, "memory_limit_gib": 80}
-    for report in (
-        Report.of(one),
-        Report.of(one, two),
-        Report.of(trace),
-        Report.of(replayed("1f1b:recompute=full", load_profile(LEVELS), 12)),
-        Report.of(replayed("1f1b", load_profile(alone), 2)),  # never idle
-        Report.of_comparison(compare_all(profile, 8, ["1f1b", "zb-h1", "gpipe"])),
+    for one in (
+        replayed("1f1b:recompute=full", load_profile(LEVELS), 12),
+        replayed("1f1b", load_profile(alone), 2),  # never idle
     ):
-        shown(report)
+        shown(Report.of(one))
         assert chromium.messages() == []
+    chromium.open(PROFILES.parents[1] / "docs/report-example.html")
+    assert chromium.messages() == []
     # which would have been seen
     (tmp_path / "bad.html").write_text(
         "<section class=view data-drawn></section><script>console.warn('heard')</script>"
@@ -124,19 +130,21 @@ def test_a_hover_over_idle_time_and_over_memory(page: Browser, trace: Trace) -> 
     assert said[1].startswith(
         f"neighbour: {found.op} comes after, it waits for {found.by} (device "
     )
-    # memory: a place in the lane below the copies of device 1, in the middle of the time
-    x, y = page.run(
-        "const chart = optpipe.charts.a, box = chart.plot.el.getBoundingClientRect();"
-        "const low = optpipe.place('a', [1 * 16 + 11], 0.95)[0];"
-        "return [box.left + chart.plot.frame.x_scale.compute(chart.makespan / 2),"
-        " box.top + chart.plot.frame.y_scale.compute(low)]"
-    )
-    (said,) = page.hover(x, y)
-    at_ns = float(said[0].split(" at ")[1].split()[0]) * 1e6
-    steps = trace.memory[1]
-    held = steps.bytes[np.searchsorted(steps.times_ns, at_ns, side="right") - 1]
-    assert said[0].startswith(f"{format_size(int(held))} at ")
-    assert said[1] == f"device 1, limit 7 GiB, peak {format_size(trace.peak_bytes[1])}"
+    # memory: low in the lanes of a device and of the host, in the middle of the time
+    layout = columns.layout
+    for place, steps, lane in (
+        (layout.memory(1), trace.memory[1], "device 1, limit 7 GiB"),
+        (layout.host(0), trace.host_memory[0], "pinned host memory, no limit"),
+    ):
+        middle = trace.makespan_ns // 2
+        (said,) = page.hover(*page.lane("a", middle, place[1] - 4))
+        at = int(np.searchsorted(steps.times_ns, middle, side="right")) - 1
+        since, until = steps.times_ns[at : at + 2].tolist()
+        assert said == [
+            format_size(int(steps.bytes[at])),
+            f"{format_time(since, 6)} to {format_time(until, 6)}",
+            f"{lane}, peak {format_size(steps.peak)}",
+        ]
 
 
 def test_a_click_on_an_op_marks_its_causes_back_to_the_start(page: Browser, trace: Trace) -> None:
@@ -148,11 +156,10 @@ def test_a_click_on_an_op_marks_its_causes_back_to_the_start(page: Browser, trac
     note = page.run(NOTE)
     assert note.startswith(f"{trace.schedule.op(row)} waited: ")
     assert f"its chain of {len(wanted)} causes" in note
-    lines = page.run("return optpipe.charts.a.way.data.x0.length")
-    assert lines == len(wanted) - 1
-    page.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: 'Escape', bubbles: true}))")
+    assert page.run("return optpipe.charts.a.arrows.visible") is True
+    page.press("Escape")
     assert page.run(MARKED, "a") == []
-    assert page.run("return optpipe.charts.a.way.data.x0.length") == 0
+    assert page.run("return optpipe.charts.a.arrows.visible") is False
 
 
 def test_a_click_on_idle_time_names_its_cause_and_goes_to_the_op_waited_for(
@@ -174,22 +181,20 @@ def test_a_click_on_idle_time_names_its_cause_and_goes_to_the_op_waited_for(
 
 
 def test_the_critical_path_is_a_switch(page: Browser, trace: Trace) -> None:
-    page.click("[data-action=critical]")
+    page.click("[data-critical]")
     assert page.run(MARKED, "a") == sorted(TraceColumns(trace).critical)
-    page.click("[data-action=critical]")
+    page.click("[data-critical]")
     assert page.run(MARKED, "a") == []
     assert page.run("return optpipe.charts.a.messages.visible") is False
-    page.click("[data-action=messages]")
+    page.click("[data-messages]")
     assert page.run("return optpipe.charts.a.messages.visible") is True
+    page.click("[data-messages]")
 
 
 def test_zoom_and_pan_by_mouse_keys_and_touch(page: Browser, trace: Trace) -> None:
     def reach() -> tuple[float, float]:
         start, end = page.run(RANGE, "a")
         return start, end
-
-    def press(key: str) -> None:
-        page.run("document.dispatchEvent(new KeyboardEvent('keydown', {key: arguments[0], bubbles: true}))", key)  # fmt: skip
 
     def after(act: Callable[[], None]) -> tuple[float, float]:
         before = reach()
@@ -209,13 +214,12 @@ def test_zoom_and_pan_by_mouse_keys_and_touch(page: Browser, trace: Trace) -> No
     x, y = page.box("a", "ops", len(trace.schedule) // 2)
     moved = after(lambda: page.drag(x, y, 90))
     assert moved[0] < near[0]
-    page.wait("return !optpipe.charts.a.plot.is_paused")
-    assert after(lambda: press("ArrowRight"))[0] > reach()[0] - trace.makespan_ns
-    assert after(lambda: press("0")) == whole
-    closer = after(lambda: press("+"))
+    assert after(lambda: page.press("ArrowRight"))[0] > reach()[0] - trace.makespan_ns
+    assert after(lambda: page.press("0")) == whole
+    closer = after(lambda: page.press("+"))
     assert closer[1] - closer[0] == pytest.approx(0.6 * (whole[1] - whole[0]))
-    assert after(lambda: press("ArrowRight"))[0] == pytest.approx(closer[0] + 0.2 * (closer[1] - closer[0]))  # fmt: skip
-    press("0")
+    assert after(lambda: page.press("ArrowRight"))[0] == pytest.approx(closer[0] + 0.2 * (closer[1] - closer[0]))  # fmt: skip
+    page.press("0")
     x, y = page.box("a", "ops", len(trace.schedule) // 2)
     touch = page.driver.execute_cdp_cmd
     touch("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 2})
@@ -236,22 +240,14 @@ def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
     chromium.click("#a-devices [data-device='5']")
     assert chromium.run(opened) == 2
     assert chromium.run(height) > low
-    drawn = "return optpipe.charts.a.plot.el.getBoundingClientRect().height >= "
-    chromium.wait(drawn + "optpipe.charts.a.figure.height - 2")
-    for _ in range(3):  # the scales follow the height some frames later
-        chromium.settle()
-    chromium.run("optpipe.charts.a.element.scrollIntoView()")
-    x, y = chromium.run(
-        "const box = optpipe.charts.a.plot.el.getBoundingClientRect();"
-        "const middle = optpipe.place('a', [9 * 16 + 8], 0.5)[0];"
-        "return [box.left + 20, box.top + optpipe.charts.a.plot.frame.y_scale.compute(middle)]"
-    )
-    chromium.tap(x, y)  # on the axis
+    chromium.run("document.getElementById('a').scrollIntoView()")
+    x, y = chromium.lane("a", 0, 9 * Layout.of(trace).height + 50)
+    chromium.tap(x - 12, y)  # on the axis
     chromium.wait("return optpipe.charts.a.open[9]")
     assert chromium.run(opened) == 3
-    chromium.click("[data-action=unfold]")
+    chromium.click("[data-unfold]")
     assert chromium.run(opened) == 16
-    chromium.click("[data-action=unfold]")
+    chromium.click("[data-unfold]")
     assert chromium.run(opened) == 0
     # where the boxes are drawn is where hovers find them
     row = trace.schedule.row(Op(OpKind.B, 9, 3))
@@ -282,18 +278,19 @@ def test_two_schedules_on_one_axis(shown: Any, chromium: Browser) -> None:
     shown(Report.of(one, two))
     longer = two.makespan_ns - one.makespan_ns
     assert chromium.run(RANGE, "a") == chromium.run(RANGE, "b") == [0, two.makespan_ns]
-    chromium.click("[data-edge=end]")
+    chromium.click("[data-align=end]")
     assert chromium.run(RANGE, "a") == [-longer, one.makespan_ns]
     assert chromium.run(RANGE, "b") == [0, two.makespan_ns]
     chromium.run("optpipe.charts.a.figure.x_range.setv({ start: 1e8, end: 3e8 })")
     assert chromium.run(RANGE, "b") == [1e8 + longer, 3e8 + longer]
     chromium.run("optpipe.charts.b.figure.x_range.setv({ start: 1e8, end: 3e8 })")
     assert chromium.run(RANGE, "a") == [1e8 - longer, 3e8 - longer]
-    chromium.click("[data-action=changed]")
+    chromium.click("[data-changed]")
     rows = changes(one, two).rows
     assert (chromium.run(MARKED, "a"), chromium.run(MARKED, "b")) == rows
     # each shows the other's memory
-    assert chromium.run("return optpipe.charts.a.sources.filter((each) => each.name === 'a-other').length") == 8  # fmt: skip
+    others = "return optpipe.charts.a.figure.renderers.filter((each) => each.data_source.name === 'a-other').length"  # fmt: skip
+    assert chromium.run(others) == 8
     chromium.click("#b-idle [data-gap='0']")
     assert chromium.run("return Array.from(optpipe.charts.b.gaps.selected.indices)") == [0]
     assert chromium.messages() == []
@@ -306,10 +303,10 @@ def test_schedules_of_other_shapes_stand_side_by_side(shown: Any, chromium: Brow
     for two in (replayed("zb-h1", small, 8), replayed("zb-h1", large, 12)):
         shown(Report.of(one, two))
         assert "cannot be set side by side one by one" in chromium.run("return document.body.innerText")  # fmt: skip
-        assert chromium.run("return document.querySelectorAll('[data-action=changed]').length") == 0
-        chromium.click("[data-action=unfold]")
-        chromium.click("[data-edge=end]")
-        chromium.click("[data-action=critical]")
+        assert chromium.run("return document.querySelectorAll('[data-changed]').length") == 0
+        chromium.click("[data-unfold]")
+        chromium.click("[data-align=end]")
+        chromium.click("[data-critical]")
         for name, trace in (("a", one), ("b", two)):
             assert chromium.run(MARKED, name) == sorted(TraceColumns(trace).critical)
         assert chromium.messages() == []
@@ -323,7 +320,7 @@ def test_a_notebook_shows_the_page_in_a_frame(
     chromium.open(tmp_path / "notebook.html")
     inside = "document.querySelector('iframe').contentDocument"
     chromium.wait(f"return !!{inside}.querySelector('section.view[data-drawn]')")
-    assert chromium.run(f"return {inside}.querySelectorAll('#figure-0-0 *').length") > 0
+    assert chromium.run(f"return {inside}.querySelectorAll('#a *').length") > 0
     assert chromium.messages() == []
 
 
@@ -338,41 +335,59 @@ def test_points_and_rows_open_their_schedule(shown: Any, chromium: Browser) -> N
     assert chromium.run(hidden) == [False, False, False, True]
     assert chromium.run("return optpipe.charts['schedule-1'].makespan") == found.rows[1].trace.makespan_ns  # fmt: skip
     chromium.run("window.scrollTo(0, 0)")
-    time.sleep(0.6)  # until it has scrolled
     x, y = chromium.run(
-        "const view = [...Bokeh.index].find((each) => each.model.name === 'chart'), box = view.el.getBoundingClientRect();"
-        "const source = view.model.document.get_model_by_name('chart-fits').data, at = source.view.indexOf(3);"
-        "return [box.left + view.frame.x_scale.compute(source.x[at]), box.top + view.frame.y_scale.compute(source.y[at])]"
+        "const view = [...Bokeh.index].find((each) => each.model.name === 'chart');"
+        "const { x, y, view: opens } = view.model.document.get_model_by_name('chart-fits').data;"
+        "return [x[opens.indexOf(3)], y[opens.indexOf(3)]]"
     )
-    chromium.tap(x, y)
+    chromium.tap(*chromium.point("chart", x, y))
     chromium.wait("return document.getElementById('view-3').dataset.drawn === 'yes'")
     assert chromium.messages() == []
 
 
+# whether the label of the time axis is drawn in a light ink: on the screen, or on what is printed
+LIGHT_INK = """
+const screen = [...Bokeh.index][0].canvas_view.primary.canvas;
+const canvas = document.querySelector('.lanes > canvas') ?? screen;
+const copy = new OffscreenCanvas(canvas.width, 25).getContext('2d', { willReadFrequently: true });
+copy.drawImage(canvas, 0, 25 - canvas.height);
+const { data } = copy.getImageData(0, 0, canvas.width, 25);
+const opaque = data.findIndex((value, at) => at % 4 === 3 && value > 250);
+return data[opaque - 1] + data[opaque - 2] + data[opaque - 3] > 380;
+"""
+
+
 def test_light_dark_and_paper(page: Browser) -> None:
     paper = "return getComputedStyle(document.body).backgroundColor"
-    ink = "return optpipe.charts.a.figure.below[0].major_label_text_color"
-    light, dark_ink = page.run(paper), page.run(ink)
+    light = page.run(paper)
+    assert page.run(LIGHT_INK) is False
     try:
         page.media(**{"color-scheme": "dark"})
-        page.wait(f"return (() => {{{ink}}})() !== '{dark_ink}'")
+        page.wait(f"return (() => {{{LIGHT_INK}}})()")
         dark = page.run(paper)
         assert dark != light
-        page.click("#theme")
-        assert (page.run(paper), page.run(ink)) == (light, dark_ink)
-        page.click("#theme")
+        page.hover(*page.box("a", "ops", 0))
+        tip = "return getComputedStyle(document.querySelector('.bk-Tooltip')).{}"
+        assert page.run(tip.format("backgroundColor")) == page.run("return getComputedStyle(document.querySelector('.tile')).backgroundColor")  # fmt: skip
+        assert page.run(tip.format("color")) == page.run("return getComputedStyle(document.body).color")  # fmt: skip
+        page.click("[data-colours]")
+        page.wait(f"return !(() => {{{LIGHT_INK}}})()")
+        assert page.run(paper) == light
+        page.click("[data-colours]")
         assert page.run(paper) == dark
         page.run("dispatchEvent(new Event('beforeprint'))")
-        assert (page.run(paper), page.run(ink)) == (light, dark_ink)
         # a picture that scales stands for the figure on paper, and goes away again
-        assert page.run("return document.querySelector('#figure-0-0 > canvas.paper').width") > 1000
+        assert page.run("return document.querySelector('#a > canvas').width") > 1000
+        assert (page.run(paper), page.run(LIGHT_INK)) == (light, False)
         page.run("dispatchEvent(new Event('afterprint'))")
-        assert page.run("return document.querySelectorAll('canvas.paper').length") == 0
+        assert page.run("return document.querySelectorAll('.lanes > canvas').length") == 0
+        assert page.run(paper) == dark
         printed = page.driver.execute_cdp_cmd("Page.printToPDF", {})["data"]
         assert base64.b64decode(printed).startswith(b"%PDF")
-        assert (page.run(paper), page.run(ink)) == (light, dark_ink)
+        assert page.run(paper) == dark
     finally:
         page.media(**{"color-scheme": "light"})
+        page.click("[data-colours]")
 
 
 def test_hostile_names_do_nothing(shown: Any, chromium: Browser) -> None:
@@ -397,7 +412,9 @@ def test_hostile_names_do_nothing(shown: Any, chromium: Browser) -> None:
 def test_pages_load_quickly(profile: str, microbatches: int, seconds: int, shown: Any, chromium: Browser) -> None:  # fmt: skip
     trace = replayed("zb-h1", load_profile(PROFILES / f"{profile}.yaml"), microbatches)
     report = Report.of(trace)
-    took = min(shown(report) for _ in range(3))
+    took = shown(report)
+    for _ in range(2):  # other work may have slowed it down
+        took = took if took < seconds else shown(report)
     print(f"{profile}: {len(trace.schedule):,} ops, {len(report.html):,} bytes, {took:.2f} s")
     assert took < seconds
     assert chromium.messages() == []

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import bokeh
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -28,6 +29,7 @@ from optpipe_sim.report.difference import (
     time_rows,
     treatment_rows,
 )
+from optpipe_sim.units import format_time
 
 ROOT = Path(__file__).parents[2]
 PROFILE = ROOT / "experiments/profiles/zb-1.5b-p8-m24.yaml"
@@ -120,9 +122,14 @@ def test_an_op_says_what_it_waited_for(trace: Trace) -> None:
         assert (None if by < 0 else trace.schedule.op(by)) == reason.by
         # nothing that it waited for ended later
         assert reason.until_ns == reasons.of_start(op)[0].until_ns
-        assert columns.ops["slack"][row] == trace.start_ns[row] - reason.until_ns
-    idle = sum(int(trace.waits_ns[cause].sum()) for cause in trace.waits_ns)
-    assert int(columns.ops["idle"].astype(np.int64).sum()) == idle
+        waited = columns.ops["waited"][row]
+        idle = sum(int(times[row]) for times in trace.waits_ns.values())
+        assert waited.startswith(f"{format_time(idle)} idle, ") == (idle > 0)
+        assert ("nothing keeps it" if by < 0 else f"{reason.by} (device ") in waited
+        late = trace.start_ns[row] - reason.until_ns
+        assert f"{format_time(late)} for no reason" in waited if late else "no reason" not in waited
+        # an arrow from what it waited for, which has ended or (a reload's anchor) begun
+        assert columns.ops["since"][row] <= trace.start_ns[row]
 
 
 @given(st.lists(st.integers(-(2**31), 2**53), max_size=8))
@@ -142,7 +149,11 @@ def test_recomputation_offloads_and_messages_are_on_the_page(trace: Trace) -> No
     share = columns.inside["end"].astype(int) - columns.inside["start"].astype(int)
     assert share.sum() == sum(trace.recompute_ns)
     apart = replayed("1f1b:recompute=full", load_profile(LEVELS), 8)
-    assert any(columns.levels)
+    lives = columns.lives
+    assert len(lives["activation"]) == 4 * 12
+    assert sum(text != "no" for text in lives["offloaded"]) == trace.offloaded
+    assert sum(text != "no" for text in lives["recomputed"]) == trace.recomputed
+    assert TraceColumns(apart).lives["recomputed"][0].startswith("full, ")
     assert sum(treatment_rows(apart).values()) == 4 * 8
 
 
@@ -183,6 +194,28 @@ def test_thirty_thousand_ops_are_less_than_three_megabytes() -> None:
     trace = replayed("zb-h1", profile, 320)
     assert len(trace.schedule) > 30_000
     assert len(Report.of(trace).html.encode()) < 3_000_000
+
+
+def test_the_example_is_what_make_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = re.search(r"optpipe-sim (report .*?)\s+-o docs/report-example\.html", (ROOT / "Makefile").read_text(), re.DOTALL)  # fmt: skip
+    monkeypatch.chdir(ROOT)
+    assert main([*made[1].replace("\\", " ").split(), "-o", str(tmp_path / "F.html")]) == 0
+    pages = [Page(path.read_text()) for path in (ROOT / "docs/report-example.html", tmp_path / "F.html")]  # fmt: skip
+    assert pages[0].tables == pages[1].tables
+    assert pages[0].tiles == pages[1].tiles
+    said = [page.text.split("Settings and provenance")[0] for page in pages]
+    assert said[0] == said[1]
+    if f"bokeh {bokeh.__version__}" in pages[0].text:  # other versions may write models otherwise
+        drawn = [_renumbered(page.figures[0]) for page in pages]
+        assert drawn[0] == drawn[1]
+
+
+def _renumbered(text: str) -> str:
+    """Models' ids in the order of their first places: a process counts on."""
+    ids: dict[str, str] = {}
+    return re.sub(r'"p\d+"', lambda found: ids.setdefault(found[0], f'"p{len(ids)}"'), text)
 
 
 # -- two of them ------------------------------------------------------------------------------------

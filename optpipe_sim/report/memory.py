@@ -1,0 +1,152 @@
+"""Memory lanes: what each device and each host holds over time, with its limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from bokeh.core.properties import value
+from bokeh.models import ColumnDataSource, LinearInterpolator
+from bokeh.models.renderers import GlyphRenderer
+from bokeh.transform import transform
+
+from ..plot.style import LIMIT
+from ..trace import Trace
+from ..trace.steps import Steps
+from ..units import format_size
+from .columns import TraceColumns
+from .layout import Place, curve
+
+MEMORY_COLOUR, OTHER = "#7D95AD", "#B5541C"
+OFF_SCALE = 2.5  # a limit above so many times the peak is not drawn: the curve would lie flat
+
+
+class MemoryLane(NamedTuple):
+    """What a device or a host holds: where the lane lies, what its whole height stands for, and what is
+    static and allowed there (None: no limit)."""
+
+    name: str
+    steps: Steps
+    place: Place
+    scale_bytes: int
+    static_bytes: int
+    limit_bytes: int | None
+
+    def says(self) -> str:
+        limit = "no limit" if self.limit_bytes is None else f"limit {format_size(self.limit_bytes)}"
+        return f"{self.name}, {limit}, peak {format_size(self.steps.peak)}"
+
+
+class Scales(NamedTuple):
+    """What the whole height of a memory lane stands for: the same for all traces of a page."""
+
+    device_bytes: int
+    host_bytes: int
+
+    @classmethod
+    def of(cls, *traces: Trace) -> Scales:
+        """The highest peaks, or limits where those are near."""
+        device = [(max(trace.peak_bytes), trace.memory_limit or ()) for trace in traces]
+        host = [(trace.host_peak_bytes, _host_limits(trace)) for trace in traces]
+        return cls(_reach(device), _reach(host))
+
+
+def _reach(found: Sequence[tuple[int, Sequence[int]]]) -> int:
+    peak = max(1, *(peak for peak, _ in found))
+    near = [limit for _, limits in found for limit in limits if limit <= OFF_SCALE * peak]
+    return max(peak, *near, 0)
+
+
+def _host_limits(trace: Trace) -> list[int]:
+    offload = trace.profile.offload
+    return [] if offload is None or not offload.host_limit_bytes else [offload.host_limit_bytes]
+
+
+def memory_lanes(columns: TraceColumns, scales: Scales) -> list[MemoryLane]:
+    """The devices' lanes, then those of the hosts where anything is offloaded."""
+    trace, layout = columns.trace, columns.layout
+    limits = trace.memory_limit or [None] * layout.devices
+    found = [
+        MemoryLane(
+            f"device {device}",
+            steps,
+            layout.memory(device),
+            scales.device_bytes,
+            trace.profile.static_bytes[device],
+            limits[device],
+        )
+        for device, steps in enumerate(trace.memory)
+    ]
+    most = next(iter(_host_limits(trace)), None)
+    for node, steps in enumerate(trace.host_memory[: layout.nodes]):
+        name = "pinned host memory" + (f" of node {node}" if layout.nodes > 1 else "")
+        found.append(MemoryLane(name, steps, layout.host(node), scales.host_bytes, 0, most))
+    return found
+
+
+def memory_areas(
+    plot: Any,
+    columns: TraceColumns,
+    found: list[MemoryLane],
+    places: LinearInterpolator,
+    inside: LinearInterpolator,
+) -> list[GlyphRenderer]:
+    """What each device and host holds, as an area, with what is static in it and its limit above."""
+    areas = [
+        plot.varea_step(
+            x="start",
+            y1=value(lane.place[1], transform=places),
+            y2=transform("level", places),
+            source=ColumnDataSource(
+                columns.memory(lane.steps, lane.place, lane.scale_bytes), name=f"{plot.name}-memory"
+            ),
+            name=lane.says(),
+            step_mode="after",
+            fill_color=MEMORY_COLOUR,
+            fill_alpha=0.6,
+        )
+        for lane in found
+    ]
+    static = [(lane, lane.static_bytes) for lane in found if lane.static_bytes]
+    limits = [
+        (lane, lane.limit_bytes)
+        for lane in found
+        if lane.limit_bytes is not None and lane.limit_bytes <= lane.scale_bytes
+    ]
+    for lines, look in (
+        (static, {"line_color": "#7A7A7A"}),
+        (limits, {"line_color": LIMIT, "line_dash": (5, 2), "line_width": 1.3}),
+    ):
+        levels = [
+            float(curve(lane.place, np.array(size), lane.scale_bytes)) for lane, size in lines
+        ]
+        level = transform("level", inside)
+        source = ColumnDataSource({"level": levels})
+        plot.segment(x0=0, x1=columns.trace.makespan_ns, y0=level, y1=level, source=source, **look)
+    return areas
+
+
+def other_memory(
+    plot: Any,
+    own: list[MemoryLane],
+    others: list[MemoryLane],
+    columns: TraceColumns,
+    inside: LinearInterpolator,
+) -> None:
+    """What the devices and hosts of another trace hold, as lines in the lanes of the same names."""
+    place = {lane.name: lane.place for lane in own}
+    for lane in others:
+        if lane.name in place:
+            data = columns.memory(lane.steps, place[lane.name], lane.scale_bytes)
+            plot.step(
+                x="start",
+                y=transform("level", inside),
+                source=ColumnDataSource(
+                    {key: data[key] for key in ("start", "level")}, name=f"{plot.name}-other"
+                ),
+                x_range_name="other",
+                mode="after",
+                line_color=OTHER,
+                line_width=1.2,
+            )
