@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 
 import own_modules as own
 import pytest
@@ -32,15 +35,19 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-COPY = Copy(1e4, 0.1, {})  # measured elsewhere, and at length
+@contextmanager
+def given_copies() -> Iterator[None]:
+    """Copies are measured elsewhere, and at length."""
+    with pytest.MonkeyPatch.context() as patch:
+        copies = dict.fromkeys(MODES, dict.fromkeys(DIRECTIONS, Copy(1e4, 0.1, {})))
+        patch.setattr(profiler, "measure_copies", lambda *_: copies)
+        yield
 
 
 @cache
 def profile_of(stages: int, devices: int) -> CostProfile:
     inputs, targets = own.batch(1)
-    with pytest.MonkeyPatch.context() as patch:
-        copies = dict.fromkeys(MODES, dict.fromkeys(DIRECTIONS, COPY))
-        patch.setattr(profiler, "measure_copies", lambda *_: copies)
+    with given_copies():
         return profile_modules(
             own.stages_of(stages, "level"),
             own.loss,
@@ -119,6 +126,21 @@ def test_a_solved_schedule_with_offloads_and_one_with_levels():
         for rank, most in enumerate(step.prepared.lowered.replay().peak_bytes):
             assert step.peaks[rank] <= most - profile.static_bytes[rank] + 64
     assert own.differing(modules, plain) == []  # these have their W's in order
+
+
+def test_the_example_of_the_documentation():
+    page = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1].replace(
+        "time_limit=2", "time_limit=1, workers=1"
+    )
+    names: dict = {}
+    with given_copies():
+        exec(code, names)
+    assert 0 < names["mean_loss"] < 2
+    treated = any(
+        op.kind in (O, C) for program in names["plan"].schedule.programs for op in program
+    )
+    assert treated or names["plan"].schedule.levels.names
 
 
 @pytest.mark.parametrize("through", ["torch", "reentrant"])

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils import _pytree as pytree
 
 from ...errors import RuntimeFault
 from .split import WeightQueue, deferring
@@ -108,7 +109,7 @@ def checkpoint(function: Callable[..., Any], *inputs: Any, **options: Any) -> An
     the level ``full`` recomputes. Keywords but those of torch's function go to `function`."""
     for own in ("use_reentrant", "preserve_rng_state", "determinism_check", "debug", "context_fn"):
         options.pop(own, None)
-    return part(LAYER, partial(function, **options), *inputs, place=None)
+    return _layer(function, inputs, options, None)
 
 
 class _Marked:
@@ -118,7 +119,20 @@ class _Marked:
         self.run, self.place = run, place
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        return part(LAYER, partial(self.run, **options), *inputs, place=self.place)
+        return _layer(self.run, inputs, options, self.place)
+
+
+def _layer(
+    run: Callable[..., Any], inputs: Sequence[Any], options: dict[str, Any], place: Place
+) -> Any:
+    """A layer as a part, tensors anywhere in its arguments among the inputs."""
+    leaves, spec = pytree.tree_flatten((tuple(inputs), options))
+    return part(LAYER, partial(_called, run, spec), *leaves, place=place)
+
+
+def _called(run: Callable[..., Any], spec: Any, *leaves: Any) -> Any:
+    inputs, options = pytree.tree_unflatten(leaves, spec)
+    return run(*inputs, **options)
 
 
 class Dropping:
