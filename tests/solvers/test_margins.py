@@ -86,7 +86,13 @@ def test_padding_covers_a_profile_that_is_scaled_by_as_much(
     assert (worst.latency_ns, worst.memory_limit) == (profile.latency_ns, profile.memory_limit)
 
 
-EFFORT = {"engine": "search", "evaluations": 1000, "workers": 1, "time_limit": 60}
+EFFORT = {
+    "engine": "search",
+    "evaluations": 400,
+    "workers": 1,
+    "time_limit": 60,
+    "published": False,
+}
 
 
 def test_a_plan_with_margins_keeps_the_limit_and_its_time() -> None:
@@ -135,6 +141,18 @@ def test_margins_over_any_chunks() -> None:
     assert trace.makespan_ns <= found.info["margin"]["planned_ns"]
     assert found.lower_bound_ns <= found.objective_ns
     assert "chunks" in found.info["covers"]
+
+
+@pytest.mark.parametrize("chunks", ["own", "any"])
+def test_an_interrupted_plan_is_told_with_what_is_known(chunks: str) -> None:
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    profile = slow_copies(430)
+    found = solve(profile, 6, margin="copies=20%", on_incumbent=stop, time_limit=5, chunks=chunks)
+    assert found.info["interrupted"]
+    assert found.info["margin"]["without"] == {}
+    assert 0 < found.lower_bound_ns <= found.objective_ns <= found.info["margin"]["planned_ns"]
 
 
 def test_a_robust_plan_with_a_margin_keeps_the_limit_with_larger_sizes() -> None:

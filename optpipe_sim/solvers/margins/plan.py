@@ -15,11 +15,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from math import ceil
+from operator import le
 from typing import Any
 
+from ...bounds.bounds import Bound, lower_bound
 from ...errors import NoSolution, OptPipeError, OutOfMemory
 from ...op_costs import op_costs
 from ...profile import CostProfile
@@ -28,6 +31,7 @@ from ...sim.lower import lower
 from ...stage_cost import RecomputeLevel, StageCost
 from ...trace import Trace
 from ...units import Size
+from ..covers import candidate_shapes
 from ..options import SolveOptions
 from ..problem import make_problem
 from ..reports import Hooks
@@ -160,6 +164,19 @@ class _Question:
             key=lambda pair: pair[0],
         )
 
+    def bound(self) -> Bound:
+        """What no plan without margins can beat, by formulas, with any of the chunks that may be chosen."""
+        shapes = [self.profile]
+        if self.options.chunks == "any":
+            shapes = candidate_shapes(self.profile)
+        found = []
+        for shape in shapes:
+            limits = shape.limits(self.memory_limit)
+            if limits is None or all(map(le, shape.least_limits, limits)):
+                goal = self.options.objective
+                found.append(lower_bound(shape, self.microbatches, goal, limits))
+        return min(found, key=lambda bound: bound.ns)
+
     def of_shape(self, plan: Schedule) -> _Question:
         """The same for the chunks and the placement of a plan alone."""
         options = replace(self.options, chunks="own", placement="own", published=False)
@@ -218,13 +235,15 @@ def solve_with_margins(
             if start is not None:
                 alike = [known for known in found if known.shape == start.shape]
                 start = asked.best(alike, less)[1]
-            others[name] = asked.solve(less, share, start, quiet)
-            found.append(others[name].schedule or plan.schedule)
-            interrupted = bool(others[name].info["interrupted"])
+            with suppress(OutOfMemory, NoSolution):  # in so little time
+                others[name] = asked.solve(less, share, start, quiet)
+                found.append(others[name].schedule or plan.schedule)
+                interrupted = bool(others[name].info["interrupted"])
     except KeyboardInterrupt:
         interrupted = True
     planned_ns, schedule = question.best(found, margins)
-    trace = question.as_profiled(schedule, margins.memory)
+    # stages that were divided may be a byte larger than their share of what was padded
+    trace = question.as_profiled(schedule, margins.memory) or question.replay(schedule, Margins())
     assert trace is not None  # it keeps the limits with more than this
     failures = dict(plan.info["failures"])
     if hooks.save is not None and schedule is not plan.schedule:
@@ -233,7 +252,9 @@ def solve_with_margins(
         except OptPipeError as error:
             failures["save"] = str(error)
     nominal = others.get(ALL)
-    bound = (0, "none") if nominal is None else (nominal.lower_bound_ns, nominal.bound_name)
+    bound = question.bound()
+    if nominal is not None:
+        bound = Bound(nominal.lower_bound_ns, nominal.bound_name)
     report = {
         "margins": margins.to_json(),
         "memory_limit_bytes": trace.memory_limit and list(trace.memory_limit),
@@ -245,11 +266,11 @@ def solve_with_margins(
     }
     return replace(
         plan,
-        status=OPTIMAL if trace.cost_ns <= bound[0] else FEASIBLE,
+        status=OPTIMAL if trace.cost_ns <= bound.ns else FEASIBLE,
         schedule=trace.schedule,
         trace=trace,
-        lower_bound_ns=bound[0],
-        bound_name=bound[1],
+        lower_bound_ns=bound.ns,
+        bound_name=bound.name,
         bounds=() if nominal is None else nominal.bounds,
         seconds=time.monotonic() - began,
         info={
