@@ -43,8 +43,9 @@ def jobs_of(race: Race, options: SolveOptions, cold: bool) -> list[tuple[str, Jo
     if ops <= small or problem.host_limit is not None:
         names = ["search"] * max(1, cores - 1) + ["cpsat"]
     each = replace(options, workers=cores if len(names) == 1 else 1)
+    searches = names.count("search")
     jobs = [
-        _job(name, race, replace(each, seed=options.seed + number), cold)
+        _job(name, race, replace(each, seed=options.seed + number), cold, (number, searches))
         for number, name in enumerate(names)
     ]
     if problem.limits is not None:
@@ -60,9 +61,10 @@ def run_engine(problem: Problem, report: Report, engine: str, **arguments: Any) 
 
 
 def _job(
-    name: str, race: Race, options: SolveOptions, cold: bool
+    name: str, race: Race, options: SolveOptions, cold: bool, part: tuple[int, int] = (0, 1)
 ) -> tuple[str, Job, dict[str, Any]]:
-    """The job of an engine, started from the best schedule so far."""
+    """The job of an engine, started from the best schedule so far; `part`: which of so many searches
+    beside one another it is."""
     arguments: dict[str, Any] = {
         "engine": name,
         "start": None if cold else race.best,
@@ -70,5 +72,5 @@ def _job(
         "bound_ns": race.bound_ns,
     }
     if name == "search" and treats(race.problem):
-        arguments |= {"engine": "treated", "chosen": () if cold else race.starts}
+        arguments |= {"engine": "treated", "chosen": () if cold else race.starts, "part": part}
     return name, run_engine, arguments

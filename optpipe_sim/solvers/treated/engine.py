@@ -93,11 +93,13 @@ def run(
     bound_ns: int = 0,
     others: Others = no_report,
     chosen: Sequence[Start] = (),
+    part: tuple[int, int] = (0, 1),
 ) -> None:
     """Search for order and treatments.
 
     Args:
-        chosen: what `first_starts` found, if it is known.
+        chosen: what `first_starts` found, if it is known. `part`: the number of this search, of so many
+            beside one another, which share these starts.
     """
     seconds, evaluations, seed = options.time_limit, options.evaluations, options.seed
     began = time.monotonic()
@@ -109,8 +111,9 @@ def run(
     chosen = chosen or first_starts(problem, best_ns=lambda: known_ns)
     starts = [start] if start is not None else []
     starts += [entry.schedule for entry in chosen]
-    for at, entry in enumerate(chosen):
-        share = seconds / len(chosen)
+    first, step = part
+    for at in range(first % max(1, len(chosen)), len(chosen), step):
+        entry, share = chosen[at], seconds / len(chosen)
         until = time.monotonic() + share * (GREEDY + PLAIN)
         found = _improve(problem, entry, report, until, share, evaluations, seed + at, bound_ns)
         starts += found
