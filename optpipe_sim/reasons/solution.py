@@ -20,10 +20,11 @@ import numpy as np
 
 from ..bounds.bounds import Bound, Parts, fill_and_drain_parts, lower_bound
 from ..errors import OptPipeError
-from ..ops import F, O, OpKind, R
+from ..ops import BW, B, F, O, OpKind, R
 from ..profile import CostProfile
 from ..trace import CAUSES, Trace
 from ..units import format_size, format_time
+from .binding import Binding, analyse_binding, said_of_binding
 
 FORCED = ("fill", "memory", "copies", "drain", "few W", "others")
 SHORT = "shorter span"  # for the objective span: how much sooner a device ends than the slowest
@@ -67,13 +68,15 @@ class DeviceIdle:
 
 @dataclass(frozen=True)
 class Solution:
-    """A trace, explained; `binding`: the device whose fill, work and drain give the most."""
+    """A trace, explained; `binding`: the device whose fill, work and drain give the most; `limits`:
+    which limit and which treatment bind, where there is a memory limit."""
 
     trace: Trace
     bound: Bound
     binding: int
     stages: tuple[StageOffload, ...]
     devices: tuple[DeviceIdle, ...]
+    limits: Binding | None
 
     @property
     def gap_ns(self) -> int:
@@ -89,6 +92,7 @@ class Solution:
             "binding_device": self.binding,
             "offloads": [asdict(stage) for stage in self.stages],
             "devices": [asdict(device) for device in self.devices],
+            "limits": None if self.limits is None else self.limits.to_json(),
         }
 
 
@@ -118,7 +122,10 @@ def analyse_solution(trace: Trace, bound: Bound | None = None) -> Solution:
         for device in range(profile.devices)
     )  # fmt: skip
     binding = max(parts, key=lambda part: part.ns).device
-    return Solution(trace, bound, binding, _offloads(trace), devices)
+    limited = None
+    if limits is not None:
+        limited = analyse_binding(profile, m, trace.objective, limits)
+    return Solution(trace, bound, binding, _offloads(trace), devices, limited)
 
 
 def _idle(trace: Trace, device: int) -> dict[str, int]:
@@ -199,7 +206,10 @@ def explain_solution(trace: Trace, bound: Bound | None = None) -> str:
     """What a solution offloads, where its bubbles are and why they are necessary, in words and tables; see
     `analyse_solution` for the arguments."""
     found = analyse_solution(trace, bound)
-    lines = [*_said_of_offloads(found), "", *_said_of_bound(found), "", *_said_of_idle(found)]
+    lines = [*_said_of_offloads(found), "", *_said_of_bound(found), _said_of_order(trace), ""]
+    if found.limits is not None and found.limits.without:
+        lines += [*said_of_binding(found.limits), ""]
+    lines += _said_of_idle(found)
     return "\n".join(lines) + "\n"
 
 
@@ -310,6 +320,31 @@ def _said_of_bound(found: Solution) -> list[str]:
             words = f"as {bound.name} proves" if reason == "others" else REASONS[reason]
             lines.append(f"  {format_time(device.forced_ns[reason]):>9}  {reason:6}  {words}")
     return lines
+
+
+def passing(trace: Trace) -> list[int]:
+    """The stages on which microbatches run in another order than forward on stage 0: whose schedule is
+    not first in, first out."""
+    kinds, stages, microbatches = trace.schedule.table.T[:3]
+    by_start = np.argsort(trace.start_ns, kind="stable")
+
+    def order(stage: int, *wanted: OpKind) -> list[int]:
+        here = by_start[np.isin(kinds[by_start], wanted) & (stages[by_start] == stage)]
+        return [int(number) for number in microbatches[here]]
+
+    first = order(0, F)
+    return [
+        stage
+        for stage in range(trace.schedule.shape.stages)
+        if order(stage, F) != first or order(stage, B, BW) != first
+    ]
+
+
+def _said_of_order(trace: Trace) -> str:
+    passed = passing(trace)
+    if not passed:
+        return "Microbatches keep their order on every stage (FIFO); no bound assumes that they do."
+    return f"Microbatches pass one another on stage {ranges(passed)}; no bound assumes FIFO."
 
 
 def _said_of_idle(found: Solution) -> list[str]:
