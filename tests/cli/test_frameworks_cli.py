@@ -160,3 +160,27 @@ def test_what_import_refuses(cli) -> None:
     }.items():
         answer = cli(line)
         assert (answer.code, problem in answer.complaint) == (2, True), answer.complaint
+
+
+# -- solve --family -------------------------------------------------------------------------------
+
+
+def test_the_best_of_a_family_beside_the_best(cli) -> None:
+    line = (
+        "solve o.yaml -m 8 --memory-limit 330B --family megatron --engine adaoffload --time-limit 5"
+    )
+    answer = cli(f"{line} --save f.json --json").json
+    accept(answer["command"], 8)
+    assert answer["schedule"] == answer["told"]
+    assert answer["lower_bound_ns"] <= answer["objective_ns"]
+    assert answer["gap"] == pytest.approx(answer["objective_ns"] / answer["lower_bound_ns"] - 1)
+    ratio = answer["objective_ns"] / answer["free_ns"] - 1
+    assert answer["slower_than_free"] == pytest.approx(ratio)
+    assert max(answer["peak_bytes"]) <= 330
+    again = cli("simulate o.yaml --schedule f.json --memory-limit 330B --json").json
+    assert again["makespan_ns"] == answer["makespan_ns"]
+    # what is exported is what was solved for
+    exported = cli("export f.json o.yaml --memory-limit 330B --format megatron --json").json
+    assert (exported["lost"], exported["command"]) == ([], answer["command"])
+    complaint = cli(f"{line} --noise 10%").complaint
+    assert "--noise: is nothing for --family" in complaint

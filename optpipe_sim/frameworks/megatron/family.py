@@ -7,7 +7,7 @@ layers of every chunk; nothing offloaded, or activations by the rule of `megatro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -132,6 +132,8 @@ def plan_of(
     parts = parts_of(costs, layers)
     notes = []
     recompute = offloading = None
+    if choice.level is None:
+        choice = replace(choice, level=_baked_in(profile))
     if choice.level is not None:
         recompute, note = _recompute(choice, parts, has_experts(profile))
         notes += [note] if note else []
@@ -152,6 +154,13 @@ def plan_of(
         tuple(_sizes(profile, microbatches)),
     )
     return plan, tuple(notes)
+
+
+def _baked_in(profile: CostProfile) -> str | None:
+    """What every stage of an estimated profile recomputes already (`estimate` with recompute)."""
+    work = profile.meta.get("work")
+    level = work.get("recompute") if isinstance(work, dict) else None
+    return level if level in ("norms", "full") else None
 
 
 def _recompute(

@@ -13,6 +13,7 @@ from ...options.kinds import chunks, count, margin, noise, share
 from ...options.search import add_search, add_shape, search_options
 from ...options.shared import add_pictures, add_problem
 from ..examples import OFFLOADING
+from . import family
 from .common import COMPILING, finish, nothing
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " that of the file with --warm-start FILE; the profile's with --placement, --evaluations,"
         " --write-model, --noise, --engine milp or cpsat",
     )
+    family.add_options(parser)
     add_pictures(parser, "the", "the schedule, its memory and why it waits")
     parser.add_argument(
         "--save", metavar="S.json", help="a file that always holds the best schedule so far"
@@ -109,6 +111,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ...outputs.live import Log, watching
     from ...outputs.solve import show_solution
 
+    if arguments.family:
+        return family.run(arguments, out)
     any_shape = _any_shape(arguments)
     if any_shape and arguments.placement:
         raise OptPipeError("--placement: --chunks any has placements of its own; leave one out")
