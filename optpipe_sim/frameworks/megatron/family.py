@@ -90,6 +90,18 @@ def choice_of(name: str) -> Choice | None:
     return Choice(chunks, **options)
 
 
+def plan_for(schedule: Schedule, profile: CostProfile) -> tuple[Plan, tuple[str, ...]]:
+    """`plan_of` for a schedule of the family.
+
+    Raises:
+        InvalidSchedule: for a schedule that Megatron-LM cannot be told whole.
+    """
+    choice, told = nearest(schedule, profile)
+    if told.lost:
+        raise InvalidSchedule(f"Megatron-LM cannot be told {told.in_words()}")
+    return plan_of(choice, profile, schedule.shape.microbatches)
+
+
 def modules_of(level: str, experts: bool) -> tuple[tuple[str, ...], str | None] | None:
     """The modules that selective recomputation takes for a level, with what the replay does not know
     of; None where there are none. Levels may be called by Megatron-LM's own names, joined by a plus."""

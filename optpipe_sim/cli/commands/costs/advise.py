@@ -65,6 +65,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="only these; default: all, offloading ones where the machine has PCIe data",
     )
+    parser.add_argument(
+        "--family",
+        choices=("megatron",),
+        help="only what this framework can be told, ending in the options to paste",
+    )
     add_kernels(parser)
     parser.add_argument(
         "--memory-limit",
@@ -99,7 +104,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             time_limit=arguments.time_limit,
             memory_limit=arguments.memory_limit,
             recompute=arguments.recompute,
-            schedules=arguments.schedules,
+            schedules=arguments.schedules or (("1f1b", "1f1b-i") if arguments.family else None),
             calibration=fitted,
             on_progress=progress,
             **{name: getattr(arguments, name) for name, _ in _LISTS},
@@ -109,13 +114,26 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             exchange=arguments.exchange,
         )
     files = _write(arguments, found)
-    out.result({**found.to_json(), "files": files})
+    plan = _plan(found.rows[0]) if arguments.family else {}
+    out.result({**found.to_json(), **plan, "files": files})
     _show(out, found)
+    for note in plan.get("notes", ()):
+        out.print(f"note: {note}", soft_wrap=True)
+    if plan:
+        out.print(plan["command"], soft_wrap=True)
     from ...outputs.show import written
 
     written(out, files)
     _next(out, arguments, found.rows[0])
     return 0
+
+
+def _plan(best: Row) -> dict[str, Any]:
+    """The winner in Megatron-LM's options."""
+    from ....frameworks.megatron.family import plan_for
+
+    plan, notes = plan_for(best.trace.schedule, best.profile)
+    return {"options": plan.options(), "command": plan.command(), "notes": list(notes)}
 
 
 def _counts(text: str) -> tuple[int, ...]:
