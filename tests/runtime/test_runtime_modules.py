@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from optpipe_sim import build, simulate, solve
 from optpipe_sim.errors import OptPipeError, RuntimeFault
-from optpipe_sim.ops import C, O
+from optpipe_sim.ops import O
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.runtime import PipelineStep, load_pipeline, profile_modules, save_pipeline
 from optpipe_sim.runtime.measure import profiler
@@ -102,15 +102,11 @@ def test_every_schedule_gives_the_gradients_of_plain_autograd_and_the_peaks_pred
     assert ran == len(REGISTRY)
 
 
-def test_a_solved_schedule_with_offloads_and_one_with_levels():
+def test_a_solved_schedule_and_some_with_offloads_and_levels():
     profile = profile_of(4, 4)
     most = max(simulate(build("1f1b", profile, 8), profile).peak_bytes)
     limit = most - 3 * profile.stages[0].act_bytes // 2
     solved = solve(profile, 8, memory_limit=limit, time_limit=1, workers=1).schedule
-    assert (
-        any(op.kind in (O, C) for program in solved.programs for op in program)
-        or solved.levels.names
-    )
     base = with_offloads(build("zb-h1", profile, 8))
     for schedule in (
         solved,
@@ -137,10 +133,8 @@ def test_the_example_of_the_documentation():
     with given_copies():
         exec(code, names)
     assert 0 < names["mean_loss"] < 2
-    treated = any(
-        op.kind in (O, C) for program in names["plan"].schedule.programs for op in program
-    )
-    assert treated or names["plan"].schedule.levels.names
+    trace = simulate(names["plan"].schedule, names["profile"])
+    assert max(trace.peak_bytes) <= 5 * 2**20  # times are measured, and schedules as they come out
 
 
 @pytest.mark.parametrize("through", ["torch", "reentrant"])
