@@ -179,10 +179,13 @@ class Schedule:
             if slices and self.shape.slices == 1:
                 continue
             rows = np.flatnonzero(kinds == op)
-            other, part = stages[rows] + step, units[rows] % self.shape.slices + slices
+            other = stages[rows] + step
             there = (other >= 0) & (other < self.shape.stages)
-            rows = rows[there & (part >= 0) & (part < self.shape.slices)]
-            found = self.rows[encode(self.shape, needs, stages[rows] + step, units[rows] + slices)]
+            if slices:  # to another slice of the same microbatch
+                part = units[rows] % self.shape.slices + slices
+                there &= (part >= 0) & (part < self.shape.slices)
+            rows = rows[there]
+            found = self.rows[encode(self.shape, needs, other[there], units[rows] + slices)]
             waiting.append(rows[found >= 0])
             needed.append(found[found >= 0])
         return np.concatenate(waiting), np.concatenate(needed)
