@@ -40,7 +40,7 @@ def test_a_margin_holds_what_it_promises() -> None:
     rows = margins.run(PROFILE, 6, 0.2, [0.0, 0.1, 0.2], chunks=1, time_limit=0.6)
     times = [row["cost_ns"] for row in rows]
     assert times == sorted(times)
-    assert times[-1] <= 1.05 * rows[0]["planned_ns"]
+    assert times[-1] <= rows[0]["planned_ns"]
     assert max(row["peak_bytes"] for row in rows) <= 250
 
 
@@ -57,9 +57,8 @@ def test_the_committed_tables_hold_together() -> None:
     grid = figure.the_map(rows)
     assert len(grid) == len({copy for copy, _ in grid}) * len({cost for _, cost in grid})
     planned = load_table(RESULTS, "margins")
-    # what waits for what was decided from the profile, so that a little may be lost
     within = [row for row in planned if row["slower"] <= row["margin"]]
-    assert all(row["cost_ns"] <= 1.01 * row["planned_ns"] for row in within)
+    assert all(row["cost_ns"] <= row["planned_ns"] for row in within)
 
 
 def test_the_figures_show_every_setting() -> None:
