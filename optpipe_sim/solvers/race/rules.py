@@ -12,10 +12,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from ...bounds.bounds import fill_and_drain, naive, residency
 from ...errors import OptPipeError
 from ...processes.workers import Newest, Report, Workers, shared_numbers
 from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import adaoffload
+from ...schedules.recompute import at_level
 from ..problem import Problem
 from ..starts import RECOMPUTING, megatron_offloads, plain_schedules, recomputing_schedules
 from ..variants import GROUPED, Way, grouped_variants, levels_of, limited_variants, work_ns
@@ -30,12 +32,14 @@ class Rule(NamedTuple):
     """Published schedules of one shape that are built one after the other.
 
     Attributes:
-        tier: what takes less to build has less. bound_ns: proven: none of them takes less.
+        tier: what takes less to build has less. estimate_ns: about what the fastest may take.
+        bound_ns: proven: none of them takes less.
         at: the number of their shape. built: the function of (best_ns, over) that builds them, where
             `best_ns` is what they have to beat to count, and `over` whether the time is up.
     """
 
     tier: int
+    estimate_ns: int
     bound_ns: int
     at: int
     built: Callable[[BestNs, Callable[[], bool]], Built]
@@ -45,11 +49,31 @@ def rules_of(problems: Sequence[Problem], bounds_ns: Sequence[int]) -> list[Rule
     """All rules of some shapes, the most promising first; `bounds_ns`: of each shape."""
     rules = []
     for at, (problem, bound_ns) in enumerate(zip(problems, bounds_ns, strict=True)):
-        rules += [Rule(tier, bound_ns, at, built) for tier, built in _without_levels(problem)]
+        rules += [
+            Rule(tier, bound_ns, bound_ns, at, built) for tier, built in _without_levels(problem)
+        ]
         for level in (None, *levels_of(problem)):
-            least = bound_ns if level is None else max(bound_ns, work_ns(problem, level))
-            rules += [Rule(tier, least, at, built) for tier, built in _at_level(problem, level)]
-    return sorted(rules, key=lambda rule: rule[:3])
+            about = max(bound_ns, _about_ns(problem, level))
+            least = about if level is None else max(bound_ns, work_ns(problem, level))
+            rules += [
+                Rule(tier, about, least, at, built) for tier, built in _at_level(problem, level)
+            ]
+    return sorted(rules, key=lambda rule: rule[:4])
+
+
+def _about_ns(problem: Problem, level: str | None) -> int:
+    """About what the best schedule takes that recomputes every activation at a level, from bounds on what
+    a pattern plans with; of what recomputes nothing a bound."""
+    if level is None:
+        profile = problem.profile.map_stages(lambda _, cost: replace(cost, recompute=()))
+    else:
+        profile = at_level(problem.profile, level)
+    given = (profile, problem.microbatches, problem.objective)
+    return max(
+        naive(*given),
+        fill_and_drain(*given, problem.limits),
+        residency(*given, problem.limits),
+    )
 
 
 def _without_levels(problem: Problem) -> Iterator[tuple[int, Any]]:
@@ -61,7 +85,7 @@ def _without_levels(problem: Problem) -> Iterator[tuple[int, Any]]:
 
 
 def _at_level(problem: Problem, level: str | None) -> Iterator[tuple[int, Any]]:
-    yield 0, partial(_plain, problem, level)
+    yield 1, partial(_plain, problem, level)
     yield 3, partial(_limited, problem, level)
     ways = [None] if level is None else [Way(level, False), Way(level, True)]
     if problem.shape.placement_name == "loop":
