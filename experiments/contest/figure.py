@@ -1,9 +1,10 @@
-"""One page: every method's time in every setting, and what each ingredient of the search adds."""
+"""One page: every method's time in every setting, the fastest rule there, what each ingredient of the
+search adds, and time over memory in one setting."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -12,36 +13,39 @@ from optpipe_sim.plot.style import INK, MUTED, new_figure, styled
 from optpipe_sim.spread import Spread, spread
 
 ALL = "this search"
-ONE = "this search, 1 chunk"
+ONE = "this search, 1 chunk, offload"  # OptPipe as it is read here
+ONE_ALL = "this search, 1 chunk"
+KEEP = "this search, keep"
+OFFLOAD = "this search, offload"
+RECOMPUTE = "this search, recompute"
 MILP = "reconstructed MILP, 1 chunk"
-INGREDIENTS = ("this search, keep", "this search, offload", "this search, recompute", ALL)
-SHOWN = {
-    "this search, keep": "order and chunks",
-    "this search, offload": "... and offloading",
-    "this search, recompute": "... and recomputation",
-    ALL: "... and both",
-}
-COLOURS = ("#7F7F7F", "#D55E00", "#009E73", INK)  # of the ingredients
-RULES = (
-    "1F1B",
-    "1F1B-I",
-    "ZB-H1, ZB-1p, ZB-2p",
-    "ZB-V",
-    "V-Half, V-Min",
-    "GIS",
-    "PipeOffload",
-    "AdaOffload",
-)
 TREATED = ("none", "selective", "full")
+CHOSEN = "chosen"
 LOOKS = {
     "1F1B": ("#7F7F7F", "s"), "1F1B-I": ("#7F7F7F", "D"), "ZB-H1, ZB-1p, ZB-2p": ("#56B4E9", "^"),
     "ZB-V": ("#0072B2", "v"), "V-Half, V-Min": ("#009E73", "<"), "GIS": ("#E69F00", ">"),
-    "PipeOffload": ("#D55E00", "X"), "AdaOffload": ("#CC79A7", "o"),
+    "PipeOffload": ("#D55E00", "X"), "Megatron-LM offloading": ("#B8860B", "P"), "AdaOffload": ("#CC79A7", "o"),
+    "AdaPipe": ("#6A3D9A", "p"), "Mario": ("#8B4513", "h"), "AdaOffload, recomputing": ("#CC79A7", "H"),
 }  # fmt: skip
-KEY = 0.75  # inches below the axes
-FILLS: dict[str, Any] = {"none": "none", "selective": "left", "full": "full"}
+FAMILIES = tuple(LOOKS)
+FILLS: dict[str, Any] = {"none": "none", "selective": "left", "full": "full", CHOSEN: "bottom"}
+SHIFTS = {"none": -0.24, "selective": -0.08, CHOSEN: 0.08, "full": 0.24}
+# What the search is without, and what then remains of it; the order is taken away by taking a rule's.
+WITHOUT = {
+    "the order of a rule": "", "one chunk per device": ONE_ALL, "no offloading": RECOMPUTE,
+    "no recomputation": OFFLOAD, "neither": KEEP,
+}  # fmt: skip
+COLOURS = ("#CC79A7", "#0072B2", "#009E73", "#D55E00", "#7F7F7F")  # of these
+OVER_MEMORY = {  # families whose time over memory is drawn
+    "1F1B-I": ("1F1B", "1F1B-I", "AdaPipe", "Mario"),
+    "V-Half, V-Min": ("ZB-H1, ZB-1p, ZB-2p", "ZB-V", "V-Half, V-Min"),
+    "GIS": ("GIS",),
+    "PipeOffload": ("PipeOffload",),
+    "AdaOffload": ("AdaOffload", "AdaOffload, recomputing"),
+}
 _Row = Mapping[str, Any]
 _E = "profile.estimate."
+_Key = TypeVar("_Key", bound=Hashable)
 
 
 class Setting(NamedTuple):
@@ -54,11 +58,15 @@ class Setting(NamedTuple):
     seq: int
     microbatches: int
 
+    @property
+    def pipeline(self) -> int:
+        return self.devices // self.tp
+
     def __str__(self) -> str:
-        pipeline = self.devices // self.tp
         shared = f" x {self.tp}" if self.tp > 1 else ""
+        device = self.machine.upper().removesuffix("-SXM")
         return (
-            f"{self.model}, {self.seq // 1024}k, {pipeline}{shared} {self.machine.upper().removesuffix('-SXM')},"
+            f"{self.model}, {self.seq // 1024}k, {self.pipeline}{shared} {device},"
             f" m = {self.microbatches}"
         )
 
@@ -78,17 +86,47 @@ class Cell(NamedTuple):
     bound: int | None
     rows: Sequence[_Row]
 
+    @property
+    def ns(self) -> float:
+        """The median of its times, of a cell that has some."""
+        assert self.time is not None
+        return self.time.median
 
-Cells = dict[Setting, dict[tuple[str, str], Cell]]
+
+Methods = Mapping[tuple[str, str], Cell]
 
 
-def settings(rows: Sequence[_Row]) -> Cells:
-    """The methods of each setting, by name and treatment, in the order of the rows."""
-    found: dict[Setting, dict[tuple[str, str], list[_Row]]] = {}
+class Best(NamedTuple):
+    """The fastest of some rules: its family, what it recomputes, and its cell."""
+
+    method: str
+    treated: str
+    cell: Cell
+
+
+def settings(rows: Sequence[_Row]) -> dict[Setting, Methods]:
+    """The methods of each setting under its device's own memory, by name and treatment."""
+    return _grouped([row for row in rows if row["memory_limit"] is None], _setting)
+
+
+def limits(rows: Sequence[_Row]) -> dict[int, Methods]:
+    """The methods of the setting that was also run with less memory, by the limit in bytes, its
+    device's own last."""
+    which = {_setting(row) for row in rows if row["memory_limit"] is not None}
+    found = [row for row in rows if _setting(row) in which]
+    return dict(sorted(_grouped(found, lambda row: int(row["limit_bytes"])).items()))
+
+
+def _setting(row: _Row) -> Setting:
+    estimated = {field: row[f"{_E}{field}"] for field in Setting._fields[:-1]}
+    return Setting(**estimated, microbatches=row["microbatches"])
+
+
+def _grouped(rows: Sequence[_Row], key_of: Callable[[_Row], _Key]) -> dict[_Key, Methods]:
+    found: dict[_Key, dict[tuple[str, str], list[_Row]]] = {}
     for row in rows:
-        estimated = {field: row[f"{_E}{field}"] for field in Setting._fields[:-1]}
-        key = Setting(**estimated, microbatches=row["microbatches"])
-        found.setdefault(key, {}).setdefault((row["method"], row["treated"]), []).append(row)
+        methods = found.setdefault(key_of(row), {})
+        methods.setdefault((row["method"], row["treated"]), []).append(row)
     return {
         key: {name: _cell(seeds) for name, seeds in methods.items()}
         for key, methods in found.items()
@@ -102,115 +140,193 @@ def _cell(rows: Sequence[_Row]) -> Cell:
     return Cell(fits, spread(times) if times else None, max(bounds, default=None), rows)
 
 
-def search(cells: Mapping[tuple[str, str], Cell], method: str) -> Cell:
+def search(methods: Methods, method: str = ALL) -> Cell:
     """The cell of a search, whatever it may do."""
-    return next(cell for (name, _), cell in cells.items() if name == method)
+    return next(cell for (name, _), cell in methods.items() if name == method)
 
 
 def best_rule(
-    cells: Mapping[tuple[str, str], Cell],
-    methods: Sequence[str] = RULES,
-    treated: Sequence[str] = TREATED,
-) -> tuple[tuple[str, str], Cell] | None:
+    methods: Methods,
+    families: Sequence[str] = FAMILIES,
+    treated: Sequence[str] = (*TREATED, CHOSEN),
+) -> Best | None:
     """The fastest of some rules, with some of the ways to recompute; None where none fits."""
     able = [
-        (key, cell)
-        for key, cell in cells.items()
-        if key[0] in methods and key[1] in treated and cell.time is not None
+        Best(*key, cell)
+        for key, cell in methods.items()
+        if key[0] in families and key[1] in treated and cell.time is not None
     ]
-    return min(able, key=lambda entry: entry[1].time.median, default=None)  # type: ignore[union-attr]
+    return min(able, key=lambda best: best.cell.ns, default=None)
+
+
+def without(methods: Methods, method: str) -> Cell | None:
+    """What remains without an ingredient: a search, or with ``""`` the fastest rule; None where
+    nothing fits."""
+    rule = best_rule(methods)
+    found = search(methods, method) if method else rule and rule.cell
+    return found if found is not None and found.time is not None else None
 
 
 def draw(rows: Sequence[_Row]) -> dict[str, Figure]:
-    """Time over the bound of every method in every setting; what each ingredient adds."""
-    return {"": _methods(settings(rows))}
-
-
-def _methods(cells: Cells) -> Figure:
+    """The page."""
+    cells = settings(rows)
     with styled():
-        figure = new_figure(9.6, 0.62 * len(cells) + 2.2)
-        every, adds = figure.subplots(1, 2, sharey=True, width_ratios=(1.7, 1))
-        names = list(cells)
-        for down, name in enumerate(names):
-            _setting(every, down, cells[name])
-            _ingredients(adds, down, cells[name])
-        every.set_yticks(
-            range(len(names)), [str(name).replace(", ", "\n", 1) for name in names], fontsize=7
+        figure = new_figure(11.5, 0.56 * len(cells) + 5.2)
+        grid = figure.add_gridspec(
+            2, 3, height_ratios=(0.56 * len(cells), 2.2), width_ratios=(2.1, 1.15, 1.25)
         )
-        every.set_ylim(len(names) - 0.4, -0.6)
-        for ax in (every, adds):
-            ax.set_xscale("log")
-            ax.grid(axis="x")
-            ax.tick_params(axis="y", length=0)
-            for line in range(len(names) - 1):
-                ax.axhline(line + 0.5, color=MUTED, linewidth=0.3)
-            ax.set_xlabel("iteration time over the lower bound")
-        _ticks(every, (1, 1.2, 1.5, 2, 3, 5))
-        _ticks(adds, (1, 1.1, 1.2, 1.5, 2, 3))
-        every.set_title("every method under the device's memory", loc="left")
-        adds.set_title("this search, by what it may do", loc="left")
-        looks: dict[str, Any] = {
-            "ncols": 4,
-            "columnspacing": 1.0,
-            "handletextpad": 0.3,
-            "fontsize": 7,
-        }
-        figure.legend(*_key(), loc="lower left", **looks)
-        figure.legend(*_ingredients_key(), loc="lower right", **{**looks, "ncols": 2})
-        figure.tight_layout(rect=(0, KEY / figure.get_figheight(), 1, 1), w_pad=1.0)
-    return figure
+        every = figure.add_subplot(grid[0, 0])
+        wins = figure.add_subplot(grid[0, 1], sharey=every)
+        adds = figure.add_subplot(grid[0, 2], sharey=every)
+        for down, methods in enumerate(cells.values()):
+            _methods(every, down, methods)
+            _winner(wins, down, methods)
+            _ingredients(adds, down, methods)
+        _lay_out(every, wins, adds, list(cells))
+        memory = figure.add_subplot(grid[1, 0])
+        _over_memory(memory, limits(rows), cells)
+        keys = figure.add_subplot(grid[1, 1:])
+        keys.axis("off")
+        keys.add_artist(
+            keys.legend(
+                *_key(), loc="upper left", ncols=2, columnspacing=1.0, handletextpad=0.3, fontsize=7
+            )
+        )
+        keys.legend(
+            *_ingredients_key(),
+            loc="upper right",
+            handletextpad=0.4,
+            fontsize=7,
+            title="the search with",
+            title_fontsize=7,
+        )
+        figure.tight_layout(w_pad=0.8, h_pad=1.6)
+    return {"": figure}  # fmt: skip
 
 
-def _ticks(ax: Any, values: Sequence[float]) -> None:
-    ax.set_xticks(values, [f"{value:g}" for value in values])
-    ax.minorticks_off()
-    ax.set_xlim(values[0] * 0.98, values[-1])
+def _lay_out(every: Any, wins: Any, adds: Any, names: Sequence[Setting]) -> None:
+    every.set_yticks(
+        range(len(names)), [str(name).replace(", ", "\n", 1) for name in names], fontsize=7
+    )
+    every.set_ylim(len(names) - 0.4, -0.6)
+    for ax in (every, wins, adds):
+        ax.tick_params(axis="y", length=0, labelleft=ax is every)
+        for line in range(len(names) - 1):
+            ax.axhline(line + 0.5, color=MUTED, linewidth=0.3)
+    for ax, ticks in ((every, (1, 1.2, 1.5, 2, 3, 5)), (adds, (0.9, 1, 1.2, 1.5, 2, 2.5))):
+        ax.set_xscale("log")
+        ax.grid(axis="x")
+        ax.set_xticks(ticks, [f"{value:g}" for value in ticks])
+        ax.minorticks_off()
+        ax.set_xlim(ticks[0] * 0.98, ticks[-1])
+    wins.set_xlim(0, 1)
+    wins.set_xticks([])
+    for side in ("left", "bottom"):
+        wins.spines[side].set_visible(False)
+    every.set_xlabel("iteration time over the lower bound")
+    adds.set_xlabel("iteration time over that of the search with all")
+    every.set_title("every method under the device's memory", loc="left")
+    wins.set_title("the fastest rule", loc="left")
+    adds.set_title("what each ingredient adds", loc="left")
 
 
-def _setting(ax: Any, down: int, cells: Mapping[tuple[str, str], Cell]) -> None:
+def _methods(ax: Any, down: int, methods: Methods) -> None:
     """All methods of one setting: rules as signs, filled by what they recompute; the search as a bar."""
-    ours = search(cells, ALL)
+    ours = search(methods)
     if ours.time is None or not ours.bound:
         return
-    for (method, treated), cell in cells.items():
+    for (method, treated), cell in methods.items():
         if method not in LOOKS or cell.time is None:
             continue
         colour, marker = LOOKS[method]
-        shift = {"none": -0.18, "selective": 0.0, "full": 0.18}[treated]
-        ax.plot(cell.time.median / ours.bound, down + shift, marker, markersize=4.5,
+        ax.plot(cell.ns / ours.bound, down + SHIFTS[treated], marker, markersize=4.5,
                 fillstyle=FILLS[treated], color=colour, markerfacecoloralt="white")  # fmt: skip
-    ax.vlines([ours.time.median / ours.bound], down - 0.36, down + 0.36, color=INK, linewidth=1.6)
+    ax.vlines([ours.ns / ours.bound], down - 0.36, down + 0.36, color=INK, linewidth=1.6)
 
 
-def _ingredients(ax: Any, down: int, cells: Mapping[tuple[str, str], Cell]) -> None:
-    """The search with each treatment alone and with all: medians, and from the fastest seed to the slowest."""
-    bound = search(cells, ALL).bound
-    for at, (method, colour) in enumerate(zip(INGREDIENTS, COLOURS, strict=True)):
-        cell = search(cells, method)
-        if cell.time is None or not bound:
+def _winner(ax: Any, down: int, methods: Methods) -> None:
+    """The fastest rule, and what the search takes beside it, from its fastest seed to its slowest."""
+    best, ours = best_rule(methods), search(methods)
+    if best is None:
+        ax.text(0.02, down, "none fits", fontsize=7, va="center", color=MUTED)
+        return
+    recomputed = {"none": "", "selective": ", recomputes a part", "full": ", recomputes all"}
+    ax.text(0.02, down - 0.17, best.method + recomputed.get(best.treated, ""), fontsize=7, va="center",
+            color=LOOKS[best.method][0])  # fmt: skip
+    if ours.time is not None:
+        low, high = (100 * (ns / best.cell.ns - 1) for ns in (ours.time.least, ours.time.most))
+        ax.text(0.02, down + 0.17, f"this search: {low:+.1f} to {high:+.1f} %", fontsize=7, va="center")  # fmt: skip
+
+
+def _ingredients(ax: Any, down: int, methods: Methods) -> None:
+    """What the search takes without one of its ingredients: medians, and from the fastest seed to
+    the slowest; the black line is the search with all of them."""
+    ours = search(methods)
+    if ours.time is None:
+        return
+    ax.axvspan(1, 1, color=INK)
+    ax.vlines([1], down - 0.36, down + 0.36, color=INK, linewidth=1.2)
+    for at, (method, colour) in enumerate(zip(WITHOUT.values(), COLOURS, strict=True)):
+        cell = without(methods, method)
+        y = down + 0.15 * (at - 2)
+        if cell is None or cell.time is None:
             continue
-        y = down + 0.2 * (at - 1.5)
-        ax.hlines(y, cell.time.least / bound, cell.time.most / bound, color=colour, linewidth=1)
-        ax.plot(cell.time.median / bound, y, "o", color=colour, markersize=3.5)
-        ax.hlines(y, 1, cell.time.median / bound, color=colour, linewidth=0.4, alpha=0.6)
+        ax.hlines(y, cell.time.least / ours.ns, cell.time.most / ours.ns, color=colour)
+        ax.plot(cell.ns / ours.ns, y, "o", color=colour, markersize=3.2)
+        ax.hlines(y, 1, cell.ns / ours.ns, color=colour, linewidth=0.4, alpha=0.6)
+
+
+def _over_memory(ax: Any, found: Mapping[int, Methods], cells: Mapping[Setting, Methods]) -> None:
+    """Time over the memory limit: families of rules, without and with recomputation, and the search."""
+    if not found:
+        ax.axis("off")
+        return
+    for family, members in OVER_MEMORY.items():
+        for line, treated in ((":", ("none",)), ("-", (*TREATED, CHOSEN))):
+            able = {limit: best_rule(methods, members, treated) for limit, methods in found.items()}
+            points = [(limit / 2**30, best.cell.ns / 1e9) for limit, best in able.items() if best]
+            colour, marker = LOOKS[family]
+            ax.plot(*zip(*points, strict=True) if points else ([], []), line, color=colour, marker=marker,
+                    markersize=3.5, fillstyle="none" if line == ":" else "full")  # fmt: skip
+    ours = {limit: cell.time for limit, each in found.items() if (cell := search(each)).time}
+    x = [limit / 2**30 for limit in ours]
+    ax.plot(x, [time.median / 1e9 for time in ours.values() if time], color=INK, linewidth=1.8)
+    ax.fill_between(
+        x,
+        [time.least / 1e9 for time in ours.values() if time],
+        [time.most / 1e9 for time in ours.values() if time],
+        color=INK, alpha=0.15, linewidth=0,
+    )  # fmt: skip
+    name = next(name for name, each in cells.items() if each is not None and _same(each, found))
+    ax.set_title(f"time over memory: {name}", loc="left")
+    ax.set_xlabel("memory per device (GiB)")
+    ax.set_ylabel("iteration time (s)")
+    ax.grid(axis="y")
+
+
+def _same(methods: Methods, found: Mapping[int, Methods]) -> bool:
+    """Whether a setting is the one that was run with less memory."""
+    row, other = search(methods).rows[0], search(next(iter(found.values()))).rows[0]
+    return _setting(row) == _setting(other)
 
 
 def _key() -> tuple[list[Any], list[str]]:
-    entries = [
-        (
-            Line2D(
-                [], [], color=colour, marker=marker, linestyle="", markersize=4.5, fillstyle="none"
-            ),
-            name,
-        )
-        for name, (colour, marker) in LOOKS.items()
-    ]
+    def sign(marker: str, colour: str, fill: Any) -> Line2D:
+        return Line2D([], [], color=colour, marker=marker, linestyle="", markersize=4.5, fillstyle=fill,
+                      markerfacecoloralt="white")  # fmt: skip
+
+    entries = [(sign(marker, colour, "none"), name) for name, (colour, marker) in LOOKS.items()]
+    words = {"none": "nothing recomputed", "selective": "a part recomputed", CHOSEN: "as the rule chooses",
+             "full": "all recomputed"}  # fmt: skip
+    entries += [(sign("o", MUTED, FILLS[treated]), text) for treated, text in words.items()]
     entries += [
-        (Line2D([], [], color=MUTED, marker="o", linestyle="", markersize=4.5, fillstyle=FILLS[treated],
-                markerfacecoloralt="white"), text)
-        for treated, text in (("none", "nothing recomputed"), ("selective", "a part recomputed"), ("full", "all recomputed"))
-    ]  # fmt: skip
-    entries.append((Line2D([], [], color=INK, linewidth=1.6), "this search, all treatments"))
+        (Line2D([], [], color=INK, linewidth=1.6), "this search, all treatments"),
+        (
+            Line2D([], [], color=MUTED, linestyle=":"),
+            "below: the fastest of a family\nwithout recomputation",
+        ),
+        (Line2D([], [], color=MUTED), "... and with any"),
+    ]
     handles, labels = zip(*entries, strict=True)
     return list(handles), list(labels)
 
@@ -219,4 +335,4 @@ def _ingredients_key() -> tuple[list[Any], list[str]]:
     handles = [
         Line2D([], [], color=colour, marker="o", markersize=3.5, linewidth=1) for colour in COLOURS
     ]
-    return handles, [SHOWN[name] for name in INGREDIENTS]
+    return handles, list(WITHOUT)

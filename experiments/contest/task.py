@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
-from typing import Any, NamedTuple
+from itertools import product
+from typing import Any, Literal, NamedTuple
 
+from optpipe_sim.costs.free_lunch import round_trip_ratio
 from optpipe_sim.errors import OptPipeError, OutOfMemory
 from optpipe_sim.names import build
 from optpipe_sim.profile import CostProfile
@@ -22,20 +23,23 @@ from optpipe_sim.study.tasks import CostProfile as Profile
 from optpipe_sim.study.tasks import Count, Limit, Row, Seconds
 from optpipe_sim.trace import Trace
 
-VERSION = 1
+VERSION = 2
 
 FULL = "full"
-# What an activation may have in a row: nothing but memory, a part recomputed, all of it, or anything.
+# What every activation has in a row: nothing but memory, a part recomputed, all of it; or what the rule chooses.
 TREATED = ("none", "selective", FULL)
+CHOSEN = "chosen"
 
 
 class Rule(NamedTuple):
     """A schedule by name: the least of the chunks that it may choose from (None: it has no such
-    option), and whether it plans for a limit."""
+    option), whether it plans for a limit, and the values of another option of its own."""
 
     name: str
     least_chunks: int | None = None
     planned: bool = False
+    option: str = ""
+    values: Sequence[str] = ("",)
 
 
 # The rules that are not built in groups, each with the schedules that it may choose from.
@@ -45,74 +49,125 @@ RULES = {
     "ZB-H1, ZB-1p, ZB-2p": (Rule("zb-h1"), Rule("zb-1p", planned=True), Rule("zb-2p")),
     "ZB-V": (Rule("zb-v", planned=True),),
     "V-Half, V-Min": (Rule("v-half"), Rule("v-min")),
+    "Megatron-LM offloading": (
+        Rule("megatron-offload", 1, option="fraction", values=("0.25", "0.5", "0.75", "1")),
+    ),
     "AdaOffload": (Rule("adaoffload", 1),),
 }
 GROUPED = {"GIS": "gis", "PipeOffload": "po"}
-GROUPED_S = 30.0  # at most for all variants of GIS and PipeOffload at once; what no variant can beat is skipped
+# These choose themselves what is recomputed.
+CHOOSING = {
+    "AdaPipe": Rule("adapipe", 1),
+    "Mario": Rule("mario", 1, option="level"),
+    "AdaOffload, recomputing": Rule("adaoffload-r", 1),
+}
+PLANNED_SHARES = (1, 0.875, 0.75, 0.625, 0.5, 0.375)
+# At most so long for all variants of GIS or PipeOffload with one treatment, s: their usual group sizes
+# come first, and only pipelines of 16 devices need more.
+GROUPED_S = 90.0
+
 MILP = "reconstructed MILP, 1 chunk"
-ONE = "this search, 1 chunk"
+ONE = "this search, 1 chunk, offload"
+ONE_ALL = "this search, 1 chunk"
+ALL = "this search"
 SEARCHES = {
+    ONE: ("keep", "offload"),
+    ONE_ALL: ("keep", "offload", "recompute"),
     "this search, keep": ("keep",),
     "this search, offload": ("keep", "offload"),
     "this search, recompute": ("keep", "recompute"),
-    "this search": ("keep", "offload", "recompute"),
+    ALL: ("keep", "offload", "recompute"),
 }
-WHOLE = 2.0  # how many times the time of the others the search over all treatments has
+WHOLE = 2.0  # how many times the time of the others the search over all treatments and chunks has
 
 
 def run(
     profile: Profile,
     microbatches: Count,
+    method: Literal[
+        "rules",
+        "reconstructed MILP, 1 chunk",
+        "this search, 1 chunk, offload",
+        "this search, 1 chunk",
+        "this search, keep",
+        "this search, offload",
+        "this search, recompute",
+        "this search",
+    ],
     memory_limit: Limit = None,
     time_limit: Seconds = 8.0,
-    milp_limit: Seconds = 20.0,
     seed: int = 0,
     cores: Count = 2,
 ) -> list[Row]:
-    """A row per method and treatment, at equal memory, chunks and layers.
+    """The row of a method, or one per rule and treatment, at equal memory, chunks and layers.
 
     ``treated`` says what a rule does with each activation: *none* keeps it (or offloads, where the
     rule does), *selective* recomputes it at the best of the profile's levels short of everything,
-    *full* all of it; inside backwards or apart, whichever is faster. For searches it lists what may
-    be chosen per activation. Whoever may choose chunks has one per device up to one layer per
-    stage; the MILP and *this search, 1 chunk* have the profile's one. ``schedule`` is
-    the fastest setting that fits; ``found_by`` the engine, for a search. `time_limit` is for each
-    search, `WHOLE` times that for the one over all treatments; the MILP runs once, with the first seed.
+    *full* all of it; inside backwards or apart, whichever is faster; *chosen* what the rule
+    chooses. For searches it lists what may be chosen per activation. Whoever may choose chunks has
+    one per device up to one layer per stage; what says ``1 chunk`` has the profile's one.
+    ``schedule`` is the fastest setting that fits; ``found_by`` the engine, for a search.
+    `time_limit` is for each search, `WHOLE` times that for the one over all treatments and chunks.
+    ``limit_bytes`` is per device, ``work_ns`` what the busiest device computes without recomputation, ``copy_ratio`` the copies of
+    all activations over the compute of their stages (PipeOffload's k).
     """
-    limits = profile.limits(memory_limit)
-    profile = replace(profile, memory_limit=limits)
-    rows = [dict(row) for row in _by_rule(profile, microbatches, milp_limit, cores)]
-    plain = {"engine": "auto", "seed": seed, "workers": cores}
-    rows.append(_solved(ONE, profile, ("keep", "offload"), microbatches, time_limit, **plain))
-    for method, treatments in SEARCHES.items():
-        seconds = time_limit * (WHOLE if len(treatments) == 3 else 1)
-        rows.append(
-            _solved(method, profile, treatments, microbatches, seconds, chunks="any", **plain)
-        )
-    unbound = simulate(build("1f1b", profile, microbatches), profile, enforce=False)
-    return [{**row, "reference_ns": unbound.makespan_ns} for row in rows]
+    profile = replace(profile, memory_limit=profile.limits(memory_limit))
+    if method == "rules":
+        rows = list(_by_rules(profile, microbatches))
+    else:
+        options: dict[str, Any] = {"seed": seed, "workers": cores}
+        options |= {"engine": "milp"} if method == MILP else {}
+        options |= {} if "1 chunk" in method else {"chunks": "any"}
+        seconds = time_limit * (WHOLE if method == ALL else 1)
+        treatments = SEARCHES.get(method, ("keep", "offload"))
+        rows = [_solved(method, profile, treatments, microbatches, seconds, **options)]
+    limits = profile.memory_limit
+    about = {
+        "limit_bytes": None if limits is None else min(limits),
+        "work_ns": microbatches * _work_ns(profile),
+        "copy_ratio": _copy_ratio(profile),
+    }
+    return [{**row, **about} for row in rows]
 
 
-@lru_cache(maxsize=2)  # seeds of one setting come one after the other
-def _by_rule(
-    profile: Profile, microbatches: int, milp_limit: float, cores: int
-) -> tuple[tuple[tuple[str, Any], ...], ...]:
+def _by_rules(profile: CostProfile, microbatches: int) -> Iterator[Row]:
     """The rows of the methods that draw nothing at random."""
     problems = list(_problems(profile, microbatches))
     counts = [each.shape.chunks for each in problems if each.shape.placement_name == "loop"]
-    rows: list[Row] = []
     for treated in TREATED:
         ways = ways_of(profile, treated)
         for method, rules in RULES.items():
             names = _named(profile, rules, ways, counts)
-            rows.append(_by(method, treated, _best(names, profile, microbatches)))
+            yield _by(method, treated, _best(names, profile, microbatches))
         for method, family in GROUPED.items():
-            rows.append(_by(method, treated, _best_grouped(problems, family, ways)))
-    rows.append(
-        _solved(MILP, profile, ("keep", "offload"), microbatches, milp_limit, engine="milp",
-                workers=cores)
-    )  # fmt: skip
-    return tuple(tuple(row.items()) for row in rows)
+            yield _by(method, treated, _best_grouped(problems, family, ways))
+    for method, rule in CHOOSING.items():
+        if rule.option == "level":
+            rule = rule._replace(values=_levels(profile))
+        names = _named(profile, (rule,), [None], counts)
+        yield _by(method, CHOSEN, _best(names, profile, microbatches))
+
+
+def _work_ns(profile: CostProfile) -> int:
+    """What the busiest device computes for a microbatch, ns."""
+    busy = [0] * profile.devices
+    for device, cost in zip(profile.placement, profile.stages, strict=True):
+        busy[device] += cost.t_f_ns + cost.t_b_ns + cost.t_w_ns
+    return max(busy)
+
+
+def _copy_ratio(profile: CostProfile) -> float | None:
+    """The largest k of a stage: the round trip of its activation over its compute; None without a link."""
+    if profile.offload is None:
+        return None
+    return max(
+        round_trip_ratio(c.t_f_ns, c.t_b_ns, c.t_w_ns, c.t_offload_ns, c.t_reload_ns)
+        for c in profile.stages
+    )
+
+
+def _levels(profile: CostProfile) -> list[str]:
+    return list(dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute))
 
 
 def _problems(profile: CostProfile, microbatches: int) -> Iterator[Problem]:
@@ -126,8 +181,7 @@ def ways_of(profile: CostProfile, treated: str) -> list[Way | None]:
     """The ways to recompute every activation that a treatment stands for."""
     if treated == "none":
         return [None]
-    names = dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
-    chosen = [name for name in names if (name == FULL) == (treated == FULL)]
+    chosen = [name for name in _levels(profile) if (name == FULL) == (treated == FULL)]
     return [Way(name, apart) for name in chosen for apart in (False, True)]
 
 
@@ -135,15 +189,25 @@ def _named(
     profile: CostProfile, rules: Sequence[Rule], ways: Sequence[Way | None], counts: Sequence[int]
 ) -> Iterator[str]:
     """The names of schedules with every value of their options; `counts`: of chunks."""
-    limits = [f"limit={min(profile.memory_limit)}B"] if profile.memory_limit else []
+    limits = [f"limit={limit}B" for limit in _limits(profile)]
     for rule in rules:
         options = ["", *(limits if rule.planned else ())]
         if rule.least_chunks is not None:
             options = [f"chunks={count}" for count in counts if count >= rule.least_chunks]
-        for option in options:
-            for way in ways:
-                given = ",".join(each for each in (option, str(way or "")) if each)
-                yield f"{rule.name}:{given}" if given else rule.name
+        own = [f"{rule.option}={value}" if value else "" for value in rule.values]
+        for option, value, way in product(options, own, ways):
+            given = ",".join(each for each in (option, value, str(way or "")) if each)
+            yield f"{rule.name}:{given}" if given else rule.name
+
+
+def _limits(profile: CostProfile) -> Iterator[int]:
+    """What a rule may plan for: all the memory there is, or less of what is not static, as planning
+    does not count what recomputing takes beside."""
+    if profile.memory_limit is None:
+        return
+    limit, static = min(profile.memory_limit), max(profile.static_bytes)
+    for share in PLANNED_SHARES:
+        yield static + int(share * (limit - static))
 
 
 def _best(
