@@ -25,7 +25,7 @@ LOOKS = {
     "1F1B": ("#7F7F7F", "s"), "1F1B-I": ("#7F7F7F", "D"), "ZB-H1, ZB-1p, ZB-2p": ("#56B4E9", "^"),
     "ZB-V": ("#0072B2", "v"), "V-Half, V-Min": ("#009E73", "<"), "GIS": ("#E69F00", ">"),
     "PipeOffload": ("#D55E00", "X"), "Megatron-LM offloading": ("#B8860B", "P"), "AdaOffload": ("#CC79A7", "o"),
-    "AdaPipe": ("#6A3D9A", "p"), "Mario": ("#8B4513", "h"), "AdaOffload, recomputing": ("#CC79A7", "H"),
+    "AdaPipe, up to 4 chunks": ("#6A3D9A", "p"), "Mario": ("#8B4513", "h"), "AdaOffload-R, up to 4 chunks": ("#CC79A7", "H"),
 }  # fmt: skip
 FAMILIES = tuple(LOOKS)
 FILLS: dict[str, Any] = {"none": "none", "selective": "left", "full": "full", CHOSEN: "bottom"}
@@ -37,11 +37,11 @@ WITHOUT = {
 }  # fmt: skip
 COLOURS = ("#CC79A7", "#0072B2", "#009E73", "#D55E00", "#7F7F7F")  # of these
 OVER_MEMORY = {  # families whose time over memory is drawn
-    "1F1B-I": ("1F1B", "1F1B-I", "AdaPipe", "Mario"),
+    "1F1B-I": ("1F1B", "1F1B-I", "AdaPipe, up to 4 chunks", "Mario"),
     "V-Half, V-Min": ("ZB-H1, ZB-1p, ZB-2p", "ZB-V", "V-Half, V-Min"),
     "GIS": ("GIS",),
     "PipeOffload": ("PipeOffload",),
-    "AdaOffload": ("AdaOffload", "AdaOffload, recomputing"),
+    "AdaOffload": ("AdaOffload", "AdaOffload-R, up to 4 chunks"),
 }
 _Row = Mapping[str, Any]
 _E = "profile.estimate."

@@ -33,13 +33,14 @@ CHOSEN = "chosen"
 
 class Rule(NamedTuple):
     """A schedule by name: the least of the chunks that it may choose from (None: it has no such
-    option), whether it plans for a limit, and the values of another option of its own."""
+    option) and the most, whether it plans for a limit, and the values of another option of its own."""
 
     name: str
     least_chunks: int | None = None
     planned: bool = False
     option: str = ""
     values: Sequence[str] = ("",)
+    most_chunks: int = 64
 
 
 # The rules that are not built in groups, each with the schedules that it may choose from.
@@ -55,11 +56,11 @@ RULES = {
     "AdaOffload": (Rule("adaoffload", 1),),
 }
 GROUPED = {"GIS": "gis", "PipeOffload": "po"}
-# These choose themselves what is recomputed.
+# These choose themselves what is recomputed; two of them would take minutes with more chunks.
 CHOOSING = {
-    "AdaPipe": Rule("adapipe", 1),
+    "AdaPipe, up to 4 chunks": Rule("adapipe", 1, most_chunks=4),
     "Mario": Rule("mario", 1, option="level"),
-    "AdaOffload, recomputing": Rule("adaoffload-r", 1),
+    "AdaOffload-R, up to 4 chunks": Rule("adaoffload-r", 1, most_chunks=4),
 }
 PLANNED_SHARES = (1, 0.875, 0.75, 0.625, 0.5, 0.375)
 # At most so long for all variants of GIS or PipeOffload with one treatment, s: their usual group sizes
@@ -193,7 +194,8 @@ def _named(
     for rule in rules:
         options = ["", *(limits if rule.planned else ())]
         if rule.least_chunks is not None:
-            options = [f"chunks={count}" for count in counts if count >= rule.least_chunks]
+            least, most = rule.least_chunks, rule.most_chunks
+            options = [f"chunks={count}" for count in counts if least <= count <= most]
         own = [f"{rule.option}={value}" if value else "" for value in rule.values]
         for option, value, way in product(options, own, ways):
             given = ",".join(each for each in (option, value, str(way or "")) if each)
