@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isclose
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -92,6 +93,7 @@ def _panel(ax: Axes, rows: Sequence[Row], span: tuple[float, float]) -> None:
         alpha=0.35,
     )  # fmt: skip
     marks = list(zip(limits, times, strict=True))
+    lines = [_corners(limits, times, right), _corners(limits, bounds, right)]
     for name, (text, colour, marker, dash, rooms) in CURVES.items():
         found = _best(r for r in rows if r["part"] == "family" and _family(r) == name)
         at = sorted(x for x in found if found[x] <= ax.get_ylim()[1])
@@ -109,7 +111,8 @@ def _panel(ax: Axes, rows: Sequence[Row], span: tuple[float, float]) -> None:
         )
         ax.plot(at, ys, marker, color=colour, ms=3.5, zorder=5 if name == "po" else 3)
         marks += list(zip(at, ys, strict=True))
-        room = next((x for x in rooms if x in at), None)
+        lines.append(_corners(at, ys, right))
+        room = next((x for near in rooms for x in at if isclose(x, near, abs_tol=0.01)), None)
         if room is not None:
             _write(ax, room, found[room], text, colour, below=name == "po")
     named = limits[min(1, len(limits) - 1)]
@@ -138,7 +141,15 @@ def _panel(ax: Axes, rows: Sequence[Row], span: tuple[float, float]) -> None:
     ax.axvline(least, color=LIMIT, lw=0.9, linestyle=(0, (5, 2)))
     ax.grid()
     ax.set_xlabel("memory limit of a device [GiB]")
-    write_names(ax, shown, marks)
+    write_names(ax, shown, marks, lines)
+
+
+def _corners(xs: Sequence[float], ys: Sequence[float], right: float) -> list[tuple[float, float]]:
+    """The corners of a line that steps after its points, up to the right edge."""
+    found = [(xs[0], ys[0])]
+    for x, y in zip(xs[1:], ys[1:], strict=True):
+        found += [(x, found[-1][1]), (x, y)]
+    return [*found, (right, ys[-1])]
 
 
 def _write(

@@ -100,7 +100,7 @@ def _needed(ax: Axes, rows: Sequence[Row]) -> None:
             for spread in spreads
         ]
         middle = [0.0, *(mean(values) for values in found)]
-        ax.plot([0, *spreads], middle, **look)
+        ax.plot([0, *spreads], middle, clip_on=False, **look)
         ends.append((top, middle[-1], text, look["color"]))
     ax.plot([0, top], [0, top], color=INK, lw=0.8, linestyle=(0, (1, 1.5)), zorder=1)
     ends.append((top, top, "always enough", INK))
@@ -121,13 +121,13 @@ def _price(ax: Axes, rows: Sequence[Row]) -> None:
     names = list(dict.fromkeys(schedule_label(row["schedule"]) for row in noise))
     ends = []
     for name, look in zip(names, line_styles(len(names)), strict=True):
-        times: dict[float, set[int]] = {}  # of several seeds the median
+        times: dict[float, dict[str, int]] = {}  # of several seeds the median
         for row in noise:
             if schedule_label(row["schedule"]) == name:
-                times.setdefault(row["margin"], set()).add(row["makespan_ns"])
+                times.setdefault(row["margin"], {})[row["schedule"]] = row["makespan_ns"]
         xs = sorted(times)
-        ys = [median(times[margin]) / 1e9 for margin in xs]
-        ax.step(xs, ys, where="post", **{**look, "markersize": 3})
+        ys = [median(times[margin].values()) / 1e9 for margin in xs]
+        ax.step(xs, ys, where="post", clip_on=False, **{**look, "markersize": 3})
         ends.append((xs[-1], ys[-1], name, look["color"]))
     last = max(end[0] for end in ends)
     ax.set_xlim(0, last)

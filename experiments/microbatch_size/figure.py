@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,14 +12,23 @@ from matplotlib.ticker import FixedLocator, NullLocator
 
 from optpipe_sim.plot.labels import line_styles, name_ends, schedule_label
 from optpipe_sim.plot.style import LIMIT, MUTED, new_figure, styled
+from optpipe_sim.spread import over_seeds
 
 Row = Mapping[str, Any]
 SIZE, BATCH = "profile.estimate.microbatch", "profile.meta.batch"
 GIB = 2**30
 
 
+def joined(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """The rows with one for all seeds of this search: the medians."""
+    named = [{**row, "schedule": re.sub(r",seed=\d+", "", row["schedule"])} for row in rows]
+    same = ("schedule", SIZE, BATCH, "memory_limit")
+    return over_seeds(named, same, ("makespan_ns", "peak_bytes"))
+
+
 def draw(rows: Sequence[Row]) -> Figure:
     """Throughput of a small batch, of a large one, and of that under a limit; its memory."""
+    rows = joined(rows)
     names = list(dict.fromkeys(row["schedule"] for row in rows))
     looks = dict(zip(names, line_styles(len(names)), strict=True))
     for name in names:

@@ -7,7 +7,7 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from optpipe_sim.plot.labels import line_styles
+from optpipe_sim.plot.labels import line_styles, schedule_label
 from optpipe_sim.plot.style import new_figure, styled
 
 
@@ -19,8 +19,13 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
         names = list(dict.fromkeys(row["schedule"] for row in rows))
         for name, style in zip(names, line_styles(len(names)), strict=True):
             line = [row for row in rows if row["schedule"] == name and row["fits"]]
-            hops = [float(row["profile.t_comm_ms"]) for row in line]
-            ax.plot(hops, [row["makespan_ns"] / 1e9 for row in line], label=name, **style)
+            latencies = [float(row["profile.t_comm_ms"]) for row in line]
+            ax.plot(
+                latencies,
+                [row["makespan_ns"] / 1e9 for row in line],
+                label=schedule_label(name),
+                **style,
+            )
         ax.set_xlabel("P2P latency [ms]")
         ax.set_ylabel("time of an iteration [s]")
         ax.grid(visible=True)

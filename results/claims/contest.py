@@ -2,79 +2,164 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 
 from experiments.contest.figure import (
     ALL,
-    INGREDIENTS,
+    CHOSEN,
+    KEEP,
     MILP,
+    OFFLOAD,
     ONE,
+    ONE_ALL,
+    RECOMPUTE,
     Cell,
+    Methods,
+    Setting,
     best_rule,
+    limits,
     search,
     settings,
+    without,
 )
 from optpipe_sim.study.claims import Tables, percent, span
 
-Cells = Mapping[tuple[str, str], Cell]
-WORDS = ("Order and chunks alone take", "with offloading it takes", "with recomputation")
-
-
-def _ns(cell: Cell) -> float:
-    assert cell.time is not None
-    return cell.time.median
+Cells = Mapping[Setting, Methods]
+LACKS = {
+    "With the order of a rule": "",
+    "with one chunk per device": ONE_ALL,
+    "without offloading": RECOMPUTE,
+    "without recomputation": OFFLOAD,
+    "with neither": KEEP,
+}
+NOT_OFFLOADING = ("1F1B", "1F1B-I", "ZB-H1, ZB-1p, ZB-2p", "ZB-V", "V-Half, V-Min", "GIS")
+FULL_COPIES, HALF_COPIES = 1, 2  # the largest k with which all, or half, of the copies hide
 
 
 def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("contest")
     cells = settings(rows)
-    ours = {key: search(methods, ALL) for key, methods in cells.items()}
-    rules = {key: best_rule(methods) for key, methods in cells.items()}
-    there = {key: rule for key, rule in rules.items() if rule is not None}
-    gain = [_ns(rule[1]) / _ns(ours[key]) - 1 for key, rule in there.items()]
-    clear = sum(ours[key].time.most < _ns(rule[1]) for key, rule in there.items())  # type: ignore[union-attr]
-    seconds = {row["time_limit"] for row in rows}
-    yield (
-        f"In {len(cells)} settings of real devices under their own memory this search (median of"
-        f" {len({row['seed'] for row in rows})} seeds, {span({2 * s for s in seconds}, '{:g}'.format)} s on {rows[0]['cores']}"
-        f" cores) is {span(gain, percent)} faster than the fastest of all rules, with every seed in {clear} of them"
-    )
-    plain = [best_rule(methods, treated=("none",)) for methods in cells.values()]
-    losses = [
-        _ns(without[1]) / _ns(rule[1]) - 1
-        for without, rule in zip(plain, rules.values(), strict=True)
-        if without is not None and rule is not None
-    ]
-    yield (
-        f"The fastest rule recomputes in {sum(rule[0][1] != 'none' for rule in there.values())} of them; without recomputation"
-        f" rules take {span(losses, percent)} longer"
-        + (f", and none fits in {sum(one is None for one in plain)}" if None in plain else "")
-    )
+    yield from _against_rules(cells)
+    yield from _ingredients(cells)
     yield from _optpipe(cells)
-    for words, method in zip(WORDS, INGREDIENTS[:-1], strict=True):
-        found = [_ns(search(each, method)) / _ns(ours[key]) - 1 for key, each in cells.items()
-                 if search(each, method).time is not None]  # fmt: skip
-        yield f"{words} {span(found, percent)} longer than all together (median {percent(median(found))})"
-    gaps = [_ns(cell) / cell.bound - 1 for cell in ours.values() if cell.bound]
+    yield from _pipeoffload(cells)
+    yield from _less_memory(limits(rows))
+    ours = [search(methods) for methods in cells.values()]
+    gaps = [cell.ns / cell.bound - 1 for cell in ours if cell.bound]
     yield f"Over the bound on all of it the search stays by {span(gaps, percent)} (median {percent(median(gaps))})"
 
 
-def _optpipe(cells: Mapping[object, Cells]) -> Iterator[str]:
-    """One chunk and offloading alone, as OptPipe is read here."""
+def _against_rules(cells: Cells) -> Iterator[str]:
+    """The search beside the fastest rule; which that is; what recomputation is to rules."""
+    ours = {key: search(methods) for key, methods in cells.items()}
+    rules = {key: best for key, methods in cells.items() if (best := best_rule(methods))}
+    row = ours[next(iter(cells))].rows[0]
+    gain = {key: best.cell.ns / ours[key].ns - 1 for key, best in rules.items()}
+    faster = [key for key, best in rules.items() if ours[key].time.most < best.cell.ns]  # type: ignore[union-attr]
+    slower = [key for key, best in rules.items() if ours[key].time.least > best.cell.ns]  # type: ignore[union-attr]
+    yield (
+        f"In {len(cells)} settings of real devices under their own memory this search (median of"
+        f" {len(ours[next(iter(cells))].rows)} seeds, {2 * row['time_limit']:g} s on {row['cores']} cores) is"
+        f" {span(gain.values(), percent)} faster than the fastest of all rules, with every seed in {len(faster)} of"
+        f" them and with none in {len(slower)}"
+    )
+    won = Counter(best.method for best in rules.values())
+    names = ", ".join(f"{name} in {count}" for name, count in won.most_common())
+    plain = {key: best_rule(methods, treated=("none",)) for key, methods in cells.items()}
+    losses = [one.cell.ns / rules[key].cell.ns - 1 for key, one in plain.items() if one is not None]
+    yield (
+        f"The fastest rule is {names}; it recomputes in {sum(_recomputes(best.cell) for best in rules.values())}, and"
+        f" without recomputation rules take {span(losses, percent)} longer"
+        + (f", and none fits in {sum(one is None for one in plain.values())}" if None in plain.values() else "")
+    )  # fmt: skip
+
+
+def _recomputes(cell: Cell) -> bool:
+    return sum(cell.rows[0]["recompute_ns"]) > 0
+
+
+def _ingredients(cells: Cells) -> Iterator[str]:
+    """What the search takes without one of its ingredients."""
+    said = []
+    for words, method in LACKS.items():
+        pairs = [(without(methods, method), search(methods)) for methods in cells.values()]
+        found = [cell.ns / ours.ns - 1 for cell, ours in pairs if cell is not None]
+        nothing = len(pairs) - len(found)
+        said.append(
+            f"{words} {span(found, percent)} (median {percent(median(found))})"
+            + (f" and nothing that fits in {nothing}" if nothing else "")
+        )
+    yield f"{', '.join(said)} more time is taken than by the search with all"
+
+
+def _optpipe(cells: Cells) -> Iterator[str]:
+    """One chunk and offloading alone, as OptPipe is read here, beside PipeOffload's best; then this search."""
     compared = [
-        (_ns(search(methods, ONE)), _ns(rival[1]))
+        (search(methods, ONE), rival.cell, search(methods))
         for methods in cells.values()
         if search(methods, ONE).time is not None
         and (rival := best_rule(methods, ("PipeOffload",), ("none",))) is not None
     ]
+    beaten = sum(ours.time.most < rival.ns for ours, rival, _ in compared)  # type: ignore[union-attr]
+    more = [rival.ns / ours.ns - 1 for ours, rival, _ in compared]
     yield (
         f"With one chunk and offloading alone, as OptPipe is read here, this search beats the best PipeOffload"
-        f" in {sum(ours < rival for ours, rival in compared)} of {len(compared)} settings where both fit"
+        f" with every seed in {beaten} of {len(compared)} settings where both fit: its throughput is"
+        f" {span(more, percent)} higher"
+    )
+    idle = [1 - _idle(ours) / _idle(rival) for ours, rival, _ in compared]
+    whole = [1 - _idle(ours) / _idle(rival) for _, rival, ours in compared]
+    yield (
+        f"Idle time (what goes beyond the model's own compute) is {span(idle, percent)} less than PipeOffload's"
+        f" with one chunk and offloading alone, {span(whole, percent)} less with all"
     )
     milp = [row for methods in cells.values() for row in search(methods, MILP).rows]
     able = [row for row in milp if row["fits"]]
     yield (
         f"The reconstructed MILP on HiGHS improves AdaOffload's start in"
-        f" {sum(row['found_by'] == 'milp' for row in able)} of {len(cells)}"
+        f" {sum(row['found_by'] == 'milp' for row in able)} of {len(cells)}, and has a schedule in {len(able)}"
+    )
+    stuck = [
+        methods
+        for methods in cells.values()
+        if best_rule(methods, NOT_OFFLOADING, ("none",)) is None
+    ]
+    rescued = [methods for methods in stuck
+               if best_rule(methods, NOT_OFFLOADING, ("selective", "full", CHOSEN)) is not None]  # fmt: skip
+    yield (
+        f"Without offloading and recomputation no rule fits in {len(stuck)} of {len(cells)}, with recomputation"
+        f" one fits in {len(rescued)} of these"
+    )
+
+
+def _idle(cell: Cell) -> float:
+    return cell.ns - float(cell.rows[0]["work_ns"])
+
+
+def _pipeoffload(cells: Cells) -> Iterator[str]:
+    """Whether half of the activations can be offloaded for nothing."""
+    ratios = [search(methods).rows[0]["copy_ratio"] for methods in cells.values()]
+    yield (
+        f"Copies of everything hide behind compute (k at most {FULL_COPIES}) in"
+        f" {sum(k <= FULL_COPIES for k in ratios)} of {len(cells)}, copies of half (k at most {HALF_COPIES}) in"
+        f" {sum(k <= HALF_COPIES for k in ratios)}; k is {span(ratios, '{:.1f}'.format)}"
+    )
+
+
+def _less_memory(found: Mapping[int, Methods]) -> Iterator[str]:
+    """One setting under less and less memory."""
+    able: Sequence[int] = [limit for limit, methods in found.items() if best_rule(methods)]
+    gain = []
+    for limit in able:
+        best = best_rule(found[limit])
+        assert best is not None
+        gain.append(best.cell.ns / search(found[limit], ALL).ns - 1)
+    least, most = min(able), max(able)
+    longer = search(found[least]).ns / search(found[most]).ns - 1
+    yield (
+        f"With {least / 2**30:.0f} GiB in the place of {most / 2**30:.0f} llama2-13b on 8 H100s takes"
+        f" {percent(longer)} longer, and this search is {span(gain, percent)} faster than the fastest rule at"
+        f" {len(able)} limits between"
     )

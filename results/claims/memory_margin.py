@@ -23,10 +23,15 @@ def sentences(tables: Tables) -> Iterator[str]:
         f"For sizes off by up to x % a margin of x % held in all samples of {len(held)} of the {len(enough)} cells"
         f" that have such a margin."
     )
-    costs: dict[str, dict[float, set[int]]] = {}
+    by_seed: dict[str, dict[float, dict[str, int]]] = {}
     for row in noise:
         name = "ours" if row["schedule"].startswith("optpipe") else row["schedule"]
-        costs.setdefault(name, {}).setdefault(row["margin"], set()).add(row["makespan_ns"])
+        at = by_seed.setdefault(name, {}).setdefault(row["margin"], {})
+        at[row["schedule"]] = row["makespan_ns"]
+    costs = {
+        name: {margin: list(found.values()) for margin, found in at.items()}
+        for name, at in by_seed.items()
+    }
     seeds = len({row["schedule"] for row in noise if row["schedule"].startswith("optpipe")})
     margin = 0.1
     ten = {name: median(at[margin]) / median(at[0]) - 1 for name, at in costs.items()}

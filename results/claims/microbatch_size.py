@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from experiments.microbatch_size.figure import joined
 from optpipe_sim.study.claims import Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:
-    rows = [row for row in tables("microbatch_size") if row["fits"]]
+    table = tables("microbatch_size")
+    rows = [row for row in joined(table) if row["fits"]]
+    seeds = len({row["schedule"] for row in table if row["schedule"].startswith("optpipe")})
+    effort = "one seed" if seeds == 1 else f"median of {seeds} seeds"
 
     def times(batch: int, start: str) -> dict[int, int]:
         """Makespan over the sequences per microbatch, where the schedule fits without a limit below
@@ -29,7 +33,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     assert min(plain, key=plain.__getitem__) == 1
     yield (
         f"Of {many} sequences per iteration 1F1B wants one per microbatch and takes"
-        f" {percent(plain[4] / plain[1] - 1)} longer with {4}; this search (one seed) wants {span(near)}, and takes"
+        f" {percent(plain[4] / plain[1] - 1)} longer with {4}; this search ({effort}) wants {span(near)}, and takes"
         f" {percent(slower[8])} longer with {8} and {percent(slower[16])} with {16}, where 1F1B does not fit."
     )
     found, greedy = min(times(few, "optpipe").values()), min(times(few, "adaoffload").values())
