@@ -62,10 +62,10 @@ CHOOSING = {
     "Mario": Rule("mario", 1, option="level"),
     "AdaOffload-R, up to 4 chunks": Rule("adaoffload-r", 1, most_chunks=4),
 }
-PLANNED_SHARES = (1, 0.875, 0.75, 0.625, 0.5, 0.375)
+PLANNED_SHARES = (1, 0.75, 0.5)
 # At most so long for all variants of GIS or PipeOffload with one treatment, s of CPU time: their usual
-# group sizes come first, and only pipelines of 16 devices have more than that allows.
-GROUPED_S = 30.0
+# group sizes come first, so that what is left out are sizes that no paper uses.
+GROUPED_S = 12.0
 
 MILP = "reconstructed MILP, 1 chunk"
 ONE = "this search, 1 chunk, offload"
