@@ -1,44 +1,30 @@
-"""Do the engines agree? Random small instances, solved by each, compared with what CP-SAT proves.
-
-    python -m experiments.agreement.run [--instances 200] [--write results/agreement]
-    python -m experiments.agreement.run --levels [--write results/agreement_levels]
+"""Do the engines agree? A random small instance, solved by each, compared with what CP-SAT proves.
 
 Uneven stages, one or two chunks, loop, vee and explicit placements, separate and shared copy
 engines, host-link groups, partial offloads, zero-length copies, limits from the least that works
-upwards. For each instance: no engine's bound above the proven optimum, `auto` reaches it, the
-MILP agrees where it proves, and every schedule replays to its claim and passes the checker. With
-`--levels` every stage may have levels of recomputation as well, one choice per stage in some.
+upwards; with `levels` every stage may have levels of recomputation as well, one choice per stage
+in some.
 """
 
 from __future__ import annotations
 
-import argparse
-import csv
-import io
-import sys
 import time
-from pathlib import Path
+from collections.abc import Callable
 from random import Random
 from typing import Any
-
-from rich.progress import track
 
 from optpipe_sim import CostProfile, load_profile
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.checker.check import check
 from optpipe_sim.errors import OptPipeError, OutOfMemory
-from optpipe_sim.files import write_text
 from optpipe_sim.solvers.cpsat.engine import solve_cpsat
 from optpipe_sim.solvers.milp.engine import solve_milp
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.result import OPTIMAL, SolveResult
 from optpipe_sim.solvers.solve import solve
+from optpipe_sim.study.tasks import Count, Row, Seconds
 
-COLUMNS = (
-    "seed", "p", "v", "m", "ops", "limit", "engines", "levels", "per_stage", "objective", "bound", "bound_by", "cpsat",
-    "cpsat_bound", "cpsat_proven", "cpsat_s", "auto", "auto_bound", "auto_status", "auto_s", "milp",
-    "milp_bound", "milp_proven", "milp_s", "problems",
-)  # fmt: skip
+VERSION = 1
 
 
 def random_levels(random: Random, act: int, longest: int) -> list[dict[str, Any]]:
@@ -116,8 +102,10 @@ def instance(seed: int, levels: bool = False) -> Problem:
     return make_problem(profile, m, limit, objective, per_stage=per_stage)
 
 
-def examine(seed: int, seconds: float, levels: bool = False) -> dict[str, Any]:
-    """One row: what each engine says, and what is wrong with it."""
+def run(seed: int = 0, levels: bool = False, time_limit: Seconds = 5.0, cores: Count = 2) -> Row:
+    """What each engine says of an instance, and in ``problems`` what is wrong with it: a bound of any
+    engine above a schedule, `auto` above the proven optimum, a MILP that proves another, a schedule
+    that the checker refuses. CP-SAT has three times the time of the others."""
     problem = instance(seed, levels)
     profile, m, limits = problem.profile, problem.microbatches, problem.limits
     assert limits is not None
@@ -131,7 +119,7 @@ def examine(seed: int, seconds: float, levels: bool = False) -> dict[str, Any]:
             problems.append(f"the least limit is not named: {error}")
     bound = lower_bound(profile, m, problem.objective, limits)
     row: dict[str, Any] = {
-        "seed": seed, "p": profile.devices, "v": profile.chunks, "m": m,
+        "p": profile.devices, "v": profile.chunks, "m": m,
         "ops": 3 * len(profile.stages) * m, "limit": max(limits), "objective": problem.objective,
         "engines": profile.offload.copy_engines if profile.offload else "",
         "levels": sum(len(cost.recompute) for cost in profile.stages),
@@ -139,10 +127,10 @@ def examine(seed: int, seconds: float, levels: bool = False) -> dict[str, Any]:
         "bound": bound.ns, "bound_by": bound.name,
     }  # fmt: skip
 
-    def run(name: str, door: Any) -> SolveResult | None:
+    def solved(name: str, call: Callable[[], SolveResult]) -> SolveResult | None:
         began = time.monotonic()
         try:
-            found: SolveResult = door()
+            found = call()
         except OptPipeError as error:
             problems.append(f"{name}: {error}")
             return None
@@ -153,21 +141,23 @@ def examine(seed: int, seconds: float, levels: bool = False) -> dict[str, Any]:
             problems.extend(f"{name}: {text}" for text in check(found.schedule, profile, limits))
         return found
 
-    auto = run(
+    auto = solved(
         "auto",
         lambda: solve(
             profile,
             m,
             limits,
-            time_limit=seconds,
+            time_limit=time_limit,
             objective=problem.objective,
             per_stage=problem.per_stage,
-            workers=2,
+            workers=cores,
         ),
     )
     start = auto.schedule if auto is not None else None
-    cpsat = run("cpsat", lambda: solve_cpsat(problem, 3 * seconds, workers=2, warm_start=start))
-    milp = run("milp", lambda: solve_milp(problem, seconds, warm_start=start))
+    cpsat = solved(
+        "cpsat", lambda: solve_cpsat(problem, 3 * time_limit, workers=cores, warm_start=start)
+    )
+    milp = solved("milp", lambda: solve_milp(problem, time_limit, warm_start=start))
     row["auto_status"] = auto.status if auto else "none"
     row["cpsat_proven"] = bool(cpsat and cpsat.status == OPTIMAL)
     row["milp_proven"] = bool(milp and milp.status == OPTIMAL)
@@ -187,66 +177,3 @@ def examine(seed: int, seconds: float, levels: bool = False) -> dict[str, Any]:
             problems.append(f"auto: {auto.objective_ns} misses the optimum {best}")
     row["problems"] = "; ".join(problems)
     return row
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--instances", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--levels", action="store_true", help="with levels of recomputation")
-    parser.add_argument("--write", metavar="STEM", help="also write STEM.csv and STEM.md")
-    options = parser.parse_args()
-    rows: list[dict[str, Any]] = []
-    path = Path(f"{options.write}.csv") if options.write else None
-    if path is not None and path.exists():  # finished instances are kept
-        rows = list(csv.DictReader(io.StringIO(path.read_text())))
-    done = {int(row["seed"]) for row in rows}
-    for seed in track(range(options.first, options.first + options.instances)):
-        if seed in done:
-            continue
-        rows.append(examine(seed, options.seconds, options.levels))
-        if rows[-1]["problems"]:
-            print(f"seed {seed}: {rows[-1]['problems']}", file=sys.stderr)
-        if path is not None:
-            stream = io.StringIO()
-            writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-            write_text(path, stream.getvalue())
-    text = report(rows, options.levels)
-    print(text)
-    if path is not None:
-        write_text(path.with_suffix(".md"), text)
-    return any(row["problems"] for row in rows)
-
-
-def report(rows: list[dict[str, Any]], levels: bool) -> str:
-    def count(test: Any) -> int:
-        return sum(bool(test(row)) for row in rows)
-
-    def true(value: Any) -> bool:
-        return str(value) == "True"
-
-    proven = [row for row in rows if true(row["cpsat_proven"])]
-    both = [row for row in proven if true(row["milp_proven"])]
-    return f"""# Do the engines agree?
-
-{len(rows)} random small instances (`python -m experiments.agreement.run{" --levels" * levels}`; p 2 to {3 if levels else 5}, v 1 or 2, uneven,
-shared engines and links, limits from the least upwards{", levels of recomputation" * levels}), solved by each engine.
-
-| | instances |
-|---|--:|
-| CP-SAT proves its optimum | {len(proven)} |
-| ... and `auto` has the same | {sum(str(row["auto"]) == str(row["cpsat"]) for row in proven)} |
-| ... and `auto` proves it itself | {sum(row["auto_status"] == OPTIMAL for row in proven)} |
-| the MILP on HiGHS proves its optimum | {count(lambda row: true(row["milp_proven"]))} |
-| ... and so does CP-SAT | {len(both)} |
-| ... with the same value | {sum(str(row["milp"]) == str(row["cpsat"]) for row in both)} |
-| the closed-form bound is the optimum | {sum(str(row["bound"]) == str(row["cpsat"]) for row in proven)} |
-| something is wrong | {count(lambda row: row["problems"])} |
-"""
-
-
-if __name__ == "__main__":
-    sys.exit(main())
