@@ -24,6 +24,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
             ax.step(ends, range(1, len(ends) + 1), where="post", label=name, color=look["color"],
                     linestyle=look["linestyle"])  # fmt: skip
         ax.set_xscale("log")
+        ax.xaxis.set_major_formatter("{x:g}")
         ax.set_ylim(0, len(rows) * 1.03)
         ax.set_xlabel("seconds")
         ax.set_ylabel("instances proven optimal")
