@@ -25,8 +25,8 @@ from optpipe_sim.solvers.milp.size import size_formula
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.starts import offload_everything
 
-from ..adaoffload_quality.run import uniform
 from ..cells import Row, finish_cells, provenance, to_markdown
+from ..solve_quality.cases import uniform
 
 OFF = MilpOptions(**{entry.name: False for entry in fields(MilpOptions)})
 COLUMNS = {

@@ -14,6 +14,70 @@ from optpipe_sim.units import format_size
 
 PROFILES = Path(__file__).parents[1] / "profiles"
 
+# p, m, limit in bytes, copy: the least makespan, found and proven.
+BEST = {
+    (4, 8, 400, 5): 273,
+    (4, 8, 200, 5): 291,
+    (4, 8, 400, 16): 273,
+    (4, 8, 200, 16): 303,
+    (4, 16, 400, 5): 513,
+    (4, 16, 200, 5): 531,
+    (4, 16, 400, 16): 513,
+    (4, 16, 200, 16): 551,
+    (8, 16, 800, 5): 557,
+    (8, 16, 400, 5): 587,
+    (8, 16, 800, 16): 557,
+    (8, 16, 400, 16): 587,
+    (8, 16, 266, 5): 614,
+    (8, 16, 200, 5): 623,
+    (8, 16, 266, 16): 625,
+    (8, 16, 200, 16): 643,
+    (8, 32, 800, 5): 1037,
+    (8, 32, 400, 5): 1067,
+    (8, 32, 800, 16): 1037,
+    (8, 32, 400, 16): 1067,
+    (8, 32, 266, 5): 1094,
+    (8, 32, 200, 5): 1103,
+    (8, 32, 266, 16): 1105,
+    (8, 32, 200, 16): 1139,
+    (16, 32, 1600, 5): 1125,
+    (16, 32, 800, 5): 1179,
+    (16, 32, 400, 5): 1251,
+    (16, 32, 1600, 16): 1125,
+    (16, 32, 800, 16): 1179,
+    (16, 32, 400, 16): 1251,
+    (16, 64, 1600, 5): 2085,
+    (16, 64, 800, 5): 2139,
+    (16, 64, 400, 5): 2211,
+    (16, 64, 1600, 16): 2085,
+    (16, 64, 800, 16): 2139,
+    (16, 64, 400, 16): 2211,
+}
+
+
+def uniform(devices: int, limit: int, copy_ns: int, engines: str) -> CostProfile:
+    """Uniform stages; all of an activation is copied in so many ns each way."""
+    return load_profile(
+        {
+            "name": "uniform",
+            "devices": devices,
+            "stages": {
+                "t_f_ns": 10,
+                "t_b_ns": 11,
+                "t_w_ns": 9,
+                "act_bytes": 100,
+                "w_bytes": 50,
+            },
+            "t_comm_ns": 1,
+            "offload": {
+                "t_offload_ns": copy_ns,
+                "t_reload_ns": copy_ns,
+                "copy_engines": engines,
+            },
+            "memory_limit_bytes": limit,
+        }
+    )
+
 
 @dataclass(frozen=True)
 class Case:

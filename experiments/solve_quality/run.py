@@ -30,9 +30,8 @@ from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.solve import solve
 from optpipe_sim.solvers.starts import fixed_schedules
 
-from ..adaoffload_quality.run import BEST, uniform
 from ..cells import Row, finish_cells, provenance, read_rows, to_markdown
-from .cases import OTHER, Case
+from .cases import BEST, OTHER, Case, uniform
 
 # The cells that few slots and expensive copies make hard: a gap of 1 % is enough.
 HARD = {
