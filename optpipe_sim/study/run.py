@@ -287,9 +287,16 @@ def _table(
         if record.error is not None:
             errors.append((point.labels, record.error))
             rows.append({**point.labels, "error": record.error})
-        how = _how(record) if load_task(point.task, source=point.source).searches else {}
+        how = _how(record) if _searches(point) else {}
         rows += [{**point.labels, **row, **how} for row in record.rows]
     return rows, errors
+
+
+def _searches(point: Point) -> bool:
+    """Whether the rows of a point depend on how much a search did in its time."""
+    names = [point.parameters.get("schedule"), *(point.parameters.get("schedules") or ())]
+    named = any(str(name).startswith("optpipe") for name in names)
+    return named or load_task(point.task, source=point.source).searches
 
 
 def _how(record: Record) -> Row:
