@@ -65,7 +65,7 @@ def draw(rows: Sequence[Row]) -> Figure:
         figure.text(
             0.125, 0.965, "numbers: over the best known, after 1, 10, 60 and 300 s;  dark: good;"
             "  hatched: no schedule yet;  star: proven optimal;  gap: to the engine's own bound",
-            fontsize=8.5, color=INK, va="center",
+            fontsize=8, color=INK, va="center",
         )  # fmt: skip
     return figure
 

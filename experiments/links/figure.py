@@ -98,5 +98,5 @@ def _legend(figure: Figure) -> None:
         x += 0.016 + text.get_window_extent().width / figure.dpi / figure.get_size_inches()[0]
     figure.text(
         x + 0.02, 0.955, "hollow: made for links of one's own, run on these;  filled: made for these",
-        fontsize=8.5, color=INK, va="center",
+        fontsize=8, color=INK, va="center",
     )  # fmt: skip
