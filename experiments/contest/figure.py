@@ -15,7 +15,6 @@ from optpipe_sim.spread import Spread, spread
 ALL = "this search"
 ONE = "this search, 1 chunk, offload"  # OptPipe as it is read here
 ONE_ALL = "this search, 1 chunk"
-KEEP = "this search, keep"
 OFFLOAD = "this search, offload"
 RECOMPUTE = "this search, recompute"
 MILP = "reconstructed MILP, 1 chunk"
@@ -33,9 +32,9 @@ SHIFTS = {"none": -0.24, "selective": -0.08, CHOSEN: 0.08, "full": 0.24}
 # What the search is without, and what then remains of it; the order is taken away by taking a rule's.
 WITHOUT = {
     "the order of a rule": "", "one chunk per device": ONE_ALL, "no offloading": RECOMPUTE,
-    "no recomputation": OFFLOAD, "neither": KEEP,
+    "no recomputation": OFFLOAD,
 }  # fmt: skip
-COLOURS = ("#CC79A7", "#0072B2", "#009E73", "#D55E00", "#7F7F7F")  # of these
+COLOURS = ("#CC79A7", "#0072B2", "#009E73", "#D55E00")  # of these
 OVER_MEMORY = {  # families whose time over memory is drawn
     "1F1B-I": ("1F1B", "1F1B-I", "AdaPipe, up to 4 chunks", "Mario"),
     "V-Half, V-Min": ("ZB-H1, ZB-1p, ZB-2p", "ZB-V", "V-Half, V-Min"),
@@ -268,7 +267,7 @@ def _ingredients(ax: Any, down: int, methods: Methods) -> None:
     ax.vlines([1], down - 0.36, down + 0.36, color=INK, linewidth=1.2)
     for at, (method, colour) in enumerate(zip(WITHOUT.values(), COLOURS, strict=True)):
         cell = without(methods, method)
-        y = down + 0.15 * (at - 2)
+        y = down + 0.18 * (at - 1.5)
         if cell is None or cell.time is None:
             continue
         ax.hlines(y, cell.time.least / ours.ns, cell.time.most / ours.ns, color=colour)

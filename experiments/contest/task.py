@@ -74,7 +74,6 @@ ALL = "this search"
 SEARCHES = {
     ONE: ("keep", "offload"),
     ONE_ALL: ("keep", "offload", "recompute"),
-    "this search, keep": ("keep",),
     "this search, offload": ("keep", "offload"),
     "this search, recompute": ("keep", "recompute"),
     ALL: ("keep", "offload", "recompute"),
@@ -90,7 +89,6 @@ def run(
         "reconstructed MILP, 1 chunk",
         "this search, 1 chunk, offload",
         "this search, 1 chunk",
-        "this search, keep",
         "this search, offload",
         "this search, recompute",
         "this search",

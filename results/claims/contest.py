@@ -9,7 +9,6 @@ from statistics import median
 from experiments.contest.figure import (
     ALL,
     CHOSEN,
-    KEEP,
     MILP,
     OFFLOAD,
     ONE,
@@ -32,7 +31,6 @@ LACKS = {
     "with one chunk per device": ONE_ALL,
     "without offloading": RECOMPUTE,
     "without recomputation": OFFLOAD,
-    "with neither": KEEP,
 }
 NOT_OFFLOADING = ("1F1B", "1F1B-I", "ZB-H1, ZB-1p, ZB-2p", "ZB-V", "V-Half, V-Min", "GIS")
 FULL_COPIES, HALF_COPIES = 1, 2  # the largest k with which all, or half, of the copies hide

@@ -73,10 +73,6 @@ def test_the_ranking(rows: list[dict[str, Any]]) -> None:
     assert all(whole <= time for time in times.values() if time not in search.values())
     assert whole <= 1.03 * min(search.values())
     assert search[task.ONE_ALL] <= search[task.ONE]
-    assert (
-        max(search["this search, offload"], search["this search, recompute"])
-        <= search["this search, keep"]
-    )
     # two activations per device are too few for 1F1B, and enough for it with full recomputation
     assert ("1F1B", "none") not in times
     assert ("1F1B", "full") in times
