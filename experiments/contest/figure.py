@@ -223,7 +223,7 @@ def _lay_out(every: Any, wins: Any, adds: Any, names: Sequence[Setting]) -> None
     for side in ("left", "bottom"):
         wins.spines[side].set_visible(False)
     every.set_xlabel("iteration time over the lower bound")
-    adds.set_xlabel("iteration time over that of the search with all")
+    adds.set_xlabel("time over the search with all four")
     every.set_title("every method under the device's memory", loc="left")
     wins.set_title("the fastest rule", loc="left")
     adds.set_title("what each ingredient adds", loc="left")

@@ -60,8 +60,8 @@ def _against_rules(cells: Cells) -> Iterator[str]:
     yield (
         f"In {len(cells)} settings of real devices under their own memory this search (median of"
         f" {len(ours[next(iter(cells))].rows)} seeds, {2 * row['time_limit']:g} s on {row['cores']} cores) is"
-        f" {span(gain.values(), percent)} faster than the fastest of all rules, with every seed in {len(faster)} of"
-        f" them and with none in {len(slower)}"
+        f" {span(gain.values(), percent)} faster than the fastest of all rules: faster with every seed in"
+        f" {len(faster)} of them, slower with every seed in {len(slower)}"
     )
     won = Counter(best.method for best in rules.values())
     names = ", ".join(f"{name} in {count}" for name, count in won.most_common())
@@ -101,17 +101,17 @@ def _optpipe(cells: Cells) -> Iterator[str]:
         and (rival := best_rule(methods, ("PipeOffload",), ("none",))) is not None
     ]
     beaten = sum(ours.time.most < rival.ns for ours, rival, _ in compared)  # type: ignore[union-attr]
-    more = [rival.ns / ours.ns - 1 for ours, rival, _ in compared]
+    more = [rival.ns / ours.ns for ours, rival, _ in compared]
     yield (
         f"With one chunk and offloading alone, as OptPipe is read here, this search beats the best PipeOffload"
         f" with every seed in {beaten} of {len(compared)} settings where both fit: its throughput is"
-        f" {span(more, percent)} higher"
+        f" {span(more, percent)} of PipeOffload's"
     )
-    idle = [1 - _idle(ours) / _idle(rival) for ours, rival, _ in compared]
-    whole = [1 - _idle(ours) / _idle(rival) for _, rival, ours in compared]
+    idle = [_idle(ours) / _idle(rival) for ours, rival, _ in compared]
+    whole = [_idle(ours) / _idle(rival) for _, rival, ours in compared]
     yield (
-        f"Idle time (what goes beyond the model's own compute) is {span(idle, percent)} less than PipeOffload's"
-        f" with one chunk and offloading alone, {span(whole, percent)} less with all"
+        f"Idle time (what goes beyond the model's own compute) is {span(idle, percent)} of PipeOffload's"
+        f" with one chunk and offloading alone, {span(whole, percent)} with all"
     )
     milp = [row for methods in cells.values() for row in search(methods, MILP).rows]
     able = [row for row in milp if row["fits"]]
