@@ -111,9 +111,14 @@ def settings(rows: Sequence[_Row]) -> dict[Setting, Methods]:
 def limits(rows: Sequence[_Row]) -> dict[int, Methods]:
     """The methods of the setting that was also run with less memory, by the limit in bytes, its
     device's own last."""
-    which = {_setting(row) for row in rows if row["memory_limit"] is not None}
-    found = [row for row in rows if _setting(row) in which]
+    which = {_same(row) for row in rows if row["memory_limit"] is not None}
+    found = [row for row in rows if _same(row) in which]
     return dict(sorted(_grouped(found, lambda row: int(row["limit_bytes"])).items()))
+
+
+def _same(row: _Row) -> tuple[str, int]:
+    """What rows of one setting share, whatever their limit."""
+    return row["profile"], row["microbatches"]
 
 
 def _setting(row: _Row) -> Setting:
@@ -212,7 +217,7 @@ def _lay_out(every: Any, wins: Any, adds: Any, names: Sequence[Setting]) -> None
         ax.tick_params(axis="y", length=0, labelleft=ax is every)
         for line in range(len(names) - 1):
             ax.axhline(line + 0.5, color=MUTED, linewidth=0.3)
-    for ax, ticks in ((every, (1, 1.2, 1.5, 2, 3, 5)), (adds, (0.9, 1, 1.2, 1.5, 2, 2.5))):
+    for ax, ticks in ((every, (1, 1.2, 1.5, 2, 3, 5)), (adds, (0.8, 1, 1.2, 1.5, 2, 3))):
         ax.set_xscale("log")
         ax.grid(axis="x")
         ax.set_xticks(ticks, [f"{value:g}" for value in ticks])
@@ -296,17 +301,12 @@ def _over_memory(ax: Any, found: Mapping[int, Methods], cells: Mapping[Setting, 
         [time.most / 1e9 for time in ours.values() if time],
         color=INK, alpha=0.15, linewidth=0,
     )  # fmt: skip
-    name = next(name for name, each in cells.items() if each is not None and _same(each, found))
+    which = _same(search(next(iter(found.values()))).rows[0])
+    name = next(name for name, each in cells.items() if _same(search(each).rows[0]) == which)
     ax.set_title(f"time over memory: {name}", loc="left")
     ax.set_xlabel("memory per device (GiB)")
     ax.set_ylabel("iteration time (s)")
     ax.grid(axis="y")
-
-
-def _same(methods: Methods, found: Mapping[int, Methods]) -> bool:
-    """Whether a setting is the one that was run with less memory."""
-    row, other = search(methods).rows[0], search(next(iter(found.values()))).rows[0]
-    return _setting(row) == _setting(other)
 
 
 def _key() -> tuple[list[Any], list[str]]:
