@@ -43,7 +43,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield from _ingredients(cells)
     yield from _optpipe(cells)
     yield from _pipeoffload(cells)
-    yield from _less_memory(limits(rows))
+    yield from _less_memory(limits(rows), cells)
     ours = [search(methods) for methods in cells.values()]
     gaps = [cell.ns / cell.bound - 1 for cell in ours if cell.bound]
     yield f"Over the bound on all of it the search stays by {span(gaps, percent)} (median {percent(median(gaps))})"
@@ -151,7 +151,7 @@ def _pipeoffload(cells: Cells) -> Iterator[str]:
     )
 
 
-def _less_memory(found: Mapping[int, Methods]) -> Iterator[str]:
+def _less_memory(found: Mapping[int, Methods], cells: Cells) -> Iterator[str]:
     """One setting under less and less memory."""
     able: Sequence[int] = [limit for limit, methods in found.items() if best_rule(methods)]
     gain = []
@@ -160,9 +160,13 @@ def _less_memory(found: Mapping[int, Methods]) -> Iterator[str]:
         assert best is not None
         gain.append(best.cell.ns / search(found[limit], ALL).ns - 1)
     least, most = min(able), max(able)
+    profile = search(found[most]).rows[0]["profile"]
+    name = next(
+        key for key, methods in cells.items() if search(methods).rows[0]["profile"] == profile
+    )
     longer = search(found[least]).ns / search(found[most]).ns - 1
     yield (
-        f"With {least / 2**30:.0f} GiB in the place of {most / 2**30:.0f} llama2-13b on 8 H100s takes"
+        f"With {least / 2**30:.0f} GiB in the place of {most / 2**30:.0f} {name.model} on {name.pipeline} devices takes"
         f" {percent(longer)} longer, and this search is {span(gain, percent)} faster than the fastest rule at"
         f" {len(able)} limits between"
     )
