@@ -160,7 +160,7 @@ def _copy_ratio(profile: CostProfile) -> float | None:
     if profile.offload is None:
         return None
     return max(
-        round_trip_ratio(c.t_f_ns, c.t_b_ns, c.t_w_ns, c.t_offload_ns, c.t_reload_ns)
+        round_trip_ratio(c.t_f_ns, c.t_b_ns, c.t_w_ns, c.t_offload_ns or 0, c.t_reload_ns or 0)
         for c in profile.stages
     )
 
