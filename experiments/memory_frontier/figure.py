@@ -25,7 +25,7 @@ CURVES = {
     "zb-1p": ("ZB-1p", "#7A7A7A", "v", (0, (1, 1)), (17.1, 24.0)),
     "zb-v": ("ZB-V", "#CC79A7", "^", (0, (3, 1, 1, 1)), (15.0, 17.1)),
     "po": ("PipeOffload, best settings", FIXED, "D", (0, (5, 1.5)), (15.0, 24.0)),
-    "adaoffload": ("AdaOffload", "#009E73", "s", "-", (10.0,)),
+    "adaoffload": ("AdaOffload", "#009E73", "s", "-", (12.5, 10.0)),
 }
 
 
