@@ -95,8 +95,10 @@ class Schedule:
     def _check_slices(self, where: str, ops: Sequence[Op]) -> None:
         """Whether ops name a slice exactly where sequences are cut, and one that there is."""
         slices = self.shape.slices
-        allowed = {None} if slices == 1 else set(range(slices))
-        wrong = next((op for op in ops if op.slice not in allowed), None)
+        if slices == 1:
+            wrong = next((op for op in ops if len(op) != 3), None)
+        else:
+            wrong = next((op for op in ops if len(op) != 4 or op[3] >= slices), None)
         if wrong is not None:
             like = Op(*wrong[:3]) if slices == 1 else SliceOp(*wrong[:3], 0)
             raise InvalidSchedule(

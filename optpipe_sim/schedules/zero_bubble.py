@@ -58,21 +58,26 @@ def _handcrafted(
     costs = profile.rechunk(1)
     programs = []
     for rank, (warm_up, behind) in enumerate(counts):
-        forwards, backwards = ([Op(kind, rank, j) for j in range(microbatches)] for kind in (F, B))
-        programs.append(with_weights_behind(forwards, backwards, warm_up, behind))
+        forwards, backwards, weights = (
+            [Op(kind, rank, j) for j in range(microbatches)] for kind in (F, B, W)
+        )
+        programs.append(with_weights_behind(forwards, backwards, weights, warm_up, behind))
     return Schedule(costs.shape(microbatches), programs)
 
 
 def with_weights_behind(
-    forwards: Sequence[Op], backwards: Sequence[Op], warm_up: int, behind: int
+    forwards: Sequence[Op],
+    backwards: Sequence[Op],
+    weights: Sequence[Op],
+    warm_up: int,
+    behind: int,
 ) -> Iterator[Op]:
     """`warm_up` forwards; then B, W and F in turn, the W's `behind` places behind the B's."""
     yield from forwards[:warm_up]
     for at, back in enumerate(backwards):
         yield back
         if at >= behind:
-            yield backwards[at - behind]._replace(kind=W)
+            yield weights[at - behind]
         if at + warm_up < len(forwards):
             yield forwards[at + warm_up]
-    for back in backwards[max(0, len(backwards) - behind) :]:
-        yield back._replace(kind=W)
+    yield from weights[max(0, len(weights) - behind) :]

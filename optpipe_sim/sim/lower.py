@@ -188,7 +188,7 @@ def _reorder(
     after: list[list[int]] = [[] for _ in program]
     missing = [0] * len(program)
     last: dict[str, int] = {}
-    at: dict[Op, int] = {}
+    at: dict[tuple[int, ...], int] = {}  # ops, by their entries
     pairs = list(pairs)
     for here, op in enumerate(program):
         follows = []
@@ -202,7 +202,7 @@ def _reorder(
         if op.kind is R and "compute" in last:
             pairs.append((last["compute"], here))
         for kind in (F, O) if op.kind in TRANSFERS else (R,):
-            needed = at.get(op._replace(kind=kind))
+            needed = at.get((kind, *op[1:]))
             if needed is not None and op.kind is not F:
                 pairs.append((needed, here))
         last.update(dict.fromkeys(follows, here))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...ops import BW, B
+from ...ops import BW, B, W
 from ...profile import CostProfile
 from ...schedule import Schedule
 from .. import default_chunks
@@ -71,9 +71,9 @@ def seq_zb(profile: CostProfile, microbatches: int) -> Schedule:
     programs = []
     for rank in range(costs.devices):
         forwards, backwards, warm_up = interleaved(shape, rank, "seq-zb", B)
-        programs.append(
-            list(with_weights_behind(forwards, backwards, min(warm_up + 1, shape.units), rank))
-        )
+        weights = [back._replace(kind=W) for back in backwards]
+        first = min(warm_up + 1, shape.units)
+        programs.append(list(with_weights_behind(forwards, backwards, weights, first, rank)))
     return Schedule(shape, programs)
 
 
