@@ -213,11 +213,14 @@ def _limits(profile: CostProfile) -> Iterator[int]:
 def _best(
     names: Iterator[str], profile: CostProfile, microbatches: int
 ) -> tuple[str, Trace] | None:
-    """The fastest of some schedules that fits, and its replay; None where none does."""
+    """The fastest of some schedules that fits, the host's memory included, and its replay; None where
+    none does."""
     best: tuple[str, Trace] | None = None
     for name in names:
         with suppress(OptPipeError):  # not for this profile, or beyond the limit
-            trace = simulate(build(name, profile, microbatches), profile, explain=False)
+            schedule = build(name, profile, microbatches)
+            problem = Problem(profile.for_shape(schedule.shape), microbatches, profile.memory_limit)
+            trace = problem.replay(schedule, explain=False)
             if best is None or trace.makespan_ns < best[1].makespan_ns:
                 best = name, trace
     return best
