@@ -559,7 +559,7 @@ _LINES: dict[str, str] = {
     "simulate p.yaml --schedule '' -m 4": "'' is no schedule",
     "simulate p.yaml --schedule 1F1B -m 4": "'1F1B' is no schedule; did you mean 1f1b",
     "simulate p.yaml --schedule ZB-H1 -m 4": "'ZB-H1' is no schedule; did you mean zb-h1",
-    "simulate p.yaml --schedule gpip -m 4": "did you mean gpipe?",
+    "simulate p.yaml --schedule gpip -m 4": "did you mean gpipe or mepipe?",
     "simulate p.yaml --schedule 1f1b": "-m: give the number of microbatches",
     "simulate p.yaml --schedule 1f1b -m 0": "at least 1, got '0'",
     "simulate p.yaml --schedule 1f1b -m -1": "at least 1, got '-1'",

@@ -94,9 +94,12 @@ def _stage(random: Random, longest: int, copies: bool) -> StageCost:
     )
 
 
+LEVELS = ((), ("light",), ("light", "full"), ("full", "light"))
+
+
 def _sliced(random: Random, longest: int, copies: bool, levels: bool, slices: int) -> StageCost:
     """A stage, of whole sequences or cut into slices with keys and values, alike or not."""
-    names = random.choice(((), ("light",), ("light", "full"), ("full", "light"))) if levels else ()
+    names = random.choice(LEVELS) if levels else ()
     parts = []
     for _ in range(slices):
         cost = _stage(random, longest, copies)

@@ -1,7 +1,7 @@
 """The text Gantt of each schedule at p = 4, unit costs: as the golden file and the docstring have it.
 
 The first line of a golden file says what it draws: a schedule's name, then m, then chunks of the
-profile (costs are 1 per chunk), whether it offloads (how long a copy takes then) and may recompute (which
+profile (costs are 1 per chunk), into how many slices sequences are cut, whether it offloads (how long a copy takes then) and may recompute (which
 takes 1 and keeps 10 of 100 bytes).
 """
 
@@ -33,6 +33,8 @@ def draw(head: str) -> str:
     if values.get("levels"):
         level = {"name": "full", "t_ms": 1, "keep_bytes": 10}
         changes["stages"] = {**UNIT, "recompute": [level]}
+    if values.get("slices"):
+        changes["slices"] = values["slices"]
     profile = unit_profile(4, values.get("chunks", 1), **changes)
     trace = simulate(build(name, profile, values["m"]), profile)
     return text_gantt(trace, 1_000_000)

@@ -16,13 +16,14 @@ def seq1f1b(profile: CostProfile, microbatches: int) -> Schedule:
 
     Rank r starts with p-r-1 + n-1 forwards, so it never holds more than p-r + n-1 slices. With
     equal slices and free messages it takes (n m + p - 1)(F + B), F and B of a slice, of which
-    (p - 1) / (n m + p - 1) is bubble. With one slice it is 1F1B. At p = 4, m = 2, n = 2 (units,
-    that is, slices in order)::
+    (p - 1) / (n m + p - 1) is bubble. With one slice it is 1F1B.
 
-        0 F0  F1  F2  F3  .   .   .   .   .   .   .   BW1     BW0     BW3     BW2
-        1 .   F0  F1  F2  F3  .   .   .   .   BW1     BW0     BW3     .   BW2     .   .
-        2 .   .   F0  F1  F2  .   .   BW1     F3  BW0     BW3     BW2     .   .   .   .
-        3 .   .   .   F0  F1  BW1     F2  BW0     F3  BW3     BW2     .   .   .   .
+    At p = 4, m = 2, n = 2::
+
+        0 F0/0  F0/1  F1/0  F1/1  .     .     .     .     .     .     .     BW0/1       .     BW0/0       .     BW1/1       BW1/0
+        1 .     F0/0  F0/1  F1/0  F1/1  .     .     .     .     BW0/1       .     BW0/0       .     BW1/1       BW1/0       .     .
+        2 .     .     F0/0  F0/1  F1/0  .     .     BW0/1       F1/1  BW0/0       .     BW1/1       BW1/0       .     .     .     .
+        3 .     .     .     F0/0  F0/1  BW0/1       F1/0  BW0/0       F1/1  BW1/1       BW1/0       .     .     .     .     .     .
 
     Source: Sun et al., Seq1F1B (arXiv 2406.03488), section 3 and figure 2.
     """
@@ -38,6 +39,13 @@ def seq1f1b_i(profile: CostProfile, microbatches: int, chunks: int | None = None
     Raises:
         InvalidSchedule: where groups of p units would cut microbatches; see `orders.interleaved`.
 
+    At p = 4, m = 2, n = 2, v = 2::
+
+        0 F0/0  F0/1  F1/0  F1/1  f0/0  f0/1  f1/0  f1/1  .     .     .     .     .     .     .     bw0/1       .     bw0/0       .     bw1/1       bw1/0       BW0/1       BW0/0       BW1/1       BW1/0
+        1 .     F0/0  F0/1  F1/0  F1/1  f0/0  f0/1  f1/0  f1/1  .     .     .     .     bw0/1       .     bw0/0       .     bw1/1       bw1/0       BW0/1       BW0/0       BW1/1       BW1/0       .     .
+        2 .     .     F0/0  F0/1  F1/0  F1/1  f0/0  f0/1  f1/0  f1/1  .     bw0/1       .     bw0/0       .     bw1/1       bw1/0       BW0/1       BW0/0       BW1/1       BW1/0       .     .     .     .
+        3 .     .     .     F0/0  F0/1  F1/0  F1/1  f0/0  f0/1  bw0/1       f1/0  bw0/0       f1/1  bw1/1       bw1/0       BW0/1       BW0/0       BW1/1       BW1/0       .     .     .     .     .     .
+
     Source: Sun et al., Seq1F1B (arXiv 2406.03488), section 3.3.
     """
     costs = profile.rechunk(default_chunks(profile, chunks))
@@ -52,6 +60,13 @@ def slimpipe(profile: CostProfile, microbatches: int, chunks: int | None = None)
     take equal time. `exchange.with_context_exchange` gives a profile with these costs; a replay with
     slices that grow shows the order without the exchange.
 
+    At p = 4, m = 2, n = 2::
+
+        0 F0/0  F0/1  F1/0  F1/1  .     .     .     .     .     .     .     BW0/1       .     BW0/0       .     BW1/1       BW1/0
+        1 .     F0/0  F0/1  F1/0  F1/1  .     .     .     .     BW0/1       .     BW0/0       .     BW1/1       BW1/0       .     .
+        2 .     .     F0/0  F0/1  F1/0  .     .     BW0/1       F1/1  BW0/0       .     BW1/1       BW1/0       .     .     .     .
+        3 .     .     .     F0/0  F0/1  BW0/1       F1/0  BW0/0       F1/1  BW1/1       BW1/0       .     .     .     .     .     .
+
     Source: Li et al., SlimPipe (arXiv 2504.14519), sections 3 and 4.
     """
     costs = profile.rechunk(1 if chunks is None else chunks)
@@ -63,6 +78,13 @@ def seq_zb(profile: CostProfile, microbatches: int) -> Schedule:
 
     Rank r starts with p-r + n-1 forwards; with one slice it is ZB-H1. The warm-up is Seq1F1B's,
     the delay ZB-H1's.
+
+    At p = 4, m = 2, n = 2::
+
+        0 F0/0 F0/1 F1/0 F1/1 .    .    .    .    B0/1 W0/1 B0/0 W0/0 B1/1 W1/1 B1/0 W1/0
+        1 .    F0/0 F0/1 F1/0 F1/1 .    .    B0/1 .    B0/0 W0/1 B1/1 W0/0 B1/0 W1/1 W1/0
+        2 .    .    F0/0 F0/1 F1/0 .    B0/1 F1/1 B0/0 .    B1/1 W0/1 B1/0 W0/0 W1/1 W1/0
+        3 .    .    .    F0/0 F0/1 B0/1 F1/0 B0/0 F1/1 B1/1 B1/0 W0/1 W0/0 W1/1 W1/0 .
 
     Source: Sun et al., Seq1F1B (arXiv 2406.03488), section 3.2; Qi et al. (arXiv 2401.10241).
     """
@@ -89,6 +111,13 @@ def mepipe(profile: CostProfile, microbatches: int, chunks: int | None = None) -
 
     Raises:
         InvalidSchedule: where groups of p units would cut microbatches; see `orders.interleaved`.
+
+    At p = 4, m = 2, n = 2::
+
+        0 F0/0 F0/1 F1/0 F1/1 .    .    .    .    B0/1 W0/1 B0/0 W0/0 B1/1 B1/0 W1/1 W1/0
+        1 .    F0/0 F0/1 F1/0 F1/1 .    .    B0/1 W0/1 B0/0 W0/0 B1/1 B1/0 W1/1 W1/0 .
+        2 .    .    F0/0 F0/1 F1/0 .    B0/1 F1/1 B0/0 W0/1 B1/1 B1/0 W0/0 W1/1 W1/0 .
+        3 .    .    .    F0/0 F0/1 B0/1 F1/0 B0/0 F1/1 B1/1 B1/0 W0/1 W0/0 W1/1 W1/0 .
 
     Source: Sun et al., MEPipe (EuroSys 2025), sections 4 and 5.
     """

@@ -24,6 +24,16 @@ def sppo(profile: CostProfile, microbatches: int, offloaded: int | None = None) 
     Raises:
         InvalidSchedule: for a profile that does not offload, or a number out of range.
 
+    At p = 4, m = 3, n = 2, copies as long as an op::
+
+        0 F0/0  F0/1  F1/0  F1/1  F2/0  .     .     .     .     .     .     BW0/1       F2/1  BW0/0       .     BW1/1       .     BW1/0       .     BW2/1       BW2/0
+                O0/0        O1/0        O2/0                                R0/0                                R1/0                                R2/0
+        1 .     F0/0  F0/1  F1/0  F1/1  .     .     .     .     BW0/1       F2/0  BW0/0       F2/1  BW1/1       .     BW1/0       .     BW2/1       BW2/0       .     .
+                      O0/0        O1/0                          R0/0              O2/0              R1/0                                R2/0
+        2 .     .     F0/0  F0/1  F1/0  .     .     BW0/1       F1/1  BW0/0       F2/0  BW1/1       F2/1  BW1/0       .     BW2/1       BW2/0       .     .     .     .
+                                        O1/0                                            R1/0                                R2/0
+        3 .     .     .     F0/0  F0/1  BW0/1       F1/0  BW0/0       F1/1  BW1/1       F2/0  BW1/0       F2/1  BW2/1       BW2/0       .     .     .     .     .     .
+
     Source: Chen et al., SPPO (arXiv 2503.10377), sections 4 and 5.
     """
     costs = profile.rechunk(1)

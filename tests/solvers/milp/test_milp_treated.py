@@ -42,7 +42,14 @@ def any_problem(random: Random, longest: int = 9) -> Problem:
     stages = []
     for _ in range(p * v):
         cost = strategies._stage(random, longest, True)
-        stages.append(replace(cost, recompute=strategies._levels(random, cost, longest)))
+        stages.append(
+            replace(
+                cost,
+                recompute=strategies._levels(
+                    random, cost, longest, random.choice(strategies.LEVELS)
+                ),
+            )
+        )
     made = CostProfile(
         "random",
         p,
