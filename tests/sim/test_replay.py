@@ -9,7 +9,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import SEEDS, cases, limits, that_fits
 from unit_profiles import unit_profile
@@ -55,6 +55,8 @@ def feasible_cases(draw: st.DrawFn) -> tuple[CostProfile, Schedule, tuple[int, .
     profile, schedule, limit = draw(limited_cases(slices=False))
     profile, _ = that_fits(replace(profile, links="latency", memory_limit=limit), schedule)
     assert profile.memory_limit is not None
+    # an O of no length may end at the instant of a grant and yet wait for it: then no limit will do
+    assume(not isinstance(outcome(schedule, profile, "replay"), str))
     return profile, schedule, profile.memory_limit
 
 
