@@ -38,8 +38,7 @@ def refuse(stage: int, module: nn.Module, device: torch.device) -> None:
         if isinstance(part, SHARDED):
             raise OptPipeError(
                 f"stage {stage}: {name or 'it'} is sharded by FSDP, which gathers weights around a"
-                " whole backward; hand over plain modules, or run the schedule through"
-                " optpipe_sim.runtime.torch_pipelining"
+                " whole backward; hand over plain modules and reduce gradients by ready="
             )
         if isinstance(part, DistributedDataParallel):
             raise OptPipeError(
