@@ -85,7 +85,7 @@ def _faster(gains: Iterable[float]) -> str:
     if found[0] >= 0:
         return f"{span(found, percent)} faster"
     if found[-1] <= 0:
-        return f"{span([-gain for gain in found], percent)} slower"
+        return f"{span(map(abs, found), percent)} slower"
     return f"between {percent(-found[0])} slower and {percent(found[-1])} faster"
 
 
