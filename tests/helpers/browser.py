@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,19 @@ class Browser:
         """A click; by the browser's own clock, since a button that is held long is another gesture."""
         gesture = {"x": x, "y": y, "duration": 20, "gestureSourceType": "mouse"}
         self.driver.execute_cdp_cmd("Input.synthesizeTapGesture", gesture)
+
+    def tap_for(self, script: str, x: float, y: float) -> Any:
+        """What a script returns once a click has made it true; a busy browser may miss the first."""
+        from selenium.common.exceptions import TimeoutException
+        from selenium.webdriver.support.ui import WebDriverWait
+
+        for _ in range(3):
+            self.tap(x, y)
+            with suppress(TimeoutException):
+                return WebDriverWait(self.driver, READY_S / 4, 0.05).until(
+                    lambda d: d.execute_script(script)
+                )
+        return self.wait(script)
 
     def box(self, chart: str, part: str, row: int) -> tuple[float, float]:
         """Where the middle of a box of a chart is in the window, scrolled there: the `row`-th of its

@@ -150,8 +150,9 @@ def test_a_hover_over_idle_time_and_over_memory(page: Browser, trace: Trace) -> 
 def test_a_click_on_an_op_marks_its_causes_back_to_the_start(page: Browser, trace: Trace) -> None:
     columns = TraceColumns(trace)
     row = int(np.argmax(trace.end_ns))
-    page.tap(*page.box("a", "ops", row))
     wanted = chain(columns, row)
+    marked = f"return (() => {{{MARKED}}})().length > 1".replace("arguments[0]", "'a'")
+    page.tap_for(marked, *page.box("a", "ops", row))
     assert page.wait(f"const all = (() => {{{MARKED}}})(); return all.length > 1 && all".replace("arguments[0]", "'a'")) == wanted  # fmt: skip
     note = page.run(NOTE)
     assert note.startswith(f"{trace.schedule.op(row)} waited: ")
@@ -168,8 +169,7 @@ def test_a_click_on_idle_time_names_its_cause_and_goes_to_the_op_waited_for(
     columns = TraceColumns(trace)
     gap = next(at for at, one in enumerate(columns.idle) if one.cause == "memory")
     found = columns.idle[gap]
-    page.tap(*page.box("a", "gaps", gap))
-    page.wait(f"return (() => {{{NOTE}}})().startsWith('Idle')")
+    page.tap_for(f"return (() => {{{NOTE}}})().startsWith('Idle')", *page.box("a", "gaps", gap))
     note = page.run(NOTE)
     assert f"Cause: memory: {found.op} comes after, it waits for {found.by} (device " in note
     by = trace.schedule.row(found.by)
@@ -242,8 +242,7 @@ def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
     assert chromium.run(height) > low
     chromium.run("document.getElementById('a').scrollIntoView()")
     x, y = chromium.lane("a", 0, 9 * Layout.of(trace).height + 50)
-    chromium.tap(x - 12, y)  # on the axis
-    chromium.wait("return optpipe.charts.a.open[9]")
+    chromium.tap_for("return optpipe.charts.a.open[9]", x - 12, y)  # on the axis
     assert chromium.run(opened) == 3
     chromium.click("[data-unfold]")
     assert chromium.run(opened) == 16
@@ -340,8 +339,8 @@ def test_points_and_rows_open_their_schedule(shown: Any, chromium: Browser) -> N
         "const { x, y, view: opens } = view.model.document.get_model_by_name('chart-fits').data;"
         "return [x[opens.indexOf(3)], y[opens.indexOf(3)]]"
     )
-    chromium.tap(*chromium.point("chart", x, y))
-    chromium.wait("return document.getElementById('view-3').dataset.drawn === 'yes'")
+    drawn = "return document.getElementById('view-3').dataset.drawn === 'yes'"
+    chromium.tap_for(drawn, *chromium.point("chart", x, y))
     assert chromium.messages() == []
 
 

@@ -125,7 +125,8 @@ def test_what_gains_nothing_is_dropped_and_nothing_gets_worse(
     before = problem.replay(schedule)
     after = problem.replay(tidy_treatments(problem, schedule, 5.0, tries=50))
     assert after.cost_ns <= before.cost_ns
-    assert sum(after.recompute_ns) <= sum(before.recompute_ns)
+    if after.cost_ns == before.cost_ns:  # what is faster may recompute more
+        assert sum(after.recompute_ns) <= sum(before.recompute_ns)
 
 
 def test_every_choice_of_levels_keeps_the_limit_of_the_problem() -> None:
