@@ -28,8 +28,18 @@ def op_costs(schedule: Schedule, profile: CostProfile) -> OpCosts:
     Raises:
         InvalidSchedule: for a level of recomputation that the profile does not have.
     """
+    stages, units = schedule.table[:, 1:].T
+    return _looked_up(schedule, profile, treatments(schedule, profile)[stages, units])
+
+
+def kept_costs(schedule: Schedule, profile: CostProfile) -> OpCosts:
+    """The same, were every activation kept whole; a C then takes nothing."""
+    return _looked_up(schedule, profile, np.full(len(schedule), KEEP))
+
+
+def _looked_up(schedule: Schedule, profile: CostProfile, treatment: np.ndarray) -> OpCosts:
+    """The costs of every op, whose activation has the `treatment` (ops,)."""
     kinds, stages, units = schedule.table.T
-    treatment = treatments(schedule, profile)[stages, units]
     slices = schedule.shape.slices
     if slices == 1:
         return OpCosts(*(array[kinds, stages, treatment] for array in profile.op_table))

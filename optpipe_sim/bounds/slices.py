@@ -7,7 +7,7 @@ nothing, a backward as the cheaper of B + W and BW. `back` of a slice is the che
 from __future__ import annotations
 
 from ..profile import CostProfile
-from .chains import back_ns
+from .chains import Chains, back_ns
 
 
 def work(profile: CostProfile, microbatches: int, objective: str) -> int:
@@ -20,10 +20,10 @@ def work(profile: CostProfile, microbatches: int, objective: str) -> int:
     and by then all F's and backwards of d are done. W's may follow. A span has neither end.
     """
     best = 0
-    for device in range(profile.devices):
-        stages = profile.shape(1).stages_of(device)
+    chains = Chains(profile, objective)
+    for stages in chains.stages_of.values():
         parts = [part for stage in stages for part in profile.stages[stage].slices]
-        sends = _sends(profile, stages) * profile.slices * microbatches
+        sends = sum(sum(chains.sends(s)) for s in stages) * profile.slices * microbatches
         full = microbatches * sum(part.work_ns for part in parts)
         direct = microbatches * sum(part.t_f_ns + back_ns(part) for part in parts)
         if objective == "span":
@@ -31,9 +31,9 @@ def work(profile: CostProfile, microbatches: int, objective: str) -> int:
             best = max(best, full + max(0, sends - profile.sending_ns))
             continue
         before = [profile.stages[stage].slices[0] for stage in range(stages[0])]
-        hops = sum(_hop(profile, stage, stage + 1) for stage in range(stages[0]))
-        head = sum(part.t_f_ns for part in before) + hops
-        tail = sum(map(back_ns, before)) + hops
+        latency = sum(chains.latency(stage, stage + 1) for stage in range(stages[0]))
+        head = sum(part.t_f_ns for part in before) + latency
+        tail = sum(map(back_ns, before)) + latency
         best = max(
             best, head + full + sends, head + direct + max(0, sends - profile.sending_ns) + tail
         )
@@ -48,39 +48,24 @@ def one_microbatch(profile: CostProfile, objective: str) -> int:
     likewise, the other way round; the last op of all is the first slice's backward at stage 0 with
     its W.
     """
-    stages, n = profile.stages, profile.slices
+    chains, stages, n = Chains(profile, objective), profile.stages, profile.slices
     at = [0] * n
     for number, cost in enumerate(stages):
-        hop = _hop(profile, number - 1, number) if number else 0
-        at = _passed([time + hop for time in at], [part.t_f_ns for part in cost.slices])
+        latency = chains.latency(number, number - 1)
+        at = _passed([time + latency for time in at], [part.t_f_ns for part in cost.slices])
     at = [at[-1]] * n  # the last stage's backwards start behind the F of the last slice
     for number in reversed(range(len(stages))):
         backs = [back_ns(part) for part in reversed(stages[number].slices)]
-        hop = _hop(profile, number, number + 1) if number + 1 < len(stages) else 0
-        at = _passed([time + hop for time in at], backs)
+        latency = chains.latency(number, number + 1)
+        at = _passed([time + latency for time in at], backs)
     first = stages[0].slices[0]
     return at[-1] - back_ns(first) + min(first.t_b_ns + first.t_w_ns, first.fused_ns)
 
 
-def _passed(ready: list[int], lasts: list[int]) -> list[int]:
+def _passed(ready: list[int], durations: list[int]) -> list[int]:
     """The ends of ops that follow one another, each not before it is ready."""
     ends, free = [], 0
-    for time, last in zip(ready, lasts, strict=True):
-        free = max(free, time) + last
+    for time, duration in zip(ready, durations, strict=True):
+        free = max(free, time) + duration
         ends.append(free)
     return ends
-
-
-def _hop(profile: CostProfile, one: int, other: int) -> int:
-    return profile.t_comm_ns if profile.placement[one] != profile.placement[other] else 0
-
-
-def _sends(profile: CostProfile, stages: tuple[int, ...]) -> int:
-    """How long the messages of one slice keep a device from computing, where links are blocking."""
-    last = len(profile.stages) - 1
-    return sum(
-        profile.sending_ns
-        for stage in stages
-        for other in (stage - 1, stage + 1)
-        if 0 <= other <= last and profile.placement[other] != profile.placement[stage]
-    )

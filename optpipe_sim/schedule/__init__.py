@@ -245,10 +245,6 @@ class Schedule:
             return Schedule(self.shape, **parts)
         return Schedule.from_table(self.shape, self.table, self.offsets, **parts)
 
-    def without_levels(self) -> Schedule:
-        """The same ops, with no level of recomputation for any activation."""
-        return Schedule.from_table(self.shape, self.table, self.offsets, self.link_order, self.meta)
-
     # -- files and text ---------------------------------------------------------------------------
 
     def to_json(self) -> dict[str, Any]:

@@ -109,12 +109,7 @@ def interleaved_1f1b(
             f"1f1b-i: group={group}: expected a number from {p} (the devices) to {microbatches} (the"
             f" microbatches) that leaves none of them over, or at least {p}"
         )
-    turns = [
-        (chunk, j)
-        for first in range(0, microbatches, group)
-        for chunk in range(chunks)
-        for j in range(first, min(first + group, microbatches))
-    ]
+    turns = grouped_turns(microbatches, chunks, group)
     programs = []
     for rank in range(p):
         forwards = [Op(F, chunk * p + rank, j) for chunk, j in turns]
@@ -122,6 +117,16 @@ def interleaved_1f1b(
         warm_up = min(2 * (p - rank - 1) + (chunks - 1) * group, total)
         programs.append(list(one_by_one(forwards, backwards, warm_up)))
     return Schedule(costs.shape(microbatches), programs)
+
+
+def grouped_turns(units: int, chunks: int, group: int) -> list[tuple[int, int]]:
+    """(chunk, unit) in the order in which groups of units go through chunk after chunk."""
+    return [
+        (chunk, unit)
+        for first in range(0, units, group)
+        for chunk in range(chunks)
+        for unit in range(first, min(first + group, units))
+    ]
 
 
 def one_by_one(forwards: Sequence[Op], backwards: Sequence[Op], warm_up: int) -> Iterator[Op]:

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ..errors import InvalidSchedule
 from ..ops import BW, B, F, O, Op, R
 from ..profile import CostProfile
 from ..schedule import Schedule
@@ -29,6 +30,34 @@ class _Pair:
     device: int
     free_ns: int
     due_ns: int
+
+
+def require_offload(profile: CostProfile, what: str) -> None:
+    """Refuse a profile that does not offload, for `what` needs that.
+
+    Raises:
+        InvalidSchedule: says what the profile lacks.
+    """
+    if profile.offload is None:
+        raise InvalidSchedule(
+            f"the profile {profile.name} has no offload section, and {what} needs one:"
+            " give t_offload_ms and t_reload_ms (or bandwidths) under offload"
+        )
+
+
+def copies_hide(
+    costs: CostProfile, out_ns: Sequence[int], back_ns: Sequence[int], budget_ns: int
+) -> bool:
+    """Whether copies that take so long per device, out and back, keep no engine and no host link
+    busy for longer than the budget; what carries both directions adds them up."""
+    for group in costs.host_links:
+        out, back = ([times[device] for device in group] for times in (out_ns, back_ns))
+        ways = zip(out, back, strict=True)
+        engine = max(map(sum if costs.shares_copy_engine else max, ways))
+        link = sum(out) + sum(back) if costs.shares_host_link else max(sum(out), sum(back))
+        if max(engine, link) > budget_ns:
+            return False
+    return True
 
 
 def with_copies(

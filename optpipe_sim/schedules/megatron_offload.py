@@ -17,6 +17,7 @@ from ..ops import BW, F, O, Op, R
 from ..profile import CostProfile
 from ..schedule import Schedule
 from .classic import one_f_one_b_of
+from .copies import require_offload
 
 
 def megatron_offload(
@@ -59,11 +60,7 @@ def megatron_offload(
     Source: Megatron-LM, docs/user-guide/features/fine_grained_activation_offloading.md and
     megatron/core/pipeline_parallel/fine_grained_activation_offload.py (commit d98e8a6).
     """
-    if profile.offload is None:
-        raise InvalidSchedule(
-            f"the profile {profile.name} has no offload section, and offloading needs one:"
-            " give t_offload_ms and t_reload_ms (or bandwidths) under offload"
-        )
+    require_offload(profile, "offloading")
     if delta < 0:
         raise InvalidSchedule(f"delta: must be at least 0 bytes, got {delta}")
     if not 0 <= fraction <= 1:

@@ -10,7 +10,7 @@ from ..ops import O, R
 from ..profile import CostProfile
 from ..schedule import Schedule
 from . import default_chunks
-from .copies import with_copies
+from .copies import copies_hide, require_offload, with_copies
 from .gis import grouped
 
 
@@ -45,11 +45,7 @@ def pipeoffload(
             below 1, or `offloaded` not from 0 to the number of chunks.
     """
     costs = profile.rechunk(default_chunks(profile, chunks))
-    if costs.offload is None:
-        raise InvalidSchedule(
-            f"the profile {profile.name} has no offload section, and PipeOffload needs one:"
-            " give t_offload_ms and t_reload_ms (or bandwidths) under offload"
-        )
+    require_offload(costs, "PipeOffload")
     if offloaded is None:
         offloaded = _affordable(costs)
     if not 0 <= offloaded <= costs.chunks:
@@ -106,23 +102,20 @@ def po_f(
 def _affordable(costs: CostProfile) -> int:
     """How many leading chunks can be offloaded for free: the transfers of one microbatch take no
     more time on any engine or host link than its compute on the busiest device."""
-    offload, durations, shape = costs.offload, costs.durations_ns, costs.shape(1)
-    assert offload is not None
+    durations, shape = costs.durations_ns, costs.shape(1)
     budget = max(
         sum(costs.stages[stage].work_ns for stage in shape.stages_of(device))
         for device in range(costs.devices)
     )
-    # what carries both directions adds them up
-    both_engine, both_link = offload.copy_engines == "shared", offload.host_link == "single"
 
     def fits(count: int) -> bool:
-        for group in costs.host_links:
-            out = [int(sum(durations[O][s] for s in shape.stages_of(d)[:count])) for d in group]
-            back = [int(sum(durations[R][s] for s in shape.stages_of(d)[:count])) for d in group]
-            engine = max(map(sum if both_engine else max, zip(out, back, strict=True)))
-            link = sum((sum(out), sum(back))) if both_link else max(sum(out), sum(back))
-            if max(engine, link) > budget:
-                return False
-        return True
+        out, back = (
+            [
+                int(sum(durations[kind][s] for s in shape.stages_of(device)[:count]))
+                for device in range(costs.devices)
+            ]
+            for kind in (O, R)
+        )
+        return copies_hide(costs, out, back, budget)
 
     return max(count for count in range(costs.chunks + 1) if fits(count))

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import OptPipeError
 from ..files import read_mapping, write_text
-from ..op_costs import moved_bytes, op_costs
+from ..op_costs import kept_costs, moved_bytes, op_costs
 from ..ops import COMPUTE, O, Op, R
 from ..profile import CostProfile
 from ..profile_io import profile_to_json
@@ -168,8 +168,7 @@ class Trace:
         """Per device, the part of `busy_ns` that goes into recomputation, apart (C) or inside
         backwards."""
         planned = op_costs(self.schedule, self.profile).duration_ns
-        whole = self.schedule.without_levels()
-        extra = planned - op_costs(whole, self.profile).duration_ns
+        extra = planned - kept_costs(self.schedule, self.profile).duration_ns
         extra[self.schedule.is_transfer] = 0
         lasting = self.end_ns - self.start_ns
         share = np.divide(extra, planned, out=np.zeros(len(extra)), where=planned > 0)

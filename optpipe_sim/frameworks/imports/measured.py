@@ -34,7 +34,7 @@ class Measured:
             without what the host adds to ops, so that its waits are those of the run.
         profile: what ops take on average, as a replay needs it: with what the host takes between them.
         iterations_ns: how long each iteration took.
-        late_ns: how much later than it could an op starts that waits for nobody (the middle one);
+        late_ns: how much later than it could an op starts that waits for no other (the middle one);
             part of every duration of `profile`.
         shifted_ns: by rank, what was added to its clock so that no message arrives before it is sent.
         unread: what the files have and this has not, a sentence each.
@@ -222,9 +222,9 @@ def _trace(schedule: Schedule, profile: CostProfile, iteration: Sequence[Times])
 
 
 def _late_and_hop(schedule: Schedule, iterations: Sequence[Sequence[Times]]) -> tuple[int, int]:
-    """How late ops start that wait for nobody, and what a message takes beyond that (the middle ones).
+    """How late ops start that wait for no other, and what a message takes beyond that (the middle ones).
 
-    A message counts where its taker had nothing else to do when it was sent; an op waits for nobody
+    A message counts where its taker had nothing else to do when it was sent; an op waits for no other
     where what it needs had come when the op before it ended.
     """
     idle, hops = [], []  # how long before an op, and since when what it needs was sent

@@ -7,6 +7,7 @@ slices behind it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
@@ -15,6 +16,7 @@ from ...op_costs import op_costs
 from ...ops import B, F, Op, OpKind, W, dependencies
 from ...profile import CostProfile
 from ...schedule import Schedule, Shape
+from ..classic import grouped_turns
 
 
 def backward_units(shape: Shape) -> list[int]:
@@ -49,12 +51,7 @@ def interleaved(
             f" got {shape.microbatches} x {n}"
         )
     order = backward_units(shape)
-    turns = [
-        (chunk, group * p + at)
-        for group in range(shape.units // p)
-        for chunk in range(v)
-        for at in range(p)
-    ]
+    turns = grouped_turns(shape.units, v, p)
     forwards = [shape.op(F, chunk * p + rank, unit) for chunk, unit in turns]
     backwards = [
         shape.op(backward, (v - 1 - chunk) * p + rank, order[place]) for chunk, place in turns
@@ -86,7 +83,7 @@ class _Filling:
         self.durations = dict(zip(flat, op_costs(plain, costs).duration_ns.tolist(), strict=True))
         self.device = {op: at for at, program in enumerate(everything) for op in program}
         self.left = [list(reversed(program)) for program in programs]
-        self.pending: list[list[Op]] = [[] for _ in programs]  # W's, the oldest last
+        self.pending: list[deque[Op]] = [deque() for _ in programs]  # W's, the oldest first
         self.made: list[list[Op]] = [[] for _ in programs]
         self.end: dict[Op, int] = {}
         self.asleep: dict[Op, list[int]] = {}  # devices that wait for an op without a time yet
@@ -98,7 +95,7 @@ class _Filling:
             for at, woken in self.step(now, device):
                 heappush(moments, (at, woken))
         for program, pending in zip(self.made, self.pending, strict=True):
-            program += reversed(pending)
+            program += pending
         return Schedule(self.shape, self.made)
 
     def step(self, now: int, device: int) -> Iterator[tuple[int, int]]:
@@ -106,7 +103,7 @@ class _Filling:
         if not self.left[device]:
             return
         if len(self.pending[device]) > len(self.left):
-            yield self.put(self.pending[device].pop(), now, device)
+            yield self.put(self.pending[device].popleft(), now, device)
             return
         op = self.left[device][-1]
         needs = [need for need in dependencies(op) if need in self.device]
@@ -115,9 +112,9 @@ class _Filling:
         if unknown is None and ready == now:
             self.left[device].pop()
         elif self.pending[device] and (
-            unknown is not None or ready - now >= self.durations[self.pending[device][-1]]
+            unknown is not None or ready - now >= self.durations[self.pending[device][0]]
         ):
-            op = self.pending[device].pop()
+            op = self.pending[device].popleft()
         elif unknown is not None:
             self.asleep.setdefault(unknown, []).append(device)
             return
@@ -133,7 +130,7 @@ class _Filling:
         self.made[device].append(op)
         self.end[op] = now + self.durations[op]
         if op.kind is B:
-            self.pending[device].insert(0, op._replace(kind=W))
+            self.pending[device].append(op._replace(kind=W))
         return self.end[op], device
 
     def arrival(self, op: Op, device: int) -> int:

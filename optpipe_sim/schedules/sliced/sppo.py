@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...errors import InvalidSchedule
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ..copies import with_copies
+from ..copies import copies_hide, require_offload, with_copies
 from .seq1f1b import seq1f1b
 
 
@@ -37,11 +37,7 @@ def sppo(profile: CostProfile, microbatches: int, offloaded: int | None = None) 
     Source: Chen et al., SPPO (arXiv 2503.10377), sections 4 and 5.
     """
     costs = profile.rechunk(1)
-    if costs.offload is None:
-        raise InvalidSchedule(
-            f"the profile {profile.name} has no offload section, and SPPO needs one: give"
-            " t_offload_ms and t_reload_ms (or bandwidths) under offload"
-        )
+    require_offload(costs, "SPPO")
     if offloaded is None:
         offloaded = _affordable(costs)
     if not 0 <= offloaded <= costs.slices:
@@ -55,16 +51,11 @@ def _affordable(costs: CostProfile) -> int:
     """How many leading slices can be offloaded for free: their copies take no more time, on any
     engine or host link, than a microbatch's compute on the busiest device."""
     budget = max(cost.work_ns for cost in costs.stages)
-    most = 0
-    for count in range(1, costs.slices):
-        out = [sum(part.t_offload_ns or 0 for part in cost.slices[:count]) for cost in costs.stages]
-        back = [sum(part.t_reload_ns or 0 for part in cost.slices[:count]) for cost in costs.stages]
-        busiest = 0
-        for group in costs.host_links:
-            ways = [sum(time[device] for device in group) for time in (out, back)]
-            busiest = max(busiest, sum(ways) if costs.shares_host_link else max(ways))
-            if costs.shares_copy_engine:
-                busiest = max(busiest, *(out[device] + back[device] for device in group))
-        if busiest <= budget:
-            most = count
-    return most
+
+    def fits(count: int) -> bool:
+        leading = [cost.slices[:count] for cost in costs.stages]
+        out = [sum(part.t_offload_ns or 0 for part in parts) for parts in leading]
+        back = [sum(part.t_reload_ns or 0 for part in parts) for parts in leading]
+        return copies_hide(costs, out, back, budget)
+
+    return max(count for count in range(costs.slices) if fits(count))
