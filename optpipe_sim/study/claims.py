@@ -24,6 +24,9 @@ from .tables import load_table, table_names
 Row = dict[str, Any]
 Tables = Callable[[str], list[Row]]
 
+# The pages that say what tables give.
+PAGES = ("README.md", "results/README.md", "docs/how-true.md", "docs/hardware.md")
+
 # Digits in these are part of a name.
 NAMES = re.compile(
     r"(?:\b(?:1F1B(?:-I)?|Seq1F1B|seq1f1b|P2P|D2H|H2D|ZB-H[12]|ZB-[12]p|GH200|[ABH][1-3]00s?|Llama [23]|PCIe \d|fp8|bf16"
@@ -138,7 +141,7 @@ def span(values: Iterable[float], write: Callable[[float], str] = str) -> str:
 def main(root: str = ".") -> int:
     """Print each sentence as the tables in `root` give it, and mark those that no page has."""
     results = Path(root) / "results"
-    pages = [read_text(Path(root) / "README.md"), read_text(results / "README.md")]
+    pages = [read_text(Path(root) / page) for page in PAGES]
     wrong = 0
     for name, sentences in load_sentences(results / "claims", open_tables(results)).items():
         missing = dict(unsaid(sentences, pages))

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from optpipe_sim.study.claims import (
+    PAGES,
     NAMES,
     load_sentences,
     open_tables,
@@ -22,10 +23,7 @@ from optpipe_sim.study.claims import (
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
 CLAIMS = RESULTS / "claims"
-PAGES = {
-    name: (ROOT / name).read_text()
-    for name in ("README.md", "results/README.md", "docs/how-true.md", "docs/hardware.md")
-}
+TEXTS = {name: (ROOT / name).read_text() for name in PAGES}
 NO_RESULTS = yaml.safe_load((CLAIMS / "no_results.yaml").read_text())
 
 
@@ -37,7 +35,7 @@ def claims() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", sorted(path.stem for path in CLAIMS.glob("*.py")))
 def test_the_pages_say_what_the_tables_give(name, claims) -> None:
     assert claims[name]
-    for sentence, nearest in unsaid(claims[name], list(PAGES.values())):
+    for sentence, nearest in unsaid(claims[name], list(TEXTS.values())):
         pytest.fail(
             f"{name}: the table gives\n  {sentence}\nand the nearest passage is\n  {nearest}"
         )
@@ -46,8 +44,8 @@ def test_the_pages_say_what_the_tables_give(name, claims) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_number_in_the_pages_is_a_claim_or_no_result(page, claims) -> None:
     known = [sentence for found in claims.values() for sentence in found]
-    parts = sections(PAGES[page])
-    assert set(NO_RESULTS["sections"]) <= {*sections(PAGES["README.md"])}
+    parts = sections(TEXTS[page])
+    assert set(NO_RESULTS["sections"]) <= {*sections(TEXTS["README.md"])}
     left = [
         sentence
         for heading, part in parts.items()
@@ -58,7 +56,7 @@ def test_every_number_in_the_pages_is_a_claim_or_no_result(page, claims) -> None
 
 
 def test_what_is_no_result_is_still_said() -> None:
-    assert [text for text, _ in unsaid(NO_RESULTS["texts"], list(PAGES.values()))] == []
+    assert [text for text, _ in unsaid(NO_RESULTS["texts"], list(TEXTS.values()))] == []
 
 
 @pytest.mark.parametrize("path", sorted(CLAIMS.glob("*.py")), ids=lambda path: path.stem)
