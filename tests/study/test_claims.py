@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from optpipe_sim.study.claims import (
-    PAGES,
     NAMES,
+    PAGES,
     load_sentences,
     open_tables,
     percent,
