@@ -1,4 +1,4 @@
-"""The numbers of chunks and the placements that are tried where they are free, and how a bound says them."""
+"""The numbers of chunks and the placements that are tried if they are free, and how a bound names them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ from ..errors import OptPipeError
 from ..profile import CostProfile
 from ..units import counted
 
-MOST_CHUNKS = 8  # in a loop, where no stage says its layers
+MOST_CHUNKS = 8  # in a loop, if no stage gives its number of layers
 
 
 def candidate_shapes(profile: CostProfile) -> list[CostProfile]:
-    """The profile as it is; with each number of chunks, placed in a loop, up to one layer per stage
-    (`MOST_CHUNKS` where stages do not say their layers); and with two chunks in a V."""
+    """Return the profile as it is; with each number of chunks in a loop, up to one layer per stage
+    (up to `MOST_CHUNKS` if stages do not give their layers); and with two chunks in a V.
+    """
     most = profile.most_chunks or max(MOST_CHUNKS, profile.chunks)
     found = [profile]
     for chunks, placement in [*((v, "loop") for v in range(1, most + 1)), (2, "vee")]:
         try:
             other = profile.rechunk(chunks, placement)
-        except OptPipeError:  # too short a stage to divide, or layers that do not come out
+        except OptPipeError:  # a stage too short to divide, or layers that do not divide evenly
             continue
         if other not in found:
             found.append(other)
@@ -27,8 +28,9 @@ def candidate_shapes(profile: CostProfile) -> list[CostProfile]:
 
 
 def covers(profiles: Sequence[CostProfile]) -> str:
-    """The chunks and placements of profiles, as a bound on all of them says it: ``1 to 8 chunks per
-    device in a loop, or 2 in a V``."""
+    """Describe the chunks and placements of profiles, for the name of a bound on all of them: ``1
+    to 8 chunks per device in a loop, or 2 in a V``.
+    """
     loops, others = [], []
     for each in profiles:
         name = each.shape(1).placement_name

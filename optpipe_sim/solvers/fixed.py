@@ -1,4 +1,4 @@
-"""The published schedules: what a searched one is held against."""
+"""The published schedules, with which solver results are compared."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .covers import candidate_shapes
 from .problem import make_problem
 from .variants import grouped_variants
 
-ENOUGH_S = 5.0  # of building, where all of them are wanted
+ENOUGH_S = 5.0  # for building, if all of them are wanted
 
 
 @dataclass(frozen=True)
 class FixedPoint:
-    """A published schedule, run without a limit: what it takes of time and of memory."""
+    """A published schedule replayed without a limit: its time and its peak memory."""
 
     schedule: str
     cost_ns: int
@@ -32,11 +32,11 @@ class FixedPoint:
 def published(
     profile: CostProfile, microbatches: int, names: Sequence[str] | None = None
 ) -> dict[str, Schedule]:
-    """The published schedules that the profile admits, on any number of chunks, by name; by default
-    as many as there is time for, AdaOffload, which is no pattern, aside.
+    """Build the published schedules that the profile admits, on any number of chunks, by name; by
+    default as many as there is time for, without AdaOffload, which is not a fixed pattern.
 
     Raises:
-        InvalidSchedule: for a name that is given and unknown, or not admitted.
+        InvalidSchedule: for a given name that is unknown or that the profile does not admit.
     """
     began = time.monotonic()
     built: dict[str, Schedule] = {}
@@ -57,7 +57,7 @@ def best_fixed(
     limits: Sequence[int] | None,
     objective: str = "flush",
 ) -> tuple[str, Trace] | None:
-    """The fastest of some schedules that fits, and its replay; None where none does."""
+    """Return the fastest of some schedules that fits, and its replay; None if none fits."""
     profile = replace(profile, memory_limit=None if limits is None else tuple(limits))
     best: tuple[str, Trace] | None = None
     for name, schedule in built.items():
@@ -79,12 +79,13 @@ def best_tuned(
     seconds: float = ENOUGH_S,
 ) -> tuple[str, Trace] | None:
     """The fastest of ``gis`` or ``po`` that fits, with any number of chunks up to one layer per
-    stage, any group size and any number of offloaded chunks; its name with these options, and its
-    replay. None where nothing that is found in so many seconds fits."""
+    stage, any group size and any number of offloaded chunks. Returns its name with these options
+    and its replay, or None if nothing that fits is found within `seconds`.
+    """
     until = time.monotonic() + seconds
     problems = []
     for shape in candidate_shapes(profile):
-        with suppress(OutOfMemory):  # below what these chunks need
+        with suppress(OutOfMemory):  # the limit is below what these chunks need
             problems.append(make_problem(shape, microbatches, limits, objective))
     best: tuple[str, Trace] | None = None
 
@@ -104,8 +105,9 @@ def best_tuned(
 def fixed_points(
     built: dict[str, Schedule], profile: CostProfile, objective: str = "flush"
 ) -> list[FixedPoint]:
-    """Each of some schedules without a limit, the one that needs least memory first; those that
-    offload where the profile cannot are left out."""
+    """Replay each of some schedules without a limit and sort them by peak memory; schedules that
+    offload are left out if the profile cannot.
+    """
     free = replace(profile, memory_limit=None)
     points = []
     for name in built:

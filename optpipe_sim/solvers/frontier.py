@@ -1,4 +1,4 @@
-"""The best schedule, and what no schedule can beat, over a range of memory limits."""
+"""The best schedule and the lower bound over a range of memory limits."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from .treatments import restrict
 
 @dataclass(frozen=True)
 class Point:
-    """One limit: the best schedule found under it and its bound, or why there is none.
+    """One memory limit: the best schedule under it with its bound, or the reason why there is none.
 
     Attributes:
-        limit_bytes: of every device.
-        result: see `SolveResult`; None where nothing was found.
-        status: the result's, or ``infeasible`` (proven) or ``unknown``.
-        reason: why there is no result, in one line.
-        fixed: the fastest published schedule that fits and its cost in ns; None where none does.
+        limit_bytes: the limit of every device.
+        result: see `SolveResult`; None if no schedule was found.
+        status: that of the result, else ``infeasible`` (proven) or ``unknown``.
+        reason: one line that says why there is no result.
+        fixed: the fastest published schedule that fits, and its cost in ns; None if none fits.
     """
 
     limit_bytes: int
@@ -63,9 +63,9 @@ class Frontier:
     """The curve, from the lowest limit to the highest.
 
     Attributes:
-        points: as many as were finished.
-        schedules: the published schedules without a limit, as points to compare with.
-        interrupted: by Ctrl-C: the limits above are missing.
+        points: the points that were finished.
+        schedules: the published schedules without a memory limit, for comparison.
+        interrupted: whether Ctrl-C ended it before the higher limits.
     """
 
     profile: CostProfile
@@ -82,7 +82,7 @@ class Frontier:
 
     @property
     def least_limit_bytes(self) -> int:
-        """Below it no schedule exists."""
+        """The least limit under which a schedule exists."""
         return max(self.profile.least_limits)
 
 
@@ -99,25 +99,25 @@ def frontier(
     on_wait: Callable[[], None] = no_report,
     **options: Any,
 ) -> Frontier:
-    """Solve under each limit, from the lowest to the highest, each from the schedule before it.
+    """Solve under each limit, from the lowest to the highest, each warm-started from the previous
+    schedule.
 
-    What fits a limit fits a higher one, so the curve never rises; what no schedule beats under a
-    limit none beats under a lower one, so neither does the bound. Ctrl-C ends it, and keeps the
-    points that are there.
+    A schedule that fits a limit fits any higher one, so the curve never rises; a lower bound under
+    a limit holds under any lower one, so the bound never rises either. Ctrl-C ends the run and
+    keeps the finished points.
 
     Args:
-        limits: bytes per device, each for all devices.
+        limits: memory limits in bytes; each applies to every device.
         time_limit: seconds for each limit.
         schedules: names of published schedules to compare with; None: all of them.
-        on_point: called with each point when it is finished. `on_incumbent, on_wait`: as for
-            `solve`.
-        options: the other options of `solve` (`SolveOptions`). With ``cache``, points that were
-            worked on for as long before are taken as they are: a frontier that was interrupted
-            goes on where it stopped. ``chunks`` cannot be ``any``, as each point starts from the
-            one before.
+        on_point: called with each finished point. `on_incumbent, on_wait`: as for `solve`.
+        options: the other options of `solve` (`SolveOptions`). With ``cache``, points that an
+            earlier run solved for at least as long are reused, so that an interrupted frontier
+            resumes where it stopped. ``chunks`` cannot be ``any``, as each point starts from the
+            previous one.
 
     Raises:
-        OptPipeError: without limits, or for options that make no sense.
+        OptPipeError: without limits, or for invalid options.
     """
     settings = SolveOptions(time_limit=time_limit, **options)
     if settings.margin is not None:
@@ -182,8 +182,9 @@ def _finished(
     options: SolveOptions,
     before: SolveResult | None,
 ) -> SolveResult | None:
-    """A point that the cache knows, proven to the gap or worked on for as long, and no worse than
-    the one before."""
+    """Return the cached point if it is proven to the gap or was solved for at least as long, and is
+    no worse than the previous point.
+    """
     problem = make_problem(
         profile, microbatches, limit, options.objective, per_stage=options.per_stage
     )
@@ -204,8 +205,9 @@ def _finished(
 def _levelled(
     points: list[Point], profile: CostProfile, microbatches: int, objective: str
 ) -> list[Point]:
-    """Each point with the best bound of those above it, and with the schedule of the one above
-    where that happens to fit."""
+    """Give each point the best bound of the points above it, and the schedule of the next higher
+    point if that happens to fit.
+    """
     levelled: list[Point] = []
     for point in reversed(points):
         above = levelled[-1].result if levelled else None

@@ -1,5 +1,6 @@
-"""The best known lower bound of a problem: from formulas, an earlier solve, the cache, or a search of a few
-seconds."""
+"""The best known lower bound of a problem: from closed forms, an earlier solve, the cache, or a
+search of a few seconds.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +13,9 @@ from .race.identity import identity
 
 
 def note(problem: Problem, schedule: Schedule, bound_ns: int, name: str) -> None:
-    """Write into a schedule's notes what is proven of its problem, and of which problem, in which
-    unit of time: problems that differ in nothing else have one key."""
+    """Record in a schedule's notes the proven bound, the key of its problem and the unit of time
+    (problems that differ only in the unit have the same key).
+    """
     wanted = identity(problem)
     schedule.meta.update(
         problem=wanted.key,
@@ -25,12 +27,14 @@ def note(problem: Problem, schedule: Schedule, bound_ns: int, name: str) -> None
 
 
 def known_bound(problem: Problem, schedule: Schedule, cost_ns: int, seconds: float) -> Bound:
-    """The best bound on the cost of any schedule of a problem that is known, or soon found.
+    """Return the best known bound on the cost of any schedule of a problem, searching briefly for a
+    better one.
 
     Args:
-        schedule, cost_ns: one that fits, and its cost; its notes (see `note`) count where they are
-            about this very problem. What claims more than it costs is wrong and does not count.
-        seconds: to search for a better one, where none meets the cost.
+        schedule, cost_ns: a schedule that fits, and its cost. Its notes (see `note`) are used if
+            they are about this very problem. A recorded bound above this cost is wrong and is
+            ignored.
+        seconds: time to search for a better bound, unless a known one equals the cost.
     """
     cache = open_cache()
     known = [

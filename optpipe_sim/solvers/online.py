@@ -1,12 +1,11 @@
-"""A solver in a process of its own, which can be asked, stopped and outlived.
+"""A solver in a background process, which can be queried and stopped.
 
     with SolverProcess(profile, microbatches=24, memory_limit=40 * 2**30) as solver:
-        ...                       # whatever else there is to do
-        schedule = solver.best()  # the best so far
+        ... # other work schedule = solver.best() # the best so far
 
-It reports what it has in two files of its folder, each written whole: ``best.json``, a schedule file,
-and ``state.json``. So no process has to read messages, a solver that is killed leaves the best it found, and
-a caller that dies takes its solver with it.
+It reports in two files of its folder, each written atomically: ``best.json``, a schedule file, and
+``state.json``. So the caller need not read messages, a solver that is killed leaves its incumbent,
+and a solver ends when its caller dies.
 """
 
 from __future__ import annotations
@@ -47,17 +46,18 @@ PLAIN = (bool, int, float, str, type(None))
 
 
 class SolverProcess:
-    """`solve` at work in the background.
+    """`solve`, running in the background.
 
     Args:
         profile, microbatches, memory_limit: as for `solve`.
-        folder: where its files go; kept. None: a temporary one, gone with this object.
-        warm_start: a schedule to start from; ``none``: engines start from nothing.
+        folder: where its files are written; kept. None: a temporary folder, removed with this
+            object.
+        warm_start: a schedule to start from; ``none``: engines start without one.
         options: the other arguments of `solve` that are plain data (``engine``, ``time_limit``,
             ``objective``, ``seed``, ``workers``, ``cache`` ...).
 
     Raises:
-        OptPipeError: for options that are no plain data, or a folder that cannot be written.
+        OptPipeError: for options that are not plain data, or a folder that cannot be written.
     """
 
     @listing(solve_parameters())
@@ -79,7 +79,7 @@ class SolverProcess:
         own = None if folder is not None else tempfile.mkdtemp(prefix="optpipe-solver-")
         self.folder = Path(folder if own is None else own)  # type: ignore[arg-type]
         limit: Any = memory_limit
-        if memory_limit is not None:  # numpy's numbers are no plain data
+        if memory_limit is not None:  # numpy's numbers are not plain data
             each = isinstance(memory_limit, Sequence | np.ndarray)
             limit = [int(size) for size in memory_limit] if each else int(memory_limit)  # type: ignore
         save_profile(profile, self.folder / PROFILE)
@@ -108,7 +108,7 @@ class SolverProcess:
 
     @property
     def running(self) -> bool:
-        """Whether it is still at work."""
+        """Whether it is still running."""
         return self._process.poll() is None
 
     def best(self) -> Schedule | None:
@@ -127,10 +127,11 @@ class SolverProcess:
         return int(self.state().get("lower_bound_ns", 0))
 
     def state(self) -> dict[str, Any]:
-        """What it last said: ``status`` (``running``, then that of `SolveResult`, or ``failed``),
-        ``seconds, objective_ns, lower_bound_ns, bound, found_by``, and ``error``, a line, where it
-        failed. Empty before it has said anything."""
-        running = self.running  # before reading, or what it writes last would be missed
+        """The state that it last reported: ``status`` (``running``, then that of `SolveResult`, or
+        ``failed``), ``seconds, objective_ns, lower_bound_ns, bound, found_by``, and, if it
+        failed, ``error``, one line. Empty before its first report.
+        """
+        running = self.running  # before reading, else its last report could be missed
         try:
             data: dict[str, Any] = json.loads((self.folder / STATE).read_text())
         except FileNotFoundError:
@@ -140,7 +141,7 @@ class SolverProcess:
         return data
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Wait until it is done, at most so many seconds; whether it is."""
+        """Wait until it is done, at most `seconds`; returns whether it is done."""
         try:
             self._process.wait(seconds)
         except subprocess.TimeoutExpired:
@@ -148,12 +149,12 @@ class SolverProcess:
         return True
 
     def stop(self) -> Schedule | None:
-        """Have it stop, by force if need be; the best schedule it found."""
+        """Stop it, by force if necessary, and return the best schedule it found."""
         _halt(self._process)
         return self.best()
 
     def _last_words(self) -> str:
-        """Why a solver that said nothing is gone."""
+        """Why a solver ended without a report."""
         code = self._process.returncode
         if code is not None and code < 0:
             return how_it_ended(code)
@@ -161,7 +162,7 @@ class SolverProcess:
 
 
 def _start(folder: Path) -> subprocess.Popen[bytes]:
-    """Start the solver; a message on its stdin stops it."""
+    """Start the solver process; a message on its stdin stops it."""
     with (folder / LOG).open("wb") as log:
         return start_python(__name__, (folder, os.getpid()), log, stdin=subprocess.PIPE)
 
@@ -169,14 +170,14 @@ def _start(folder: Path) -> subprocess.Popen[bytes]:
 def _halt(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None and not process.stdin.closed:
         with suppress(BrokenPipeError):  # it has ended
-            # a message, as stdin does not end while a child of the caller has it open, too
+            # a message, as stdin does not close while another child of the caller has it open
             process.stdin.write(b"stop")
             process.stdin.close()
     kill([process], PATIENCE_S)
 
 
 def _end(process: subprocess.Popen[bytes], own_folder: str | None) -> None:
-    """When the object goes, or Python ends."""
+    """Clean up when the object is deleted, or Python ends."""
     _halt(process)
     if own_folder is not None:
         shutil.rmtree(own_folder, ignore_errors=True)
@@ -186,7 +187,7 @@ def _end(process: subprocess.Popen[bytes], own_folder: str | None) -> None:
 
 
 class _Reporter:
-    """Writes the state of a race, when it has changed and every few seconds."""
+    """Write the state of a race, when it has changed and every few seconds."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.told, self.when = folder, (-1, -1), 0.0
@@ -206,13 +207,13 @@ class _Reporter:
         )
 
     def write(self, **state: Any) -> None:
-        with suppress(OptPipeError):  # a disk that is full now may have room later
+        with suppress(OptPipeError):  # a full disk may have room later
             write_text(self.folder / STATE, json.dumps(state) + "\n")
 
 
 def main(folder: Path, caller: int) -> None:
-    """Solve the task in a folder, as long as its caller is there."""
-    # started from a job in the background it may have been told to ignore what ends it
+    """Solve the task in a folder, for as long as its caller lives."""
+    # a background job may have started it with the signal ignored
     signal.signal(signal.SIGINT, signal.default_int_handler)
     leave_with_parent(
         caller,
@@ -236,7 +237,7 @@ def main(folder: Path, caller: int) -> None:
         state = {"status": status_of(error), "error": str(error)}
     except (OptPipeError, TypeError) as error:  # TypeError: an option that solve does not have
         state = {"status": "failed", "error": str(error)}
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has come to its end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it has ended
     report.write(**state)
 
 

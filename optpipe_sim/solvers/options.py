@@ -1,7 +1,8 @@
-"""The options of `solve`: one frozen object that checks itself, whichever door they come through.
+"""The options of `solve`: one frozen object that validates itself, wherever the options come from.
 
-The command line's flags, the names of schedules (``optpipe:placement=vee``), the keys of experiments
-and the keywords of `solve` are the fields of `SolveOptions`; light, so that the command line can ask.
+The command line's flags, the names of schedules (``optpipe:placement=vee``), the keys of
+experiments and the keywords of `solve` are the fields of `SolveOptions`. The module imports nothing
+heavy, so that the command line can use it.
 """
 
 from __future__ import annotations
@@ -28,33 +29,35 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class SolveOptions:
-    """How `solve` searches, and among which schedules.
+    """How `solve` searches, and over which schedules.
 
     Attributes:
-        engine: ``auto`` (all that help, at once), ``adaoffload``, ``search``, ``cpsat``, ``milp``.
-        time_limit: seconds in all.
+        engine: ``auto`` (every engine that helps, in parallel), ``adaoffload``, ``search``,
+            ``cpsat``, ``milp``.
+        time_limit: total seconds.
         objective: ``flush`` (makespan) or ``span`` (longest device span).
-        seed: of every random choice.
-        workers: processes; None: the cores there are.
-        evaluations: for the engine ``search``: stop after so many instead of by the clock, which
-            makes it deterministic.
-        gap: end where the best is proven to be this close to the best possible (0.01: 1 %).
-        solver: which MILP solver ``milp`` uses. `force`: state that model however large it is.
-        cache: start from what is kept on disk of this problem or of those like it, and keep what
-            is found (`race.cache`). Without it a run depends on nothing but its arguments.
+        seed: seeds every random choice.
+        workers: processes; None: one per core.
+        evaluations: only for the engine ``search``: stop after this many evaluations instead of by
+            the clock, which makes the search deterministic.
+        gap: stop when the incumbent is proven to be within this optimality gap (0.01: 1 %).
+        solver: the MILP solver that ``milp`` uses. `force`: build the model however large it is.
+        cache: start from cached results of this problem or of similar ones, and cache the result
+            (`race.cache`). Without the cache a run depends only on its arguments.
         published: begin with AdaOffload and the published schedules, with every value of their
             options.
-        treatments: what may become of an activation, of ``keep, offload, recompute``; None: all
-            that the profile has. `per_stage`: all activations of a stage are treated alike.
-        margin: by how much copies, ops and memory may exceed the profile, so that the plan still holds,
-            as ``copies=10%,ops=5%,memory=3%`` or a mapping; None: by nothing (see `Margins`).
-        chunks: per device: ``own`` (as the profile has them), a number, or ``any`` (every number and
-            placement that the profile admits).
+        treatments: the allowed treatments of an activation, out of ``keep, offload, recompute``;
+            None: all that the profile has. `per_stage`: all activations of a stage get the same
+            treatment.
+        margin: how far copies, ops and memory may exceed the profile while the plan still holds, as
+            ``copies=10%,ops=5%,memory=3%`` or a mapping; None: no margin (see `Margins`).
+        chunks: chunks per device: ``own`` (those of the profile), a number, or ``any`` (every
+            number and placement that the profile admits).
         placement: ``loop`` or ``vee`` (two chunks unless `chunks` says otherwise); ``own``: the
-            profile's, ``loop`` where a number of chunks is given.
+            profile's, or ``loop`` if a number of chunks is given.
 
     Raises:
-        OptPipeError: for a value that makes no sense, or that the engine would ignore.
+        OptPipeError: for an invalid value, or one that the engine would ignore.
     """
 
     engine: str = "auto"
@@ -110,10 +113,12 @@ class SolveOptions:
         if self.chunks == "any":
             if self.placement != "own":
                 raise OptPipeError(
-                    f"placement: chunks=any has placements of its own, not {self.placement}"
+                    f"placement: chunks=any tries all placements; leave out {self.placement}"
                 )
             if self.evaluations is not None:
-                raise OptPipeError("evaluations: not over several shapes, which share the time")
+                raise OptPipeError(
+                    "evaluations: cannot be combined with chunks=any, whose shapes share the time"
+                )
         elif self.chunks != "own" and (
             isinstance(self.chunks, bool) or not isinstance(self.chunks, int) or self.chunks < 1
         ):
@@ -122,10 +127,10 @@ class SolveOptions:
             )
 
     def rechunked(self, profile: CostProfile) -> CostProfile:
-        """The profile with the chunks and the placement that are asked for.
+        """Return the profile with the requested chunks and placement.
 
         Raises:
-            OptPipeError: where it cannot be divided so.
+            OptPipeError: if it cannot be divided that way.
         """
         if isinstance(self.chunks, int):
             return profile.rechunk(self.chunks, "vee" if self.placement == "vee" else "loop")
@@ -138,8 +143,9 @@ KINDS = get_type_hints(SolveOptions)  # of each option
 
 
 def listing(parameters: Iterable[Parameter]) -> Callable[[_Function], _Function]:
-    """List keyword parameters in the place of ``**options`` in a function's signature, for help and completion;
-    those that the function names itself stay as they are."""
+    """Replace ``**options`` in a function's signature by explicit keyword parameters, for help and
+    completion; parameters that the function already names are unchanged.
+    """
 
     def decorate(function: _Function) -> _Function:
         own = signature(function)
@@ -152,7 +158,7 @@ def listing(parameters: Iterable[Parameter]) -> Callable[[_Function], _Function]
 
 
 def solve_parameters(*left_out: str) -> list[Parameter]:
-    """The options of `solve` as keyword parameters, for `listing`."""
+    """Return the options of `solve` as keyword parameters, for `listing`."""
     return [
         Parameter(one.name, Parameter.KEYWORD_ONLY, default=one.default, annotation=one.type)
         for one in fields(SolveOptions)
@@ -161,10 +167,10 @@ def solve_parameters(*left_out: str) -> list[Parameter]:
 
 
 def parse_option(name: str, text: str) -> Any:
-    """The value of an option that is written in a schedule's name.
+    """Parse the value of an option in a schedule name.
 
     Raises:
-        OptPipeError: for a value that is not of its kind. ValueError: for no whole number.
+        OptPipeError: for a value of the wrong type. ValueError: if it is not a whole number.
     """
     if name == "chunks":
         return text if text in ("own", "any") else int(text)

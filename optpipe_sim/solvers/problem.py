@@ -1,4 +1,4 @@
-"""What is to be solved, and how a solution becomes a schedule that anyone can replay."""
+"""The problem that engines solve, and how a solution becomes a schedule."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from .treatments import require_alike, restrict, treatments_of
 
 @dataclass(frozen=True)
 class Problem:
-    """Order m microbatches on a profile, under a memory limit, for the least cost.
+    """Schedule m microbatches on a profile, under a memory limit, at the least cost.
 
     Attributes:
-        profile: with the chunks and the placement that solutions are to have.
+        profile: with the chunks and the placement of the solutions.
         microbatches: m.
         limits: bytes per device, or None.
         objective: ``flush`` (the makespan) or ``span`` (the longest device span).
-        per_stage: all microbatches of a stage are to have the same treatment.
+        per_stage: all microbatches of a stage must have the same treatment.
     """
 
     profile: CostProfile
@@ -39,8 +39,7 @@ class Problem:
 
     @cached_property
     def treatments(self) -> frozenset[str]:
-        """What may become of an activation (see `optpipe_sim.solvers.treatments`): the profile has no
-        numbers for anything else."""
+        """The treatments that the profile has costs for (see `optpipe_sim.solvers.treatments`)."""
         return treatments_of(self.profile)
 
     @property
@@ -59,7 +58,7 @@ class Problem:
 
     @cached_property
     def host_limit(self) -> int | None:
-        """Pinned host bytes per node; None where they suffice for all activations at once."""
+        """Pinned host bytes per node; None if they suffice for all activations at once."""
         offload = self.profile.offload
         if offload is None or offload.host_limit_bytes is None:
             return None
@@ -71,13 +70,14 @@ class Problem:
         return limit if self.microbatches * max(sizes) > limit else None
 
     def replay(self, schedule: Schedule, explain: bool = True) -> Trace:
-        """The trace of a schedule under the problem's limits, fused where stages do not split (its
-        `schedule` is what counts from there on); `explain`: see `sim.simulate`.
+        """Replay a schedule under the problem's limits. Backwards are fused on stages that do not
+        split them, so the trace's own `schedule` is the one to use afterwards. `explain`: see
+        `sim.simulate`.
 
         Raises:
-            OutOfMemory: also where it takes more pinned host memory than there is.
-            InvalidSchedule: also where activations of a stage are treated differently but must not.
-                The others: see `sim.simulate`.
+            OutOfMemory: also if it needs more pinned host memory than the limit allows.
+            InvalidSchedule: also if activations of a stage have different treatments despite
+                `per_stage`. The others: see `sim.simulate`.
         """
         if self.per_stage:
             require_alike(schedule)
@@ -97,7 +97,7 @@ class Problem:
         return trace
 
     def keeps(self, schedule: Schedule) -> Trace | None:
-        """The replay of a schedule under the limits, the host's included; None where it breaks one."""
+        """Replay a schedule under the limits, the host's included; None if it breaks one of them."""
         try:
             return self.replay(schedule, explain=False)
         except (Deadlock, OutOfMemory):
@@ -113,15 +113,15 @@ def make_problem(
     treatments: Iterable[str] | None = None,
     per_stage: bool = False,
 ) -> Problem:
-    """A problem that has a solution as far as memory goes.
+    """Make a problem whose memory limits admit a solution.
 
     Args:
-        treatments: what may become of an activation, of ``keep, offload, recompute``; None: all
-            that the profile has. The problem's profile has no numbers for the others.
-        per_stage: all microbatches of a stage are to have the same treatment.
+        treatments: the allowed treatments of an activation, out of ``keep, offload, recompute``;
+            None: all that the profile has. The others are removed from the problem's profile.
+        per_stage: all microbatches of a stage must have the same treatment.
 
     Raises:
-        OutOfMemory: where the limit is below what one microbatch needs; names the least limit.
+        OutOfMemory: if the limit is below what one microbatch needs; names the least limit.
         OptPipeError: for an unknown objective or treatment, or a number of microbatches below 1.
     """
     profile = restrict(profile.with_slices(1), treatments)
@@ -138,11 +138,12 @@ def make_problem(
 def schedule_from_times(
     problem: Problem, starts_ns: Mapping[Op, int], recompute: Levels | None = None
 ) -> Schedule:
-    """The schedule of a feasible timing: ops by start time, shared links as they were served.
+    """Make the schedule of a feasible timing: ops in order of start time, shared links in the order
+    of service.
 
     With plain (latency) links its replay is no later than the timing, op by op, and keeps the
-    limit. Where two ops start together the shorter goes first, so that what takes no time comes
-    before what needs it. `recompute`: the levels of recomputation, if any.
+    limit. Of two ops that start together the shorter goes first, so that an op of zero duration
+    precedes the ops that depend on it. `recompute`: the levels of recomputation, if any.
     """
     costs, place = problem.profile, problem.profile.placement
     programs: list[list[Op]] = [[] for _ in range(costs.devices)]

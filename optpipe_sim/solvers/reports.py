@@ -1,13 +1,14 @@
-"""What an engine reports while it runs, what it is told of the other engines, and what callers of
-`solve` are told.
+"""What an engine reports while it runs, what it learns from other engines, and the callbacks of
+`solve`.
 
-Every engine has one function, ``run`` in its ``engine.py``, which is called in a process of its own as
+Every engine has one function, ``run`` in its ``engine.py``, which is called in its own process as
 
     run(problem, report, start=start, options=options, bound_ns=bound_ns, others=others)
 
-with a schedule to start from (or None), options whose time limit, seed and workers are those of this
-engine, and a proven bound. It reports ``("incumbent", schedule)``, ``("bound", ns)``, ``("named bound",
-(ns, name))`` where it has several, ``("infeasible", None)`` or ``("size", (variables, constraints))``.
+with a schedule to start from (or None), options whose time limit, seed and workers are those of
+this engine, and a proven lower bound. It reports ``("incumbent", schedule)``, ``("bound", ns)``,
+``("named bound", (ns, name))`` if it has several kinds of bounds, ``("infeasible", None)`` or
+``("size", (variables, constraints))``.
 """
 
 from __future__ import annotations
@@ -20,16 +21,16 @@ from typing import Any
 from ..schedule import Schedule
 
 Report = Callable[[str, Any], None]
-Others = Callable[[], Schedule | None]  # the best that other engines have found since the last call
+Others = Callable[[], Schedule | None]  # the best schedule of other engines since the last call
 
 
 def no_report() -> None:
-    """There are no others."""
+    """Report that no other engine has found anything."""
 
 
 @dataclass(frozen=True)
 class Hooks:
-    """What callers of `solve` want to be told, and where the best is kept; see there."""
+    """The callbacks of `solve`, and the file for the best schedule; see there."""
 
     on_incumbent: Callable[[Schedule, int], None] | None = None
     watch: Callable[[Any], None] | None = None

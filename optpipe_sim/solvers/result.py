@@ -1,4 +1,4 @@
-"""What a solver returns: a schedule, what it costs, and how far from the best it can be."""
+"""What a solver returns: a schedule, its cost, and its optimality gap."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ OPTIMAL, FEASIBLE, INFEASIBLE, UNKNOWN = "optimal", "feasible", "infeasible", "u
 
 
 def within(cost_ns: float, bound_ns: float, gap: float) -> bool:
-    """Whether a cost is at most `gap` above a bound, as a share of the bound."""
+    """Whether a cost is at most `gap` (a share of the bound) above a bound."""
     return cost_ns <= bound_ns * (1 + gap)
 
 
 def status_of(error: OptPipeError) -> str:
-    """The status of a problem that has no result because of an error."""
+    """Map an error that left a problem without a result to its status."""
     return INFEASIBLE if isinstance(error, OutOfMemory | Infeasible) else UNKNOWN
 
 
 @dataclass(frozen=True)
 class SolveResult:
-    """The best schedule an engine found, and its proof.
+    """The best schedule that was found, and the proven lower bound.
 
     Attributes:
         status: ``optimal`` (proven), ``feasible``, ``infeasible`` (proven) or ``unknown``.
-        engine: who found it.
-        schedule, trace: the schedule and its replay under the limit; None without one.
-        lower_bound_ns, bound_name: proven: no schedule of this problem costs less; and by what.
-        seconds: of wall time. `variables`, `constraints`: of the model, where there is one.
-        incumbents: (seconds, objective in ns) of each better schedule found on the way.
-        bounds: (seconds, ns) of each better bound found on the way.
-        info: whatever else the engine has to say; plain data. ``untried``: how many rules of published
-            schedules the time was too short for; 0: none that fits is faster.
+        engine: the engine that found it.
+        schedule, trace: the schedule and its replay under the limit; None if none was found.
+        lower_bound_ns, bound_name: the proven lower bound on the cost of any schedule of this
+            problem, and the name of its proof.
+        seconds: wall time. `variables`, `constraints`: size of the model, if there is one.
+        incumbents: (seconds, objective in ns) of each incumbent.
+        bounds: (seconds, ns) of each improvement of the bound.
+        info: further results of the engine, as plain data. ``untried``: how many rules of published
+            schedules there was no time for; 0: no published schedule that fits is faster.
     """
 
     status: str
@@ -77,10 +78,10 @@ class SolveResult:
 
     @property
     def objective_ns(self) -> int:
-        """What the schedule costs.
+        """The cost of the schedule.
 
         Raises:
-            NoSolution: without a schedule.
+            NoSolution: if there is no schedule.
         """
         if self.trace is None:
             raise NoSolution(f"{self.engine} found no schedule ({self.status})")
@@ -88,7 +89,7 @@ class SolveResult:
 
     @property
     def gap(self) -> float:
-        """(objective - lower bound) / lower bound; infinite without a schedule."""
+        """(objective - lower bound) / lower bound; infinite if there is no schedule."""
         if self.trace is None:
             return float("inf")
         return (self.objective_ns - self.lower_bound_ns) / max(1, self.lower_bound_ns)
@@ -123,10 +124,9 @@ def make_result(
     seconds: float,
     **more: Any,
 ) -> SolveResult:
-    """A result whose schedule is replayed under the limit: what it costs is what the replay says.
-
-    The status is ``optimal`` where the bound meets the cost, ``feasible`` otherwise, and
-    ``unknown`` without a schedule (unless `more` gives a ``status``).
+    """Make a result from a schedule, whose cost is taken from its replay under the limit. The
+    status is ``optimal`` if the bound equals the cost, ``feasible`` otherwise, and ``unknown``
+    without a schedule (unless `more` gives a ``status``).
     """
     trace = None
     status = UNKNOWN

@@ -1,9 +1,9 @@
-"""Schedules that are good when durations scatter: the least mean, or quantile, over samples.
+"""Robust schedules: the least mean, or quantile, of the cost over samples of scattered durations.
 
 Candidates come from the deterministic race (every incumbent, not only the last), from AdaOffload's
-settings, from the published schedules, and from problems whose copies, messages or devices are made
-slower; each is lowered (its grants wait for releases, not for instants) and replayed on the same
-samples. The best of them is then changed op by op as long as that helps.
+settings, from the published schedules, and from problems with slower copies, messages or devices.
+Each candidate is lowered (its memory grants wait for releases, not for points in time) and replayed
+on the same samples. The best one is then improved op by op as long as that helps.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from .solve import solve
 from .starts import fixed_schedules
 from .treatments import restrict
 
-NOMINAL, PADDED = 0.35, 0.25  # of the time: the deterministic race, the searches with slack
-TUNING = 96  # samples that candidates are compared on; the best few meet the others
-BAND = 0.1  # of the samples, on either side of a quantile
+NOMINAL, PADDED = 0.35, 0.25  # shares of the time: the deterministic race, the searches with slack
+TUNING = 96  # samples for comparing candidates; only the best few are replayed on the others
+BAND = 0.1  # share of the samples, on either side of a quantile
 FINALISTS = 4
-# What is made slower, one after the other, to find schedules with slack in other places.
+# Slower problems, tried in turn, to find schedules with slack in different places.
 PADDINGS: tuple[dict[str, float], ...] = ({"copy": 1.15}, {"comm": 2.0}, {"copy": 1.4, "comm": 1.5})
-REACH, AHEAD = 8, (1, 2, 4, 8, 16)  # of a move: places along the program; ops before its B
+REACH, AHEAD = 8, (1, 2, 4, 8, 16)  # of a move: slots along the program; ops before its B
 
 
 @dataclass(frozen=True)
 class RobustResult:
-    """The schedule with the least measure found, and how its cost is distributed.
+    """The schedule with the least measure that was found, and the distribution of its cost.
 
     Attributes:
-        schedule, trace: and its replay with the profile's own durations.
-        quantile: the measure; None: the mean.
-        costs_ns: (samples,) its cost in each sample. `nominal_costs_ns`: that of the deterministic
-            optimum on the same samples.
+        schedule, trace: the schedule and its replay with the profile's own durations.
+        quantile: which quantile is the measure; None: the mean.
+        costs_ns: (samples,) its cost in each sample. `nominal_costs_ns`: the cost of the
+            deterministic optimum on the same samples.
         nominal: the deterministic result.
-        lower_bound_ns: no schedule has a lower measure on these samples.
-        found_by: which kind of candidate it is. `tried`: how many were compared.
-        seconds: of wall time. `interrupted`: by Ctrl-C, which keeps the best so far.
-        failures: what went wrong on the way, as in the ``info`` of `SolveResult`.
+        lower_bound_ns: a lower bound on the measure of any schedule on these samples.
+        found_by: the kind of candidate it is. `tried`: how many candidates were compared.
+        seconds: wall time. `interrupted`: whether Ctrl-C ended it; the incumbent is kept.
+        failures: errors on the way, as in the ``info`` of `SolveResult`.
     """
 
     schedule: Schedule
@@ -95,7 +95,7 @@ class RobustResult:
 
     @property
     def nominal_objective_ns(self) -> int:
-        """The measure of the deterministic optimum; never below `objective_ns`."""
+        """The measure of the deterministic optimum; at least `objective_ns`."""
         return measure(self.nominal_costs_ns, self.quantile)
 
     @property
@@ -127,7 +127,9 @@ class RobustResult:
 
 
 def measure(costs_ns: np.ndarray, quantile: float | None) -> int:
-    """The mean of some costs, rounded, or the least of them that this share does not exceed."""
+    """Return the rounded mean of some costs, or the quantile: the least cost that this share of
+    them does not exceed.
+    """
     if quantile is None:
         return round(float(costs_ns.mean()))
     return int(np.quantile(costs_ns, quantile, method="inverted_cdf"))
@@ -150,26 +152,30 @@ def solve_robust(
     save: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> RobustResult:
-    """The schedule with the least mean (or quantile) of its cost when durations scatter.
+    """Find the schedule with the least mean (or quantile) cost when durations scatter.
 
     Never worse, in that measure and on these samples, than the deterministic optimum's schedule.
 
     Args:
-        noise: how durations scatter; the profile has their means.
-        samples: how many sets of durations the measure is taken over (the search itself uses
-            others, so that nothing is fitted to these; only the best few are chosen by them).
-        quantile: None: the mean; 0.9: what nine of ten iterations do not exceed.
+        noise: how durations scatter around their means in the profile.
+        samples: how many samples of all durations the measure is taken over. The search itself uses
+            other samples, so that nothing is fitted to these; they only decide between the best few
+            candidates.
+        quantile: None: the mean; 0.9: the time that nine of ten iterations do not exceed.
         warm_start: as for `solve`.
-        on_incumbent: called with the deterministic race's schedules, and the better ones after it,
-            and their cost with the profile's own durations, in ns. `watch, on_wait`: as for `solve`.
-        save: a file that holds the best schedule so far: of the deterministic race, then the robust.
+        on_incumbent: called with each incumbent of the deterministic race and of the search after
+            it, and its cost with the profile's own durations, in ns. `watch, on_wait`: as for
+            `solve`.
+        save: a file that holds the best schedule so far: first of the deterministic race, then the
+            robust one.
         options: the other options of `solve` (`SolveOptions`), for the deterministic race; without
-            ``evaluations``, ``per_stage`` and ``chunks`` ``any``, which are not about noise. With a
-            ``margin`` all this is about the padded profile: durations scatter around what the margins
-            allow, and sizes are as large as that; only ``trace`` is as profiled, with room for the margin.
+            ``evaluations``, ``per_stage`` and ``chunks=any``, which are not supported with noise.
+            With a ``margin`` everything refers to the padded profile: durations scatter around the
+            padded ones, and sizes are padded; only ``trace`` is as profiled, with room for the
+            margin.
 
     Raises:
-        OptPipeError: for a quantile that is none; and as `solve` does.
+        OptPipeError: for a quantile outside 0 to 1, and as `solve` does.
     """
     profiled, settings = _settled(profile, SolveOptions(time_limit=time_limit, **options))
     margins = as_margins(settings.margin) or Margins()
@@ -209,10 +215,10 @@ def solve_robust(
     except KeyboardInterrupt:
         interrupted = True
     try:
-        with ctrl_c_later():  # a moment, without which there is no answer
+        with ctrl_c_later():  # at least a moment, or there is no result
             judges = draw_scenarios(profile, microbatches, noise, samples, seed + 1)
             final = _Field(problem, judges, quantile)
-            final.offer(nominal.schedule, "deterministic")  # of equal ones, the first
+            final.offer(nominal.schedule, "deterministic")  # the first of equal ones
             nominal_costs = final.best[0].costs_ns
             for entry in entries.best[:FINALISTS] if entries is not None else ():
                 final.offer(entry.schedule, entry.name)
@@ -249,10 +255,11 @@ def solve_robust(
 
 
 def _settled(profile: CostProfile, options: SolveOptions) -> tuple[CostProfile, SolveOptions]:
-    """The profile with the chunks, placement and treatments of the options, and the other options.
+    """Return the profile with the chunks, placement and treatments of the options, and the other
+    options.
 
     Raises:
-        OptPipeError: for options that are not about noise.
+        OptPipeError: for options that are not supported with noise.
     """
     for name, value in (("evaluations", None), ("per_stage", False)):
         if getattr(options, name) != value:
@@ -264,8 +271,9 @@ def _settled(profile: CostProfile, options: SolveOptions) -> tuple[CostProfile, 
 
 
 def _smooth(costs_ns: np.ndarray, quantile: float | None) -> int:
-    """The measure, of a quantile smoothed: the mean of the costs around it. On few samples a
-    quantile itself hangs on one of them, and what is fitted to that one helps no other."""
+    """The measure; a quantile is smoothed to the mean of the costs around it. With few samples a
+    quantile depends on a single one, and fitting a schedule to that one does not help on others.
+    """
     if quantile is None:
         return measure(costs_ns, None)
     size = len(costs_ns)
@@ -283,7 +291,7 @@ class _Entry:
 
 
 class _Field:
-    """The best few schedules so far, by their measure on some scenarios."""
+    """The best few schedules so far, by their measure on some scenarios (samples of durations)."""
 
     def __init__(
         self,
@@ -298,12 +306,12 @@ class _Field:
         self.tried = 0
 
     def offer(self, schedule: Schedule, name: str) -> int | None:
-        """Measure a schedule; None where it does not fit. Returns the measure."""
+        """Keep a schedule if it is among the best; returns its measure, None if it does not fit."""
         schedule = fuse(schedule, self.problem.profile)
         try:
             lowered = lower(schedule, self.problem.profile, self.problem.limits)
             if self.problem.host_limit is not None:
-                self.problem.replay(schedule)  # which lowering does not ask
+                self.problem.replay(schedule)  # lowering does not check this
         except OptPipeError:
             return None
         costs = replay_scenarios(lowered, self.scenarios, self.problem.objective)
@@ -318,7 +326,7 @@ class _Field:
 def _candidates(
     problem: Problem, nominal: SolveResult, seen: list[Schedule], time_limit: float, seed: int
 ) -> Iterator[tuple[str, Schedule]]:
-    """Schedules that may be robust, the likeliest first."""
+    """Yield schedules that may be robust, the most likely first."""
     assert nominal.schedule is not None
     for schedule in reversed(seen[-20:]):
         yield "incumbent", schedule
@@ -339,12 +347,12 @@ def _candidates(
 
 
 def _improve(problem: Problem, entries: _Field, until: float, seed: int) -> None:
-    """Change one op of the best schedule after the other; keep what has a better measure."""
+    """Change single ops of the best schedule; keep each change that improves the measure."""
     random, work = Random(seed), Workspace(problem)
     low, high = work.costs.low, work.costs.high
     start = entries.best[0]
     programs, best = pack(problem, start.schedule), start.measure_ns
-    # a BW is a B and a W here, which may have another measure
+    # a BW is a B and a W here, whose measure may differ
     again = entries.offer(unpack(problem, programs, "robust"), "improved")
     best = min(best, again) if again is not None else best
     nominal = work.evaluate(programs)[0]
@@ -352,7 +360,7 @@ def _improve(problem: Problem, entries: _Field, until: float, seed: int) -> None
         changed = programs.copy()
         if not _move(changed, work.slots(changed), problem, random, low, high):
             continue
-        # what can never go on, or is much slower even without noise, need not be lowered
+        # skip schedules that deadlock or are much slower even without noise
         makespan = work.evaluate(changed)[0]
         if makespan >= times.NEVER or makespan > 1.02 * nominal:
             continue
@@ -364,7 +372,7 @@ def _improve(problem: Problem, entries: _Field, until: float, seed: int) -> None
 def _move(
     programs: Programs, slot: np.ndarray, problem: Problem, random: Random, low: int, high: int
 ) -> bool:
-    """Put one op elsewhere, or offload or keep one activation; returns whether that was to be had."""
+    """Move one op, or offload or keep one activation; returns whether that was possible."""
     device = random.randrange(len(programs.length))
     size = int(programs.length[device])
     at = random.randrange(size)

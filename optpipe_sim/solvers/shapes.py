@@ -1,4 +1,4 @@
-"""The best schedule where the number of chunks per device is free as well."""
+"""The best schedule over all numbers of chunks per device."""
 
 from __future__ import annotations
 
@@ -27,13 +27,11 @@ from .reports import Hooks
 from .result import SolveResult, within
 from .treatments import restrict
 
-FLOOR_SHARE = 0.5  # of the time, at most, for the published schedules of all shapes
-QUICK_SHARE = 0.25  # of it, at most, for them and for AdaOffload with chosen levels on all shapes
-SIMPLER_SHARE = 0.5  # of it, where links are shared, for the same problem without copies
-ROUNDS = (2, 1)  # shapes that go on in each round of searching, all rounds being equally long
-LEAST_S = (
-    2.0  # for the published schedules, however short the time: what they take on a busy machine
-)
+FLOOR_SHARE = 0.5  # largest share of the time for the published schedules of all shapes
+QUICK_SHARE = 0.25  # the same for them and for AdaOffload with chosen levels on all shapes
+SIMPLER_SHARE = 0.5  # share of it, if links are shared, for the same problem without copies
+ROUNDS = (2, 1)  # shapes left in each round of the search; all rounds are equally long
+LEAST_S = 2.0  # at least for the published schedules: their time on a busy machine
 
 
 def _problems(
@@ -42,8 +40,9 @@ def _problems(
     memory_limit: Size | Sequence[Size] | None,
     options: SolveOptions,
 ) -> tuple[list[Problem], list[tuple[int, OptPipeError]]]:
-    """The problem of each shape that the limit admits, and why not the others, with the least
-    limit they need."""
+    """Make the problem of each shape that the limit admits, and for the other shapes the reason,
+    with the least limit they need.
+    """
     problems: list[Problem] = []
     reasons: list[tuple[int, OptPipeError]] = []
     for shaped in shapes:
@@ -58,13 +57,15 @@ def _problems(
 
 
 class _Common:
-    """What the shapes have reached together.
+    """The common state of all shapes.
 
     Attributes:
-        race: stands for all of them: the best schedule and its problem, the least of their bounds.
-        races: the published schedules of each shape.
-        costs, bounds, starts: per shape what is known of it.
-        reasons: why a shape has no schedule, in one line. `failed`: those that have none.
+        race: the race of all shapes: the best schedule and its problem, and the least of the
+            bounds.
+        races: the race of each shape over its published schedules.
+        costs, bounds, starts: per shape, the best cost, the bound and the best schedule.
+        reasons: per shape without a schedule, why, in one line. `failed`: the shapes that have
+            none.
     """
 
     def __init__(self, problems: Sequence[Problem], race: Race) -> None:
@@ -86,11 +87,11 @@ class _Common:
         self.prove(0, 0, "none")
 
     def hopeless(self, at: int) -> bool:
-        """Whether nothing that counts can be better in this shape than the best of all."""
+        """Whether this shape cannot improve on the incumbent of all shapes."""
         return within(self.race.cost_ns, self.bounds[at].ns, self.race.gap)
 
     def watcher(self, at: int) -> Callable[[Race], None]:
-        """What watches the race of a shape."""
+        """Make the `watch` callback for the race of a shape."""
 
         def watch(race: Race) -> None:
             if race.best is not None:
@@ -101,12 +102,12 @@ class _Common:
         return watch
 
     def take(self, at: int, schedule: Schedule, cost_ns: int, engine: str) -> None:
-        """Take the best schedule of a shape."""
+        """Record the best schedule of a shape."""
         if cost_ns < self.costs[at]:
             self.costs[at], self.starts[at] = cost_ns, schedule
         if cost_ns < self.race.cost_ns:
             self.race.problem = self.problems[at]
-            self.race.variables = self.race.constraints = 0  # until its `solve` hands them in
+            self.race.variables = self.race.constraints = 0  # until `solve` returns them
             self.race.take(schedule, cost_ns, engine)
 
     def offer(self, schedule: Schedule, engine: str) -> None:
@@ -116,7 +117,7 @@ class _Common:
                 own.offer(schedule, engine)
 
     def prove(self, at: int, bound_ns: int, name: str) -> None:
-        """Take a bound of one shape."""
+        """Record a bound of one shape."""
         if bound_ns > self.bounds[at].ns:
             self.bounds[at] = Bound(bound_ns, name)
         least = min(self.bounds, key=lambda bound: bound.ns)
@@ -125,17 +126,18 @@ class _Common:
             self.race.bounds.append((self.race.seconds, least.ns))
 
     def recall(self, kept: Cache, seconds: float) -> None:
-        """Start from what is kept on disk of each shape, as long as there is time."""
+        """Start each shape from the cache, as long as there is time."""
         for own in self.races:
             if own.seconds < seconds and not self.race.proven:
                 recall(own, kept)
 
     def quick(self, time_limit: float, processes: int) -> None:
-        """The published schedules with every value of their options on every shape, for `FLOOR_SHARE` of
-        the time at most, but `LEAST_S` at least; then AdaOffload with levels chosen stage by stage, on
-        every shape that could still beat the best, the best first."""
+        """Try the published schedules with every value of their options on every shape, for at most
+        `FLOOR_SHARE` of the time but at least `LEAST_S`; then AdaOffload with levels chosen
+        stage by stage on every shape that could still beat the incumbent, the best shape first.
+        """
         whole = self.race
-        run_adaoffload(self.races[0], 0)  # so that there is something to show
+        run_adaoffload(self.races[0], 0)  # so that there is an incumbent soon
         rules = rules_of(self.problems, [bound.ns for bound in self.bounds])
         until = whole.seconds + max(FLOOR_SHARE * time_limit, LEAST_S)
         whole.untried = run_rules(
@@ -149,18 +151,19 @@ class _Common:
             self.reasons += own.failures.values()
 
     def _open(self, at: int, seconds: float) -> bool:
-        """Whether a shape may still give something, and there is time, or no schedule so far."""
+        """Whether a shape may still improve the incumbent, and there is time left or no incumbent yet."""
         in_time = self.race.seconds < seconds or self.race.best is None
         return in_time and not self.hopeless(at)
 
     def turns(self, time_limit: float) -> Iterator[tuple[int, float]]:
-        """Which shape to solve next, and for how many seconds: successive halving.
+        """Yield the shape to solve next, and for how many seconds: successive halving.
 
-        In each round the most promising shapes have equal parts of the round's time, and fewer go on to
-        the next. What promises most is the least product of the best cost so far and the bound: a
-        pattern may be hard to better where it is good, and a shape good that no pattern suits. Shapes
-        whose bound leaves no hope are passed over, and rounds with a single one left become one. Where
-        none of those has a schedule in the end, the others share what time is left.
+        In each round the most promising shapes have equal parts of the round's time, and fewer go
+        on to the next. The most promising shape has the least product of its best cost so far and
+        its bound: a good pattern may be hard to improve, and a shape may be good although no
+        pattern suits it. Shapes whose bound rules them out are skipped, and rounds with a single
+        shape left are merged into one. If none of these shapes has a schedule in the end, the
+        others share the time left.
         """
         tried: set[int] = set()
         for rounds_left, most in zip(range(len(ROUNDS), 0, -1), ROUNDS, strict=True):
@@ -188,7 +191,7 @@ class _Common:
         return sorted(range(len(self.problems)), key=lambda at: self.costs[at])
 
     def solved(self, at: int, found: SolveResult) -> None:
-        """Take the result of a shape: its schedule may have lost what gains nothing."""
+        """Record the result of a shape; its schedule may have lost its useless offloads."""
         assert found.schedule is not None
         self.take(at, found.schedule, found.objective_ns, found.info["found_by"])
         self.prove(at, found.lower_bound_ns, found.bound_name)
@@ -199,7 +202,7 @@ class _Common:
             self.race.variables, self.race.constraints = found.variables, found.constraints
 
     def without(self, at: int, error: OptPipeError) -> None:
-        """Note that a shape has no result, and why."""
+        """Record why a shape has no result."""
         self.failed.add(at)
         chunks = counted(self.problems[at].shape.chunks, "chunk")
         self.reasons.append(f"{chunks}: {error}")
@@ -209,14 +212,15 @@ class _Common:
             self.prove(at, NEVER, "infeasible")
 
     def result(self, engine: str, covered: str, kept: Cache | None) -> SolveResult:
-        """The best of all, which `kept` remembers, and what bounds all.
+        """Return the best schedule over all shapes, which is stored in `kept`, and the bound over
+        all.
 
         Args:
-            engine: which was asked for.
-            covered: the shapes that the bound is about; those that the limit rules out are among them.
+            engine: the requested engine. covered: the shapes that the bound covers; those that the
+                limit rules out are among them.
 
         Raises:
-            NoSolution: where no shape has a schedule.
+            NoSolution: if no shape has a schedule.
         """
         whole = self.race
         if whole.best is None:
@@ -240,24 +244,26 @@ def solve_shapes(
     warm_start: Schedule | str | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
 ) -> SolveResult:
-    """`solve` over all numbers of chunks, up to one layer per stage, and placements; never worse than a
-    published schedule that fits, whatever its options, as long as half of the time is enough to
-    build those that could be better (``info["untried"]`` of the result is 0).
+    """Run `solve` over all numbers of chunks, up to one layer per stage, and all placements. The
+    result is never worse than a published schedule that fits, with any options, provided that
+    half of the time is enough to build those that could be better (``info["untried"]`` of the
+    result is 0).
 
-    The published schedules are tried on every candidate shape; the most promising of
-    those whose bound leaves hope are then solved in rounds, each round with fewer and for longer. The
-    lower bound is one for all of them, the least of theirs; its name says which chunks and
-    placements it covers.
+    The published schedules are tried on every candidate shape; the most promising of those that
+    their bound does not rule out are then solved in rounds, each with fewer shapes and for longer.
+    The lower bound covers all shapes: it is the least of their bounds, and its name says which
+    chunks and placements it covers.
 
     Args:
-        warm_start: can only be ``none``: the engines start from nothing, not from the best published
-            schedule.
-        hooks: `Hooks.watch` is called with a race that stands for those of all shapes. The cache
-            keeps the best with its own shape.
+        warm_start: only ``none`` is accepted: the engines then start without a schedule, not even
+            the best published one.
+        hooks: `Hooks.watch` is called with one race for all shapes. The cache keeps the best
+            schedule with its own shape.
 
     Raises:
-        OutOfMemory, NoSolution: where no shape has a schedule; for the shape that needs least.
-        OptPipeError: for a warm start, or a MILP solver that is not there.
+        OutOfMemory, NoSolution: if no shape has a schedule; names the shape that needs least
+            memory.
+        OptPipeError: for a warm start, or a MILP solver that is not installed.
     """
     if warm_start not in (None, "none"):
         raise OptPipeError("warm start: a schedule is of one shape; expected 'none' for any shape")
@@ -295,8 +301,10 @@ def solve_shapes(
 
 
 def _simpler_first(common: _Common, options: SolveOptions) -> bool:
-    """Whether the problem without copies comes first: on shared links the search over all treatments
-    knows copies only by stand-ins, and may end worse than one that need not think of them."""
+    """Whether to solve the problem without copies first: on shared links the search over all
+    treatments only approximates copies (`treated.stand_ins`) and may end worse than a search
+    without them.
+    """
     return SIMPLER_SHARE * options.time_limit >= LEAST_S and any(
         each.may_recompute and shares_links(each) for each in common.problems
     )
@@ -308,7 +316,7 @@ def _solve_without_copies(
     memory_limit: Size | Sequence[Size] | None,
     options: SolveOptions,
 ) -> None:
-    """Take what `solve` finds in a share of the time where nothing may be offloaded."""
+    """Offer the result of `solve` without offloading, in a share of the time."""
     own = replace(options, time_limit=SIMPLER_SHARE * options.time_limit, cache=False)
     kept = restrict(profile, ("keep", "recompute"))
     microbatches = common.problems[0].microbatches
@@ -317,7 +325,7 @@ def _solve_without_copies(
         if race.best is not None and race.cost_ns < common.race.cost_ns:
             common.offer(race.best, race.engine)
 
-    with suppress(OptPipeError):  # nothing fits without copies
+    with suppress(OptPipeError):  # no schedule fits without copies
         found = solve_shapes(kept, microbatches, memory_limit, own, None, Hooks(watch=take))
         assert found.schedule is not None
         common.offer(found.schedule, found.info["found_by"])
@@ -326,7 +334,7 @@ def _solve_without_copies(
 
 
 def _solve_each(common: _Common, options: SolveOptions, warm_start: Schedule | str | None) -> None:
-    """Solve the shapes in turns, each from the best it has."""
+    """Solve the shapes in turn, each from its best schedule so far."""
     for at, seconds in common.turns(options.time_limit):
         own = replace(
             options,
@@ -338,7 +346,7 @@ def _solve_each(common: _Common, options: SolveOptions, warm_start: Schedule | s
         hooks = Hooks(watch=common.watcher(at))
         try:
             found = solve_problem(common.problems[at], own, warm_start or common.starts[at], hooks)
-        except OptPipeError as error:  # a MILP too large for one shape may do for another
+        except OptPipeError as error:  # the MILP may be too large for one shape but not for another
             common.without(at, error)
         else:
             common.solved(at, found)
@@ -352,8 +360,8 @@ def solve_settled(
     warm_start: Schedule | str | None,
     hooks: Hooks,
 ) -> SolveResult:
-    """`solve` where treatments and a given number of chunks are part of the profile already; over
-    all shapes with ``chunks`` ``any``.
+    """Run `solve` on a profile that already has the requested treatments and number of chunks; over
+    all shapes with ``chunks=any``.
 
     Raises: as `solve`.
     """

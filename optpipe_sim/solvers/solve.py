@@ -1,4 +1,4 @@
-"""`solve`: one door to every engine."""
+"""`solve`: the one function that runs every engine."""
 
 from __future__ import annotations
 
@@ -47,48 +47,55 @@ def solve(
     chunks: int | str = "own",
     placement: str = "own",
 ) -> SolveResult:
-    """The best schedule for a profile, m microbatches and a memory limit, and a proven bound.
+    """Find the best schedule for a profile, m microbatches and a memory limit, and prove a lower
+    bound.
 
-    Sequences stay whole: of a profile with slices the plan and its bound are those of microbatches.
+    Sequences are not cut: for a profile with slices, the plan and its bound treat each microbatch
+    as a whole.
 
     Args:
         memory_limit: bytes per device (a number, or one per device); None: the profile's own.
         warm_start: a schedule to start from, if it fits; ``none``: engines start from nothing.
-        on_incumbent: called with each better schedule and its cost in ns. The result may be the last
-            of them without offloads that gain nothing.
-        on_wait: called where engines have to be compiled first, once on a machine; the clock starts
-            after that.
-        watch: called with the race (its seconds, cost_ns, bound_ns, engine ...) at all news.
-        save: a file that always holds the best schedule so far, whatever becomes of this process.
-            Where it can no longer be written, ``info["failures"]["save"]`` of the result says so.
-        engine: ``auto`` (all that help, at once), ``adaoffload``, ``search``, ``cpsat``, ``milp``.
-        time_limit: seconds in all. `workers`: processes (default: the cores there are).
+        on_incumbent: called with each better schedule and its cost in ns. The result may be the
+            last incumbent with its useless offloads removed.
+        on_wait: called if the engines have to be compiled first (once per machine); the clock
+            starts after compilation.
+        watch: called with the race (its seconds, cost_ns, bound_ns, engine ...) whenever it makes
+            progress.
+        save: a file that always holds the best schedule so far, even if this process is killed. If
+            it can no longer be written, ``info["failures"]["save"]`` of the result says so.
+        engine: ``auto`` (every engine that helps, in parallel), ``adaoffload``, ``search``,
+            ``cpsat``, ``milp``.
+        time_limit: total seconds. `workers`: processes (default: one per core).
         objective: ``flush`` (makespan) or ``span`` (longest device span).
-        seed: of every random choice. `evaluations`: for ``search`` alone: stop after so many
-            instead of by the clock, which makes it deterministic.
-        gap: end where the best is proven to be this close to the best possible (0.01: 1 %).
-        solver: which MILP solver ``milp`` uses. `force`: state that model however large it is.
-        cache: start from what is kept on disk of this problem or of those like it, and keep what
-            is found (`race.cache`). Without it a run depends on nothing but its arguments.
+        seed: seeds every random choice. `evaluations`: only for ``search``: stop after this many
+            evaluations instead of by the clock, which makes the search deterministic.
+        gap: stop when the incumbent is proven to be within this optimality gap (0.01: 1 %).
+        solver: the MILP solver that ``milp`` uses. `force`: build the model however large it is.
+        cache: start from cached results of this problem or of similar ones, and cache the result
+            (`race.cache`). Without the cache a run depends only on its arguments.
         published: begin with AdaOffload and the published schedules, with every value of their
-            options, so that none that fits is faster, as long as half of the time (one second at
-            least) is enough for those that could be; ``info["untried"]`` says how many rules were
-            left otherwise. False: `warm_start` is the best of them already.
-        treatments: what may become of an activation, of ``keep, offload, recompute``; None: all
-            that the profile has. `per_stage`: all activations of a stage are treated alike.
+            options, so that none of them that fits is faster than the result, provided that half of
+            the time limit (at least one second) is enough to try those that could be;
+            ``info["untried"]`` counts the rules that were not tried. False: `warm_start` is already
+            the best of them.
+        treatments: the allowed treatments of an activation, out of ``keep, offload, recompute``;
+            None: all that the profile has. `per_stage`: all activations of a stage get the same
+            treatment.
         margin: by how much copies, ops and memory may exceed the profile, as
-            ``copies=10%,ops=5%,memory=3%`` or a mapping: the plan keeps the limit and its time where
-            they do; ``info["margin"]`` says what that costs (`margins.plan.solve_with_margins`).
-        chunks: per device: ``own`` (as the profile has them), a number, or ``any``: all numbers up
-            to one layer per stage, and two in a V (`shapes.solve_shapes`).
-        placement: ``loop`` or ``vee`` (two chunks); ``own``: the profile's, ``loop`` where a number
+            ``copies=10%,ops=5%,memory=3%`` or a mapping: within these margins the plan keeps its
+            memory limit and its time; ``info["margin"]`` says what that costs
+            (`margins.plan.solve_with_margins`).
+        chunks: chunks per device: ``own`` (those of the profile), a number, or ``any``: all numbers
+            up to one layer per stage, and two in a V (`shapes.solve_shapes`).
+        placement: ``loop`` or ``vee`` (two chunks); ``own``: the profile's, or ``loop`` if a number
             of chunks is given.
 
     Raises:
-        OutOfMemory: where the limit is below what one microbatch needs.
-        Infeasible: where no schedule fits, proven. NoSolution: where none is found.
-        OptPipeError: for options that make no sense (see `SolveOptions`), a MILP solver that is not
-            there, a MILP too large to be stated, or an engine, run alone, that fails.
+        OutOfMemory: if the limit is below what one microbatch needs.
+        Infeasible: if it is proven that no schedule fits. NoSolution: if none is found.
+        OptPipeError: for invalid options (see `SolveOptions`), a MILP solver that is not installed,
+            a MILP that is too large to build, or the failure of an engine that runs alone.
     """
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     options = SolveOptions(

@@ -1,4 +1,4 @@
-"""Schedules to start from: the fixed ones that fit, and simple offloading patterns."""
+"""Schedules to start from: the published ones, and simple offloading patterns."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ ONE_CHUNK = ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
 VEE = ("zb-v", "v-half", "v-min", "dualpipe-v")
 PLAIN_LOOP = ("1f1b-i",)
 RECOMPUTING = ("adapipe", "mario", "adaoffload-r")  # for the problem's limit
-FRACTIONS = ("0.25", "0.5", "0.75", "1")  # of activations that Megatron-LM's rule offloads
+FRACTIONS = ("0.25", "0.5", "0.75", "1")  # shares of activations that Megatron-LM's rule offloads
 LOOP = (*PLAIN_LOOP, "gis", "gis-h", "po", "po-h", "po-f", "megatron-offload")
 
 
 def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
-    """The published schedules with the problem's chunks and placement; whether they fit is the
-    replay's question. `variants` has all that their options make of them."""
+    """Build the published schedules with the problem's chunks and placement, without checking
+    whether they fit. `variants` builds them with all values of their options.
+    """
     for level in (None, *levels_of(problem)):
         yield from plain_schedules(problem, level)
     yield from recomputing_schedules(problem)
@@ -33,11 +34,11 @@ def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
 
 
 def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tuple[str, Schedule]]:
-    """Those of `fixed_schedules` that are not built in groups; what plans for a limit, both as
-    published and for the problem's.
+    """Build those of `fixed_schedules` that have no groups; schedules that plan for a limit both as
+    published and for the problem's limit.
 
     Args:
-        level: of recomputation, for every activation: inside backwards, and apart.
+        level: the level of recomputation of every activation, inside backwards and by separate ops.
     """
     shape = problem.shape
     names: tuple[str, ...] = ()
@@ -57,8 +58,9 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
 def recomputing_schedules(
     problem: Problem, best_ns: float = float("inf"), names: Sequence[str] = RECOMPUTING
 ) -> Iterator[tuple[str, Schedule]]:
-    """Those of `names` that choose by themselves what to recompute under the problem's limit; without
-    those that only add to a 1F1B that takes `best_ns` already."""
+    """Build those of `names` that choose what to recompute under the problem's limit; none if 1F1B,
+    on which they are built, already takes `best_ns`.
+    """
     limits = problem.limits
     if not (problem.may_recompute and limits and problem.shape.placement_name == "loop"):
         return
@@ -72,8 +74,9 @@ def recomputing_schedules(
 def megatron_offloads(
     problem: Problem, level: str | None, best_ns: Callable[[], float]
 ) -> Iterator[tuple[str, Schedule]]:
-    """Megatron-LM's offloading with each of `FRACTIONS`, from all ranks alike or each keeping one
-    activation more than the rank before it; as long as 1F1B itself takes less than `best_ns`."""
+    """Build Megatron-LM's offloading with each of `FRACTIONS`, on all ranks alike or each keeping
+    one activation more than the previous rank; none if 1F1B itself takes `best_ns` or longer.
+    """
     act = max(cost.act_bytes for cost in problem.profile.stages)
     for fraction in FRACTIONS:
         for delta in ("", f",delta={act}B"):
@@ -87,8 +90,9 @@ def megatron_offloads(
 
 
 def _one_f_one_b_ns(problem: Problem) -> int:
-    """A bound on what is built on 1F1B, interleaved on several chunks: what that takes without limit;
-    0 where nothing is known."""
+    """A bound on schedules that are built on (interleaved) 1F1B: its makespan without a limit; 0 if
+    unknown.
+    """
     if not only_delays(problem):
         return 0
     name = "1f1b" if problem.shape.chunks == 1 else "1f1b-i"
@@ -112,7 +116,7 @@ def _built(problem: Problem, variants: Sequence[str]) -> Iterator[tuple[str, Sch
 
 
 def _pipeoffloads(problem: Problem) -> Iterator[str]:
-    """PipeOffload in other groups than one microbatch, with any number of its chunks offloaded."""
+    """Build PipeOffload in groups of more than one microbatch, with any number of chunks offloaded."""
     p, chunks = problem.profile.devices, problem.profile.chunks
     if chunks > 1 and problem.may_offload:
         for group in sorted({2, p // 4, p // 2, p} - {0, 1}):
@@ -121,17 +125,19 @@ def _pipeoffloads(problem: Problem) -> Iterator[str]:
 
 
 def offload_everything(problem: Problem, depth: int) -> Schedule:
-    """1F1B with at most `depth` warm-up forwards per device, everything offloaded in FIFO order,
-    one reload ahead: a start where two or three activations fit."""
+    """Build 1F1B with at most `depth` warm-up forwards per device, everything offloaded in FIFO
+    order, one reload ahead: a start for devices with room for two or three activations.
+    """
     stages, m = problem.shape.stages, problem.microbatches
     warm_up = [min(stages - stage - 1, depth) for stage in range(stages)]
     return _all_offloaded(problem, warm_up, range(m), f"offload-everything:{depth}")
 
 
 def park_first(problem: Problem, passed: int, spare: Sequence[int]) -> Schedule:
-    """As `offload_everything`, but the first microbatch waits on the host until so many others have
-    passed it, on all devices. With two slots and slow copies that can beat any FIFO schedule: its
-    forwards and offloads cost no time, as nothing else is there yet.
+    """As `offload_everything`, but the first microbatch stays on the host until `passed` others
+    have overtaken it, on all devices. With room for two activations and slow copies this can
+    beat any FIFO schedule: its forwards and offloads cost no time, as the pipeline is still
+    empty.
 
     Args:
         spare: warm-up forwards of each stage beyond those of 1F1B.
@@ -146,7 +152,7 @@ def park_first(problem: Problem, passed: int, spare: Sequence[int]) -> Schedule:
 def _all_offloaded(
     problem: Problem, warm_up: Sequence[int], order: Sequence[int], name: str
 ) -> Schedule:
-    """Everything offloaded; backwards in the given order, forwards `warm_up` ahead of them."""
+    """Offload everything; backwards run in the given order, forwards `warm_up` ahead of them."""
     shape = problem.shape
     programs = []
     for device in range(shape.devices):

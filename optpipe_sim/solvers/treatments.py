@@ -1,4 +1,4 @@
-"""What may become of an activation: kept, offloaded, recomputed; and a profile without some of that."""
+"""The treatments of an activation (keep, offload, recompute), and profiles restricted to some of them."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from .options import TREATMENTS
 
 
 def treatments_of(profile: CostProfile) -> frozenset[str]:
-    """The treatments that a profile has the numbers for."""
+    """Return the treatments that a profile has costs for."""
     offload = {"offload"} if profile.offload is not None else set()
     return frozenset({"keep"} | offload | ({"recompute"} if profile.has_levels else set()))
 
 
 def restrict(profile: CostProfile, treatments: Iterable[str] | None) -> CostProfile:
-    """The profile without its offloading, or levels of recomputation, unless they are among the treatments.
+    """Remove offloading or the levels of recomputation from a profile unless they are among the
+    treatments.
 
     Args:
-        treatments: of ``keep, offload, recompute``; None: all that the profile has. Keeping is
-            always possible, and treatments that the profile has no numbers for change nothing.
+        treatments: out of ``keep, offload, recompute``; None: all that the profile has. Keeping is
+            always possible; treatments that the profile has no costs for change nothing.
 
     Raises:
         OptPipeError: for an unknown treatment.
@@ -43,10 +44,10 @@ def restrict(profile: CostProfile, treatments: Iterable[str] | None) -> CostProf
 
 
 def named_levels(profile: CostProfile, numbers: np.ndarray) -> Levels:
-    """Levels of recomputation as a schedule has them: by name.
+    """Convert levels of recomputation to names, as schedules store them.
 
     Args:
-        numbers: (stages, microbatches) which of its stage's levels, from 1; 0: none.
+        numbers: (stages, microbatches) the number of the level in its stage, from 1; 0: none.
     """
     names = list(dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute))
     table = np.zeros_like(numbers)
@@ -57,11 +58,11 @@ def named_levels(profile: CostProfile, numbers: np.ndarray) -> Levels:
 
 
 def require_alike(schedule: Schedule) -> None:
-    """Refuse a schedule that treats activations of one stage differently.
+    """Raise unless all activations of each stage are treated alike.
 
     Raises:
-        InvalidSchedule: names the first stage where some are recomputed, apart or not, or offloaded,
-            and others are not.
+        InvalidSchedule: names the first stage whose activations differ in level, offloading, or
+            whether they are recomputed by a separate op.
     """
     kinds, stages, _ = schedule.table.T
     differ = (schedule.levels.table != schedule.levels.table[:, :1]).any(axis=1)
@@ -71,5 +72,5 @@ def require_alike(schedule: Schedule) -> None:
     if differ.any():
         raise InvalidSchedule(
             f"stage {int(differ.argmax())}: its activations are not all treated alike,"
-            " which was asked for (per_stage)"
+            " which per_stage requires"
         )

@@ -1,9 +1,9 @@
 """Published schedules with every value of their options, the most promising first.
 
-GIS and PipeOffload have a group size and a number of offloaded chunks, the automatic zero-bubble
-schedules a limit to plan for. Two facts leave few of the hundreds of settings to replay: no variant
-of a compute order beats the order itself without limit and copies, which only make ops wait; and what
-its resident chunks hold, op by op, is known before any replay.
+GIS and PipeOffload have a group size and a number of offloaded chunks; the automatic zero-bubble
+schedules have a limit to plan for. Two facts leave few of the hundreds of settings to replay: no
+variant of a compute order is faster than the order itself without limit and copies, which only
+delay ops; and the memory of its resident chunks, op by op, is known before any replay.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from ..sim import simulate
 from ..units import size_text
 from .problem import Problem
 
-MOST_LEVELS = 48  # limits to plan for, where every sum of activations would be more
+MOST_LEVELS = 48  # limits to plan for, if there are more sums of activations than this
 
-IN_VAIN = 3  # such limits in a row end the search for better ones
+IN_VAIN = 3  # limits in a row without improvement that end the search
 
 GROUPED = ("gis", "po")
 
@@ -39,7 +39,7 @@ Found = tuple[int, str, Schedule]
 
 
 class Way(NamedTuple):
-    """How all activations are recomputed: at a level of the profile, inside backwards or apart."""
+    """How all activations are recomputed: at a level of the profile, inside backwards or by separate ops."""
 
     level: str
     apart: bool
@@ -49,9 +49,10 @@ class Way(NamedTuple):
 
 
 class _Order(NamedTuple):
-    """A compute order: what it costs without limit and copies, the number of its problem, its
-    group size; `plain`: without the recomputation that `schedule` has; `may_fit`: the numbers of
-    offloaded chunks worth a try."""
+    """A compute order: its cost without limit and copies, the number of its problem, its group
+    size; `plain`: without the recomputation in `schedule`; `may_fit`: the numbers of offloaded
+    chunks that may fit.
+    """
 
     cost_ns: int
     at: int
@@ -63,8 +64,9 @@ class _Order(NamedTuple):
 
 
 def levels_of(problem: Problem, best_ns: float = float("inf")) -> list[str]:
-    """The levels at which a problem may recompute every activation and yet, as far as the work tells, cost
-    less than `best_ns`."""
+    """Return the levels at which every activation can be recomputed without the work bound reaching
+    `best_ns`.
+    """
     if not problem.may_recompute:
         return []
     stages = problem.profile.stages
@@ -73,26 +75,31 @@ def levels_of(problem: Problem, best_ns: float = float("inf")) -> list[str]:
 
 
 def ways_of(problem: Problem, best_ns: float = float("inf")) -> list[Way | None]:
-    """None, for activations that are kept, and each way to recompute all of them at one of `levels_of`."""
+    """Return None, for keeping all activations, and each way to recompute all of them at one of
+    `levels_of`.
+    """
     levels = levels_of(problem, best_ns)
     return [None, *(Way(name, apart) for name in levels for apart in (False, True))]
 
 
 def recomputed_at(name: str, level: str) -> str:
-    """The name of a schedule with recomputation inside its backwards."""
+    """Return the name of a schedule with recomputation inside its backwards."""
     return f"{name}{',' if ':' in name else ':'}recompute={level}"
 
 
 def both_ways(built: Iterable[tuple[str, Schedule]]) -> Iterator[tuple[str, Schedule]]:
-    """Schedules that recompute inside backwards, each with itself taken apart: the pattern is the same."""
+    """Yield schedules that recompute inside backwards, each also with separate recomputation ops in
+    the same pattern.
+    """
     for name, schedule in built:
         yield name, schedule
         yield f"{name},apart=yes", taken_apart(schedule)
 
 
 def work_ns(problem: Problem, level: str) -> int:
-    """A bound on schedules that recompute every activation at a level: each device's work, after the
-    forwards that lead to it."""
+    """Return a lower bound on schedules that recompute every activation at a level: each device's
+    work, after the forwards that precede it.
+    """
     return naive(at_level(problem.profile, level), problem.microbatches, problem.objective)
 
 
@@ -104,17 +111,16 @@ def grouped_variants(
     ways: Sequence[Way | None] | None = None,
     sizes: Sequence[bool] = (True, False),
 ) -> Iterator[Found]:
-    """GIS and PipeOffload in every group size, with every number of offloaded chunks that may fit,
-    and each with every level of recomputation.
+    """Yield GIS and PipeOffload in every group size, with every number of offloaded chunks that may
+    fit, each with every level of recomputation.
 
     Args:
-        problems: one per number of chunks; those that are not placed in a loop have no such
-            schedules.
-        best_ns: what variants have to beat to count.
-        over: whether the time is up; the usual group sizes come first.
-        families: ``gis``, ``po`` or both. `ways`: those to recompute every activation; None: all
-            that a problem has, and none.
-        sizes: of groups: True the usual ones, False all others.
+        problems: one per number of chunks; placements other than a loop have no such schedules.
+        best_ns: the cost that variants have to beat.
+        over: tells whether the time is up; the usual group sizes come first.
+        families: ``gis``, ``po`` or both. `ways`: the ways to recompute every activation; None: all
+            that a problem has, and no recomputation.
+        sizes: which group sizes: True: the usual ones; False: all others.
 
     Yields:
         the number of the problem, the name with its options, and the schedule, which may not fit.
@@ -150,7 +156,7 @@ def _groups(problem: Problem, usual: bool) -> list[int]:
 def _order(
     problem: Problem, at: int, group: int, way: Way | None, planned: CostProfile
 ) -> _Order | None:
-    """An order that some number of offloaded chunks may fit; None where there is none."""
+    """Make an order that may fit with some number of offloaded chunks; None if there is none."""
     plain = grouped(planned, problem.microbatches, group)
     schedule = _recomputed(problem, plain, way)
     may_fit = _may_fit(problem, schedule)
@@ -162,7 +168,7 @@ def _order(
 
 
 def _planned(problem: Problem, way: Way | None) -> CostProfile:
-    """The costs that a pattern plans with."""
+    """Return the costs that a pattern plans with."""
     costs = problem.profile if way is None else at_level(problem.profile, way.level)
     return as_split(costs)
 
@@ -177,8 +183,9 @@ def _hopeless(order: _Order, problem: Problem, best_ns: float) -> bool:
 
 
 def only_delays(problem: Problem) -> bool:
-    """Whether limits, copies and recomputation can only make an order take longer. On serial links a
-    delayed message may let another go first, and a span may become shorter by a delay."""
+    """Whether limits, copies and recomputation can only slow an order down. On serial links a
+    delayed message may let another go first, and a delay may shorten a span.
+    """
     return problem.objective == "flush" and problem.profile.links != "serial"
 
 
@@ -193,11 +200,11 @@ def _variant(problem: Problem, order: _Order, offloaded: int) -> Found:
 
 
 def _may_fit(problem: Problem, order: Schedule) -> list[int]:
-    """The numbers of offloaded chunks with which an order may keep the limit.
+    """Return the numbers of offloaded chunks with which an order may keep the limit.
 
-    Of a chunk that stays, each activation is held from its F to its B and W, on one compute stream,
-    so that what a device holds before each op follows from the order alone. What is offloaded is
-    there at least while its F and its B run.
+    Activations of a resident chunk are held from F to B and W on one compute stream, so the memory
+    that a device holds before each op follows from the order alone. Offloaded activations are on
+    the device at least while their F and their B run.
     """
     if problem.limits is None:
         return [0]
@@ -230,10 +237,11 @@ def limited_variants(
     best_ns: Callable[[], float] = lambda: float("inf"),
     levels: Sequence[str | None] | None = None,
 ) -> Iterator[tuple[str, Schedule]]:
-    """The automatic zero-bubble schedules of the problem's shape, planned for less than its own limit,
-    from the largest to the least; a greedy may do better with less. Where `IN_VAIN` limits in a row
-    give orders that take `best_ns` even without one, less memory is taken to be no help. `levels`:
-    those to recompute every activation at; None: all, and none."""
+    """Yield the automatic zero-bubble schedules of the problem's shape, planned for ever smaller
+    limits than its own, as a greedy may do better with less memory. It stops after `IN_VAIN`
+    limits in a row whose orders take `best_ns` even without a limit. `levels`: the levels at
+    which every activation is recomputed; None: all levels, and no recomputation.
+    """
     shape = problem.shape
     name = {("loop", 1): "zb-1p", ("vee", 2): "zb-v"}.get((str(shape.placement_name), shape.chunks))
     if name is None:
@@ -247,7 +255,7 @@ def limited_variants(
             variant = variant if level is None else recomputed_at(variant, level)
             try:
                 schedule = build(variant, problem.profile, problem.microbatches)
-            except OptPipeError:  # not one microbatch
+            except OptPipeError:  # not even one microbatch fits
                 break
             free = simulate(
                 schedule, problem.profile, enforce=False, objective=problem.objective, explain=False
@@ -260,8 +268,9 @@ def limited_variants(
 
 
 def _limits(problem: Problem) -> list[int]:
-    """Limits up to the problem's own, and to twice what 1F1B holds, from the largest: each sum of
-    activations, or so many of them that are evenly spread."""
+    """Return limits up to the problem's own, and up to twice the memory of 1F1B, from the largest:
+    each sum of activations, or a fixed number of them evenly spread.
+    """
     costs = problem.profile
     sizes = {size for cost in costs.stages for size in (cost.act_bytes, cost.w_bytes) if size}
     if not sizes:

@@ -170,7 +170,7 @@ def test_a_robust_plan_with_a_margin_keeps_the_limit_with_larger_sizes() -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("copies", "say of what, as in copies=10%,ops=5%,memory=3%, got 'copies'"),
+        ("copies", "expected NAME=SHARE, as in copies=10%,ops=5%,memory=3%, got 'copies'"),
         ("copies=-1%", "copies must be a share from 0 to 100%, as in 10% or 0.1, got '-1%'"),
         ("copies=5", "copies must be a share from 0 to 100%"),
         ("copies=nan", "copies must be a share from 0 to 100%"),

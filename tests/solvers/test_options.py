@@ -160,7 +160,7 @@ def test_a_placement_is_the_same_by_name_and_by_keyword(
         ({"treatments": ["drop"]}, "treatments: expected some of keep, offload, recompute"),
         ({"chunks": 0}, "chunks: expected own, any or a number of at least 1, got 0"),
         ({"chunks": True}, "chunks: expected own, any or a number"),
-        ({"chunks": "any", "placement": "vee"}, "chunks=any has placements of its own"),
+        ({"chunks": "any", "placement": "vee"}, "chunks=any tries all placements"),
         ({"placement": "ring"}, "placement: expected one of own, loop, vee"),
     ],
 )

@@ -1,1 +1,1 @@
-"""Safety margins: plans that hold where copies, ops or memory turn out larger than profiled."""
+"""Safety margins: plans that still hold if copies, ops or memory turn out larger than profiled."""

@@ -1,14 +1,14 @@
 """Plan with safety margins, and say what each of them costs.
 
-A plan with margins is one for the *padded* profile, whose durations and sizes are those of the
-profile and the margins. A program that can go on with some sizes can go on with smaller ones, and,
-where links are not served first come, first served, no op starts later with shorter durations than
-with longer ones: each start is a sum and maximum of what came before. So whatever happens within
-the margins, the plan keeps the limit, and the iteration takes at most the planned time.
+A plan with margins is a plan for the *padded* profile, whose durations and sizes are those of the
+profile increased by the margins. A program that does not deadlock with some sizes does not deadlock
+with smaller ones, and, unless links are served first come, first served, shorter durations never
+make an op start later: each start is a maximum of sums of earlier durations. So as long as reality
+stays within the margins, the plan keeps the limit and the iteration takes at most the planned time.
 
-Whoever decides beforehand what waits for what (`sim.lower`, the runtime) keeps the limit if that is
-done under one that leaves the margin of memory free, and the planned time as well if it is done with
-the padded profile: with the profile's own times another release may come first.
+Code that fixes in advance which op waits for which (`sim.lower`, the runtime) keeps the limit if it
+does so under a limit that leaves the memory margin free. It also keeps the planned time if it uses
+the padded profile; with the profile's own times another release may come first.
 """
 
 from __future__ import annotations
@@ -39,12 +39,15 @@ from ..result import FEASIBLE, OPTIMAL, SolveResult
 from ..shapes import solve_settled
 from .shares import ALL, Margins
 
-PLAN, NOMINAL = 0.5, 0.25  # of the time: for the plan itself, and without any margin
+PLAN, NOMINAL = (
+    0.5,
+    0.25,
+)  # shares of the time: for the plan itself, and for the plan without any margin
 
 
 @dataclass(frozen=True)
 class _Grown:
-    """Multiplies and rounds up; None stays None."""
+    """Multiply and round up; None stays None."""
 
     factor: Fraction
 
@@ -53,16 +56,16 @@ class _Grown:
 
 
 def _growth(share: float) -> Fraction:
-    """1 and the share, as it was written."""
+    """Return 1 + share, as a fraction of the decimals that were written."""
     return 1 + Fraction(str(share))
 
 
 def padded(profile: CostProfile, margins: Margins) -> CostProfile:
-    """The profile with every duration and size as large as the margins allow, rounded up; limits
-    and messages stay as they are. Without a margin, the profile itself.
+    """Return the profile with every duration and size as large as the margins allow, rounded up;
+    limits and messages are unchanged. Without a margin, return the profile itself.
 
     Raises:
-        ProfileError: where that is more than a profile can say.
+        ProfileError: if a padded value is larger than a profile can hold.
     """
     if not margins:
         return profile
@@ -93,7 +96,7 @@ def padded(profile: CostProfile, margins: Margins) -> CostProfile:
             act_bytes=act,
             w_bytes=held(cost.w_bytes),
             kv_bytes=held(cost.kv_bytes),
-            # what an offload leaves on the device grows, too
+            # the part that an offload leaves on the device grows, too
             offload_bytes=act - (held(cost.act_bytes - cost.offloadable) or 0),
             static_bytes=held(cost.static_bytes),
             recompute=tuple(map(level, cost.recompute)),
@@ -103,13 +106,13 @@ def padded(profile: CostProfile, margins: Margins) -> CostProfile:
 
 
 def with_room(limits: tuple[int, ...] | None, memory: float) -> tuple[int, ...] | None:
-    """The limits under which what is held may still grow by that share."""
+    """Return the limits under which held memory may still grow by that share."""
     return limits and tuple(int(limit / _growth(memory)) for limit in limits)
 
 
 @dataclass(frozen=True)
 class _Question:
-    """What `solve` was asked, but for the margins."""
+    """The arguments of `solve` without the margins."""
 
     profile: CostProfile
     microbatches: int
@@ -119,18 +122,17 @@ class _Question:
     def solve(
         self, margins: Margins, share: float, start: Schedule | str | None, hooks: Hooks
     ) -> SolveResult:
-        """The best plan with some margins, in a share of the time."""
+        """Find the best plan with some margins, in a share of the time."""
         options = replace(self.options, margin=None, time_limit=share * self.options.time_limit)
         profile = padded(self.profile, margins)
         return solve_settled(profile, self.microbatches, self.memory_limit, options, start, hooks)
 
     def replay(self, schedule: Schedule, margins: Margins) -> Trace | None:
-        """The replay where reality is off by these margins; None where it does not keep the limits."""
+        """Replay the schedule with reality off by these margins; None if that breaks the limits."""
         return self._keeps(schedule, padded(self.profile, margins), self.memory_limit)
 
     def as_profiled(self, schedule: Schedule, memory: float) -> Trace | None:
-        """The replay as profiled, under limits that leave the margin of memory free, so that what is
-        held may grow by it."""
+        """Replay the schedule as profiled, under limits that leave the memory margin free."""
         limits = with_room(self.profile.limits(self.memory_limit), memory)
         return self._keeps(schedule, self.profile, limits)
 
@@ -147,7 +149,7 @@ class _Question:
         return problem.keeps(schedule)
 
     def run_off(self, schedule: Schedule, margins: Margins) -> dict[str, Any]:
-        """What becomes of a plan without margins that is run where reality is off by these."""
+        """Run a plan that was made without margins with reality off by these margins."""
         lowered = lower(schedule, self.profile, self.profile.limits(self.memory_limit))
         worst = padded(self.profile, margins).for_shape(schedule.shape)
         durations = op_costs(lowered.schedule, worst).duration_ns
@@ -157,7 +159,7 @@ class _Question:
         return {"fits": fits, "ns": trace.cost_ns if fits else None}
 
     def best(self, plans: Sequence[Schedule], margins: Margins) -> tuple[int, Schedule]:
-        """The fastest of some plans where reality is off by these margins; of equal ones the first."""
+        """Return the plan that is fastest with reality off by these margins; of equal ones the first."""
         traces = [(self.replay(plan, margins), plan) for plan in plans]
         return min(
             ((trace.cost_ns, plan) for trace, plan in traces if trace is not None),
@@ -165,7 +167,9 @@ class _Question:
         )
 
     def bound(self) -> Bound:
-        """What no plan without margins can beat, by formulas, with any of the chunks that may be chosen."""
+        """The closed-form bound on plans without margins, over all the numbers of chunks that may
+        be chosen.
+        """
         shapes = [self.profile]
         if self.options.chunks == "any":
             shapes = candidate_shapes(self.profile)
@@ -178,7 +182,7 @@ class _Question:
         return min(found, key=lambda bound: bound.ns)
 
     def of_shape(self, plan: Schedule) -> _Question:
-        """The same for the chunks and the placement of a plan alone."""
+        """The same bound for the chunks and the placement of one plan."""
         options = replace(self.options, chunks="own", placement="own", published=False)
         return replace(self, profile=self.profile.for_shape(plan.shape), options=options)
 
@@ -191,18 +195,19 @@ def solve_with_margins(
     warm_start: Schedule | str | None,
     hooks: Hooks,
 ) -> SolveResult:
-    """The plan that is fastest where reality is off by all margins, and what each of them costs.
+    """Find the plan that is fastest with reality off by all margins, and what each margin costs.
 
-    The time is shared between that plan and those without margins and without one of them.
+    The time limit is shared between this plan, the plan without margins and the plans without one
+    of them.
 
     Returns:
-        the plan, replayed as profiled under limits that leave the margin of memory free (those that it
-        has to be run under), with a bound on all plans without margins; ``incumbents`` are of planned
-        times. ``info["margin"]`` has, in ns, ``planned_ns`` (the time where all is off by
-        its margin; ``planned_bound_ns``: no plan has less) and ``nominal_ns`` (as profiled);
-        ``without``: the same of the best plan without each of several margins, with its chunks, and
-        without ``all`` of them; ``unguarded``: whether that last one ``fits`` where all is off, and
-        what it takes then.
+        the plan, replayed as profiled under limits that leave the memory margin free (the limits to
+            run it under), with a bound on all plans without margins; ``incumbents`` hold planned
+            times. ``info["margin"]`` has, in ns, ``planned_ns`` (the time with everything off by
+            its margin; ``planned_bound_ns``: its lower bound) and ``nominal_ns`` (as profiled);
+        ``without``: the same for the best plan without each one of several margins, with its
+            chunks, and without ``all`` of them; ``unguarded``: whether that last plan ``fits`` with
+            everything off by its margin, and its time then.
 
     Raises: as `solve`, for the padded profile.
     """
@@ -221,7 +226,7 @@ def solve_with_margins(
     others: dict[str, SolveResult] = {}
     interrupted = bool(plan.info["interrupted"])
     share = NOMINAL if several else 1 - PLAN
-    # without any margin other shapes may be good; the plan is one to start from where there is one
+    # without a margin other shapes may be better; start from the plan if there is one
     start = None if options.chunks == "any" else plan.schedule
     wanted = [(ALL, Margins(), share, question, start)]
     if several:
@@ -235,16 +240,16 @@ def solve_with_margins(
             if start is not None:
                 alike = [known for known in found if known.shape == start.shape]
                 start = asked.best(alike, less)[1]
-            with suppress(OutOfMemory, NoSolution):  # in so little time
+            with suppress(OutOfMemory, NoSolution):  # none was found in so little time
                 others[name] = asked.solve(less, share, start, quiet)
                 found.append(others[name].schedule or plan.schedule)
                 interrupted = bool(others[name].info["interrupted"])
     except KeyboardInterrupt:
         interrupted = True
     planned_ns, schedule = question.best(found, margins)
-    # stages that were divided may be a byte larger than their share of what was padded
+    # divided stages may be a byte larger than their share of the padded stage
     trace = question.as_profiled(schedule, margins.memory) or question.replay(schedule, Margins())
-    assert trace is not None  # it keeps the limits with more than this
+    assert trace is not None  # it keeps the limits with larger margins than these
     failures = dict(plan.info["failures"])
     if hooks.save is not None and schedule is not plan.schedule:
         try:
@@ -286,7 +291,7 @@ def solve_with_margins(
 def _costs(
     question: _Question, plans: Sequence[Schedule], margins: Margins, names: Sequence[str]
 ) -> dict[str, Any]:
-    """What the best of some plans takes without each margin, and without all of them."""
+    """Return the time of the best of some plans without each margin, and without all of them."""
     without: dict[str, Any] = {}
     unguarded = None
     for name in names:

@@ -1,4 +1,4 @@
-"""How much more than profiled a plan has to bear; light, so that the command line can ask."""
+"""How far reality may exceed the profile. Imports nothing heavy, so that the command line can use it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ...errors import OptPipeError
 
 @dataclass(frozen=True)
 class Margins:
-    """By which share each quantity may exceed its profiled value (0.1: 10 %).
+    """The share by which each quantity may exceed its profiled value (0.1: 10 %).
 
     Attributes:
         copies: durations of O and R.
         ops: durations of all compute ops, recomputation included.
-        memory: every size, what is static included.
+        memory: every size, static memory included.
 
     Raises:
-        OptPipeError: for what is no share from 0 to 1.
+        OptPipeError: for a value that is not a share from 0 to 1.
     """
 
     copies: float = 0.0
@@ -34,7 +34,7 @@ class Margins:
         return any(asdict(self).values())
 
     def to_json(self) -> dict[str, float]:
-        """Plain data, by name."""
+        """The margins as plain data, by name."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -45,21 +45,20 @@ class Margins:
         return [(name, 100 * share) for name, share in asdict(self).items() if share]
 
     def without(self, name: str) -> Margins:
-        """All margins but one."""
+        """The margins with one of them set to 0."""
         return replace(self, **{name: 0.0})
 
 
-ALL = "all"  # of the margins, where names of them are asked for
+ALL = "all"  # of the margins, for arguments that take their names
 NAMES = tuple(entry.name for entry in fields(Margins))
 
 
 def as_margins(given: Margins | Mapping[str, Any] | str | None) -> Margins | None:
-    """The margins of ``copies=10%,ops=5%``, or of a mapping; None where there are none.
-
-    Between several of them stands a comma, or a plus as in the names of schedules.
+    """Parse the margins of ``copies=10%,ops=5%``, or of a mapping; None if there are none. They are
+    separated by commas, or by a plus as in the names of schedules.
 
     Raises:
-        OptPipeError: for unknown names, one said twice, or values that are no shares.
+        OptPipeError: for an unknown name, a name given twice, or a value that is not a share.
     """
     if isinstance(given, str):
         given = _parsed(given)
@@ -79,7 +78,7 @@ def _parsed(text: str) -> dict[str, str]:
         name, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
             raise OptPipeError(
-                f"margin: say of what, as in copies=10%,ops=5%,memory=3%, got {part.strip()!r}"
+                f"margin: expected NAME=SHARE, as in copies=10%,ops=5%,memory=3%, got {part.strip()!r}"
             )
         if name in found:
             raise OptPipeError(f"margin: {name} is there twice")

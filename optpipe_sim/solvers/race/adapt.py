@@ -1,8 +1,8 @@
-"""A schedule of one problem made into one of another: other m, other limit, other costs.
+"""Adapt a schedule of one problem to another one with another m, limit or costs.
 
-For another m a block of microbatches is cut out of the steady part, or repeated in it, everything
-after it earlier or later by as much as the block lasts. Where memory then does not suffice, ops are
-put off, and activations offloaded, until it does.
+For another m a block of microbatches in the steady state is removed or repeated, and everything
+after it moves earlier or later by the duration of the block. If memory then does not suffice, ops
+are delayed and activations offloaded until it does.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ...schedule import Schedule
 from ..problem import Problem, schedule_from_times
 
 BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16)  # microbatches repeated together
-AHEAD = 64  # ops of a program among which one is put before the others
-MANY_OPS = 30_000  # beyond this only the plainest cut is tried
+AHEAD = 64  # ops of a program that an op may overtake
+MANY_OPS = 30_000  # for larger schedules only the simplest cut is tried
 
 
 def adapt(problem: Problem, schedule: Schedule, seconds: float = 0.5) -> Schedule | None:
-    """The schedule, which may have another m, as a good one of this problem; None where it has
-    another placement or none of its adaptions fits the limit.
+    """Adapt a schedule, which may have another m, to this problem; None if it has another placement
+    or none of its adaptations fits the limit.
 
-    After so many `seconds` no further adaption is tried.
+    After `seconds` no further adaptation is tried.
     """
     if schedule.shape.placement != problem.shape.placement:
         return None
@@ -53,7 +53,7 @@ def adapt(problem: Problem, schedule: Schedule, seconds: float = 0.5) -> Schedul
 
 
 def _best(problem: Problem, candidates: Iterable[Schedule]) -> Schedule | None:
-    """The one that costs least under the limit; None where none of them fits."""
+    """Return the candidate that costs least under the limit; None if none fits."""
     best: Schedule | None = None
     least = 2**62
     for candidate in candidates:
@@ -67,7 +67,9 @@ def _best(problem: Problem, candidates: Iterable[Schedule]) -> Schedule | None:
 
 
 def _put_off(problem: Problem, candidates: Iterable[Schedule], until: float) -> Iterator[Schedule]:
-    """`put_off` of each for which that works; the first in any case, the others in time."""
+    """Yield `put_off` of each candidate for which it works; always of the first, of the others
+    until the time is up.
+    """
     for candidate in candidates:
         with suppress(OptPipeError):
             yield put_off(problem, candidate)
@@ -76,7 +78,7 @@ def _put_off(problem: Problem, candidates: Iterable[Schedule], until: float) -> 
 
 
 def without_transfers(schedule: Schedule) -> Schedule:
-    """The same compute ops, nothing offloaded."""
+    """Return the schedule with the same compute ops and no offloads."""
     kept = schedule.table[:, 0] < O
     sizes = np.bincount(schedule.devices[kept], minlength=schedule.shape.devices)
     return Schedule.from_table(
@@ -88,8 +90,9 @@ def without_transfers(schedule: Schedule) -> Schedule:
 
 
 def _of_size(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
-    """The schedule with the problem's m: blocks of several sizes, cut or repeated at several
-    places."""
+    """Yield schedules with the problem's m: blocks of several sizes, removed or repeated at several
+    places.
+    """
     m, old = problem.microbatches, schedule.shape.microbatches
     if m == old:
         yield schedule
@@ -111,7 +114,7 @@ def _of_size(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _free_starts(problem: Problem, schedule: Schedule) -> dict[Op, int]:
-    """When each op starts if memory holds nothing back, with the problem's costs."""
+    """Return when each op starts with the problem's costs and no memory limit."""
     free = replace(problem, microbatches=schedule.shape.microbatches, limits=None)
     trace = free.replay(schedule)
     ops = chain.from_iterable(schedule.programs)
@@ -119,8 +122,9 @@ def _free_starts(problem: Problem, schedule: Schedule) -> dict[Op, int]:
 
 
 def _respaced(problem: Problem, starts: dict[Op, int], sources: list[int]) -> Schedule:
-    """The schedule whose microbatch j does what `sources[j]` did, as much later as the
-    microbatches put in before it last (or earlier, as those left out lasted)."""
+    """Make the schedule whose microbatch j is timed as `sources[j]` was, later by the duration of
+    the microbatches inserted before it (or earlier by that of those removed).
+    """
     old = 1 + max(op.microbatch for op in starts)
     when = np.zeros(old + 1, np.int64)  # typical time of a microbatch: its ops' mean start
     count = np.zeros(old, np.int64)
@@ -148,24 +152,24 @@ def _respaced(problem: Problem, starts: dict[Op, int], sources: list[int]) -> Sc
 
 
 def put_off(problem: Problem, schedule: Schedule) -> Schedule:
-    """The schedule with ops put off, and further activations offloaded, until the limit holds.
+    """Delay ops of a schedule, and offload further activations, until the limit holds.
 
-    Ops are done one at a time, in the order of their starts, each as soon as its inputs are there
-    and its memory fits; so the result, done in that order, never deadlocks.
+    Ops are placed one at a time, in the order of their starts, each as soon as its inputs are
+    available and its memory fits; so the result, run in that order, never deadlocks.
 
     Raises:
-        OptPipeError: where this gets stuck.
+        OptPipeError: if no further op can be placed.
     """
     return _PutOff(problem, schedule).run()
 
 
 class _PutOff:
-    """The state of `put_off`: what is left, what is done, what is held."""
+    """The state of `put_off`: the ops left, the ops placed, the memory held."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self.problem, self.costs = problem, problem.profile
         if problem.limits is None:
-            raise OptPipeError("without a limit there is nothing to put off")
+            raise OptPipeError("without a limit there is nothing to delay")
         self.limits = problem.limits
         free = replace(problem, limits=None)
         self.when = dict(
@@ -188,12 +192,12 @@ class _PutOff:
             op = min(heads, key=self.when.__getitem__, default=None)
             op = op or self.later() or self.evicted()
             if op is None:
-                raise OptPipeError("the schedule cannot be put off to fit the limit")
+                raise OptPipeError("the schedule cannot be delayed to fit the limit")
             self.do(op)
         return Schedule(self.problem.shape, self.programs)
 
     def ready(self, op: Op) -> bool:
-        """Whether it can be done: its inputs are there and its memory fits."""
+        """Whether an op can be placed: its inputs are available and its memory fits."""
         return self.fed(op) and self.fits(op)
 
     def fed(self, op: Op) -> bool:
@@ -205,13 +209,13 @@ class _PutOff:
         return self.held[device] + taken <= self.limits[device]
 
     def later(self) -> Op | None:
-        """A later op that can be done: one that frees memory, else any; the earliest of them."""
+        """Return the earliest later op that can be placed, preferably one that frees memory."""
         able = [op for program in self.left for op in islice(program, AHEAD) if self.ready(op)]
         freeing = [op for op in able if op.kind not in (F, R)]
         return min(freeing or able, key=self.when.__getitem__, default=None)
 
     def evicted(self) -> Op | None:
-        """An offload put in where memory blocks: of the newest activation, where it stays long."""
+        """Insert an offload of the newest activation that stays long, if memory blocks an op."""
         if not self.problem.may_offload:
             return None
         for device, program in enumerate(self.left):
@@ -222,7 +226,7 @@ class _PutOff:
         return None
 
     def newest(self, device: int, blocked: Op) -> Op | None:
-        """The F of the newest activation on a device that can leave it for the blocked op."""
+        """Return the F of the newest activation whose offload would let the blocked op run."""
         resident = [
             op
             for op in self.programs[device]
@@ -235,7 +239,7 @@ class _PutOff:
         return max(resident, key=lambda op: op.microbatch, default=None)
 
     def put_in(self, forward: Op) -> Op:
-        """The offload of an activation, to be done now; its reload stands before its backward."""
+        """Insert the offload of an activation now, and its reload before its backward."""
         _, stage, j = forward
         offload, reload = Op(O, stage, j), Op(R, stage, j)
         program = self.left[self.costs.placement[stage]]

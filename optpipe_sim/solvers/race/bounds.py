@@ -1,5 +1,6 @@
-"""Expensive lower bounds for the race: configuration LPs, ever longer searches of single devices, and, where
-these come to their end, windows that the devices hand on to one another."""
+"""Expensive lower bounds for the race: configuration LPs, ever longer searches of single devices,
+and, when these are exhausted, window propagation between the devices.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ from ..reports import Others, Report, no_report
 from .identity import identity
 
 ROOMS = (2_000, 30_000, 300_000, 1_000_000)  # nodes; a million take about 300 MB
-MOST_WINDOWS = 100  # F's up to which windows prove more than single devices, as far as is known
-QUICKEST = 500_000  # nodes per second, to begin with
+MOST_WINDOWS = 100  # F's up to which windows proved more than single devices (measured)
+QUICKEST = 500_000  # nodes per second, as a first estimate
 
 
 def best_bound(
@@ -34,9 +35,9 @@ def best_bound(
     """The best bound, in ns, of the configuration LPs and of all devices within `time_limit` seconds.
 
     Args:
-        goal_ns: the cost of a known schedule: a bound that reaches it ends the search.
+        goal_ns: the cost of a known schedule; a bound that equals it ends the search.
         on_bound: called with each better bound and its name.
-        others: gives schedules that were found meanwhile; the goal comes down to their costs.
+        others: returns schedules of other engines; the goal decreases to their costs.
     """
     return _BoundSearch(problem, time_limit, goal_ns, on_bound, others).run()
 
@@ -49,7 +50,7 @@ def run(
     bound_ns: int = 0,
     others: Others = no_report,
 ) -> None:
-    """The search for bounds as an engine of the race; it draws nothing at random."""
+    """Run the search for bounds as an engine of the race; it is deterministic."""
     goal = NEVER if start is None else problem.replay(start).cost_ns
 
     def better(bound: int, name: str) -> None:
@@ -60,7 +61,7 @@ def run(
 
 
 class _BoundSearch:
-    """Bounds so far, and who may still better them."""
+    """The bounds so far, and the devices that may still improve them."""
 
     def __init__(
         self,
@@ -124,7 +125,7 @@ class _BoundSearch:
         return min(self.best, self.goal)
 
     def _narrow(self) -> None:
-        """Goals above the best bound, ever further, then in between, as long as windows exclude them."""
+        """Try goals ever further above the best bound, then in between, as long as windows exclude them."""
         problem = self.problem
         assert problem.limits is not None
         pipeline = Pipeline(problem.profile, problem.microbatches, problem.limits)
@@ -141,7 +142,7 @@ class _BoundSearch:
                 possible = goal
 
     def _search(self, one: OneDevice, price: Any, room: int) -> tuple[int, bool]:
-        """Search as far as the room and the clock allow; a search itself does not watch the clock."""
+        """Search a device with as many nodes as the remaining time allows; the search itself has no clock."""
         began = time.monotonic()
         nodes = max(1_000, min(room, int(self.rate * (self.until - began))))
         bound, final = device_bound(one, price, nodes, self.goal)

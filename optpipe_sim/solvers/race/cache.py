@@ -1,8 +1,8 @@
-"""Solved schedules kept on disk, found again by what the problem is.
+"""Solved schedules on disk, looked up by the identity of the problem.
 
 One file per problem: the best schedule known and the best bound. Processes may share the folder:
-files are written whole and each holds its own checksum; one that does not read is as good as none.
-What was not used for longest goes first when the folder grows too large.
+files are written atomically and each holds its own checksum; an unreadable file is ignored. The
+least recently used entries are dropped when the folder grows too large.
 """
 
 from __future__ import annotations
@@ -28,19 +28,18 @@ from .identity import Identity, carried_bound, distance, identity
 from .portfolio import Race
 
 FORMAT = 1
-HEAD = ("problem", "bound", "bound_name", "seconds")  # what a file says before its schedule
+HEAD = ("problem", "bound", "bound_name", "seconds")  # the header of a file, before its schedule
 FOLDER, SIZE = "OPTPIPE_SIM_CACHE", "OPTPIPE_SIM_CACHE_MIB"
 DEFAULT_MIB = 256
 MOST_LOOKED_AT = 200  # entries of a family
-FAR = 2.0  # beyond this distance a schedule is no start
-STALE_S = 3600  # age of a temporary file whose writer must be dead
+FAR = 2.0  # beyond this distance a schedule is not worth starting from
+STALE_S = 3600  # age at which the writer of a temporary file must be dead
 _ENDING = ".entry"
 
 
 class Entry(NamedTuple):
-    """What is known of a problem.
-
-    `bound` in the time units of `problem`; `seconds`: the longest time spent on it at once.
+    """The best known schedule and bound of a problem. `bound` in the time units of `problem`;
+    `seconds`: the longest time of a single run on it.
     """
 
     problem: Identity
@@ -55,7 +54,7 @@ class Cache:
     """A folder of solved problems.
 
     Attributes:
-        folder: by default ``$OPTPIPE_SIM_CACHE``, else ``optpipe_sim`` among the user's caches.
+        folder: by default ``$OPTPIPE_SIM_CACHE``, else ``optpipe_sim`` in the user's cache folder.
         most_bytes: by default ``$OPTPIPE_SIM_CACHE_MIB`` MiB, else 256.
     """
 
@@ -63,7 +62,9 @@ class Cache:
     most_bytes: int
 
     def get(self, problem: Problem) -> Entry | None:
-        """What is known of exactly this problem, unless it contradicts itself."""
+        """Return the entry of exactly this problem, unless its bound and its schedule contradict
+        each other.
+        """
         wanted = identity(problem)
         path = self._path(wanted)
         entry = _read(path)
@@ -74,12 +75,12 @@ class Cache:
         except OptPipeError:
             return None
         if entry.bound * wanted.time_unit_ns > cost:
-            return None  # no schedule can cost less than a bound
+            return None  # no schedule can cost less than a lower bound
         _touch(path)
         return entry._replace(problem=wanted)
 
     def near(self, problem: Problem, most: int = 3) -> list[Entry]:
-        """What is known of the problems most like this one (itself left out), the nearest first."""
+        """Return the entries of the most similar other problems, the nearest first."""
         wanted = identity(problem)
         found = []
         for path in self._family(wanted):
@@ -98,7 +99,7 @@ class Cache:
         return entries
 
     def bound_ns(self, problem: Problem) -> tuple[int, str]:
-        """The best bound that other problems prove for this one, in ns, and its name."""
+        """Return the best bound that other problems prove for this one, in ns, and its name."""
         wanted = identity(problem)
         best = (0, "")
         for path in self._family(wanted):
@@ -111,9 +112,8 @@ class Cache:
     def put(
         self, problem: Problem, schedule: Schedule, bound_ns: int, bound_name: str, seconds: float
     ) -> None:
-        """Keep a schedule and a bound, unless better ones are known.
-
-        A folder that cannot be written keeps nothing, which is harmless.
+        """Store a schedule and a bound, unless better ones are stored. A folder that cannot be
+        written is ignored.
         """
         wanted = identity(problem)
         bound = -(-bound_ns // wanted.time_unit_ns)
@@ -144,14 +144,14 @@ class Cache:
             pass
 
     def clear(self) -> int:
-        """Forget everything; how many problems were known."""
+        """Delete all entries; returns how many there were."""
         files = [path for path, _ in self._files()]
         for path in files:
             path.unlink(missing_ok=True)
         return sum(path.name.endswith(_ENDING) for path in files)
 
     def info(self) -> dict[str, Any]:
-        """Where the folder is, how many problems it knows, its size and its limit in bytes."""
+        """Return the folder, its number of problems, its size and its limit in bytes."""
         files = list(self._files())
         return {
             "folder": str(self.folder),
@@ -164,7 +164,7 @@ class Cache:
         return self.folder / wanted.family / f"{wanted.key}{_ENDING}"
 
     def _family(self, wanted: Identity) -> list[Path]:
-        """The files of a family, the latest used first."""
+        """Return the files of a family, the most recently used first."""
         folder = self.folder / wanted.family
         files = [(path, status) for path, status in _files_in(folder) if path.suffix == _ENDING]
         files.sort(key=lambda file: -file[1].st_mtime_ns)
@@ -179,8 +179,7 @@ class Cache:
             yield from _files_in(Path(folder))
 
     def _evict(self) -> None:
-        """Drop what was not used for longest until the rest is small enough, and what dead
-        writers left."""
+        """Drop the least recently used files until the rest is small enough, and files of dead writers."""
         files = sorted(self._files(), key=lambda file: file[1].st_mtime_ns)
         total = sum(status.st_size for _, status in files)
         for path, status in files:
@@ -191,10 +190,11 @@ class Cache:
 
 
 def open_cache(folder: str | os.PathLike[str] | None = None, mib: int | None = None) -> Cache:
-    """The cache in a folder; see `Cache` for the defaults. Nothing is created before it is used.
+    """Open the cache in a folder; see `Cache` for the defaults. Nothing is created before the first
+    use.
 
     Raises:
-        OptPipeError: where the environment gives a size that is no number.
+        OptPipeError: if the size in the environment is not a number.
     """
     home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     where = folder or os.environ.get(FOLDER) or os.path.join(home, "optpipe_sim")
@@ -204,11 +204,13 @@ def open_cache(folder: str | os.PathLike[str] | None = None, mib: int | None = N
     return Cache(Path(where), (int(text) if mib is None else mib) << 20)
 
 
-# -- what solve does with it ----------------------------------------------------------------------
+# -- use by solve ----------------------------------------------------------------------
 
 
 def recall(race: Race, cache: Cache) -> Entry | None:
-    """Start a race from what is known: of the problem itself, else of those most like it."""
+    """Start a race from the cached schedule of the problem itself, else from those of the most
+    similar ones.
+    """
     problem = race.problem
     entry = cache.get(problem)
     if entry is not None:
@@ -220,13 +222,13 @@ def recall(race: Race, cache: Cache) -> Entry | None:
             if adapted is not None:
                 race.offer(adapted, "cache, adapted")
     bound_ns, name = cache.bound_ns(problem)
-    if bound_ns <= race.cost_ns:  # else what was kept contradicts what fits
+    if bound_ns <= race.cost_ns:  # else the cached bound contradicts a schedule that fits
         race.prove(bound_ns, name)
     return entry
 
 
 def remember(race: Race, cache: Cache) -> None:
-    """Keep what a race has reached."""
+    """Store the result of a race."""
     if race.best is not None:
         cache.put(race.problem, race.best, race.bound_ns, race.bound_name, race.seconds)
 
@@ -239,8 +241,7 @@ def _checksum(body: bytes) -> bytes:
 
 
 def _head(path: Path) -> dict[str, Any] | None:
-    """What a file says of its problem, its schedule left packed; None where it is missing,
-    damaged or of another version."""
+    """Read a file without unpacking its schedule; None if it is missing, damaged or of another version."""
     try:
         checksum, _, body = path.read_bytes().partition(b"\n")
     except OSError:
@@ -258,7 +259,7 @@ def _head(path: Path) -> dict[str, Any] | None:
 
 
 def _read(path: Path) -> Entry | None:
-    """A whole file; None as for `_head`."""
+    """Read a whole file; None as for `_head`."""
     head = _head(path)
     if head is None:
         return None
@@ -266,7 +267,7 @@ def _read(path: Path) -> Entry | None:
         schedule = Schedule.from_json(json.loads(zlib.decompress(head["content"])))
         problem = Identity(head["problem"], 1)
         return Entry(problem, schedule, head["bound"], head["bound_name"], head["seconds"])
-    except (ValueError, zlib.error, OptPipeError):  # written by something else
+    except (ValueError, zlib.error, OptPipeError):  # another program wrote it
         return None
 
 
@@ -284,6 +285,6 @@ def _files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _touch(path: Path) -> None:
-    """Mark as used."""
+    """Mark a file as recently used."""
     with suppress(OSError):
         os.utime(path)

@@ -1,6 +1,6 @@
-"""Compile what the engines run: once on a machine, and never at the cost of the time they have.
+"""Compile the engines, once per machine and outside of their time limit.
 
-Numba keeps what it compiled on disk; from the second time on this takes a fraction of a second.
+Numba caches compiled code on disk; from the second run on this takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from .bounds import best_bound
 
 
 def compile_engines(problem: Problem, on_wait: Callable[[], None] = no_report) -> None:
-    """Run on a tiny problem of the same kind all that is compiled for one like `problem`.
+    """Compile everything that `problem` needs by running it on a tiny problem of the same kind.
 
     Args:
-        on_wait: called first where nothing is there yet, so that it will take half a minute.
+        on_wait: called first if nothing is compiled yet, as it then takes half a minute.
     """
     kind = (
         problem.shape.chunks > 1,
@@ -47,10 +47,10 @@ def compile_engines(problem: Problem, on_wait: Callable[[], None] = no_report) -
 
 
 def _kept() -> bool:
-    """Whether the search was compiled on this machine since it was written."""
+    """Whether the current version of the search has been compiled on this machine."""
     source = Path(search_core.__file__)
     if njit is None:
-        return True  # nothing is compiled
+        return True  # compilation is switched off
     kept = Path(search_core.anneal.stats.cache_path)
     written = source.stat().st_mtime
     return any(

@@ -1,4 +1,4 @@
-"""What a race begins with: AdaOffload, and the published schedules."""
+"""The first steps of a race: AdaOffload and the published schedules."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ ADAOFFLOAD = "adaoffload"
 
 
 def run_adaoffload(race: Race, until: float) -> None:
-    """AdaOffload: one run at once, so that there is something to show; then the best of its
-    settings, where those take less than `until` seconds."""
+    """Run AdaOffload once for an early incumbent, then with all its settings if these take less
+    than `until` seconds.
+    """
     problem, began = race.problem, race.seconds
     if treats(problem):
         race.starts = first_starts(
@@ -28,12 +29,13 @@ def run_adaoffload(race: Race, until: float) -> None:
         race.offer(adaoffload(costs, m, limits, None, problem.objective, prefer=0), ADAOFFLOAD)
         if not race.proven and (race.seconds - began) * LEAST_RUNS <= until:
             race.offer(adaoffload(costs, m, limits, None, problem.objective), ADAOFFLOAD)
-    except NoSolution as error:  # pinned host memory may be too scarce for a greedy
+    except NoSolution as error:  # pinned host memory may be too scarce for the greedy
         race.failures[ADAOFFLOAD] = str(error)
 
 
 def run_published(race: Race, until: float, processes: int) -> None:
-    """The published schedules of the problem's shape with every value of their options, until the
-    race has run for so many seconds; how many rules were left is in `Race.untried`."""
+    """Try the published schedules of the problem's shape with every value of their options, until
+    the race has run for `until` seconds; `Race.untried` counts the rules that were left.
+    """
     rules = rules_of([race.problem], [race.bound_ns])
     race.untried = run_rules([race], rules, lambda: race.optimal or race.seconds > until, processes)

@@ -1,9 +1,10 @@
-"""What a problem *is*: its numbers without their units, so that equal problems are found to be equal.
+"""The identity of a problem: its numbers without their units, so that equal problems have equal
+keys.
 
-Times count in their greatest common divisor and so does memory; the limit is what it leaves room for
-beside the static bytes; what cannot matter (more room than all activations take, copy engines that nothing
-needs) is left out. Profiles in ms and in s, or with other static bytes and a limit as much higher,
-are the same problem, and the schedule of one is the schedule of the other.
+Times are counted in units of their greatest common divisor, and so is memory; limits are taken less
+the static bytes; what cannot matter (more room than all activations take, copy engines that no op
+needs) is left out. So profiles in ms and in s, or with more static bytes and a limit higher by as
+much, are the same problem, and share their schedules.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Identity:
         data: plain data; equal for equal problems. ``times`` per kind and ``sizes`` per kind (both
             per stage, in `time_unit_ns` and in the gcd of all sizes), ``room`` per device in units
             of size (None: as much as all activations take), ``m`` and what else matters.
-        time_unit_ns: by what times and costs of ``data`` are to be multiplied.
+        time_unit_ns: the unit of the times and costs in ``data``.
     """
 
     data: dict[str, Any]
@@ -40,17 +41,17 @@ class Identity:
 
     @cached_property
     def key(self) -> str:
-        """A digest of the whole problem."""
+        """The digest of the whole problem."""
         return _digest(self.data)
 
     @cached_property
     def family(self) -> str:
-        """A digest of what schedules need in common to be adapted to each other."""
+        """The digest of what two problems must share so that schedules can be adapted."""
         return _digest([self.data["placement"], self.data["objective"]])
 
 
 def identity(problem: Problem) -> Identity:
-    """The identity of a problem."""
+    """Compute the identity of a problem."""
     costs, m = problem.profile, problem.microbatches
     room = _room(problem)
     bounded = any(size is not None for size in room)
@@ -64,7 +65,7 @@ def identity(problem: Problem) -> Identity:
     times["comm"] = [costs.latency_ns, costs.occupancy_ns]
     levels = _levels(costs) if bounded and costs.has_levels else []
     unit = gcd(*(t for row in times.values() for t in row))
-    if levels:  # copies of what a level keeps have times of their own
+    if levels:  # copies at a level of recomputation have their own times
         unit = gcd(unit, *(int(t) for t in costs.op_table.duration_ns.ravel()))
     data: dict[str, Any] = {
         "placement": [costs.devices, *costs.placement],
@@ -105,7 +106,7 @@ def identity(problem: Problem) -> Identity:
 
 
 def _levels(costs: CostProfile) -> list[list[tuple[int, ...]]]:
-    """Per stage, the time of each level and what it keeps, works on in F and BW, and in B."""
+    """Per stage and level: its time, the bytes it keeps, and its working memory in F and BW, and in B."""
     return [
         [
             (
@@ -121,7 +122,7 @@ def _levels(costs: CostProfile) -> list[list[tuple[int, ...]]]:
 
 
 def _room(problem: Problem) -> list[int | None]:
-    """Per device, the bytes for activations; None where all of them fit."""
+    """Per device, the bytes for activations; None if all activations fit."""
     costs = problem.profile
     limits = problem.limits
     if limits is None:
@@ -136,11 +137,12 @@ def _room(problem: Problem) -> list[int | None]:
 
 
 def carried_bound(source: Identity, bound: int, target: Identity) -> int:
-    """What a bound of one problem (in its time units) proves for another, in ns; 0: nothing.
+    """Return the bound in ns that a bound of one problem (in its time units) proves for another; 0
+    if none.
 
-    More microbatches, or less room, never cost less: a schedule of the harder problem, some
-    microbatches left out, is one of the easier. A problem without any limit bounds every one
-    with the same compute times.
+    More microbatches or less memory never lower the cost: a schedule of the harder problem, without
+    some of its microbatches, is a schedule of the easier one. A problem without any limit bounds
+    every problem with the same compute times.
     """
     ours, theirs = target.data, source.data
     if theirs["m"] > ours["m"] or any(
@@ -163,8 +165,8 @@ def carried_bound(source: Identity, bound: int, target: Identity) -> int:
 
 
 def _ratio(from_: Sequence[int], to: Sequence[int]) -> Fraction | None:
-    """By what all of the first numbers are multiplied to give the second; None: no such number."""
-    scale = Fraction(to[0], from_[0])  # the first is a forward, which lasts
+    """Return the factor from the first numbers to the second; None if there is no common factor."""
+    scale = Fraction(to[0], from_[0])  # the first is a forward, which takes time
     return scale if all(scale * a == b for a, b in zip(from_, to, strict=True)) else None
 
 
@@ -173,8 +175,9 @@ def _at_least(more: Sequence[int | None], less: Sequence[int | None]) -> bool:
 
 
 def distance(one: Identity, other: Identity) -> float:
-    """How unlike two problems of one family are: 0 for equal ones, about 1 where something is
-    twice or half as much."""
+    """Return the distance of two problems of one family: 0 if equal, about 1 if some number is
+    twice or half as large.
+    """
     parts: list[float] = [2 * abs(log(one.data["m"] / other.data["m"]))]
     for row, scale in (("times", "f"), ("sizes", "act")):
         a, b = one.data.get(row, {}), other.data.get(row, {})
@@ -193,7 +196,7 @@ def distance(one: Identity, other: Identity) -> float:
 
 
 def _slots(part: Identity) -> float:
-    """About how many activations of all stages a device has room for."""
+    """Return approximately how many activations of each stage a device has room for."""
     m = float(part.data["m"])
     if "room" not in part.data:
         return m

@@ -1,4 +1,4 @@
-"""What each process of a race runs: which engines, from which schedule, with which options."""
+"""The jobs of a race: which engines run, from which schedule and with which options."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..reports import Report
 from ..treated.engine import treats
 from .portfolio import Job, Race
 
-# Where the function ``run`` of each engine is, as seen from this room.
+# The module with the function ``run`` of each engine, relative to this package.
 ROOMS = {
     "search": "..anneal.engine",
     "treated": "..treated.engine",
@@ -21,17 +21,18 @@ ROOMS = {
     "milp": "..milp.engine",
     "bounds": ".bounds",
 }
-HUNT_SHARE = 0.25  # of the time, at most, for the expensive bounds
+HUNT_SHARE = 0.25  # largest share of the time for the expensive bounds
 SMALL = 1500  # compute ops up to which CP-SAT is worth a process
-SMALL_TREATED = 300  # the same where it chooses treatments, too
+SMALL_TREATED = 300  # the same if it also chooses treatments
 
 
 def jobs_of(race: Race, options: SolveOptions, cold: bool) -> list[tuple[str, Job, dict[str, Any]]]:
-    """The jobs of a race: one engine alone, or with ``auto`` one for each core. CP-SAT proves where the
-    problem is small, the others search; beside them, for a while, one searches for bounds.
+    """Make the jobs of a race: one engine alone, or with ``auto`` one for each core. On small
+    problems CP-SAT proves; the other processes search, and one more searches for bounds for a
+    while.
 
     Args:
-        options: the time limit is what is left. `cold`: engines start from nothing.
+        options: its time limit is the time left. `cold`: engines start without a schedule.
     """
     problem, cores = race.problem, options.workers or cpu_count() or 1
     options = replace(options, workers=cores)
@@ -56,15 +57,18 @@ def jobs_of(race: Race, options: SolveOptions, cold: bool) -> list[tuple[str, Jo
 
 
 def run_engine(problem: Problem, report: Report, engine: str, **arguments: Any) -> None:
-    """Run one engine. Its room is imported here, in its process: OR-tools and Pyomo are large."""
+    """Run one engine. Its module is imported here, in the engine's process, as OR-tools and Pyomo
+    are large.
+    """
     import_module(ROOMS[engine], __package__).run(problem, report, **arguments)
 
 
 def _job(
     name: str, race: Race, options: SolveOptions, cold: bool, part: tuple[int, int] = (0, 1)
 ) -> tuple[str, Job, dict[str, Any]]:
-    """The job of an engine, started from the best schedule so far; `part`: which of so many searches
-    beside one another it is."""
+    """Make the job of an engine, started from the best schedule so far; `part`: its number and the
+    total of parallel searches.
+    """
     arguments: dict[str, Any] = {
         "engine": name,
         "start": None if cold else race.best,

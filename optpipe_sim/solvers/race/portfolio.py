@@ -1,4 +1,4 @@
-"""All engines at once, each in a process of its own, until the clock or a proof stops them."""
+"""All engines in parallel, each in its own process, until the time limit or a proof stops them."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ Job = Callable[..., None]
 
 @dataclass
 class Race:
-    """What the engines have reached so far.
+    """The state of a race: incumbent, bound and how they came about.
 
     Attributes:
-        gap: how far above the bound the best may be when the race ends, as a share.
-        starts: further ones for the search that decides on treatments (see `treated.engine`).
-        best, cost_ns, engine: the best schedule, its cost, and whose it is.
-        bound_ns, bound_name: the best proven bound and whose it is.
+        gap: the optimality gap at which the race ends.
+        starts: further start schedules for the search over treatments (see `treated.engine`).
+        best, cost_ns, engine: the incumbent, its cost, and the engine that found it.
+        bound_ns, bound_name: the best proven bound and the name of its proof.
         incumbents, bounds: (seconds, ns) of each improvement.
-        infeasible: proven that nothing fits. `interrupted`: by Ctrl-C.
+        infeasible: proven that no schedule fits. `interrupted`: by Ctrl-C.
         variables, constraints: of the last model that an engine built.
-        untried: how many rules of published schedules (see `rules`) no time was left for.
-        failures: what stopped an engine, by its name; also ``save``, see `keep`. `refusal`: the last
-            of them that an engine reported itself.
-        save: a file for the best schedule. `saved`: whether it has one.
+        untried: how many rules of published schedules (see `rules`) were not tried for lack of
+            time.
+        failures: the error that stopped an engine, by engine name; also ``save``, see `keep`.
+            `refusal`: the last error that an engine reported itself.
+        save: a file for the incumbent. `saved`: whether it has been written.
         on_incumbent: called with each better schedule and its cost.
-        watch: called with the race at every piece of news, and often while engines run.
+        watch: called with the race at every change, and regularly while engines run.
     """
 
     problem: Problem
@@ -74,17 +75,17 @@ class Race:
 
     @property
     def proven(self) -> bool:
-        """Whether no schedule fits, or none is better than the best by more than `gap`."""
+        """Whether it is proven that no schedule fits, or that the incumbent is within `gap`."""
         close = self.best is not None and within(self.cost_ns, self.bound_ns, self.gap)
         return self.infeasible or close
 
     @property
     def optimal(self) -> bool:
-        """Whether it is proven that nothing at all is better than the best."""
+        """Whether the incumbent is proven to be optimal."""
         return self.infeasible or self.cost_ns <= self.bound_ns
 
     def offer(self, schedule: Schedule, engine: str) -> bool:
-        """Take a schedule if its replay under the limit is better than the best so far."""
+        """Take a schedule if its replay under the limit beats the incumbent."""
         try:
             trace = self.problem.replay(schedule, explain=False)
         except OptPipeError:
@@ -92,7 +93,7 @@ class Race:
         return self.take(trace.schedule, trace.cost_ns, engine)
 
     def take(self, schedule: Schedule, cost_ns: int, engine: str) -> bool:
-        """Take a schedule whose cost is known if it is better than the best so far."""
+        """Take a schedule of known cost if it beats the incumbent."""
         if cost_ns >= self.cost_ns:
             return False
         self.best, self.cost_ns, self.engine = schedule, cost_ns, engine
@@ -104,10 +105,11 @@ class Race:
         return True
 
     def keep(self) -> None:
-        """Save the best. A disk that fills up later ends no search, but is noted in `failures`.
+        """Save the incumbent. If the disk fills up later, the search continues and `failures`
+        records it.
 
         Raises:
-            OptPipeError: where the first schedule cannot be saved: better now than in an hour.
+            OptPipeError: if the first schedule cannot be saved, so that users learn of it early.
         """
         if self.save is None or self.best is None:
             return
@@ -121,7 +123,7 @@ class Race:
             self.failures["save"] = str(error)
 
     def receive(self, engine: str, kind: str, value: Any) -> None:
-        """Take a message of an engine; see `solvers.reports`."""
+        """Process a message of an engine; see `solvers.reports`."""
         if kind == "incumbent":
             self.offer(value, engine)
         elif kind == "bound":
@@ -140,9 +142,8 @@ class Race:
             self.failures[engine] = value
 
     def prove(self, bound_ns: int, name: str) -> None:
-        """Take a proven lower bound if it is better than the best so far.
-
-        Costs are sums of times, so a bound counts as the next multiple of what divides all times.
+        """Take a proven lower bound if it beats the best bound. Costs are sums of times, so a bound
+        is rounded up to the next multiple of the common divisor of all times.
         """
         bound_ns = -(-bound_ns // self.unit_ns) * self.unit_ns
         if bound_ns > self.bound_ns:
@@ -151,7 +152,7 @@ class Race:
             self.notify()
 
     def result(self, engine: str) -> SolveResult:
-        """What has been reached; there has to be a best. `engine`: which was asked for."""
+        """Make the result; there must be an incumbent. `engine`: the requested engine."""
         return make_result(
             self.problem,
             self.engine if engine == "auto" else engine,
@@ -179,14 +180,15 @@ class Race:
 
 
 def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: float) -> None:
-    """Run each job (engine name, function, arguments) in its process until all have ended, the
-    clock (seconds of the race) runs out, or what one found comes to what one proved (`Race.gap`).
+    """Run each job (engine name, function, arguments) in its process until all have ended, the time
+    limit `until` (seconds of the race) is reached, or the gap is closed (`Race.gap`).
 
     A job is called as ``function(problem, report, others=others, **arguments)`` and reports
-    ``report("incumbent", schedule)``, ``("bound", ns)``, ``("named bound",
-    (ns, name))`` where the engine has several, ``("infeasible", None)`` or ``("size", (variables,
-    constraints))``. `others()` gives it the best schedule, if another engine has found one since.
-    A process that dies takes nothing with it but itself. Ctrl-C ends the race and keeps the best.
+    ``report("incumbent", schedule)``, ``("bound", ns)``, ``("named bound", (ns, name))`` if the
+    engine has several kinds of bounds, ``("infeasible", None)`` or ``("size", (variables,
+    constraints))``. `others()` returns the incumbent if another engine has improved it since the
+    last call. The death of one process does not affect the others. Ctrl-C ends the race and keeps
+    the incumbent.
     """
     calls = [
         partial(_run_job, function, race.problem, arguments) for _, function, arguments in jobs
@@ -209,7 +211,7 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
 def _run_job(
     function: Job, problem: Problem, arguments: dict[str, Any], report: Report, others: Others
 ) -> None:
-    """Run a job in its process; whatever stops it, the others go on, and the race says which failed."""
+    """Run a job in its process; if it fails, the others continue and the race reports the failure."""
     try:
         function(problem, report, others=others, **arguments)
     except OptPipeError as error:
@@ -217,5 +219,5 @@ def _run_job(
     except (BrokenPipeError, EOFError):
         raise
     except Exception as error:
-        # as text: not every error can be sent as it is
+        # as text: not every exception can be pickled
         report("failed", f"{type(error).__name__}: {error}")

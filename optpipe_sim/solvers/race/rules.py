@@ -1,8 +1,9 @@
-"""The published schedules with every value of their options: the floor that no result is above.
+"""The published schedules with every value of their options: no result is worse than the best of
+these.
 
-They come in *rules*, each a family on one shape with one way to recompute. All rules are tried, in as
-many processes as there are, or passed over because a bound proves that they cannot be better than
-the best so far; what takes least to build and may be the fastest comes first.
+They are grouped in *rules*: a family of schedules on one shape with one way to recompute. All rules
+are tried, in parallel processes, or skipped if a bound proves that they cannot beat the incumbent;
+rules that are cheap to build and may be fast come first.
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ PUBLISHED = "published schedules"
 
 
 class Rule(NamedTuple):
-    """Published schedules of one shape that are built one after the other.
+    """Published schedules of one shape that are built together.
 
     Attributes:
-        tier: what takes less to build has less. estimate_ns: about what the fastest may take.
-        bound_ns: proven: none of them takes less.
-        at: the number of their shape. built: the function of (best_ns, over) that builds them, where
-            `best_ns` is what they have to beat to count, and `over` whether the time is up.
+        tier: lower tiers are cheaper to build. estimate_ns: an estimate of the makespan of the
+            fastest. bound_ns: a proven lower bound on all of them. at: the number of their shape.
+            built: the function of (best_ns, over) that builds them; `best_ns` is the cost that they
+            have to beat, `over` tells whether the time is up.
     """
 
     tier: int
@@ -46,7 +47,7 @@ class Rule(NamedTuple):
 
 
 def rules_of(problems: Sequence[Problem], bounds_ns: Sequence[int]) -> list[Rule]:
-    """All rules of some shapes, the most promising first; `bounds_ns`: of each shape."""
+    """Return all rules of some shapes, the most promising first; `bounds_ns`: the bound of each shape."""
     rules = []
     for at, (problem, bound_ns) in enumerate(zip(problems, bounds_ns, strict=True)):
         rules += [
@@ -62,8 +63,9 @@ def rules_of(problems: Sequence[Problem], bounds_ns: Sequence[int]) -> list[Rule
 
 
 def _about_ns(problem: Problem, level: str | None) -> int:
-    """About what the best schedule takes that recomputes every activation at a level, from bounds on what
-    a pattern plans with; of what recomputes nothing a bound."""
+    """Estimate the cost of the best schedule that recomputes every activation at a level, by bounds
+    with the costs that a pattern plans with; without recomputation this is a bound itself.
+    """
     if level is None:
         profile = problem.profile.map_stages(lambda _, cost: replace(cost, recompute=()))
     else:
@@ -77,7 +79,7 @@ def _about_ns(problem: Problem, level: str | None) -> int:
 
 
 def _without_levels(problem: Problem) -> Iterator[tuple[int, Any]]:
-    """What is not built for one level of recomputation."""
+    """Yield the rules that do not depend on one level of recomputation."""
     yield 0, partial(_adaoffload, problem)
     if problem.may_recompute and problem.shape.placement_name == "loop":
         for name in RECOMPUTING:
@@ -125,7 +127,7 @@ def _adaoffload(problem: Problem, *_: Any) -> Built:
     plain = problem.profile.map_stages(lambda _, cost: replace(cost, recompute=()))
     try:
         best = adaoffload(plain, problem.microbatches, problem.limits, None, problem.objective)
-    except OptPipeError:  # nothing fits without recomputation, or host memory is too scarce
+    except OptPipeError:  # no schedule fits without recomputation, or host memory is too scarce
         return
     yield "adaoffload", best
 
@@ -133,10 +135,10 @@ def _adaoffload(problem: Problem, *_: Any) -> Built:
 def run_rules(
     races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], bool], processes: int
 ) -> int:
-    """Try the rules, each in the race of its shape, until it is over; how many were left.
+    """Try the rules, each in the race of its shape, until `over`; returns how many were left.
 
     Args:
-        processes: with one the order is always the same, in this process.
+        processes: with 1 the rules run in this process, always in the same order.
     """
     if not rules:
         return 0
@@ -204,7 +206,7 @@ def _work(
                     _offer(problems[rule.at], rule.at, schedule, name, shared, report)
         except (BrokenPipeError, EOFError):
             raise
-        except Exception as error:  # as text: not every error can be sent as it is
+        except Exception as error:  # as text: not every exception can be pickled
             report("failed", f"{type(error).__name__}: {error}")
         else:
             report("done")
@@ -219,5 +221,5 @@ def _offer(
         return
     if trace.cost_ns < shared[at]:
         shared[at] = trace.cost_ns
-        # a copy without what the replay has derived from it
+        # a copy without the values that the replay cached
         report("found", at, trace.schedule.replace(), trace.cost_ns, name)

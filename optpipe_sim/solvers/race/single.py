@@ -1,4 +1,4 @@
-"""Solve one problem: AdaOffload and the published schedules first, then the engines in a race."""
+"""Solve one problem: AdaOffload and the published schedules first, then a race of the engines."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from .jobs import jobs_of
 from .portfolio import Race, run_race
 from .tidy import tidy
 
-TIDY_SHARE = 0.1  # of the time limit, on top of it, to drop what is offloaded in vain
-TIDY_TRIES = 1000  # for that, where evaluations count and not the clock
-GRACE_S = 1.0  # for an engine alone to hand in its bound after its time
-LEAST_S = 1.0  # for the published schedules, however short the time
-FIXED_SHARE = 0.3  # of the time, at most, for AdaOffload
-FLOOR_SHARE = 0.5  # of it, at most, for the published schedules; few problems need a tenth
+TIDY_SHARE = 0.1  # share of the time limit, in addition to it, to drop useless offloads
+TIDY_TRIES = 1000  # the same if evaluations are limited instead of time
+GRACE_S = 1.0  # grace period for a single engine to report its bound
+LEAST_S = 1.0  # at least for the published schedules
+FIXED_SHARE = 0.3  # largest share of the time for AdaOffload
+FLOOR_SHARE = 0.5  # the same for the published schedules; few problems need a tenth
 
 
 def solve_problem(
@@ -37,10 +37,10 @@ def solve_problem(
     start: Schedule | str | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
 ) -> SolveResult:
-    """`solve` for one problem, whose chunks, placement and treatments are settled.
+    """Run `solve` for one problem, whose chunks, placement and treatments are fixed.
 
     Args:
-        start: a schedule, or ``none``: the engines start from nothing.
+        start: a schedule, or ``none``: the engines start without one.
 
     Raises: as `solve`.
     """
@@ -68,7 +68,7 @@ def solve_problem(
         race.interrupted = True
         if race.best is None:
             raise
-    with suppress(KeyboardInterrupt):  # a second one
+    with suppress(KeyboardInterrupt):  # a second interrupt
         race.keep()
         if kept is not None:
             remember(race, kept)
@@ -76,7 +76,7 @@ def solve_problem(
 
 
 def _run(race: Race, options: SolveOptions, cold: bool) -> None:
-    """The published schedules, then the engines, until the time is over or the best is proven."""
+    """Try the published schedules, then run the engines, until the time limit or a proof."""
     engine = options.engine
     until = options.time_limit if options.evaluations is None else float("inf")
     # 1. AdaOffload and the published schedules, for a share of the time
@@ -90,7 +90,7 @@ def _run(race: Race, options: SolveOptions, cold: bool) -> None:
         run_published(race, race.seconds + max(FLOOR_SHARE * until, LEAST_S), processes)
     if race.proven:
         return
-    # 2. the engines, for what is left of it
+    # 2. the engines, for the rest of the time
     left = until - race.seconds
     if left > 0:
         jobs = jobs_of(race, replace(options, time_limit=left), cold)
@@ -102,8 +102,9 @@ def _run(race: Race, options: SolveOptions, cold: bool) -> None:
 
 
 def _tidy(race: Race, options: SolveOptions) -> None:
-    """Drop offloads and recomputations that gain nothing: they only cost memory and PCIe traffic of
-    the host, and power."""
+    """Drop offloads and recomputations that gain nothing; they only cost power, host memory and
+    PCIe traffic.
+    """
     assert race.best is not None
     seconds = min(1.0, TIDY_SHARE * options.time_limit)
     counted = options.evaluations is not None
@@ -120,5 +121,5 @@ def _result(race: Race, engine: str) -> SolveResult:
         if race.infeasible:
             raise Infeasible(f"no schedule fits the limit (proven){reasons}")
         raise NoSolution(f"no schedule found in {race.seconds:.1f} s{reasons}")
-    race.failures.pop(ADAOFFLOAD, None)  # others have found one
+    race.failures.pop(ADAOFFLOAD, None)  # other engines have found one
     return race.result(engine)

@@ -1,4 +1,4 @@
-"""Fewer copies at the same cost: a search leaves offloads behind that gain nothing."""
+"""Remove useless offloads that a search has left behind, at the same cost."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ SECONDS = 1.0
 def tidy(
     problem: Problem, schedule: Schedule, seconds: float = SECONDS, tries: int | None = None
 ) -> Schedule:
-    """The schedule without the offloads that can go while its cost stays; itself where none can.
+    """Return the schedule without the offloads that can be dropped at the same cost; itself if
+    there are none.
 
-    Sets of offloads are tried together, those that free memory for the shortest time first, and
-    halved where they cannot go. Replayed before and after: the result is never worse.
+    Sets of offloads are dropped together, those that free memory for the shortest time first; a set
+    that cannot be dropped is halved. Replays before and after ensure that the result is never
+    worse.
 
     Args:
-        problem: what the schedule solves. `seconds`: to spend at most. `tries`: sets of offloads to
-            try at most.
+        problem: the problem that the schedule solves. `seconds`: time limit. `tries`: the most sets
+            of offloads to try.
     """
     table = schedule.table
     if schedule.levels.table.any():
@@ -60,7 +62,7 @@ def tidy(
         return Schedule(schedule.shape, programs, links, schedule.meta)
 
     def fits(units: set[tuple[int, int]]) -> bool:
-        # the compiled evaluation is never early, so what it accepts is no worse
+        # the compiled evaluation never underestimates, so what it accepts is no worse
         return work.evaluate(pack(problem, without(units)))[span] <= trace.cost_ns
 
     gone: set[tuple[int, int]] = set()
@@ -74,11 +76,13 @@ def tidy(
             gone |= set(some)
         elif len(some) > 1:
             half = len(some) // 2
-            todo += [some[half:], some[:half]]  # the first half is the next
+            todo += [some[half:], some[:half]]  # the first half comes next
     if not gone:
         return schedule
     tidied = without(gone)
     try:
         return tidied if problem.replay(tidied).cost_ns <= trace.cost_ns else schedule
-    except OptPipeError:  # not where links are shared: without an order they serve others first
+    except (
+        OptPipeError
+    ):  # not on shared links: without their order they serve other transfers first
         return schedule
