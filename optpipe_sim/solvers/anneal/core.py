@@ -1,6 +1,6 @@
-"""The compiled part of the search: anneal a set of programs.
+"""The compiled annealing of a set of programs.
 
-For programs as codes and their times see `times`. All times ns, all memory bytes, int64.
+See `times` for the encoding of programs. All times ns, all memory bytes, int64.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from .state import LOGGED, begin, fill_slots, mark, undo
 from .tails import find_tails, renew_tails
 from .times import FAILED, NEVER, last_start, longest, measure, update
 
-FAR = 3.0  # times its score is where a schedule is given up anyway
+FAR = 3.0  # a schedule is rejected at this multiple of the current score
 
 
 @entry
 def _critical(end, cause, prog, length, path, high):
-    """Ops on one critical path from the last end back; returns how many."""
+    """Collect the ops on one critical path from the last end back; returns their number."""
     last = -1
     for d in range(len(length)):
         for slot in range(length[d] - 1, -1, -1):
@@ -38,13 +38,13 @@ def _critical(end, cause, prog, length, path, high):
 
 @compiled
 def seed_random(seed):
-    """Seed the generator of the compiled code."""
+    """Seed the random generator of the compiled code."""
     np.random.seed(seed)
 
 
 @entry
 def _take(prog, length, slot, saved, saved_length, d, begin):
-    """Give a device back its program from slot `begin` on."""
+    """Restore the saved program of a device from slot `begin` on."""
     for at in range(begin, length[d]):
         slot[prog[d, at]] = -1
     for at in range(begin, saved_length[d]):
@@ -61,8 +61,8 @@ def anneal(
     """Anneal `prog` in place for `steps` evaluations, from temperature `hot` to `cold` (ns).
 
     `best_prog`, `best_length`: the best so far, kept up to date; `best`: its cost. `alike`: one
-    stage per device. `goal`: stop at this cost. `passing`: the part of the changes that let
-    microbatches pass one another; the others keep their order.
+    stage per device. `goal`: stop at this cost. `passing`: the share of the moves that let
+    microbatches overtake one another; the others keep their order.
 
     Returns:
         (best cost, evaluations done).
@@ -85,7 +85,7 @@ def anneal(
         best_prog[:] = prog
         best_length[:] = length
     begun, old_tails = 0, True
-    since_path = 0  # ops evaluated in changes that were taken since the path was found
+    since_path = 0  # ops evaluated in accepted moves since the critical path was found
     for trial in range(steps):
         if best <= goal:
             return best, trial
@@ -112,7 +112,7 @@ def anneal(
             makespan, span, new_total = measure(prog, length, costs, links, t)
             fits = makespan < NEVER
         else:
-            # tails to the longest span hold from where all devices have begun
+            # tails to the longest span are valid once all devices have begun
             sure, weight = (most, mean_weight) if soonest >= begun else (FAR * score, 0.0)
             new_total = update(prog, length, costs, t, total, sure, weight, begun, ahead, True)
             fits = new_total != FAILED

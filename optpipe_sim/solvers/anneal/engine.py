@@ -1,6 +1,5 @@
-"""The engine ``search``: greedy runs, then annealing from the best of them.
-
-Where activations may be recomputed `treated.engine` is in its place.
+"""The engine ``search``: greedy runs, then annealing from the best of them. If activations may be
+recomputed, `treated.engine` runs instead.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from ..starts import offload_everything
 from .patterns import STEPS, pattern_start
 from .search import search, shares_links
 
-# Searches by greedy runs take these parts of a search job's time, at least and at most: waves, where
-# devices have several chunks, then AdaOffload; in between, twice as long as they took to the last gain.
+# Least and largest share of the job's time for the greedy searches: waves (devices with several chunks), then AdaOffload. Within these, each runs for twice its time to the last improvement.
 WAVES, GREEDY = (0.1, 0.4), (0.2, 0.3)
 AFTER_WAVES = (0.1, 0.2)
-RUNS = 1000  # of each, where evaluations count and not the clock
-KEPT = 2  # of the schedules of each, where there are both
-PATTERNS = (0.4, 0.4)  # and where links are shared, the search for a pattern to start from
+RUNS = 1000  # runs of each, if evaluations are limited instead of time
+KEPT = 2  # schedules kept of each, if both run
+PATTERNS = (0.4, 0.4)  # the same for the search of a start pattern on shared links
 
 
 def run(
@@ -34,8 +32,9 @@ def run(
     bound_ns: int = 0,
     others: Others = no_report,
 ) -> None:
-    """AdaOffload in the order of waves and with its parameters searched, then annealing from the
-    best of it, from the best schedule so far and from simple offloading patterns."""
+    """Search over waves and over the parameters of AdaOffload, then anneal from the best of these,
+    from the incumbent and from simple offloading patterns.
+    """
     evaluations, seed = options.evaluations, options.seed
     clock = _Clock(options.time_limit if evaluations is None else float("inf"))
     runs = 10**6 if evaluations is None else RUNS
@@ -74,12 +73,12 @@ def run(
     if best is not None:
         report("incumbent", best)
     if problem.host_limit is not None:
-        # where that was what ended the search, AdaOffload has the time left
+        # if that ended the search, AdaOffload gets the remaining time
         greedy_search(problem, lambda: clock.left <= 0, runs=runs, seed=seed + 1, found=found)
 
 
 class _Clock:
-    """The time of a job, and the share of it that a part may take."""
+    """The clock of a job, and of the current part of it."""
 
     def __init__(self, seconds: float) -> None:
         self.began, self.seconds = time.monotonic(), seconds
@@ -89,7 +88,7 @@ class _Clock:
         return self.began + self.seconds - time.monotonic()
 
     def share(self, least: float, most: float) -> None:
-        """A part begins; it may take from `least` to `most` of the time, by what it gains."""
+        """Begin a part that may take a share of the time from `least` to `most`, depending on its gains."""
         self.since = self.last = time.monotonic()
         self.least, self.most = least * self.seconds, most * self.seconds
 

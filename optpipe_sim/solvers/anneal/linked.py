@@ -1,11 +1,11 @@
-"""The times of a set of programs where transfers of several queues share links, compiled.
+"""Compiled evaluation of a set of programs in which transfers of several queues share links.
 
-Links serve first come, first served, so what happens depends on times. The compute ops of a device
-are run ahead as far as what is known allows; only what time decides, the service of a link and the
-grant of a reload that waits for memory, is settled in the order of time, so that whatever
-is still unknown then comes later. The times are those of `sim.events.run_events`, tick by tick.
+Links serve first come, first served, so the result depends on times. The compute ops of each device
+run ahead as far as known times allow. Only decisions that depend on time (which transfer a link
+serves, when a waiting reload is granted memory) are made in the order of time, so that everything
+still unknown comes later. The times equal those of `sim.events.run_events` to the tick.
 
-For programs as codes see `times`, for links and keys, which are times here, `links`.
+See `times` for the encoding of programs, and `links` for links and for keys, the times used here.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ RELOADED = -2  # the end of an R that is still to come
 
 @compiled
 def evaluate_links(prog, length, costs, links, end, ready, cause):
-    """As `times.evaluate`, for transfers that share links."""
+    """Evaluate as `times.evaluate` does, with transfers that share links."""
     devices = len(length)
     _begin(prog, length, costs, links, end, ready)
     depth, total, now, soonest_late = devices, 0, 0, NEVER
     while True:
-        # 1. run the devices on as far as it is known how they go on
+        # 1. run each device ahead as far as known times allow
         while depth > 0:
             depth -= 1
             d = links.stack[depth]
@@ -33,14 +33,14 @@ def evaluate_links(prog, length, costs, links, end, ready, cause):
             )
             if not possible:
                 return NEVER, NEVER, 0
-        # 2. what time decides next: which link serves next, and when
+        # 2. the next decision in time: which link serves next, and when
         soonest, chosen = NEVER, -1
         for link in range(links.number):
             if links.due[link] < 0:
                 find_next(link, costs, links)
             if links.due[link] < soonest:
                 soonest, chosen = links.due[link], link
-        # 3. a grant comes before a link at the same instant
+        # 3. a grant precedes a link at the same instant
         if soonest_late <= soonest:
             soonest_late, d = NEVER, -1
             for other in range(devices):
@@ -56,7 +56,7 @@ def evaluate_links(prog, length, costs, links, end, ready, cause):
         # 4. that link serves
         now = soonest
         depth = serve(prog, length, chosen, now, costs, links, end, ready, cause)
-    # 5. how long it took, unless something never starts
+    # 5. the makespan, unless some op never starts
     makespan = span = 0
     for d in range(devices):
         if links.at[d] < length[d] or links.head[2 * d] >= 0 or links.head[2 * d + 1] >= 0:
@@ -104,11 +104,11 @@ def _begin(prog, length, costs, links, end, ready):
 def _run_device(
     prog, length, d, now, depth, total, soonest_late, costs, links, end, ready, cause
 ):  # fmt: skip
-    """Run a device on as far as it is known how it goes on.
+    """Run a device ahead as far as known times allow.
 
     Returns:
-        (depth of the stack of devices that may go on, sum of ends, when the next late grant comes at
-        the earliest, whether the programs may still be possible).
+        (depth of the stack of devices that can continue, sum of ends, earliest time of the next
+            late grant, whether the programs may still be feasible).
     """
     mask, backs = (1 << costs.high) - 1, R << costs.high
     while True:
@@ -125,7 +125,7 @@ def _run_device(
                 return depth, total, soonest_late, False
             _ask(code, d, links, end)
             continue
-        # 1. what it waits for
+        # 1. what the op waits for
         time, why = links.free_at[d], links.anchor_op[d]
         if kind == F:
             links.waits[d] = MEMORY
@@ -174,7 +174,7 @@ def _run_device(
 
 @step
 def _ask(code, d, links, end):
-    """An R asks for memory, from the start of the compute op before it on."""
+    """Queue an R's request for memory, made at the start of the compute op before it."""
     end[code] = RELOADED
     at = links.asked_tail[d]
     links.asked[d, at] = code
@@ -185,7 +185,7 @@ def _ask(code, d, links, end):
 
 @step
 def _source(code, costs):
-    """The op on another stage whose message a compute op waits for, or -1."""
+    """Return the op on another stage whose message a compute op waits for, or -1."""
     kind, stage = code >> costs.high, (code & ((1 << costs.high) - 1)) >> costs.low
     if kind == F and stage > 0:
         return code - (1 << costs.low)
@@ -196,8 +196,9 @@ def _source(code, costs):
 
 @step
 def _grant_reloads(d, now, soonest_late, costs, links, end, ready, cause):
-    """Grant memory to the reloads of a device that have asked for it, in their order; returns when
-    the next late grant comes at the earliest."""
+    """Grant memory to the waiting reloads of a device, in their order; returns the earliest time of
+    the next late grant.
+    """
     mask, back_queue = (1 << costs.high) - 1, engine_of(2 * d + 1, costs)
     while links.asked_head[d] < links.asked_tail[d]:
         head = links.asked_head[d]
@@ -232,14 +233,14 @@ def _grant_reloads(d, now, soonest_late, costs, links, end, ready, cause):
 
 @step
 def _released_enough(d, base, why, size, costs, links, end):
-    """When so many bytes have been released, from `base` on.
+    """Find when `size` bytes have been released, from `base` on.
 
     Returns:
-        (time, the op that released the last of it, whether enough is released at all, up to which
-        place the O's in `Links.moved` are used for it).
+        (time, the op that released the last of them, whether enough is released at all, up to which
+            place the O's in `Links.moved` are used for it).
     """
     time, need = base, links.level[d] + size
-    back = links.ended_tail[d]  # what compute ops release later than that does not count yet
+    back = links.ended_tail[d]  # later releases of compute ops do not count yet
     while back > 0 and end[links.ended[d, back - 1]] > base:
         back -= 1
         need += links.released[links.ended[d, back] >> costs.low]
@@ -263,7 +264,7 @@ def _released_enough(d, base, why, size, costs, links, end):
 
 @step
 def _sure_until(d, now, costs, links):
-    """Until when nothing that is still unknown can release memory of a device."""
+    """Return the time until which no unknown event can release memory of a device."""
     queue = 2 * d
     sure = max(links.free_at[d], now)
     if links.head[queue] >= 0:
@@ -275,7 +276,7 @@ def _sure_until(d, now, costs, links):
 
 @step
 def _grant_forward(code, d, time, why, costs, links, end):
-    """Grant an F that could begin at `time` its memory; returns (time, cause, whether it fits)."""
+    """Grant memory to an F that could begin at `time`; returns (time, cause, whether it fits)."""
     size = costs.act[(code & ((1 << costs.high) - 1)) >> costs.low]
     if links.granted[d] > time:
         time, why = links.granted[d], links.granted_op[d]
@@ -294,8 +295,9 @@ def _grant_forward(code, d, time, why, costs, links, end):
 
 @step
 def _send(code, d, finish, depth, costs, links, ready):
-    """Note when the message of a compute op arrives, and let the device go on that waits for it;
-    returns the depth of the stack."""
+    """Record when the message of a compute op arrives, and wake the device that waits for it;
+    returns the depth of the stack.
+    """
     kind, stage = code >> costs.high, (code & ((1 << costs.high) - 1)) >> costs.low
     target = -1
     if kind == F and stage < len(costs.act) - 1:

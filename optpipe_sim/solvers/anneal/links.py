@@ -1,10 +1,12 @@
-"""Links that transfers of several queues share, compiled: who is served next, and what becomes of it.
+"""Compiled model of links that several queues share: which transfer is served next, and its
+effects.
 
-A *key* is an instant and the round within it, ``time << shift | round``: a link is served in the round in
-which a transfer comes, and the next transfer of that queue comes in the round after. Without that
-the ties at one instant would not be the replay's.
+A *key* is an instant and the round within it, ``time << shift | round``: a link is served in the
+round in which a transfer arrives, and the next transfer of that queue arrives in the following
+round. This breaks ties at one instant as the replay does.
 
-For programs as codes see `times`, for what happens beside the links `linked`. All memory bytes, int64.
+See `times` for the encoding of programs, and `linked` for everything except links. All memory
+bytes, int64.
 """
 
 from __future__ import annotations
@@ -20,25 +22,25 @@ from ...profile import CostProfile
 from ...sim.links import link_keys
 
 NEVER = 2**61
-ROUNDS = 16  # bits for rounds where transfers may last 0; else there are never more than two
+ROUNDS = 16  # bits for rounds if transfers may take no time; else there are at most two rounds
 MEMORY = -2  # a device that waits for memory, or for a reload to be granted it first
 
 
 class Links(NamedTuple):
-    """What `evaluate_links` knows about links, and what it works in; all times keys.
+    """The links and the working arrays of `evaluate_links`; all times are keys.
 
     A queue has the number ``2 device + (1 for R)``; all of a shared copy engine is in the even one.
     """
 
     # the links
-    number: int  # of links; 0 where none is shared
-    shift: int  # where the time begins in a key, in bits
+    number: int  # number of links; 0 if none is shared
+    shift: int  # bit at which the time begins in a key
     link_of: np.ndarray  # (queues,)
     members: np.ndarray  # the queues of each link, by rank
-    first: np.ndarray  # (links + 1,) where those of a link begin
+    first: np.ndarray  # (links + 1,) where the queues of a link begin
     free: np.ndarray  # (links,)
     last: np.ndarray  # (links,) the last transfer served, or -1
-    due: np.ndarray  # (links,) when it serves next; -1: not known yet
+    due: np.ndarray  # (links,) when it serves next; -1: unknown yet
     pick: np.ndarray  # (links,) and which queue
     # ops
     durations: np.ndarray  # (codes >> low,) ns
@@ -46,40 +48,40 @@ class Links(NamedTuple):
     # the queues of transfers
     head: np.ndarray  # (queues,) the next transfer, or -1
     where: np.ndarray  # (queues,) the slot it stands in
-    came: np.ndarray  # (queues,) when it came to its link, `NEVER`: not yet
-    turn: np.ndarray  # (queues,) from when on it may come
+    came: np.ndarray  # (queues,) when it arrived at its link; `NEVER`: not yet
+    turn: np.ndarray  # (queues,) the earliest time at which it may arrive
     engine: np.ndarray  # (queues,) when the copy engine is free
-    engine_op: np.ndarray  # (queues,) and the transfer it had last
+    engine_op: np.ndarray  # (queues,) and its last transfer
     # the devices
     at: np.ndarray  # (devices,) the next slot
     waits: np.ndarray  # (devices,) the op it waits for, `MEMORY`, or -1
     begun: np.ndarray  # (devices,) when the first compute op began
     free_at: np.ndarray  # (devices,) when the last compute op ends
-    anchor: np.ndarray  # (devices,) when that began
-    anchor_op: np.ndarray  # (devices,) which it is
+    anchor: np.ndarray  # (devices,) when that op began
+    anchor_op: np.ndarray  # (devices,) which op that is
     level: np.ndarray  # (devices,) bytes above the limit
     granted: np.ndarray  # (devices,) when memory was last granted
-    granted_op: np.ndarray  # (devices,) what that waited for
-    late: np.ndarray  # (devices,) when a reload is granted if nothing unknown comes first
-    asked: np.ndarray  # (devices, room) reloads that have asked for memory,
+    granted_op: np.ndarray  # (devices,) the op that the grant waited for
+    late: np.ndarray  # (devices,) when a reload is granted unless an unknown event precedes it
+    asked: np.ndarray  # (devices, room) reloads that wait for memory,
     asked_from: np.ndarray  # from when on,
-    asked_op: np.ndarray  # because of which op;
-    asked_head: np.ndarray  # (devices,) the first that has none yet
+    asked_op: np.ndarray  # after the start of which op;
+    asked_head: np.ndarray  # (devices,) the first one without a grant
     asked_tail: np.ndarray
     ended: np.ndarray  # (devices, 2 room) compute ops that release memory, as they end
     ended_tail: np.ndarray
     moved: np.ndarray  # (devices, room) O's whose memory is free, as they end
-    moved_head: np.ndarray  # (devices,) the first whose memory is not used again
+    moved_head: np.ndarray  # (devices,) the first whose memory is not reused
     moved_tail: np.ndarray
     pair: np.ndarray  # (devices, devices) when a serial link between devices is free
-    stack: np.ndarray  # (devices,) devices that may go on
+    stack: np.ndarray  # (devices,) stack of devices that can continue
 
 
 def make_links(profile: CostProfile, bits: tuple[int, int], shared: bool) -> Links:
-    """The links of a profile, and room to work in; none of it where no link is `shared`.
+    """Make the links of a profile and the working arrays; empty if no link is `shared`.
 
     Args:
-        bits: where the stage and the kind begin in a code.
+        bits: the bits at which the stage and the kind begin in a code.
     """
     devices = profile.devices if shared else 0
     keys = link_keys(profile) if shared else ()
@@ -118,13 +120,15 @@ def make_links(profile: CostProfile, bits: tuple[int, int], shared: bool) -> Lin
 
 @step
 def after(key, duration, shift):
-    """The key `duration` ns after a key."""
+    """Return the key `duration` ns after a key."""
     return key if duration == 0 else ((key >> shift) + duration) << shift
 
 
 @step
 def next_transfer(prog, length, queue, slot, shared, high):
-    """Where a queue's next transfer stands in the program of its device, from `slot` on, or its end."""
+    """Return the slot of a queue's next transfer in the program of its device, from `slot` on, or
+    the program's end.
+    """
     d = queue >> 1
     while slot < length[d]:
         kind = prog[d, slot] >> high
@@ -136,7 +140,7 @@ def next_transfer(prog, length, queue, slot, shared, high):
 
 @step
 def engine_of(queue, costs):
-    """The queue that a copy engine is known by."""
+    """Return the queue that identifies a copy engine."""
     return queue & -2 if costs.shared else queue
 
 
@@ -144,7 +148,7 @@ def engine_of(queue, costs):
 def find_next(link, costs, links):
     """Find out which queue a link serves next, and when."""
     shift, first, stop = links.shift, links.first[link], links.first[link + 1]
-    # 1. the first to come
+    # 1. the first to arrive
     time, tie, best = NEVER, False, -1
     for other in range(first, stop):
         came = links.came[links.members[other]]
@@ -155,8 +159,7 @@ def find_next(link, costs, links):
             tie = True
     if best >= 0:
         time = max(time, links.free[link])
-        # 2. ties by rank; it waits for its engine, and the link with it, unless one that comes in a
-        # later round has the lower rank
+        # 2. ties by rank; it waits for its engine, and the link waits with it, unless one that arrives in a later round has the lower rank
         while tie or links.engine[engine_of(best, costs)] > time:
             later, least = NEVER, NEVER
             for other in range(first, stop):
@@ -174,26 +177,27 @@ def find_next(link, costs, links):
 
 @step
 def serve(prog, length, link, now, costs, links, end, ready, cause):
-    """A link serves the transfer it has picked; returns the depth of the stack of devices that may go
-    on."""
+    """Serve the transfer that a link has picked; returns the depth of the stack of devices that can
+    continue.
+    """
     mask, outs, backs = (1 << costs.high) - 1, O << costs.high, R << costs.high
     queue = engine_of(links.pick[link], costs)
     d = queue >> 1
     code = links.head[queue]
-    # 1. what decided when, and when it ends
+    # 1. its cause, and when it ends
     unit = code & mask
     source = unit if code < backs else unit | outs
     if now > max(end[source], ready[code]):
         cause[code] = links.last[link] if links.free[link] == now else links.engine_op[queue]
     elif end[source] > ready[code]:
-        cause[code] = source  # else what it was granted memory by
+        cause[code] = source  # else the op whose release granted it memory
     duration = links.durations[code >> costs.low]
     finish = now + 1 if duration == 0 else after(now, duration, links.shift)
     end[code] = links.free[link] = links.engine[queue] = finish
     links.last[link] = links.engine_op[queue] = code
     links.came[links.pick[link]] = NEVER
     links.due[link] = -1
-    # 2. the next one of this queue comes in the round after
+    # 2. the next transfer of this queue arrives in the following round
     links.turn[queue] = now + 1
     links.head[queue] = -1
     slot = next_transfer(prog, length, queue, links.where[queue] + 1, costs.shared, costs.high)
@@ -213,7 +217,7 @@ def serve(prog, length, link, now, costs, links, end, ready, cause):
         if came >= 0:
             links.came[own] = max(links.turn[other], came)
             links.due[links.link_of[own]] = -1
-    # 3. memory for those that wait for it
+    # 3. memory for the ops that wait for it
     if code < backs:
         links.moved[d, links.moved_tail[d]] = code
         links.moved_tail[d] += 1

@@ -1,8 +1,8 @@
-"""Compiled changes of programs: move an op, here or for many microbatches and devices alike, offload
-an activation or keep it, let microbatches pass one another.
+"""Compiled moves on programs: move an op (for one or for many microbatches and devices), offload or
+keep an activation, let microbatches overtake one another.
 
-All of them keep `slot`, where each op stands, up to date. For programs as codes see `times`; why
-passing can pay where something is offloaded, and only there, see `cpsat.order`.
+All of them keep `slot`, the slot of each op, up to date. See `times` for the encoding of programs,
+and `cpsat.order` for why overtaking can pay only with offloading.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from ...compiled import compiled, entry, part, step
 
 @compiled
 def change(prog, length, slot, costs, path, offloads, alike, passing):
-    """Change the programs at random: of most changes the first op is one of `path`.
+    """Make a random move; most moves start from an op of `path`.
 
     Returns:
-        (device that is changed, whether others may be, too); device -1 where nothing is.
+        (the changed device, whether others may have changed, too); device -1 if nothing changed.
     """
     devices, low, high = len(length), costs.low, costs.high
     draw = np.random.random()
@@ -65,7 +65,7 @@ def _blocks(one, two, low, high):
 
 @compiled
 def shift(prog, slot, d, start, stop, low, high):
-    """Move the op at `start` towards `stop`, as far as nothing forbids; returns where it is."""
+    """Move the op at `start` towards `stop`, as far as dependencies allow; returns its new slot."""
     here, code = start, prog[d, start]
     while here < stop and not _blocks(code, prog[d, here + 1], low, high):
         prog[d, here] = prog[d, here + 1]
@@ -82,14 +82,16 @@ def shift(prog, slot, d, start, stop, low, high):
 
 @compiled
 def toggle(prog, length, slot, d, unit, ahead, high):
-    """Offload an activation that stays, its reload `ahead` ops before its B; keep one that goes."""
+    """Toggle offloading: offload a resident activation, its reload `ahead` ops before its B, or
+    keep an offloaded one.
+    """
     if keep(prog, length, slot, d, unit, high) == 0:
         offload(prog, length, slot, d, unit, ahead, high)
 
 
 @part
 def _copy_neighbour(prog, length, slot, d, other, step):
-    """Give device d the order of a neighbour, for one stage per device on both."""
+    """Copy a neighbour's order to device d; both have one stage."""
     for at in range(length[d]):
         slot[prog[d, at]] = -1
     for at in range(length[other]):
@@ -100,8 +102,9 @@ def _copy_neighbour(prog, length, slot, d, other, step):
 
 @entry
 def repeat(prog, length, slot, costs, code, offloads):
-    """Make the same change to an op for a run of microbatches, here and perhaps on the devices near
-    by; returns whether on others, too."""
+    """Move an op alike for a run of microbatches, possibly also on nearby devices; returns whether
+    other devices changed.
+    """
     m, stages, low, high = costs.microbatches, len(costs.act), costs.low, costs.high
     kind = code >> high
     stage, micro = (code & ((1 << high) - 1)) >> low, code & ((1 << low) - 1)
@@ -136,11 +139,11 @@ def repeat(prog, length, slot, costs, code, offloads):
 
 @compiled
 def let_pass(prog, length, slot, costs, kind, unit):
-    """Let the microbatch of an op pass others, or be passed: see `overtake`."""
+    """Let the microbatch of an op overtake others, or be overtaken: see `overtake`."""
     m, low, high = costs.microbatches, costs.low, costs.high
     code = unit if kind in (F, O) else unit | B << high
     if code >> low == 0:
-        return False  # from the very first F on: mere labels
+        return False  # from the very first F on this only renames microbatches
     far = np.random.randint(1, 3 if np.random.random() < 0.7 else m + 1)
     if np.random.random() < 0.5:
         far = -far
@@ -150,7 +153,7 @@ def let_pass(prog, length, slot, costs, kind, unit):
 
 @part
 def offload(prog, length, slot, d, unit, ahead, high):
-    """Offload an activation that stays: O behind its F, R `ahead` ops before its B."""
+    """Offload a resident activation: O after its F, R `ahead` ops before its B."""
     forward, backward = slot[unit], slot[unit | B << high]
     where = max(forward + 1, backward - ahead)
     for at in range(length[d] - 1, where - 1, -1):
@@ -164,7 +167,7 @@ def offload(prog, length, slot, d, unit, ahead, high):
 
 @part
 def keep(prog, length, slot, d, unit, high):
-    """Drop the O and the R of an activation, as far as they are there; returns how many were."""
+    """Remove the O and the R of an activation, if present; returns how many were."""
     out, back = unit | O << high, unit | R << high
     begin = slot[out] if slot[out] >= 0 else slot[back]
     if begin < 0:
@@ -191,21 +194,22 @@ def _put(prog, slot, d, at, code):
 
 @compiled
 def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
-    """Give the microbatch of op `code`, an F or a B, a place `far` later from this op on, or earlier.
+    """Move the microbatch of op `code`, an F or a B, `far` places later (or earlier) from this op
+    on.
 
-    Its way leads through the forwards of all stages, then back through the backwards. It and those
-    that it passes, or that pass it, exchange places in all ops from this one on, on all devices
-    alike. What that tears at the stages where they have the old order for F and the new one for B
-    is mended (see `_mend`).
+    A microbatch passes the forwards of all stages, then the backwards in reverse. It exchanges
+    places with the microbatches that it overtakes, or that overtake it, in all ops from this one
+    on, on all devices. Stages with the old order for F and the new one for B are repaired (see
+    `_mend`).
 
     Args:
         far: places in the order of this kind of op at this stage; below 0: earlier.
-        stays: an activation that was offloaded still is; else it is offloaded where it was, for
-            another microbatch. `parks`: offload those that are passed.
-        ahead: how many ops before its B an R goes that has to go anywhere.
+        stays: offloads stay with their microbatch; else they stay at their place and move to
+            another microbatch. `parks`: offload the activations that are overtaken.
+        ahead: how many ops before its B a new or repaired R is put.
 
     Returns:
-        Whether there was anybody to pass.
+        Whether there was a microbatch to overtake.
     """
     place, m, low, high = costs.place, costs.microbatches, costs.low, costs.high
     kind, stage = code >> high, (code & ((1 << high) - 1)) >> low
@@ -222,7 +226,7 @@ def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
     to = min(max(at + far, 0), count - 1)
     if at < 0 or to == at:
         return False
-    # whose place is whose from here on
+    # which microbatch takes which place from here on
     becomes = np.arange(m)
     step = 1 if to > at else -1
     for turn in range(at, to, step):
@@ -237,7 +241,7 @@ def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
             here, what = (old & ((1 << high) - 1)) >> low, old >> high
             returns = what not in (F, O)
             if (kind == F and here >= stage) or (returns and (kind == F or here <= stage)):
-                if slot[old] == there:  # else another op has its name already
+                if slot[old] == there:  # else another op already has this name
                     slot[old] = -1
                 _put(prog, slot, d, there, old - micro + becomes[micro])
     for here in range(stage if kind == F else stage + 1):
@@ -251,10 +255,9 @@ def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
 
 @part
 def _mend(prog, length, slot, d, unit, stays, parks, ahead, high):
-    """Bring the ops of one activation into an order that can be, after its B and R were exchanged.
-
-    An F behind its B goes ahead of it. If of O and R one is there, both are or neither; if both are
-    there and one is on the wrong side of the other, neither.
+    """Restore a valid order of the ops of one activation after its B and R were exchanged. An F
+    behind its B is moved ahead of it. A single O or R is completed or removed; a pair in the
+    wrong order is removed.
     """
     forward, backward = slot[unit], slot[unit | B << high]
     for at in range(forward, backward, -1):

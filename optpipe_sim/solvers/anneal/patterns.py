@@ -1,8 +1,8 @@
-"""Starts for the search that repeat every few microbatches.
+"""Periodic start schedules for the search.
 
-Where devices share a link, annealing all microbatches one by one does not find who should offload which
-of them: a change pays only if it is made in every period. So the pattern itself is annealed, and
-judged by the replay of all microbatches that it makes.
+If devices share a link, annealing single microbatches does not find which device should offload
+which activation: a move pays only if it is made in every period. So the periodic pattern itself is
+annealed; its cost is that of the replay of all its microbatches.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from .search import Workspace, pack, unpack
 from .times import NEVER
 from .visits import WEIGHT
 
-# With one or two per period a link is hardly shared out; with more there is more to find.
+# With one or two microbatches per period a link is poorly shared; more enlarge the search space.
 PER_PERIOD = 3
 STEPS = 20_000  # evaluations per pattern
 CHUNK = 500  # evaluations between two checks of the clock
 HOT, COLD = 2.0, 0.02  # temperatures, in typical op durations
-STRETCH = (1.0, 1.1, 1.2, 1.5, 2.0, 4.0, 8.0, 16.0)  # of the least period, to begin with
+STRETCH = (1.0, 1.1, 1.2, 1.5, 2.0, 4.0, 8.0, 16.0)  # initial period, relative to the least one
 
 
 def pattern_start(
@@ -36,11 +36,11 @@ def pattern_start(
     steps: int = STEPS,
     seed: int = 0,
 ) -> Schedule | None:
-    """The best schedule that annealing a pattern finds; None where no pattern fits to begin with.
+    """Find the best schedule by annealing a pattern; None if no initial pattern fits.
 
     Args:
-        like: any schedule of the problem's shape.
-        over: asked every now and then whether to stop. `steps`: evaluations at most.
+        like: a schedule of the problem's shape.
+        over: called regularly; tells whether to stop. `steps`: the most evaluations.
     """
     work = Workspace(problem)
     programs = pack(problem, like)
@@ -67,7 +67,9 @@ def pattern_start(
 
 
 def _first(problem: Problem, stretch: float) -> tuple[np.ndarray, np.ndarray, int]:
-    """Microbatches at even distances, each as fast as it can go; all that can be is offloaded."""
+    """Make the initial pattern: evenly spaced microbatches, each as fast as possible, everything
+    offloaded that can be.
+    """
     profile = problem.profile
     durations, latency, stages = profile.durations_ns, profile.t_comm_ns, problem.shape.stages
     work = np.zeros(profile.devices)

@@ -1,8 +1,8 @@
-"""The compiled part of `patterns`: write a pattern out as programs, and anneal it.
+"""The compiled part of `patterns`: expand a pattern to programs, and anneal it.
 
 A pattern gives each op of the first k microbatches a time, ``times[kind, stage, microbatch]``, and
 ``away[stage, microbatch]`` says which of them are offloaded; every period it starts again with the
-next k. Only the order of the times counts. Programs and their times: see `times`. All in ns.
+next k. Only the order of the times matters. See `times` for the encoding of programs. All times ns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ KINDS = (F, B, W, O, R)
 
 @compiled
 def write(times, away, period, costs, prog, length):
-    """Fill in the programs of all microbatches, in the order of the pattern's times."""
+    """Write the programs of all microbatches, in the order of the pattern's times."""
     place, m, low, high = costs.place, costs.microbatches, costs.low, costs.high
     _, stages, k = times.shape
     phase = np.empty(stages * k * 5, np.int64)
@@ -44,7 +44,7 @@ def write(times, away, period, costs, prog, length):
 
 @compiled
 def _change(times, away, typical, back_ns):
-    """One random change of a pattern: an op, all that follows one, or what is offloaded."""
+    """Change a pattern at random: move an op, move an op and all that follows it, or toggle offloads."""
     _, stages, k = times.shape
     s, i, draw = np.random.randint(stages), np.random.randint(k), np.random.random()
     later = np.int64(typical * np.random.normal() * (0.2 if np.random.random() < 0.5 else 1.0))
@@ -64,7 +64,7 @@ def _change(times, away, typical, back_ns):
             times[kind, : s + 1, i] += later
     elif draw < 0.75:  # a microbatch
         times[:, :, i] += later
-    else:  # offload, here or on a few stages, or no longer
+    else:  # toggle offloading, on one or a few stages
         end = s + 1 if np.random.random() < 0.8 else s + np.random.randint(1, 5)
         gone = not away[s, i]
         for other in range(s, min(end, stages)):

@@ -1,8 +1,7 @@
-"""Search over programs: annealing from several starts, evaluated by a compiled replay.
-
-Where transfers share links the evaluation follows them in the order of time, first come first
-served, each time all of it, some ten times slower. Host memory it does not see: where that may
-bind, each better schedule is replayed, and the search ends with the first that does not fit.
+"""Search over programs: annealing from several starts, evaluated by a compiled replay. If transfers
+share links, each evaluation follows all of them in the order of time, first come, first served,
+and is about ten times slower. Host memory is not modelled: if it may bind, each better schedule
+is replayed, and the search ends with the first that does not fit.
 
 Deterministic for a seed and a number of evaluations.
 """
@@ -26,8 +25,7 @@ from .links import make_links
 from .state import Costs, fill_slots, make_times
 from .visits import Stop, Visit, Visits
 
-# Visits, over and over, each time twice as long: the temperature they begin at (in typical op
-# durations), their evaluations per op, and whether they start from the best or from one of the starts.
+# Visits of one round; each further round is twice as long: the initial temperature (in typical op durations), the evaluations per op, and whether to start from the best or from one of the starts.
 VISITS = (
     (0.01, 10, True),
     (0.03, 40, True),
@@ -35,8 +33,7 @@ VISITS = (
     (0.3, 80, False),
     (0.15, 160, True),
 )
-# Where links are shared every evaluation is one of everything: shorter ones, and longer only every
-# other time.
+# With shared links each evaluation is a full one: shorter visits, which grow only every other round.
 LINKED = (
     (0.01, 20, True),
     (0.02, 20, True),
@@ -45,15 +42,14 @@ LINKED = (
     (0.3, 80, False),
     (0.3, 40, True),
 )
-# Each round ends with visits that begin with a microbatch parked on the hosts, and in which some of
-# the changes let microbatches pass one another. In the others these would mostly be in the way.
+# Each round ends with visits that begin with a microbatch parked on the hosts, and in which some moves let microbatches overtake one another. In other visits such moves rarely help.
 PARKED, LINKED_PARKED = (0.2, 160), (0.2, 80)
-PASSING = 0.25  # of the changes
+PASSING = 0.25  # share of the moves
 CHUNK_OPS = 4_000_000  # ops evaluated between two checks of the clock, some 60 ms
 
 
 class Programs(NamedTuple):
-    """Programs as the compiled code has them: codes (devices, room) and their number per device."""
+    """Programs in the encoding of the compiled code: codes (devices, room) and their number per device."""
 
     prog: np.ndarray
     length: np.ndarray
@@ -63,7 +59,7 @@ class Programs(NamedTuple):
 
 
 def make_costs(problem: Problem) -> Costs:
-    """The costs of a problem, for compiled code."""
+    """Make the costs of a problem for the compiled code."""
     costs = problem.profile
     unlimited = (2**55,) * costs.devices
     low, high = _bits(problem)
@@ -90,13 +86,13 @@ def make_costs(problem: Problem) -> Costs:
 
 
 def _bits(problem: Problem) -> tuple[int, int]:
-    """Where the stage and the kind begin in a code, in bits."""
+    """Return the bits at which the stage and the kind begin in a code."""
     low = max(1, (problem.microbatches - 1).bit_length())
     return low, low + max(1, (problem.shape.stages - 1).bit_length())
 
 
 def shares_links(problem: Problem) -> bool:
-    """Whether transfers of several queues go over one link."""
+    """Whether transfers of several queues share a link."""
     offload = problem.profile.offload
     if offload is None or not problem.may_offload:
         return False
@@ -105,8 +101,9 @@ def shares_links(problem: Problem) -> bool:
 
 
 def pack(problem: Problem, schedule: Schedule) -> Programs:
-    """The programs of a schedule; a BW becomes its B and its W, and where nothing limits memory
-    transfers, which could only delay, are left out."""
+    """Encode the programs of a schedule. A BW becomes its B and its W; without a memory limit
+    transfers are left out, as they could only delay ops.
+    """
     shape = problem.shape
     low, high = _bits(problem)
     room = (
@@ -129,7 +126,7 @@ def pack(problem: Problem, schedule: Schedule) -> Programs:
 
 
 def unpack(problem: Problem, programs: Programs, name: str = "search") -> Schedule:
-    """The schedule that the programs are."""
+    """Decode programs to a schedule."""
     codes = [row[:size] for row, size in zip(programs.prog, programs.length, strict=True)]
     flat = np.concatenate(codes)
     low, high = _bits(problem)
@@ -139,7 +136,7 @@ def unpack(problem: Problem, programs: Programs, name: str = "search") -> Schedu
 
 
 class Workspace:
-    """The arrays that evaluations work in; one per process."""
+    """The working arrays of evaluations; one per process."""
 
     def __init__(self, problem: Problem) -> None:
         codes = len(OpKind) << _bits(problem)[1]
@@ -149,24 +146,24 @@ class Workspace:
         self.links = make_links(problem.profile, _bits(problem), shares_links(problem))
 
     def evaluate(self, programs: Programs) -> tuple[int, int, int]:
-        """(makespan, longest span, sum of ends); `times.NEVER` first where it cannot go on."""
+        """(makespan, longest span, sum of ends); `times.NEVER` first if the programs deadlock."""
         return times.measure(  # type: ignore[no-any-return]
             programs.prog, programs.length, self.costs, self.links, self.times
         )
 
     def slots(self, programs: Programs) -> np.ndarray:
-        """Of each code the slot it stands in, or -1; until the next evaluation."""
+        """Return the slot of each code, or -1; valid until the next evaluation."""
         fill_slots(programs.prog, programs.length, self.times.slot)
         return self.times.slot
 
     def cost_ns(self, programs: Programs) -> int:
-        """By the objective; `times.NEVER` where it cannot go on."""
+        """Return the cost by the objective; `times.NEVER` if the programs deadlock."""
         makespan, span, _ = self.evaluate(programs)
         return span if self.span_counts else makespan
 
 
 def _parked(problem: Problem, work: Workspace, random: Random) -> Programs | None:
-    """A start with the first microbatch parked; None where that is no way to begin."""
+    """Make a start with the first microbatch parked; None if that is infeasible."""
     stages = problem.shape.stages
     if not problem.may_offload or problem.shape.chunks > 1 or problem.microbatches < 3:
         return None
@@ -191,15 +188,15 @@ def search(
     stop: Callable[[], bool] = lambda: False,
     others: Others = no_report,
 ) -> Schedule | None:
-    """The best schedule that annealing from `starts` finds; None where none of them fits.
+    """Find the best schedule by annealing from `starts`; None if none of them fits.
 
     Args:
-        starts: schedules under the limit; each gets its share of the time, the best a second one.
-            Where it may pay, some with a parked microbatch are added (`starts.park_first`).
+        starts: schedules under the limit; each gets a share of the time, the best one two shares.
+            If it may pay, starts with a parked microbatch are added (`starts.park_first`).
         goal_ns: stop at this cost (a proven bound).
-        evaluations: in all; None: as many as `time_limit` (seconds) allows.
+        evaluations: total number; None: as many as `time_limit` (seconds) allows.
         on_incumbent: called with each better schedule and its cost in ns.
-        others: gives schedules that were found elsewhere meanwhile, to go on from where they are better.
+        others: returns schedules of other engines; the search continues from those that are better.
     """
     work = Workspace(problem)
     search = Visits(

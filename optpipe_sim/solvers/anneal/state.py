@@ -1,10 +1,11 @@
-"""What the search knows of a set of programs, op by op, and what becomes of it where they change.
+"""The state of an evaluated set of programs, op by op, and its incremental update.
 
-What an op does follows from the state of its device before it and from a few ends elsewhere. Both are
-kept of every op. A change of the programs is a *trial*: `mark` says which ops are stale by it,
-`times.update` evaluates them and what that changes, and `undo` takes it all back.
+The timing of an op follows from the state of its device before it and from the ends of a few ops on
+other devices. Both are stored for every op. A change of the programs is a *trial*: `mark` marks the
+ops that it makes stale, `times.update` evaluates them and everything that changes as a result, and
+`undo` reverts it.
 
-Compiled by numba; for programs as codes see `times`. All times ns, all memory bytes, int64.
+Compiled by numba; see `times` for the encoding of programs. All times ns, all memory bytes, int64.
 """
 
 from __future__ import annotations
@@ -19,8 +20,7 @@ from ...compiled import compiled, part, step
 # The state of a device as a row of `Times.before`; see `Stream`, `Memory`, `Copies` and `Sends`.
 FREE, GRANTED, ANCHOR, ANCHOR_OP, OUT, BACK, OUT_OP, BACK_OP, LEVEL, GIVEN, NEXT, OTHER = range(12)
 STATE = 12
-# What is behind an op on its device: the time from the beginning of the next compute op, of the next
-# transfers and of the next R's before a compute op to the end of everything.
+# What follows an op on its device: the time from the start of the next compute op, of the next transfers and of the next R's before a compute op to the makespan.
 FOLLOWING, LATER_OUT, LATER_BACK, ASKED = range(4)
 AFTER = 4
 UNKNOWN = -(2**61)
@@ -28,11 +28,11 @@ TRIAL, LOGGED = range(2)
 
 
 class Costs(NamedTuple):
-    """What the compiled code wants to know of a problem; times ns, memory bytes, int64."""
+    """The costs of a problem for the compiled code; times ns, memory bytes, int64."""
 
     durations: np.ndarray  # (kinds, stages)
     act: np.ndarray  # (stages,) from F to B
-    held: np.ndarray  # (stages,) of that, still held from B to W
+    held: np.ndarray  # (stages,) the part of it still held from B to W
     moved: np.ndarray  # (stages,) what an O releases and an R allocates
     place: np.ndarray  # (stages,) the device of each stage
     limit: np.ndarray  # (devices,)
@@ -42,16 +42,16 @@ class Costs(NamedTuple):
     serial: bool
     shared: bool  # one copy engine for both directions
     microbatches: int
-    low: int  # where the stage begins in a code, in bits
-    high: int  # where the kind begins
+    low: int  # bit at which the stage begins in a code
+    high: int  # bit at which the kind begins
 
 
 class Stream(NamedTuple):
     """The compute stream of a device, before an op."""
 
     free: int  # when its last compute op ended, ns
-    anchor: int  # when that began, ns
-    op: int  # which it was
+    anchor: int  # when that op began, ns
+    op: int  # which op it was
 
 
 class Memory(NamedTuple):
@@ -59,11 +59,11 @@ class Memory(NamedTuple):
 
     level: int  # bytes above the limit
     granted: int  # when it was last granted, ns
-    given: int  # the last O whose memory was used again, or -1
+    given: int  # the last O whose memory was reused, or -1
 
 
 class Copies(NamedTuple):
-    """The copies of a device, before an op: when those out and back end, and the last of them."""
+    """The copy engines of a device, before an op: when offloads and reloads end, and the last of each."""
 
     out: int
     out_op: int
@@ -79,7 +79,7 @@ class Sends(NamedTuple):
 
 
 class Goal(NamedTuple):
-    """Where an evaluation gives up; see `times.update`."""
+    """The limits at which an evaluation gives up; see `times.update`."""
 
     most: float
     weight: float
@@ -87,30 +87,30 @@ class Goal(NamedTuple):
 
 
 class Times(NamedTuple):
-    """What is known of each code (first axis) in a set of programs, and what evaluations work in."""
+    """The evaluated values of each code (first axis) in a set of programs, and the working arrays."""
 
     end: np.ndarray  # ns
     ready: np.ndarray  # when its message arrives, ns
     cause: np.ndarray  # the op whose end (or start) decided its start, or -1
-    slot: np.ndarray  # where it stands in the program of its device, or -1: nowhere
+    slot: np.ndarray  # its slot in the program of its device, or -1
     before: np.ndarray  # (codes, STATE)
-    taker: np.ndarray  # of an O: the F or R that its memory went to
+    taker: np.ndarray  # of an O: the F or R that reused its memory
     asker: np.ndarray  # of an O: the last R that depends on its end
-    tail: np.ndarray  # from its end to the makespan at least, ns; see `tails`
+    tail: np.ndarray  # least time from its end to the makespan, ns; see `tails`
     after: np.ndarray  # (codes, AFTER)
-    stale: np.ndarray  # the trial in which it has to be evaluated
+    stale: np.ndarray  # the trial in which it must be evaluated
     logged: np.ndarray  # the trial in which it was logged
     log: np.ndarray
-    kept: np.ndarray  # (codes, 5 + STATE): what was logged
-    tally: np.ndarray  # the trial, and how many were logged in it
+    kept: np.ndarray  # (codes, 5 + STATE) the logged values
+    tally: np.ndarray  # the trial, and the number of entries logged in it
     wake: np.ndarray  # (devices,) the first slot to evaluate, or -1
-    key: np.ndarray  # (devices,) and when the device is free before it, ns
-    pending: np.ndarray  # (devices,) how many are stale
-    changed: np.ndarray  # (devices, 2) the first and the last slot that a change changed, or -1
+    key: np.ndarray  # (devices,) when the device is free before that slot, ns
+    pending: np.ndarray  # (devices,) number of stale ops
+    changed: np.ndarray  # (devices, 2) the first and the last changed slot, or -1
 
 
 def make_times(codes: int, devices: int) -> Times:
-    """Arrays for so many codes."""
+    """Make the arrays for `codes` codes."""
 
     def ints(*size: int) -> np.ndarray:
         return np.zeros(size, np.int64)
@@ -126,13 +126,13 @@ def make_times(codes: int, devices: int) -> Times:
 
 @step
 def duration(code, costs):
-    """How long an op takes, ns."""
+    """Return the duration of an op, ns."""
     return costs.durations[code >> costs.high, (code & ((1 << costs.high) - 1)) >> costs.low]
 
 
 @compiled
 def fill_slots(prog, length, slot):
-    """Fill in where each op stands."""
+    """Fill in the slot of each op."""
     for code in range(len(slot)):
         slot[code] = -1
     for d in range(len(length)):
@@ -142,7 +142,7 @@ def fill_slots(prog, length, slot):
 
 @step
 def begin(t):
-    """A new trial: nothing is stale, nothing logged."""
+    """Begin a trial: nothing is stale, nothing is logged."""
     t.tally[TRIAL] += 1
     t.tally[LOGGED] = 0
     for d in range(len(t.wake)):
@@ -152,8 +152,9 @@ def begin(t):
 
 @part
 def mark(prog, length, saved, saved_length, d, t, high):
-    """Mark what a change of the program of device d makes stale; returns whether it is any other
-    than the `saved` one, whose times `t` has."""
+    """Mark the ops that a change of the program of device d makes stale; returns whether it differs
+    from the `saved` program, whose times are in `t`.
+    """
     size, old = length[d], saved_length[d]
     first, least = 0, min(size, old)
     while first < least and prog[d, first] == saved[d, first]:
@@ -179,7 +180,7 @@ def mark(prog, length, saved, saved_length, d, t, high):
             t.end[gone] = -1
             if gone >> high == R:
                 invalidate(gone + ((B - R) << high), d, first, t)
-    # where the order of the O's is another, whoever took the memory of one may take another's
+    # if the order of the O's changed, allocations may reuse the memory of another O
     at = was = first
     while True:
         at = next_out(prog, d, at, size - rest, high)
@@ -195,13 +196,13 @@ def mark(prog, length, saved, saved_length, d, t, high):
         if was >= 0:
             invalidate(t.taker[saved[d, was]], d, first, t)
             invalidate(t.asker[saved[d, was]], d, first, t)
-            was = was + 1 if was < old - rest else -1  # up to the first that has kept its place
+            was = was + 1 if was < old - rest else -1  # up to the first one that has kept its place
     return True
 
 
 @part
 def undo(t):
-    """Take back what the trial changed in the times."""
+    """Revert the times to those before the trial."""
     for at in range(t.tally[LOGGED]):
         code = t.log[at]
         t.end[code], t.ready[code], t.cause[code] = t.kept[at, 0], t.kept[at, 1], t.kept[at, 2]
@@ -213,7 +214,7 @@ def undo(t):
 
 @step
 def log_op(code, t):
-    """Keep what is known of a code, once in a trial."""
+    """Log the values of a code, once per trial."""
     if t.logged[code] == t.tally[TRIAL]:
         return
     t.logged[code] = t.tally[TRIAL]
@@ -228,7 +229,7 @@ def log_op(code, t):
 
 @step
 def invalidate(code, d, after, t):
-    """An op of device d, if it is behind slot `after`, has to be evaluated again."""
+    """Mark an op of device d as stale if it is behind slot `after`."""
     if code >= 0 and t.slot[code] > after and t.stale[code] != t.tally[TRIAL]:
         t.stale[code] = t.tally[TRIAL]
         t.pending[d] += 1
@@ -236,7 +237,7 @@ def invalidate(code, d, after, t):
 
 @step
 def next_out(prog, d, begin, end, high):
-    """The slot of the first O from `begin` on, or -1."""
+    """Return the slot of the first O from `begin` on, or -1."""
     for slot in range(begin, end):
         if prog[d, slot] >> high == O:
             return slot

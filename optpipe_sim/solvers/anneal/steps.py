@@ -1,6 +1,7 @@
-"""What one op of a program does to its device, compiled: when it may go on, what it takes and releases.
+"""Compiled steps of the evaluation: when an op may start, and what it allocates and releases on its
+device.
 
-For programs as codes and their times see `times`, for what is known of them `state`.
+See `times` for the encoding of programs, and `state` for the state of an evaluation.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from .state import (
 
 @step
 def state_before(code, t):
-    """The state of its device before an op."""
+    """Return the state of the device before an op."""
     before = t.before
     return (
         Stream(before[code, FREE], before[code, ANCHOR], before[code, ANCHOR_OP]),
@@ -45,7 +46,7 @@ def state_before(code, t):
 
 @step
 def is_state_before(code, stream, memory, copies, sends, t):
-    """Whether the state before an op is known to be this."""
+    """Whether the stored state before an op equals this one."""
     before = t.before
     return (
         before[code, FREE] == stream.free
@@ -65,7 +66,7 @@ def is_state_before(code, stream, memory, copies, sends, t):
 
 @step
 def keep_state_before(code, stream, memory, copies, sends, t):
-    """Note the state before an op."""
+    """Store the state before an op."""
     before = t.before
     before[code, FREE], before[code, ANCHOR] = stream.free, stream.anchor
     before[code, ANCHOR_OP] = stream.op
@@ -78,7 +79,7 @@ def keep_state_before(code, stream, memory, copies, sends, t):
 
 @step
 def offload(code, d, slot, copies, costs, t):
-    """An O begins once its F has ended and the engine is free; returns (end, cause, copies)."""
+    """Run an O, which begins once its F has ended and the engine is free; returns (end, cause, copies)."""
     unit = code & ((1 << costs.high) - 1)
     time, why = t.end[unit], unit
     if copies.out > time:
@@ -93,11 +94,13 @@ def offload(code, d, slot, copies, costs, t):
 
 @step
 def grant_reload(prog, code, d, slot, stream, memory, costs, t, logs):
-    """Grant an R its memory, at the start of the compute op before it, its anchor, or when enough has
-    been released since; returns (time, cause, memory), ``NEVER`` first where that never is."""
+    """Grant memory to an R at the start of the compute op before it, its anchor, or once enough has
+    been released since; returns (time, cause, memory), with ``NEVER`` first if that never
+    happens.
+    """
     mask, given, moved = (1 << costs.high) - 1, memory.given, costs.moved
     size = moved[(code & mask) >> costs.low]
-    # 1. the anchor's release counts from its end on; alternatively O's alone may do
+    # 1. the anchor's release counts from its end on; O's alone may suffice
     give = released(stream.op, costs) if stream.op >= 0 else 0
     base = max(stream.anchor, memory.granted)
     best, best_given, best_why = NEVER, given, stream.op
@@ -121,7 +124,7 @@ def grant_reload(prog, code, d, slot, stream, memory, costs, t, logs):
             best, best_given, best_why = time, last, why
     if best == NEVER:
         return best, best_why, memory
-    # 2. it takes the memory of those O's
+    # 2. it takes the memory of these O's
     level = memory.level
     at = t.slot[given] if given >= 0 else -1
     while given != best_given:
@@ -134,8 +137,9 @@ def grant_reload(prog, code, d, slot, stream, memory, costs, t, logs):
 
 @step
 def reload(code, d, slot, time, why, copies, costs, t):
-    """An R that is granted memory begins once its O has ended and the engine is free; returns (end,
-    cause, copies)."""
+    """Run an R with granted memory, which begins once its O has ended and the engine is free;
+    returns (end, cause, copies).
+    """
     unit = code & ((1 << costs.high) - 1)
     source = unit | O << costs.high
     if t.end[source] > time:
@@ -153,7 +157,7 @@ def reload(code, d, slot, time, why, copies, costs, t):
 
 @step
 def grant_forward(prog, code, d, slot, time, why, stream, memory, costs, t, logs):
-    """Grant an F that could begin at `time` its memory; returns as `grant_reload`."""
+    """Grant memory to an F that could begin at `time`; returns as `grant_reload`."""
     mask, given, level = (1 << costs.high) - 1, memory.given, memory.level
     if memory.granted > time:
         time, why = memory.granted, given if given >= 0 else stream.op
@@ -175,7 +179,7 @@ def grant_forward(prog, code, d, slot, time, why, stream, memory, costs, t, logs
 
 @step
 def _take(given, code, t, logs):
-    """Note that the memory of an O goes to an op."""
+    """Record that an op reuses the memory of an O."""
     if t.taker[given] != code:
         if logs:
             log_op(given, t)
@@ -184,7 +188,7 @@ def _take(given, code, t, logs):
 
 @step
 def untake(prog, code, d, slot, given, costs, t, logs):
-    """Forget the O's behind `given` whose memory an op took before and takes no longer."""
+    """Remove the records of O's behind `given` whose memory an op no longer reuses."""
     at = t.slot[given] if given >= 0 else -1
     at = next_out(prog, d, at + 1, slot, costs.high)
     while at >= 0 and t.taker[prog[d, at]] == code:
@@ -196,7 +200,7 @@ def untake(prog, code, d, slot, given, costs, t, logs):
 
 @step
 def source_of(code, costs):
-    """The op whose message a compute op waits for, and its device; -1 for both without one."""
+    """Return the op whose message a compute op waits for, and its device; -1 for both if there is none."""
     kind, above = code >> costs.high, 1 << costs.low
     stage = (code & ((1 << costs.high) - 1)) >> costs.low
     if kind == F and stage > 0:
@@ -208,8 +212,9 @@ def source_of(code, costs):
 
 @step
 def send(code, d, finish, second, devices, sends, costs, t):
-    """Note when the message of a compute op arrives, and wake the device that reads it, if it is
-    another and this concerns it; returns its links, and when the next device begins."""
+    """Record when the message of a compute op arrives, and wake the receiving device if the message
+    affects it; returns the links of the sender, and when the next device begins.
+    """
     kind, above = code >> costs.high, 1 << costs.low
     stage = (code & ((1 << costs.high) - 1)) >> costs.low
     target, reader, behind = -1, -1, stage
@@ -229,7 +234,7 @@ def send(code, d, finish, second, devices, sends, costs, t):
         other = arrives + costs.occupancy
     arrives += costs.lag
     if arrives != t.ready[code]:
-        # does it concern the one that waits for it?
+        # does it affect the op that waits for it?
         begins = t.end[reader] - costs.durations[kind, behind]
         if t.end[reader] < 0 or t.cause[reader] == code or arrives > begins:
             invalidate(reader, target, -1, t)
@@ -244,7 +249,7 @@ def send(code, d, finish, second, devices, sends, costs, t):
 
 @step
 def released(code, costs):
-    """What a compute op releases at its end."""
+    """Return the bytes that a compute op releases at its end."""
     kind = code >> costs.high
     stage = (code & ((1 << costs.high) - 1)) >> costs.low
     if kind == B:

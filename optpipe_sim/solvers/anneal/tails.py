@@ -1,11 +1,10 @@
-"""How long it takes at least from the end of each op to the end of everything, compiled.
+"""Tails: the least time from the end of each op to the makespan, compiled.
 
-Known of the programs before a change, it tells while the first few ops behind the change are evaluated
-that the whole cannot be good enough: `times.update` gives up there. For ops whose way to the
-end leads through the change itself it may be too long, or too short.
-
-As the times they are kept up to date: after a change was taken, only those ops are evaluated again
-behind which something is different, now from the end to the beginning.
+They are known for the programs before a move, so that `times.update` can reject a move after
+evaluating only the first few ops behind it. For ops whose longest path to the end leads through the
+move they may be too long or too short. Tails are updated incrementally, as the times are: after an
+accepted move only those ops are evaluated again behind which something has changed, from the end to
+the beginning.
 """
 
 from __future__ import annotations
@@ -29,10 +28,9 @@ from .state import (
 
 @part
 def find_tails(prog, length, costs, t, span_counts):
-    """Fill in ``t.tail``: of each op the longest way over the ops that wait for it, ns.
-
-    With `span_counts` to the longest span in place of the makespan, as long as no device begins
-    at another time.
+    """Fill in ``t.tail``: the longest path over the ops that wait for each op, ns. With
+    `span_counts` it leads to the longest span instead of the makespan; valid while no device
+    begins at another time.
     """
     t.tally[TRIAL] += 1
     for code in range(len(t.tail)):
@@ -90,7 +88,7 @@ def renew_tails(prog, length, saved, saved_length, costs, t):
 
 @step
 def _invalidate(code, d, before, t):
-    """An op of device d, if it is ahead of slot `before`, has to be evaluated again."""
+    """Mark an op of device d as stale if it is ahead of slot `before`."""
     if 0 <= t.slot[code] < before and t.stale[code] != t.tally[TRIAL]:
         t.stale[code] = t.tally[TRIAL]
         t.pending[d] += 1
@@ -98,14 +96,14 @@ def _invalidate(code, d, before, t):
 
 @step
 def _wake(code, d, t):
-    """Evaluate a device again from this op on, unless an op behind it wakes it already."""
+    """Wake the device of an op from this op on, unless an op behind it has woken it already."""
     if t.slot[code] > t.wake[d]:
         t.wake[d], t.key[d] = t.slot[code], t.end[code]
 
 
 @step
 def _from_start(code, costs, t):
-    """The tail of an op and its own duration; ``UNKNOWN`` where it is not known, or not there."""
+    """Return the tail of an op plus its duration; ``UNKNOWN`` if the tail is unknown or the op is absent."""
     if t.slot[code] < 0 or t.tail[code] == UNKNOWN:
         return UNKNOWN
     return t.tail[code] + duration(code, costs)
@@ -126,13 +124,13 @@ def _is_taken(code, prog, d, t):
 
 @part
 def _renew(prog, length, costs, t):
-    """Look at what is stale, and at all that this changes, the last first."""
+    """Evaluate the stale ops and everything that changes as a result, the last first."""
     place, low, high = costs.place, costs.low, costs.high
     devices, last_stage = len(length), len(costs.act) - 1
     mask, above = (1 << high) - 1, 1 << low
     trial, after = t.tally[TRIAL], t.after
     while True:
-        # 1. the device whose next op ends last, and when that of the next one does
+        # 1. the device whose next op ends last, and when that of the second one ends
         d, latest, second = -1, -1, -1
         for other in range(devices):
             if t.wake[other] >= 0:
@@ -146,7 +144,7 @@ def _renew(prog, length, costs, t):
         t.wake[d] = -1
         code = prog[d, slot]
         while True:
-            # 2. its ops, from what is behind the next stale one
+            # 2. its ops, from behind the next stale one
             following, asked = after[code, FOLLOWING], after[code, ASKED]
             out, back = after[code, LATER_OUT], after[code, LATER_BACK]
             while True:
@@ -157,7 +155,7 @@ def _renew(prog, length, costs, t):
                 stage = unit >> low
                 lasting = costs.durations[kind, stage]
                 old = t.tail[code]
-                # 3. the longest way over the ops that wait for this one
+                # 3. the longest path over the ops that wait for this one
                 source = -1
                 if kind == O:
                     tail = max(out, _from_start(unit | R << high, costs, t))
@@ -201,7 +199,7 @@ def _renew(prog, length, costs, t):
                         _wake(source, giver, t)
                         second = max(second, t.key[giver])
                 t.tail[code] = tail
-                # 4. the O's whose memory it takes
+                # 4. the O's whose memory it reuses
                 if tail != old and kind in (F, R):
                     given = t.before[code, GIVEN]
                     if given != t.before[prog[d, slot + 1], GIVEN]:
@@ -210,7 +208,7 @@ def _renew(prog, length, costs, t):
                         while at >= 0 and t.taker[prog[d, at]] == code:
                             _invalidate(prog[d, at], d, slot, t)
                             at = next_out(prog, d, at + 1, slot, high)
-                # 5. on, unless what is behind the next op is what it was
+                # 5. continue, unless nothing behind the next op has changed
                 slot -= 1
                 if slot < 0:
                     break

@@ -1,13 +1,12 @@
-"""The times of a set of programs, compiled: what the search evaluates, all of it or what a change
-of the programs changes.
+"""Compiled evaluation of a set of programs: of all ops, or of those that a move affects.
 
 A program is a row of op codes, ``kind << high | stage << low | microbatch``, in issue order, transfers
 included, so that every wait points backwards. An R counts on releases before it in the program
 only, so the times are those of the lowered program; the replay of the same program under the
 ordinary rules is never later.
 
-After a change of the programs only those ops are evaluated again whose state or whose inputs have
-changed, device by device in the order of time; see `state`.
+After a move only those ops are evaluated again whose state or inputs have changed, device by device
+in the order of time; see `state`.
 
 Compiled by numba; all times ns, all memory bytes, int64.
 """
@@ -50,20 +49,20 @@ from .steps import (
     untake,
 )
 
-FAILED = -1  # in place of a sum of ends
+FAILED = -1  # returned instead of a sum of ends
 
 
 @part
 def evaluate(prog, length, costs, t):
-    """The times of a set of programs, into `t`.
+    """Compute the times of a set of programs into `t`.
 
     Args:
-        prog, length: (devices, room) codes and how many of them count.
+        prog, length: (devices, room) codes, and their number per device.
         costs: see `state.Costs`.
 
     Returns:
-        (makespan, longest span, sum of ends), ``NEVER`` first where it cannot go on or exceeds
-        the limit.
+        (makespan, longest span, sum of ends), ``NEVER`` first if the programs deadlock or exceed
+            the limit.
     """
     t.tally[TRIAL] += 1
     for code in range(len(t.end)):
@@ -89,7 +88,7 @@ def evaluate(prog, length, costs, t):
 
 @compiled
 def measure(prog, length, costs, links, t):
-    """`evaluate`, or `evaluate_links` where there are links that are shared."""
+    """Run `evaluate`, or `evaluate_links` if links are shared."""
     if links.number > 0:
         return evaluate_links(prog, length, costs, links, t.end, t.ready, t.cause)
     return evaluate(prog, length, costs, t)
@@ -97,7 +96,7 @@ def measure(prog, length, costs, links, t):
 
 @part
 def last_start(prog, costs, t):
-    """When the last device begins."""
+    """Return when the last device begins."""
     last = 0
     for d in range(len(prog)):
         code = prog[d, 0]
@@ -107,7 +106,7 @@ def last_start(prog, costs, t):
 
 @part
 def longest(prog, length, costs, t):
-    """(makespan, longest span) of programs that begin and end with compute ops."""
+    """Return (makespan, longest span) of programs that begin and end with compute ops."""
     makespan = span = 0
     for d in range(len(length)):
         first, last = prog[d, 0], t.end[prog[d, length[d] - 1]]
@@ -119,20 +118,20 @@ def longest(prog, length, costs, t):
 
 @part
 def update(prog, length, costs, t, total, most, weight, begun, ahead, logs):
-    """Evaluate what is stale, and all that this changes.
+    """Evaluate the stale ops and everything that changes as a result.
 
     Args:
         total: the sum of all ends before.
-        most, weight: give up where the makespan at least, by `t.tail`, and `weight` times the sum of
-            ends come to more than `most`, which ends the circles of programs that cannot go on, too.
-        begun: when the last device begins where spans count, else 0.
-        ahead: how far, in ns, a device may go ahead of the others. What it finds later to have been
-            different is evaluated again.
-        logs: whether `undo` is to be possible.
+        most, weight: give up once a lower bound on the makespan, by `t.tail`, plus `weight` times
+            the sum of ends exceeds `most`. This also ends the cycles of programs that deadlock.
+        begun: when the last device begins if spans count, else 0.
+        ahead: how far, in ns, a device may run ahead of the others. Ops whose inputs turn out to
+            have changed are evaluated again.
+        logs: whether to log changes for `undo`.
 
     Returns:
-        The sum of ends; ``FAILED`` where the programs cannot go on or exceed the limit, or where it
-        gave up. Then some times are old and some new.
+        The sum of ends; ``FAILED`` if the programs deadlock, exceed the limit, or the evaluation
+            gave up. Then some times are old and some new.
     """
     devices = len(length)
     while True:
@@ -146,7 +145,7 @@ def update(prog, length, costs, t, total, most, weight, begun, ahead, logs):
                     second = t.key[other]
         if d < 0:
             break
-        # 2. its ops, as far as they may have changed
+        # 2. those of its ops that may have changed
         total = _run_device(
             prog, length, d, second, costs, t, total, Goal(most, weight, begun), ahead, logs
         )
@@ -160,7 +159,7 @@ def update(prog, length, costs, t, total, most, weight, begun, ahead, logs):
 
 @step
 def _run_device(prog, length, d, second, costs, t, total, goal, ahead, logs):
-    """Evaluate the stale ops of a device, and those behind whose state this changes.
+    """Evaluate the stale ops of a device, and later ops whose state changes as a result.
 
     Args:
         second: when the next device begins; it goes on at most `ahead` beyond that.
@@ -219,7 +218,7 @@ def _run_device(prog, length, d, second, costs, t, total, goal, ahead, logs):
                 finish = time + costs.durations[kind, (code & mask) >> costs.low]
                 stream = Stream(finish, time, code)
                 total += finish - max(t.end[code], 0)
-                # 3. give up where even the shortest way to the end is too long
+                # 3. give up if even the shortest path to the end is too long
                 tail = t.tail[code] if slot > t.changed[d, 1] else -goal.begun
                 if finish + tail + goal.weight * total > goal.most:
                     return FAILED
@@ -229,7 +228,7 @@ def _run_device(prog, length, d, second, costs, t, total, goal, ahead, logs):
             t.end[code], t.cause[code] = finish, why
             if kind in (F, R):
                 untake(prog, code, d, slot, memory.given, costs, t, logs)
-            # 4. on, unless the state is what it was, or this device is too far ahead
+            # 4. continue, unless the state has not changed or this device is too far ahead
             slot += 1
             if slot == length[d]:
                 break

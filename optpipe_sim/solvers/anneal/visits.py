@@ -1,7 +1,7 @@
-"""Visits: annealing over and over, from the best schedule or from one of the starts, from hot to cold.
+"""Visits: repeated annealing from hot to cold, from the best schedule or from one of the starts.
 
-What the searches over programs (`anneal.search`) and over programs and treatments (`treated.search`)
-have in common; what they anneal, a *plan*, and how, is theirs.
+What the searches over programs (`anneal.search`) and over programs and treatments
+(`treated.search`) share; each has its own *plan*, the object that it anneals, and its own moves.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ..problem import Problem
 from ..reports import Others
 from .links import NEVER
 
-COLD = 0.01  # the temperature visits end at, in typical op durations
-WEIGHT = 0.3  # of the mean end of an op, so that plateaus have a slope
+COLD = 0.01  # final temperature of visits, in typical op durations
+WEIGHT = 0.3  # weight of the mean end of an op, which gives plateaus a slope
 LEAST = 200  # evaluations between two checks of the clock
 
 
 class Plan(Protocol):
-    """What is annealed: programs, `length` ops per device."""
+    """The object that is annealed: programs, `length` ops per device."""
 
     @property
     def length(self) -> np.ndarray: ...
@@ -36,8 +36,10 @@ P = TypeVar("P", bound=Plan)
 
 
 class Visit(NamedTuple):
-    """One annealing: the temperature it begins at (in typical op durations), its evaluations per op,
-    which part of its changes let microbatches pass, whether it starts from the best, and the plan."""
+    """One annealing run: its initial temperature (in typical op durations), its evaluations per op,
+    the share of its moves that let microbatches overtake, whether it starts from the best, and
+    the plan.
+    """
 
     heat: float
     effort: int
@@ -47,7 +49,7 @@ class Visit(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """When a search ends: at a cost, after so many seconds or evaluations, or when it is told to."""
+    """When a search ends: at a cost, after some seconds or evaluations, or on request."""
 
     goal_ns: int
     time_limit: float
@@ -59,7 +61,7 @@ class Visits(Generic[P]):
     """The best plan so far, over visits.
 
     Attributes:
-        starts: (cost, number, plan) of the starts under the limits, the best first.
+        starts: (cost, number, plan) of the starts that fit the limits, the best first.
         best, plan: the least cost so far, and its plan.
     """
 
@@ -100,8 +102,9 @@ class Visits(Generic[P]):
 
         Args:
             anneal: called with a plan, the best plan and its cost, evaluations, the temperatures at
-                which these begin and end (ns), and the part of changes that let microbatches pass;
-                changes both plans, and returns the best cost and the evaluations done.
+                which these begin and end (ns), and the share of moves that let microbatches
+                overtake; it changes both plans, and returns the best cost and the number of
+                evaluations.
             chunk_ops: ops evaluated between two checks of the clock.
         """
         for visit in visits:
@@ -144,7 +147,7 @@ class Visits(Generic[P]):
         return time.monotonic() - self.began >= self.stop.time_limit
 
     def _take_from(self, others: Others) -> bool:
-        """Take what others have found; returns whether it is better."""
+        """Take the schedule of another engine; returns whether it is better."""
         schedule = others()
         if schedule is None:
             return False
@@ -157,5 +160,5 @@ class Visits(Generic[P]):
 
 
 def _fits_host(problem: Problem, schedule: Schedule) -> bool:
-    """Whether what it offloads fits into the memory of the hosts."""
+    """Whether the offloaded activations fit the memory of the hosts."""
     return problem.host_limit is None or problem.keeps(schedule) is not None

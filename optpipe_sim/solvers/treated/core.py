@@ -10,13 +10,13 @@ from .moves import change
 from .state import FAILED, NEVER
 from .times import accept, evaluate, longest, rewind, run
 
-SURE = 0.97  # part of the mean end before a change that a better plan has, too
-PATHS = 4  # changes taken until the critical path is looked up again
+SURE = 0.97  # a better plan reaches at least this share of the mean end before a move
+PATHS = 4  # accepted moves until the critical path is computed again
 
 
 @part
 def critical(length, t, path, high, prog):
-    """Ops on one critical path from the last end back; returns how many."""
+    """Collect the ops on one critical path from the last end back; returns their number."""
     last = -1
     for d in range(len(length)):
         for at in range(length[d] - 1, -1, -1):
@@ -35,13 +35,13 @@ def critical(length, t, path, high, prog):
 
 @compiled
 def seed_random(seed):
-    """Seed the generator of the compiled code."""
+    """Seed the random generator of the compiled code."""
     np.random.seed(seed)
 
 
 @part
 def _first_change(prog, length, saved, saved_length, mode, costs, t, first, begin, stop):
-    """Where each of some devices changes first, into `first`; returns whether any does."""
+    """Find the first changed slot of each of some devices, into `first`; returns whether any changed."""
     found = False
     for d in range(len(length)):
         first[d] = -1
@@ -65,7 +65,7 @@ def _first_change(prog, length, saved, saved_length, mode, costs, t, first, begi
 
 @part
 def _keep_times(length, saved, t):
-    """Remember the times of what will be evaluated again."""
+    """Save the times of the ops that will be evaluated again."""
     for d in range(len(length)):
         for at in range(t.begin[d], length[d]):
             code = saved[d, at]
@@ -86,7 +86,7 @@ def _restore_times(length, saved, t):
 
 @part
 def _take_back(prog, length, mode, saved, saved_length, costs, t, first, begin, stop):
-    """Give devices their programs back, and units their modes."""
+    """Restore the programs of devices and the modes of units."""
     for d in range(begin, stop + 1):
         if first[d] < 0:
             continue

@@ -1,5 +1,6 @@
-"""The engine ``search`` where activations may be recomputed: greedy and plain search for every level, then
-annealing of order and treatments together from the best of them."""
+"""The engine ``search`` if activations may be recomputed: greedy and plain search for every level,
+then annealing of order and treatments together from the best of them.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +25,14 @@ from .games import Game, games, realise
 from .search import search
 from .stand_ins import moved_to, others_for, stand_ins
 
-GREEDY, PLAIN = 0.12, 0.18  # of the time: greedy runs, then annealing with levels as they are
-MOST = 4  # plain problems that these go on with
-FIRST_PLAN = 0.7  # of the time, for the first of the problems that stand for one with shared links
-RUNS = 200  # of the greedy on each, where evaluations count and not the clock
+GREEDY, PLAIN = 0.12, 0.18  # shares of the time: greedy runs, then annealing with fixed levels
+MOST = 4  # number of plain problems that are annealed
+FIRST_PLAN = 0.7  # share of the time for the first stand-in of a problem with shared links
+RUNS = 200  # greedy runs on each, if evaluations are limited instead of time
 
 
 class Start(NamedTuple):
-    """A schedule of a plain problem, and of the problem itself."""
+    """A schedule of a plain problem, and the same as a schedule of the problem itself."""
 
     cost_ns: int
     game: Game
@@ -40,8 +41,9 @@ class Start(NamedTuple):
 
 
 def treats(problem: Problem) -> bool:
-    """Whether this is for the search that decides on treatments: the plain one knows offloading of
-    single activations only, and no links that keep the sender busy."""
+    """Whether a problem needs the search over treatments: the plain search can only offload single
+    activations, and does not model blocking links.
+    """
     offloads_stages = problem.per_stage and problem.may_offload
     return problem.may_recompute or offloads_stages or problem.profile.sending_ns > 0
 
@@ -52,12 +54,12 @@ def first_starts(
     over: Callable[[], bool] = lambda: False,
     best_ns: Callable[[], float] = lambda: float("inf"),
 ) -> list[Start]:
-    """The best schedules of the best few choices of levels: of AdaOffload and of simple patterns. The
-    published schedules with levels are `starts.plain_schedules`.
+    """Find the best schedules of the best few choices of levels, by AdaOffload and simple patterns.
+    The published schedules with levels are in `starts.plain_schedules`.
 
     Args:
-        offer: called with each schedule and its name. `over`: asked every now and then whether to
-            stop. `best_ns`: what a choice of levels has to beat, by its work at least, to count.
+        offer: called with each schedule and its name. `over`: called regularly; tells whether to
+            stop. `best_ns`: choices of levels whose work alone reaches this cost are skipped.
     """
     found: list[Start] = []
 
@@ -98,8 +100,8 @@ def run(
     """Search for order and treatments.
 
     Args:
-        chosen: what `first_starts` found, if it is known. `part`: the number of this search, of so many
-            beside one another, which share these starts.
+        chosen: the result of `first_starts`, if known. `part`: the number of this search and the
+            total of parallel searches, which share these starts.
     """
     seconds, evaluations, seed = options.time_limit, options.evaluations, options.seed
     began = time.monotonic()
@@ -121,7 +123,7 @@ def run(
         plans = [problem]
     else:
         plans = list(stand_ins(problem))
-        first = seed % len(plans)  # each process begins with another
+        first = seed % len(plans)  # each process begins with a different one
         plans = plans[first:] + plans[:first]
     for at, plan in enumerate(plans):
         stands_in = plan is not problem
@@ -153,7 +155,7 @@ def _start(problem: Problem, game: Game, plain: Schedule) -> Start | None:
 
 
 def _different(found: list[Start]) -> list[Start]:
-    """The best of several choices of levels, the best first."""
+    """Return the best start of each of several choices of levels, the best first."""
     chosen: list[Start] = []
     for entry in sorted(found, key=lambda entry: entry.cost_ns):
         if len(chosen) < MOST and all(entry.game.choice != other.game.choice for other in chosen):
@@ -171,7 +173,7 @@ def _improve(
     seed: int,
     bound_ns: int,
 ) -> list[Schedule]:
-    """Greedy runs, then plain annealing, for one choice of levels."""
+    """Improve one choice of levels by greedy runs, then by plain annealing."""
     plain = entry.game.problem
     found: list[Schedule] = []
 

@@ -1,9 +1,9 @@
-"""Plain problems that stand for one with levels: every stage recomputed at a level of its own.
+"""Plain problems equivalent to a problem with one level of recomputation per stage.
 
-Where all activations of a stage are treated alike, recomputation inside the backward is a longer
-backward, smaller activations and less room: what is held only while an op runs comes off the limit.
-So whatever orders ops without levels (the greedy, published schedules, the plain search) finds
-schedules for such a choice; `realise` makes them schedules of the problem itself.
+If all activations of a stage are treated alike, recomputation inside the backward amounts to a
+longer backward, smaller activations and a lower limit (less the memory held only while an op runs).
+So every method for problems without levels (the greedy, published schedules, the plain search)
+finds schedules for such a choice; `realise` converts them to schedules of the problem itself.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ...stage_cost import StageCost
 from ..problem import Problem
 from .programs import level_names
 
-IN_FLIGHT = (1.0, 1.5, 2.0)  # activations at once that room is looked for, in those of 1F1B
+IN_FLIGHT = (1.0, 1.5, 2.0)  # shares of 1F1B's activations in flight that have to fit
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The level of each stage, from 1, 0: kept whole; and whether its backward is one op."""
+    """The level of each stage (from 1; 0: kept whole), and whether its backward is one op."""
 
     levels: tuple[int, ...]
     fused: tuple[bool, ...]
@@ -34,15 +34,17 @@ class Choice:
 
 @dataclass(frozen=True)
 class Game:
-    """A choice, and the plain problem that it makes."""
+    """A choice of levels and its plain problem."""
 
     choice: Choice
     problem: Problem
 
 
 def games(problem: Problem) -> Iterator[Game]:
-    """The plain problems worth trying: all stages at one level, then each device the cheapest levels
-    that leave room for so many activations, both with the backward in one op and in two."""
+    """Yield the plain problems worth trying: all stages at one level; then, per device, the
+    cheapest levels that leave room for a share of 1F1B's activations. Both with the backward in
+    one op and in two.
+    """
     stages = problem.profile.stages
     most = max(len(cost.recompute) for cost in stages)
     seen: set[Choice] = set()
@@ -71,7 +73,7 @@ def _saves(cost: StageCost) -> bool:
 
 
 def plain_problem(problem: Problem, choice: Choice) -> Problem | None:
-    """The problem without levels that a choice makes; None where no schedule of it fits."""
+    """Make the plain problem of a choice; None if no schedule of it fits."""
     assert problem.limits is not None
     profile = problem.profile
     stages, transient = [], [0] * profile.devices
@@ -92,7 +94,9 @@ def plain_problem(problem: Problem, choice: Choice) -> Problem | None:
 def _plain_stage(
     profile: CostProfile, stage: int, cost: StageCost, level: int, fused: bool
 ) -> tuple[StageCost, int]:
-    """What a stage costs at a level (0: none), and the bytes it holds beyond that while an op runs."""
+    """Return the costs of a stage at a level (0: none), and the extra bytes that it holds while an
+    op runs.
+    """
     treatment = inside(level) if level else KEEP
     durations, takes, gives, _ = (array[:, stage, treatment] for array in profile.op_table)
     held = int(takes[OpKind.F] - gives[OpKind.F])
@@ -116,8 +120,9 @@ def _plain_stage(
 
 
 def _cheapest(problem: Problem, part: float) -> tuple[int, ...]:
-    """Per device the levels that cost least time, raised where that frees most bytes for it, until
-    `part` of what 1F1B holds at once fits."""
+    """Choose levels per device greedily, always raising the level that frees the most bytes per
+    time, until `part` of the activations that 1F1B holds at once fit.
+    """
     assert problem.limits is not None
     levels = [0] * problem.shape.stages
     for device, limit in enumerate(problem.limits):
@@ -151,7 +156,7 @@ def _time(problem: Problem, stage: int, level: int) -> int:
 
 
 def _needs(problem: Problem, levels: Sequence[int], at_once: Mapping[int, float]) -> float:
-    """The bytes of so many activations of each stage, and what one op holds beside them."""
+    """Return the bytes of `at_once` activations of each stage, and the most extra bytes of one op."""
     profile = problem.profile
     waiting = sum(count * _kept(problem, stage, levels[stage]) for stage, count in at_once.items())
     return waiting + max(
@@ -161,7 +166,7 @@ def _needs(problem: Problem, levels: Sequence[int], at_once: Mapping[int, float]
 
 
 def realise(problem: Problem, choice: Choice, schedule: Schedule) -> Schedule:
-    """The schedule of a choice's plain problem as one of the problem itself."""
+    """Convert a schedule of a choice's plain problem to one of the problem itself."""
     table = schedule.table.copy()
     fused = np.array(choice.fused)[table[:, 1]]
     table[fused & (table[:, 0] == B), 0] = BW

@@ -1,5 +1,5 @@
-"""Compiled changes of a plan: move an op, give an activation another treatment, here or for many
-microbatches and devices alike.
+"""Compiled moves on a plan: move an op, or change the treatment of an activation, for one or for
+many microbatches and devices.
 
 All of them keep ``t.slot``, ``t.work`` and the list of touched units up to date. Within a program the
 ops of one activation keep the order F, O, R, C, B, W, and ops of one kind and stage the order of
@@ -13,7 +13,7 @@ import numpy as np
 from ...codes import B, C, O, R, W
 from ...compiled import part, step
 
-FAR = 12  # slots that an op is put before or behind the op it belongs to, at most
+FAR = 12  # the most slots between an inserted op and the op it belongs to
 
 
 @step
@@ -24,7 +24,7 @@ def _put(prog, t, d, at, code):
 
 @part
 def insert(prog, length, t, d, at, code):
-    """Put an op into a program, before what stands at slot `at`."""
+    """Insert an op into a program, before the op at slot `at`."""
     for here in range(length[d], at, -1):
         _put(prog, t, d, here, prog[d, here - 1])
     _put(prog, t, d, at, code)
@@ -33,7 +33,7 @@ def insert(prog, length, t, d, at, code):
 
 @part
 def remove(prog, length, t, d, code):
-    """Take an op out of its program."""
+    """Remove an op from its program."""
     for here in range(t.slot[code] + 1, length[d]):
         _put(prog, t, d, here - 1, prog[d, here])
     t.slot[code] = -1
@@ -50,7 +50,7 @@ def _blocks(one, two, low, high):
 
 @part
 def shift(prog, t, d, start, stop, low, high):
-    """Move the op at `start` towards `stop`, as far as nothing forbids; returns where it is."""
+    """Move the op at `start` towards `stop`, as far as dependencies allow; returns its new slot."""
     here, code = start, prog[d, start]
     while here < stop and not _blocks(code, prog[d, here + 1], low, high):
         _put(prog, t, d, here, prog[d, here + 1])
@@ -69,7 +69,7 @@ def is_away(t, unit, high):
 
 @part
 def send_away(prog, length, mode, costs, t, unit, ahead):
-    """Offload an activation: O behind its F, R `ahead` slots before what needs it."""
+    """Offload an activation: O after its F, R `ahead` slots before the op that needs it."""
     high, stage = costs.high, unit >> costs.low
     if is_away(t, unit, high) or costs.takes[R, stage, mode[unit]] == 0:
         return
@@ -93,8 +93,7 @@ def bring_home(prog, length, costs, t, unit):
 
 @part
 def treat(prog, length, mode, costs, t, unit, new, ahead, behind):
-    """Give a unit another mode; a C then goes `ahead` slots before its B, a W `behind` slots
-    after it."""
+    """Change the mode of a unit; a new C goes `ahead` slots before its B, a new W `behind` slots after it."""
     old, high, stage = mode[unit], costs.high, unit >> costs.low
     if new == old:
         return
@@ -124,7 +123,7 @@ def treat(prog, length, mode, costs, t, unit, new, ahead, behind):
 
 @part
 def copy_treatment(prog, length, mode, costs, t, source, unit, ahead, behind):
-    """Treat a unit as another one is treated, whose stage has the same levels."""
+    """Copy the treatment of another unit, whose stage has the same levels."""
     away = is_away(t, source, costs.high)
     treat(prog, length, mode, costs, t, unit, mode[source], ahead, behind)
     if away:
@@ -135,7 +134,7 @@ def copy_treatment(prog, length, mode, costs, t, source, unit, ahead, behind):
 
 @part
 def draw_mode(mode, costs, unit):
-    """Another mode for a unit: more often another treatment than another way of it."""
+    """Draw another mode for a unit, mostly one with another level."""
     stage, old = unit >> costs.low, mode[unit]
     many = costs.many[stage]
     if many < 2:
@@ -143,7 +142,7 @@ def draw_mode(mode, costs, unit):
     draw = np.random.random()
     if draw < 0.2:
         return old ^ 1
-    if draw < 0.35 and old >= 2:  # the same level, the other way
+    if draw < 0.35 and old >= 2:  # the same level in another way
         return 2 * (((old // 2 - 1) ^ 1) + 1) + old % 2
     new = costs.modes[stage, np.random.randint(many)]
     if np.random.random() < 0.7:
@@ -153,14 +152,14 @@ def draw_mode(mode, costs, unit):
 
 @part
 def change(prog, length, mode, costs, t, path, offloads, alike, per_stage):
-    """Change the plan at random: of most changes the first op is one of `path`.
+    """Make a random move; most moves start from an op of `path`.
 
     Args:
-        offloads: whether activations may go to the host. `alike`: one stage per device, all with
-            the same levels. `per_stage`: activations of a stage are all treated alike.
+        offloads: whether activations may be offloaded. `alike`: one stage per device, all with the
+            same levels. `per_stage`: all activations of a stage are treated alike.
 
     Returns:
-        (first device that may have changed, the last one); -1 where nothing has.
+        (first device that may have changed, last one); -1 if nothing changed.
     """
     devices, low, high, m = len(length), costs.low, costs.high, costs.microbatches
     if len(path) and np.random.random() < 0.7:
@@ -244,7 +243,7 @@ def _swap(prog, length, mode, costs, t, one, two, ahead, behind):
 
 @part
 def _copy_neighbour(prog, length, mode, costs, t, d, other):
-    """Give device d the program and the treatments of a neighbour, one stage on each."""
+    """Copy the program and the treatments of a neighbour to device d, with one stage on each."""
     low = costs.low
     for j in range(costs.microbatches):
         unit, new = d << low | j, mode[other << low | j]
@@ -263,8 +262,9 @@ def _copy_neighbour(prog, length, mode, costs, t, d, other):
 
 @part
 def _repeat(prog, length, mode, costs, t, code, offloads, per_stage):
-    """Make the same change to an op for a run of microbatches, here and perhaps at the stages near
-    by."""
+    """Move an op, or change its treatment, alike for a run of microbatches, possibly also at nearby
+    stages.
+    """
     m, low, high, stages = costs.microbatches, costs.low, costs.high, len(costs.place)
     kind, unit = code >> high, code & ((1 << high) - 1)
     stage, micro = unit >> low, unit & ((1 << low) - 1)

@@ -1,4 +1,4 @@
-"""Programs and treatments as the compiled code has them.
+"""Programs and treatments in the encoding of the compiled code.
 
 An op is a code, ``kind << high | stage << low | microbatch``; its activation, the *unit*, is the same
 without the kind. A unit has a *mode*, ``2 * treatment + fused``: its treatment (see `op_table`), and
@@ -19,7 +19,7 @@ from ..problem import Problem
 
 
 class Plan(NamedTuple):
-    """Programs, codes (devices, room) and their number per device; and the mode of each unit."""
+    """Programs (codes (devices, room) and their number per device) and the mode of each unit."""
 
     prog: np.ndarray
     length: np.ndarray
@@ -30,19 +30,21 @@ class Plan(NamedTuple):
 
 
 class Costs(NamedTuple):
-    """What the compiled code wants to know of a problem; times ns, memory bytes, int64."""
+    """The costs of a problem for the compiled code; times ns, memory bytes, int64."""
 
     durations: np.ndarray  # (kinds, stages, modes)
-    takes: np.ndarray  # at the start of an op; of an R, when it is granted
+    takes: np.ndarray  # at the start of an op; for an R, at its grant
     gives: np.ndarray  # at its end
     asks: np.ndarray  # whether it is granted memory in program order
-    work: np.ndarray  # (stages, modes) all compute of a unit
-    modes: np.ndarray  # (stages, modes) those that a plan may use, -1 behind them
-    many: np.ndarray  # (stages,) how many those are
+    work: np.ndarray  # (stages, modes) total compute time of a unit
+    modes: np.ndarray  # (stages, modes) the modes that a plan may use, padded with -1
+    many: np.ndarray  # (stages,) the number of these
     place: np.ndarray  # (stages,) the device of each stage
     limit: np.ndarray  # (devices,)
     static: np.ndarray  # (devices,)
-    behind: np.ndarray  # (2, stages) from the end of an F, or of a B, to the end of its microbatch
+    behind: (
+        np.ndarray
+    )  # (2, stages) least time from the end of an F, or of a B, to the end of its microbatch
     lag: int  # from the end of an op until its message arrives
     occupancy: int  # of serial links
     serial: bool
@@ -54,13 +56,13 @@ class Costs(NamedTuple):
 
 
 def bits(problem: Problem) -> tuple[int, int]:
-    """Where the stage and the kind begin in a code, in bits."""
+    """Return the bits at which the stage and the kind begin in a code."""
     low = max(1, (problem.microbatches - 1).bit_length())
     return low, low + max(1, (problem.shape.stages - 1).bit_length())
 
 
 def make_costs(problem: Problem) -> Costs:
-    """The costs of a problem by mode."""
+    """Make the costs of a problem by mode."""
     profile, table = problem.profile, problem.profile.op_table
     stages = len(profile.stages)
 
@@ -91,8 +93,9 @@ def make_costs(problem: Problem) -> Costs:
 
 
 def _behind(problem: Problem) -> np.ndarray:
-    """(2, stages) the least time from the end of an F, and of a B, to the end of the last op that
-    must follow it for the same microbatch, W's left out."""
+    """Return (2, stages) the least time from the end of an F, and of a B, to the end of the last op
+    of its microbatch, without W's.
+    """
     profile = problem.profile
     durations, place = profile.durations_ns, profile.placement
     behind = np.zeros((2, len(place)), np.int64)
@@ -110,8 +113,9 @@ def _behind(problem: Problem) -> np.ndarray:
 
 
 def pack(problem: Problem, schedule: Schedule) -> Plan:
-    """The plan that a schedule is; where nothing limits memory transfers, which could only delay,
-    are left out."""
+    """Encode a schedule as a plan; without a memory limit transfers are left out, as they could
+    only delay ops.
+    """
     shape = problem.shape
     low, high = bits(problem)
     most = max(len(shape.stages_of(device)) for device in range(shape.devices))
@@ -135,7 +139,7 @@ def pack(problem: Problem, schedule: Schedule) -> Plan:
 
 
 def unpack(problem: Problem, plan: Plan, name: str = "search") -> Schedule:
-    """The schedule that a plan is."""
+    """Decode a plan to a schedule."""
     low, high = bits(problem)
     flat = np.concatenate([row[:size] for row, size in zip(plan.prog, plan.length, strict=True)])
     unit = flat & (1 << high) - 1
@@ -148,8 +152,9 @@ def unpack(problem: Problem, plan: Plan, name: str = "search") -> Schedule:
 
 
 def _level_numbers(problem: Problem, plan: Plan) -> np.ndarray:
-    """(stages, microbatches) the level of each activation by its number in its stage, from 1; 0:
-    kept whole."""
+    """Return (stages, microbatches) the level of each activation by its number in its stage, from
+    1; 0: kept whole.
+    """
     low, _ = bits(problem)
     units = np.arange(problem.shape.stages)[:, None] << low | np.arange(problem.microbatches)
     treatment = plan.mode[units] // 2
@@ -157,7 +162,7 @@ def _level_numbers(problem: Problem, plan: Plan) -> np.ndarray:
 
 
 def level_names(problem: Problem, numbers: np.ndarray) -> Levels:
-    """The levels of activations, given by their number in their stage, as a schedule has them."""
+    """Convert levels given by their number in their stage to the form that schedules store."""
     stages = problem.profile.stages
     names = tuple(dict.fromkeys(level.name for cost in stages for level in cost.recompute))
     table = np.zeros(numbers.shape, np.int64)

@@ -22,7 +22,7 @@ CHUNK_OPS = 1_000_000  # ops evaluated between two checks of the clock, some 50 
 
 
 class Workspace:
-    """The arrays that evaluations work in; one per process."""
+    """The working arrays of evaluations; one per process."""
 
     def __init__(self, problem: Problem) -> None:
         low, high = bits(problem)
@@ -37,13 +37,13 @@ class Workspace:
         )
 
     def evaluate(self, plan: Plan) -> tuple[int, int, int]:
-        """(makespan, longest span, sum of ends); `NEVER` first where it cannot go on."""
+        """(makespan, longest span, sum of ends); `NEVER` first if the programs deadlock."""
         return evaluate(  # type: ignore[no-any-return]
             plan.prog, plan.length, plan.mode, self.costs, self.room
         )
 
     def cost_ns(self, plan: Plan) -> int:
-        """By the objective; `NEVER` where it cannot go on."""
+        """Return the cost by the objective; `NEVER` if the programs deadlock."""
         makespan, span, _ = self.evaluate(plan)
         return span if self.span_counts else makespan
 
@@ -60,7 +60,7 @@ def search(
     stop: Callable[[], bool] = lambda: False,
     others: Others = no_report,
 ) -> Schedule | None:
-    """As `anneal.search.search`, over treatments too: the same arguments, and what comes back."""
+    """Search as `anneal.search.search` does, over treatments too; same arguments and result."""
     work = Workspace(problem)
     search = Visits(
         problem, work.cost_ns, pack, unpack, starts, Stop(goal_ns, time_limit, evaluations, stop)

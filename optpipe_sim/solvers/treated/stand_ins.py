@@ -1,8 +1,8 @@
 """Shared host links in the search over treatments: problems that stand for one whose devices share links.
 
-The compiled evaluation of order and treatments takes each device by itself, and so knows only
-links of one's own. A program has no times, though: what is found for a problem with other links
-is a program of the real one too, and the replay there decides what it is worth.
+The compiled evaluation of order and treatments handles one device at a time, and so only models
+links that belong to one device. A program contains no times, though: a program found for a problem
+with other links is also one of the real problem, and its replay there decides its cost.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from ..treatments import restrict
 
 
 def stand_ins(problem: Problem) -> Iterator[Problem]:
-    """The problem without copies, in which nothing is shared; and with links of one's own that are as
-    much slower as a fair share of the real ones."""
+    """Return the problem without copies, in which no link is shared; and the problem in which each
+    device has its own link, slowed down to a fair share of the real one.
+    """
     if not problem.per_stage:
         kept = restrict(problem.profile, problem.treatments - {"offload"})
         if all(
@@ -33,7 +34,9 @@ def stand_ins(problem: Problem) -> Iterator[Problem]:
 
 
 def shared_out(profile: CostProfile) -> CostProfile:
-    """The profile with links of one's own, each as fast as a fair share of what its device has now."""
+    """Return the profile in which each device has its own link, as fast as its fair share of the
+    shared one.
+    """
     offload = profile.offload
     assert offload is not None
     ways = 2 if (offload.host_link, offload.copy_engines) == ("single", "separate") else 1
@@ -55,8 +58,9 @@ def shared_out(profile: CostProfile) -> CostProfile:
 
 
 def moved_to(problem: Problem, schedules: Iterable[Schedule]) -> list[Schedule]:
-    """Those of some schedules that are for a problem: without copies where it has none. The order
-    in which links serve is another problem's, and left to the replay."""
+    """Convert schedules to a problem: without copies if it has none. The service order on links is
+    dropped and left to the replay.
+    """
     return [
         schedule.replace(link_order={})
         for schedule in schedules
@@ -65,7 +69,7 @@ def moved_to(problem: Problem, schedules: Iterable[Schedule]) -> list[Schedule]:
 
 
 def others_for(problem: Problem, others: Others) -> Others:
-    """What others find, as far as it is for the problem."""
+    """Wrap `others` so that its schedules are converted to the problem."""
 
     def take() -> Schedule | None:
         schedule = others()

@@ -1,4 +1,4 @@
-"""What evaluations work in, and how a change is taken back."""
+"""The working arrays of evaluations."""
 
 from __future__ import annotations
 
@@ -6,39 +6,36 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The state of a device between two ops of its program: when its compute stream is free, when memory
-# was last granted, the last compute op, when it began and what it gives back; when the copies out
-# and back end; bytes above the limit; the slot of the last O whose memory was used again; compute
-# time so far, the sum of ends, the first start; then, for serial links, when each is free.
+# The state of a device between two ops of its program: when its compute stream is free, when memory was last granted, the last compute op, when it began and what it releases; when offloads and reloads end; bytes above the limit; the slot of the last O whose memory was reused; compute time so far, the sum of ends, the first start; then, for serial links, when each is free.
 FREE, GRANTED, ANCHOR, ANCHOR_OP, GIVE, OUT, OUT_OP, BACK, BACK_OP, LEVEL, GIVEN = range(11)
 DONE, SUM, BEGAN, SENT = range(11, 15)
-EVERY = 8  # slots between two marks
+EVERY = 8  # slots between two checkpoints
 NEVER = 2**61
 FAILED = -1
 
 
 class Room(NamedTuple):
-    """Of each code its times, and of each device its marks, its state and what a change touched."""
+    """The times of each code, and for each device its checkpoints, its state and what a move changed."""
 
     end: np.ndarray  # (codes,) ns; -1: not yet
     ready: np.ndarray  # (codes,) when its message arrives, ns
     cause: np.ndarray  # (codes,) the op that decided its start, or -1
-    slot: np.ndarray  # (codes,) where it stands in the program of its device, or -1
-    kept: np.ndarray  # (codes, 3) end, ready and cause before the change
+    slot: np.ndarray  # (codes,) its slot in the program of its device, or -1
+    kept: np.ndarray  # (codes, 3) end, ready and cause before the move
     marks: np.ndarray  # (devices, marks, state) the state before every so many slots
-    fresh: np.ndarray  # the same of the change that is being looked at
+    fresh: np.ndarray  # the same for the move under evaluation
     state: np.ndarray  # (devices, state)
     at: np.ndarray  # (devices,) the next slot
-    begin: np.ndarray  # (devices,) from where on the change is evaluated, a multiple of EVERY
+    begin: np.ndarray  # (devices,) slot from which the move is evaluated, a multiple of EVERY
     waits: np.ndarray  # (devices,) the op whose message it waits for, or -1
     stack: np.ndarray  # (devices,)
-    work: np.ndarray  # (devices,) compute time in all
-    touched: np.ndarray  # (units, 2) units whose mode a change changed, and what it was
-    filled: np.ndarray  # (1,) how many they are
+    work: np.ndarray  # (devices,) total compute time
+    touched: np.ndarray  # (units, 2) units whose mode a move changed, and the mode before
+    filled: np.ndarray  # (1,) the number of these
 
 
 def make_room(codes: int, units: int, devices: int, slots: int, serial: bool) -> Room:
-    """Arrays for so many codes, units, devices and slots per device."""
+    """Make the arrays for these numbers of codes, units, devices and slots per device."""
 
     def ints(*size: int) -> np.ndarray:
         return np.zeros(size, np.int64)

@@ -1,4 +1,4 @@
-"""Fewer copies and recomputations at the same cost: a search leaves some behind that gain nothing."""
+"""Remove useless copies and recomputations that a search has left behind, at the same cost."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Activation = tuple[int, int]  # stage, microbatch
 
 
 class Drop(NamedTuple):
-    """Give some activations a lighter treatment: nothing offloaded, or another level (0: none)."""
+    """Give some activations a lighter treatment: not offloaded, or another level (0: none)."""
 
     activations: tuple[Activation, ...]
     level: int | None  # None: no longer offloaded
@@ -30,14 +30,13 @@ class Drop(NamedTuple):
 def tidy_treatments(
     problem: Problem, schedule: Schedule, seconds: float, tries: int | None = None
 ) -> Schedule:
-    """The schedule without the offloads and recomputations that can go, or be lighter, while its cost
-    stays; itself where none can.
-
-    Sets of them are tried together, and halved where they cannot go; where activations of a stage
-    have to be treated alike, whole stages. Replayed at the end: the result is never worse.
+    """Return the schedule without the offloads and recomputations that can be dropped, or be
+    lighter, at the same cost; itself if there are none. Sets of them are tried together, and
+    halved if they cannot be dropped; whole stages if activations of a stage must be treated
+    alike. A replay at the end ensures that the result is never worse.
 
     Args:
-        seconds: to spend at most. `tries`: sets to try at most.
+        seconds: time limit. `tries`: the most sets to try.
     """
     until = time.monotonic() + seconds
     cost = problem.replay(schedule).cost_ns
@@ -52,7 +51,7 @@ def tidy_treatments(
             tried = _with(
                 problem, best, Drop(tuple(a for group in some for a in group), drop.level)
             )
-            # the compiled evaluation is never early, so what it accepts is no worse
+            # the compiled evaluation never underestimates, so what it accepts is no worse
             if work.cost_ns(pack(problem, tried)) <= cost:
                 best = tried
             elif len(some) > 1:
@@ -67,7 +66,7 @@ def tidy_treatments(
 
 
 def _drops(problem: Problem, schedule: Schedule) -> list[Drop]:
-    """What to try: no offload, then no recomputation, then every lighter level."""
+    """Yield what to try: no offload, then no recomputation, then every lighter level."""
     kinds, stages, microbatches = schedule.table.T
     out = kinds == O
     away = tuple(zip(stages[out].tolist(), microbatches[out].tolist(), strict=True))
@@ -80,7 +79,7 @@ def _drops(problem: Problem, schedule: Schedule) -> list[Drop]:
 
 
 def _grouped(problem: Problem, activations: Sequence[Activation]) -> list[tuple[Activation, ...]]:
-    """What has to change together."""
+    """Group the activations that must change together."""
     if not problem.per_stage:
         return [(activation,) for activation in activations]
     stages = sorted({stage for stage, _ in activations})
@@ -88,7 +87,7 @@ def _grouped(problem: Problem, activations: Sequence[Activation]) -> list[tuple[
 
 
 def _levels(problem: Problem, schedule: Schedule) -> np.ndarray:
-    """(stages, microbatches) the level of each activation by its number in its stage, from 1."""
+    """Return (stages, microbatches) the level of each activation by its number in its stage, from 1."""
     treatment = treatments(schedule, problem.profile)
     return np.where(treatment == KEEP, 0, (treatment + 1) // 2)
 

@@ -1,10 +1,10 @@
-"""The times of a plan, compiled: all of it, or from where a change can matter.
+"""Compiled evaluation of a plan: of all ops, or from where a move can matter.
 
 Every wait points backwards in a program and an R counts on releases before it only, so the times are
 those of the lowered program; the replay of the same schedule is never later.
 
-What a change of a device at one slot changes elsewhere comes later than the ops before that slot: all
-devices go on from a mark before which everything had ended by then.
+A move on a device at one slot affects other devices only later than the ops before that slot: all
+devices continue from a checkpoint before which every op had ended by then.
 
 All times ns, all memory bytes, int64.
 """
@@ -40,8 +40,8 @@ def evaluate(prog, length, mode, costs, t):
     """Evaluate a plan from the beginning, into `t`.
 
     Returns:
-        (makespan, longest span, sum of ends), ``NEVER`` first where it cannot go on or exceeds the
-        limit.
+        (makespan, longest span, sum of ends), ``NEVER`` first if the programs deadlock or exceed
+            the limit.
     """
     t.end[:] = -1
     t.slot[:] = -1
@@ -70,7 +70,7 @@ def evaluate(prog, length, mode, costs, t):
 
 @part
 def accept(length, t):
-    """Take the marks of the last evaluation for good."""
+    """Make the checkpoints of the last evaluation permanent."""
     for d in range(len(length)):
         for at in range(t.begin[d] // EVERY, (length[d] - 1) // EVERY + 1):
             for which in range(t.marks.shape[2]):
@@ -79,7 +79,7 @@ def accept(length, t):
 
 @part
 def longest(length, t):
-    """(makespan, longest span) by the last evaluation."""
+    """Return (makespan, longest span) of the last evaluation."""
     makespan = span = 0
     for d in range(len(length)):
         last = t.end[t.state[d, ANCHOR_OP]]
@@ -90,8 +90,9 @@ def longest(length, t):
 
 @part
 def rewind(length, t, first, saved_length):
-    """Where the devices begin again, into ``t.begin``, if device d changes from slot ``first[d]``
-    on (-1: nowhere)."""
+    """Find where the devices restart, into ``t.begin``, if device d changes from slot ``first[d]``
+    on (-1: nowhere).
+    """
     soonest = NEVER
     for d in range(len(length)):
         if first[d] >= 0:
@@ -108,7 +109,7 @@ def rewind(length, t, first, saved_length):
 
 @step
 def next_out(prog, d, begin, end, high):
-    """The slot of the first O from `begin` on, or -1."""
+    """Return the slot of the first O from `begin` on, or -1."""
     for slot in range(begin, end):
         if prog[d, slot] >> high == O:
             return slot
@@ -120,15 +121,15 @@ def run(prog, length, mode, costs, t, most, most_span):
     """Evaluate all devices from ``t.begin`` on.
 
     Args:
-        most, most_span: give up once the makespan, or the longest span, must exceed it.
+        most, most_span: give up once the makespan, or the longest span, must exceed these.
 
     Returns:
-        The sum of ends; ``FAILED`` where the programs cannot go on or exceed the limit, or where it
-        gave up.
+        The sum of ends; ``FAILED`` if the programs deadlock, exceed the limit, or the evaluation
+            gave up.
     """
     devices, high = len(length), costs.high
     mask, end = (1 << high) - 1, t.end
-    # 1. every device from its mark on
+    # 1. every device from its checkpoint on
     size = 0
     for d in range(devices - 1, -1, -1):
         begin = t.begin[d]
@@ -202,7 +203,7 @@ def run(prog, length, mode, costs, t, most, most_span):
                 s[ANCHOR], s[ANCHOR_OP], s[FREE] = time, code, finish
                 s[DONE] += duration
                 s[SUM] += finish
-                # 5. give up where the rest takes too long
+                # 5. give up if the rest takes too long
                 left = finish + t.work[d] - s[DONE]
                 if left > most or left - s[BEGAN] > most_span:
                     return FAILED
@@ -235,8 +236,9 @@ def run(prog, length, mode, costs, t, most, most_span):
 
 @step
 def _neighbours(code, kind, stage, costs):
-    """The op whose message a compute op waits for, its device, and the device that its own message
-    goes to; -1 for each without one."""
+    """Return the op whose message a compute op waits for, its device, and the receiver of its own
+    message; -1 for each that does not exist.
+    """
     above, last = 1 << costs.low, len(costs.place) - 1
     source, where, target = -1, -1, -1
     if kind == F:
@@ -254,8 +256,9 @@ def _neighbours(code, kind, stage, costs):
 
 @step
 def _grant(prog, mode, d, at, size, time, why, costs, t, s):
-    """Grant a compute op that could begin at `time` its memory; returns (time, cause), ``NEVER`` first
-    where there never is enough."""
+    """Grant memory to a compute op that could begin at `time`; returns (time, cause), ``NEVER``
+    first if there is never enough.
+    """
     mask = (1 << costs.high) - 1
     if s[GRANTED] > time:
         time, why = s[GRANTED], s[BACK_OP]
@@ -277,12 +280,12 @@ def _grant(prog, mode, d, at, size, time, why, costs, t, s):
 
 @step
 def _reload(prog, mode, d, at, code, stage, costs, t, s):
-    """(end, cause) of an R; the end is ``NEVER`` where memory can never be granted."""
+    """Run an R; returns (end, cause), the end ``NEVER`` if memory can never be granted."""
     low, high, end = costs.low, costs.high, t.end
     mask = (1 << high) - 1
     how = mode[code & mask]
     wants = costs.takes[R, stage, how]
-    # what its anchor gives back counts from the anchor's end on; or O's alone may do
+    # the anchor's release counts from its end on; O's alone may suffice
     give = s[GIVE] if s[ANCHOR_OP] >= 0 else 0
     base = max(s[ANCHOR], s[GRANTED])
     best, best_given, best_why, best_freed = NEVER, s[GIVEN], s[ANCHOR_OP], 0
