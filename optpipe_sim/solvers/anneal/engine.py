@@ -16,7 +16,8 @@ from ..starts import offload_everything
 from .patterns import STEPS, pattern_start
 from .search import search, shares_links
 
-# Least and largest share of the job's time for the greedy searches: waves (devices with several chunks), then AdaOffload. Within these, each runs for twice its time to the last improvement.
+# Least and largest share of the job's time for the greedy searches: waves (devices with several
+# chunks), then AdaOffload. Within these, each runs for twice its time to the last improvement.
 WAVES, GREEDY = (0.1, 0.4), (0.2, 0.3)
 AFTER_WAVES = (0.1, 0.2)
 RUNS = 1000  # runs of each, if evaluations are limited instead of time

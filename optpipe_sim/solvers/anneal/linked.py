@@ -108,7 +108,7 @@ def _run_device(
 
     Returns:
         (depth of the stack of devices that can continue, sum of ends, earliest time of the next
-            late grant, whether the programs may still be feasible).
+        late grant, whether the programs may still be feasible).
     """
     mask, backs = (1 << costs.high) - 1, R << costs.high
     while True:
@@ -237,7 +237,7 @@ def _released_enough(d, base, why, size, costs, links, end):
 
     Returns:
         (time, the op that released the last of them, whether enough is released at all, up to which
-            place the O's in `Links.moved` are used for it).
+        place the O's in `Links.moved` are used for it).
     """
     time, need = base, links.level[d] + size
     back = links.ended_tail[d]  # later releases of compute ops do not count yet

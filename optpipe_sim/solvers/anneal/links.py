@@ -159,7 +159,8 @@ def find_next(link, costs, links):
             tie = True
     if best >= 0:
         time = max(time, links.free[link])
-        # 2. ties by rank; it waits for its engine, and the link waits with it, unless one that arrives in a later round has the lower rank
+        # 2. ties by rank; it waits for its engine, and the link waits with it, unless one
+        # that arrives in a later round has the lower rank
         while tie or links.engine[engine_of(best, costs)] > time:
             later, least = NEVER, NEVER
             for other in range(first, stop):

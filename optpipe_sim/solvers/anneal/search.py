@@ -25,7 +25,9 @@ from .links import make_links
 from .state import Costs, fill_slots, make_times
 from .visits import Stop, Visit, Visits
 
-# Visits of one round; each further round is twice as long: the initial temperature (in typical op durations), the evaluations per op, and whether to start from the best or from one of the starts.
+# Visits of one round; each further round is twice as long: the initial temperature (in typical op
+# durations), the evaluations per op, and whether to start from the best or from one of the
+# starts.
 VISITS = (
     (0.01, 10, True),
     (0.03, 40, True),
@@ -42,7 +44,8 @@ LINKED = (
     (0.3, 80, False),
     (0.3, 40, True),
 )
-# Each round ends with visits that begin with a microbatch parked on the hosts, and in which some moves let microbatches overtake one another. In other visits such moves rarely help.
+# Each round ends with visits that begin with a microbatch parked on the hosts, and in which some
+# moves let microbatches overtake one another. In other visits such moves rarely help.
 PARKED, LINKED_PARKED = (0.2, 160), (0.2, 80)
 PASSING = 0.25  # share of the moves
 CHUNK_OPS = 4_000_000  # ops evaluated between two checks of the clock, some 60 ms

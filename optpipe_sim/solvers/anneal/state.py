@@ -20,7 +20,8 @@ from ...compiled import compiled, part, step
 # The state of a device as a row of `Times.before`; see `Stream`, `Memory`, `Copies` and `Sends`.
 FREE, GRANTED, ANCHOR, ANCHOR_OP, OUT, BACK, OUT_OP, BACK_OP, LEVEL, GIVEN, NEXT, OTHER = range(12)
 STATE = 12
-# What follows an op on its device: the time from the start of the next compute op, of the next transfers and of the next R's before a compute op to the makespan.
+# What follows an op on its device: the time from the start of the next compute op, of the next
+# transfers and of the next R's before a compute op to the makespan.
 FOLLOWING, LATER_OUT, LATER_BACK, ASKED = range(4)
 AFTER = 4
 UNKNOWN = -(2**61)

@@ -62,7 +62,7 @@ def evaluate(prog, length, costs, t):
 
     Returns:
         (makespan, longest span, sum of ends), ``NEVER`` first if the programs deadlock or exceed
-            the limit.
+        the limit.
     """
     t.tally[TRIAL] += 1
     for code in range(len(t.end)):
@@ -131,7 +131,7 @@ def update(prog, length, costs, t, total, most, weight, begun, ahead, logs):
 
     Returns:
         The sum of ends; ``FAILED`` if the programs deadlock, exceed the limit, or the evaluation
-            gave up. Then some times are old and some new.
+        gave up. Then some times are old and some new.
     """
     devices = len(length)
     while True:

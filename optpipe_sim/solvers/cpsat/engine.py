@@ -1,10 +1,10 @@
-"""Solve with CP-SAT: good schedules and proofs at small and middle sizes.
+"""Solve with CP-SAT: good schedules and proofs for small and medium sizes.
 
-The search runs in phases, each a model of its own (`model`). First in, first out is where good
-schedules are. Where something can be offloaded that is a restriction, so more follow that allow
-nothing but a lower cost: any order, each op in the window in which every better schedule has it;
-a relaxation to ranks; and the orders in which microbatches pass one another (`order` has
-the proofs). The bound holds for every schedule.
+The search runs in phases, each with its own model (`model`). The first phase assumes first in,
+first out, where good schedules are. With offloading that is a restriction, so further phases look
+for a lower cost only: any order, with each op in the window in which every better schedule has it;
+a relaxation to ranks; and the orders in which microbatches overtake one another (`order` has the
+proofs). The bound holds for every schedule.
 """
 
 from __future__ import annotations
@@ -37,22 +37,21 @@ def solve_cpsat(
     others: Others = no_report,
     options: CpsatOptions | None = None,
 ) -> SolveResult:
-    """The best schedule that CP-SAT finds in `time_limit` seconds, and how far it proves it.
-
-    Ctrl-C, and `stop` once it is set, end the search and keep what was found.
+    """Find the best schedule and lower bound with CP-SAT in `time_limit` seconds. Ctrl-C, or
+    setting `stop`, ends the search and keeps the incumbent.
 
     Args:
-        warm_start: a schedule to start from; left aside where it does not fit the limit.
-        seed: two runs with the same one and one worker (or ``deterministic``) that end before the
-            time limit give the same.
-        lower_bound_ns: a proven bound on the cost; the search stops where it is reached.
+        warm_start: a schedule to start from; ignored if it does not fit the limit.
+        seed: runs with the same seed and one worker (or ``deterministic``) give the same result if
+            they end before the time limit.
+        lower_bound_ns: a proven bound on the cost; the search stops when the incumbent reaches it.
         on_incumbent: called with seconds, cost and schedule at each better one. `on_bound`: with
-            seconds and ns at each better bound. `on_model`: with the variables and constraints of
-            each model that is built.
-        others: gives schedules that were found elsewhere meanwhile; only better ones count then.
+            seconds and ns at each better bound. `on_model`: called with the numbers of variables
+            and constraints of each model.
+        others: returns schedules of other engines; from then on only better ones count.
 
     Raises:
-        OptPipeError: for a time limit of 0 or less, or options that make no sense.
+        OptPipeError: for a time limit of 0 or less, or invalid options.
     """
     search = Search(
         problem,
@@ -80,7 +79,7 @@ def run(
     bound_ns: int = 0,
     others: Others = no_report,
 ) -> None:
-    """CP-SAT as an engine of the race: for proofs, and for what the search does not cover."""
+    """Run CP-SAT as an engine of the race: for proofs, and for schedules that the search does not cover."""
     found = solve_cpsat(
         problem,
         options.time_limit,

@@ -1,4 +1,4 @@
-"""Hints: the times of a schedule that is known, said to a CP-SAT model."""
+"""Hints: the times of a known schedule for a CP-SAT model."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from .model import Model
 
 
 def hint(model: Model, trace: Trace) -> None:
-    """Hint the times of every op, what is offloaded and what is fused.
+    """Hint the times of every op, the offloads and the fused backwards.
 
-    Where a stage takes microbatches out of order, F's, B's and W's are dealt out in order and its
-    copies follow their F: what then does not hold is for the solver to repair. A BW that the
-    model has as B and W is cut in two.
+    If a stage runs microbatches out of order, its F's, B's and W's are assigned to microbatches in
+    order and its copies follow their F; the solver has to repair constraints that this violates. A
+    BW that the model has as B and W is split.
     """
     cp, unit = model.cp, model.unit_ns
     costs = model.problem.profile
@@ -48,7 +48,7 @@ def hint(model: Model, trace: Trace) -> None:
 
 
 def _ranks(model: Model, starts: dict[Op, int]) -> list[list[int]]:
-    """Per stage and microbatch, how many F's of the stage come before its own."""
+    """Return, per stage and microbatch, how many F's of the stage come before its own."""
     ranks = []
     for s in model.stages:
         times = sorted(starts[Op(F, s, j)] for j in model.microbatches)

@@ -1,9 +1,9 @@
-"""The memory limit in CP-SAT, in two ways that say the same, and the pinned memory of the host.
+"""The memory limit in CP-SAT, in two equivalent formulations, and the pinned memory of the host.
 
-Bytes are held over half-open intervals, so that what is given back at an instant is there for what
-is taken at it. Of a microbatch at a stage: act - offload from the start of F to the end of B;
-offload from the start of F to the end of O, and from the start of R to the end of B (or all
-along, where it is not offloaded); w from the end of B to the end of W.
+Bytes are held over half-open intervals, so that bytes released at an instant are available to
+allocations at the same instant. A microbatch at a stage holds: act - offload from the start of F to
+the end of B; offload from the start of F to the end of O, and from the start of R to the end of B
+(or from F to B if it is not offloaded); w from the end of B to the end of W.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ def memory(model: Model, way: str, order: str) -> None:
 
     Args:
         way: ``cumulative`` (the intervals above on one resource), or ``order`` (the level at each
-            allocation, from literals that say which releases came before it).
-        order: of microbatches, as given to `order.order`; it spares literals. Ranks always
-            take ``order``.
+            allocation, from literals for the releases before it).
+        order: of microbatches, as given to `order.order`; it saves literals. Ranks always use
+            ``order``.
     """
     for device, binds in enumerate(model.binding):
         if binds and way == "cumulative" and order != RANKS:
@@ -33,8 +33,9 @@ def memory(model: Model, way: str, order: str) -> None:
 
 
 def host_memory(model: Model, order: str) -> None:
-    """Keep the pinned memory of each node: offload from the start of O to the end of R. Not with
-    ranks, where O's and R's have no partners."""
+    """Limit the pinned memory of each node, held from the start of O to the end of R. Not with
+    ranks, whose O's and R's are not paired.
+    """
     costs = model.problem.profile
     offload = costs.offload
     if offload is None or offload.host_limit_bytes is None or order == RANKS:
@@ -94,7 +95,7 @@ def _cumulative(model: Model, device: int) -> None:
 
 
 class _Step(NamedTuple):
-    """A change of the bytes held, by `op` at `time`, if `literal` (None: for certain)."""
+    """A change of the held bytes, by `op` at `time`, if `literal` (None: always)."""
 
     op: Op
     time: Any
@@ -103,7 +104,7 @@ class _Step(NamedTuple):
 
 
 def _by_order(model: Model, device: int, order: str) -> None:
-    """At each allocation: what was taken by then, less what was given back by then, fits."""
+    """At each allocation, the bytes allocated so far less the bytes released so far fit."""
     problem, costs, cp = model.problem, model.problem.profile, model.cp
     assert problem.limits is not None
     takes: list[_Step] = []
@@ -116,7 +117,7 @@ def _by_order(model: Model, device: int, order: str) -> None:
             takes.append(_Step(forward, model.start[forward], None, cost.act_bytes))
             rest = cost.act_bytes - cost.w_bytes
             gives.append(_Step(back, model.end[back], None, rest))
-            # a W that is absent or takes no time starts with the end of its B: its end if absent
+            # a W that is absent or takes no time starts at the end of its B, which is its end if absent
             free = model.start[weight] if weight not in model.interval else model.end[weight]
             if (s, j) in model.fused:
                 free = model.start[weight] + model.duration_of(W, s) * ~model.fused[s, j]
@@ -138,7 +139,7 @@ def _by_order(model: Model, device: int, order: str) -> None:
 
 
 def _taken(model: Model, step: _Step, at: _Step, order: str) -> Any:
-    """1 or an expression that is 1 unless `step` is absent or certainly later than `at`."""
+    """Return 1, or an expression that is 1 unless `step` is absent or certainly later than `at`."""
     there = 1 if step.literal is None else step.literal
     (one, s, i), (other, t, j) = step.op, at.op
     if step.op == at.op:
@@ -159,7 +160,7 @@ def _taken(model: Model, step: _Step, at: _Step, order: str) -> Any:
 
 
 def _given(model: Model, step: _Step, at: _Step, order: str) -> Any:
-    """0 or an expression that is 1 only if `step` is there and no later than `at`."""
+    """Return 0, or an expression that is 1 only if `step` is present and no later than `at`."""
     (one, s, i), (other, t, j) = step.op, at.op
     if s == t:
         if one is O and other is R:

@@ -1,13 +1,13 @@
-"""The problem as a CP-SAT model: an interval per op, copies that may be absent.
+"""The problem as a CP-SAT model: an interval per op; intervals of copies are optional.
 
-What is said here, piece by piece, is what SEMANTICS says of a schedule: one interval for each F, B, W
-(and a choice of BW where fusing is cheaper); O and R as optional intervals with one literal per
-activation; data flow with hops; nothing overlaps on a compute stream, a copy engine or a host link;
-the limit of each device (`memory`); which microbatch goes first (`order`); the cost.
+The model states the rules of docs/semantics.md: one interval for each F, B, W (and a choice of BW
+where fusing is cheaper); O and R as optional intervals with one literal per activation; data flow
+with P2P latencies; no overlap on a compute stream, a copy engine or a host link; the memory limit
+of each device (`memory`); the order of microbatches (`order`); the cost.
 
-Two places where the model is wider than the semantics, so that its bound stays a bound and only
-the replay says what a schedule costs: serial links count as latency, and with the objective
-``span`` a device may delay its first op (unless `Model.heads` are known and asked for).
+The model relaxes the semantics in two places, so that its bound is valid and only the replay gives
+the cost of a schedule: serial links count as latency, and with the objective ``span`` a device may
+delay its first op (unless `Model.heads` are known and requested).
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from ..problem import Problem, schedule_from_times
 
 @dataclass
 class Model:
-    """A CP-SAT model and the way back from its variables to ops.
+    """A CP-SAT model and the mapping from its variables to ops.
 
     Attributes:
         unit_ns: one unit of time; durations are rounded down to it.
-        horizon: no time is later.
-        start, end: of every op (also of copies and W's that a solution may not contain).
-        interval: of every op that takes a resource.
-        moved: per (stage, microbatch), the literal of its offload; only where an offload can help.
-        present: per O and R, the literal that it is there.
-        fused: per (stage, microbatch), the literal of BW; only where BW is cheaper than B and W.
-        cost: the variable to minimise.
+        horizon: the latest possible time.
+        start, end: of every op (also of optional copies and W's). interval: of every op that
+            occupies a resource.
+        moved: per (stage, microbatch), the literal of its offload; only if an offload can help.
+        present: per O and R, the literal of its presence.
+        fused: per (stage, microbatch), the literal of BW; only if BW is cheaper than B and W.
+        cost: the variable to minimize.
     """
 
     problem: Problem
@@ -72,17 +72,17 @@ class Model:
 
     @cached_property
     def binding(self) -> tuple[bool, ...]:
-        """Per device, whether its limit is below what all microbatches together take."""
+        """Per device, whether its limit is below the memory of all microbatches together."""
         return binding(self.problem)
 
     def time(self, name: str) -> Any:
-        """A new variable for a time or a duration."""
+        """Make a variable for a time or a duration."""
         return self.cp.new_int_var(0, self.horizon, name)
 
     def starts_ns(self, value: Any) -> dict[Op, int]:
-        """The start of each op in ns; `value` gives what a solution says of a variable.
-
-        Durations rounded down to a unit are not made up for: only the order counts then.
+        """Return the start of each op in ns; `value` returns the value of a variable in a solution.
+        Durations that were rounded down to a unit are not corrected: then only the order
+        matters.
         """
         found = {}
         for op, start in self.start.items():
@@ -95,14 +95,14 @@ class Model:
         return found
 
     def schedule(self, value: Any) -> Schedule:
-        """The schedule of a solution; `value` gives what it says of a variable."""
+        """Return the schedule of a solution; `value` returns the value of a variable in it."""
         return schedule_from_times(self.problem, self.starts_ns(value))
 
 
 def binding(problem: Problem) -> tuple[bool, ...]:
-    """Per device, whether its limit is below what all microbatches together take.
+    """Per device, whether its limit is below the memory of all microbatches together.
 
-    Where it is not, memory never makes anything wait and nothing need be offloaded there.
+    Otherwise memory never delays an op there and offloading is useless.
     """
     costs = problem.profile
     if problem.limits is None:
@@ -114,27 +114,31 @@ def binding(problem: Problem) -> tuple[bool, ...]:
 
 
 def may_move(problem: Problem, stage: int) -> bool:
-    """Whether offloading can be of use at a stage."""
+    """Whether offloading can help at a stage."""
     costs = problem.profile
     device = costs.placement[stage]
     return problem.may_offload and costs.stages[stage].offloadable > 0 and binding(problem)[device]
 
 
 def may_fuse(problem: Problem, stage: int) -> bool:
-    """Whether BW takes less than B and W. Where it does not, B with its W at once after it is never
-    worse: the stage before is served sooner, and the device is free and empty at the same time."""
+    """Whether BW takes less time than B and W. If it does not, B directly followed by its W is
+    never worse: the previous stage gets its gradient sooner, and the device and its memory are
+    free at the same time.
+    """
     cost = problem.profile.stages[stage]
     return cost.fused_ns < cost.t_b_ns + cost.t_w_ns
 
 
 def time_unit(problem: Problem) -> int:
-    """The greatest common divisor of all durations, in ns: some optimal times are multiples of it."""
+    """The greatest common divisor of all durations, in ns: some optimal solution has only multiples
+    of it as times.
+    """
     costs = problem.profile
     return gcd(costs.t_comm_ns, *map(int, costs.op_table.duration_ns.flat)) or 1
 
 
 def serial_ns(problem: Problem) -> int:
-    """No replay takes longer, in ns: at any time an op runs or a message is on its way."""
+    """An upper bound on any replay, in ns: at any time an op runs or a message is under way."""
     costs = problem.profile
     hops = 2 * sum(a != b for a, b in pairwise(costs.placement)) * costs.t_comm_ns
     longest = costs.op_table.duration_ns.max(axis=2)
@@ -142,10 +146,11 @@ def serial_ns(problem: Problem) -> int:
 
 
 def horizon_ns(problem: Problem, cost_ns: int | None) -> int:
-    """No replay that costs at most `cost_ns` ends later, in ns.
+    """The latest end, in ns, of any replay that costs at most `cost_ns`.
 
-    With the objective ``span``: the device of stage 0 starts at 0 and so ends by `cost_ns`; so then
-    have all F's and B's, each before a B of stage 0; only W's may be left, which wait for nothing.
+    With the objective ``span``, the device of stage 0 starts at 0 and so ends by `cost_ns`. All F's
+    and B's have ended by then, as each precedes a B of stage 0; only W's may be left, which wait
+    for no other device.
     """
     costs = problem.profile
     longest = serial_ns(problem)
@@ -161,7 +166,7 @@ def horizon_ns(problem: Problem, cost_ns: int | None) -> int:
 
 
 def compute(model: Model) -> None:
-    """F, B and W of every stage and microbatch; B and W may become one BW where that is cheaper."""
+    """Add F, B and W of every stage and microbatch; B and W may become one BW if that is cheaper."""
     for s in model.stages:
         for j in model.microbatches:
             fuse = may_fuse(model.problem, s)
@@ -191,9 +196,9 @@ def _compute_op(model: Model, op: Op, fuse: bool) -> None:
 
 
 def flow(model: Model) -> None:
-    """F along the stages, B back along them, W after B; the P2P latency between two devices.
-
-    A W that takes no time runs right after its B: nothing is gained by keeping its bytes longer.
+    """Add the data flow: F along the stages, B back along them, W after B; the P2P latency between
+    two devices. A W that takes no time runs right after its B, as keeping its bytes longer gains
+    nothing.
     """
     cp, place = model.cp, model.problem.profile.placement
     for s in model.stages:
@@ -211,7 +216,7 @@ def flow(model: Model) -> None:
 
 
 def transfers(model: Model) -> None:
-    """O and R of every activation that may be offloaded: both are there, or neither."""
+    """Add O and R of every activation that may be offloaded: both are present, or neither."""
     cp = model.cp
     for s in filter(lambda s: may_move(model.problem, s), model.stages):
         for j in model.microbatches:
@@ -225,7 +230,7 @@ def transfers(model: Model) -> None:
 
 
 def copy(model: Model, op: Op, present: Any) -> None:
-    """An O or R that is there where `present` holds."""
+    """Add an O or R that is present if the literal `present` holds."""
     size, start = model.duration_of(op.kind, op.stage), model.time(str(op))
     model.start[op], model.end[op], model.present[op] = start, start + size, present
     model.interval[op] = model.cp.new_optional_fixed_size_interval_var(
@@ -234,7 +239,7 @@ def copy(model: Model, op: Op, present: Any) -> None:
 
 
 def engines(model: Model) -> None:
-    """One op at a time on each compute stream, copy engine and host link."""
+    """Allow one op at a time on each compute stream, copy engine and host link."""
     costs = model.problem.profile
     shared = costs.shares_copy_engine
     keys = link_keys(costs)
@@ -252,8 +257,9 @@ def engines(model: Model) -> None:
 
 
 def head(model: Model) -> None:
-    """Every device starts its first op, an F of microbatch 0, as soon as its input is there, as a
-    replay does: with the objective ``span`` a delay would be counted as a gain that is none."""
+    """Make every device start its first op, an F of microbatch 0, as soon as its input arrives, as
+    a replay does: with the objective ``span`` a delay would count as a gain.
+    """
     place = model.problem.profile.placement
     for device in range(model.problem.shape.devices):
         s = model.problem.shape.stages_of(device)[0]
@@ -263,8 +269,9 @@ def head(model: Model) -> None:
 
 
 def objective(model: Model, least: int, most: int) -> None:
-    """The cost, from `least` to `most` units: the last end, or the longest time from a device's
-    first op to its last. The first F of all starts at 0: nothing keeps it."""
+    """Add the cost, from `least` to `most` units: the last end, or the longest time from a device's
+    first op to its last. The very first F starts at 0, as it waits for nothing.
+    """
     cp, problem = model.cp, model.problem
     cost = model.cost = cp.new_int_var(least, most, "cost")
     cp.add(model.start[Op(F, 0, 0)] == 0)

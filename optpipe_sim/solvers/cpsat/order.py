@@ -1,14 +1,15 @@
-"""Which microbatch goes first: what may be assumed of the order without losing the optimum.
+"""The order of microbatches: what may be assumed of it without losing the optimum.
 
 Microbatches are alike, so a schedule can be relabelled. Look at one stage and two of its
 microbatches x, y: the times of their F's, B's, W's, O's and R's. Exclusive engines and the bytes
-held depend on those times and not on whose they are, so times may be dealt out anew as long as
-each microbatch gets F, O, R, B, W in this order, and each stage its input in time.
+held depend on those times and not on the microbatch, so times may be reassigned as long as each
+microbatch gets F, O, R, B, W in this order, and each stage its input in time.
 
-**Sorted is best where it can be had.** Give x the earlier F and the earlier B (with its W), y the
+**Sorted is optimal if it is possible.** Give x the earlier F and the earlier B (with its W), y the
 later ones, at every stage. Data flow holds: at each stage the earlier of two F's follows the
-earlier of the two of the stage before, the later the later, and so back for B. F before B holds too.
-Only copies can be in the way. Say u had the earlier F and the later B, i the F and B inside.
+earlier of the two of the stage before, the later the later, and so back for B. F before B holds
+too. Only copies can prevent the exchange. Let u have the earlier F and the later B, and i the F and
+B in between.
 
 - Neither offloaded: nothing to do. Only i: u takes over its O and R, which lie within its own
   [F, B] and, R having ended before the earlier B, within the new one.
@@ -17,7 +18,7 @@ Only copies can be in the way. Say u had the earlier F and the later B, i the F 
   earlier F, the later O follows O of i, which follows the later F; the k-th R follows the k-th O.
 - Only u: if its R ends before B of i starts, x keeps the copy; if its O starts after F of i ends, y
   takes it. **Blocked** is what is left: O of u starts before F of i ends and R of u ends after B of
-  i starts, that is i stays on the device and is done with while u is away.
+  i starts, that is, i runs its F and B on the device while u is on the host.
 
 Each such exchange of an inverted pair lowers the number of inversions, counted over the F's and B's
 of all stages. So some optimal schedule has, for every pair x < y, one of two: all F's and B's (and
@@ -26,23 +27,24 @@ pair is blocked. Among pairs of the first kind that are both offloaded at a stag
 the order as well (deal them out sorted; again inversions fall).
 
 It follows that without offloading **first in, first out** loses nothing. With offloading it can: a
-microbatch parked on the host while others overtake it spares them their copies, which pays where
-copies are slow and slots few (a few per cent in three of a hundred random small problems). So the
-proof has two parts: ``fifo`` (all pairs sorted) and ``passing`` (each pair sorted or blocked, at least
-one not sorted). No schedule is better than the better of the two.
+microbatch parked on the host while others overtake it saves them their copies, which pays if copies
+are slow and memory is scarce (a few per cent in three of a hundred random small problems). So the
+proof has two parts: ``fifo`` (all pairs sorted) and ``passing`` (each pair sorted or blocked, at
+least one not sorted). No schedule is better than the better of the two.
 
-**Ranks** are a relaxation: F, B and W number k of each stage, counted in time, in place of those of a
-microbatch; O number k, and R for the B number r. Each k-th event needs k of what it waits for, so
-every schedule keeps the rules below; the bytes held are the same. That an offloaded activation is
-that of one microbatch at all stages is lost. Small and quick: its bound holds for every schedule.
+**Ranks** are a relaxation: F, B and W number k of each stage, counted in time, in place of those of
+a microbatch; O number k, and R for the B number r. Each k-th event needs k of what it waits for, so
+every schedule satisfies the constraints below; the bytes held are the same. The relaxation loses
+that an offloaded activation belongs to the same microbatch at all stages. It is small and fast, and
+its bound holds for every schedule.
 
-**Windows** (``windows``) say nothing of the order itself, but when the n-th F and the n-th B of each stage
-start in every schedule that costs less than the best so far (`bounds.windows`). Each microbatch takes one
-place at each stage, and so one window. That leaves few orders to look at where slots are few, and holds
-for all of them: it is tried before ``passing`` (makespans only).
+**Windows** (``windows``) do not constrain the order itself, but when the n-th F and the n-th B of
+each stage start in every schedule that costs less than the incumbent (`bounds.windows`). Each
+microbatch takes one place at each stage, and so one window. That leaves few orders if memory is
+scarce, and covers all of them, so it is tried before ``passing`` (makespans only).
 
-For the objective ``span`` the same holds where a device may delay its first op, as it may here:
-the times of all ops stay what they are.
+For the objective ``span`` the same holds, since a device may delay its first op in this model: the
+times of all ops stay the same.
 """
 
 from __future__ import annotations
@@ -61,8 +63,9 @@ SORTED = (FIFO, RANKS)
 
 
 def order(model: Model, kind: str) -> None:
-    """Constrain the order of microbatches: ``fifo``, ``passing`` (see above), or else only the F's of
-    stage 0 in order, which is a mere choice of labels."""
+    """Constrain the order of microbatches: ``fifo``, ``passing`` (see above), or else only the F's
+    of stage 0 in order, which merely labels the microbatches.
+    """
     if kind in SORTED:
         _first_in_first_out(model)
         return
@@ -78,8 +81,9 @@ def _after(model: Model, first: Op, second: Op, *literals: Any) -> None:
 
 
 def _first_in_first_out(model: Model) -> None:
-    """Every kind in order at every stage. Copies that are not there keep a place in the chain that
-    takes no time, so that one chain links all that are."""
+    """Order every kind at every stage. Absent copies keep a place of zero duration in the chain, so
+    that one chain links all that are present.
+    """
     for s in model.stages:
         for i, j in pairwise(model.microbatches):
             for kind in (F, B, W):
@@ -94,9 +98,10 @@ def _first_in_first_out(model: Model) -> None:
 
 
 def ranked_transfers(model: Model) -> None:
-    """O's and R's by rank, in place of `model.transfers`: if n are offloaded at a stage, these
-    are O number 0 to n - 1, and R's for the last n B's: the R's from any one on are as many as the
-    B's that they serve, all of which come after it."""
+    """Add O's and R's by rank, in place of `model.transfers`: if n activations are offloaded at a
+    stage, these are O number 0 to n - 1, and R's for the last n B's: the R's from any one on are
+    as many as the B's that they serve, all of which come after it.
+    """
     cp, m = model.cp, model.problem.microbatches
     for s in filter(lambda s: may_move(model.problem, s), model.stages):
         more_than = [cp.new_bool_var(f"more than {n} at {s}") for n in range(m)]
@@ -115,7 +120,7 @@ def ranked_transfers(model: Model) -> None:
 
 
 def take_places(model: Model, windows: Windows) -> None:
-    """Every F and every backward starts in the window of its place among those of its stage."""
+    """Make every F and every backward start in the window of its place among those of its stage."""
     pairs = (
         (F, windows.earliest_f, windows.latest_f),
         (B, windows.earliest_b, windows.latest_b),
@@ -145,7 +150,7 @@ def _one_place_each(
 
 
 def _sorted_or_blocked(model: Model, x: int, y: int) -> Any:
-    """The literal that x goes before y everywhere; where it is false the pair is blocked somewhere."""
+    """Return the literal that x precedes y everywhere; if it is false the pair is blocked somewhere."""
     cp = model.cp
     before = cp.new_bool_var(f"{x} before {y}")
     ways = [before]
@@ -165,7 +170,7 @@ def _sorted_or_blocked(model: Model, x: int, y: int) -> Any:
 
 
 def _blocked(model: Model, s: int, outer: int, inner: int) -> Any:
-    """A literal that implies: at stage s `inner` comes and goes while `outer` is on the host."""
+    """Return a literal that implies: at stage s `inner` runs F to B while `outer` is on the host."""
     cp = model.cp
     blocked = cp.new_bool_var(f"{inner} passes {outer} at {s}")
     cp.add_implication(blocked, model.moved[s, outer])

@@ -1,4 +1,4 @@
-"""What the CP-SAT engine solves in turn: options, and one phase per model."""
+"""The phases of the CP-SAT engine, one per model, and its options."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from ..problem import Problem
 from . import model as cpsat_model
 from .order import FIFO, FREE, PASSING, RANKS, WINDOWS
 
-BY_ORDER = 8  # microbatches up to which memory is told by order: stronger, but it grows fast
-MOST_PAIRS = 60_000  # of events on a device; beyond it the models of the proof are too large
+BY_ORDER = 8  # microbatches up to which memory is formulated by order: stronger, but it grows fast
+MOST_PAIRS = 60_000  # events on a device beyond which the models of the proof are too large
 
 
 @dataclass(frozen=True)
 class CpsatOptions:
-    """How to set CP-SAT to work.
+    """The options of the CP-SAT engine.
 
     Attributes:
         order: ``auto`` (first in, first out, then the proof for the rest), ``fifo`` (the search
-            alone; with offloading its bound says nothing of other orders) or ``free`` (one model
+            alone; with offloading its bound does not cover other orders) or ``free`` (one model
             with no order of microbatches: simple and slow).
         memory: ``auto``, ``cumulative`` or ``order``; see `memory.memory`.
-        quantum_ns: round times down to multiples of it; the bound stays one, optimal schedules may
-            be missed. None: exact.
-        deterministic: with several workers, let them take turns in a fixed order.
+        quantum_ns: round times down to multiples of it; the bound stays valid, optimal schedules
+            may be missed. None: exact.
+        deterministic: let several workers take turns in a fixed order.
         parameters: further parameters of CP-SAT, by name.
     """
 
@@ -52,11 +52,11 @@ class Phase:
 
     Attributes:
         order: of microbatches; see `order`.
-        share: of the time left that it may take.
-        heads: whether devices start as in a replay (for ``span``).
-        strict: whether only costs below the best count.
-        covers: what its bound holds for: ``all`` schedules, those ``sorted``, those ``passing``, or
-            ``none``.
+        share: its share of the time left.
+        heads: whether devices start as in a replay (for ``span``). strict: whether only costs below
+            the incumbent are allowed.
+        covers: the schedules that its bound covers: ``all``, the ``sorted`` ones, the ``passing``
+            ones, or ``none``.
     """
 
     order: str
@@ -67,7 +67,7 @@ class Phase:
 
 
 def phases(problem: Problem, options: CpsatOptions) -> list[Phase]:
-    """What to solve, in turn."""
+    """Return the phases in order."""
     if options.order == FREE:
         return [Phase(FREE)]
     if problem.may_recompute:
@@ -80,7 +80,7 @@ def phases(problem: Problem, options: CpsatOptions) -> list[Phase]:
     share = 0.4 if problem.microbatches <= BY_ORDER else 0.75
     planned = [Phase(FIFO, share if moves else 1.0, covers="sorted" if moves else "all")]
     if problem.objective == "span":
-        # first what a replay can do; the proof must cover starts that are delayed
+        # first starts as in a replay; the proof must also cover delayed starts
         planned = [
             Phase(FIFO, share, heads=True, covers="none"),
             replace(planned[0], strict=True),

@@ -1,4 +1,4 @@
-"""One run of the CP-SAT engine: phases in turn, the best schedule, the bound, and stopping."""
+"""One run of the CP-SAT engine: phases in turn, the incumbent, the bound, and stopping."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from .order import FIFO, PASSING, RANKS, WINDOWS, order, ranked_transfers, take_
 from .phases import BY_ORDER, CpsatOptions, Phase, phases
 
 ENGINE = "cpsat"
-NARROWING = 0.5  # of the time of a phase, at most, to find windows
+NARROWING = 0.5  # largest share of the time of a phase for finding windows
 OnIncumbent = Callable[[float, int, Schedule], None]
 OnBound = Callable[[float, int], None]
 OnModel = Callable[[int, int], None]
 
-# Proofs come from conflicts here: linear relaxations of a schedule say next to nothing and cost
-# most of the time, and so does probing (measured: factors of 2 to 20).
-# Ctrl-C: CP-SAT's own handler would stay in Python's place, and the next one kill the process.
+# Proofs come from conflicts here: linear relaxations of a schedule are very weak and cost most of
+# the time, and so does probing (measured: factors of 2 to 20).
+# CP-SAT's handler of Ctrl-C would replace Python's, and a second Ctrl-C would kill the process.
 PARAMETERS = {
     "linearization_level": 0,
     "cp_model_probing_level": 0,
     "catch_sigint_signal": False,
 }
-SUBSOLVERS = ("no_lp", "quick_restart_no_lp")  # of two and more workers; others join as they can
+SUBSOLVERS = ("no_lp", "quick_restart_no_lp")  # with two and more workers; CP-SAT adds others
 
 
 class Search:
-    """The state of a run: the best schedule, the bound, and how they came to be.
+    """The state of a run: the incumbent, the bound, and how they came about.
 
     Raises:
         OptPipeError: for a time limit of 0 or less, or a quantum above the shortest F or B.
@@ -74,7 +74,7 @@ class Search:
             raise OptPipeError(
                 f"quantum: must be from 1 to {least} ns, the shortest F or B; got {self.unit_ns}"
             )
-        # a span that is rounded to units loses up to one of them: both its ends are rounded
+        # rounding both ends of a span to units can lose up to one unit
         self.lost = 1 if exact % self.unit_ns and problem.objective == "span" else 0
         self.problem, self.seed, self.workers, self.stop = problem, seed, workers, stop
         self.on_incumbent, self.on_bound, self.on_model = on_incumbent, on_bound, on_model
@@ -95,16 +95,16 @@ class Search:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to find, or to prove."""
+        """Whether nothing is left to find or to prove."""
         good = self.best is not None and self.best.cost_ns <= self.lower_ns
         return good or self.status == INFEASIBLE
 
     def offer(self, schedule: Schedule) -> None:
-        """Take a schedule where it is better than the best; one that does not run is left aside."""
+        """Take a schedule if it beats the incumbent; one that cannot be replayed is ignored."""
         trace = self.problem.keeps(schedule)
         if trace is None:
             return
-        with self.lock:  # the solver's callbacks come in a thread of their own
+        with self.lock:  # the solver calls back from another thread
             if self.best is not None and trace.cost_ns >= self.best.cost_ns:
                 return
             self.best = trace
@@ -113,13 +113,13 @@ class Search:
                 self.on_incumbent(self.seconds, trace.cost_ns, schedule)
 
     def listen(self) -> None:
-        """Take what others have found meanwhile."""
+        """Take the best schedule of other engines."""
         schedule = self.others()
         if schedule is not None:
             self.offer(schedule)
 
     def prove(self, bound_ns: int | None) -> None:
-        """Take note that every schedule costs at least `bound_ns` (None: that there is none)."""
+        """Record that every schedule costs at least `bound_ns` (None: that no schedule exists)."""
         if bound_ns is None:
             self.status = INFEASIBLE
         elif bound_ns > self.lower_ns:
@@ -129,7 +129,7 @@ class Search:
                 self.on_bound(*self.bounds[-1])
 
     def run(self) -> SolveResult:
-        """All phases, as long as there is something to gain and time left."""
+        """Run the phases while there is something to gain and time left."""
         parts: dict[str, int | None] = {}
         for phase in phases(self.problem, self.options):
             left = self.time_limit - self.seconds
@@ -142,20 +142,20 @@ class Search:
                 and sorted_bound is not None
                 and sorted_bound <= self.lower_ns
             ):
-                # the weaker of the two parts would be no news: search on
+                # the weaker of the two parts would not improve the bound: continue
                 phase = Phase(FIFO, covers="none")
             bound = self.solve(phase, left * phase.share)
             if phase.covers == "all":
                 self.prove(bound)
             elif phase.covers != "none":
                 parts[phase.covers] = bound
-            if len(parts) == 2:  # sorted and passing: together all there is
+            if len(parts) == 2:  # sorted and passing together cover all schedules
                 known = [part for part in parts.values() if part is not None]
                 self.prove(min(known) if known else None)
         return self.result()
 
     def solve(self, phase: Phase, seconds: float) -> int | None:
-        """Run one phase; returns the least cost in ns that it leaves possible, None for none."""
+        """Run one phase; returns the least cost in ns that it does not exclude, None if it excludes all."""
         upper = None if self.best is None else self.best.cost_ns - phase.strict
         until, windows = time.monotonic() + seconds, None
         if phase.order == WINDOWS and upper is not None:
@@ -163,7 +163,7 @@ class Search:
             if windows is None:
                 return upper + 1
             seconds = until - time.monotonic()
-            if seconds <= 0:  # the windows took it all
+            if seconds <= 0:  # the windows used up the time
                 return self.lower_ns
         model = self.build(phase, upper)
         if windows is not None:
@@ -196,7 +196,7 @@ class Search:
         return bound
 
     def build(self, phase: Phase, upper_ns: int | None) -> Model:
-        """The model of a phase, for costs of at most `upper_ns`."""
+        """Build the model of a phase, for costs of at most `upper_ns`."""
         problem, unit = self.problem, self.unit_ns
         horizon = cpsat_model.horizon_ns(problem, upper_ns) // unit
         most = horizon if upper_ns is None else min(horizon, upper_ns // unit + self.lost)
@@ -212,7 +212,7 @@ class Search:
         return model
 
     def build_kept(self, phase: Phase, horizon: int) -> Model:
-        """The model of a phase without its cost, where nothing can be recomputed."""
+        """Build the model of a phase without its cost, for problems without recomputation."""
         problem = self.problem
         model = Model(problem, self.unit_ns, horizon)
         cpsat_model.compute(model)
@@ -228,14 +228,16 @@ class Search:
         return model
 
     def narrow(self, upper_ns: int, seconds: float) -> Windows | None:
-        """The windows of all schedules of at most `upper_ns`; None: there are none."""
+        """Compute the windows of all schedules of at most `upper_ns`; None: there are no such schedules."""
         costs, limits = self.problem.profile, self.problem.limits
-        assert limits is not None  # else nothing moves, and first in, first out is all there is
+        assert (
+            limits is not None
+        )  # else nothing is offloaded, and first in, first out loses nothing
         pipeline = Pipeline(costs, self.problem.microbatches, limits)
         return pipeline.narrow(upper_ns + 1, time.monotonic() + seconds)
 
     def to_ns(self, units: int) -> int:
-        """The least cost in ns that a cost in units stands for."""
+        """Convert a cost in units to the least cost in ns that it stands for."""
         return max(0, (units - 1) * self.unit_ns + 1) if self.lost else units * self.unit_ns
 
     def result(self) -> SolveResult:
@@ -260,7 +262,7 @@ class Search:
 
 
 class Call(cp_model.CpSolverSolutionCallback):
-    """One call of the solver, in a thread of its own so that Ctrl-C and `stop` get through."""
+    """One call of the solver, in a separate thread so that Ctrl-C and `stop` take effect."""
 
     def __init__(
         self, search: Search, model: Model, phase: Phase, seconds: float, seed: int
@@ -289,7 +291,7 @@ class Call(cp_model.CpSolverSolutionCallback):
         self.status: Any = None
         self.over = (
             threading.Event()
-        )  # a join that Ctrl-C cuts short would take the thread for ended
+        )  # a join that Ctrl-C interrupts would regard the thread as ended
 
     def run(self) -> Any:
         """Solve; returns CP-SAT's status.
@@ -305,7 +307,7 @@ class Call(cp_model.CpSolverSolutionCallback):
                 if self.search.stop is not None and self.search.stop.is_set():
                     self.search.ended = "stopped"
                 if self.search.done or self.search.ended:
-                    self.solver.stop_search()  # again and again: before it has begun it ignores this
+                    self.solver.stop_search()  # repeatedly: the solver ignores it before it has begun
             except KeyboardInterrupt:
                 self.search.ended = "interrupted"
         if self.error is not None:
@@ -316,19 +318,19 @@ class Call(cp_model.CpSolverSolutionCallback):
         try:
             self.status = self.solver.solve(self.model.cp, self)
         except BaseException as error:
-            self.error = error  # `run` raises it where it can be seen
+            self.error = error  # `run` raises it in the caller's thread
         finally:
             self.over.set()
 
     def on_solution_callback(self) -> None:
-        """A solution: replay its order, keep it where it is better, stop where that is enough."""
+        """Replay the order of a solution, keep it if it is better, and stop if it is good enough."""
         try:
-            if self.phase.order != RANKS:  # those are no schedules
+            if self.phase.order != RANKS:  # ranks do not give schedules
                 self.search.offer(self.model.schedule(self.value))
             if self.search.done:
                 self.stop_search()
         except BaseException as error:
-            self.error = error  # nothing may be raised through the solver
+            self.error = error  # exceptions must not pass through the solver
             self.stop_search()
 
     def on_bound(self, bound: float) -> None:

@@ -1,12 +1,13 @@
-"""The CP-SAT model where activations may be recomputed: a treatment for each is part of the solution.
+"""The CP-SAT model with recomputation: the treatment of each activation is part of the solution.
 
-Beside the ops of `model`, per (stage, microbatch): one literal for each level of recomputation and
-one for none, of which exactly one holds; a literal for recomputing apart, by an op C, or else inside
-the backward; and, as a fused backward holds less than B and W of a recomputed activation may, a
-choice of BW everywhere. What an op takes and holds follows from these, as `op_table` has it.
+In addition to the ops of `model` there are, per (stage, microbatch): one literal for each level of
+recomputation and one for none, of which exactly one holds; a literal for recomputation by a
+separate op C (else it happens inside the backward); and a choice of BW on every stage with levels,
+as a fused backward may hold less than B and W of a recomputed activation. Durations and sizes of
+ops follow from these, as in `op_table`.
 
-Nothing is assumed of the order of microbatches but that stage 0 takes them by number: the
-exchange that makes first in, first out lossless without offloading (`order`) fails as soon as two
+The only assumption on the order of microbatches is that stage 0 runs them by number: the exchange
+that makes first in, first out lossless without offloading (`order`) fails as soon as two
 microbatches may hold different amounts of memory. ``fifo`` is a restriction here, to find good
 schedules with; the bound of the unrestricted model holds for every schedule. Links that are serial
 or blocking count as latency, which keeps it a bound.
@@ -39,7 +40,7 @@ class TreatedModel(Model):
     """A model with treatments.
 
     Attributes:
-        level: per (stage, microbatch), a literal per level; number 0 is none, kept whole.
+        level: per (stage, microbatch), a literal per level; number 0: kept whole.
         apart: per (stage, microbatch) of a stage with levels, the literal of an op C.
         size: of the ops whose duration depends on treatments.
         both: literals of conjunctions, each made once.
@@ -56,12 +57,12 @@ class TreatedModel(Model):
         return int(found) // self.unit_ns
 
     def levels(self, stage: int) -> range:
-        """The levels of a stage, counted from 1, as far as the problem allows any."""
+        """The levels of a stage, numbered from 1; empty if the problem does not allow recomputation."""
         few = len(self.problem.profile.stages[stage].recompute)
         return range(1, 1 + few if self.problem.may_recompute else 1)
 
     def conjunction(self, *literals: Any) -> Any:
-        """A literal that holds where all of `literals` do."""
+        """Return a literal that holds if and only if all of `literals` hold."""
         if len(literals) == 1:
             return literals[0]
         key = tuple(sorted(literal.index for literal in literals))
@@ -72,7 +73,7 @@ class TreatedModel(Model):
         return self.both[key]
 
     def schedule(self, value: Any) -> Schedule:
-        """The schedule of a solution; `value` gives what it says of a variable."""
+        """Return the schedule of a solution; `value` returns the value of a variable in it."""
         chosen = np.array(
             [
                 [
@@ -88,7 +89,7 @@ class TreatedModel(Model):
 
 
 def build(problem: Problem, unit_ns: int, horizon: int, fifo: bool) -> TreatedModel:
-    """The model without its cost: choices, ops, data flow, engines, memory, order."""
+    """Build the model without its cost: choices, ops, data flow, engines, memory, order."""
     model = TreatedModel(problem, unit_ns, horizon)
     _choices(model)
     _compute(model)
@@ -102,7 +103,7 @@ def build(problem: Problem, unit_ns: int, horizon: int, fifo: bool) -> TreatedMo
 
 
 def _choices(model: TreatedModel) -> None:
-    """What becomes of each activation; one choice per stage where the problem asks for that."""
+    """Add the treatment of each activation; one choice per stage if the problem requires it."""
     cp, problem = model.cp, model.problem
     for s in model.stages:
         cost = problem.profile.stages[s]
@@ -129,7 +130,7 @@ def _choices(model: TreatedModel) -> None:
 
 
 def _compute(model: TreatedModel) -> None:
-    """F, B, W (or BW) and C of every activation."""
+    """Add F, B, W (or BW) and C of every activation."""
     cp = model.cp
     for s in model.stages:
         for j in model.microbatches:
@@ -162,7 +163,7 @@ def _fixed(model: TreatedModel, op: Op, size: int) -> None:
 
 
 def _variable(model: TreatedModel, op: Op, size: Any) -> None:
-    """Start, size and end of an op whose duration is an expression."""
+    """Make start, size and end of an op whose duration is an expression."""
     model.start[op], model.end[op] = model.time(str(op)), model.time(f"end of {op}")
     model.size[op] = model.time(f"size of {op}")
     model.cp.add(model.size[op] == size)
@@ -170,7 +171,7 @@ def _variable(model: TreatedModel, op: Op, size: Any) -> None:
 
 
 def _optional(model: TreatedModel, op: Op, size: Any, literal: Any) -> None:
-    """An op that is there where `literal` holds."""
+    """Make an op that is present if `literal` holds."""
     _variable(model, op, size)
     model.present[op] = literal
     model.interval[op] = model.cp.new_optional_interval_var(
@@ -179,7 +180,7 @@ def _optional(model: TreatedModel, op: Op, size: Any, literal: Any) -> None:
 
 
 def _weight(model: TreatedModel, weight: Op, fused: Any) -> None:
-    """W; absent, and of no length at the end of its BW, where the two are fused."""
+    """Add W; if the backward is fused it is absent, with zero duration at the end of its BW."""
     if fused is None:
         _fixed(model, weight, model.duration(W, weight.stage, KEEP))
         return
@@ -187,11 +188,13 @@ def _weight(model: TreatedModel, weight: Op, fused: Any) -> None:
     _optional(model, weight, size * ~fused, ~fused)
     back = Op(B, weight.stage, weight.microbatch)
     model.cp.add(model.start[weight] == model.end[back]).only_enforce_if(fused)
-    del model.present[weight]  # `Model.starts_ns` tells by `fused`
+    del model.present[weight]  # `Model.starts_ns` decides by `fused`
 
 
 def _flow(model: TreatedModel) -> None:
-    """F along the stages, B back along them, W after B, C between F and B; the P2P latency across devices."""
+    """Add the data flow: F along the stages, B back along them, W after B, C between F and B; the
+    P2P latency across devices.
+    """
     cp, place = model.cp, model.problem.profile.placement
     for s in model.stages:
         latency = model.latency if s and place[s] != place[s - 1] else 0
@@ -209,7 +212,9 @@ def _flow(model: TreatedModel) -> None:
 
 
 def _copies(model: TreatedModel) -> None:
-    """O and R of what may be offloaded: both or neither; of a recomputed activation shorter ones."""
+    """Add O and R of activations that may be offloaded: both or neither; shorter ones for
+    recomputed activations.
+    """
     cp = model.cp
     for (s, j), moved in model.moved.items():
         forward, back, out, reload, again = (Op(kind, s, j) for kind in (F, B, O, R, C))
@@ -235,7 +240,7 @@ class _Held:
     sizes: list[int] = field(default_factory=list)
 
     def hold(self, size: int, start: Any, end: Any, *literals: Any) -> None:
-        """`size` bytes from `start` to `end`, where all of `literals` hold."""
+        """Hold `size` bytes from `start` to `end` if all of `literals` hold."""
         if size:
             there = self.model.conjunction(*literals)
             lasting = self.model.time("")
@@ -244,7 +249,7 @@ class _Held:
             self.sizes.append(size)
 
     def limit(self, room: int) -> None:
-        """At no time more than `room` bytes."""
+        """Allow at most `room` bytes at any time."""
         if sum(self.sizes) > room:
             unit = reduce(gcd, self.sizes)
             demands = [size // unit for size in self.sizes]
@@ -252,7 +257,7 @@ class _Held:
 
 
 def _device_memory(model: TreatedModel) -> None:
-    """The limit of each device (SEMANTICS, "Recomputation": the table of events)."""
+    """Add the limit of each device (the table of events in docs/semantics.md, "Recomputation")."""
     problem = model.problem
     if problem.limits is None:
         return
@@ -287,18 +292,18 @@ def _hold_activation(model: TreatedModel, held: _Held, s: int, j: int) -> None:
         work = int(table.released_bytes[F, s, inside(level)])
         held.hold(work, taken, model.end[forward], chosen)
         held.hold(cost.act_bytes - keep, model.start[again], freed, chosen, model.apart[at])
-        assert fused is not None  # a stage with levels may fuse
+        assert fused is not None  # a stage with levels may fuse its backwards
         for kind, literal in ((B, ~fused), (BW, fused)):
             size = int(table.allocated_bytes[kind, s, inside(level)])
             held.hold(size, model.start[back], freed, chosen, ~model.apart[at], literal)
-    # a stage without levels need not fuse: its only level is certain
+    # a stage without levels need not fuse: its only level is fixed
     held.hold(
         cost.w_bytes, freed, model.end[weight], model.level[at][0] if fused is None else ~fused
     )
 
 
 def _host_memory(model: TreatedModel) -> None:
-    """The pinned memory of each node: from the start of an O to the end of its R."""
+    """Limit the pinned memory of each node, held from the start of an O to the end of its R."""
     problem = model.problem
     if problem.host_limit is None:
         return
@@ -316,7 +321,7 @@ def _host_memory(model: TreatedModel) -> None:
 
 
 def _order(model: TreatedModel, fifo: bool) -> None:
-    """Stage 0 takes microbatches by number; with `fifo` every stage does, forward and backward."""
+    """Make stage 0 run microbatches by number; with `fifo` every stage, forward and backward."""
     for s in model.stages if fifo else (0,):
         for kind in (F, B) if fifo else (F,):
             for i, j in pairwise(model.microbatches):

@@ -1,7 +1,7 @@
-"""AdaOffload with its parameters searched: random settings, and changes of the best.
+"""Search over the parameters of AdaOffload: random settings, and changes of the best ones.
 
-Some runs play with costs that are a little off. What the greedy does is as valid then, and often
-better: it decides by what is free first, and a nanosecond decides differently.
+Some runs plan with slightly perturbed costs. Their schedules are equally valid, and often better:
+the greedy decides by which engine is free first, so a nanosecond can change its decisions.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "reload_first": (0, 1),
     "depth": (0, 0, 700, 1000, 1200, 1500, 2000, 3000),
 }
-PLAIN = 400  # runs with the true costs; all further ones are a little off
-POOL = 8  # settings that these play, of different costs: the best differ too little
-OFF = 0.15  # how far each kind of duration may be off
-OFF_BY_STAGE = (0.0, 0.03, 0.1)  # and one of these beyond it, stage by stage
-CLIMB = 0.5  # of these runs: with the costs of one of the best, changed a little
+PLAIN = 400  # runs with the true costs; all further runs use perturbed costs
+POOL = 8  # settings for these, of different costs: the best ones differ too little
+OFF = 0.15  # largest perturbation of each kind of duration
+OFF_BY_STAGE = (0.0, 0.03, 0.1)  # and one of these in addition, stage by stage
+CLIMB = 0.5  # share of these runs that modify the costs of one of the best
 STEPS = (0.01, 0.03, 0.1)  # by at most one of these
 
 
 class _Run(NamedTuple):
-    """One of the best runs; `off`: the durations it played with, in parts of the true ones."""
+    """One of the best runs; `off`: the perturbed durations relative to the true ones."""
 
     cost_ns: int
     number: int
@@ -61,23 +61,22 @@ def greedy_search(
     keep: int = 4,
     found: Callable[[Schedule], None] = lambda schedule: None,
 ) -> list[Schedule]:
-    """The best few schedules of up to `runs` runs of AdaOffload with different settings.
+    """Find the best few schedules of up to `runs` runs of AdaOffload with different settings.
 
     Each run draws a setting at random or, half the time, changes one or two parameters of one of
-    the best; from run PLAIN on they play the best settings again, with costs a little off (not
-    where host memory may bind: only with the true costs does the greedy keep to that), or with the
-    costs of one of the best runs, changed a little.
-    Runs that would end later than the best few are cut short.
+    the best; from run PLAIN on the best settings run again with perturbed costs, or with the costs
+    of one of the best runs, perturbed further. (Not if host memory may bind: the greedy respects it
+    only with the true costs.) Runs that would end later than the best few are stopped early.
 
     Args:
-        over: asked before every run whether to stop.
-        found: called with each schedule better than all before.
+        over: called before every run; tells whether to stop.
+        found: called with each new best schedule.
     """
     random = Random(seed)
     draw = np.random.default_rng(seed)
     try:
         true = Runs(problem.profile, problem.microbatches, problem.limits)
-    except OptPipeError:  # the host memory does not allow what the greedy wants
+    except OptPipeError:  # the host memory is too small for the greedy's offloads
         return []
     quick = None if shares_links(problem) else Workspace(problem)
     best: list[_Run] = []
@@ -132,8 +131,9 @@ def greedy_search(
 
 
 def _cost_ns(work: Workspace, played: Greedy) -> int:
-    """What a run's programs cost with the costs of the problem, in ns; hardly ever more than they do
-    in a replay, and found in a small part of its time."""
+    """Evaluate a run's programs with the true costs of the problem, in ns; hardly ever above the
+    cost of a replay, and much faster.
+    """
     low, high = work.costs.low, work.costs.high
     prog = np.full((len(played.log), max(map(len, played.log))), -1, np.int64)
     for device, rows in enumerate(played.log):
@@ -143,7 +143,7 @@ def _cost_ns(work: Workspace, played: Greedy) -> int:
 
 
 def _off(draw: np.random.Generator, problem: Problem) -> np.ndarray:
-    """(5, stages) durations a little off, in parts of the true ones."""
+    """Draw (5, stages) perturbed durations, relative to the true ones."""
     stages = len(problem.profile.stages)
     kinds = draw.uniform(1 - OFF, 1 + OFF, (5, 1))
     spread = draw.choice(OFF_BY_STAGE)
@@ -151,7 +151,7 @@ def _off(draw: np.random.Generator, problem: Problem) -> np.ndarray:
 
 
 def _changed(draw: np.random.Generator, problem: Problem, off: np.ndarray | None) -> np.ndarray:
-    """The same, changed a little: all stages of each kind alike, or some stages of one kind."""
+    """Perturb durations further: all stages of each kind alike, or some stages of one kind."""
     stages = len(problem.profile.stages)
     parts = np.ones((5, stages)) if off is None else off.copy()
     change = draw.choice(STEPS)
@@ -164,7 +164,7 @@ def _changed(draw: np.random.Generator, problem: Problem, off: np.ndarray | None
 
 
 def _with_costs(problem: Problem, off: np.ndarray) -> CostProfile:
-    """The profile with its durations off by so much."""
+    """Return the profile with perturbed durations."""
     stages = []
     for cost, (f, b, w, out, back) in zip(problem.profile.stages, off.T.tolist(), strict=True):
         times: dict[str, Any] = {

@@ -1,10 +1,10 @@
-"""AdaOffload in the order of waves, for devices with several chunks.
+"""AdaOffload following waves, for devices with several chunks.
 
-A microbatch passes the pipeline as a wave, forward and back, at a pace of its own in every chunk; the
-next microbatch follows a period later. The published V schedules are such orders: all paces as fast
-as data can go give ZB-V's, slower ones, which let the chunks of a device take turns, V-Half's. The
-greedy follows an order as far as memory and copies let it, and fills and drains the pipeline by
-itself. Which paces suit a memory limit, and copies that take so long, a search finds out.
+A microbatch passes the pipeline as a wave, forward and back, with a separate pace in every chunk;
+the next microbatch follows one period later. The published V schedules are such orders: the fastest
+paces give ZB-V; slower ones, with which the chunks of a device take turns, give V-Half. The greedy
+follows an order as far as memory and copies allow, and handles warm-up and cool-down itself. A
+search finds the paces that suit the memory limit and the copies.
 
 Sources: Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), for building
 blocks made of paces; the greedy is AdaOffload (see there).
@@ -25,7 +25,9 @@ from ...schedules.adaoffload.runs import Order, Setting
 from ...schedules.adaoffload.runs import Problem as Runs
 from ..problem import Problem
 
-SETTINGS: dict[str, tuple[int, ...]] = {  # of `Setting`, those that matter in a given order
+SETTINGS: dict[
+    str, tuple[int, ...]
+] = {  # the parameters of `Setting` that matter with a given order
     "tolerance": (0, 300, 500, 700, 1000),
     "ahead": (500, 1000, 1500, 2000, 3000, 5000),
     "headroom": (1, 2, 3, 4, 6),
@@ -39,21 +41,23 @@ SHAPES: dict[str, tuple[int, ...]] = {
     "defer": (0, 50, 125, 250, 500, 1000, 2000),
     "window": (0, 2000, 5000, 10_000, 30_000, 10**6),
 }
-RANDOM_RUNS = 20  # before the first change of a good one; of the runs after, CHANGES are such
+RANDOM_RUNS = (
+    20  # runs before the first change of a good one; later, CHANGES of the runs are changes
+)
 CHANGES = 0.7
-POOL = 8  # good ones, of different costs
+POOL = 8  # good ones to change, of different costs
 
 
 def wave_order(profile: CostProfile, microbatches: int, waves: Mapping[str, int]) -> Order:
-    """When each op is due, in waves.
+    """Compute when each op is due, in waves.
 
     Args:
         profile: with its chunks and placement; any.
         microbatches: m.
-        waves: ``forward0``, ``backward0``, ...: how long a wave takes per stage of a chunk, in
-            thousandths of the F (the B) and the communication after it; ``defer``: how long after
-            its B a W is due, in thousandths of the work on p microbatches; ``window``: see `Order`,
-            in thousandths of a typical F.
+        waves: ``forward0``, ``backward0``, ...: the pace of a wave in a chunk: its time per stage,
+            in thousandths of the F (the B) and the communication after it; ``defer``: how long
+            after its B a W is due, in thousandths of the work on p microbatches; ``window``: see
+            `Order`, in thousandths of a typical F.
     """
     durations, latency, p = profile.durations_ns, profile.t_comm_ns, profile.devices
     stages = len(profile.stages)
@@ -80,19 +84,19 @@ def wave_search(
     keep: int = 2,
     found: Callable[[Schedule], None] = lambda schedule: None,
 ) -> list[Schedule]:
-    """The best few schedules of up to `runs` runs of the greedy in the order of different waves.
+    """Find the best few schedules of up to `runs` runs of the greedy with different waves.
 
     Waves and settings of the greedy are drawn at random or, mostly, are one of the best with one to
-    three parameters changed. Runs that would end later than the best few are cut short.
+    three parameters changed. Runs that would end later than the best few are stopped early.
 
     Args:
-        over: asked before every run whether to stop.
-        found: called with each schedule better than all before.
+        over: called before every run; tells whether to stop.
+        found: called with each new best schedule.
     """
     random = Random(seed)
     try:
         game = Runs(problem.profile, problem.microbatches, problem.limits)
-    except OptPipeError:  # the host memory does not allow what the greedy wants
+    except OptPipeError:  # the host memory is too small for the greedy's offloads
         return []
     chunks = range(problem.shape.chunks)
     paces = {f"{way}{chunk}": PACES for way in ("forward", "backward") for chunk in chunks}

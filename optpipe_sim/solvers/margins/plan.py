@@ -202,12 +202,12 @@ def solve_with_margins(
 
     Returns:
         the plan, replayed as profiled under limits that leave the memory margin free (the limits to
-            run it under), with a bound on all plans without margins; ``incumbents`` hold planned
-            times. ``info["margin"]`` has, in ns, ``planned_ns`` (the time with everything off by
-            its margin; ``planned_bound_ns``: its lower bound) and ``nominal_ns`` (as profiled);
-        ``without``: the same for the best plan without each one of several margins, with its
-            chunks, and without ``all`` of them; ``unguarded``: whether that last plan ``fits`` with
-            everything off by its margin, and its time then.
+        run it under), with a bound on all plans without margins; ``incumbents`` hold planned times.
+        ``info["margin"]`` has, in ns, ``planned_ns`` (the time with everything off by its margin;
+        ``planned_bound_ns``: its lower bound) and ``nominal_ns`` (as profiled); ``without``: the
+        same for the best plan without each one of several margins, with its chunks, and without
+        ``all`` of them; ``unguarded``: whether that last plan ``fits`` with everything off by its
+        margin, and its time then.
 
     Raises: as `solve`, for the padded profile.
     """

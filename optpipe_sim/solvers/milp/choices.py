@@ -1,5 +1,4 @@
-"""What may become of an activation, as one choice: how it is treated, whether its backward is fused,
-and whether it is offloaded."""
+"""Choices: the combinations of an activation's treatment, a fused or split backward, and offloading."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ class Choice(NamedTuple):
 
     Attributes:
         treatment: see `op_table`. `fused`: by a BW. `moved`: offloaded and reloaded.
-        durations: ns per kind of op; what the choice does not have takes 0.
-        entering: bytes held while F runs; `keep`: after it, whatever is on the device; `away`: of
-            these, what is on the host between O and R; `back`: while the backward runs.
+        durations: ns per kind of op; 0 for ops that the choice does not have.
+        entering: bytes held while F runs; `keep`: bytes held after F; `away`: the part of these
+            that is on the host between O and R; `back`: bytes held while the backward runs.
     """
 
     treatment: int
@@ -31,7 +30,7 @@ class Choice(NamedTuple):
 
     @property
     def level(self) -> int:
-        """The level of recomputation, from 1; 0 for what is kept whole."""
+        """The level of recomputation, from 1; 0: kept whole."""
         return (self.treatment + 1) // 2
 
     @property
@@ -44,15 +43,14 @@ class Choice(NamedTuple):
         return way + "_BW" * self.fused + "_O" * self.moved
 
     def same_treatment(self, other: Choice) -> bool:
-        """Whether the two differ at most in the fusing, which `per_stage` leaves free."""
+        """Whether two choices differ at most in the fused backward, which `per_stage` leaves free."""
         return (self.treatment, self.moved) == (other.treatment, other.moved)
 
 
 def choices_of(profile: CostProfile, s: int, may_move: bool, drop: bool) -> list[Choice]:
-    """The choices for an activation of a stage with levels; keeping it whole is the first.
-
-    `drop`: leave out a BW that neither takes less time than B and W nor holds less than B: the
-    two in a row do the same, and what comes after B starts sooner.
+    """Return the choices for an activation of a stage with levels; keeping it whole comes first.
+    `drop`: leave out a BW that neither takes less time than B and W nor holds less than B: B and
+    W in a row are equivalent, and successors of B start sooner.
     """
     table, cost = profile.op_table, profile.stages[s]
     levels = range(1, 1 + len(cost.recompute))

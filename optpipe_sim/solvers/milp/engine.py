@@ -1,20 +1,19 @@
-"""The reconstructed MILP, solved: one door to HiGHS, Gurobi and any solver Pyomo knows.
+"""Solve the reconstructed MILP with HiGHS, Gurobi or any MILP solver that Pyomo knows.
 
-The model is arXiv 2510.05186's, stated in `model`, with its accelerations as switches
-(`MilpOptions`), and with levels of recomputation, which that has not: where the profile has some,
-each activation has a choice of how it is treated (`choices`). What the model says is exact for
-schedules on latency links; where reality differs, the model is easier, so that its bound holds:
+The model is that of arXiv 2510.05186, stated in `model`, with its accelerations as switches
+(`MilpOptions`). Levels of recomputation are an extension: if the profile has levels, the treatment
+of each activation is a choice (`choices`). The model is exact for schedules on latency links;
+elsewhere it is a relaxation, so that its bound holds:
 
-- where BW is cheaper than B + W and there are no levels, B and W take only as long as BW
+- if BW is cheaper than B + W and there are no levels, B and W together only take as long as BW
   (`precedence.Precedence.durations`);
-- on serial links a message takes the P2P latency once, however many there are, and on blocking
-  links the sender is not kept busy;
-- for the objective ``span`` with offloads (or a placement that does not begin with one stage on
-  each device) a device may be late to start, which a replay is not;
-- reloads of no length that start together with an F may be missed when memory is counted.
+- on serial links messages do not queue, and on blocking links the sender is not kept busy;
+- for the objective ``span`` with offloads (or a placement that does not begin with one stage on each
+  device) a device may delay its first op, which a replay never does;
+- reloads of zero duration that start together with an F may be missed when memory is counted.
 
-Whatever the solver finds is timed again: its binaries alone make the schedule, and the replay
-says what it costs.
+Each solution is timed again: only its binaries determine the schedule, and the replay gives its
+cost.
 """
 
 from __future__ import annotations
@@ -59,8 +58,8 @@ from .times import earliest, plan, scheduled, set_values
 from .variables import Model
 from .windows import serial_ns
 
-MOST_ROWS = 300_000  # Pyomo takes about a minute and 2 GiB to state so many
-ABSOLUTE, RELATIVE = 1e-6, 1e-7  # what a solver's bound may be off by, in the model's units
+MOST_ROWS = 300_000  # Pyomo takes about a minute and 2 GiB to build that many
+ABSOLUTE, RELATIVE = 1e-6, 1e-7  # tolerance of a solver's bound, in the model's units
 
 
 def solve_milp(
@@ -77,29 +76,29 @@ def solve_milp(
     on_bound: Callable[[int], None] | None = None,
     force: bool = False,
 ) -> SolveResult:
-    """The best schedule that a MILP solver finds, and the bound it proves.
+    """Find the best schedule with a MILP solver, and the bound that it proves.
 
     Args:
-        time_limit: seconds in all, stating the model included.
-        warm_start: a schedule to start from; ignored where it does not keep the limits.
+        time_limit: total seconds, including the time to build the model.
+        warm_start: a schedule to start from; ignored if it breaks the limits.
         solver: ``highs``, ``gurobi``, or the name of a MILP solver that Pyomo knows.
-        seed, threads: for HiGHS and Gurobi (0 threads: as they like).
-        gap: the relative gap at which these may stop.
-        options: the accelerations; all by default.
+        seed, threads: for HiGHS and Gurobi (0 threads: their default).
+        gap: the relative gap at which they may stop.
+        options: the accelerations; by default all are on.
         on_incumbent: called with each better schedule and its cost in ns. `on_bound`: with each
-            better bound in ns, as far as the solver tells of them while it runs.
-        force: state the model however large it is.
+            better bound in ns, if the solver reports bounds while it runs. force: build the model
+            however large it is.
 
     Returns:
-        The best of the warm start and what the solver found. ``info`` says: ``from_warm_start``
-        (nothing better was found), ``solver_status``, ``started`` (whether the solver had a
-        start), ``nodes``, ``reduced`` (columns and rows that are left after the time windows have
-        fixed some), ``interrupted`` (by Ctrl-C), ``restricted_bound_ns`` (with `MilpOptions.fifo`
-        only: a bound among such schedules) and ``rejected`` (solutions whose replay breaks a limit).
+        The better of the warm start and the solver's solution. ``info`` has: ``from_warm_start``
+        (nothing better was found), ``solver_status``, ``started`` (whether the solver had a start),
+        ``nodes``, ``reduced`` (columns and rows that are left after the time windows have fixed
+        some), ``interrupted`` (by Ctrl-C), ``restricted_bound_ns`` (only with `MilpOptions.fifo`: a
+        bound on such schedules) and ``rejected`` (number of solutions whose replay breaks a limit).
 
     Raises:
-        OptPipeError: for a time limit that is not above 0, a solver that is not there, a model too
-            large to be stated, or a warm start of another shape.
+        OptPipeError: for a time limit that is not above 0, a solver that is not installed, a model
+            that is too large to build, or a warm start of another shape.
     """
     begun = time.perf_counter()
     options = options or MilpOptions()
@@ -140,8 +139,8 @@ def run(
     bound_ns: int = 0,
     others: Others = no_report,
 ) -> None:
-    """The reconstructed MILP as an engine of the race; it does not listen to others."""
-    # from nothing means without AdaOffload, too
+    """Run the reconstructed MILP as an engine of the race; it ignores the schedules of other engines."""
+    # without a start also means without AdaOffload
     accelerations = MilpOptions(adaoffload=start is not None)
     report("size", size_formula(problem, accelerations))  # first, as a proof may end the race
     found = solve_milp(
@@ -171,15 +170,15 @@ def write_model(
     """Write the MILP of a problem as `solve_milp` states it, for another solver.
 
     Args:
-        path: ``.lp`` or ``.mps``. The others: as for `solve_milp`; what the warm start or
-            AdaOffload cost is the model's upper bound.
+        path: ``.lp`` or ``.mps``. The others: as for `solve_milp`; the cost of the warm start or of
+            AdaOffload is the model's upper bound.
 
     Returns:
-        The unit of its times, in ns: an objective of 5 is a cost of 5 units.
+        The unit of its times, in ns: an objective of 5 means a cost of 5 units.
 
     Raises:
-        OptPipeError: for a file name of another kind, a file that cannot be written, a model too
-            large to be stated, or a warm start of another shape.
+        OptPipeError: for another file extension, a file that cannot be written, a model that is too
+            large to build, or a warm start of another shape.
     """
     kind = Path(path).suffix
     if kind not in (".lp", ".mps"):
@@ -205,12 +204,12 @@ def require_milp(
     options: MilpOptions | None = None,
     force: bool = False,
 ) -> tuple[int, int]:
-    """The variables and constraints of the MILP, where there is such a solver and so many are still
-    worth a try.
+    """Return the numbers of variables and constraints of the MILP, if the solver is installed and
+    the model is not too large.
 
     Raises:
-        OptPipeError: for a solver that is not there, or a model too large to be stated (not with
-            `force`).
+        OptPipeError: for a solver that is not installed, or a model that is too large to build
+            (unless `force`).
     """
     require_solver(solver)
     size = size_formula(problem, options or MilpOptions())
@@ -223,7 +222,7 @@ def require_milp(
 
 
 class _Run:
-    """The best schedule and the bound so far, and how they came about."""
+    """The incumbent and the bound, and how they came about."""
 
     def __init__(
         self,
@@ -248,7 +247,7 @@ class _Run:
             )
 
     def offer(self, schedule: Schedule, trace: Trace) -> bool:
-        """Keep a schedule if it is the best so far."""
+        """Keep a schedule if it beats the incumbent."""
         if self.best is not None and trace.cost_ns >= self.best[1].cost_ns:
             return False
         self.best = schedule, trace
@@ -258,7 +257,7 @@ class _Run:
         return True
 
     def warm(self, warm_start: Schedule | None) -> None:
-        """Take the warm start, and AdaOffload's schedule."""
+        """Offer the warm start, and AdaOffload's schedule."""
         problem = self.problem
         starts = [] if warm_start is None else [warm_start]
         if warm_start is not None and warm_start.shape != problem.shape:
@@ -274,23 +273,23 @@ class _Run:
                     )
                 )
         for schedule in starts:
-            with suppress(InvalidSchedule):  # not alike per stage
+            with suppress(InvalidSchedule):  # its activations are not treated alike per stage
                 trace = problem.keeps(schedule)
                 if trace is not None:
                     self.offer(schedule, trace)
 
     @property
     def restricted(self) -> bool:
-        """Whether `fifo` leaves schedules out, so that a bound of the solver's is none of theirs."""
+        """Whether `fifo` excludes schedules, so that the solver's bound does not cover all of them."""
         return self.options.in_order and self.options.fifo and not self.sets.exact_order
 
     @property
     def upper_ns(self) -> int:
-        """What a best schedule costs at most."""
+        """An upper bound on the cost of an optimal schedule."""
         return self.best[1].cost_ns if self.best else serial_ns(self.sets)
 
     def improve(self, model: Model, form: Matrix, values: np.ndarray) -> bool:
-        """Hear of a solution; True if it cannot be beaten."""
+        """Take a solution of the solver; returns whether it cannot be beaten."""
         for column, value in zip(form.columns, values.tolist(), strict=True):
             rounded = value if column.is_continuous() else round(value)
             column.set_value(rounded, skip_validation=True)
@@ -303,7 +302,7 @@ class _Run:
         return self.best is not None and self.best[1].cost_ns <= self.proven_ns
 
     def raised(self, bound_ns: int) -> None:
-        """Hear of a bound of the solver's."""
+        """Take a bound of the solver."""
         if self.restricted or (self.bounds and bound_ns <= self.bounds[-1][1]):
             return
         self.bounds.append((time.perf_counter() - self.begun, bound_ns))
@@ -318,7 +317,7 @@ class _Run:
         size: tuple[int, int],
         reduced: tuple[int, int],
     ) -> SolveResult:
-        """Everything in its place. The solver's bound counts unless `fifo` restricted it."""
+        """Make the result. The solver's bound counts unless `fifo` restricted it."""
         bound = _safe_ns(model, outcome.bound)
         info: dict[str, Any] = {
             "solver": solver,
@@ -355,8 +354,9 @@ class _Run:
 
 
 def _safe_ns(model: Model, bound: float) -> int:
-    """A solver's bound in ns, less what tolerances may have added, and up to the next tick: every
-    timing that cannot be moved to the left costs a whole number of them."""
+    """Convert a solver's bound to ns: less its tolerance, then rounded up to the next tick, as
+    every left-shifted timing costs a whole number of ticks.
+    """
     if not isfinite(bound):
         return 0
     least = (bound - ABSOLUTE - RELATIVE * abs(bound)) * model.unit_ns

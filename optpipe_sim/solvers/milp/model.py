@@ -1,4 +1,4 @@
-"""The reconstructed MILP, in Pyomo: OptPipe's model (arXiv 2510.05186) as we read it.
+"""The reconstructed MILP in Pyomo: our reading of OptPipe's model (arXiv 2510.05186).
 
 `variables` declares its variables, `rows` its constraints, family by family. M is as small as the
 time windows allow, row by row (`windows`).
@@ -13,11 +13,13 @@ from .sets import Sets
 from .variables import Model, add_variables, fix_decided, need
 from .windows import windows
 
-FINEST = 10**5  # ticks in the horizon; beyond it numbers of the solver would get too unlike
+FINEST = (
+    10**5
+)  # ticks in the horizon, beyond which the numbers in the model would differ too much in scale
 
 
 def build_model(sets: Sets, upper_ns: int, lower_ns: int = 0) -> Model:
-    """The MILP for schedules that cost at most `upper_ns`; none costs less than `lower_ns`."""
+    """Build the MILP for schedules that cost at most `upper_ns`; no schedule costs less than `lower_ns`."""
     pyo = need("pyomo.environ", "pyomo")
     frame = windows(sets, upper_ns)
     costs = sets.problem.profile

@@ -7,30 +7,31 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MilpOptions:
-    """Accelerations of the MILP, each a switch; `fifo` apart they cut off no best schedule.
+    """Accelerations of the MILP, each a switch; except for `fifo` none of them loses the optimum.
 
     Attributes:
-        in_order: F's, B's and W's of a stage run in microbatch order, as far as that is no loss.
-            Microbatches are alike, so where nothing is offloaded or recomputed, sorting the times of each kind
-            on each stage and dealing them out in order keeps every rule: the k-th smallest of
-            numbers that are each at least so much above their partners is so much above the k-th
-            smallest partner; engines and memory do not see who is who. With offloads the pairing
-            of F, O, R and B matters (devices with shared copy engines and room for two
-            activations exist where last in, first out is better), and microbatches that are
-            recomputed at different levels are not alike. Then only two things are free: the names
-            (F's in order on stage 0), and the W's, which follow their B's (where no BW may take
-            the place of both).
-        fifo: all of `in_order` with offloads and levels as well: a restriction that makes good schedules
-            easier to find; the solver's bound is then no bound for the problem and is not used.
-        fix: no binaries for what precedence decides; time windows fix further ones.
-        drop: leave out rows and variables that cannot matter: memory and offloads of a device
-            whose limit holds everything, levels of recomputation there, a BW that is neither
-            faster nor smaller than B and W, F before B where a chain says so, ends of all but the
-            last W, rows that the windows imply.
-        triangles: transitivity of order, as rows.
+        in_order: F's, B's and W's of a stage run in microbatch order, as far as that loses nothing.
+            Microbatches are alike, so without offloads and recomputation, sorting the times of each
+            kind on each stage and assigning them in order satisfies every constraint: if each
+            number exceeds its partner by at least d, the k-th smallest number exceeds the k-th
+            smallest partner by at least d; engines and memory do not depend on which microbatch an
+            op belongs to. With offloads the pairing of F, O, R and B matters (devices with shared
+            copy engines and room for two activations exist where last in, first out is better), and
+            microbatches that are recomputed at different levels are not alike. Then only two
+            restrictions lose nothing: F's in order on stage 0, which only names the microbatches,
+            and W's in the order of their B's (if no BW may replace both).
+        fifo: all of `in_order` also with offloads and levels: a restriction that makes good
+            schedules easier to find; the solver's bound then does not hold for the problem and is
+            not used.
+        fix: no binaries for orders that precedence decides; time windows fix further ones.
+        drop: leave out rows and variables that cannot matter: memory, offloads and levels of
+            recomputation of a device on which all activations fit; a BW that is neither faster nor
+            smaller than B and W; F before B if a chain implies it; ends of all but the last W; rows
+            that the windows imply.
+        triangles: add transitivity of order as rows.
         bounds: the closed-form bound (`bounds.bounds`) as a cut.
-        adaoffload: start from AdaOffload where no better warm start is given.
-        whole: the cost is a whole number of ticks, the common measure of all durations.
+        adaoffload: start from AdaOffload if no better warm start is given.
+        whole: require the cost to be a whole number of ticks, the common divisor of all durations.
     """
 
     in_order: bool = True

@@ -1,4 +1,4 @@
-"""The ops of the MILP, how long they take at least, and what precedence decides among them."""
+"""The ops of the MILP, their least durations, and the orders that precedence decides."""
 
 from __future__ import annotations
 
@@ -12,21 +12,22 @@ from ..problem import Problem
 from .choices import Choice, choices_of
 from .options import MilpOptions
 
-KINDS = (F, B, W, C)  # on the compute stream; a BW is a B with a W of no length behind it
+KINDS = (F, B, W, C)  # on the compute stream; a BW is a B followed by a W of zero duration
 
 
 class Precedence:
-    """The ops of a problem's MILP; they depend on no bound.
+    """The ops of a problem's MILP; independent of any bound.
 
     Attributes:
-        room: per device, the limit less static bytes; None where memory cannot bind.
+        room: per device, the limit less static bytes; None if memory cannot bind.
         away: the stages whose activations may be offloaded.
-        choices: per stage that has levels and whose memory can bind, the ways to treat one of its
-            activations. Each of these has an op C, of no length unless it is recomputed apart.
-        durations: per kind and stage, ns; where there are choices, the least of any. Elsewhere, where BW
-            is cheaper than B + W, the durations of B and W are cut to B = min(B, BW), W = BW - B, so
-            that a schedule with BW is a solution, too.
-        chained: the (kind, stage) that run in microbatch order.
+        choices: per stage with levels whose memory can bind, the choices for one of its
+            activations. Each of these has an op C, of zero duration unless the choice recomputes by
+            a separate op.
+        durations: per kind and stage, ns; with choices, the least of all choices. Otherwise, if BW
+            is cheaper than B + W, the durations of B and W are cut to B = min(B, BW), W = BW - B,
+            so that a schedule with BW is also a solution.
+        chained: the (kind, stage) whose ops run in microbatch order.
         follow: the W's of a stage run in the order of its B's, if none is part of a BW.
     """
 
@@ -51,7 +52,7 @@ class Precedence:
         unlike = any(
             self._may_go(s, everywhere) or self._may_recompute(s, everywhere) for s in self.stages
         )
-        self.exact_order = not unlike  # microbatch order is no restriction
+        self.exact_order = not unlike  # microbatch order loses nothing
         if not options.in_order:
             self.mode = "none"
         else:
@@ -78,7 +79,7 @@ class Precedence:
             if s not in self.choices:
                 found.append(plain.get(kind, 0))
                 continue
-            copied = kind in (O, R)  # the least where there is one
+            copied = kind in (O, R)  # the least duration if there are choices
             found.append(
                 min(
                     (one.durations[kind] for one in self.choices[s] if one.moved or not copied),
@@ -88,7 +89,7 @@ class Precedence:
         return found
 
     def _room(self, d: int, drop: bool) -> int | None:
-        """The bytes that activations may take on a device; None where that is enough for all."""
+        """The bytes for activations on a device; None if all activations fit."""
         problem, costs = self.problem, self.problem.profile
         if problem.limits is None:
             return None
@@ -116,7 +117,7 @@ class Precedence:
         return [Op(kind, s, j) for j in range(self.m)]
 
     def dur(self, op: Op) -> int:
-        """The least that the op takes; of a transfer, where it takes place."""
+        """The least duration of an op; of a transfer, if it takes place."""
         return self.durations[op.kind][op.stage]
 
     def longest(self, op: Op) -> int:
@@ -126,7 +127,7 @@ class Precedence:
 
     @property
     def every_duration(self) -> Iterator[int]:
-        """All durations that ops may have."""
+        """All possible durations of ops."""
         for s in self.stages:
             yield from (self.durations[kind][s] for kind in self.durations)
             for one in self.choices.get(s, ()):
@@ -157,17 +158,17 @@ class Precedence:
         return [s for s in self.away if self.place[s] == d]
 
     def choices_of(self, op: Op) -> list[Choice]:
-        """The ways to treat the activation of an op; none where it can but stay or be offloaded."""
+        """The choices for the activation of an op; empty if it can only be kept or offloaded."""
         return self.choices.get(op.stage, [])
 
     @cached_property
     def treated(self) -> list[Op]:
-        """The activations that have choices, each named by its F."""
+        """The activations with choices, each named by its F."""
         return [op for s in self.choices for op in self.of(F, s)]
 
     @cached_property
     def gone(self) -> list[Op]:
-        """The offloads that may be; each stands for its activation."""
+        """The possible offloads; each stands for its activation."""
         return [op for s in self.away for op in self.of(O, s)]
 
     @cached_property
@@ -177,7 +178,7 @@ class Precedence:
         return [op for kind, s in kinds for op in self.of(kind, s)]
 
     def latency(self, s: int, other: int) -> int:
-        """What a message between two stages takes; on serial links it may take longer."""
+        """The latency of a message between two stages; on serial links it may take longer."""
         return self.problem.profile.t_comm_ns if self.place[s] != self.place[other] else 0
 
     @cached_property
@@ -201,14 +202,14 @@ class Precedence:
         return rows
 
     def after_reload(self, op: Op) -> Op:
-        """What waits for the reload of an activation."""
+        """The ops that wait for the reload of an activation."""
         return op._replace(kind=C if op.stage in self.choices else B)
 
     # -- precedence -------------------------------------------------------------------------------
 
     @cached_property
     def _after(self) -> dict[Op, int]:
-        """Per op the set (bits, by `_bit`) of the ops that precedence puts after it."""
+        """Per op, the set (bits, by `_bit`) of the ops that precedence puts after it."""
         after = dict.fromkeys(self.ops, 0)
         for op in reversed(self.sorted_ops):
             for later, _ in self.successors[op]:
@@ -221,7 +222,7 @@ class Precedence:
 
     @cached_property
     def successors(self) -> dict[Op, list[tuple[Op, int]]]:
-        """Per op, what comes after it and the least time from start to start, whatever is chosen."""
+        """Per op, its successors and the least time from start to start over all choices."""
         found: dict[Op, list[tuple[Op, int]]] = {op: [] for op in self.ops}
         for a, b, latency in self.flow:
             found[a].append((b, self.dur(a) + latency))
@@ -265,13 +266,14 @@ class Precedence:
 
     @cached_property
     def prompt(self) -> bool:
-        """Whether every device's first op is the F of microbatch 0 and starts as soon as its
-        input can be there: microbatch order, and the first p stages on p devices."""
+        """Whether every device's first op is the F of microbatch 0 and starts as soon as its input
+        can arrive: with microbatch order, and the first p stages on p devices.
+        """
         firsts = {self.first_stage(d) for d in self.devices}
         return self.mode == "all" and firsts == set(self.devices)
 
     def finals(self) -> Iterator[Op]:
-        """The ops that may be the last of their device."""
+        """The ops that may run last on their device."""
         for s in self.stages:
             ops = self.of(W, s)
             yield from ops[-1:] if self.options.drop and (W, s) in self.chained else ops

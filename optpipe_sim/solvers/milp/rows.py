@@ -1,4 +1,4 @@
-"""The constraints of the MILP, family by family; `variables` says what the variables mean."""
+"""The constraints of the MILP, family by family; `variables` defines the variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...ops import B, C, F, O, Op, OpKind, R, W
 from .choices import Choice
 from .variables import Model
 
-LARGEST = 10**6  # of a coefficient in bytes, after scaling
+LARGEST = 10**6  # limit of a coefficient in bytes, after scaling
 
 
 class Rows:
@@ -30,8 +30,9 @@ class Rows:
         return family
 
     def after(self, name: str, cases: Iterable[tuple[Op, Op, Any]], from_end: bool = True) -> None:
-        """(a, b, holds): where `holds` is 1, b starts no sooner than a ends (or, without `from_end`,
-        starts); where it is 0, no sooner than the windows say anyhow."""
+        """Add rows for cases (a, b, holds): if `holds` is 1, b starts no sooner than a ends (or,
+        without `from_end`, starts); if it is 0, the row only restates the windows.
+        """
         model = self.model
         sets, t, unit, frame = model.sets, model.pyomo.t, model.unit_ns, model.windows
         family = self.pyo.ConstraintList()
@@ -45,7 +46,7 @@ class Rows:
 
 
 def add_rows(rows: Rows) -> None:
-    """All constraints."""
+    """Add all constraints."""
     model = rows.model
     sets, m, unit = model.sets, model.pyomo, model.unit_ns
     rows.add(
@@ -66,8 +67,9 @@ def add_rows(rows: Rows) -> None:
 
 
 def _choices(model: Model, rows: Rows) -> None:
-    """Each activation is treated in one way, per stage all in the same where that is asked for; and
-    the W of a BW is an instant at its end."""
+    """Each activation has one choice, with per_stage the same for a whole stage; and the W of a BW
+    has zero duration at its end.
+    """
     sets, m, unit, frame = model.sets, model.pyomo, model.unit_ns, model.windows
     alike = range(1, sets.m) if sets.problem.per_stage else ()
 
@@ -138,8 +140,9 @@ def _cost(model: Model, rows: Rows) -> None:
 
 
 def _copies(model: Model, rows: Rows) -> None:
-    """O between F and R, R before C or B, of no length where not offloaded; and one transfer at a
-    time on a copy engine and on a host link."""
+    """O between F and R, R before C or B, of zero duration if not offloaded; and one transfer at a
+    time on a copy engine and on a host link.
+    """
     sets, m, t, unit = model.sets, model.pyomo, model.pyomo.t, model.unit_ns
 
     def lasting(op: Op) -> Any:
@@ -167,8 +170,9 @@ def _copies(model: Model, rows: Rows) -> None:
 
 
 def _counted(model: Model, rows: Rows) -> None:
-    """What z and r mean. A release that is not counted does no harm; an allocation must count on
-    one side: another op's at R, or R at that op."""
+    """Define z and r. Not counting a release is safe; an allocation must count on one side: another
+    op's at R, or R's at that op.
+    """
     sets, m = model.sets, model.pyomo
     rows.after("over", ((a, q, m.z[str(a), str(q)]) for a, q in sets.releases))
     outs = ((a, q) for a, q in sets.releases if a.kind is O)
@@ -181,7 +185,9 @@ def _counted(model: Model, rows: Rows) -> None:
 
 
 def _memory(model: Model, rows: Rows) -> None:
-    """What a device holds when a compute op takes memory, and when an R does, itself included."""
+    """Limit the memory of a device when a compute op allocates, and when an R does, their own
+    memory included.
+    """
     sets, costs = model.sets, model.sets.problem.profile
     gone = set(sets.gone)
     for d, room in enumerate(sets.room):
@@ -193,7 +199,7 @@ def _memory(model: Model, rows: Rows) -> None:
         activations = sets.forwards(d)
 
         def kept(f: Op, q: Op, here: Any, grain: float = grain) -> Any:
-            """What an activation without choices holds at allocation q."""
+            """The bytes that an activation without choices holds at allocation q."""
             cost = costs.stages[f.stage]
             b, w, out, back = (f._replace(kind=kind) for kind in (B, W, O, R))
             total = cost.act_bytes / grain * model.taken(f, q, here)
@@ -236,7 +242,7 @@ def _memory(model: Model, rows: Rows) -> None:
 
 
 def _own(model: Model, q: Op, here: Any) -> Any:
-    """The bytes that the activation of an allocation holds when that takes place."""
+    """The bytes that the activation of an allocation holds when it takes place."""
     act = model.sets.problem.profile.stages[q.stage].act_bytes
     if not model.sets.choices_of(q):
         return act * here
@@ -250,8 +256,9 @@ def _own(model: Model, q: Op, here: Any) -> Any:
 
 
 def _held(model: Model, f: Op, q: Op, here: Any) -> Iterable[Any]:
-    """The bytes that an activation with choices (that of F `f`) holds at least at allocation q, state
-    by state; in the other states at most 0."""
+    """Lower bounds on the bytes that an activation with choices (that of F `f`) holds at allocation
+    q, one per state; at most 0 in the other states.
+    """
     sets, costs = model.sets, model.sets.problem.profile
     cost, most = costs.stages[f.stage], sets.largest(f.stage)
     b, w, again, out, back = (f._replace(kind=kind) for kind in (B, W, C, O, R))
@@ -271,7 +278,7 @@ def _held(model: Model, f: Op, q: Op, here: Any) -> Iterable[Any]:
     act = cost.act_bytes
     yield act * (apart + model.taken(again, q, here) - begun - 1)
     yield cost.w_bytes * (begun - model.released(w, q))
-    if q.kind is R:  # which may start while an op runs
+    if q.kind is R:  # R may start while an op runs
         entering = model.chosen(f, lambda one: one.entering)
         yield entering - most * (1 - entered + model.released(f, q))
         held = model.chosen(f, lambda one: one.back)
@@ -279,7 +286,7 @@ def _held(model: Model, f: Op, q: Op, here: Any) -> Iterable[Any]:
 
 
 def _host(model: Model, rows: Rows) -> None:
-    """The pinned host memory of a node when an O starts."""
+    """Limit the pinned host memory of a node when an O starts."""
     sets, m, frame, unit = model.sets, model.pyomo, model.windows, model.unit_ns
     offload, stages = sets.problem.profile.offload, sets.problem.profile.stages
     limit = (offload.host_limit_bytes if offload else None) or 0

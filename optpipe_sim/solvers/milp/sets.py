@@ -1,4 +1,4 @@
-"""The pairs of the MILP's ops that have a binary: what precedence leaves open."""
+"""The pairs of ops that have a binary in the MILP: those whose order precedence leaves open."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from .precedence import Precedence
 
 
 class Sets(Precedence):
-    """The index sets of the MILP of a problem; they depend on no bound."""
+    """The index sets of the MILP of a problem; independent of any bound."""
 
     @cached_property
     def pairs(self) -> list[tuple[Op, Op]]:
-        """Pairs of compute ops on one device that have an order binary of their own."""
+        """Pairs of compute ops on one device that have their own order binary."""
         return [
             (a, b)
             for d in self.devices
@@ -25,7 +25,7 @@ class Sets(Precedence):
 
     @cached_property
     def borrowing(self) -> list[tuple[Op, Op]]:
-        """Pairs of W's in the order of their B's."""
+        """Pairs of W's that use the order binary of their B's."""
         following = filter(self.follows, self.stages)
         return [pair for s in following for pair in combinations(self.of(W, s), 2)]
 
@@ -42,7 +42,7 @@ class Sets(Precedence):
 
     @cached_property
     def sharing(self) -> list[tuple[Op, Op]]:
-        """Pairs of transfers that must not overlap, apart from an O and its own R."""
+        """Pairs of transfers that must not overlap, except an O and its own R."""
         copies = [op for s in self.away for kind in (O, R) for op in self.of(kind, s)]
         return [
             (a, b)
@@ -52,7 +52,7 @@ class Sets(Precedence):
 
     @cached_property
     def ways(self) -> list[tuple[Op, Op]]:
-        """The pairs of `sharing`, either way round."""
+        """The pairs of `sharing` in both orders."""
         return [way for a, b in self.sharing for way in ((a, b), (b, a))]
 
     def largest(self, s: int) -> int:
@@ -61,7 +61,7 @@ class Sets(Precedence):
         return max([self.problem.profile.stages[s].act_bytes, *held])
 
     def sizes(self, d: int) -> Iterator[int]:
-        """The numbers of bytes that activations of a device take and release."""
+        """The numbers of bytes that activations of a device allocate and release."""
         for s in self.stages_of(d):
             cost = self.problem.profile.stages[s]
             yield from (cost.act_bytes, cost.w_bytes)
@@ -71,11 +71,11 @@ class Sets(Precedence):
                 yield cost.offloadable
 
     def forwards(self, d: int) -> list[Op]:
-        """The F's of a device that take memory; each also names its activation."""
+        """The F's of a device that allocate memory; each also names its activation."""
         return [op for s in self.stages_of(d) if self.largest(s) for op in self.of(F, s)]
 
     def takers(self, d: int) -> list[Op]:
-        """The compute ops of a device that may take memory."""
+        """The compute ops of a device that may allocate memory."""
         chosen = [s for s in self.stages_of(d) if s in self.choices and self.largest(s)]
         return self.forwards(d) + [op for s in chosen for kind in (C, B) for op in self.of(kind, s)]
 
@@ -93,9 +93,10 @@ class Sets(Precedence):
 
     @cached_property
     def releases(self) -> list[tuple[Op, Op]]:
-        """(release, allocation) that have a binary: ended before that starts. Releases are O's,
-        B's and W's, and F's where there are choices; allocations `takers` and R's; pairs with an
-        order binary use that one."""
+        """(release, allocation) with a binary: whether the release has ended when the allocation
+        starts. Releases are O's, B's and W's, and F's where there are choices; allocations
+        `takers` and R's; pairs with an order binary use that one.
+        """
         found = []
         for d in self.devices:
             outs = [op for s in self.away_of(d) for op in self.of(O, s)]
@@ -114,7 +115,7 @@ class Sets(Precedence):
         return found
 
     def freeing(self, d: int) -> list[tuple[OpKind, int]]:
-        """The kinds and stages of compute ops that release something while an R may wait for it."""
+        """The kinds and stages of compute ops that release memory for which an R may wait."""
         released = self.problem.profile.released_bytes
         return [
             (kind, s)
@@ -125,7 +126,7 @@ class Sets(Precedence):
 
     @cached_property
     def overtakes(self) -> list[tuple[Op, Op]]:
-        """(R, q) that have a binary: the reload takes its memory before a compute op does."""
+        """(R, q) with a binary: whether the reload allocates before a compute op does."""
         return [
             (r, q)
             for d in self.devices
@@ -136,8 +137,9 @@ class Sets(Precedence):
 
     @cached_property
     def holdings(self) -> list[tuple[Op, Op]]:
-        """(activation, allocation) of a device, the activation one that has choices and named by its
-        F: what it holds when the allocation takes place is a variable."""
+        """(activation, allocation) of a device for activations with choices, named by their F: a
+        variable has the bytes held when the allocation takes place.
+        """
         return [
             (a, q)
             for d in self.devices
@@ -148,7 +150,7 @@ class Sets(Precedence):
 
     @cached_property
     def triangles(self) -> list[tuple[Op, Op, Op]]:
-        """(a, b, c) with a before b for certain: if c is before a, it is before b."""
+        """(a, b, c) with a certainly before b: if c is before a, it is before b."""
         if not self.options.triangles:
             return []
         chained = set(self.chained)
@@ -167,7 +169,7 @@ class Sets(Precedence):
 
     @cached_property
     def cycles(self) -> list[tuple[Op, Op, Op]]:
-        """Three ops of one kind and stage whose order is open: none before itself."""
+        """Three ops of one kind and stage whose order is open: their order must not be cyclic."""
         if not self.options.triangles:
             return []
         free = [
@@ -199,7 +201,7 @@ class Sets(Precedence):
         ]
 
     def pinned_sizes(self, out: Op) -> list[int]:
-        """The bytes that an offload may take on the host."""
+        """The possible sizes of an offload on the host, in bytes."""
         if out.stage not in self.choices:
             return [self.problem.profile.stages[out.stage].offloadable]
         return [one.away for one in self.choices[out.stage] if one.moved]

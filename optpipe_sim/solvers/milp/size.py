@@ -1,9 +1,9 @@
-"""How many variables and constraints the MILP has, by formula: nothing is built.
+"""The numbers of variables and constraints of the MILP by formula, without building it.
 
-Between two groups of m ops (a kind and a stage each) precedence settles the order of no pair, of
-the pairs of one microbatch, or of all but those where the group that comes first is ahead in
-microbatches; so that m^2, m (m - 1) or m (m - 1) / 2 pairs are open. The model's size is the sum
-of these over the pairs of groups on a device.
+Between two groups of m ops (a kind and a stage each) precedence decides the order of no pair, of
+the pairs of one microbatch, or of all pairs except those in which the group that comes first is
+ahead in microbatches; so m^2, m (m - 1) or m (m - 1) / 2 pairs are open. The size of the model is
+the sum of these over the pairs of groups on a device.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Group = tuple[OpKind, int]
 
 
 def size_formula(problem: Problem, options: MilpOptions | None = None) -> tuple[int, int]:
-    """Variables and constraints of the MILP of a problem, before time windows fix some of them."""
+    """Return the numbers of variables and constraints of a problem's MILP, before time windows fix some."""
     sets = Sets(problem, options or MilpOptions())
     m, devices = sets.m, sets.devices
     stages, moves = len(sets.stages), len(sets.away) * sets.m
@@ -49,7 +49,7 @@ def _only_last(sets: Sets, s: int) -> bool:
 
 
 def _choices(sets: Sets) -> tuple[int, int]:
-    """How activations are treated: binaries, C's starts; a row each, and what makes a stage's alike."""
+    """Choices: binaries and C's starts; one row each, and the rows that make a stage's choices equal."""
     m, variables, rows = sets.m, 0, 0
     for s, choices in sets.choices.items():
         variables += m * (1 + len(choices) - (s in sets.away))  # C's start, and u instead of x
@@ -62,7 +62,7 @@ def _choices(sets: Sets) -> tuple[int, int]:
 
 
 def _leads(one: Group, two: Group) -> bool:
-    """Whether of one microbatch the op of group `one` comes before that of group `two`."""
+    """Whether, for each microbatch, the op of group `one` comes before that of group `two`."""
     (kind, s), (other, to) = one, two
     if kind is F:
         return other not in (F, C) or s <= to
@@ -82,7 +82,7 @@ def _open(sets: Sets, one: Group, two: Group) -> int:
 
 
 def _compute(sets: Sets, d: int) -> tuple[int, int]:
-    """Order of compute ops: binaries; two rows a pair, and the triangle inequalities."""
+    """Order of compute ops: binaries, two rows per pair, and the triangle inequalities."""
     m, fix, chained = sets.m, sets.options.fix, set(sets.chained)
     groups = [(kind, s) for s in sets.stages_of(d) for kind in sets.kinds_of(s)]
     own = borrowed = triangles = 0
@@ -103,7 +103,7 @@ def _compute(sets: Sets, d: int) -> tuple[int, int]:
 
 
 def _memory(sets: Sets, d: int) -> tuple[int, int]:
-    """What is counted at which allocation: binaries; the rows that define them and the limits'."""
+    """Memory at allocations: binaries, the rows that define them, and the rows of the limits."""
     if sets.room[d] is None:
         return 0, 0
     m = sets.m
@@ -112,7 +112,7 @@ def _memory(sets: Sets, d: int) -> tuple[int, int]:
     variables = rows = 0
 
     def later(first: Group, then: Group) -> int:
-        """The pairs in which `then` may come before `first`, those of one activation apart."""
+        """The pairs in which `then` may come before `first`, without those of one activation."""
         if first == then:
             return comb(m, 2) if sets.options.fix and first in sets.chained else m * (m - 1)
         pairs = _open(sets, first, then) if _leads(first, then) else m * m
@@ -125,7 +125,7 @@ def _memory(sets: Sets, d: int) -> tuple[int, int]:
         for group in sets.freeing(d):  # z[F, R], z[B, R] and z[W, R]
             pairs = later((B, s), group)
             variables, rows = variables + pairs, rows + pairs
-        for at in away:  # z[O, R], unless the two are in line for one engine anyhow
+        for at in away:  # z[O, R], unless both use the same engine
             if not sets.share((O, at), (R, s)):
                 pairs = m * (m - 1) if at == s else m * m
                 variables, rows = variables + pairs, rows + 2 * pairs
@@ -133,7 +133,7 @@ def _memory(sets: Sets, d: int) -> tuple[int, int]:
 
 
 def _holdings(sets: Sets, d: int) -> tuple[int, int]:
-    """What an activation with choices holds at each allocation but its own: l, and its states."""
+    """Bytes of activations with choices at each allocation but their own: l, and its states."""
     m = sets.m
     takers = list(dict.fromkeys(op[:2] for op in sets.takers(d) + sets.backs(d)))
     variables = rows = 0
@@ -148,7 +148,7 @@ def _holdings(sets: Sets, d: int) -> tuple[int, int]:
 
 
 def _sharing(sets: Sets) -> int:
-    """Pairs of transfers in line for an engine or a link."""
+    """Pairs of transfers that share an engine or a link."""
     m = sets.m
     groups = [(kind, s) for kind in (O, R) for s in sets.away]
     count = len(groups) * comb(m, 2)

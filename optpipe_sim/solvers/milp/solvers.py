@@ -1,4 +1,4 @@
-"""Solvers for the MILP: HiGHS and Gurobi on the model's matrix, any other through Pyomo."""
+"""Solvers for the MILP: HiGHS and Gurobi on the model's matrix, any other solver through Pyomo."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ import numpy as np
 from ...errors import OptPipeError
 from .variables import Model, need
 
-FEW_DIGITS = 1e-5  # some solvers print their bounds with six
+FEW_DIGITS = 1e-5  # some solvers print bounds with six digits
 OPTIMAL, INFEASIBLE, STOPPED = "optimal", "infeasible", "stopped"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """Seconds, threads (0: as the solver likes), seed and relative gap of a solver run. Solvers take
-    the gap as a share of the cost (`gap_of_cost`), `SolveResult` as one of the bound."""
+    """Seconds, threads (0: the solver's default), seed and relative gap of a solver run. For
+    solvers the gap is a share of the cost (`gap_of_cost`), for `SolveResult` a share of the
+    bound.
+    """
 
     seconds: float
     threads: int = 0
@@ -33,8 +35,10 @@ class Settings:
 
 @dataclass
 class Outcome:
-    """What a solver says: ``optimal`` (within the gap), ``infeasible`` or ``stopped``; its bound on
-    the model's cost, in the model's units; whether Ctrl-C stopped it; whether it took the start."""
+    """The outcome of a solver run: ``optimal`` (within the gap), ``infeasible`` or ``stopped``; its
+    bound on the model's cost, in the model's units; whether Ctrl-C stopped it; whether it
+    accepted the start.
+    """
 
     status: str
     bound: float
@@ -43,14 +47,14 @@ class Outcome:
     nodes: int = 0
 
 
-# what a run is told of: values of the columns of a better solution; True: good enough, stop
+# called with the column values of a better solution; returns True to stop
 Improved = Callable[[np.ndarray], bool]
-Raised = Callable[[float], None]  # and of better bounds, in the model's units
+Raised = Callable[[float], None]  # called with better bounds, in the model's units
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """min cost @ v with low <= rows @ v <= high and bounds on v, some of them whole numbers."""
+    """Minimize cost @ v with low <= rows @ v <= high and bounds on v, some of v integer."""
 
     columns: list[Any]
     cost: np.ndarray
@@ -62,19 +66,19 @@ class Matrix:
     whole: np.ndarray
 
     def start(self) -> np.ndarray | None:
-        """The values the Pyomo variables have, if all have one."""
+        """The values of the Pyomo variables, if all have one."""
         values = [column.value for column in self.columns]
         return None if None in values else np.array(values, float)
 
     def excess(self, values: np.ndarray) -> float:
-        """By how much values break a row or a bound at most."""
+        """The largest violation of a row or a bound by these values."""
         sums = self.rows @ values
         broken = [self.low - sums, sums - self.high, self.least - values, values - self.most]
         return float(max((part.max(initial=0.0) for part in broken), default=0.0))
 
 
 def matrix(model: Model) -> Matrix:
-    """The model without its fixed variables and the rows that have no others."""
+    """Make the matrix of a model, without fixed variables and rows that contain no others."""
     compiler = import_module("pyomo.repn.plugins.standard_form").LinearStandardFormCompiler()
     form = compiler.write(model.pyomo, mixed_form=True)
     kinds = np.array([bound_type for _, bound_type in form.rows], int)
@@ -93,10 +97,10 @@ def matrix(model: Model) -> Matrix:
 
 
 def require_solver(name: str) -> None:
-    """Refuse a solver that is not there.
+    """Raise if a solver is not installed.
 
     Raises:
-        OptPipeError: says what to install, or which names there are.
+        OptPipeError: says what to install, or lists the known names.
     """
     if name == "highs":
         need("highspy", "highspy")
@@ -114,7 +118,7 @@ def require_solver(name: str) -> None:
 def highs(
     form: Matrix, settings: Settings, start: np.ndarray | None, improved: Improved, raised: Raised
 ) -> Outcome:
-    """HiGHS. It runs in a thread of its own, so that Ctrl-C and `improved` are noticed."""
+    """Run HiGHS in a separate thread, so that Ctrl-C and `improved` take effect."""
     highspy = need("highspy", "highspy")
     solver = _highs_model(highspy, form, settings)
     started = False
@@ -154,7 +158,7 @@ def highs(
             except KeyboardInterrupt:
                 interrupted = True
                 solver.cancelSolve()
-    finally:  # also where a callback of the caller's fails
+    finally:  # also if a callback of the caller fails
         solver.cancelSolve()
         thread.join()
     info, status = solver.getInfo(), solver.getModelStatus()
@@ -179,10 +183,10 @@ def _highs_model(highspy: Any, form: Matrix, settings: Settings) -> Any:
     lp.a_matrix_.value_ = form.rows.data
     kinds = highspy.HighsVarType
     lp.integrality_ = [kinds.kInteger if whole else kinds.kContinuous for whole in form.whole]
-    highspy.Highs.resetGlobalScheduler(True)  # or the threads of an earlier run stay
+    highspy.Highs.resetGlobalScheduler(True)  # else the threads of an earlier run stay
     solver = highspy.Highs()
     for name, value in {
-        "output_flag": True,  # without, nothing is logged, and `cbMipLogging` is never called
+        "output_flag": True,  # otherwise nothing is logged and `cbMipLogging` is never called
         "log_to_console": False,
         "time_limit": settings.seconds,
         "threads": settings.threads,
@@ -199,7 +203,7 @@ def _highs_model(highspy: Any, form: Matrix, settings: Settings) -> Any:
 def gurobi(
     form: Matrix, settings: Settings, start: np.ndarray | None, improved: Improved, raised: Raised
 ) -> Outcome:
-    """Gurobi, where it is installed and has a licence that admits the size."""
+    """Run Gurobi, if it is installed and its licence admits the size."""
     gp = need("gurobipy", "gurobipy")
     try:
         with gp.Env(params={"OutputFlag": 0}) as env, gp.Model(env=env) as solver:
@@ -235,7 +239,7 @@ def gurobi(
                         raised(bound)
 
             solver.optimize(callback)
-            # costs are at least 0: what is "infeasible or unbounded" is infeasible
+            # costs are at least 0, so "infeasible or unbounded" means infeasible
             ends = {gp.GRB.OPTIMAL: OPTIMAL, gp.GRB.INFEASIBLE: INFEASIBLE}
             status = {**ends, gp.GRB.INF_OR_UNBD: INFEASIBLE}.get(solver.Status, STOPPED)
             return Outcome(
@@ -252,7 +256,7 @@ def gurobi(
 def other(
     name: str, model: Model, form: Matrix, settings: Settings, started: bool, improved: Improved
 ) -> Outcome:
-    """Any MILP solver that Pyomo knows by name; it reports only when it has ended."""
+    """Run any MILP solver that Pyomo knows by name; it reports only at its end."""
     factory = need("pyomo.environ", "pyomo").SolverFactory(name)
     options: dict[str, Any] = {"load_solutions": False, "timelimit": settings.seconds}
     if started and getattr(factory, "warm_start_capable", bool)():
@@ -261,7 +265,7 @@ def other(
     try:
         results = factory.solve(model.pyomo, **options)
     except AttributeError:
-        raise OptPipeError(f"solver {name}: is no solver of MILPs that Pyomo can call") from None
+        raise OptPipeError(f"solver {name}: is not a MILP solver that Pyomo can call") from None
     except KeyboardInterrupt:
         return Outcome(STOPPED, -np.inf, True, started)
     except (ValueError, RuntimeError, OSError) as error:

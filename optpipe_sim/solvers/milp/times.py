@@ -23,15 +23,16 @@ Activation = tuple[int, int]
 
 
 class Plan(NamedTuple):
-    """Starts (ns) of ops as the MILP names them, and how each activation that has choices is treated."""
+    """The starts (ns) of the MILP's ops, and the choice of each activation that has choices."""
 
     starts: dict[Op, int]
     chosen: dict[Activation, Choice]
 
 
 def plan(sets: Sets, trace: Trace) -> Plan | None:
-    """A schedule as the MILP has it: BW cut into B and W, and the microbatches renamed as
-    `MilpOptions.in_order` says; None where `fifo` rules the schedule out."""
+    """Convert a trace to the MILP's ops: BW split into B and W, and microbatches renamed according
+    to `MilpOptions.in_order`; None if `fifo` excludes the schedule.
+    """
     chosen = _choices(sets, trace)
     starts: dict[Op, int] = {}
     for span in trace.spans:
@@ -66,14 +67,14 @@ def plan(sets: Sets, trace: Trace) -> Plan | None:
 
 
 def _there(sets: Sets, op: Op, one: Choice | None) -> bool:
-    """Whether the MILP has an op of a schedule: not where memory cannot bind, and no copy of nothing."""
+    """Whether the MILP has an op of a schedule: no transfers if memory cannot bind, and no empty copies."""
     if op.kind in TRANSFERS:
         return op.stage in sets.away and (one is None or one.moved)
     return op.kind is not C or one is not None
 
 
 def _choices(sets: Sets, trace: Trace) -> dict[Activation, Choice]:
-    """How a schedule treats each activation that has choices; B and W where no BW is among them."""
+    """Return a schedule's choice for each activation with choices; B and W if no choice has a BW."""
     ops = {span.op for span in trace.spans}
     treated = treatments(trace.schedule, sets.problem.profile)
     chosen = {}
@@ -103,7 +104,7 @@ def set_values(model: Model, plan: Plan, cost_ns: int) -> None:
         return starts[a] + dur(a) <= starts[q]
 
     def place(op: Op) -> tuple[int, int, bool, Op]:
-        return starts[op], starts[op] + dur(op), op.kind is C, op  # what releases goes first
+        return starts[op], starts[op] + dur(op), op.kind is C, op  # releases go first
 
     def first(a: Op, b: Op) -> bool:
         return place(a) < place(b)
@@ -148,12 +149,12 @@ def set_values(model: Model, plan: Plan, cost_ns: int) -> None:
 
 
 def _value(expression: Any) -> float:
-    """What an expression comes to; numbers come to themselves."""
+    """Return the value of an expression or a number."""
     return float(expression if isinstance(expression, int | float) else expression())
 
 
 def decided(model: Model) -> dict[Activation, Choice]:
-    """How the model's binaries treat each activation that has choices."""
+    """Return the choice of each activation with choices, by the model's binaries."""
     u = model.pyomo.u
     return {
         f[1:]: max(model.sets.choices_of(f), key=lambda one: _value(u[str(f), one.name]))
@@ -162,8 +163,9 @@ def decided(model: Model) -> dict[Activation, Choice]:
 
 
 def earliest(model: Model) -> Plan | None:
-    """The earliest starts (ns) that the model's binaries allow; of its times nothing is used, so
-    that no tolerance of the solver is in them. None where its orders contradict one another."""
+    """Compute the earliest starts (ns) that the model's binaries allow. Its time variables are not
+    used, so solver tolerances do not matter. None if the orders are cyclic.
+    """
     sets, m, chosen = model.sets, model.pyomo, decided(model)
 
     def one(expression: Any) -> bool:
@@ -220,8 +222,9 @@ def earliest(model: Model) -> Plan | None:
 
 
 def scheduled(problem: Problem, plan: Plan) -> tuple[Schedule, Trace] | None:
-    """The schedule of a timing and its replay, with B and W fused where that is better; None where
-    the replay cannot go on or breaks the host limit, as it may start copies earlier."""
+    """Make the schedule of a timing and its replay, with B and W fused if that is better; None if
+    the replay deadlocks or breaks the host limit (it may start copies earlier).
+    """
     starts = dict(plan.starts)
     levels = np.zeros((problem.shape.stages, problem.microbatches), np.int64)
     for (s, j), one in plan.chosen.items():
@@ -244,7 +247,7 @@ def scheduled(problem: Problem, plan: Plan) -> tuple[Schedule, Trace] | None:
 
 
 def _fused(problem: Problem, starts: dict[Op, int]) -> dict[Op, int] | None:
-    """The timing with BW for each W right behind its B, where BW is cheaper; None without any."""
+    """Replace each B directly followed by its W by a BW if that is cheaper; None if there are none."""
     fused = dict(starts)
     for s, cost in enumerate(problem.profile.stages):
         if cost.fused_ns >= cost.t_b_ns + cost.t_w_ns:

@@ -1,19 +1,19 @@
-"""The variables of the MILP in Pyomo, and what holds between them and the ops.
+"""The variables of the MILP in Pyomo, and their relation to the ops.
 
 Names (times in units of `Model.unit_ns`):
 
     C            the cost
-    t[op]        start of F, B, W; of C where there are choices; of O and R of what may be offloaded
-    x[O]         1: this activation is offloaded (named by its O); where there are no choices
-    u[F, choice] 1: this activation (named by its F) is treated so: `choices.Choice`
+    t[op]        start of F, B, W; of C if there are choices; of O and R of what may be offloaded
+    x[O]         1: this activation is offloaded (named by its O); only without choices
+    u[F, choice] 1: this activation (named by its F) has this `choices.Choice`
     y[a, b]      compute ops of one device: 1: a before b, 0: b before a
-    y[a, b]      transfers that share an engine or link, either way round: 1: both take place, a first
+    y[a, b]      transfers that share an engine or link, in both orders: 1: both take place, a first
     z[a, q]      1: release a (end of an O, F, B, W) is over when allocation q (F, R, C, B) starts
-    r[R, q]      1: the reload takes place and takes its memory no later than q (F, C, B) starts
+    r[R, q]      1: the reload takes place and allocates no later than q (F, C, B) starts
     l[F, q]      bytes that an activation with choices (named by its F) holds at allocation q
     g[a, b]      1: offload a counts against the pinned host memory when offload b starts
     h[a, b]      1: the reload of a has ended by then
-    n[a, b]      bytes that an offload with choices takes of the pinned memory when b starts
+    n[a, b]      bytes of pinned memory that an offload with choices holds when b starts
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from .windows import Windows
 
 
 def need(module: str, package: str, more: str = "") -> Any:
-    """An optional dependency.
+    """Import an optional dependency.
 
     Raises:
-        OptPipeError: where it is not installed; says how to.
+        OptPipeError: if it is not installed; says how to install it.
     """
     try:
         return import_module(module)
@@ -44,14 +44,14 @@ def need(module: str, package: str, more: str = "") -> Any:
 
 @dataclass
 class Model:
-    """A Pyomo model with the way back to ops.
+    """A Pyomo model and the mapping from its variables to ops.
 
     Attributes:
-        sets, windows: what it ranges over, and within which times.
+        sets, windows: its index sets, and the time windows of its ops.
         pyomo: the model.
         unit_ns: ns in a unit of its times.
-        tick_ns: the common measure of all durations.
-        floors: per variable l, what it is no less than.
+        tick_ns: the common divisor of all durations.
+        floors: per variable l, its lower bounds.
     """
 
     sets: Sets
@@ -62,14 +62,14 @@ class Model:
     floors: list[tuple[Any, list[Any]]] = field(default_factory=list)
 
     def hold(self, f: Op, q: Op, least: Iterable[Any], grain: float) -> Iterator[Any]:
-        """Rows: activation f holds no less than each of `least`, in bytes, at allocation q."""
+        """Make rows: activation f holds at least each of `least`, in bytes, at allocation q."""
         held, floors = self.pyomo.l[str(f), str(q)], [one / grain for one in least]
         self.floors.append((held, floors))
         for floor in floors:
             yield held >= floor
 
     def order(self, a: Op, b: Op) -> Any:
-        """1 if a runs before b, for compute ops of one device: a number or an expression."""
+        """Return whether (1) a runs before b, for compute ops of one device: a number or an expression."""
         sets, y = self.sets, self.pyomo.y
         if sets.options.fix:
             if sets.precedes(a, b):
@@ -82,7 +82,7 @@ class Model:
         return y[key] if key in y else 1 - y[key[1], key[0]]
 
     def released(self, a: Op, q: Op) -> Any:
-        """1 only if release a is over when allocation q starts."""
+        """Return 1 only if release a is over when allocation q starts."""
         z, y, key = self.pyomo.z, self.pyomo.y, (str(a), str(q))
         if key in z:
             return z[key]
@@ -91,7 +91,7 @@ class Model:
         return self.order(a, q) if q.kind is not R and a.kind is not O else 0
 
     def chosen(self, op: Op, value: Callable[[Choice], float]) -> Any:
-        """What the choice for the activation of `op` comes to: a number or an expression."""
+        """Return the value of the choice for the activation of `op`: a number or an expression."""
         worth = [(one, value(one)) for one in self.sets.choices_of(op)]
         if len({amount for _, amount in worth}) == 1:
             return worth[0][1]
@@ -99,33 +99,33 @@ class Model:
         return sum(amount * u[name, one.name] for one, amount in worth if amount)
 
     def duration(self, op: Op) -> Any:
-        """ns that the op takes, a transfer where it takes place; a number or an expression."""
+        """Return the duration of an op in ns, of a transfer if it takes place: a number or an expression."""
         if not self.sets.choices_of(op):
             return self.sets.dur(op)
         return self.chosen(op, lambda one: one.durations[op.kind])
 
     def moved(self, op: Op) -> Any:
-        """1 if the activation of `op` is offloaded."""
+        """Return 1 if the activation of `op` is offloaded."""
         if self.sets.choices_of(op):
             return self.chosen(op, lambda one: int(one.moved))
         return self.pyomo.x[str(op._replace(kind=O))]
 
     def taken(self, a: Op, q: Op, here: Any) -> Any:
-        """1 if allocation a comes no later than allocation q, which takes place if `here` is 1."""
+        """Return 1 if allocation a comes no later than allocation q, which takes place if `here` is 1."""
         if a.kind is not R and q.kind is not R:
             return self.order(a, q)
         if a.kind is R and q.kind is R:
             return self.pyomo.y[str(a), str(q)]
         back, other = (a, q) if a.kind is R else (q, a)
         key = str(back), str(other)
-        overtakes: Any = 0  # precedence puts the other first
+        overtakes: Any = 0  # precedence puts the other op first
         if key in self.pyomo.r:
             overtakes = self.pyomo.r[key]
         return overtakes if a.kind is R else here - overtakes
 
     @property
     def size(self) -> tuple[int, int]:
-        """Variables and constraints as built."""
+        """Return the numbers of variables and constraints as built."""
         pyo = import_module("pyomo.environ")
         return (
             sum(len(var) for var in self.pyomo.component_objects(pyo.Var)),

@@ -1,4 +1,4 @@
-"""Between when and when each op may start, if the cost is to be no more than an upper bound."""
+"""Windows: the earliest and latest start of each op in schedules that cost at most an upper bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from .sets import Sets
 
 class Windows(NamedTuple):
     """Earliest and latest starts in ns. For a transfer, `early` and `late` hold whether or not it
-    takes place (without, O and R are instants between F and B); `sure` holds where it does."""
+    takes place (if not, O and R are instants between F and B); `sure` holds if it does.
+    """
 
     early: dict[Op, int]
     late: dict[Op, int]
@@ -20,8 +21,9 @@ class Windows(NamedTuple):
 
 
 def serial_ns(sets: Sets) -> int:
-    """Every op and message after the other: no best schedule takes longer, whatever it orders,
-    since each of its ops starts at 0 or when something it waits for is over."""
+    """The time of all ops and messages one after the other. No optimal schedule takes longer, as
+    each of its ops starts at 0 or when something that it waits for ends.
+    """
     costs = sets.problem.profile
     latencies = sum(2 * sets.latency(s, s + 1) for s in sets.stages[:-1])
     per_microbatch = sum(
@@ -33,7 +35,7 @@ def serial_ns(sets: Sets) -> int:
 
 
 def windows(sets: Sets, upper_ns: int) -> Windows:
-    """The windows by data flow and by what else the op's own device must do before and after it."""
+    """Compute the windows from data flow and from the other work of the op's device before and after it."""
     masks = {
         (kind, s): sum(1 << sets._bit[op] for op in sets.of(kind, s))
         for s in sets.stages
@@ -50,7 +52,7 @@ def windows(sets: Sets, upper_ns: int) -> Windows:
     before = dict.fromkeys(sets.ops, 0)
     early = dict.fromkeys(sets.ops, 0)
     first = [0] * len(sets.devices)
-    for d in sets.devices:  # a device waits at least for one microbatch to come
+    for d in sets.devices:  # a device waits at least for the first microbatch to arrive
         for s in range(sets.first_stage(d)):
             first[d] += sets.durations[F][s] + sets.latency(s, s + 1)
     for op in sets.sorted_ops:

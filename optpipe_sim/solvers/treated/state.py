@@ -6,7 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-# The state of a device between two ops of its program: when its compute stream is free, when memory was last granted, the last compute op, when it began and what it releases; when offloads and reloads end; bytes above the limit; the slot of the last O whose memory was reused; compute time so far, the sum of ends, the first start; then, for serial links, when each is free.
+# The state of a device between two ops of its program: when its compute stream is free, when
+# memory was last granted, the last compute op, when it began and what it releases; when offloads
+# and reloads end; bytes above the limit; the slot of the last O whose memory was reused; compute
+# time so far, the sum of ends, the first start; then, for serial links, when each is free.
 FREE, GRANTED, ANCHOR, ANCHOR_OP, GIVE, OUT, OUT_OP, BACK, BACK_OP, LEVEL, GIVEN = range(11)
 DONE, SUM, BEGAN, SENT = range(11, 15)
 EVERY = 8  # slots between two checkpoints

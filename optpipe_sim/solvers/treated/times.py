@@ -41,7 +41,7 @@ def evaluate(prog, length, mode, costs, t):
 
     Returns:
         (makespan, longest span, sum of ends), ``NEVER`` first if the programs deadlock or exceed
-            the limit.
+        the limit.
     """
     t.end[:] = -1
     t.slot[:] = -1
@@ -125,7 +125,7 @@ def run(prog, length, mode, costs, t, most, most_span):
 
     Returns:
         The sum of ends; ``FAILED`` if the programs deadlock, exceed the limit, or the evaluation
-            gave up.
+        gave up.
     """
     devices, high = len(length), costs.high
     mask, end = (1 << high) - 1, t.end
