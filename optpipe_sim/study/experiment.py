@@ -73,7 +73,7 @@ def load_experiment(path: str | os.PathLike[str], fast: bool = False) -> Experim
     Raises:
         OptPipeError: one line that names the file, the key, and what would be right.
     """
-    path = _file(Path(path))
+    path = experiment_file(path)
     data = read_mapping(path)
     try:
         return _experiment(path, data, fast)
@@ -81,12 +81,19 @@ def load_experiment(path: str | os.PathLike[str], fast: bool = False) -> Experim
         raise OptPipeError(f"{path}: {error}") from None
 
 
-def _file(path: Path) -> Path:
+def experiment_file(path: str | os.PathLike[str]) -> Path:
+    """The file of an experiment that is given by its folder or its file."""
+    path = Path(path)
     if path.is_dir():
         return path / FILE
     if not path.exists() and (path.with_suffix("") / FILE).exists():
         return path.with_suffix("") / FILE
     return path
+
+
+def experiment_name(file: Path) -> str:
+    """What an experiment is called: as its folder, or as its file if that has no folder to itself."""
+    return file.resolve().parent.name if file.name == FILE else file.stem
 
 
 def _experiment(path: Path, data: Mapping[str, Any], fast: bool) -> Experiment:
@@ -95,10 +102,9 @@ def _experiment(path: Path, data: Mapping[str, Any], fast: bool) -> Experiment:
     for key in NEEDED:
         if data.get(key) in (None, ""):
             raise OptPipeError(f"{key}: missing; an experiment has {', '.join(NEEDED)}")
-    folder = path.name == FILE
-    name = path.resolve().parent.name if folder else path.stem
+    name = experiment_name(path)
     if data["name"] != name:
-        whose = "folder" if folder else "file"
+        whose = "folder" if path.name == FILE else "file"
         raise OptPipeError(f"name: {data['name']!r} is not the {whose}'s; write {name!r}")
     try:
         task = load_task(data["run"], path.parent)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import OptPipeError
 from .code import load_code
+from .experiment import FILE, experiment_file, experiment_name
 from .tables import load_manifest, load_table, table_names
 
 if TYPE_CHECKING:
@@ -38,18 +39,18 @@ def draw(name: str, results: str | os.PathLike[str]) -> Mapping[str, Figure]:
     only one.
 
     Args:
-        name: of the experiment, or the path of its folder.
+        name: of the experiment, or the path of its folder or file.
 
     Raises:
         OptPipeError: where there is no such table, or it lacks a column or numbers to draw.
     """
-    path = _figure_file(name)
+    asked, path, name = name, _figure_file(name), _name(name)
     if path is None and name not in table_names(results):
         known = ", ".join(dict.fromkeys([*figure_names(), *table_names(results)]))
         raise OptPipeError(
-            f"{name}: no such figure, and no such table in {results}; known are {known}"
+            f"{asked}: no such figure, and no such table in {results}; known are {known}"
         )
-    rows = load_table(results, _name(name))
+    rows = load_table(results, name)
     if path is None:
         from .default_figure import draw_default
 
@@ -57,7 +58,7 @@ def draw(name: str, results: str | os.PathLike[str]) -> Mapping[str, Figure]:
     try:
         made = load_code(path).draw(rows)
     except KeyError as error:
-        table = Path(results) / f"{_name(name)}.parquet"
+        table = Path(results) / f"{name}.parquet"
         raise OptPipeError(
             f"{table}: the figure needs a column {error}; make the table again"
         ) from None
@@ -65,13 +66,15 @@ def draw(name: str, results: str | os.PathLike[str]) -> Mapping[str, Figure]:
 
 
 def _figure_file(name: str) -> Path | None:
-    here = Path(name) / "figure.py"
-    return here if here.exists() else figure_files().get(name)
+    file = experiment_file(name)
+    here = file.with_name("figure.py")
+    return here if file.name == FILE and here.exists() else figure_files().get(name)
 
 
 def _name(name: str) -> str:
-    """An experiment's name, also from the path of its folder."""
-    return Path(name).resolve().name if (Path(name) / "figure.py").exists() else name
+    """An experiment's name, also from the path of its folder or file."""
+    file = experiment_file(name)
+    return experiment_name(file) if file.name == FILE or file.is_file() else name
 
 
 def save_figures(

@@ -23,17 +23,19 @@ import torch  # noqa: F401  (not counted as work of the commands that need it)
 
 from optpipe_sim.cli import main
 
-MOST_S = 20  # of wall-clock time, before a row is given up
-COMPILING_S = 600  # the same for the good commands, which may have to compile first
+MOST_S = 20  # of CPU time, before a row is given up
+WAITING_S = 120  # of wall-clock time: one that waits for something takes no CPU time, nor does one on a busy machine
+COMPILING_S = 600  # both, for the good commands, which may have to compile first
 ROOM = 4 * 2**30  # of address space, above what is in use after the first command
 
 
-def run(row: dict, most_s: int = MOST_S) -> dict:
+def run(row: dict, most_s: int = MOST_S, waiting_s: int = WAITING_S) -> dict:
     """What one row gives: exit status, stdout, stderr, seconds of CPU."""
     out, err = io.StringIO(), io.StringIO()
     before = set(os.listdir())
     _write(row["files"])
-    signal.alarm(most_s)
+    signal.setitimer(signal.ITIMER_PROF, most_s)
+    signal.alarm(waiting_s)
     began = time.process_time()
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -43,6 +45,7 @@ def run(row: dict, most_s: int = MOST_S) -> dict:
         err.write(traceback.format_exc())
     finally:
         signal.alarm(0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     spent = time.process_time() - began
     for name in set(os.listdir()) - before:
         shutil.rmtree(name) if os.path.isdir(name) and not os.path.islink(name) else os.unlink(name)
@@ -77,12 +80,13 @@ def _late(*_: object) -> None:
 
 
 def _start(task: dict) -> list[dict]:
-    signal.signal(signal.SIGALRM, _late)
+    for clock in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(clock, _late)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         os.environ["OPTPIPE_SIM_CACHE"] = f"{folder}/cache"
         _write(task["always"])
-        first = [run({"argv": argv, "files": {}}, COMPILING_S) for argv in task["good"]]
+        first = [run({"argv": argv, "files": {}}, COMPILING_S, COMPILING_S) for argv in task["good"]]
         wrong = [(answer["code"], answer["err"]) for answer in first if answer["code"]]
         assert not wrong, wrong
         with open("/proc/self/statm") as statm:

@@ -103,3 +103,11 @@ def test_figures_draws_a_users_own_experiment(command_line, tmp_path) -> None:
     told = command_line("figures --format png --json").json["files"]
     assert told == ["results/own.png"]
     assert Path("results/own.png").read_bytes().startswith(b"\x89PNG")
+    assert command_line("figures own.yaml --format png --json").json["files"] == told
+    Path("mine").mkdir()
+    Path("mine/experiment.yaml").write_text(yaml.safe_dump({**data, "name": "mine"}))
+    assert command_line("sweep mine").code == 0
+    for spelling in ("mine", "mine/", "mine/experiment.yaml"):
+        told = command_line(f"figures {spelling} --format png --json").json["files"]
+        assert told == ["results/mine.png"]
+    assert "none/experiment.yaml: no such figure" in command_line("figures none/experiment.yaml").complaint
