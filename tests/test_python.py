@@ -177,11 +177,12 @@ def test_reprs_fit_a_line_and_pages_show_a_table_with_a_picture() -> None:
         assert "\n" not in repr(thing)
         assert len(repr(thing)) < 200, repr(thing)
         assert not repr(thing).startswith(f"{type(thing).__name__}(")
-    for thing in (trace, result, compared.rows[0], found, found.rows[0], today):
+    for thing in (trace, result, compared.rows[0], curve, found, found.rows[0], today):
         page = thing._repr_html_()
         assert page.startswith("<table>")
         assert page.count("<img src='data:image/png;base64,iVBOR") == 1
-    assert profile._repr_html_().startswith("<table>")
+    for thing in (profile, trace.schedule):
+        assert thing._repr_html_().startswith("<table>")
 
 
 def test_a_trace_draws_itself() -> None:

@@ -81,7 +81,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     words = list(sys.argv[1:] if argv is None else argv)
     if not words:
         parser.error(f"give a command: {', '.join(commands)}")
-    if words[0] in commands:
+    if words[0] not in commands:
+        _check_first(parser, commands, words[0])
+    else:
         # a misspelt option first, before what is then missing
         chosen = commands[words[0]]
         for word in words[1:]:
@@ -96,6 +98,18 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.parsers = commands  # for `completion`
     arguments.words = words  # for what says where it comes from
     return arguments
+
+
+def _check_first(parser: Parser, commands: dict[str, Parser], word: str) -> None:
+    """Refuse a first word that is neither a command nor an option without one."""
+    if not word.startswith("-"):
+        parser.error(f"{word!r} is no command; {hint_for(word, commands)}")
+    name = word.partition("=")[0]
+    if name in parser._option_string_actions:
+        return
+    if any(name in command._option_string_actions for command in commands.values()):
+        parser.error(f"{name}: options follow the command: {parser.prog} COMMAND {name}")
+    _refuse(parser, word)
 
 
 def _refuse(parser: Parser, word: str) -> NoReturn:

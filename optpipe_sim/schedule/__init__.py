@@ -14,7 +14,7 @@ import numpy as np
 from ..errors import InvalidSchedule
 from ..files import read_mapping, write_text
 from ..ops import BW, TRANSFERS, B, C, F, O, Op, OpKind, R, SliceOp, W, parse_op, rules
-from ..units import counted
+from ..units import counted, html_table
 from .files import FORMAT, VERSION, read_fields
 from .levels import Levels as Levels
 from .levels import read_levels
@@ -232,6 +232,20 @@ class Schedule:
             f"<Schedule {name}: p={shape.devices} v={shape.chunks} m={shape.microbatches}{slices},"
             f" {len(self)} ops>"
         )
+
+    def _repr_html_(self) -> str:
+        """A small table for notebooks; a picture takes times, and those are a trace's."""
+        shape = self.shape
+        kinds, counts = np.unique(self.table[:, 0], return_counts=True)
+        ops = zip((_KINDS[kind].name for kind in kinds), counts.tolist(), strict=True)
+        rows = {
+            "schedule": self.meta.get("name", "schedule"),
+            "devices": shape.devices,
+            "chunks per device": shape.chunks,
+            "microbatches": shape.microbatches,
+            "ops": ", ".join(f"{count} {kind}" for kind, count in ops),
+        }
+        return html_table(rows)
 
     def replace(self, **changes: Any) -> Schedule:
         """A copy with other `programs`, `link_order`, `meta` or `recompute`."""

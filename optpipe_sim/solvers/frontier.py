@@ -9,7 +9,8 @@ from typing import Any
 from ..errors import NoSolution, OptPipeError, OutOfMemory, require
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..units import Size, as_size, format_size, format_time
+from ..trace.picture import curve_html
+from ..units import Size, as_size, format_size, format_time, html_table
 from .fixed import FixedPoint, best_fixed, fixed_points, published
 from .options import SolveOptions, listing, solve_parameters
 from .problem import make_problem
@@ -79,6 +80,17 @@ class Frontier:
         limits = [format_size(point.limit_bytes) for point in self.points]
         ends = f", {limits[0]} to {limits[-1]}" if limits else ""
         return f"<Frontier {self.profile.name}: {len(limits)} limits{ends}>"
+
+    def _repr_html_(self) -> str:
+        """A small table with the curve, for notebooks."""
+        rows = {
+            format_size(point.limit_bytes): point.reason or point.status
+            if point.result is None
+            else f"{format_time(point.result.objective_ns)}, gap {point.result.gap:.2%}"
+            for point in self.points
+        }
+        solved = any(point.result for point in self.points)
+        return html_table(rows) + (curve_html(self) if solved else "")
 
     @property
     def least_limit_bytes(self) -> int:

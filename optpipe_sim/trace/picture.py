@@ -1,6 +1,6 @@
-"""The picture of a trace, for who asks a trace for it.
+"""The picture of a trace or of a frontier, for who asks these for it.
 
-Drawing stands above traces: it is looked up by name, and only when it is asked for.
+Drawing stands above both: it is looked up by name, and only when it is asked for.
 """
 
 from __future__ import annotations
@@ -23,6 +23,15 @@ def picture_html(trace: Any) -> str:
     """The overview as a small picture in HTML; nothing of a trace that is too long for it."""
     if len(trace.schedule) > MOST_OPS:
         return ""
+    return _as_html(overview_of(trace, None, None))
+
+
+def curve_html(frontier: Any) -> str:
+    """The figure of `plot.frontier_chart` as a small picture in HTML."""
+    return _as_html(import_module("optpipe_sim.plot.frontier").frontier_chart(frontier))
+
+
+def _as_html(figure: Any) -> str:
     data = io.BytesIO()
-    overview_of(trace, None, None).savefig(data, format="png", dpi=DPI)
+    figure.savefig(data, format="png", dpi=DPI)
     return f"<img src='data:image/png;base64,{b64encode(data.getvalue()).decode()}'/>"

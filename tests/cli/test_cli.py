@@ -407,7 +407,7 @@ def test_versions(cli) -> None:
 
 BAD = {
     "": "give a command",
-    "slove p.yaml -m 8": "invalid choice: 'slove'",
+    "slove p.yaml -m 8": "'slove' is no command; did you mean solve?",
     "simulate p.yaml": "required: --schedule",
     "simulate p.yaml --shedule 1f1b -m 8": "did you mean --schedule?",
     "simulate p.yaml --schedule 1f1b -m 8 --nonsense": "unknown option --nonsense; known are",

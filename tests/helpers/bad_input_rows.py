@@ -549,7 +549,7 @@ def measurements() -> list[Row]:
 
 _LINES: dict[str, str] = {
     "": "give a command",
-    "slove p.yaml -m 4": "invalid choice: 'slove'",
+    "slove p.yaml -m 4": "'slove' is no command; did you mean solve?",
     "simulate": "required: PROFILE, --schedule",
     "simulate p.yaml": "required: --schedule",
     "simulate p.yaml --shedule 1f1b": "did you mean --schedule?",
@@ -738,6 +738,7 @@ _LINES: dict[str, str] = {
     "export none.json --format torch-csv": "none.json: no such file",
     "cache --info --clear": "not allowed with argument",
     "versions more": "'more' is one argument too many",
+    "--memory-limit 3GiB simulate p.yaml": "--memory-limit: options follow the command: optpipe-sim COMMAND --memory-limit",
 }  # fmt: skip
 
 

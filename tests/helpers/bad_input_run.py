@@ -86,7 +86,9 @@ def _start(task: dict) -> list[dict]:
         os.chdir(folder)
         os.environ["OPTPIPE_SIM_CACHE"] = f"{folder}/cache"
         _write(task["always"])
-        first = [run({"argv": argv, "files": {}}, COMPILING_S, COMPILING_S) for argv in task["good"]]
+        first = [
+            run({"argv": argv, "files": {}}, COMPILING_S, COMPILING_S) for argv in task["good"]
+        ]
         wrong = [(answer["code"], answer["err"]) for answer in first if answer["code"]]
         assert not wrong, wrong
         with open("/proc/self/statm") as statm:

@@ -110,4 +110,7 @@ def test_figures_draws_a_users_own_experiment(command_line, tmp_path) -> None:
     for spelling in ("mine", "mine/", "mine/experiment.yaml"):
         told = command_line(f"figures {spelling} --format png --json").json["files"]
         assert told == ["results/mine.png"]
-    assert "none/experiment.yaml: no such figure" in command_line("figures none/experiment.yaml").complaint
+    assert (
+        "none/experiment.yaml: no such figure"
+        in command_line("figures none/experiment.yaml").complaint
+    )
