@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from .errors import InvalidSchedule, ProfileError
 from .files import plain, read_mapping
 from .profile import CostProfile, Offload
+from .profile.items import MOST_ITEMS, Item, StageMaker, even_counts
 from .profile.parts import join
 from .profile.writing import profile_to_json as profile_to_json
 from .profile.writing import save_profile as save_profile
@@ -19,6 +21,7 @@ from .units import BYTE_UNITS, TIME_UNITS, Reader, exact, is_plain
 
 LONGEST_NAME = 255  # as of a file
 _STAGE_TIMES = ("t_f", "t_b", "t_w", "t_bw")
+_COPIES = {"t_offload": "d2h_gb_per_s", "t_reload": "h2d_gb_per_s"}
 _STAGE_BYTES = ("act", "w", "offload", "static", "kv")
 
 
@@ -66,7 +69,8 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
     slices = reader.count("slices", 1) or 0
     if not 1 <= slices <= 4096:
         raise reader.fail("slices", f"must be a whole number from 1 to 4096, got {slices}")
-    stages = _stages(reader, devices * chunks, slices)
+    items = _items(reader)
+    stages = _stages(reader, devices, chunks, slices, items)
     latency_ns, occupancy_ns = _comm(reader)
     limit = _limit(reader, devices)
     offload = None
@@ -89,16 +93,55 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
         memory_limit=limit,
         slices=slices,
         meta=plain(dict(meta)),
+        items=items,
     )
     reader.finish(
-        "name, devices, chunks, placement, stages, slices, t_comm_ms, links, offload, memory_limit_gib, meta"
+        "name, devices, chunks, placement, stages, slices, t_comm_ms, links, offload, memory_limit_gib, items,"
+        " meta"
         " (times end in _s, _ms, _us or _ns; bytes in _bytes, _mib or _gib)"
     )
     return profile
 
 
-def _stages(reader: Reader, count: int, slices: int) -> list[StageCost]:
-    data = reader.take("stages")
+def _items(reader: Reader) -> tuple[Item, ...]:
+    """The model layer by layer."""
+    data = reader.take("items")
+    if data is None:
+        return ()
+    if not isinstance(data, list) or not data:
+        raise reader.fail("items", f"expected a list of layers, got {data!r}")
+    section = reader.left.get("offload")
+    section = section if isinstance(section, Mapping) else {}
+    found: list[Item] = []
+    for at, entry in enumerate(data):
+        inner = Reader(entry, f"items[{at}]")
+        name, count = inner.take("name", "layer"), inner.count("count", 1) or 0
+        if not 1 <= count <= MOST_ITEMS - len(found):
+            raise inner.fail("count", f"must be from 1 to {MOST_ITEMS} in all, got {count}")
+        reserve = inner.amount("reserve", BYTE_UNITS) or 0
+        copies = {f"{stem}_ns": inner.amount(stem, TIME_UNITS) for stem in _COPIES}
+        cost = _stage(inner)
+        for stem, bandwidth in _COPIES.items():
+            if copies[f"{stem}_ns"] is None and section.get(bandwidth) is not None:
+                rate = _bandwidth(inner, bandwidth, section[bandwidth])
+                copies[f"{stem}_ns"] = transfer_ns(cost.offloadable, rate)
+            elif section and copies[f"{stem}_ns"] is None:
+                raise inner.fail(f"{stem}_ms", f"missing: offload gives no {bandwidth}")
+        try:
+            found += [Item(name, replace(cost, **copies), reserve)] * count  # type: ignore[arg-type]
+        except ProfileError as error:
+            raise ProfileError(f"items[{at}].{error}") from None
+    return tuple(found)
+
+
+def _stages(
+    reader: Reader, devices: int, chunks: int, slices: int, items: tuple[Item, ...]
+) -> list[StageCost]:
+    data, count = reader.take("stages"), devices * chunks
+    if data is None and items and slices == 1:
+        borders = pairwise([0, *accumulate(even_counts(len(items), count))])
+        maker = StageMaker(items, chunks)
+        return [maker.stage(first, last) for first, last in borders]
     if data is None:
         raise reader.fail(
             "stages", "missing: one mapping for all stages, or a list with one per stage"
@@ -281,7 +324,7 @@ def _limit(reader: Reader, devices: int) -> tuple[int, ...] | None:
 
 def _offload(reader: Reader, stages: list[StageCost]) -> tuple[Offload, list[StageCost]]:
     costs = {}
-    for stem, bandwidth in (("t_offload", "d2h_gb_per_s"), ("t_reload", "h2d_gb_per_s")):
+    for stem, bandwidth in _COPIES.items():
         times = _copy_times(reader, stem, bandwidth, stages)
         costs[f"{stem}_ns"] = times  # per stage, its slices
     groups = reader.take("host_link_groups") or []

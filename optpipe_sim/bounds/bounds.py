@@ -180,12 +180,15 @@ def fill_and_drain_parts(
     microbatches: int,
     objective: str = "flush",
     memory_limit: int | Sequence[int] | None = None,
+    only: int | None = None,
 ) -> list[Parts]:
-    """The bound `fill_and_drain`, device by device."""
+    """The bound `fill_and_drain`, device by device; `only`: of that device."""
     chains = Chains(profile, objective)
     limits = profile.limits(memory_limit)
     parts = []
     for d, stages in sorted(chains.stages_of.items()):
+        if only not in (None, d):
+            continue
         capacity = None if limits is None else limits[d] - profile.static_bytes[d]
         head = chains.head(stages[0])
         first_back = chains.until_back(stages[-1]) - (

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ..errors import OptPipeError
 from ..profile import CostProfile, Offload
+from ..profile.items import EMBEDDING, HEAD, Item
 from ..stage_cost import StageCost
 from .layer import Layer, Work, check_work, device_parameters, layer
 from .levels import stage_levels
@@ -32,6 +33,7 @@ from .roofline import OpTime, embedding_time, head_gemm, head_time, op_time
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 OPS = ("F", "B", "W")
+NAMES = {True: "layer", False: "expert layer"}
 LOGIT_BYTES = 4  # the loss keeps the logits in fp32 for its B
 
 
@@ -56,6 +58,7 @@ def estimate(
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
     levels: bool = False,
+    items: bool = False,
     rates: Rates | None = None,
     name: str | None = None,
 ) -> CostProfile:
@@ -67,16 +70,14 @@ def estimate(
         tp, cp, ep, dp, zero: see `parallelism.Layout`. With tp, norms and dropout are shared too
             (sequence parallelism).
         microbatch, seq: sequences per microbatch, and tokens of each.
-        chunks, placement: as in a profile.
+        chunks, placement: as in a profile. `flash`: fused attention.
         recompute: ``none``, ``norms`` (norms, activation functions, dropout) or ``full``.
-        flash: fused attention.
         dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
-        exchange: how tokens reach experts: ``plain``, ``per-node``, ``overlapped`` or
-            ``per-node-overlapped``; see `layer.EXCHANGES`.
+        exchange: how tokens reach experts, as ``plain``; see `layer.EXCHANGES`.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
-        levels: whether stages get levels of recomputation (see `levels`), so that schedules and
-            solvers may recompute some activations and not others; not with `recompute`.
+        levels: whether stages get levels of recomputation (see `levels`); not with `recompute`.
+        items: whether the profile has the costs layer by layer, too, for other layouts.
         rates: achieved rates in the place of the machine's own, such as `calibrate` returns.
 
     Raises:
@@ -102,6 +103,8 @@ def estimate(
         )
     costs, notes = plan.stages(counts, chunks, levels)
     costs, section = _offloading(costs, machine, layout, offload)
+    own = plan.items(levels) if items else []
+    moved, _ = _offloading([one.cost for one in own], machine, layout, offload)
     latency, occupancy = _hop(model, machine, layout, work)
     limit = machine.usable_bytes
     if limit <= 0:
@@ -120,6 +123,7 @@ def estimate(
         offload=section,
         memory_limit=(limit,) * layout.pipeline,
         meta=provenance(model, machine, layout, work, counts, notes),
+        items=tuple(map(Item.costing, own, moved)),
     )
 
 
@@ -186,6 +190,18 @@ class _Plan:
         made = [replace(costs[key], layers=said[at]) for at, key in enumerate(keys)]
         weights = [known[key].weights for key in keys]
         return made, self._notes(spent, weights, chunks)
+
+    def items(self, levels: bool) -> list[Item]:
+        """The model layer by layer, embedding and head included."""
+
+        def item(name: str, kind: tuple[int, int], first: bool = False, last: bool = False) -> Item:
+            part = self._parts(kind, first, last)
+            cost = self._stage(part._replace(reserve=0), 1)
+            return Item(name, self._with_levels(cost, kind) if levels else cost, part.reserve)
+
+        kinds = {dense: item(NAMES[dense], (dense, not dense)) for dense in self.layers}
+        body = [kinds[self.model.is_dense(at)] for at in range(self.model.layers)]
+        return [item(EMBEDDING, (0, 0), first=True), *body, item(HEAD, (0, 0), last=True)]
 
     def _parts(self, kind: tuple[int, int], first: bool, last: bool) -> _Parts:
         """A stage of so many plain and expert layers, with the embedding or the head."""

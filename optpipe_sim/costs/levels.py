@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from ..profile.items import PARTIAL
 from ..stage_cost import RecomputeLevel
 from .layer import Layer, Work
 from .machines import Machine
@@ -29,7 +30,7 @@ PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "mlp": (("activation input",), ("mlp in",)),
     "experts": (("expert activation input",), ("experts in",)),
 }
-WHOLE = {"full-25%": 0.25, "full-50%": 0.5, "full-75%": 0.75, "full": 1.0}  # shares of the layers
+WHOLE = {f"full-{name}": share for name, share in PARTIAL.items()} | {"full": 1.0}  # of the layers
 
 
 class Part(NamedTuple):

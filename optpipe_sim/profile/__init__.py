@@ -27,6 +27,7 @@ from ..units import (
     html_table,
     round_half_up,
 )
+from .items import Item
 from .offload import Offload as Offload
 from .parts import change, check_slices, cut_sequence, regroup
 
@@ -48,7 +49,7 @@ class CostProfile:
         memory_limit: bytes per device, or None.
         slices: into how many slices the sequence of a microbatch is cut; with more than one, every
             stage has the cost of each (`StageCost.slices`).
-        meta: provenance and notes; plain data, no part of the costs.
+        meta: provenance and notes; plain data, no part of the costs. `items`: the model by layers.
 
     Raises:
         ProfileError: names the key and what is wrong with it.
@@ -66,6 +67,7 @@ class CostProfile:
     memory_limit: tuple[int, ...] | None = None
     slices: int = 1
     meta: dict[str, Any] = field(default_factory=dict, compare=False)
+    items: tuple[Item, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         for key in ("devices", "chunks"):
@@ -353,11 +355,9 @@ class CostProfile:
         return replace(self, slices=slices, stages=stages)
 
     def map_stages(self, by: Callable[[int, StageCost], StageCost]) -> CostProfile:
-        """The profile with each stage's cost changed, slice by slice: ``by(stage, cost) -> cost``."""
-        return replace(
-            self,
-            stages=tuple(change(cost, partial(by, at)) for at, cost in enumerate(self.stages)),
-        )
+        """The profile with each stage's cost changed, slice by slice: ``by(stage, cost) -> cost``; without items."""
+        stages = tuple(change(cost, partial(by, at)) for at, cost in enumerate(self.stages))
+        return replace(self, stages=stages, items=())
 
     def scale(
         self, compute: float = 1, comm: float = 1, copy: float = 1, memory: float = 1

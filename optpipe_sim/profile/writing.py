@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict
+from itertools import groupby
 from typing import Any
 
 from ..errors import require
@@ -39,6 +40,8 @@ def profile_to_json(profile: CostProfile) -> dict[str, Any]:
     if profile.memory_limit is not None:
         limit = profile.memory_limit
         data["memory_limit_bytes"] = limit[0] if len(set(limit)) == 1 else list(limit)
+    if profile.items:
+        data["items"] = _items_to_json(profile)
     if profile.meta:
         data["meta"] = profile.meta
     return data
@@ -74,6 +77,20 @@ def _to_json(cost: StageCost) -> dict[str, Any]:
             for level in cost.recompute
         ]
     return entry
+
+
+def _items_to_json(profile: CostProfile) -> list[dict[str, Any]]:
+    """The model layer by layer, runs of equal ones as one entry."""
+    entries = []
+    for item, run in groupby(profile.items):
+        entry = {"name": item.name, "count": len(list(run)), **_to_json(item.cost)}
+        del entry["layers"]
+        if item.reserve_bytes:
+            entry["reserve_bytes"] = item.reserve_bytes
+        for key in ("t_offload_ns", "t_reload_ns") if profile.offload is not None else ():
+            entry[key] = getattr(item.cost, key)
+        entries.append(entry)
+    return entries
 
 
 _ABSENT = {"kv_bytes": 0}  # what a slice has that does not say; else: null, what is usual

@@ -243,6 +243,7 @@ def solve_shapes(
     options: SolveOptions,
     warm_start: Schedule | str | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
+    shapes: Sequence[CostProfile] = (),
 ) -> SolveResult:
     """Run `solve` over all numbers of chunks, up to one layer per stage, and all placements. The
     result is never worse than a published schedule that fits, with any options, provided that
@@ -259,6 +260,7 @@ def solve_shapes(
             the best published one.
         hooks: `Hooks.watch` is called with one race for all shapes. The cache keeps the best
             schedule with its own shape.
+        shapes: the profiles to choose from; none: `candidate_shapes`.
 
     Raises:
         OutOfMemory, NoSolution: if no shape has a schedule; names the shape that needs least
@@ -271,7 +273,7 @@ def solve_shapes(
         from .milp.solvers import require_solver
 
         require_solver(options.solver)
-    shapes = candidate_shapes(profile)
+    given, shapes = shapes, shapes or candidate_shapes(profile)
     problems, reasons = _problems(shapes, microbatches, memory_limit, options)
     if not problems:
         raise min(reasons, key=lambda reason: reason[0])[1]
@@ -290,7 +292,7 @@ def solve_shapes(
         if kept is not None and warm_start != "none":
             common.recall(kept, QUICK_SHARE * options.time_limit)
         if warm_start is None and _simpler_first(common, options):
-            _solve_without_copies(common, profile, memory_limit, options)
+            _solve_without_copies(common, profile, memory_limit, options, given)
         common.quick(options.time_limit, options.workers or cpu_count() or 1)
         _solve_each(common, options, warm_start)
     except KeyboardInterrupt:
@@ -315,10 +317,12 @@ def _solve_without_copies(
     profile: CostProfile,
     memory_limit: Size | Sequence[Size] | None,
     options: SolveOptions,
+    shapes: Sequence[CostProfile],
 ) -> None:
     """Offer the result of `solve` without offloading, in a share of the time."""
     own = replace(options, time_limit=SIMPLER_SHARE * options.time_limit, cache=False)
-    kept = restrict(profile, ("keep", "recompute"))
+    without = ("keep", "recompute")
+    kept, shapes = restrict(profile, without), [restrict(each, without) for each in shapes]
     microbatches = common.problems[0].microbatches
 
     def take(race: Race) -> None:
@@ -326,7 +330,8 @@ def _solve_without_copies(
             common.offer(race.best, race.engine)
 
     with suppress(OptPipeError):  # no schedule fits without copies
-        found = solve_shapes(kept, microbatches, memory_limit, own, None, Hooks(watch=take))
+        hooks = Hooks(watch=take)
+        found = solve_shapes(kept, microbatches, memory_limit, own, None, hooks, shapes)
         assert found.schedule is not None
         common.offer(found.schedule, found.info["found_by"])
         if found.info["interrupted"]:

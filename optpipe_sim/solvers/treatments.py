@@ -39,7 +39,9 @@ def restrict(profile: CostProfile, treatments: Iterable[str] | None) -> CostProf
     if "offload" not in wanted and profile.offload is not None:
         profile = replace(profile, offload=None)
     if "recompute" not in wanted and profile.has_levels:
-        profile = profile.map_stages(lambda _, cost: replace(cost, recompute=()))
+        items = (replace(one, cost=replace(one.cost, recompute=())) for one in profile.items)
+        whole = profile.map_stages(lambda _, cost: replace(cost, recompute=()))
+        profile = replace(whole, items=tuple(items))
     return profile
 
 

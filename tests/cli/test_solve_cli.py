@@ -369,3 +369,30 @@ def test_bounds_are_as_coarse_as_the_times() -> None:
     race.prove(20_050_001, "a proof")
     assert race.bound_ns == 20_100_000  # all times are multiples of 0.1 ms
     assert race.bounds[-1][1] == race.bound_ns
+
+
+def test_layers_are_laid_out_anew(command_line) -> None:
+    layer = {"name": "layer", "count": 6, "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 10}
+    ends = [{**layer, "name": name, "count": 1} for name in ("embedding", "head")]
+    ends[1] |= {"t_f_ms": 3, "t_b_ms": 3, "t_w_ms": 3}
+    data = {"devices": 2, "items": [ends[0], layer, ends[1]]}
+    Path("i.yaml").write_text(yaml.safe_dump(data))
+    line = "solve i.yaml -m 4 --layers any --chunks 1 --time-limit 5"
+    answer = command_line(f"{line} --save s.json --save-profile q.yaml --json").json
+    assert answer["layout"] == ["embedding + 4", "2 + head"]
+    assert (answer["layers"], answer["layers_per_stage"]) == ([5, 3], [4, 2])
+    assert answer["given"]["layers"] == [4, 4]
+    assert answer["saved"] == 1 - answer["objective_ns"] / answer["given"]["objective_ns"] > 0
+    assert answer["lower_bound_ns"] <= answer["objective_ns"]
+    assert "any layout of its 8 layers" in answer["bound"]
+    again = command_line("simulate q.yaml --schedule s.json --json").json
+    assert again["makespan_ns"] == answer["objective_ns"]
+    told = command_line(f"{line} --time-limit 1").out
+    assert "embedding + 4 | 2 + head" in told
+    assert "less time than the best found with the given layout (2 x 4 items" in told
+    for more, problem in (
+        ("--save t.json", "give --save-profile Q.yaml as well"),
+        ("--noise 5%", "--noise: is nothing for --layers any"),
+    ):
+        assert problem in command_line(f"{line} {more}").complaint
+    assert "for --layers any" in command_line("solve i.yaml -m 4 --save-profile q.yaml").complaint

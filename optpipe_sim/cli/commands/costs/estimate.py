@@ -100,6 +100,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         placement=arguments.placement,
         recompute=arguments.recompute,
         levels=arguments.levels,
+        items=True,
         flash=not arguments.no_flash,
         dtype=arguments.dtype,
         exchange=arguments.exchange,

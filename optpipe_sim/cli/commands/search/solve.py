@@ -13,7 +13,7 @@ from ...options.kinds import chunks, count, margin, noise, share
 from ...options.search import add_search, add_shape, search_options
 from ...options.shared import add_pictures, add_problem
 from ..examples import OFFLOADING
-from . import family
+from . import family, layers
 from .common import COMPILING, finish, nothing
 
 if TYPE_CHECKING:
@@ -91,6 +91,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " --write-model, --noise, --engine milp or cpsat",
     )
     family.add_options(parser)
+    layers.add_options(parser)
     add_pictures(parser, "the", "the schedule, its memory and why it waits")
     parser.add_argument(
         "--save", metavar="S.json", help="a file that always holds the best schedule so far"
@@ -111,6 +112,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ...outputs.live import Log, watching
     from ...outputs.solve import show_solution
 
+    if arguments.layers == "any":
+        return layers.run(arguments, out)
+    if arguments.save_profile:
+        raise OptPipeError("--save-profile: is for --layers any")
     if arguments.family:
         return family.run(arguments, out)
     any_shape = _any_shape(arguments)

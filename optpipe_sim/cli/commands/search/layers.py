@@ -1,0 +1,123 @@
+"""``solve --layers any``: the layers of each stage chosen together with the schedule."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from ....errors import NoSolution, OptPipeError, OutOfMemory
+from ...options.search import search_options
+from .common import COMPILING, finish, nothing
+
+if TYPE_CHECKING:
+    from ....solvers.layers.search import LayersResult
+    from ...outputs.show import Out
+
+# options of `solve` that are about one layout, or another question
+REFUSED = ("warm_start", "write_model", "noise", "evaluations", "log", "margin", "family")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """``--layers`` and ``--save-profile``."""
+    parser.add_argument(
+        "--layers",
+        choices=("own", "any"),
+        default="own",
+        help="any: which layers go on which stage is chosen, too, from the costs per layer that the"
+        " profile has (`estimate` writes them); default: the stages are what they are",
+    )
+    parser.add_argument(
+        "--save-profile",
+        metavar="Q.yaml",
+        help="with --layers any: write the profile of the layout, which the schedule is for",
+    )
+
+
+def run(arguments: argparse.Namespace, out: Out) -> int:
+    """Search over layouts; the best so far on Ctrl-C."""
+    from ....profile_io import save_profile
+    from ....solvers.layers.search import solve_layers
+    from ....solvers.treatments import restrict
+    from ...inputs import read_profile
+    from ...outputs.live import watching
+
+    for name in REFUSED:
+        if getattr(arguments, name, None):
+            raise OptPipeError(f"--{name.replace('_', '-')}: is nothing for --layers any")
+    if arguments.save and not arguments.save_profile:
+        raise OptPipeError(
+            f"--save: the schedule is for other stages than those of {arguments.profile}; give"
+            " --save-profile Q.yaml as well"
+        )
+    one_shape = arguments.placement or arguments.engine in ("milp", "cpsat")
+    free = {} if arguments.chunks is not None or one_shape else {"chunks": "any"}
+    options = search_options(arguments, **free)
+    profile = restrict(read_profile(arguments), options.treatments)
+    try:
+        with watching(out, "solving", arguments.time_limit) as live:
+            found = solve_layers(
+                profile,
+                arguments.microbatches,
+                watch=live,
+                on_wait=lambda: out.wait(COMPILING),
+                **vars(options),
+            )
+    except (OutOfMemory, NoSolution) as error:
+        out.result(nothing(arguments, error))
+        raise
+    trace = found.result.trace
+    assert trace is not None
+    trace.schedule.meta.update(
+        name="optpipe",
+        status=found.result.status,
+        objective_ns=found.result.objective_ns,
+        layers=found.counts,
+    )
+    files = {}
+    if arguments.save_profile:
+        save_profile(found.profile, arguments.save_profile)
+        files[arguments.save_profile] = "the profile with this layout"
+    more = {"found_by": found.result.info["found_by"]}
+    more["interrupted"] = found.result.info["interrupted"]
+    answer: dict[str, Any] = {**found.measures(), **more}
+    return finish(arguments, out, trace, answer, files, lambda: _tell(out, found, files))
+
+
+def _tell(out: Out, found: LayersResult, files: dict[str, str]) -> None:
+    from rich.text import Text
+
+    from ....units import format_time
+    from ...outputs.show import line, peak_text, written
+
+    result, given = found.result, found.given
+    trace = result.trace
+    assert trace is not None
+    line(out, "time per iteration", Text(format_time(result.objective_ns), "bold"))
+    bound = f"{format_time(result.lower_bound_ns)} ({result.bound_name.partition(', least')[0]})"
+    covered = f"with {result.info['covers']} no schedule takes less than {bound}"
+    if result.status == "optimal":
+        line(out, "proven", Text(f"✓ optimal: {covered}", "green"))
+    else:
+        line(out, "proven", f"at most {result.gap:.2%} above the best possible: {covered}")
+    line(out, "layers per stage", runs(found.words))
+    shape = trace.schedule.shape
+    if shape.chunks > 1:
+        name = shape.placement_name
+        where = name if isinstance(name, str) else "as listed"
+        line(out, "shape", f"{shape.chunks} chunks per device, placed {where}")
+    line(out, "peak memory", peak_text(trace))
+    text = "the given layout is the best found"
+    if found.saved > 0:
+        text = f"{found.saved:.2%} less time than the best found with the given layout"
+        text += f" ({runs(list(map(str, found.given_counts)))} items: {format_time(given.objective_ns)})"
+        if found.surely_saved:
+            text += f"; {found.surely_saved:.2%} less than any schedule of that, proven"
+    line(out, "saved", text)
+    written(out, files)
+
+
+def runs(words: list[str]) -> str:
+    """Equal neighbours once: ``embedding + 6 | 14 x 5 | 4 + head``."""
+    parts = [(word, len(list(same))) for word, same in groupby(words)]
+    return " | ".join(f"{count} x {word}" if count > 1 else word for word, count in parts)

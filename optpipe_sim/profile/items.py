@@ -1,0 +1,153 @@
+"""A model layer by layer: its items, and the stages that contiguous runs of them make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+from ..errors import ProfileError
+from ..stage_cost import MAX_BYTES, RecomputeLevel, StageCost
+from .parts import evenly, merge
+
+EMBEDDING, HEAD, MTP = "embedding", "head", "mtp"  # every other name is that of a decoder layer
+PARTIAL = {"25%": 0.25, "50%": 0.5, "75%": 0.75}  # of the layers that a level recomputes whole
+MOST_ITEMS = 4096
+
+
+@dataclass(frozen=True)
+class Item:
+    """One layer of a model, which no stage border cuts.
+
+    Attributes:
+        name: `EMBEDDING`, `HEAD` (with the last norm and the loss), `MTP`, or any other for a decoder
+            layer.
+        cost: of the item alone, as a stage of one layer.
+        reserve_bytes: working memory that a stage needs once, however many such items it has.
+    """
+
+    name: str
+    cost: StageCost
+    reserve_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ProfileError(f"name: expected a text that names the layer, got {self.name!r}")
+        if not 0 <= self.reserve_bytes <= MAX_BYTES:
+            raise ProfileError(f"reserve_bytes: must be from 0 to 2^50, got {self.reserve_bytes}")
+        if self.cost.slices:
+            raise ProfileError(f"{self.name}: layers have the costs of whole sequences")
+        object.__setattr__(self, "cost", replace(self.cost, layers=1))
+
+    def costing(self, cost: StageCost) -> Item:
+        """The same item with another cost."""
+        return replace(self, cost=cost)
+
+    @property
+    def decoder(self) -> bool:
+        """Whether it is a decoder layer."""
+        return self.name not in (EMBEDDING, HEAD, MTP)
+
+
+class StageMaker:
+    """Stages of runs of `items` on devices with so many `chunks`; equal runs are made once."""
+
+    def __init__(self, items: Sequence[Item], chunks: int) -> None:
+        self.items, self.chunks = tuple(items), chunks
+        kinds = {item: at for at, item in enumerate(dict.fromkeys(self.items))}
+        self._kinds = [kinds[item] for item in self.items]
+        self._made: dict[tuple[int, ...], StageCost] = {}
+
+    def stage(self, first: int, last: int) -> StageCost:
+        """The stage of the items from `first` on, before `last`."""
+        key = tuple(self._kinds[first:last])
+        if key not in self._made:
+            self._made[key] = _stage(self.items[first:last], self.chunks)
+        return self._made[key]
+
+
+def _stage(items: Sequence[Item], chunks: int) -> StageCost:
+    """Items as one stage. Devices work on one stage at a time: each of `chunks` has its part of the
+    reserve."""
+    whole = merge([item.cost for item in items])
+    return replace(
+        whole,
+        static_bytes=whole.static_bytes + max(item.reserve_bytes for item in items) // chunks,
+        recompute=_levels([item.cost for item in items], whole),
+    )
+
+
+def _levels(costs: Sequence[StageCost], whole: StageCost) -> tuple[RecomputeLevel, ...]:
+    """The levels of a stage: those of its layers, on all that have them; and of a level that recomputes
+    whole layers, a quarter, half and three quarters of these, the first ones."""
+    found: list[RecomputeLevel] = []
+    for level in whole.recompute:
+        having = [(cost, one) for cost in costs if (one := cost.level(level.name)) is not None]
+        found.append(_ending(level, having, whole))
+        if len(having) < 2 or any(one.layers != 1 for _, one in having):
+            continue
+        for share, part in PARTIAL.items():
+            some = having[: -int(-part * len(having) // 1)]
+            if len(some) == len(having):
+                continue
+            dropped = sum(cost.act_bytes - one.keep_bytes for cost, one in some)
+            partial = replace(
+                level,
+                name=f"{level.name}-{share}",
+                t_ns=sum(one.t_ns for _, one in some),
+                keep_bytes=whole.act_bytes - dropped,
+                layers=len(some),
+            )
+            found.append(_ending(partial, some, whole))
+    return tuple(pareto(found))
+
+
+def _ending(
+    level: RecomputeLevel, having: Sequence[tuple[StageCost, RecomputeLevel]], whole: StageCost
+) -> RecomputeLevel:
+    """A level of a stage whose split B works through its layers, and ends holding what their W's need."""
+    if level.b_work_bytes is None:
+        return level
+    last = max(cost.act_bytes - cost.w_bytes for cost, _ in having)
+    after = max(0, whole.w_bytes - level.keep_bytes) + last
+    most = max(level.b_work_bytes, after)
+    return replace(level, b_work_bytes=min(most, whole.act_bytes - level.keep_bytes))
+
+
+def pareto(levels: Sequence[RecomputeLevel]) -> list[RecomputeLevel]:
+    """Those that no other one beats in both bytes and time, from the least that is dropped to the most."""
+    chosen: list[RecomputeLevel] = []
+    for level in sorted(levels, key=lambda one: (-one.keep_bytes, -one.t_ns)):
+        while chosen and chosen[-1].t_ns >= level.t_ns:
+            chosen.pop()
+        chosen.append(level)
+    return chosen
+
+
+def even_counts(items: int, stages: int) -> list[int]:
+    """An even share of items for each stage, the first ones with one more.
+
+    Raises:
+        ProfileError: for more stages than items.
+    """
+    if stages > items:
+        raise ProfileError(f"items: {items} layers cannot make {stages} stages")
+    return evenly(items, stages)
+
+
+def decoder_layers(items: Sequence[Item], counts: Sequence[int]) -> list[int]:
+    """How many decoder layers each stage of a layout has."""
+    borders = [0, *accumulate(counts)]
+    return [sum(item.decoder for item in items[a:b]) for a, b in pairwise(borders)]
+
+
+def layout_words(items: Sequence[Item], counts: Sequence[int]) -> list[str]:
+    """What each stage of a layout holds, as ``embedding + 3``."""
+    words = []
+    for first, last in pairwise([0, *accumulate(counts)]):
+        names = [item.name for item in items[first:last] if not item.decoder]
+        number = last - first - len(names)
+        front = [name for name in names if name == EMBEDDING]
+        back = [name for name in names if name != EMBEDDING]
+        words.append(" + ".join([*front, *([str(number)] if number else []), *back]))
+    return words

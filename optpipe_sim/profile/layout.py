@@ -1,0 +1,69 @@
+"""A profile whose model has other layers on its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import Any
+
+from ..errors import ProfileError
+from . import CostProfile
+from .items import StageMaker, decoder_layers, even_counts
+
+
+def counts_of(profile: CostProfile) -> list[int]:
+    """How many items each stage of `profile` has: what its stages say, or an even share.
+
+    Raises:
+        ProfileError: for a profile without items, or with fewer than stages.
+    """
+    if not profile.items:
+        raise ProfileError(
+            f"items: the profile {profile.name} has no costs per layer; estimate writes them, or give"
+            " them as items: [{name: embedding, t_f_ms: ...}, {name: layer, count: 32, ...}, ...]"
+        )
+    said = [cost.layers or 0 for cost in profile.stages]
+    if sum(said) == len(profile.items) and min(said) > 0:
+        return said
+    return even_counts(len(profile.items), len(profile.stages))
+
+
+def with_layout(
+    profile: CostProfile,
+    counts: Sequence[int],
+    chunks: int | None = None,
+    placement: str | Sequence[int] | None = None,
+    maker: StageMaker | None = None,
+) -> CostProfile:
+    """The profile with its items shared out anew: `counts` of them on each stage, in model order.
+
+    Args:
+        chunks, placement: None: the profile's. `maker`: of the profile's items on so many chunks.
+
+    Raises:
+        ProfileError: for counts that are not those of stages, or do not add up to the items.
+    """
+    chunks = profile.chunks if chunks is None else chunks
+    if min(counts) < 1 or sum(counts) != len(profile.items):
+        raise ProfileError(
+            f"layers: expected numbers of at least 1 that add up to {len(profile.items)}, the items of"
+            f" {profile.name}; got {', '.join(map(str, counts))}"
+        )
+    maker = maker or StageMaker(profile.items, chunks)
+    stages = [maker.stage(first, last) for first, last in pairwise([0, *accumulate(counts)])]
+    return replace(
+        profile,
+        chunks=chunks,
+        placement=profile.placement if placement is None else placement,  # type: ignore[arg-type]
+        stages=tuple(stages),
+        slices=1,
+        meta=_meta(profile, counts),
+    )
+
+
+def _meta(profile: CostProfile, counts: Sequence[int]) -> dict[str, Any]:
+    """The notes without what they say of another layout."""
+    left = ("parameters_per_device", "weights_bytes_per_device")
+    meta = {key: value for key, value in profile.meta.items() if key not in left}
+    return {**meta, "layers_per_stage": decoder_layers(profile.items, counts)}

@@ -1,0 +1,1 @@
+"""Which layers go on which stage, chosen together with schedule and treatments."""

@@ -1,0 +1,368 @@
+"""The best schedule where the layers on each stage are free as well.
+
+The given layout comes first, as `solve` would have it. Then layouts that bounds and work suggest, one
+for each number of chunks and placement. Then moves: a layer goes from one stage to another, those
+between pass one on, and the best schedule so far is replayed in its order; what gains is kept, and
+searched again. So the result is never above that of the given layout.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ...bounds.bounds import Bound, naive
+from ...bounds.device.best_first import NEVER
+from ...errors import OptPipeError, OutOfMemory, ProfileError
+from ...profile import CostProfile
+from ...profile.items import StageMaker, even_counts, layout_words
+from ...profile.layout import counts_of, with_layout
+from ...schedule import Schedule
+from ...schedule.shape import expand_placement
+from ...units import Size
+from ..covers import MOST_CHUNKS, covers
+from ..options import SolveOptions
+from ..problem import Problem, make_problem
+from ..race.compiling import compile_engines
+from ..race.single import solve_problem
+from ..reports import Hooks, no_report
+from ..result import FEASIBLE, OPTIMAL, SolveResult, within
+from ..shapes import solve_shapes
+from ..treatments import restrict
+from .bound import layout_bound
+
+GIVEN_SHARE = 0.35  # of the time, for the given layout
+BOUND_SHARE = 0.1  # of it, at most, for the bounds of all layouts
+OTHER_SHARE = 0.3  # of it, for layouts that bounds suggest
+LEAST_S = 0.5  # for a search to be worth its start
+MOST_STAGES = 128  # with more only the moves between neighbours are tried
+
+
+@dataclass(frozen=True)
+class LayersResult:
+    """The best schedule found, with its layout.
+
+    Attributes:
+        result: as `solve` returns it; its bound holds for every layout.
+        profile: the costs of the stages of its layout. `counts`: how many items each has.
+        given: the result for the given layout. `given_counts`: that layout.
+    """
+
+    result: SolveResult
+    profile: CostProfile
+    counts: list[int]
+    given: SolveResult
+    given_counts: list[int]
+
+    @property
+    def words(self) -> list[str]:
+        """What each stage holds, as ``embedding + 3``."""
+        return layout_words(self.profile.items, self.counts)
+
+    @property
+    def saved(self) -> float:
+        """How much less time it takes than the best found for the given layout."""
+        return 1 - self.result.objective_ns / self.given.objective_ns
+
+    @property
+    def surely_saved(self) -> float:
+        """How much less time it takes than any schedule of the given layout, which is proven."""
+        return max(0.0, 1 - self.result.objective_ns / self.given.lower_bound_ns)
+
+    def measures(self) -> dict[str, Any]:
+        """Plain data; the keys of ``solve --layers any --json``."""
+        return {
+            **self.result.measures(),
+            "layout": self.words,
+            "layers": self.counts,
+            "layers_per_stage": self.profile.meta["layers_per_stage"],
+            "given": {
+                "layers": self.given_counts,
+                "objective_ns": self.given.objective_ns,
+                "lower_bound_ns": self.given.lower_bound_ns,
+            },
+            "saved": self.saved,
+            "surely_saved": self.surely_saved,
+        }
+
+
+def solve_layers(
+    profile: CostProfile,
+    microbatches: int,
+    memory_limit: Size | Sequence[Size] | None = None,
+    *,
+    watch: Callable[[Any], None] | None = None,
+    on_wait: Callable[[], None] = no_report,
+    **options: Any,
+) -> LayersResult:
+    """The best schedule for any layout of the profile's items on its stages, and a bound for all of them.
+
+    Args:
+        profile: with `items`. The layout of its own stages is the given one.
+        options: of `solve` (see `SolveOptions`), but for margins and evaluations. With ``chunks``
+            ``any`` every number of chunks and placement has layouts of its own.
+        watch, on_wait: as for `solve`.
+
+    Raises:
+        ProfileError: for a profile without items.
+        OptPipeError: as `solve`, where no layout has a schedule, or for other options.
+    """
+    chosen = SolveOptions(**options)
+    if chosen.margin is not None or chosen.evaluations is not None:
+        raise OptPipeError("layers: neither with margins nor with a number of evaluations")
+    counts_of(profile)  # refuses one without items
+    limits = profile.limits(memory_limit)
+    profile = restrict(replace(profile.with_slices(1), memory_limit=limits), chosen.treatments)
+    return _Search(profile, microbatches, chosen, watch, on_wait).run()
+
+
+class _Search:
+    """The search for one problem."""
+
+    def __init__(
+        self,
+        profile: CostProfile,
+        microbatches: int,
+        options: SolveOptions,
+        watch: Callable[[Any], None] | None,
+        on_wait: Callable[[], None],
+    ) -> None:
+        self.profile, self.microbatches = profile, microbatches
+        self.options, self.watch = options, watch
+        self.on_wait = on_wait
+        self.best: SolveResult | None = None
+        self.incumbents: list[tuple[float, int]] = []
+        self.makers: dict[int, StageMaker] = {}
+
+    def run(self) -> LayersResult:
+        """All of it."""
+        given = self._given()
+        for one in given:
+            with suppress(OutOfMemory):
+                compile_engines(self._problem(one), self.on_wait)
+        self.began = time.monotonic()
+        first: SolveResult | None = None
+        error: OptPipeError | None = None
+        try:
+            first = self._solve(given, GIVEN_SHARE)
+        except OptPipeError as failed:  # another layout may fit
+            error = failed
+        bounds, suggested = self._bounds(given)
+        bound = min(bounds, key=lambda one: one.ns)
+        fresh = [one for one in suggested if one not in given]
+        if fresh and not self._done(bound):
+            with suppress(OptPipeError):
+                self._solve(fresh, OTHER_SHARE)
+        if self.best is None:
+            raise error or OptPipeError("layers: no layout has a schedule")
+        while not self._done(bound) and self._move():
+            pass
+        return self._result(first, bound, given)
+
+    # -- layouts ----------------------------------------------------------------------------------
+
+    def _given(self) -> list[CostProfile]:
+        """The given layout, with each number of chunks and placement that may be chosen: its stages
+        merged or divided where that is possible, else an even share."""
+        own, count = self.profile, len(self.profile.items)
+        if self.options.chunks == "any":
+            most = min(MOST_CHUNKS, count // own.devices)
+            names = [(v, "loop") for v in range(1, most + 1)] + [(2, "vee")] * (most > 1)
+            shapes = [(v, expand_placement(name, own.devices, v)) for v, name in names]
+            shapes.insert(0, (own.chunks, own.placement))
+        else:
+            one = self.options.rechunked(own)
+            shapes = [(one.chunks, one.placement)]
+        found: list[CostProfile] = []
+        for chunks, placement in shapes:
+            try:
+                counts = counts_of(own.rechunk(chunks, placement))
+            except ProfileError:
+                counts = even_counts(count, own.devices * chunks)
+            layout = self._layout(counts, chunks, placement)
+            found += [layout] if layout not in found else []
+        return found
+
+    def _layout(
+        self, counts: Sequence[int], chunks: int, placement: tuple[int, ...]
+    ) -> CostProfile:
+        maker = self.makers.setdefault(chunks, StageMaker(self.profile.items, chunks))
+        return with_layout(self.profile, counts, chunks, placement, maker)
+
+    def _problem(self, layout: CostProfile) -> Problem:
+        options = self.options
+        return make_problem(
+            layout, self.microbatches, None, options.objective, per_stage=options.per_stage
+        )
+
+    def _bounds(self, given: Sequence[CostProfile]) -> tuple[list[Bound], list[CostProfile]]:
+        """Per shape, a bound for all of its layouts; and the layouts that may be better than given ones."""
+        bounds, found = [], []
+        share = BOUND_SHARE * self.options.time_limit / len(given)
+        for one in given:
+            bound, counts = layout_bound(
+                one, self.microbatches, self.options.objective, None, share
+            )
+            bounds.append(bound)
+            if bound.ns < NEVER and not self._done(bound):
+                found.append(self._layout(counts or balanced(one), one.chunks, one.placement))
+        return bounds, found
+
+    # -- searches ---------------------------------------------------------------------------------
+
+    @property
+    def left(self) -> float:
+        """Seconds."""
+        return self.options.time_limit - (time.monotonic() - self.began)
+
+    def _done(self, bound: Bound) -> bool:
+        """Whether the time is up, or nothing can be better than the best by more than the gap."""
+        if self.best is None:
+            return False
+        done = within(self.best.objective_ns, bound.ns, self.options.gap)
+        return done or self.left < LEAST_S or bool(self.best.info["interrupted"])
+
+    def _solve(
+        self, shapes: Sequence[CostProfile], share: float, start: Schedule | None = None
+    ) -> SolveResult:
+        """Search among some layouts for a share of the time."""
+        seconds = max(LEAST_S, min(share * self.options.time_limit, self.left))
+        own = replace(self.options, time_limit=seconds, chunks="own", placement="own")
+        passed = time.monotonic() - self.began
+        hooks = Hooks(watch=self.watch)
+        if start is None:
+            found = solve_shapes(shapes[0], self.microbatches, None, own, None, hooks, shapes)
+        else:
+            own = replace(own, published=False)
+            found = solve_problem(self._problem(shapes[0]), own, start, hooks)
+        for seconds, cost_ns in found.incumbents:
+            if not self.incumbents or cost_ns < self.incumbents[-1][1]:
+                self.incumbents.append((passed + seconds, cost_ns))
+        if self.best is None or found.objective_ns < self.best.objective_ns:
+            self.best = found
+        return found
+
+    def _move(self) -> bool:
+        """Move layers of the best as long as that gains, then search on; whether there was any time."""
+        assert self.best is not None
+        assert self.best.trace is not None
+        trace = self.best.trace
+        until = time.monotonic() + self.left / 2
+        layout, schedule, moved = trace.profile, trace.schedule, False
+        cost = trace.cost_ns
+        while (better := self._better(layout, schedule, cost, until)) is not None:
+            (layout, cost), moved = better, True
+        if self.left < LEAST_S:
+            share = LEAST_S / self.options.time_limit
+        else:
+            share = 0.5 * self.left / self.options.time_limit if moved else 1.0
+        self._solve([layout], share, schedule)
+        return moved
+
+    def _better(
+        self, layout: CostProfile, schedule: Schedule, cost_ns: int, until: float
+    ) -> tuple[CostProfile, int] | None:
+        """The first layout that one move makes in which the same order takes less time, and that time."""
+        for counts in moves(_counts(layout), layout):
+            if time.monotonic() > until:
+                return None
+            other = self._layout(counts, layout.chunks, layout.placement)
+            if naive(other, self.microbatches, self.options.objective) >= cost_ns:
+                continue
+            with suppress(OptPipeError):
+                trace = self._problem(other).replay(schedule, explain=False)
+                if trace.cost_ns < cost_ns:
+                    return other, trace.cost_ns
+        return None
+
+    def _result(
+        self, given: SolveResult | None, bound: Bound, shapes: Sequence[CostProfile]
+    ) -> LayersResult:
+        assert self.best is not None
+        assert self.best.trace is not None
+        layout = self.best.trace.profile
+        covered = f"{covers(shapes)}, and any layout of its {len(layout.items)} layers"
+        proven = self.best.objective_ns <= bound.ns
+        result = replace(
+            self.best,
+            status=OPTIMAL if proven else FEASIBLE,
+            lower_bound_ns=min(bound.ns, self.best.objective_ns),
+            bound_name=f"{bound.name}, least over {covered}",
+            bounds=((self.best.seconds, bound.ns),),
+            seconds=time.monotonic() - self.began,
+            incumbents=tuple(self.incumbents),
+            info={**self.best.info, "covers": covered},
+        )
+        first = given or self.best
+        assert first.trace is not None
+        if first.trace.profile == layout:  # what searching on gains is not saved by the layout
+            first = self.best
+        before = layout if first.trace is None else first.trace.profile
+        return LayersResult(result, layout, _counts(layout), first, _counts(before))
+
+
+def _counts(layout: CostProfile) -> list[int]:
+    return [cost.layers or 0 for cost in layout.stages]
+
+
+def moves(counts: Sequence[int], layout: CostProfile) -> Iterator[list[int]]:
+    """Layouts with one item less on one stage and one more on another; from the busiest devices to the
+    idlest first, and with many stages only between neighbours."""
+    busy = device_work(layout)
+    work = [busy[device] for device in layout.placement]
+    pairs = [
+        (work[b] - work[a], abs(a - b), a, b)
+        for a in range(len(counts))
+        for b in range(len(counts))
+        if a != b and counts[a] > 1 and (len(counts) <= MOST_STAGES or abs(a - b) == 1)
+    ]
+    for _, _, a, b in sorted(pairs):
+        moved = list(counts)
+        moved[a] -= 1
+        moved[b] += 1
+        yield moved
+
+
+def device_work(layout: CostProfile) -> list[int]:
+    """Per device, the work of a microbatch, ns."""
+    busy = [0] * layout.devices
+    for device, cost in zip(layout.placement, layout.stages, strict=True):
+        busy[device] += cost.work_ns
+    return busy
+
+
+def balanced(profile: CostProfile) -> list[int]:
+    """A layout whose busiest device has little work: an even share, improved by moves of one item for as
+    long as the busiest devices get less to do."""
+    work = np.cumsum([0, *(item.cost.work_ns for item in profile.items)])
+    place = np.array(profile.placement)
+
+    def spread(counts: Sequence[int]) -> tuple[int, float]:
+        ends = np.cumsum(counts)
+        stages = work[ends] - work[ends - counts]
+        busy = np.bincount(place, stages, profile.devices)
+        return int(busy.max()), float((busy**2).sum())
+
+    best = even_counts(len(profile.items), len(profile.stages))
+    value = spread(best)
+    while True:
+        found = min(((spread(other), other) for other in _neighbours(best)), default=None)
+        if found is None or found[0] >= value:
+            return best
+        value, best = found
+
+
+def _neighbours(counts: Sequence[int]) -> Iterable[list[int]]:
+    near = len(counts) > MOST_STAGES
+    for a, count in enumerate(counts):
+        for b in range(len(counts)):
+            if a != b and count > 1 and not (near and abs(a - b) > 1):
+                moved = list(counts)
+                moved[a] -= 1
+                moved[b] += 1
+                yield moved
