@@ -141,7 +141,7 @@ def test_block_recomputation_of_the_first_layers(
 def test_layers_that_no_level_recomputes_are_named() -> None:
     with pytest.raises(
         InvalidSchedule,
-        match=r"layers=3: stage 0 of 2 has no level that recomputes so many layers;"
+        match=r"layers=3: stage 0 of 2 has no level that recomputes this many layers;"
         r" it has k1 \(1 layer\), k2 \(2 layers\), full \(4 layers\)",
     ):
         build("1f1b:recompute=full,layers=3", blocks(), 2)

@@ -1,7 +1,7 @@
 """Every published schedule by name, and `build`, which turns a name into a schedule.
 
-A schedule is a plain function of a profile and a number of microbatches in the module of its
-family; this registry says where, with which options, and on how many chunks per device.
+Each schedule is a plain function of a profile and a number of microbatches, in the module of its
+family; the registry maps its name to the function, its options and its chunks per device.
 """
 
 from __future__ import annotations
@@ -29,10 +29,11 @@ from .recompute import (
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a named schedule is built: `function` in `module`; `fixed` arguments that the name
-    stands for; `options` that users may give after a colon, with their parsers; `whole`: it plans
-    by what ops cost, and means the same where no stage splits its backward; `sliced`: it is over
-    slices of the sequence, the profile's own where it has any."""
+    """How a named schedule is built: `function` in `module`; `fixed`: the arguments that the name
+    implies; `options`: the options that users may give after a colon, with their parsers;
+    `whole`: it plans by the costs of ops, and is also valid if no stage splits its backward;
+    `sliced`: it runs over slices of the sequence, the profile's own if it has any.
+    """
 
     module: str
     function: str
@@ -42,10 +43,10 @@ class Entry:
     sliced: bool = False
 
 
-# What any name takes.
+# The options that every name accepts.
 COMMON: dict[str, Callable[[str], Any]] = {"recompute": str, "layers": int, "apart": parse_yes_no}
 _CHUNKS = {"chunks": int}
-_SLICES = {"slices": int}  # of any that `build` cuts sequences for
+_SLICES = {"slices": int}  # an option of all schedules for which `build` can cut sequences
 _GROUPED = {"chunks": int, "group": int, **_SLICES}
 _OFFLOADED = {"chunks": int, "group": int, "offloaded": int, **_SLICES}
 
@@ -89,23 +90,23 @@ REGISTRY: dict[str, Entry] = {
     ),
 }
 
-WHOLE = tuple(name for name, entry in REGISTRY.items() if not entry.sliced)  # sequences uncut
+WHOLE = tuple(name for name, entry in REGISTRY.items() if not entry.sliced)  # sequences are not cut
 
 
 def parse_name(text: str, entries: Mapping[str, Entry] = REGISTRY) -> tuple[str, dict[str, Any]]:
-    """The name and the options of ``gis:group=6,chunks=3``, for a registry of `entries`.
+    """Parse the name and the options of ``gis:group=6,chunks=3``, for a registry of `entries`.
 
     Raises:
-        InvalidSchedule: for an unknown name or option, or a value that is not of its kind.
+        InvalidSchedule: for an unknown name or option, or a value of the wrong type.
     """
     name, _, tail = text.partition(":")
     if name not in entries:
-        raise InvalidSchedule(f"{name!r} is no schedule; {hint_for(name, entries, 2)}")
+        raise InvalidSchedule(f"{name!r} is not a schedule; {hint_for(name, entries, 2)}")
     options: dict[str, Any] = {}
     for part in filter(None, tail.split(",")):
         key, equals, value = part.partition("=")
         if not equals:
-            raise InvalidSchedule(f"{text}: {part!r} is no option; write KEY=VALUE")
+            raise InvalidSchedule(f"{text}: {part!r} is not an option; write KEY=VALUE")
         options[key] = value
     return name, _parsed(name, options, entries[name])
 
@@ -122,30 +123,31 @@ def _parsed(name: str, options: Mapping[str, Any], entry: Entry) -> dict[str, An
         except ValueError:
             raise InvalidSchedule(f"{name}: {key}={value} is not a whole number") from None
         if parsers[key] is int and abs(parsed[key]) >= 2**31:
-            raise InvalidSchedule(f"{name}: {key}={value} is too large a number")
+            raise InvalidSchedule(f"{name}: {key}={value} is too large")
     return parsed
 
 
 def build(name: str, profile: CostProfile, microbatches: int, **options: Any) -> Schedule:
-    """The schedule `name` (``zb-h1``, ``gis:group=6``) for a profile and m microbatches.
+    """Build the schedule `name` (``zb-h1``, ``gis:group=6``) for a profile and m microbatches.
 
-    Options may follow the name or be given as keywords. Chunks default to the profile's own where
-    it has more than one, else to 2, for the schedules that interleave. Any name takes
-    ``recompute=LEVEL``, every activation at that level, inside its backward or, with
-    ``apart=yes``, by an op of its own; with ``layers=K`` only the first K layers of every stage, by
-    the level that says so. Names over slices (``seq1f1b``, ``sppo``) take the profile's slices, or
-    cut sequences into equal ones with ``slices=N``, as ``gis`` and ``po`` do where asked to; all
-    others take sequences as a whole.
+    Options may follow the name or be given as keywords. For schedules that interleave, the number
+    of chunks defaults to the profile's own if it has more than one, else to 2. Every name accepts
+    ``recompute=LEVEL``: every activation is recomputed at that level, inside its backward or, with
+    ``apart=yes``, by a separate op; with ``layers=K`` only the first K layers of every stage, by
+    the level defined for them. Schedules over slices (``seq1f1b``, ``sppo``) use the profile's
+    slices, or cut sequences into equal ones with ``slices=N``, which ``gis`` and ``po`` also
+    accept; all others run whole sequences.
 
     Raises:
-        InvalidSchedule: for unknown names and options, and for what the schedule does not admit.
-        OutOfMemory: where the schedule plans for a limit (adaoffload) that nothing can keep.
+        InvalidSchedule: for unknown names and options, and for values that the schedule does not
+            admit.
+        OutOfMemory: if the schedule plans for a limit (adaoffload) that no schedule can keep.
     """
     if isinstance(microbatches, bool) or not isinstance(microbatches, int) or microbatches < 1:
         raise InvalidSchedule(
             f"microbatches: must be a whole number of at least 1, got {microbatches!r}"
         )
-    profile.shape(microbatches)  # refuses more than anyone can hold, before it is tried
+    profile.shape(microbatches)  # refuses absurdly large shapes before building them
     base, given = parse_name(name)
     entry = REGISTRY[base]
     given.update(_parsed(base, options, entry))
@@ -175,7 +177,7 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
             schedule = planned(profile)
         else:
             schedule = _recomputed(planned, profile, level, layers, apart)
-    except ProfileError as error:  # more chunks than the profile has layers, say
+    except ProfileError as error:  # e.g. more chunks than the profile has layers
         raise InvalidSchedule(f"{name}: {error}") from None
     schedule.meta.setdefault("name", name)
     return schedule
@@ -188,8 +190,9 @@ def _recomputed(
     layers: int | None,
     apart: bool,
 ) -> Schedule:
-    """What `planned` builds for the costs at `level`, of all layers or the first `layers` of each
-    stage that it has."""
+    """Build `planned` with the costs at `level`, of all layers or of the first `layers` of each
+    stage that has the level.
+    """
     schedule = planned(profile, everywhere(profile, level))
     costs = profile.for_shape(schedule.shape)
     levels = everywhere(costs, level)
@@ -200,7 +203,7 @@ def _recomputed(
 
 
 def default_chunks(profile: CostProfile, chunks: int | None) -> int:
-    """`chunks` if given, else the profile's own where it has more than one, else 2."""
+    """Return `chunks` if given, else the profile's own number if it is above one, else 2."""
     if chunks is not None:
         if chunks < 1:
             raise InvalidSchedule(f"chunks: must be at least 1, got {chunks}")

@@ -1,4 +1,4 @@
-"""GPipe, 1F1B and interleaved 1F1B: the backward is one fused op, no option but the order."""
+"""GPipe, 1F1B and interleaved 1F1B: the backward is one fused op."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import default_chunks
 
 
 def gpipe(profile: CostProfile, microbatches: int) -> Schedule:
-    """All forwards, then all backwards, one chunk per device, any m.
+    """Run all forwards, then all backwards; one chunk per device, any m.
 
     Bubble fraction (p-1)/(m+p-1) at equal stages without communication; every device holds all m
     activations. At p = 4, m = 4::
@@ -33,7 +33,7 @@ def gpipe(profile: CostProfile, microbatches: int) -> Schedule:
 
 
 def one_f_one_b(profile: CostProfile, microbatches: int) -> Schedule:
-    """Forwards and backwards in turn after a short warm-up, one chunk per device, any m.
+    """Run forwards and backwards in turn after a short warm-up; one chunk per device, any m.
 
     Rank r starts with min(p-r-1, m) forwards, so it never holds more than min(p-r, m) activations;
     the bubble is GPipe's. At p = 4, m = 6::
@@ -59,8 +59,9 @@ def one_f_one_b(profile: CostProfile, microbatches: int) -> Schedule:
 def one_f_one_b_of(
     profile: CostProfile, microbatches: int, chunks: int | None, group: int | None = None
 ) -> Schedule:
-    """1F1B on as many chunks as given (by default the profile's): if there are several, interleaved in
-    groups of `group` microbatches."""
+    """Build 1F1B on the given number of chunks (by default the profile's); with several chunks it
+    is interleaved in groups of `group` microbatches.
+    """
     chunks = profile.chunks if chunks is None else chunks
     if chunks == 1:
         return one_f_one_b(profile, microbatches)
@@ -70,7 +71,7 @@ def one_f_one_b_of(
 def interleaved_1f1b(
     profile: CostProfile, microbatches: int, chunks: int | None = None, group: int | None = None
 ) -> Schedule:
-    """1F1B on v chunks per device in loops (1F1B-I): the bubble shrinks by v, messages grow by v.
+    """Run 1F1B on v chunks per device in a loop (1F1B-I): 1/v of the bubble, v times the messages.
 
     Microbatches advance in groups of g (the last group has what is left) through chunk after chunk.
     Rank r starts with min(2(p-r-1) + (v-1)g, mv) forwards. With one chunk it still warms up twice as long as 1F1B.
@@ -88,7 +89,7 @@ def interleaved_1f1b(
         group: g, from p to m; m mod g is 0 or at least p. Default: p.
 
     Raises:
-        InvalidSchedule: where p does not divide m, or `group` is none that Megatron-LM takes.
+        InvalidSchedule: if p does not divide m, or if Megatron-LM does not accept `group`.
 
     Source: Narayanan et al., Megatron-LM (arXiv 2104.04473), section 2.2 and figure 4; groups:
     Megatron-LM, megatron/core/pipeline_parallel/schedules.py (commit d98e8a6).
@@ -120,7 +121,7 @@ def interleaved_1f1b(
 
 
 def grouped_turns(units: int, chunks: int, group: int) -> list[tuple[int, int]]:
-    """(chunk, unit) in the order in which groups of units go through chunk after chunk."""
+    """Yield (chunk, unit) in the order in which groups of units go through chunk after chunk."""
     return [
         (chunk, unit)
         for first in range(0, units, group)
@@ -130,7 +131,7 @@ def grouped_turns(units: int, chunks: int, group: int) -> list[tuple[int, int]]:
 
 
 def one_by_one(forwards: Sequence[Op], backwards: Sequence[Op], warm_up: int) -> Iterator[Op]:
-    """`warm_up` forwards, then a forward and a backward in turn, then the rest of the backwards."""
+    """Order `warm_up` forwards, then a forward and a backward in turn, then the rest of the backwards."""
     yield from forwards[:warm_up]
     for at, forward in enumerate(forwards[warm_up:]):
         yield forward

@@ -1,4 +1,4 @@
-"""Where the copies of an offloading schedule go: slots on engines and links, and the program.
+"""Placement of the copies of an offloading schedule: slots on engines and links, then the program.
 
 The compute order is replayed without copies first. The copies are then planned against those
 times, so that the plan is a timing in which nothing computes later; by its order, the schedule
@@ -19,12 +19,12 @@ from ..sim import simulate
 from ..sim.links import link_keys
 from ..stage_cost import StageCost
 
-ROUND_TRIPS = 3  # an activation whose life is not longer than that stays on the device
+ROUND_TRIPS = 3  # an activation whose lifetime is not longer than this stays on the device
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """An activation that might be offloaded: when it is free to go, and when it has to be back."""
+    """An activation that might be offloaded: when its offload may start, and when its reload must end."""
 
     forward: Op
     device: int
@@ -33,7 +33,7 @@ class _Pair:
 
 
 def require_offload(profile: CostProfile, what: str) -> None:
-    """Refuse a profile that does not offload, for `what` needs that.
+    """Raise if a profile has no offload section, which `what` needs.
 
     Raises:
         InvalidSchedule: says what the profile lacks.
@@ -48,8 +48,9 @@ def require_offload(profile: CostProfile, what: str) -> None:
 def copies_hide(
     costs: CostProfile, out_ns: Sequence[int], back_ns: Sequence[int], budget_ns: int
 ) -> bool:
-    """Whether copies that take so long per device, out and back, keep no engine and no host link
-    busy for longer than the budget; what carries both directions adds them up."""
+    """Whether copies of these durations per device, out and back, occupy no engine and no host link
+    for longer than the budget; an engine or link for both directions counts their sum.
+    """
     for group in costs.host_links:
         out, back = ([times[device] for device in group] for times in (out_ns, back_ns))
         ways = zip(out, back, strict=True)
@@ -63,14 +64,15 @@ def copies_hide(
 def with_copies(
     base: Schedule, costs: CostProfile, offloaded: int, slices: int | None = None
 ) -> Schedule:
-    """`base`, the activations of each device's first `offloaded` chunks offloaded; of each
+    """Offload the activations of each device's first `offloaded` chunks in `base`; of each
     microbatch only the first `slices`, if given.
 
     Per host link, time is cut into slots of the longest transfer. An offload takes the earliest
     free slot after its F, its reload the latest free slot that ends one B before its B. A slot is
     free where neither the device's copy engine nor the link is taken, so that offloads and reloads,
-    and devices on one link, come to alternate. Short-lived activations stay; so does one that
-    finds no slots, counted in ``meta["dropped"]``. The profile has to have an offload section.
+    and devices on one link, alternate. Short-lived activations stay on the device; so do
+    activations without free slots, counted in ``meta["dropped"]``. The profile must have an offload
+    section.
     """
     assert costs.offload is not None
     trace = simulate(base, costs, enforce=False)
@@ -81,7 +83,7 @@ def with_copies(
     after: list[list[tuple[int, Op]]] = [[] for _ in base.programs]
     link_order: dict[str, list[Op]] = {}
     shared, dropped = costs.offload.copy_engines == "shared", 0
-    # two engines on one link: an offload must not go ahead of a reload that is due
+    # two engines on one link: an offload must not delay a reload that is due
     both_ways = costs.offload.host_link == "single" and not shared
     for group in costs.host_links:
         pairs = [pair for d in group for pair in _pairs(base, costs, begin, d, offloaded, slices)]
@@ -101,7 +103,7 @@ def with_copies(
 
 
 def _cost(costs: CostProfile, op: Op) -> StageCost:
-    """What the stage costs, or the slice that an op works on."""
+    """Return the costs of an op's stage, or of its slice."""
     stage = costs.stages[op.stage]
     return stage if op.slice is None else stage.slices[op.slice]
 
@@ -114,8 +116,9 @@ def _pairs(
     offloaded: int,
     slices: int | None,
 ) -> list[_Pair]:
-    """The activations of a device's first `offloaded` chunks (and of each microbatch's first
-    `slices`) that live long enough to leave."""
+    """Return the activations of a device's first `offloaded` chunks (and of each microbatch's first
+    `slices`) that live long enough to be offloaded.
+    """
     pairs, shape = [], base.shape
     for stage in shape.stages_of(device)[:offloaded]:
         for unit in range(shape.units):
@@ -144,7 +147,7 @@ class _Link:
         return 2 * device + (reload and not self.shared), self.keys[2 * device + reload]
 
     def free(self, device: int, reload: bool, slot: int) -> int:
-        """The first free slot of an offload from `slot` on, the last of a reload up to `slot`."""
+        """Return the first free slot of an offload from `slot` on, or the last of a reload up to `slot`."""
         engine, link = self.resources(device, reload)
         passed = []
         while True:
@@ -167,10 +170,9 @@ class _Link:
 def _plan(
     pairs: Sequence[_Pair], keys: Sequence[str], shared: bool, slot_ns: int
 ) -> list[tuple[int, int, Op]]:
-    """(slot, device, op) of the transfers on one host link; pairs that find no slots are left out.
-
-    Pairs are served in the order of their F's; if then some are left out, those that live longest
-    first: these are the ones that memory gains most from.
+    """Plan (slot, device, op) of the transfers on one host link; pairs without free slots are left
+    out. Pairs are served in the order of their F's; if some are then left out, the longest-lived
+    ones are served first, as they save the most memory.
     """
     plan: list[tuple[int, int, Op]] = []
     orders: tuple[Callable[[_Pair], int], ...] = (
@@ -197,8 +199,9 @@ def _plan(
 def _insert(
     ops: Sequence[Op], begin: Sequence[int], copies: Sequence[tuple[int, Op]], shared: bool
 ) -> list[Op]:
-    """A device's program: each R after the op that runs when it starts (its anchor), each O right
-    after its F; on a shared engine later, where R's have earlier slots."""
+    """Make a device's program: each R after the op that runs when it starts (its anchor), each O
+    right after its F, or later on a shared engine if R's have earlier slots.
+    """
     place = {op: at + 1 for at, op in enumerate(ops)}
     behind: list[list[Op]] = [[] for _ in range(len(ops) + 1)]
     earliest = {O: 0, R: 0}

@@ -11,7 +11,7 @@ from ..schedule import Schedule
 
 
 class _Device:
-    """The program of one device as it is written: microbatches counted per chunk and kind."""
+    """The program of one device under construction: microbatches are counted per chunk and kind."""
 
     def __init__(self, stages: tuple[int, ...]) -> None:
         self.stages = stages
@@ -24,7 +24,7 @@ class _Device:
         self.forwards[chunk] += 1
 
     def backward(self, chunk: int, kind: OpKind = BW) -> None:
-        """The next backward of a chunk; as B alone it puts its W off."""
+        """Append the next backward of a chunk; a plain B defers its W."""
         op = Op(kind, self.stages[chunk], self.backwards[chunk])
         self.ops.append(op)
         self.backwards[chunk] += 1
@@ -32,16 +32,16 @@ class _Device:
             self.put_off.append(op._replace(kind=W))
 
     def weights(self) -> None:
-        """The oldest W put off."""
+        """Append the oldest deferred W."""
         self.ops.append(self.put_off.popleft())
 
 
 def dualpipe_v(profile: CostProfile, microbatches: int) -> Schedule:
-    """DualPipe-V: eight phases per device; chunk 0 runs down the devices, chunk 1 back up.
+    """Build DualPipe-V: eight phases per device; chunk 0 runs down the devices, chunk 1 back up.
 
-    A forward and the backward beside it (a pair, overlapped on the GPU by the authors) are two ops
-    here, F first. Where every op takes one unit (BW two), the bubble is p - 1 units; at most 2p + 1
-    chunk activations are held. Needs m >= 2p.
+    A forward and its paired backward, which the authors overlap on the GPU, are two ops here, F
+    first. If every op takes one unit (BW two), the bubble is p - 1 units; at most 2p + 1 chunk
+    activations are held. Needs m >= 2p.
 
     At p = 4, m = 8, one cell per unit::
 
@@ -87,7 +87,7 @@ def _program(device: _Device, rank: int, p: int, m: int) -> list[Op]:
         device.backward(1)
         device.forward(1)
         device.backward(0)
-    # 6: backwards of both chunks in turn, the later half with W put off
+    # 6: backwards of both chunks in turn, the later half with W deferred
     fused = rank + 1
     for at in range(2 * (rank + 1)):
         device.backward(1 - at % 2, BW if at < fused else B)

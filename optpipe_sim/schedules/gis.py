@@ -1,8 +1,8 @@
-"""GIS, GIS-H and any group size: the generalised interleaved schedule, B and W apart.
+"""GIS, GIS-H and any group size: the generalised interleaved schedule with split backwards.
 
-Microbatches go in groups of g through one chunk after another. A smaller group comes back sooner
-to be released, so it holds fewer activations, and passes the pipeline less densely: g = p gives
-GIS, g = ceil(p/2) GIS-H, and g = 1 the uniform repeat that PipeOffload is built on.
+Microbatches pass one chunk after another in groups of g. A smaller group returns and is released
+sooner, so it holds fewer activations, but uses the pipeline less densely: g = p gives GIS, g =
+ceil(p/2) GIS-H, and g = 1 the uniform repeat that PipeOffload is built on.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from . import default_chunks
 def gis(
     profile: CostProfile, microbatches: int, chunks: int | None = None, group: int | None = None
 ) -> Schedule:
-    """The generalised interleaved schedule with groups of `group` microbatches (default: p).
+    """Build the generalised interleaved schedule with groups of `group` microbatches (default: p).
 
     With d devices, v chunks and TF, TB, TW of one chunk, rank 0 holds g*(v-1) + d chunk
-    activations, for ceil(d/2) <= g <= d; the bubble is
-    (d-1)*(TF+TB) + (d-g)*(v-1)*(TF+TB-TW), exactly so at equal stages for g = d and for g = d/2.
-    Any g and m are admitted; a last group that is not full costs extra.
+    activations, for ceil(d/2) <= g <= d; the bubble is (d-1)*(TF+TB) + (d-g)*(v-1)*(TF+TB-TW),
+    which is exact for equal stages with g = d and g = d/2. Any g and m are admitted; an incomplete
+    last group adds to the bubble.
 
     At p = 4, m = 8, v = 2, one cell per unit::
 
@@ -45,7 +45,8 @@ def gis(
 
 
 def gis_h(profile: CostProfile, microbatches: int, chunks: int | None = None) -> Schedule:
-    """GIS with groups of half the devices (rounded up): about half the memory for some bubble.
+    """Build GIS with groups of half the devices (rounded up): about half the memory for some
+    bubble.
 
     Rank 0 holds ceil(d/2)*(v-1) + d chunk activations, (v+1)/(2v) of the 1F1B peak; see `gis` for
     the bubble.
@@ -67,7 +68,8 @@ def gis_h(profile: CostProfile, microbatches: int, chunks: int | None = None) ->
 
 
 def grouped(costs: CostProfile, microbatches: int, group: int) -> Schedule:
-    """The repeated block of `group` microbatches, for a profile already cut into its chunks.
+    """Repeat a block of `group` microbatches, for a profile that is already divided into its
+    chunks.
 
     Per device the ops are laid out on unit slots, three (F, B, W) per chunk and microbatch, and
     taken in the order of the slots; the replay closes the gaps.
@@ -80,10 +82,10 @@ def grouped(costs: CostProfile, microbatches: int, group: int) -> Schedule:
     index = np.arange(shape.units)[None, :]
     # backwards take the slices of a microbatch in reverse, from its last one on
     order = index[0] + shape.slices - 1 - 2 * (index[0] % shape.slices)
-    # where chunk c of each microbatch stands, from the first forward of chunk 0 (backwards: from
-    # the first backward of the last chunk, c counted from the end)
+    # the slot of chunk c of each microbatch, from the first forward of chunk 0 (backwards: from the
+    # first backward of the last chunk, c counted from the end)
     passes = _passes(costs, group)
-    period = v // gcd(v, passes)  # after that many chunks the slots would come round again
+    period = v // gcd(v, passes)  # after that many chunks the slots would repeat
     within = 3 * (index % group) + 3 * group * v * (index // group)
     offset = 3 * passes * group * chunk + 3 * group * (chunk // period) + within
     tables = []
@@ -101,12 +103,12 @@ def grouped(costs: CostProfile, microbatches: int, group: int) -> Schedule:
 
 
 def _passes(costs: CostProfile, group: int) -> int:
-    """How many groups fit between a group's forwards of one chunk and the next.
+    """Return how many groups fit between a group's forwards of one chunk and the next.
 
     In steady state a device gives one stage's F, B and W to each microbatch; as many as half the
-    devices have to be under way until a microbatch is back (fewer would leave gaps in every
-    block), more where the stages or hops are slow in one direction, but never more than p: that
-    many hide any latency of compute, and beyond it memory would outgrow the interleaved schedule.
+    devices have to be in flight until a microbatch returns (fewer would leave gaps in every block);
+    more if the stages or messages are slow in one direction, but never more than p: that many hide
+    any compute latency, and with more the memory would exceed that of the interleaved schedule.
     """
     p = costs.devices
     longest = max(cost.t_f_ns + cost.t_b_ns + cost.t_w_ns for cost in costs.stages)

@@ -1,9 +1,9 @@
-"""Programs that grow op by op, with the clock and the memory of each device: what the automatic
-zero-bubble schedules build on.
+"""Programs that grow op by op, with the clock and the memory of each device; the basis of the
+automatic zero-bubble schedules.
 
-Ops are put in an order in which their inputs are known, so the times are those of the replay
-(with plain links). Everything that computes is in one stream, so memory depends on the order
-alone: what was kept within a limit here is within it at any durations.
+Ops are appended in an order in which their inputs are known, so the times equal those of the replay
+(with latency links). All compute ops share one stream, so memory depends on the order alone: a
+limit that holds here holds with any durations.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _F, _B, _W = int(F), int(B), int(W)
 
 
 class LastW(IntEnum):
-    """What to do with a wait that is too short for another whole W: leave it; put a W all the same
-    where the device cannot afford to idle; put one in any case. Either makes the op late."""
+    """What to do with a wait that is too short for another whole W: leave it idle, append a W if
+    the device cannot afford to idle, or always append one. A W here delays the next op.
+    """
 
     NEVER = 0
     PAST_SLACK = 1
@@ -38,13 +39,12 @@ class Growing:
     Args:
         costs: with the schedule's chunks and placement.
         microbatches: m.
-        limits: bytes per device; nothing here looks at them but `room` and `make_room`.
-        expected_idle: the idle time (ns) that some device will end up with anyway.
+        limits: bytes per device; only `room` and `make_room` check them. expected_idle: the idle
+            time (ns) that some device will have in any case.
 
     Attributes, per device: `free_at` (ns, end of its last op), `held` (bytes), `idle` (ns, since
-    its first op), `pending` (the (stage, microbatch) whose B is put and whose W is not). `ends` by
-    kind (F, B) and stage: the end of each microbatch put so far. `most_idle`: the largest of
-    `idle`.
+    its first op), `pending` (the (stage, microbatch) with a B but no W yet). `ends` by kind (F, B)
+    and stage: the end of each op so far. `most_idle`: the largest of `idle`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Growing:
         self.idle = [0] * self.devices
         self.most_idle = 0
         self.expected_idle = expected_idle
-        # plain (kind, stage, microbatch): most of what grows is thrown away
+        # plain (kind, stage, microbatch), as most of these programs are discarded
         self.programs: list[list[tuple[int, int, int]]] = [[] for _ in range(self.devices)]
         self.pending: list[deque[tuple[int, int]]] = [deque() for _ in range(self.devices)]
         self.ends: list[list[list[int]]] = [[[] for _ in range(self.stages)] for _ in (F, B)]
@@ -78,11 +78,11 @@ class Growing:
         ]
 
     def count(self, kind: OpKind, stage: int) -> int:
-        """How many microbatches have their op of that kind on that stage."""
+        """Return how many microbatches have an op of this kind on this stage."""
         return len(self.ends[kind][stage])
 
     def exists(self, kind: OpKind, stage: int) -> bool:
-        """Is there a next op of that kind on that stage, and are all its inputs put?"""
+        """Whether there is a next op of this kind on this stage and all its inputs have been appended."""
         at = len(self.ends[kind][stage])
         if kind == F:
             if stage:
@@ -93,7 +93,9 @@ class Growing:
         return at < len(self.ends[F][stage])
 
     def arrival(self, kind: OpKind, stage: int) -> int:
-        """When the input of the next op of that kind is there (its producers must be put)."""
+        """Return when the input of the next op of this kind arrives (its producers must have been
+        appended).
+        """
         ends = self.ends[kind]
         at = len(ends[stage])
         if kind == F:
@@ -104,7 +106,7 @@ class Growing:
         return max(own, ends[stage + 1][at] + self._latency[stage])
 
     def put(self, kind: OpKind, stage: int) -> None:
-        """Append the next op of that kind."""
+        """Append the next op of this kind."""
         device, ends = self.home[stage], self.ends[kind][stage]
         start = self.arrival(kind, stage)
         free = self.free_at[device]
@@ -134,8 +136,9 @@ class Growing:
         self.held[device] -= self._w[stage]
 
     def fill(self, device: int, until: int, last: LastW) -> None:
-        """Put W's in the wait of a device for an op whose input comes at `until`: whole ones while
-        they fit, then as `last` says."""
+        """Fill a device's wait for an op whose input arrives at `until` with W's: whole ones while
+        they fit, then according to `last`.
+        """
         pending = self.pending[device]
         while pending and self.free_at[device] + self._w_lasts[pending[0][0]] <= until:
             self.put_w(device)
@@ -146,19 +149,20 @@ class Growing:
             self.put_w(device)
 
     def slack(self, device: int) -> int:
-        """How much longer this device may idle without becoming the one that idles most (ns)."""
+        """Return how much longer this device may idle without becoming the most idle one (ns)."""
         return max(self.most_idle, self.expected_idle) - self.idle[device]
 
     def room(self, device: int, size: int) -> bool:
-        """Could `size` more bytes be held, once every pending W is put?"""
+        """Whether `size` more bytes could be held after all pending W's."""
         left = self.limits[device] - self.held[device]
         return size <= left or size <= left + sum(
             self._w[stage] for stage, _ in self.pending[device]
         )
 
     def make_room(self, device: int, size: int) -> bool:
-        """Put as few W's as it takes to hold `size` more bytes; False (and none put) if that is
-        not enough."""
+        """Append as few W's as necessary to hold `size` more bytes; False (and none appended) if
+        that is impossible.
+        """
         if not self.room(device, size):
             return False
         while self.held[device] + size > self.limits[device]:
@@ -166,20 +170,20 @@ class Growing:
         return True
 
     def finish(self) -> None:
-        """The rest of the W's."""
+        """Append the rest of the W's."""
         for device in range(self.devices):
             while self.pending[device]:
                 self.put_w(device)
 
     @property
     def longest_span(self) -> int:
-        """The longest time of any device from its first start to its last end, in ns."""
+        """The longest device span: from the first start of a device to its last end, in ns."""
         return max(
             free - (start or 0) for free, start in zip(self.free_at, self.first_start, strict=True)
         )
 
     def schedule(self) -> Schedule:
-        """What has been put, as a schedule."""
+        """Return the programs as a schedule."""
         shape = self.costs.shape(self.microbatches)
         rows = [op for program in self.programs for op in program]
         offsets = np.cumsum([0, *map(len, self.programs)])
@@ -187,11 +191,11 @@ class Growing:
 
 
 def device_limits(costs: CostProfile, limit: int | None, activations: int) -> list[int]:
-    """The bytes each device may hold: `limit` (static included), else `activations` of its largest
-    stage on top of its static bytes.
+    """Return the bytes that each device may hold: `limit` (static included), else `activations` of
+    its largest stage in addition to its static bytes.
 
     Raises:
-        OutOfMemory: names the device and the least limit, where one microbatch alone needs more.
+        OutOfMemory: if one microbatch alone needs more; names the device and the least limit.
     """
     largest, least = [0] * costs.devices, list(costs.static_bytes)
     for device, cost in zip(costs.placement, costs.stages, strict=True):

@@ -1,9 +1,9 @@
 """Megatron-LM's fine-grained activation offloading, as a rule over 1F1B and interleaved 1F1B.
 
-There a *group* is what one module of one layer saves for its backward. Here it is the activation of
-one stage and microbatch, of which O and R move the profile's `offload` bytes: what the modules asked
-for save. So whatever Megatron-LM does to a share of the groups of every activation happens to a
-share of the activations.
+In Megatron-LM a *group* is the set of tensors that one module of one layer saves for its backward.
+Here it is the activation of one stage and microbatch, of which O and R move the profile's `offload`
+bytes: those that the selected modules save. So where Megatron-LM offloads a share of the groups of
+every activation, this schedule offloads a share of the activations.
 """
 
 from __future__ import annotations
@@ -28,14 +28,15 @@ def megatron_offload(
     delta: int = 0,
     group: int | None = None,
 ) -> Schedule:
-    """1F1B, or interleaved 1F1B on several chunks, with activations offloaded by Megatron-LM's rule.
+    """Build 1F1B, or interleaved 1F1B on several chunks, with activations offloaded by
+    Megatron-LM's rule.
 
-    Every O is issued as its F ends, every R as the backward before it begins: one group ahead. On
-    the device stay, in this order: an activation whose backward is the next one after its F; the
-    one whose backward comes first, whose reload would hold the device up; on rank r the first ones
-    by their backwards until they make up r * `delta` bytes; of the rest of a stage's all but
-    `fraction`, evenly spread. No memory limit is looked at. At p = 4, m = 6, copies as long as a
-    cell::
+    Every O is issued when its F ends, every R when the backward before its own begins: one group
+    ahead. The following activations stay on the device, in this order: those whose backward is the
+    next one after their F; the one whose backward comes first, as its reload would delay the
+    device; on rank r, the first ones by their backwards up to r * `delta` bytes; of each stage's
+    other activations, all but the share `fraction`, evenly spread. Memory limits are ignored. At p
+    = 4, m = 6, copies as long as a cell::
 
         0 F0  F1  F2  F3  .   .   .   .   .   .   BW0     F4  BW1     F5  BW2     .   BW3     .   BW4     .   BW5
                   O1  O2  O3                      R1          R2          R3          R4          R5
@@ -47,7 +48,7 @@ def megatron_offload(
 
     Args:
         profile: with an offload section; placed in a loop.
-        microbatches: m; for several chunks as `interleaved_1f1b` takes it.
+        microbatches: m; for several chunks as `interleaved_1f1b` requires.
         chunks: v; default: the profile's own.
         fraction: ``--activation-offload-fraction``.
         delta: ``--delta-offload-bytes-across-pp-ranks``.
@@ -77,7 +78,7 @@ def megatron_offload(
 
 
 def _eligible(program: Sequence[Op], moved: Sequence[int], keep_bytes: int) -> list[Op]:
-    """The backwards, in their order, of the activations that may be offloaded."""
+    """Return the backwards, in their order, of the activations that may be offloaded."""
     backwards = [op for op in program if op.kind is BW]
     following = iter([*backwards, None])
     at_once, due = set(), next(following)
@@ -98,7 +99,7 @@ def _eligible(program: Sequence[Op], moved: Sequence[int], keep_bytes: int) -> l
 
 
 def _spread(backwards: Sequence[Op], fraction: Fraction) -> Iterator[Op]:
-    """`fraction` of each stage's, evenly spread and rounded up."""
+    """Select the share `fraction` of each stage's activations, evenly spread and rounded up."""
     seen: dict[int, int] = {}
     for op in backwards:
         at = seen[op.stage] = seen.get(op.stage, 0) + 1
@@ -107,7 +108,7 @@ def _spread(backwards: Sequence[Op], fraction: Fraction) -> Iterator[Op]:
 
 
 def _with_copies(program: Sequence[Op], offloaded: set[Op]) -> Iterator[Op]:
-    """The program with each O after its F, and each R after the backward before its own."""
+    """Insert each O after its F, and each R after the backward before its own."""
     backwards = [op for op in program if op.kind is BW]
     after = dict(pairwise(backwards))
     for op in program:

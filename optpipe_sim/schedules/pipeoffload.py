@@ -1,6 +1,7 @@
-"""PipeOffload: the uniform repeat, with the activations of the first chunks offloaded.
+"""PipeOffload: a uniformly repeated block, with the activations of the first chunks offloaded.
 
-The first chunks live longest, so offloading half of the chunks saves more than half the memory.
+Activations of the first chunks live longest, so offloading half of the chunks saves more than half
+the memory.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ def pipeoffload(
     group: int = 1,
     offloaded: int | None = None,
 ) -> Schedule:
-    """The repeat of `group` microbatches with each device's first `offloaded` chunks offloaded.
+    """Repeat a block of `group` microbatches, with each device's first `offloaded` chunks
+    offloaded.
 
-    By default as many chunks as the copy engines can carry beside the compute: all of them if the
-    round trip of a microbatch's activations takes no longer than its F, B and W. Copies are
-    planned as `copies.with_copies` says; ``meta["dropped"]`` counts those that found no slot.
+    By default as many chunks are offloaded as the copy engines can carry beside the compute: all of
+    them if the round trip of a microbatch's activations takes no longer than its F, B and W.
+    `copies.with_copies` plans the copies; ``meta["dropped"]`` counts those that found no slot.
 
     At p = 4, m = 6, v = 2, copies as long as a cell::
 
@@ -58,7 +60,7 @@ def pipeoffload(
 def po_h(
     profile: CostProfile, microbatches: int, chunks: int | None = None, group: int = 1
 ) -> Schedule:
-    """PO-H: half of the chunks (rounded up) offloaded; see `pipeoffload` for what it admits.
+    """Build PO-H: half of the chunks (rounded up) offloaded; same restrictions as `pipeoffload`.
 
     At p = 4, m = 6, v = 2, copies as long as a cell::
 
@@ -80,7 +82,7 @@ def po_h(
 def po_f(
     profile: CostProfile, microbatches: int, chunks: int | None = None, group: int = 1
 ) -> Schedule:
-    """PO-F: all chunks offloaded; see `pipeoffload` for what it admits.
+    """Build PO-F: all chunks offloaded; same restrictions as `pipeoffload`.
 
     At p = 4, m = 6, v = 2, copies as long as a cell::
 
@@ -100,8 +102,9 @@ def po_f(
 
 
 def _affordable(costs: CostProfile) -> int:
-    """How many leading chunks can be offloaded for free: the transfers of one microbatch take no
-    more time on any engine or host link than its compute on the busiest device."""
+    """Return how many leading chunks can be offloaded for free: the transfers of one microbatch
+    take no more time on any engine or host link than its compute on the busiest device.
+    """
     durations, shape = costs.durations_ns, costs.shape(1)
     budget = max(
         sum(costs.stages[stage].work_ns for stage in shape.stages_of(device))

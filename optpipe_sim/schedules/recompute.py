@@ -1,8 +1,8 @@
-"""Any schedule with recomputation: one level per stage, inside backwards or apart.
+"""Recomputation for any schedule: one level per stage, inside backwards or by separate ops.
 
-Published patterns know no recomputation. A pattern is built for the costs that its stages have at
-their levels (`at_levels`), and its programs then say so (`with_levels`): that is how frameworks
-combine the two (Megatron-LM's ``--recompute-granularity``, torchtitan's activation checkpointing).
+Published patterns have no recomputation. A pattern is built with the costs that its stages have at
+their levels (`at_levels`), and the levels are then added to its programs (`with_levels`), as
+frameworks do (Megatron-LM's ``--recompute-granularity``, torchtitan's activation checkpointing).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ YES_NO = {"yes": True, "no": False, "true": True, "false": False}
 
 
 def parse_yes_no(text: str) -> bool:
-    """True for ``yes``, False for ``no``.
+    """Return True for ``yes``, False for ``no``.
 
     Raises:
         InvalidSchedule: for anything else.
@@ -38,10 +38,10 @@ Levels = Sequence[str | None]  # the level of each stage; None: kept whole
 
 
 def everywhere(profile: CostProfile, level: str) -> Levels:
-    """`level` on every stage that has it.
+    """Return `level` for every stage that has it.
 
     Raises:
-        InvalidSchedule: where no stage has such a level.
+        InvalidSchedule: if no stage has this level.
     """
     known = list(dict.fromkeys(one.name for cost in profile.stages for one in cost.recompute))
     if level not in known:
@@ -53,12 +53,12 @@ def everywhere(profile: CostProfile, level: str) -> Levels:
 
 
 def first_layers(profile: CostProfile, level: str, layers: int) -> Levels:
-    """On every stage the level that recomputes the first `layers` of its layers as `level`
+    """Return, for every stage, the level that recomputes its first `layers` layers as `level`
     recomputes all of them: Megatron-LM's ``--recompute-method block --recompute-num-layers``. A
-    stage of no more layers than that is recomputed at `level`.
+    stage with no more layers than that is recomputed at `level`.
 
     Raises:
-        InvalidSchedule: where no stage has `level`, or one has no level for that many layers.
+        InvalidSchedule: if no stage has `level`, or one has no level for that many layers.
     """
     if layers < 1:
         raise InvalidSchedule(f"layers: must be at least 1, got {layers}")
@@ -76,17 +76,16 @@ def first_layers(profile: CostProfile, level: str, layers: int) -> Levels:
             )
             raise InvalidSchedule(
                 f"layers={layers}: stage {stage} of {profile.chunks * profile.devices} has no level"
-                f" that recomputes so many layers; it has {known or 'none that says its layers'}"
+                f" that recomputes this many layers; it has {known or 'none that says its layers'}"
             )
         found[stage] = fitting[0]
     return found
 
 
 def at_levels(profile: CostProfile, levels: Levels, apart: bool = False) -> CostProfile:
-    """The profile as a pattern has to plan with it where each stage is recomputed at its level.
-
-    Backwards last the recomputation longer, what is kept stands for the activation, and the largest
-    working memory of a stage is set aside: `apart`, all that C brings back.
+    """Return the profile that a pattern plans with if each stage is recomputed at its level.
+    Backwards are longer by the recomputation, activations have the kept size, and the largest
+    working memory of a stage is reserved (with `apart`, everything that C restores).
     """
     return profile.map_stages(
         lambda stage, cost: _plain(cost, cost.level(levels[stage] or ""), apart)
@@ -94,8 +93,9 @@ def at_levels(profile: CostProfile, levels: Levels, apart: bool = False) -> Cost
 
 
 def fused_at_levels(profile: CostProfile, levels: Levels, apart: bool = False) -> CostProfile:
-    """`at_levels` for what plans by memory and can run any backward as one: where W needs more than
-    is kept, a split B would hold that until its W, so that the stage does not split."""
+    """As `at_levels`, for schedules that plan by memory and can fuse any backward: if W needs more
+    than is kept, a split B would hold that until its W, so such a stage fuses its backwards.
+    """
     needing = {
         stage
         for stage, cost in enumerate(profile.stages)
@@ -120,8 +120,9 @@ def fused_at_levels(profile: CostProfile, levels: Levels, apart: bool = False) -
 
 
 def _plain(cost: StageCost, found: RecomputeLevel | None, apart: bool) -> StageCost:
-    """A stage that costs without levels what it costs at one, but for its working memory, which it
-    holds all the time."""
+    """Return a stage without levels that has the costs of a level; its working memory is held all
+    the time.
+    """
     if found is None:
         return replace(cost, recompute=())
     times = make_table([replace(cost, recompute=(found,))]).duration_ns[:, 0, 1]
@@ -145,9 +146,9 @@ def _plain(cost: StageCost, found: RecomputeLevel | None, apart: bool) -> StageC
 
 
 def with_levels(schedule: Schedule, levels: Levels, apart: bool) -> Schedule:
-    """The schedule with every activation recomputed at the level of its stage: inside its backward,
-    or `apart`, by an op C right before it, which then runs while the backward would wait for its
-    gradient."""
+    """Recompute every activation at the level of its stage: inside its backward, or with `apart` by
+    an op C right before it, which runs while the backward waits for its gradient.
+    """
 
     found = schedule.replace(
         recompute={str(stage): level for stage, level in enumerate(levels) if level is not None}
@@ -156,7 +157,7 @@ def with_levels(schedule: Schedule, levels: Levels, apart: bool) -> Schedule:
 
 
 def taken_apart(schedule: Schedule) -> Schedule:
-    """A schedule that recomputes inside its backwards, with the recomputations as ops of their own."""
+    """Turn the recomputation inside backwards into separate ops."""
     kinds, stages, units = schedule.table.T
     back = np.isin(kinds, (B, BW)) & (schedule.levels.table[stages, units] > 0)
     rows = np.flatnonzero(back)
@@ -170,10 +171,10 @@ def taken_apart(schedule: Schedule) -> Schedule:
 
 
 def at_level(profile: CostProfile, level: str) -> CostProfile:
-    """`at_levels`, with `level` on every stage that has it."""
+    """Return `at_levels` with `level` on every stage that has it."""
     return at_levels(profile, everywhere(profile, level))
 
 
 def with_level(schedule: Schedule, profile: CostProfile, level: str, apart: bool) -> Schedule:
-    """`with_levels`, with `level` on every stage that has it."""
+    """Return `with_levels` with `level` on every stage that has it."""
     return with_levels(schedule, everywhere(profile.for_shape(schedule.shape), level), apart)

@@ -1,7 +1,8 @@
-"""Ops on unit slots: a repeated block of cells, whose warm-up and drain move forward into free slots.
+"""Ops on unit slots: a repeated block of cells, whose warm-up and cool-down move forward into free
+slots.
 
-The weight gradients of a device are told apart by their number only: ``Op(W, rank, k)`` is the k-th
-W of a device, whichever of its backwards it belongs to.
+The weight gradients of a device are only numbered: ``Op(W, rank, k)`` is the k-th W of a device,
+whichever backward it belongs to.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import numpy as np
 from ..ops import B, F, Op, OpKind, W, dependencies
 from ..schedule import Shape
 
-Slots = dict[int, Op]  # the op in each slot of one device that is taken
+Slots = dict[int, Op]  # the op in each occupied slot of one device
 Grid = list[Slots]
-Place = tuple[int, int]  # slot, device: the order in which ops are looked at
+Place = tuple[int, int]  # slot, device: the order in which ops are visited
 Releases = Callable[[np.ndarray], np.ndarray]
 
 FREE = -1
@@ -26,8 +27,8 @@ BEFORE_ALL = -1, 0
 def repeat(
     cells: Sequence[Sequence[int]], kinds: Sequence[tuple[OpKind, int]], shape: Shape
 ) -> Grid:
-    """A block of cells, once per microbatch; the next one comes as many slots later as a device has
-    compute ops per microbatch, weight gradients included.
+    """Repeat a block of cells once per microbatch; the offset is the number of compute ops of a
+    device per microbatch, weight gradients included.
 
     Args:
         cells: per device, the slots of its ops of the first microbatch.
@@ -46,7 +47,7 @@ def repeat(
 
 
 def with_weights(grid: Grid) -> Grid:
-    """The grid with each device's W's in its free slots, as soon as a B has been."""
+    """Place each device's W's in its free slots, as soon as possible after their B's."""
     found = []
     for rank, slots in enumerate(grid):
         filled, pending, done, slot = dict(slots), 0, 0, 0
@@ -63,14 +64,14 @@ def with_weights(grid: Grid) -> Grid:
 
 
 def kinds_of(slots: Slots) -> np.ndarray:
-    """The kind of op in each slot of a device, FREE where there is none."""
+    """Return the kind of op in each slot of a device, FREE if there is none."""
     kinds = np.full(max(slots) + 1, FREE)
     kinds[list(slots)] = [op.kind for op in slots.values()]
     return kinds
 
 
 def released_after_b(kinds: np.ndarray) -> np.ndarray:
-    """How many activations are released by each slot: each in the slot after its B."""
+    """Return how many activations are released by each slot: each in the slot after its B."""
     done: np.ndarray = kinds == B
     after: np.ndarray = np.cumsum(done) - done
     return after
@@ -82,15 +83,15 @@ def released_at_w(kinds: np.ndarray) -> np.ndarray:
 
 
 def released_in_free_slots(kinds: np.ndarray) -> np.ndarray:
-    """As `released_at_w`, where every free slot takes a W if one is pending."""
+    """As `released_at_w`, with a W in every free slot if one is pending."""
     free = np.cumsum(kinds == FREE)
-    idle = free - np.cumsum(kinds == B)  # what has been free beyond the B's so far was of no use
+    idle = free - np.cumsum(kinds == B)  # free slots beyond the number of B's so far cannot be used
     used: np.ndarray = free - np.maximum.accumulate(np.maximum(idle, 0))
     return used
 
 
 def most_held(kinds: np.ndarray, releases: Releases) -> int:
-    """The most activations that a device holds in any slot."""
+    """Return the most activations that a device holds in any slot."""
     return int((np.cumsum(kinds == F) - releases(kinds)).max())
 
 
@@ -118,7 +119,7 @@ def move_forward(grid: Grid, steady: tuple[Place, Place], limit: int, releases: 
 
 
 def _earliest(op: Op, slot_of: dict[Op, int], backwards: Sequence[int]) -> int:
-    """The first slot in which the inputs of an op and the op before it of its kind are done."""
+    """Return the first slot in which the inputs of an op and the previous op of its kind are done."""
     if op.kind is W:
         done = [backwards[op.microbatch]]
     else:
@@ -129,8 +130,9 @@ def _earliest(op: Op, slot_of: dict[Op, int], backwards: Sequence[int]) -> int:
 
 
 def retimed(grid: Grid) -> Grid:
-    """The ops of a grid in its order, each in the first slot that its inputs permit, without the
-    W's, whose slots stay free."""
+    """Move the ops of a grid, in its order, to the first slot that their inputs permit; W's are
+    removed and their slots stay free.
+    """
     ended: dict[Op, int] = {}
     free_at = [0] * len(grid)
     found: Grid = [{} for _ in grid]

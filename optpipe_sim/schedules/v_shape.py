@@ -1,7 +1,8 @@
 """V-Min and V-Half: a block of cells repeated on the vee placement, for a third or half the memory.
 
-A block gives every device the two forwards and two backwards of a microbatch; it is laid so that
-activations live short, and is repeated every six unit slots. The weight gradients fill the gaps.
+A block contains the two forwards and two backwards of a microbatch on every device; it is arranged
+so that activations have short lifetimes, and is repeated every six unit slots. The weight gradients
+fill the gaps.
 """
 
 from __future__ import annotations
@@ -32,14 +33,15 @@ from .slots import (
     with_weights,
 )
 
-_CELLS = ((F, 0), (F, 1), (B, 1), (B, 0))  # kind and chunk of a device's cells, as they follow
+_CELLS = ((F, 0), (F, 1), (B, 1), (B, 0))  # kind and chunk of a device's cells, in order
 
 
 def v_min(profile: CostProfile, microbatches: int) -> Schedule:
-    """V-Min: the least memory of the V family, about a third of 1F1B's, two thirds of its bubble.
+    """Build V-Min: the least memory of the V family, about a third of 1F1B's, with two thirds of
+    its bubble.
 
     No device holds more than 2*((p+4)//3) chunk activations. Where costs differ the bubble grows
-    with m: the pattern does not look at them. `_fastest` says what of it does.
+    with m, as the pattern ignores them; `_fastest` describes what takes them into account.
 
     At p = 4, m = 6, one cell per unit::
 
@@ -52,17 +54,17 @@ def v_min(profile: CostProfile, microbatches: int) -> Schedule:
     """
     costs = profile.rechunk(2, "vee")
     p = costs.devices
-    shift = 0 if p % 3 else 2  # else two cells of a device would meet
+    shift = 0 if p % 3 else 2  # else two cells of a device would collide
     cells = [(d, 2 * p - 1 - d, 2 * p + shift + d, 4 * p + shift - 1 - d) for d in range(p)]
     return _fastest(cells, costs, microbatches, 2 * ((p + 4) // 3))
 
 
 def v_half(profile: CostProfile, microbatches: int) -> Schedule:
-    """V-Half: half the memory of 1F1B, and half its bubble or less.
+    """Build V-Half: half the memory of 1F1B, and at most half its bubble.
 
-    No device holds more than 2*((p+2)//2) chunk activations; without hops the bubble stays the same
-    for any m as long as W + 2B >= 2F and W + 2F >= 2B. The ops of warm-up and drain move forward
-    into gaps of the repeated block; `_fastest` says how.
+    No device holds more than 2*((p+2)//2) chunk activations; with free messages the bubble is the
+    same for any m as long as W + 2B >= 2F and W + 2F >= 2B. The ops of warm-up and cool-down move
+    forward into gaps of the repeated block; see `_fastest`.
 
     At p = 4, m = 6, one cell per unit::
 
@@ -85,11 +87,12 @@ def v_half(profile: CostProfile, microbatches: int) -> Schedule:
 def _fastest(
     cells: Sequence[Sequence[int]], costs: CostProfile, microbatches: int, limit: int
 ) -> Schedule:
-    """The best of a few schedules of the same block: the authors', and those that put the W's where
-    devices wait, at unit costs or at these, in two orders of forwards and backwards.
+    """Return the best of a few schedules of the same block: the authors', and those that run W's
+    where devices wait, at unit costs or at the given costs, in two orders of forwards and
+    backwards.
 
-    The shortest makespan counts, among those that hold no more than the authors' does; no device
-    holds more than `limit` chunk activations from F to W.
+    The shortest makespan wins, among those with no more memory than the authors' schedule; no
+    device holds more than `limit` chunk activations from F to W.
     """
     shape = costs.shape(microbatches)
     block = repeat(cells, _CELLS, shape)
@@ -108,8 +111,9 @@ def _fastest(
 
 
 def _reordered(block: Grid, shape: Shape) -> Grid:
-    """The authors' order: the ops of warm-up and drain, W's among them, move forward; then, without
-    the W's, those of the drain once more."""
+    """Make the authors' order: the ops of warm-up and cool-down, W's included, move forward; then,
+    without the W's, those of the cool-down once more.
+    """
     laid = with_weights(block)
     most = max(most_held(kinds_of(slots), released_at_w) for slots in laid)
     move_forward(laid, _steady(laid, shape), most, released_at_w)
@@ -120,8 +124,9 @@ def _reordered(block: Grid, shape: Shape) -> Grid:
 
 
 def _steady(grid: Grid, shape: Shape) -> tuple[Place, Place]:
-    """From rank 0's first B of chunk 0 to the first of the last microbatch's forwards of chunk 0
-    that is not before it; where there is none, to the end."""
+    """Return the steady slots: from rank 0's first B of chunk 0 to the first of the last
+    microbatch's forwards of chunk 0 that is not before it; to the end if there is none.
+    """
     p, last = shape.devices, shape.microbatches - 1
     begin = min((slot, 0) for slot, op in grid[0].items() if op == Op(B, 0, 0))
     ends = [
@@ -134,8 +139,9 @@ def _steady(grid: Grid, shape: Shape) -> tuple[Place, Place]:
 
 
 def _closed(block: Grid, shape: Shape, limit: int) -> Grid:
-    """Another order: the ops before rank 0's first B of chunk 0 and after its last F of chunk 0 move
-    forward as if each W came right after its B."""
+    """Make another order: the ops before rank 0's first B of chunk 0 and after its last F of chunk
+    0 move forward as if each W came right after its B.
+    """
     grid = [dict(slots) for slots in block]
     slot_of = {op: slot for slot, op in grid[0].items()}
     last = shape.microbatches - 1
@@ -145,7 +151,7 @@ def _closed(block: Grid, shape: Shape, limit: int) -> Grid:
 
 
 def _as_laid(grid: Grid, shape: Shape) -> Schedule:
-    """The schedule of a grid, with the W's in its free slots: those of chunk 1 first."""
+    """Make the schedule of a grid, with W's in its free slots, those of chunk 1 first."""
     programs = []
     for slots in grid:
         program: list[Op] = []
@@ -165,14 +171,14 @@ def _as_laid(grid: Grid, shape: Shape) -> Schedule:
 
 
 def _counted(costs: CostProfile) -> CostProfile:
-    """The costs with one byte per activation, held from F to W, so that bytes count activations."""
+    """Return the costs with one byte per activation, held from F to W, so that bytes count activations."""
     return replace(costs, offload=None).map_stages(
         lambda _, cost: StageCost(cost.t_f_ns, cost.t_b_ns, cost.t_w_ns, 1, 1)
     )
 
 
 def _unit(costs: CostProfile) -> CostProfile:
-    """As `_counted`, with every op as long as the others, and hops for free."""
+    """As `_counted`, with ops of equal duration and free messages."""
     unit = replace(costs, offload=None).map_stages(lambda _, cost: StageCost(1, 1, 1, 1, 1))
     return replace(unit, latency_ns=0, occupancy_ns=0)
 
@@ -180,9 +186,10 @@ def _unit(costs: CostProfile) -> CostProfile:
 def _where_devices_wait(
     grid: Grid, costs: CostProfile, microbatches: int, limit: int
 ) -> Schedule | None:
-    """The F's and B's in the order of a grid; where a device has to wait for its next op, it does
-    the W's that fit in, and before an F that finds no room as many as make it. None where that is
-    not enough."""
+    """Run the F's and B's in the order of a grid. A device that waits for its next op runs the W's
+    that fit into the wait, and, before an F that does not fit in memory, as many as free it.
+    None if that is not enough.
+    """
     grown = Growing(costs, microbatches, [limit] * costs.devices)
     places = sorted(
         (slot, rank, op) for rank, slots in enumerate(grid) for slot, op in slots.items()

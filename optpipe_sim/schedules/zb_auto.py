@@ -1,8 +1,8 @@
 """ZB-1p and ZB-2p: zero-bubble schedules fitted to the costs and to any memory limit.
 
-A greedy in rounds is run with every setting of three switches, and the result with the smallest
-longest device span is kept. Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241),
-section 3.1 and table 5.
+A greedy in rounds runs with every setting of three switches; the result with the least longest
+device span is kept. Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section
+3.1 and table 5.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from .greedy import Growing, LastW, device_limits
 
 
 def zb_1p(profile: CostProfile, microbatches: int, limit: int | None = None) -> Schedule:
-    """The automatic zero-bubble schedule within 1F1B's memory; one chunk per device, any m.
+    """Build the automatic zero-bubble schedule within 1F1B's memory; one chunk per device, any m.
 
-    Each device holds at most p activations of its stage on top of its static bytes (or `limit`
-    bytes in all), whatever the durations turn out to be. At p = 4, m = 6::
+    Each device holds at most p activations of its stage in addition to its static bytes (or `limit`
+    bytes in total), with any durations. At p = 4, m = 6::
 
         0 F0 F1 F2 F3 .  .  .  B0 W0 F4 B1 W1 F5 B2 W2 B3 W3 B4 W4 B5 W5
         1 .  F0 F1 F2 .  .  B0 F3 B1 W0 F4 B2 W1 F5 B3 W2 B4 W3 B5 W4 W5
@@ -33,13 +33,13 @@ def zb_1p(profile: CostProfile, microbatches: int, limit: int | None = None) -> 
         limit: bytes per device, static included, instead of p activations.
 
     Raises:
-        OutOfMemory: where `limit` does not hold one activation; names the least limit.
+        OutOfMemory: if `limit` does not hold one activation; names the least limit.
     """
     return _best(profile, microbatches, limit, 1)
 
 
 def zb_2p(profile: CostProfile, microbatches: int, limit: int | None = None) -> Schedule:
-    """The automatic zero-bubble schedule within twice 1F1B's memory: next to no bubble.
+    """Build the automatic zero-bubble schedule within twice 1F1B's memory: almost no bubble.
 
     As `zb_1p`, with 2p activations. At p = 4, m = 8::
 
@@ -49,7 +49,7 @@ def zb_2p(profile: CostProfile, microbatches: int, limit: int | None = None) -> 
         3 .  .  .  F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 F5 B5 F6 B6 F7 B7 W0 W1 W2 W3 W4 W5 W6 W7
 
     Raises:
-        OutOfMemory: where `limit` does not hold one activation; names the least limit.
+        OutOfMemory: if `limit` does not hold one activation; names the least limit.
     """
     return _best(profile, microbatches, limit, 2)
 
@@ -72,15 +72,15 @@ def _grow(
     skipping: bool,
     always_fill: bool,
 ) -> Growing:
-    """One run. Each round puts the next B, from the last rank to the first, then at most one more F
-    per rank, from the first to the last.
+    """Run the greedy once. Each round appends the next B, from the last rank to the first, then at
+    most one more F per rank, from the first to the last.
 
-    So before round i every rank has put more than i forwards, and its B can run: after its i-th B
-    and the W's, a rank that has put no further F holds nothing, and has room for the next.
+    So before round i every rank has more than i forwards, and its B can run: after its i-th B and
+    the W's, a rank without further F's holds no activation, and has room for the next one.
 
     Args:
         eager: warm-up forwards may end after the first B could start.
-        skipping: a rank well ahead of its successor lets an F go that would make its B late.
+        skipping: a rank well ahead of its successor skips an F that would make its B late.
         always_fill: see `LastW`.
     """
     grown = Growing(costs, microbatches, limits)
@@ -106,10 +106,11 @@ def _grow(
 
 
 def _warm_up(grown: Growing, eager: bool) -> None:
-    """F of microbatch 0 everywhere; then, from the last rank back, more forwards down to that rank
-    while they fit into memory and end before the first B comes (`eager`: start before).
+    """Append F of microbatch 0 everywhere; then, from the last rank back, more forwards down to
+    that rank while they fit into memory and end (with `eager`: start) before the first B can
+    start.
 
-    Each rank keeps fewer forwards than the one before it has room for, which lets one F per round
+    Each rank keeps fewer forwards than the previous rank has room for, so that one F per round can
     flow through all of them.
     """
     costs, ranks = grown.costs.stages, range(grown.devices)
@@ -135,7 +136,9 @@ def _warm_up(grown: Growing, eager: bool) -> None:
 
 
 def _next_backwards(grown: Growing) -> list[int]:
-    """Per rank, when the next B could come from its successor if every rank put one more F first."""
+    """Return, per rank, when the next B could arrive from its successor if every rank ran one more
+    F first.
+    """
     costs, latency = grown.costs.stages, grown.costs.t_comm_ns
     due, arrival = [0] * grown.devices, 0
     for rank in reversed(range(grown.devices)):
@@ -146,8 +149,9 @@ def _next_backwards(grown: Growing) -> list[int]:
 
 
 def _makes_late(grown: Growing, rank: int, due: int) -> bool:
-    """Is this rank two forwards or more ahead of its successor, and would one more make its B later
-    than it can afford?"""
+    """Whether this rank is at least two forwards ahead of its successor and one more would delay
+    its B more than it can afford.
+    """
     if rank + 1 == grown.devices or grown.count(F, rank) < grown.count(F, rank + 1) + 2:
         return False
     end = max(grown.free_at[rank], grown.arrival(F, rank)) + grown.costs.stages[rank].t_f_ns

@@ -12,20 +12,21 @@ from .greedy import Growing, LastW, device_limits
 
 
 def zb_v(profile: CostProfile, microbatches: int, limit: int | None = None) -> Schedule:
-    """The zero-bubble schedule on the V placement; any m.
+    """Build the zero-bubble schedule on the V placement; any m.
 
-    The first device also has the last stage, so the first backward starts there at once, and the
-    memory of all devices is the same: at most 2p chunk activations (as much as 1F1B's p) on top of
-    the static bytes, or `limit` bytes in all. No bubble at equal costs without communication.
-    At p = 4, m = 6 (lower case: the second chunk)::
+    The first device also has the last stage, so the first backward starts there directly, and all
+    devices need the same memory: at most 2p chunk activations (as much as 1F1B's p) in addition to
+    the static bytes, or `limit` bytes in total. No bubble at equal costs without communication. At
+    p = 4, m = 6 (lower case: the second chunk)::
 
         0 F0 F1 F2 F3 F4 F5 .  f0 b0 f1 b1 w0 f2 b2 w1 f3 b3 w2 B0 w3 f4 b4 W0 B1 w4 f5 b5 B2 W1 B3 w5 B4 W2 B5 W3 W4 W5 .  .
         1 .  F0 F1 F2 F3 F4 f0 F5 f1 b0 w0 f2 b1 w1 f3 b2 w2 B0 W0 f4 b3 w3 B1 W1 f5 b4 B2 b5 B3 w4 B4 W2 B5 w5 W3 W4 W5 .  .
         2 .  .  F0 F1 F2 f0 F3 f1 F4 f2 b0 w0 f3 b1 w1 F5 B0 W0 f4 b2 w2 B1 W1 f5 b3 B2 b4 B3 b5 B4 w3 B5 W2 w4 W3 w5 W4 W5 .
         3 .  .  .  F0 f0 F1 f1 F2 f2 F3 f3 b0 w0 F4 B0 W0 f4 b1 w1 F5 B1 W1 f5 b2 B2 b3 B3 b4 B4 b5 B5 w2 W2 w3 W3 w4 W4 w5 W5
 
-    A greedy in rounds is run with every setting of two switches, each again with the slack widened
-    by what the run before idled, while that helps; the smallest longest device span is kept.
+    A greedy in rounds runs with every setting of two switches, each repeatedly with the slack
+    widened by the idle time of the previous run while that helps; the least longest device span is
+    kept.
 
     Args:
         profile: re-chunked to two chunks per device, placement ``vee``.
@@ -33,7 +34,7 @@ def zb_v(profile: CostProfile, microbatches: int, limit: int | None = None) -> S
         limit: bytes per device, static included, instead of 2p chunk activations.
 
     Raises:
-        OutOfMemory: where `limit` does not hold one microbatch; names the least limit.
+        OutOfMemory: if `limit` does not hold one microbatch; names the least limit.
 
     Source: Qi et al., Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 6 and table 8;
     Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), V-ZB.
@@ -50,7 +51,7 @@ def zb_v(profile: CostProfile, microbatches: int, limit: int | None = None) -> S
 def _widened(
     costs: CostProfile, microbatches: int, limits: Sequence[int], *switches: bool
 ) -> Growing:
-    """The best of runs each of which knows how long the last one's idlest device idled."""
+    """Return the best of several runs, each of which is given the largest idle time of the previous one."""
     best = _grow(costs, microbatches, limits, 0, *switches)
     while True:
         run = _grow(costs, microbatches, limits, best.most_idle, *switches)
@@ -85,7 +86,7 @@ def _grow(
 
 
 def _safe(grown: Growing, stage: int) -> bool:
-    """May this stage run one more F without a deadlock later?
+    """Whether this stage may run one more F without a later deadlock.
 
     Whatever the chunk-0 activations of a device that still wait for their chunk-1 forward, one
     chunk-1 activation must fit beside them. Then the next op of the oldest microbatch always finds
@@ -100,8 +101,9 @@ def _safe(grown: Growing, stage: int) -> bool:
 
 
 def _first_microbatch(grown: Growing) -> None:
-    """F of microbatch 0 down the V and up again; before it comes back to rank i, more chunk-0
-    forwards on ranks 0..i, as long as they do not delay it and memory for 2 + 2i chunks remains."""
+    """Append F of microbatch 0 down the V and up again; before it returns to rank i, more chunk-0
+    forwards on ranks 0..i, as long as they do not delay it and memory for 2 + 2i chunks remains.
+    """
     ranks, last = range(grown.devices), grown.stages - 1
     for rank in ranks:
         grown.put(F, rank)
@@ -120,13 +122,14 @@ def _first_microbatch(grown: Growing) -> None:
 
 
 def _level(grown: Growing) -> None:
-    """For ranks 1, 2, ..: chunk-1 and chunk-0 forwards in turn from that rank to the last, until it
-    has as many forwards as the rank before it, and more of chunk 1 (or nothing more fits)."""
+    """Append, for ranks 1, 2, ..., chunk-1 and chunk-0 forwards in turn from that rank to the last,
+    until it has as many forwards as the previous rank, and more of chunk 1 (or no more fit).
+    """
     p, last = grown.devices, grown.stages - 1
     for rank in range(1, p):
         idle_turns, upward = 0, True
         while idle_turns < 2 and not _is_level(grown, rank):
-            # each way in the order in which the microbatch flows
+            # in both directions in the order in which the microbatch flows
             stages = range(p, last - rank + 1) if upward else range(rank, p)
             put = [_put_forward(grown, stage, None) for stage in stages]
             idle_turns = 0 if any(put) else idle_turns + 1
@@ -140,8 +143,9 @@ def _is_level(grown: Growing, rank: int) -> bool:
 
 
 def _put_forward(grown: Growing, stage: int, last: LastW | None) -> bool:
-    """Put the next F of a stage if it exists and there is room; `last` as in `Growing.fill`, None:
-    no W in the wait."""
+    """Append the next F of a stage if it exists and fits; `last` as in `Growing.fill`; None: no W
+    in the wait.
+    """
     device = grown.home[stage]
     if not grown.exists(F, stage) or not _safe(grown, stage):
         return False
@@ -154,8 +158,9 @@ def _put_forward(grown: Growing, stage: int, last: LastW | None) -> bool:
 
 
 def _backwards(grown: Growing, last_upward: LastW) -> None:
-    """At most one B per rank: chunk 1 if none of it waits for its chunk 0, else chunk 0 if its input
-    is there, else chunk 1."""
+    """Append at most one B per rank: of chunk 1 if no B of chunk 0 is outstanding, else of chunk 0
+    if its input is available, else of chunk 1.
+    """
     p, top, m = grown.devices, grown.stages - 1, grown.microbatches
     chosen = []
     for rank in range(p):
@@ -171,8 +176,9 @@ def _backwards(grown: Growing, last_upward: LastW) -> None:
 
 
 def _forwards(grown: Growing, last: LastW) -> None:
-    """At most one F per rank: chunk 0 if chunk 1 has caught up, else chunk 1 if its input is there,
-    else chunk 0."""
+    """Append at most one F per rank: of chunk 0 if chunk 1 has caught up, else of chunk 1 if its
+    input is available, else of chunk 0.
+    """
     top = grown.stages - 1
     chosen = []
     for rank in range(grown.devices):

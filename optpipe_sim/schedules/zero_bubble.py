@@ -1,7 +1,7 @@
-"""ZB-H1 and ZB-H2: the backward split in two, by hand.
+"""ZB-H1 and ZB-H2: handcrafted schedules with split backwards.
 
-The input gradient (B) is what the stage before waits for; the weight gradient (W) may come at any
-time after it, and fills what would be bubbles.
+The previous stage waits only for the input gradient (B); the weight gradient (W) may run at any
+time after it, and fills bubbles.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ..schedule import Schedule
 
 
 def zb_h1(profile: CostProfile, microbatches: int) -> Schedule:
-    """A third of 1F1B's bubble at 1F1B's memory; one chunk per device, any m.
+    """Build ZB-H1: a third of 1F1B's bubble at 1F1B's memory; one chunk per device, any m.
 
-    Rank r starts with p-r forwards; then B, W and F in turn, the W being r microbatches behind the
-    B. Bubble (p-1)(F+B-W) + 4(p-1)c, c being one hop; rank r holds at most (p-r) M_B + r M_W, where
-    M_B is what an activation takes before its B and M_W what is left of it until its W.
-    At p = 4, m = 6::
+    Rank r starts with p-r forwards; then B, W and F in turn, the W r microbatches behind the B. The
+    bubble is (p-1)(F+B-W) + 4(p-1)c with c the P2P latency; rank r holds at most (p-r) M_B + r M_W,
+    where M_B is the size of an activation before its B and M_W the part of it held until its W. At
+    p = 4, m = 6::
 
         0 F0 F1 F2 F3 .  .  .  B0 W0 F4 B1 W1 F5 B2 W2 B3 W3 B4 W4 B5 W5
         1 .  F0 F1 F2 .  .  B0 F3 B1 W0 F4 B2 W1 F5 B3 W2 B4 W3 B5 W4 W5
@@ -33,11 +33,12 @@ def zb_h1(profile: CostProfile, microbatches: int) -> Schedule:
 
 
 def zb_h2(profile: CostProfile, microbatches: int) -> Schedule:
-    """No bubble at equal costs, for about twice 1F1B's memory; one chunk per device, any m.
+    """Build ZB-H2: no bubble at equal costs, for about twice 1F1B's memory; one chunk per device,
+    any m.
 
-    As ZB-H1, with 2(p-r)-1 forwards first and the W 2r microbatches behind the B. Bubble
+    As ZB-H1, with 2(p-r)-1 forwards first and the W 2r microbatches behind the B. The bubble is
     (p-1)(F+B+2c-2W); rank r holds at most (2(p-r)-1) M_B + 2r M_W. The device spans are shifted
-    against one another: only chained iterations gain all of it. At p = 4, m = 8::
+    against one another, so only chained iterations have the full gain. At p = 4, m = 8::
 
         0 F0 F1 F2 F3 F4 F5 F6 B0 W0 F7 B1 W1 B2 W2 B3 W3 B4 W4 B5 W5 B6 W6 B7 W7 .  .  .
         1 .  F0 F1 F2 F3 F4 B0 F5 B1 F6 B2 W0 F7 B3 W1 B4 W2 B5 W3 B6 W4 B7 W5 W6 W7 .  .
@@ -54,7 +55,9 @@ def zb_h2(profile: CostProfile, microbatches: int) -> Schedule:
 def _handcrafted(
     profile: CostProfile, microbatches: int, counts: list[tuple[int, int]]
 ) -> Schedule:
-    """Per rank (forwards before the first B, how many microbatches W stays behind B)."""
+    """Build a schedule from, per rank, (forwards before the first B, how many microbatches W stays
+    behind B).
+    """
     costs = profile.rechunk(1)
     programs = []
     for rank, (warm_up, behind) in enumerate(counts):
@@ -72,7 +75,7 @@ def with_weights_behind(
     warm_up: int,
     behind: int,
 ) -> Iterator[Op]:
-    """`warm_up` forwards; then B, W and F in turn, the W's `behind` places behind the B's."""
+    """Order `warm_up` forwards; then B, W and F in turn, the W's `behind` places behind the B's."""
     yield from forwards[:warm_up]
     for at, back in enumerate(backwards):
         yield back

@@ -202,7 +202,7 @@ BAD = {
     "frontier p.yaml -m 4 --limits 10:50:0": "by a step above 0",
     "frontier p.yaml -m 4 --limits 10:50": "write FROM:TO:STEP",
     "frontier p.yaml -m 4 --limits 1:9GiB:1": "more than 1000 limits",
-    "frontier p.yaml -m 4 --limits 400 --schedules 2f2b": "'2f2b' is no schedule",
+    "frontier p.yaml -m 4 --limits 400 --schedules 2f2b": "'2f2b' is not a schedule",
     "frontier p.yaml -m 4 --limits 400 --chart f.gif": "the name must end in",
     "simulate p.yaml -m 4 --schedule optpipe:engine=magic": "engine: expected one of",
     "simulate p.yaml -m 4 --schedule optpipe:time=soon": "time=soon is no number",

@@ -280,7 +280,7 @@ def test_time_runs_out_with_an_honest_answer() -> None:
         ({"ep": 2}, "ep: 2, but small has no experts"),
         ({"gpus": 0}, "gpus: must be a whole number of at least 1"),
         ({"recompute": "half"}, "recompute: expected none, norms, full"),
-        ({"schedules": ["1f1x"]}, "'1f1x' is no schedule"),
+        ({"schedules": ["1f1x"]}, "'1f1x' is not a schedule"),
         ({"schedules": ["zb-v"], "chunks": 1}, "none of zb-v runs with 1 chunks"),
         ({"top": 0}, "top: must be"),
         ({"time_limit": 0}, "time limit: must be above 0"),

@@ -65,7 +65,7 @@ def test_chosen_schedules_only() -> None:
     found = frontier(profile(), 6, [400], 10, engine="adaoffload", schedules=["gpipe", "1f1b"])
     assert {point.schedule for point in found.schedules} == {"gpipe", "1f1b"}
     assert found.points[0].fixed == ("1f1b", 27_000_000)
-    with pytest.raises(InvalidSchedule, match="'2f2b' is no schedule"):
+    with pytest.raises(InvalidSchedule, match="'2f2b' is not a schedule"):
         frontier(profile(), 4, [400], schedules=["2f2b"])
     with pytest.raises(OptPipeError, match="at least one"):
         frontier(profile(), 4, [])

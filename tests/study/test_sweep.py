@@ -70,7 +70,7 @@ WRONG = {
     "no cores": ({"cores": 0}, "cores: must be a whole number from 1 to 1024, got 0"),
     "no schedule": (
         {"grid": {"schedule": ["2f2b"]}},
-        "grid.schedule: '2f2b' is no schedule; known",
+        "grid.schedule: '2f2b' is not a schedule; known",
     ),
     "no schedule given": ({"grid": None}, "schedule: missing; simulate needs it"),
     "no values": ({"grid": {"schedule": []}}, "grid.schedule: has no values"),
@@ -80,7 +80,7 @@ WRONG = {
     ),
     "share of nothing": (
         {"base": {**BASE, "memory_limit": "0.5x 2f2b"}},
-        "base.memory_limit: '2f2b' is no schedule",
+        "base.memory_limit: '2f2b' is not a schedule",
     ),
     "no count": (
         {"base": {**BASE, "microbatches": 0}},

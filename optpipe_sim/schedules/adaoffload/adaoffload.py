@@ -13,9 +13,9 @@ from ...trace import OBJECTIVES
 from . import state
 from .runs import UNBOUNDED, Greedy, Problem, Setting
 
-# In the order of what each adds to those before it: found by a greedy cover of 400 random settings
-# over 170 instances (uniform and uneven stages, 1 to 3 chunks, 2 to 16 devices, scarce and ample
-# memory, cheap and expensive copies). The first two are enough for ample memory.
+# In the order of their marginal gain, found by a greedy cover of 400 random settings over 170
+# instances (uniform and uneven stages, 1 to 3 chunks, 2 to 16 devices, scarce and ample memory,
+# cheap and expensive copies). The first two are enough for ample memory.
 SETTINGS = tuple(
     Setting(*values)
     for values in (
@@ -79,10 +79,11 @@ CHUNKED = tuple(
         (1, 300, 1, 1, 1000, 3, 1, 1, 0, 700),
     )
 )
-# The one that needs the least of everything, should no other do: one microbatch on a device at a
-# time.
+# The setting that needs the least memory, tried last: one microbatch on a device at a time.
 LAST_RESORT = Setting(depth=1)
-MOST_WORK = 2**14  # stages x microbatches x runs: larger problems get fewer runs, but
+MOST_WORK = (
+    2**14
+)  # stages x microbatches x runs; larger problems get fewer runs, but at least LEAST_RUNS
 LEAST_RUNS = 8
 
 
@@ -94,13 +95,9 @@ def adaoffload(
     objective: str = "flush",
     **parameters: int,
 ) -> Schedule:
-    """As many forwards as memory and copy engines permit before the first backward.
+    """Run as many forwards as memory and copy engines permit before the first backward.
 
-        Event by event each device starts the forwards that fit, B's as they come, W's where it would
-        idle. Where memory is short it offloads an activation (as a rule the newest: it is needed last)
-        and reloads it when the B's of the stages after it come near. A few dozen settings of its
-        parameters are tried and the best run is kept. Any profile, any m, and any limit that some
-        schedule can meet. At p = 4, m = 5, room for three activations, copies as long as F::
+        Event by event, each device starts the forwards that fit, B's as their gradients arrive, and W's when it would idle. If memory is short it offloads an activation (usually the newest, which is needed last) and reloads it shortly before its B. A few dozen settings of the parameters are tried and the best run is kept. It supports any profile, any m, and any limit that some schedule can keep. At p = 4, m = 5, room for three activations, copies as long as F::
 
             0 F0 F1 F2 F3 F4 .  .  B0 W0 .  B1 B2 W1 B3 W2 B4 W3 W4
                 O1 O2 O3 O4    R1 R2    R3    R4
@@ -112,23 +109,21 @@ def adaoffload(
     (R1 of devices 0 and 1 runs beside an O.)
 
         **Why it cannot deadlock.** Per device, let the oldest microbatch be the first whose B's are not
-        all done. A forward or reload of any other one is admitted only if the limit would still hold
-        when all others were offloaded as far as they may be, their W's were done, and the oldest
-        took what one microbatch at a time needs. So, when nothing else can go on, the oldest
-        microbatch of all can: offloading the others makes the room that it needs.
+        all done. A forward or reload of any other microbatch is admitted only if the limit would still hold after offloading all others as far as possible, running their W's, and granting the oldest the memory of one microbatch at a time. So if nothing else can proceed, the oldest microbatch of all can: offloading the others frees the memory that it needs.
 
         Args:
             profile: with its own chunks and placement, unless `chunks` is given.
             microbatches: m.
             limit: bytes per device, static included: one number, or one per device. None: the
-                profile's own; without one nothing is offloaded.
-            chunks: re-chunk the profile to so many per device, placed in a loop.
-            objective: what the best run is chosen by: ``flush`` (makespan) or ``span``.
-            parameters: run one setting only, with these changed; see `runs.Setting`.
+                profile's own; without a limit nothing is offloaded.
+            chunks: re-chunk the profile to this number per device, placed in a loop. objective: the
+                criterion for the best run: ``flush`` (makespan) or ``span``. parameters: run a
+                single setting, with these parameters; see `runs.Setting`.
 
         Raises:
-            OutOfMemory: where the limit is below what one microbatch needs; names the least limit.
-            NoSolution: where the pinned host memory cannot hold what the limit forces off the devices.
+            OutOfMemory: if the limit is below what one microbatch needs; names the least limit.
+                NoSolution: if the pinned host memory cannot hold the offloads that the limit
+                requires.
             InvalidSchedule: for an unknown objective or parameter.
 
         Source: the greedy of OptPipe (arXiv 2510.05186), reconstructed as a list scheduler.
@@ -158,13 +153,13 @@ def adaoffload(
             continue
         schedule.meta["setting"] = best.setting._asdict()
         return schedule
-    raise NoSolution("adaoffload: no run of the greedy kept to the host limit; raise it")
+    raise NoSolution("adaoffload: no run of the greedy keeps the host limit; raise it")
 
 
 def best_run(
     problem: Problem, settings: Sequence[Setting] = SETTINGS, objective: str = "flush"
 ) -> Greedy | None:
-    """The run with the least cost; of equal ones, that with the fewest offloads."""
+    """Return the run with the least cost; of equal ones, the one with the fewest offloads."""
     least = naive(problem.profile, problem.microbatches, objective)
     best: Greedy | None = None
     best_key = (state.FOREVER, 0)
@@ -187,8 +182,9 @@ def _attempts(
     limits: Sequence[int] | None,
     settings: Sequence[Setting],
 ) -> Iterator[tuple[Problem, Sequence[Setting]]]:
-    """What to try until the replay keeps the host limit, too: it may start copies earlier than the
-    greedy did, as nothing in a program waits for host memory."""
+    """Yield runs to try until the replay also keeps the host limit: it may start copies earlier
+    than the greedy did, as ops in a program do not wait for host memory.
+    """
     yield Problem(profile, microbatches, limits), settings
     for host in (750, 500, 250):
         yield Problem(profile, microbatches, limits, host), settings

@@ -1,6 +1,6 @@
 """The compiled event loop of AdaOffload; `adaoffload` says what it does and why it cannot deadlock.
 
-`play` is the entry; everything else is a step of it. What the steps share is in `state`.
+`play` is the entry point; the other functions are its steps. Their common state is in `state`.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ from .state import (
 
 @step
 def _compute(r: Run, d: int, now: int, forced: bool) -> None:
-    """Start what the compute stream of d does next, if anything."""
+    """Start the next op of the compute stream of d, if any."""
     if r.running[COMPUTE, d, 0] >= 0:
         return
     m = r.micro.shape[2]
     chunks = r.device[COUNT, d]
-    comes = FOREVER  # when the next F or B is known to be possible
+    comes = FOREVER  # the earliest known start of the next F or B
     forward, forward_rank, reserve = -1, FOREVER, False
     backward, backward_rank = -1, FOREVER
     weight, weight_rank, pending = -1, FOREVER, 0
@@ -115,8 +115,9 @@ def _compute(r: Run, d: int, now: int, forced: bool) -> None:
 
 @step
 def _when(r: Run, kind: int, s: int, now: int) -> int:
-    """When the next op of a kind at stage s can start, but for the compute stream, as far as is
-    known yet."""
+    """Return when the next op of a kind at stage s can start, regardless of the compute stream, as
+    far as known.
+    """
     j = r.begun[kind, s]
     if j == r.micro.shape[2]:
         return FOREVER
@@ -132,14 +133,16 @@ def _when(r: Run, kind: int, s: int, now: int) -> int:
 
 @step
 def _follow(r: Run, d: int, now: int, forced: bool) -> None:
-    """As `_compute`, in the order given: start what is due first of all that could start. Passed
-    over is what has not come yet and, so that memory does not hold up the rest, an F that does not
-    fit. Nothing starts that would, by more than its tolerance, delay something due before it."""
+    """As `_compute`, in the given order: start the op that is due first among those that could
+    start. Skipped are ops whose inputs have not arrived and, so that memory does not block the
+    rest, an F that does not fit. No op starts that would delay an op due before it by more than
+    its tolerance.
+    """
     if r.running[COMPUTE, d, 0] >= 0:
         return
     m = r.micro.shape[2]
     mine = r.stages[r.device[FIRST, d] : r.device[FIRST, d] + r.device[COUNT, d]]
-    latest = FOREVER  # that an F may be due
+    latest = FOREVER  # the latest due time of an F
     for s in mine:
         j = r.begun[B, s]
         if j < m and not forced:
@@ -188,7 +191,7 @@ def _copies(r: Run, engine: int, d: int) -> bool:
 def _transfer(r: Run, engine: int, kind: int, s: int, j: int, now: int) -> None:
     d = r.stage[DEVICE, s]
     r.busy[r.device[LINK_O + engine - OUT, d]] = 1
-    r.state[TURN] = d + 1  # the next device of the link is asked first
+    r.state[TURN] = d + 1  # the next device of the link is tried first
     begin(r, engine, kind, s, j, now)
 
 
@@ -223,8 +226,9 @@ def _reload(r: Run, d: int, now: int, forced: bool) -> None:
 
 @step
 def _short(r: Run, d: int, now: int, forced: bool) -> bool:
-    """Whether device d should offload something: little room is left and something will want it
-    (forced: something waits for it)."""
+    """Whether device d should offload an activation: little memory is left and some op will need it
+    (forced: some op waits for it).
+    """
     room = r.device[CAPACITY, d] - r.device[LEVEL, d]
     m = r.micro.shape[2]
     wished, left = 0, False
@@ -243,7 +247,7 @@ def _short(r: Run, d: int, now: int, forced: bool) -> bool:
 
 @step
 def _candidate(r: Run, s: int, forced: bool) -> int:
-    """The microbatch of stage s that should be offloaded first, or -1."""
+    """Return the microbatch of stage s that should be offloaded first, or -1."""
     low, high = r.begun[B, s], r.begun[F, s]
     if forced:
         for j in range(high - 1, low - 1, -1):
@@ -272,7 +276,7 @@ def _candidate(r: Run, s: int, forced: bool) -> int:
 
 @step
 def _never(r: Run, s: int, j: int) -> bool:
-    """Whether (s, j) is past being offloaded, or nothing of it ever is."""
+    """Whether (s, j) can no longer be offloaded, or never could."""
     return bool(r.micro[HELD, s, j] > RESIDENT or r.micro[MOVED, s, j] == 0)
 
 
@@ -283,8 +287,9 @@ def _may_move(r: Run, s: int, j: int) -> bool:
 
 @step
 def _reserves(r: Run, s: int, j: int) -> int:
-    """Where (s, j) may go on the host: 0 nowhere, 1 reserved memory, 2 the spare part, which only
-    the oldest microbatch uses."""
+    """Return which host memory (s, j) may use: 0 none, 1 reserved memory, 2 the spare part, which
+    only the oldest microbatch uses.
+    """
     if r.micro[PROMISED, s, j]:
         return int(r.micro[PROMISED, s, j])
     d = r.stage[DEVICE, s]
@@ -296,7 +301,7 @@ def _reserves(r: Run, s: int, j: int) -> int:
 
 @step
 def _offload(r: Run, d: int, now: int, forced: bool) -> None:
-    """Start an offload, if memory is short and something may leave."""
+    """Start an offload, if memory is short and an activation may be offloaded."""
     if not _copies(r, OUT, d) or not _short(r, d, now, forced):
         return
     chunks = r.device[COUNT, d]
@@ -321,7 +326,7 @@ def _offload(r: Run, d: int, now: int, forced: bool) -> None:
 
 @step
 def _finish(r: Run, engine: int, d: int) -> None:
-    """An op has ended: its memory, its engine and link, and who may go on because of it."""
+    """End an op: update its memory, its engine and link, and wake the devices that may continue."""
     kind, s, j = r.running[engine, d, 0], r.running[engine, d, 1], r.running[engine, d, 2]
     r.running[engine, d, 0] = -1
     promised = r.micro[PROMISED, s, j]
@@ -356,7 +361,7 @@ def _finish(r: Run, engine: int, d: int) -> None:
 
 @entry
 def play(r: Run, stop: int) -> bool:
-    """Play a fresh run to its end; False where it would end after `stop`, or cannot go on."""
+    """Simulate a fresh run to its end; False if it would end after `stop`, or deadlocks."""
     p = r.device.shape[1]
     now = 0
     forced = False
@@ -382,7 +387,7 @@ def play(r: Run, stop: int) -> bool:
         if r.state[HEAP] == 0:
             if forced:
                 break
-            forced = True  # nothing will come by itself: do what was put off
+            forced = True  # no event is left: run what was deferred
             continue
         forced = False
         now = r.heap[0, 0]

@@ -1,8 +1,9 @@
-"""Levels of recomputation, activation by activation, as AdaOffload plans with them.
+"""The costs of activations at levels of recomputation, for AdaOffload.
 
-An activation at a level counts as one of what it keeps, whose backward takes the recomputation
-longer; what one op works with beside that is set aside on its device. Where W needs more than is
-kept, the backward runs as one, as else that would be held until W (see `recompute.fused_at_levels`).
+An activation at a level counts as one of the kept size, whose backward is longer by the
+recomputation; the largest working memory of an op is reserved on its device. If W needs more than
+is kept, the backward is fused, as a split B would hold that memory until W (see
+`recompute.fused_at_levels`).
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from ..recompute import fused_at_levels
 
 
 class Costs(NamedTuple):
-    """What each activation costs; the arrays without another shape are (S, m), in bytes."""
+    """The costs of each activation; arrays are (S, m), in bytes, unless noted."""
 
-    levels: np.ndarray  # by its place among those of its stage, from 1; 0: kept whole
+    levels: np.ndarray  # its number among those of its stage, from 1; 0: kept whole
     durations_ns: np.ndarray  # (kinds, S, m)
     act: np.ndarray
     weight: np.ndarray
     moved: np.ndarray
-    aside: np.ndarray  # (S,) what a device sets aside for the stage
+    aside: np.ndarray  # (S,) bytes that a device reserves for the stage
 
 
 def activation_costs(profile: CostProfile, levels: np.ndarray) -> Costs:
-    """The costs of each activation at its level."""
+    """Compute the costs of each activation at its level."""
     count, microbatches = levels.shape
     act, weight, moved = np.zeros((3, count, microbatches), np.int64)
     durations = np.zeros((len(OpKind), count, microbatches), np.int64)
@@ -52,7 +53,7 @@ def activation_costs(profile: CostProfile, levels: np.ndarray) -> Costs:
 
 @lru_cache(maxsize=64)
 def _at(profile: CostProfile, number: int) -> CostProfile:
-    """The profile with each stage at its level of that number; without levels for 0."""
+    """Return the profile with each stage at its level of this number; without levels for 0."""
     names = [
         cost.recompute[number - 1].name if 0 < number <= len(cost.recompute) else None
         for cost in profile.stages
@@ -68,8 +69,9 @@ def recomputed(
     profile: CostProfile,
     levels: np.ndarray,
 ) -> Schedule:
-    """The schedule of a table of ops, each activation recomputed at its level, inside its backward:
-    a BW where B cannot be told from W."""
+    """Make the schedule of a table of ops, each activation recomputed at its level inside its
+    backward; a BW if the backward is fused.
+    """
     numbers: dict[str, int] = {}
     whole, named = np.zeros(levels.shape, bool), np.zeros(levels.shape, np.int64)
     for s, cost in enumerate(profile.stages):

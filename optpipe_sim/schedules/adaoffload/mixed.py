@@ -1,7 +1,7 @@
 """AdaOffload with every treatment: keep, offload, recompute at any level, per activation.
 
-The paper's greedy decides when to offload; which activations are recomputed, and how much of them,
-is given to it (`runs.Problem`), and chosen here by trying. This is an extension of ours.
+The paper's greedy decides when to offload. Which activations are recomputed, and at which level, is
+an input to it (`runs.Problem`) that is chosen here by trial. This is our extension.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from .runs import Greedy, Problem, Setting
 
 SHARES = tuple(
     Fraction(part, 8) for part in (2, 4, 6, 8)
-)  # of a stage's microbatches, to begin with
+)  # initial shares of a stage's microbatches
 STEPS = tuple(Fraction(part, 8) for part in (2, -2, 1, -1))  # by which a stage's share then changes
-FEW = 4  # settings that a choice of levels is tried with
-STARTS = 8  # mixes that are the same for all stages and then changed stage by stage
+FEW = 4  # settings with which a choice of levels is tried
+STARTS = 8  # uniform mixes that are then changed stage by stage
 EFFORT = 16  # times as many runs as AdaOffload
 
 
 class Part(NamedTuple):
-    """The level of a share of a stage's microbatches, evenly spread, and of the others: by their
-    places among the stage's levels, from 1; 0: kept whole."""
+    """The level of a share of a stage's microbatches, evenly spread, and the level of the others:
+    numbers among the stage's levels, from 1; 0: kept whole.
+    """
 
     share: Fraction
     level: int
@@ -46,7 +47,7 @@ Mix = tuple[Part, ...]  # one per stage
 
 
 def table_of(mix: Mix, profile: CostProfile, microbatches: int) -> np.ndarray:
-    """(S, m) the level of each activation; a stage has none beyond its last."""
+    """Return (S, m) the level of each activation; a stage with fewer levels uses its last one."""
     at = np.arange(microbatches + 1)
     rows = []
     for cost, (share, level, other) in zip(profile.stages, mix, strict=True):
@@ -63,14 +64,15 @@ def mixed(
     chunks: int | None = None,
     objective: str = "flush",
 ) -> Schedule:
-    """AdaOffload where activations may also be recomputed, each at its own level, inside backwards.
+    """Run AdaOffload with activations that may also be recomputed, each at its own level, inside
+    backwards.
 
     Pairs of levels (no recomputation counts as one) are tried, at first with the same share of each
-    stage's microbatches at the heavier one; then the shares of single stages grow or shrink as long
-    as that makes the iteration shorter, or as short with less to recompute. AdaOffload's greedy
-    offloads of what is left whatever memory asks for. So copies are used where they hide,
-    recomputation where they do not. At p = 4, m = 6, cells of 1, copies of 10, a level that
-    recomputes all in 1, room for two activations::
+    stage's microbatches at the heavier level; then the shares of single stages grow or shrink as
+    long as that shortens the iteration, or reduces recomputation at the same time. AdaOffload's
+    greedy offloads of the rest whatever the memory limit requires. So copies are used if they can
+    be hidden, and recomputation if they cannot. At p = 4, m = 6, cells of 1, copies of 10, a level
+    that recomputes all in 1, room for two activations::
 
         0 F0  F1  F2  F3  F4  F5  .   BW0         BW1         .   .   BW2         BW3         .   .   BW4         BW5
         1 .   F0  F1  .   .   .   B0  W0  B1  F2  W1  F3  .   .   B2  W2  B3  F4  W3  F5  .   .   B4  W4  B5  W5  .   .   .
@@ -81,9 +83,9 @@ def mixed(
         profile: with its own chunks and placement, unless `chunks` is given; the offload section
             may be absent. Without levels this is `adaoffload`.
         microbatches: m.
-        limit: bytes per device, static included: one number, or one per device. None: the
-            profile's own; without one everything is kept.
-        chunks: re-chunk the profile to so many per device, placed in a loop.
+        limit: bytes per device, static included: one number, or one per device. None: the profile's
+            own; without a limit everything is kept. chunks: re-chunk the profile to this number per
+            device, placed in a loop.
         objective: ``flush`` (makespan) or ``span``.
 
     Raises:
@@ -119,7 +121,7 @@ def mixed(
 
 
 class _Tried(NamedTuple):
-    """What a mix costs with its best setting, and how long it recomputes (ns)."""
+    """The cost of a mix with its best setting, and its total recomputation time (ns)."""
 
     cost_ns: int
     recomputing_ns: int
@@ -127,8 +129,9 @@ class _Tried(NamedTuple):
 
 
 class _Search:
-    """Mixes tried one after the other; `best` is the run that costs least, and of these the one
-    that recomputes least."""
+    """A search over mixes; `best` is the run with the least cost, and of equal ones the one that
+    recomputes least.
+    """
 
     def __init__(
         self, profile: CostProfile, microbatches: int, limits: Sequence[int], objective: str
@@ -142,8 +145,9 @@ class _Search:
         self.tried: dict[Mix, _Tried | None] = {}
 
     def run(self) -> None:
-        """The same for all stages at first; then changes of single stages of the best few of these;
-        in the end the best mix with every setting."""
+        """Try uniform mixes; then change single stages of the best few; finally run the best mix
+        with every setting.
+        """
         count = len(self.profile.stages)
         uniform = [(part,) * count for part in self._parts()]
         found = {mix: self._try(mix, self.settings[:FEW]) for mix in uniform}
@@ -159,14 +163,14 @@ class _Search:
             self._try(best, self.settings)
 
     def _parts(self) -> list[Part]:
-        """Pairs of levels with each share of the heavier one."""
+        """Yield pairs of levels with each share of the heavier one."""
         most = max(len(cost.recompute) for cost in self.profile.stages)
         pairs = combinations(range(most + 1), 2)
         mixed = [Part(share, level, other) for other, level in pairs for share in SHARES]
         return [Part(Fraction(0), 0, 0), *mixed]
 
     def _try(self, mix: Mix, settings: Sequence[Setting]) -> _Tried | None:
-        """Run a mix; None where no setting comes to an end, or no runs are left."""
+        """Run a mix; None if no setting completes, or no runs are left."""
         levels = table_of(mix, self.profile, self.microbatches)
         recomputing_ns = sum(
             int((levels[s] == number).sum()) * level.t_ns
@@ -189,7 +193,7 @@ class _Search:
         return least
 
     def _climb(self, mix: Mix) -> None:
-        """Change one stage after the other, as long as one becomes better for it."""
+        """Change one stage after the other, as long as that improves the mix."""
         known, better = self.tried[mix], True
         while better and known is not None and self.runs > 0:
             better = False
@@ -203,10 +207,12 @@ class _Search:
                         mix, known, better = changed, tried, True
 
     def _near(self, part: Part) -> list[Part]:
-        """A little more or less of the heavier level, or other levels in these shares."""
+        """Yield neighbours: a little more or less of the heavier level, or other levels in the same
+        shares.
+        """
         share, level, other = part
         shares = [share + step for step in STEPS if 0 <= share + step <= 1]
-        shares += [Fraction(0), Fraction(1)]  # on the way more working memory is set aside
+        shares += [Fraction(0), Fraction(1)]  # intermediate steps reserve more working memory
         most = max(len(cost.recompute) for cost in self.profile.stages)
         pairs = [pair for pair in combinations(range(most + 1), 2) if pair != (other, level)]
         return [

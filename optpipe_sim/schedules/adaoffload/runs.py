@@ -1,4 +1,4 @@
-"""One run of AdaOffload's greedy: its parameters, the profile as arrays, and what comes out.
+"""One run of AdaOffload's greedy: its parameters, the profile as arrays, and its result.
 
 The event loop itself is compiled (`core`, `state`).
 """
@@ -27,21 +27,19 @@ class Setting(NamedTuple):
     """The parameters of one run of the greedy.
 
     Attributes:
-        prefer: where both could start: 0 the backward, 1 forward and backward in turn, 2 the
-            forward.
-        tolerance: a W also starts where it delays the next F or B by up to so many thousandths of
-            itself.
-        pending: no forward while so many W's per chunk are pending.
-        group: so many microbatches pass a chunk before the next chunk has its turn (0: all of them,
-            -1: as many as there are devices).
+        prefer: if both could start: 0 the backward, 1 forward and backward in turn, 2 the forward.
+        tolerance: a W also starts if it delays the next F or B by up to this many thousandths of
+            the W. pending: no forward starts while this many W's per chunk are pending. group: how
+            many microbatches pass a chunk before the next chunk takes its turn (0: all of them, -1:
+            as many as there are devices).
         ahead: how long before its B a reload may start, in thousandths of the reload, counted in
-            B's of the stages after it. What would be reloaded by then is not offloaded any more.
-        headroom: offload while fewer than so many further activations would fit.
+            B's of the stages after it. Activations that would already be due for reload are not
+            offloaded. headroom: offload while fewer than this many further activations would fit.
         oldest: 1 offloads the oldest resident activation first, 0 the newest.
         keep: 1 admits a forward only if the reload of the next B then still fits.
-        reload_first: 1 gives a reload its memory before a forward of the same instant.
-        depth: microbatches on a device, in thousandths of those that it has begun when B's come as
-            early as they can; with uniform stages that is 1F1B's warm-up (0: any).
+        reload_first: 1 grants memory to a reload before a forward of the same instant. depth:
+            microbatches in flight on a device, in thousandths of those that it has begun when B's
+            arrive as early as possible; with uniform stages that is 1F1B's warm-up (0: unlimited).
     """
 
     prefer: int = 0
@@ -57,13 +55,13 @@ class Setting(NamedTuple):
 
 
 class Order(NamedTuple):
-    """An order for the compute ops to follow, as far as data and memory let them.
+    """An order for the compute ops to follow, as far as data and memory allow.
 
     Attributes:
-        due_ns: (kinds, S, m) when each op is due. Only what is sooner and what later on a device
-            counts: what is due first goes first; it may wait for its data a little (`tolerance`).
-            `prefer`, `pending` and, for compute ops, `group` do not matter then.
-        window_ns: an F may be due by so much later than what its device waits for, no more.
+        due_ns: (kinds, S, m) when each op is due. Only the order on a device matters: the op that
+            is due first runs first, possibly after a short wait for its data (`tolerance`).
+            `prefer`, `pending` and, for compute ops, `group` are then ignored. window_ns: how much
+            later than the op that its device waits for an F may be due.
     """
 
     due_ns: np.ndarray
@@ -84,14 +82,14 @@ class Greedy(NamedTuple):
         return sum(int((rows[:, state.KIND] == O).sum()) for rows in self.log)
 
     def cost_ns(self, objective: str) -> int:
-        """Its own makespan or longest device span."""
+        """The makespan or longest device span of the run itself."""
         compute = [rows[np.isin(rows[:, state.KIND], COMPUTE)] for rows in self.log]
         if objective == "span":
             return max(int(rows[-1, state.END] - rows[0, state.START]) for rows in compute)
         return max(int(rows[-1, state.END]) for rows in compute)
 
     def schedule(self, microbatches: int) -> Schedule:
-        """The programs, and the order on host links that several queues of transfers share."""
+        """Make the schedule: the programs, and the order on host links that several queues share."""
         shape = self.profile.shape(microbatches)
         table = np.concatenate(self.log)[:, [state.KIND, state.STAGE, state.MICROBATCH]]
         offsets = np.cumsum([0, *map(len, self.log)])
@@ -127,12 +125,12 @@ class Problem:
     Args:
         profile: with the chunks and the placement wanted.
         limits: bytes per device; None: unlimited, and nothing is offloaded.
-        host: how much of the host memory that is not kept spare may be used, in thousandths.
-        levels: (S, m) the level of each activation, by its place among those of its stage, from 1;
-            0: kept whole. None: all are.
+        host: the share of the host memory that may be used beside the spare part, in thousandths.
+            levels: (S, m) the level of each activation, by its number in its stage, from 1; 0: kept
+            whole. None: all are kept whole.
 
     Raises:
-        NoSolution: where the pinned host memory cannot hold what the limits force off the devices.
+        NoSolution: if the pinned host memory cannot hold the offloads that the limits require.
     """
 
     def __init__(
@@ -178,8 +176,9 @@ class Problem:
         self.shared = int(profile.shares_copy_engine)
 
     def _spare(self, host: int) -> None:
-        """Which stages the oldest microbatch of a device may always offload, and what one
-        microbatch at a time then needs; host memory is set aside for them where it is limited."""
+        """Choose the stages that the oldest microbatch of a device may always offload, and compute
+        what one microbatch at a time then needs; limited host memory is reserved for them.
+        """
         for d in range(self.profile.devices):
             mine = [s for s in self.stages.tolist() if self.stage[state.DEVICE, s] == d]
             may = [s for s in mine if self.stage[state.MOVES, s]]
@@ -224,8 +223,9 @@ class Problem:
         return int(self.costs.moved[list(some)].sum(axis=0).max())
 
     def _fewest(self, mine: list[int], may: list[int], capacity: int) -> list[int]:
-        """The stages with the fewest bytes to offload that let one microbatch through; all where
-        none do, and no run gets anywhere."""
+        """Return the stages with the fewest bytes to offload that let one microbatch through; all
+        stages if none do (then no run succeeds).
+        """
         if self._needs(mine, []) <= capacity:
             return []
         if len(may) > 12:
@@ -237,8 +237,9 @@ class Problem:
     def play(
         self, setting: Setting, stop_ns: int = state.FOREVER, order: Order | None = None
     ) -> Greedy | None:
-        """One run of the greedy, in an order of its own or as near as may be to `order`; None where
-        it would end after `stop_ns`."""
+        """Run the greedy, in its own order or as close as possible to `order`; None if it would end
+        after `stop_ns`.
+        """
         p, count, m = self.profile.devices, len(self.profile.stages), self.microbatches
         profile = self.profile
         stage, device = self.stage.copy(), self.device.copy()

@@ -1,6 +1,6 @@
-"""Where a run of AdaOffload stands, and the rules of memory; compiled.
+"""The state of a run of AdaOffload, and its memory rules; compiled.
 
-All state lies in a few int64 arrays, so that a run costs a few milliseconds and a search can make
+All state is in a few int64 arrays, so that a run takes a few milliseconds and a search can make
 thousands.
 """
 
@@ -21,11 +21,11 @@ DEVICE, MOVES, SPARE, AHEAD, TOP, BOTTOM, ENDED_B, ENDED_W, STAGE_ROWS = range(9
 FIRST, COUNT, CAPACITY, NEED, LINK_O, LINK_R, NODE, DEPTH, LEVEL, FLOOR, LAST, AWAKE, LOGGED = (
     range(13)
 )
-WOKEN = 13  # the devices that are awake, in order; so many as `AWAKE_NOW` says
+WOKEN = 13  # the devices that are awake, in order; `AWAKE_NOW` is their number
 DEVICE_ROWS = 14
 # Layers of `Run.micro`.
 HELD, PROMISED, READY_F, READY_B, BELOW, ACT, WEIGHT, MOVED, MICRO_ROWS = range(9)
-# What has become of the activation of (stage, microbatch).
+# Where the activation of (stage, microbatch) is.
 ABSENT, FORWARD, RESIDENT, LEAVING, AWAY, COMING, BACK, BACKWARD, GONE = range(9)
 # Columns of the log.
 KIND, STAGE, MICROBATCH, START, END, SERIAL, LOG_COLUMNS = range(7)
@@ -36,7 +36,7 @@ COMPUTE, OUT, IN, ARRIVAL = range(4)
 
 
 class Run(NamedTuple):
-    """One run: costs, limits, parameters (see `adaoffload.Setting`) and where it stands."""
+    """One run: costs, limits, parameters (see `runs.Setting`) and state."""
 
     stage: np.ndarray  # (STAGE_ROWS, S)
     device: np.ndarray  # (DEVICE_ROWS, p)
@@ -45,12 +45,12 @@ class Run(NamedTuple):
     begun: np.ndarray  # (kinds, S) how many have started
     micro: np.ndarray  # (MICRO_ROWS, S, m)
     running: np.ndarray  # (3, p, 4) per engine: kind (-1: free), stage, microbatch, end
-    host: np.ndarray  # (2, nodes) pinned bytes that may be reserved, and those that are
+    host: np.ndarray  # (2, nodes) pinned bytes that may be reserved, and those that are reserved
     busy: np.ndarray  # (links,)
     pair_free: np.ndarray  # (p, p) when a serial link is free again
     heap: np.ndarray  # (events, 2) time; engine * p + device
     log: np.ndarray  # (p, ops, LOG_COLUMNS)
-    state: np.ndarray  # HEAP size, TURN: the device asked first, ALL_LOGGED, AWAKE_NOW
+    state: np.ndarray  # HEAP size, TURN: the device tried first, ALL_LOGGED, AWAKE_NOW
     shared: int  # one copy engine for both directions
     latency: int
     occupancy: int
@@ -64,12 +64,12 @@ class Run(NamedTuple):
     keep: int
     reload_first: int
     due: np.ndarray  # (kinds, S, m) an order to follow, see `runs.Order`; or empty
-    window: int  # how much later than what a device waits for an F may be due
+    window: int  # how much later than the op that a device waits for an F may be due
 
 
 @step
 def floor_of(r: Run, s: int, j: int) -> int:
-    """What (s, j) holds at the least until its B ends."""
+    """Return the least bytes that (s, j) holds until its B ends."""
     held = r.micro[HELD, s, j]
     if held in (ABSENT, GONE):
         return 0
@@ -80,7 +80,7 @@ def floor_of(r: Run, s: int, j: int) -> int:
 
 @step
 def become(r: Run, s: int, j: int, held: int, promised: int) -> None:
-    """Change what is held of (s, j), and the device's floor with it."""
+    """Change the bytes held of (s, j), and the device's floor accordingly."""
     change = -floor_of(r, s, j)
     r.micro[HELD, s, j] = held
     r.micro[PROMISED, s, j] = promised
@@ -89,14 +89,15 @@ def become(r: Run, s: int, j: int, held: int, promised: int) -> None:
 
 @step
 def oldest_of(r: Run, d: int) -> int:
-    """The oldest microbatch that device d has not sent back."""
+    """Return the oldest microbatch whose B's device d has not finished."""
     return int(r.stage[ENDED_B, r.stages[r.device[FIRST, d]]])
 
 
 @step
 def is_safe(r: Run, s: int, j: int, more: int) -> bool:
-    """Whether the oldest microbatch of the device can still be finished when (s, j) is to hold
-    `more` bytes for good."""
+    """Whether the oldest microbatch of the device can still be finished if (s, j) permanently holds
+    `more` bytes.
+    """
     d = r.stage[DEVICE, s]
     oldest = oldest_of(r, d)
     total = r.device[FLOOR, d] + r.device[NEED, d]
@@ -110,7 +111,7 @@ def is_safe(r: Run, s: int, j: int, more: int) -> bool:
         if held == GONE:
             continue
         total -= floor_of(r, other, oldest)
-        # once reloaded, a stage cannot leave again before the B's above it
+        # once reloaded, an activation cannot be offloaded again before the B's of later stages
         back = held >= COMING or (other == s and j == oldest and held == AWAY)
         if back and not top and r.stage[SPARE, other]:
             total += r.micro[MOVED, other, oldest]
@@ -120,7 +121,7 @@ def is_safe(r: Run, s: int, j: int, more: int) -> bool:
 
 @step
 def admits(r: Run, s: int, j: int, forced: bool) -> int:
-    """Whether F(s, j) may have its memory: 0 no, 1 yes, 2 yes with host memory reserved."""
+    """Whether F(s, j) may allocate its memory: 0 no, 1 yes, 2 yes with host memory reserved."""
     d = r.stage[DEVICE, s]
     oldest = oldest_of(r, d)
     first = r.device[FIRST, d]
@@ -150,8 +151,9 @@ def admits(r: Run, s: int, j: int, forced: bool) -> int:
 
 @step
 def needed_soon(r: Run, s: int) -> int:
-    """The microbatches below this one have their B at s soon: AHEAD stages on it has started, or
-    as many B's of the last stage away."""
+    """Return the microbatch below which B's at s are due soon: those whose B has started AHEAD
+    stages later, or is within as many B's of the last stage.
+    """
     last = r.stage.shape[1] - 1
     at = s + r.stage[AHEAD, s]
     return int(r.begun[B, at] if at <= last else r.begun[B, last] + at - last)
@@ -159,13 +161,15 @@ def needed_soon(r: Run, s: int) -> int:
 
 @step
 def rank_of(r: Run, chunk: int, chunks: int, j: int) -> int:
-    """The order of ops of one kind on a device: groups of microbatches, chunk by chunk."""
+    """Return the rank of an op among those of its kind on a device: groups of microbatches, chunk
+    by chunk.
+    """
     return (j // r.group * chunks + chunk) * r.group + j % r.group
 
 
 @step
 def b_rank_of(r: Run, s: int, chunk: int, chunks: int, j: int) -> int:
-    """The order of the B's of a device."""
+    """Return the rank of a B among those of its device."""
     if len(r.due):
         return int(r.due[B, s, max(0, min(j, r.micro.shape[2] - 1))])
     return rank_of(r, chunks - 1 - chunk, chunks, j)
@@ -191,7 +195,7 @@ def begin(r: Run, engine: int, kind: int, s: int, j: int, now: int) -> int:
 
 @step
 def send(r: Run, s: int, other: int, end: int) -> int:
-    """When what an op of stage s sends at its end is there for stage `other`."""
+    """Return when the message that an op of stage s sends at `end` arrives at stage `other`."""
     d, target = r.stage[DEVICE, s], r.stage[DEVICE, other]
     if d == target:
         return end
@@ -228,7 +232,7 @@ def start_backward(r: Run, s: int, now: int) -> None:
     d = r.stage[DEVICE, s]
     r.device[LAST, d] = B
     if r.micro[HELD, s, j] == RESIDENT and r.micro[PROMISED, s, j] == 1:
-        r.host[1, r.device[NODE, d]] -= r.micro[MOVED, s, j]  # it never left
+        r.host[1, r.device[NODE, d]] -= r.micro[MOVED, s, j]  # it was never offloaded
     become(r, s, j, BACKWARD, 0)
     end = begin(r, COMPUTE, B, s, j, now)
     if s > 0:
@@ -237,7 +241,7 @@ def start_backward(r: Run, s: int, now: int) -> None:
 
 @step
 def wake(r: Run, d: int) -> None:
-    """Device d is to be asked what it does next."""
+    """Wake device d: it may have an op to start."""
     if r.device[AWAKE, d]:
         return
     r.device[AWAKE, d] = 1

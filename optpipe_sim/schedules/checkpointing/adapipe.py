@@ -1,4 +1,4 @@
-"""AdaPipe's choice: for each stage of 1F1B the least recomputation with which its device fits."""
+"""AdaPipe: for each stage of 1F1B, the least recomputation with which its device fits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..classic import one_f_one_b_of
 
 
 class _Moment(NamedTuple):
-    """An op about to run, and how many activations of each of the device's chunks are held."""
+    """The start of an op, and how many activations of each of the device's chunks are held then."""
 
     kind: OpKind
     chunk: int
@@ -25,8 +25,9 @@ class _Moment(NamedTuple):
 
 
 class _Choices(NamedTuple):
-    """Treatments of a device's first chunks, a row for each choice: their backwards' time for one
-    microbatch (ns), what they hold in every moment (bytes); the least time first."""
+    """Treatments of a device's first chunks, one row per choice: the backward time of one
+    microbatch (ns) and the bytes held at every moment; sorted by time.
+    """
 
     time_ns: np.ndarray
     held: np.ndarray
@@ -39,14 +40,14 @@ def adapipe(
     chunks: int | None = None,
     limit: int | Sequence[int] | None = None,
 ) -> Schedule:
-    """1F1B, or interleaved 1F1B on several chunks, each stage at the level of recomputation that it
-    needs: the choice that is fastest among those with which its device keeps the limit.
+    """Build 1F1B, or interleaved 1F1B on several chunks, with each stage at the fastest level of
+    recomputation with which its device keeps the limit.
 
-    1F1B takes no longer when a backward takes less, and each device's memory follows from its own
-    levels alone. So the levels of each device are chosen for themselves, by a dynamic program over
-    its chunks: those of least time per microbatch, level by level with what they hold whenever an
-    op starts. Backwards recompute inside. AdaPipe moves layers between stages as well; here the
-    stages are the profile's.
+    A shorter backward never makes 1F1B slower, and each device's memory depends only on its own
+    levels. So the levels of each device are chosen independently, by a dynamic program over its
+    chunks that minimizes the time per microbatch subject to the bytes held whenever an op starts.
+    Recomputation happens inside backwards. AdaPipe also moves layers between stages; here the
+    stages are those of the profile.
 
     At p = 4, m = 6, cells of 1 and a level that recomputes all in 1, room for two activations::
 
@@ -59,14 +60,14 @@ def adapipe(
         profile: placed in a loop. Without levels everything is kept.
         microbatches: m, for several chunks a multiple of p.
         chunks: v; default: the profile's own.
-        limit: bytes per device, static included; None: the profile's own, without one nothing is
-            recomputed.
+        limit: bytes per device, static included; None: the profile's own. Without a limit nothing
+            is recomputed.
 
     Raises:
-        OutOfMemory: where no choice fits; names the device and the least limit.
+        OutOfMemory: if no choice fits; names the device and the least limit.
         InvalidSchedule: as 1F1B does.
 
-    Source: Sun et al., AdaPipe (ASPLOS 2024), adaptive recomputation; stages and levels as given.
+    Source: Sun et al., AdaPipe (ASPLOS 2024), adaptive recomputation; stages and levels are given.
     """
     base = one_f_one_b_of(profile, microbatches, chunks)
     costs = profile.for_shape(base.shape)
@@ -88,7 +89,7 @@ def adapipe(
 def _least_time(
     program: Sequence[Op], stages: Sequence[int], costs: CostProfile, room: int, rank: int
 ) -> tuple[int, ...]:
-    """The treatments of a device's chunks with the least time that fit in `room` bytes."""
+    """Return the treatments of a device's chunks with the least time that fit in `room` bytes."""
     moments = _moments(program, stages)
     choices = _choices(moments, stages, costs, room)
     if len(choices.time_ns):
@@ -101,8 +102,9 @@ def _least_time(
 
 
 def _moments(program: Sequence[Op], stages: Sequence[int]) -> list[_Moment]:
-    """The starts of ops at which a device may hold the most: of each op, those at which no other
-    one finds as many activations of every chunk."""
+    """Return the starts of ops at which a device may hold the most: for each kind and stage, those
+    whose numbers of held activations are not covered by another start.
+    """
     held = [0] * len(stages)
     most: dict[tuple[OpKind, int], list[tuple[int, ...]]] = {}
     for op in program:
@@ -121,8 +123,9 @@ def _covers(more: Sequence[int], less: Sequence[int]) -> bool:
 def _choices(
     moments: Sequence[_Moment], stages: Sequence[int], costs: CostProfile, room: int | None
 ) -> _Choices:
-    """Chunk by chunk all choices of which no other one takes less time and holds less in every
-    moment; those that hold more than `room` are left out."""
+    """Build, chunk by chunk, all choices that no other choice beats in time and in the bytes held
+    at every moment; those that hold more than `room` are left out.
+    """
     table = costs.op_table
     found = _Choices(
         np.zeros(1, np.int64), np.zeros((1, len(moments)), np.int64), np.zeros((1, 0), np.int64)
@@ -146,7 +149,9 @@ def _choices(
 def _held(
     table: OpTable, moments: Sequence[_Moment], chunk: int, stage: int, treatment: int
 ) -> list[int]:
-    """What a chunk's activations hold in each moment, and its op takes where it is the one."""
+    """Return the bytes that a chunk's activations hold at each moment, including the op itself if
+    it is of this chunk.
+    """
     allocated: np.ndarray = table.allocated_bytes[:, stage, treatment]
     keep = int(allocated[F] - table.released_bytes[F, stage, treatment])
     return [
@@ -160,7 +165,7 @@ def _rows(choices: _Choices, which: np.ndarray) -> _Choices:
 
 
 def _best(choices: _Choices) -> _Choices:
-    """Those that no other one covers; of equal ones the first by its treatments."""
+    """Return the choices that no other one covers; of equal ones the first by its treatments."""
     keys = np.column_stack((choices.time_ns, choices.held, choices.treatments))
     left = _rows(choices, np.lexsort(keys.T[::-1]))
     kept = []

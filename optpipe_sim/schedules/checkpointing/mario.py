@@ -1,4 +1,4 @@
-"""Mario's recomputation: every activation is recomputed apart, as far as possible in idle time."""
+"""Mario: every activation is recomputed by a separate op, in idle time if possible."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from ...trace import Trace
 from ..classic import one_f_one_b_of
 from ..recompute import Levels, everywhere
 
-ROUNDS = 6  # of moving C's into idle time; most of what there is to gain comes with the first two
+ROUNDS = 6  # rounds of moving C's into idle time; most of the gain comes from the first two
 
 
 class _Device(NamedTuple):
-    """A device's program. Of each op: how long it takes, and the device idles before it (ns); what
-    is held once it has started, what it takes itself, what it gives back (bytes)."""
+    """A device's program. For each op: its duration and the idle time before it (ns); the bytes
+    held once it has started, the bytes that it allocates, and the bytes that it releases.
+    """
 
     ops: list[Op]
     duration_ns: list[int]
@@ -32,7 +33,7 @@ class _Device(NamedTuple):
     released: list[int]
 
     def is_due(self, at: int) -> bool:
-        """Whether an op is a C for which its backward waits."""
+        """Whether an op is a C whose backward waits for it."""
         op = self.ops[at]
         return (
             op.kind is C and self.ops[at + 1] == op._replace(kind=BW) and self.idle_ns[at + 1] == 0
@@ -46,13 +47,14 @@ def mario(
     level: str | None = None,
     limit: int | Sequence[int] | None = None,
 ) -> Schedule:
-    """1F1B, or interleaved 1F1B on several chunks, with ops C that run while devices would idle.
+    """Build 1F1B, or interleaved 1F1B on several chunks, with recomputation ops C that run while
+    devices would idle.
 
     Every activation is recomputed by a C right before its backward, which runs while the gradient
-    is under way, but for those whose backward follows their forward at once. Then, replay by
-    replay, C's that delay their backward move into earlier idle time, as long as that holds no
-    more than the limit; and an activation that can be held all the time under it is kept whole.
-    Mario moves forwards into idle time as well; here they stay where 1F1B has them.
+    is under way, except those whose backward directly follows their forward. Then, replay by
+    replay, C's that delay their backward move into earlier idle time, as long as that keeps the
+    limit; and an activation that fits from its forward to its backward is kept whole. Mario also
+    moves forwards into idle time; here they keep their places in 1F1B.
 
     At p = 4, m = 6, cells of 1 and a level that recomputes all in 1, room for three activations::
 
@@ -65,13 +67,13 @@ def mario(
         profile: placed in a loop. Without levels everything is kept.
         microbatches: m, for several chunks a multiple of p.
         chunks: v; default: the profile's own.
-        level: what is dropped; default: of the levels that fit the one that takes least time, and
-            where there is no limit or none fits, each stage's last.
-        limit: bytes per device, static included; None: the profile's own, without one what the
-            C's right before their backwards take on the device that holds the most.
+        level: the level of recomputation; default: the fastest level that fits; without a limit, or
+            if none fits, the last level of each stage. limit: bytes per device, static included;
+            None: the profile's own; without one, the peak of the device that holds the most with
+            each C right before its backward.
 
     Raises:
-        InvalidSchedule: for a level that no stage has, and as 1F1B does.
+        InvalidSchedule: for a level that no stage has, and as 1F1B raises it.
 
     Source: Liu et al., Mario (PPoPP 2025): recomputation overlapped with bubbles.
     """
@@ -97,7 +99,7 @@ def _keeps(trace: Trace, limits: Sequence[int]) -> bool:
 def _placed(
     base: Schedule, levels: Levels, costs: CostProfile, limits: Sequence[int] | None
 ) -> Trace:
-    """`base`, with each stage recomputed at its level, as `mario` says."""
+    """Recompute each stage of `base` at its level, as described for `mario`."""
     best = simulate(_apart(base, levels), costs, enforce=False)
     if limits is None:
         limits = (max(best.peak_bytes),) * costs.devices
@@ -112,7 +114,7 @@ def _placed(
 
 
 def _apart(base: Schedule, levels: Levels) -> Schedule:
-    """A C before each backward that does not follow its forward at once."""
+    """Insert a C before each backward that does not directly follow its forward."""
     recompute, programs = {}, []
     for ops in base.programs:
         program: list[Op] = []
@@ -148,16 +150,16 @@ def _devices(trace: Trace) -> list[_Device]:
 
 
 def _filled(trace: Trace, limits: Sequence[int]) -> Schedule:
-    """The schedule with C's that delay their backward moved into idle time before them."""
+    """Move C's that delay their backward into earlier idle time."""
     programs = [_fill(one, limit) for one, limit in zip(_devices(trace), limits, strict=True)]
     return trace.schedule.replace(programs=programs)
 
 
 def _fill(device: _Device, limit: int) -> list[Op]:
-    """Into each idle time, from the first, the next C's that still fit."""
+    """Fill each idle time, from the first on, with the next C's that fit."""
     ops, held = device.ops, np.array(device.held)
     places = {op: at for at, op in enumerate(ops)}
-    moved: dict[int, int] = {}  # from where, to before which op
+    moved: dict[int, int] = {}  # moves: from index, to before which index
     due = [at for at in range(len(ops)) if device.is_due(at)]
     forward = {at: places[ops[at]._replace(kind=F)] for at in due}
     shortest = min((device.duration_ns[at] for at in due), default=0)
@@ -171,7 +173,7 @@ def _fill(device: _Device, limit: int) -> list[Op]:
             size = device.allocated[at]
             most, seen = max(most, int(held[seen:at].max())), at
             if most + size > limit:
-                break  # and so does any later one
+                break  # so does any later C
             moved[at] = gap
             idle -= device.duration_ns[at]
             most += size
@@ -187,7 +189,7 @@ def _fill(device: _Device, limit: int) -> list[Op]:
 
 
 def _kept(trace: Trace, limits: Sequence[int]) -> Schedule:
-    """The schedule with every activation kept whole that fits from its forward to its C."""
+    """Keep every activation whole that fits from its forward to its C."""
     recompute, programs = {}, []
     names, table = trace.schedule.levels
     for device, limit in zip(_devices(trace), limits, strict=True):
@@ -197,7 +199,9 @@ def _kept(trace: Trace, limits: Sequence[int]) -> Schedule:
             if not device.is_due(at):
                 continue
             size, begin = device.allocated[at], places[op._replace(kind=F)]
-            after = held[begin] - device.released[begin] + size  # it works on nothing beside
+            after = (
+                held[begin] - device.released[begin] + size
+            )  # its C needs no working memory in addition
             if max([after, *(one + size for one in held[begin + 1 : at])]) <= limit:
                 dropped.add(at)
                 held[begin:at] = [after, *(one + size for one in held[begin + 1 : at])]

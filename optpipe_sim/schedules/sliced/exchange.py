@@ -10,11 +10,11 @@ from ...stage_cost import StageCost
 
 
 def with_context_exchange(profile: CostProfile, exchange_ns: int = 0) -> CostProfile:
-    """The profile with slices that all take the same time: their mean, as devices whose slices
-    attend to much hand part of that to those whose slices attend to little.
+    """Return the profile with slices of equal time, their mean: devices with late slices, which
+    attend to more keys, hand part of their attention to devices with early slices.
 
     Args:
-        exchange_ns: what the exchange adds to the F and to the B of every slice, in ns.
+        exchange_ns: the time that the exchange adds to the F and to the B of every slice, in ns.
 
     Source: Li et al., SlimPipe (arXiv 2504.14519), section 4.2.
     """

@@ -1,8 +1,8 @@
-"""The orders that schedules over slices share: which unit comes when, and where W's go.
+"""Orders shared by the schedules over slices: the order of units, and the placement of W's.
 
 A unit is a slice of a microbatch (`schedule.shape.Shape`). Forwards take the slices of a microbatch
-in their order, backwards in reverse: the keys and values of a slice collect gradients from all the
-slices behind it.
+in their order, backwards in reverse, as the keys and values of a slice collect gradients from all
+later slices.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ..classic import grouped_turns
 
 
 def backward_units(shape: Shape) -> list[int]:
-    """All units, microbatch by microbatch, each from its last slice to its first."""
+    """Return all units, microbatch by microbatch, each from its last slice to its first."""
     n = shape.slices
     return [j * n + k for j in range(shape.microbatches) for k in reversed(range(n))]
 
@@ -28,15 +28,15 @@ def backward_units(shape: Shape) -> list[int]:
 def interleaved(
     shape: Shape, rank: int, name: str, backward: OpKind
 ) -> tuple[list[Op], list[Op], int]:
-    """The forwards and backwards of a device whose chunks take turns, and how many forwards it
-    warms up with; with one chunk it is plain 1F1B's.
+    """Return the forwards and backwards of a device whose chunks take turns, and its number of
+    warm-up forwards; with one chunk this is plain 1F1B.
 
     Units advance in groups of p through chunk after chunk, as in Megatron-LM's interleaved 1F1B.
     Backwards go group by group likewise; where a microbatch has more slices than a group, its
     groups come in reverse.
 
     Raises:
-        InvalidSchedule: with several chunks, where groups would cut microbatches: the slices have to
+        InvalidSchedule: with several chunks, if groups would cut microbatches: the slices have to
             divide p or be a multiple of it, and p has to divide the units.
     """
     p, v, n = shape.devices, shape.chunks, shape.slices
@@ -63,14 +63,15 @@ def interleaved(
 def filled_with_weights(
     shape: Shape, costs: CostProfile, programs: Sequence[Sequence[Op]]
 ) -> Schedule:
-    """Programs of F's and B's, each W put where its device would idle for at least as long, or where
-    as many wait as there are devices (they hold memory), what is left at the end: slices make W's
-    short enough to fill what whole microbatches cannot."""
+    """Insert W's into programs of F's and B's: where a device would idle for at least as long, or
+    once as many W's are pending as there are devices (they hold memory); the rest at the end.
+    W's of slices are short enough for gaps that W's of whole microbatches cannot fill.
+    """
     return _Filling(shape, costs, programs).run()
 
 
 class _Filling:
-    """A replay of F's and B's on plain links in which devices that wait take up their W's."""
+    """A replay of F's and B's on latency links in which waiting devices run pending W's."""
 
     def __init__(self, shape: Shape, costs: CostProfile, programs: Sequence[Sequence[Op]]) -> None:
         self.shape, self.latency = shape, costs.t_comm_ns
@@ -83,7 +84,7 @@ class _Filling:
         self.durations = dict(zip(flat, op_costs(plain, costs).duration_ns.tolist(), strict=True))
         self.device = {op: at for at, program in enumerate(everything) for op in program}
         self.left = [list(reversed(program)) for program in programs]
-        self.pending: list[deque[Op]] = [deque() for _ in programs]  # W's, the oldest first
+        self.pending: list[deque[Op]] = [deque() for _ in programs]  # pending W's, the oldest first
         self.made: list[list[Op]] = [[] for _ in programs]
         self.end: dict[Op, int] = {}
         self.asleep: dict[Op, list[int]] = {}  # devices that wait for an op without a time yet
@@ -99,7 +100,7 @@ class _Filling:
         return Schedule(self.shape, self.made)
 
     def step(self, now: int, device: int) -> Iterator[tuple[int, int]]:
-        """What a free device does at `now`, and when which device is to be looked at again."""
+        """Let a free device start an op at `now`; yields when which device is to be visited again."""
         if not self.left[device]:
             return
         if len(self.pending[device]) > len(self.left):
@@ -126,7 +127,7 @@ class _Filling:
             yield self.arrival(op, other), other
 
     def put(self, op: Op, now: int, device: int) -> tuple[int, int]:
-        """Start an op; when its device is free again."""
+        """Start an op; returns when its device is free again."""
         self.made[device].append(op)
         self.end[op] = now + self.durations[op]
         if op.kind is B:
@@ -134,5 +135,5 @@ class _Filling:
         return self.end[op], device
 
     def arrival(self, op: Op, device: int) -> int:
-        """When the result of an op is there on a device."""
+        """Return when the result of an op is available on a device."""
         return self.end[op] + (self.latency if self.device[op] != device else 0)

@@ -1,4 +1,4 @@
-"""Seq1F1B and what is built like it: 1F1B whose units are slices of the sequence."""
+"""Seq1F1B and related schedules: 1F1B whose units are slices of the sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .orders import filled_with_weights, interleaved
 
 
 def seq1f1b(profile: CostProfile, microbatches: int) -> Schedule:
-    """1F1B over slices: a bubble as of n times the microbatches, at about 1/n of the memory.
+    """Run 1F1B over slices: the bubble of n times as many microbatches, at about 1/n of the memory.
 
     Rank r starts with p-r-1 + n-1 forwards, so it never holds more than p-r + n-1 slices. With
     equal slices and free messages it takes (n m + p - 1)(F + B), F and B of a slice, of which
@@ -31,13 +31,13 @@ def seq1f1b(profile: CostProfile, microbatches: int) -> Schedule:
 
 
 def seq1f1b_i(profile: CostProfile, microbatches: int, chunks: int | None = None) -> Schedule:
-    """Interleaved 1F1B over slices; see `seq1f1b` and `classic.interleaved_1f1b`.
+    """Run interleaved 1F1B over slices; see `seq1f1b` and `classic.interleaved_1f1b`.
 
     Args:
         chunks: v; default: the profile's own where it has more than one, else 2.
 
     Raises:
-        InvalidSchedule: where groups of p units would cut microbatches; see `orders.interleaved`.
+        InvalidSchedule: if groups of p units would cut microbatches; see `orders.interleaved`.
 
     At p = 4, m = 2, n = 2, v = 2::
 
@@ -53,12 +53,12 @@ def seq1f1b_i(profile: CostProfile, microbatches: int, chunks: int | None = None
 
 
 def slimpipe(profile: CostProfile, microbatches: int, chunks: int | None = None) -> Schedule:
-    """SlimPipe: 1F1B over uniform slices whose attention is balanced between the devices.
+    """Build SlimPipe: 1F1B over uniform slices whose attention is balanced between the devices.
 
-    Its order is Seq1F1B's (interleaved with `chunks`). What is its own is the cost: by exchanging
+    Its order is that of Seq1F1B (interleaved with `chunks`). It differs in its costs: by exchanging
     context, devices share the attention of early and late slices, so that slices of equal length
-    take equal time. `exchange.with_context_exchange` gives a profile with these costs; a replay with
-    slices that grow shows the order without the exchange.
+    take equal time. `exchange.with_context_exchange` makes a profile with these costs; a replay
+    with ever longer slices shows the order without the exchange.
 
     At p = 4, m = 2, n = 2::
 
@@ -74,7 +74,7 @@ def slimpipe(profile: CostProfile, microbatches: int, chunks: int | None = None)
 
 
 def seq_zb(profile: CostProfile, microbatches: int) -> Schedule:
-    """ZB-H1 over slices: B and W apart, rank r's W being r slices behind its B.
+    """Run ZB-H1 over slices: B and W are split, rank r's W runs r slices behind its B.
 
     Rank r starts with p-r + n-1 forwards; with one slice it is ZB-H1. The warm-up is Seq1F1B's,
     the delay ZB-H1's.
@@ -100,17 +100,17 @@ def seq_zb(profile: CostProfile, microbatches: int) -> Schedule:
 
 
 def mepipe(profile: CostProfile, microbatches: int, chunks: int | None = None) -> Schedule:
-    """MEPipe: interleaved 1F1B over slices, with W's as fillers wherever a device would wait.
+    """Build MEPipe: interleaved 1F1B over slices, with W's as fillers wherever a device would wait.
 
-    The paper cuts W finer still, into single GEMMs; here the W of a slice of a chunk is the
-    smallest piece. Where the paper leaves the choice open, a W is taken up when the device would
-    idle for at least as long, or does not yet know for how long; what is left comes at the end.
+    The paper divides W further, into single GEMMs; here the W of a slice of a chunk is the smallest
+    unit. Where the paper leaves the choice open, a W starts when the device would idle for at least
+    as long, or for an unknown time; the remaining W's come at the end.
 
     Args:
         chunks: v; default: the profile's own.
 
     Raises:
-        InvalidSchedule: where groups of p units would cut microbatches; see `orders.interleaved`.
+        InvalidSchedule: if groups of p units would cut microbatches; see `orders.interleaved`.
 
     At p = 4, m = 2, n = 2::
 

@@ -1,4 +1,4 @@
-"""SPPO: Seq1F1B, with leading slices of every microbatch offloaded."""
+"""SPPO: Seq1F1B with the leading slices of every microbatch offloaded."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from .seq1f1b import seq1f1b
 
 
 def sppo(profile: CostProfile, microbatches: int, offloaded: int | None = None) -> Schedule:
-    """Seq1F1B with the first `offloaded` slices of each microbatch offloaded.
+    """Build Seq1F1B with the first `offloaded` slices of each microbatch offloaded.
 
-    Early slices wait longest for their backward and are the ones to go; the last slice is needed
-    first and stays. Copies run beside the compute of the later slices (within the microbatch) and
-    of other microbatches (across them). Keys and values stay until the last slice has read them.
-    Which slices go, and how many, the paper's solver decides; here it is, by default, as many as
-    the copy engine of each direction can carry in the time the busiest device computes.
+    Early slices wait longest for their backward and are offloaded; the last slice is needed first
+    and stays. Copies overlap with the compute of the later slices of the microbatch and of other
+    microbatches. Keys and values stay until the last slice has read them. In the paper a solver
+    chooses the slices; here, by default, as many are offloaded as the copy engine of each direction
+    can carry while the busiest device computes.
 
     Args:
-        offloaded: how many slices of each microbatch, from 0 to n.
+        offloaded: the number of offloaded slices of each microbatch, from 0 to n.
 
     Raises:
-        InvalidSchedule: for a profile that does not offload, or a number out of range.
+        InvalidSchedule: for a profile without an offload section, or a number out of range.
 
     At p = 4, m = 3, n = 2, copies as long as an op::
 
@@ -48,8 +48,9 @@ def sppo(profile: CostProfile, microbatches: int, offloaded: int | None = None) 
 
 
 def _affordable(costs: CostProfile) -> int:
-    """How many leading slices can be offloaded for free: their copies take no more time, on any
-    engine or host link, than a microbatch's compute on the busiest device."""
+    """Return how many leading slices can be offloaded for free: their copies take no more time, on
+    any engine or host link, than a microbatch's compute on the busiest device.
+    """
     budget = max(cost.work_ns for cost in costs.stages)
 
     def fits(count: int) -> bool:
