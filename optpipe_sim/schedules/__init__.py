@@ -32,8 +32,7 @@ class Entry:
     """How a named schedule is built: `function` in `module`; `fixed`: the arguments that the name
     implies; `options`: the options that users may give after a colon, with their parsers;
     `whole`: it plans by the costs of ops, and is also valid if no stage splits its backward;
-    `sliced`: it runs over slices of the sequence, the profile's own if it has any.
-    """
+    `sliced`: it runs over slices of the sequence, the profile's own if it has any."""
 
     module: str
     function: str
@@ -191,8 +190,7 @@ def _recomputed(
     apart: bool,
 ) -> Schedule:
     """Build `planned` with the costs at `level`, of all layers or of the first `layers` of each
-    stage that has the level.
-    """
+    stage that has the level."""
     schedule = planned(profile, everywhere(profile, level))
     costs = profile.for_shape(schedule.shape)
     levels = everywhere(costs, level)

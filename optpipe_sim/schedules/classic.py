@@ -60,8 +60,7 @@ def one_f_one_b_of(
     profile: CostProfile, microbatches: int, chunks: int | None, group: int | None = None
 ) -> Schedule:
     """Build 1F1B on the given number of chunks (by default the profile's); with several chunks it
-    is interleaved in groups of `group` microbatches.
-    """
+    is interleaved in groups of `group` microbatches."""
     chunks = profile.chunks if chunks is None else chunks
     if chunks == 1:
         return one_f_one_b(profile, microbatches)

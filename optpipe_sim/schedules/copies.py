@@ -49,8 +49,7 @@ def copies_hide(
     costs: CostProfile, out_ns: Sequence[int], back_ns: Sequence[int], budget_ns: int
 ) -> bool:
     """Whether copies of these durations per device, out and back, occupy no engine and no host link
-    for longer than the budget; an engine or link for both directions counts their sum.
-    """
+    for longer than the budget; an engine or link for both directions counts their sum."""
     for group in costs.host_links:
         out, back = ([times[device] for device in group] for times in (out_ns, back_ns))
         ways = zip(out, back, strict=True)
@@ -117,8 +116,7 @@ def _pairs(
     slices: int | None,
 ) -> list[_Pair]:
     """Return the activations of a device's first `offloaded` chunks (and of each microbatch's first
-    `slices`) that live long enough to be offloaded.
-    """
+    `slices`) that live long enough to be offloaded."""
     pairs, shape = [], base.shape
     for stage in shape.stages_of(device)[:offloaded]:
         for unit in range(shape.units):
@@ -172,8 +170,7 @@ def _plan(
 ) -> list[tuple[int, int, Op]]:
     """Plan (slot, device, op) of the transfers on one host link; pairs without free slots are left
     out. Pairs are served in the order of their F's; if some are then left out, the longest-lived
-    ones are served first, as they save the most memory.
-    """
+    ones are served first, as they save the most memory."""
     plan: list[tuple[int, int, Op]] = []
     orders: tuple[Callable[[_Pair], int], ...] = (
         lambda pair: pair.free_ns,
@@ -200,8 +197,7 @@ def _insert(
     ops: Sequence[Op], begin: Sequence[int], copies: Sequence[tuple[int, Op]], shared: bool
 ) -> list[Op]:
     """Make a device's program: each R after the op that runs when it starts (its anchor), each O
-    right after its F, or later on a shared engine if R's have earlier slots.
-    """
+    right after its F, or later on a shared engine if R's have earlier slots."""
     place = {op: at + 1 for at, op in enumerate(ops)}
     behind: list[list[Op]] = [[] for _ in range(len(ops) + 1)]
     earliest = {O: 0, R: 0}

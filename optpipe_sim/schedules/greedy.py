@@ -25,8 +25,7 @@ _F, _B, _W = int(F), int(B), int(W)
 
 class LastW(IntEnum):
     """What to do with a wait that is too short for another whole W: leave it idle, append a W if
-    the device cannot afford to idle, or always append one. A W here delays the next op.
-    """
+    the device cannot afford to idle, or always append one. A W here delays the next op."""
 
     NEVER = 0
     PAST_SLACK = 1
@@ -94,8 +93,7 @@ class Growing:
 
     def arrival(self, kind: OpKind, stage: int) -> int:
         """Return when the input of the next op of this kind arrives (its producers must have been
-        appended).
-        """
+        appended)."""
         ends = self.ends[kind]
         at = len(ends[stage])
         if kind == F:
@@ -137,8 +135,7 @@ class Growing:
 
     def fill(self, device: int, until: int, last: LastW) -> None:
         """Fill a device's wait for an op whose input arrives at `until` with W's: whole ones while
-        they fit, then according to `last`.
-        """
+        they fit, then according to `last`."""
         pending = self.pending[device]
         while pending and self.free_at[device] + self._w_lasts[pending[0][0]] <= until:
             self.put_w(device)
@@ -161,8 +158,7 @@ class Growing:
 
     def make_room(self, device: int, size: int) -> bool:
         """Append as few W's as necessary to hold `size` more bytes; False (and none appended) if
-        that is impossible.
-        """
+        that is impossible."""
         if not self.room(device, size):
             return False
         while self.held[device] + size > self.limits[device]:

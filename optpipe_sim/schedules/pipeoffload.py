@@ -103,8 +103,7 @@ def po_f(
 
 def _affordable(costs: CostProfile) -> int:
     """Return how many leading chunks can be offloaded for free: the transfers of one microbatch
-    take no more time on any engine or host link than its compute on the busiest device.
-    """
+    take no more time on any engine or host link than its compute on the busiest device."""
     durations, shape = costs.durations_ns, costs.shape(1)
     budget = max(
         sum(costs.stages[stage].work_ns for stage in shape.stages_of(device))

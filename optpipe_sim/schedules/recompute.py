@@ -85,8 +85,7 @@ def first_layers(profile: CostProfile, level: str, layers: int) -> Levels:
 def at_levels(profile: CostProfile, levels: Levels, apart: bool = False) -> CostProfile:
     """Return the profile that a pattern plans with if each stage is recomputed at its level.
     Backwards are longer by the recomputation, activations have the kept size, and the largest
-    working memory of a stage is reserved (with `apart`, everything that C restores).
-    """
+    working memory of a stage is reserved (with `apart`, everything that C restores)."""
     return profile.map_stages(
         lambda stage, cost: _plain(cost, cost.level(levels[stage] or ""), apart)
     )
@@ -94,8 +93,7 @@ def at_levels(profile: CostProfile, levels: Levels, apart: bool = False) -> Cost
 
 def fused_at_levels(profile: CostProfile, levels: Levels, apart: bool = False) -> CostProfile:
     """As `at_levels`, for schedules that plan by memory and can fuse any backward: if W needs more
-    than is kept, a split B would hold that until its W, so such a stage fuses its backwards.
-    """
+    than is kept, a split B would hold that until its W, so such a stage fuses its backwards."""
     needing = {
         stage
         for stage, cost in enumerate(profile.stages)
@@ -121,8 +119,7 @@ def fused_at_levels(profile: CostProfile, levels: Levels, apart: bool = False) -
 
 def _plain(cost: StageCost, found: RecomputeLevel | None, apart: bool) -> StageCost:
     """Return a stage without levels that has the costs of a level; its working memory is held all
-    the time.
-    """
+    the time."""
     if found is None:
         return replace(cost, recompute=())
     times = make_table([replace(cost, recompute=(found,))]).duration_ns[:, 0, 1]
@@ -147,8 +144,7 @@ def _plain(cost: StageCost, found: RecomputeLevel | None, apart: bool) -> StageC
 
 def with_levels(schedule: Schedule, levels: Levels, apart: bool) -> Schedule:
     """Recompute every activation at the level of its stage: inside its backward, or with `apart` by
-    an op C right before it, which runs while the backward waits for its gradient.
-    """
+    an op C right before it, which runs while the backward waits for its gradient."""
 
     found = schedule.replace(
         recompute={str(stage): level for stage, level in enumerate(levels) if level is not None}

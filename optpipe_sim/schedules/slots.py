@@ -131,8 +131,7 @@ def _earliest(op: Op, slot_of: dict[Op, int], backwards: Sequence[int]) -> int:
 
 def retimed(grid: Grid) -> Grid:
     """Move the ops of a grid, in its order, to the first slot that their inputs permit; W's are
-    removed and their slots stay free.
-    """
+    removed and their slots stay free."""
     ended: dict[Op, int] = {}
     free_at = [0] * len(grid)
     found: Grid = [{} for _ in grid]

@@ -112,8 +112,7 @@ def _fastest(
 
 def _reordered(block: Grid, shape: Shape) -> Grid:
     """Make the authors' order: the ops of warm-up and cool-down, W's included, move forward; then,
-    without the W's, those of the cool-down once more.
-    """
+    without the W's, those of the cool-down once more."""
     laid = with_weights(block)
     most = max(most_held(kinds_of(slots), released_at_w) for slots in laid)
     move_forward(laid, _steady(laid, shape), most, released_at_w)
@@ -125,8 +124,7 @@ def _reordered(block: Grid, shape: Shape) -> Grid:
 
 def _steady(grid: Grid, shape: Shape) -> tuple[Place, Place]:
     """Return the steady slots: from rank 0's first B of chunk 0 to the first of the last
-    microbatch's forwards of chunk 0 that is not before it; to the end if there is none.
-    """
+    microbatch's forwards of chunk 0 that is not before it; to the end if there is none."""
     p, last = shape.devices, shape.microbatches - 1
     begin = min((slot, 0) for slot, op in grid[0].items() if op == Op(B, 0, 0))
     ends = [
@@ -140,8 +138,7 @@ def _steady(grid: Grid, shape: Shape) -> tuple[Place, Place]:
 
 def _closed(block: Grid, shape: Shape, limit: int) -> Grid:
     """Make another order: the ops before rank 0's first B of chunk 0 and after its last F of chunk
-    0 move forward as if each W came right after its B.
-    """
+    0 move forward as if each W came right after its B."""
     grid = [dict(slots) for slots in block]
     slot_of = {op: slot for slot, op in grid[0].items()}
     last = shape.microbatches - 1
@@ -188,8 +185,7 @@ def _where_devices_wait(
 ) -> Schedule | None:
     """Run the F's and B's in the order of a grid. A device that waits for its next op runs the W's
     that fit into the wait, and, before an F that does not fit in memory, as many as free it.
-    None if that is not enough.
-    """
+    None if that is not enough."""
     grown = Growing(costs, microbatches, [limit] * costs.devices)
     places = sorted(
         (slot, rank, op) for rank, slots in enumerate(grid) for slot, op in slots.items()

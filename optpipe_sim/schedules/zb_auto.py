@@ -137,8 +137,7 @@ def _warm_up(grown: Growing, eager: bool) -> None:
 
 def _next_backwards(grown: Growing) -> list[int]:
     """Return, per rank, when the next B could arrive from its successor if every rank ran one more
-    F first.
-    """
+    F first."""
     costs, latency = grown.costs.stages, grown.costs.t_comm_ns
     due, arrival = [0] * grown.devices, 0
     for rank in reversed(range(grown.devices)):
@@ -150,8 +149,7 @@ def _next_backwards(grown: Growing) -> list[int]:
 
 def _makes_late(grown: Growing, rank: int, due: int) -> bool:
     """Whether this rank is at least two forwards ahead of its successor and one more would delay
-    its B more than it can afford.
-    """
+    its B more than it can afford."""
     if rank + 1 == grown.devices or grown.count(F, rank) < grown.count(F, rank + 1) + 2:
         return False
     end = max(grown.free_at[rank], grown.arrival(F, rank)) + grown.costs.stages[rank].t_f_ns

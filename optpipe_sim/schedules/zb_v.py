@@ -102,8 +102,7 @@ def _safe(grown: Growing, stage: int) -> bool:
 
 def _first_microbatch(grown: Growing) -> None:
     """Append F of microbatch 0 down the V and up again; before it returns to rank i, more chunk-0
-    forwards on ranks 0..i, as long as they do not delay it and memory for 2 + 2i chunks remains.
-    """
+    forwards on ranks 0..i, as long as they do not delay it and memory for 2 + 2i chunks remains."""
     ranks, last = range(grown.devices), grown.stages - 1
     for rank in ranks:
         grown.put(F, rank)
@@ -123,8 +122,7 @@ def _first_microbatch(grown: Growing) -> None:
 
 def _level(grown: Growing) -> None:
     """Append, for ranks 1, 2, ..., chunk-1 and chunk-0 forwards in turn from that rank to the last,
-    until it has as many forwards as the previous rank, and more of chunk 1 (or no more fit).
-    """
+    until it has as many forwards as the previous rank, and more of chunk 1 (or no more fit)."""
     p, last = grown.devices, grown.stages - 1
     for rank in range(1, p):
         idle_turns, upward = 0, True
@@ -144,8 +142,7 @@ def _is_level(grown: Growing, rank: int) -> bool:
 
 def _put_forward(grown: Growing, stage: int, last: LastW | None) -> bool:
     """Append the next F of a stage if it exists and fits; `last` as in `Growing.fill`; None: no W
-    in the wait.
-    """
+    in the wait."""
     device = grown.home[stage]
     if not grown.exists(F, stage) or not _safe(grown, stage):
         return False
@@ -159,8 +156,7 @@ def _put_forward(grown: Growing, stage: int, last: LastW | None) -> bool:
 
 def _backwards(grown: Growing, last_upward: LastW) -> None:
     """Append at most one B per rank: of chunk 1 if no B of chunk 0 is outstanding, else of chunk 0
-    if its input is available, else of chunk 1.
-    """
+    if its input is available, else of chunk 1."""
     p, top, m = grown.devices, grown.stages - 1, grown.microbatches
     chosen = []
     for rank in range(p):
@@ -177,8 +173,7 @@ def _backwards(grown: Growing, last_upward: LastW) -> None:
 
 def _forwards(grown: Growing, last: LastW) -> None:
     """Append at most one F per rank: of chunk 0 if chunk 1 has caught up, else of chunk 1 if its
-    input is available, else of chunk 0.
-    """
+    input is available, else of chunk 0."""
     top = grown.stages - 1
     chosen = []
     for rank in range(grown.devices):

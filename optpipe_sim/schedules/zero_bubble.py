@@ -56,8 +56,7 @@ def _handcrafted(
     profile: CostProfile, microbatches: int, counts: list[tuple[int, int]]
 ) -> Schedule:
     """Build a schedule from, per rank, (forwards before the first B, how many microbatches W stays
-    behind B).
-    """
+    behind B)."""
     costs = profile.rechunk(1)
     programs = []
     for rank, (warm_up, behind) in enumerate(counts):

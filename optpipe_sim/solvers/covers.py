@@ -13,8 +13,7 @@ MOST_CHUNKS = 8  # in a loop, if no stage gives its number of layers
 
 def candidate_shapes(profile: CostProfile) -> list[CostProfile]:
     """Return the profile as it is; with each number of chunks in a loop, up to one layer per stage
-    (up to `MOST_CHUNKS` if stages do not give their layers); and with two chunks in a V.
-    """
+    (up to `MOST_CHUNKS` if stages do not give their layers); and with two chunks in a V."""
     most = profile.most_chunks or max(MOST_CHUNKS, profile.chunks)
     found = [profile]
     for chunks, placement in [*((v, "loop") for v in range(1, most + 1)), (2, "vee")]:
@@ -29,8 +28,7 @@ def candidate_shapes(profile: CostProfile) -> list[CostProfile]:
 
 def covers(profiles: Sequence[CostProfile]) -> str:
     """Describe the chunks and placements of profiles, for the name of a bound on all of them: ``1
-    to 8 chunks per device in a loop, or 2 in a V``.
-    """
+    to 8 chunks per device in a loop, or 2 in a V``."""
     loops, others = [], []
     for each in profiles:
         name = each.shape(1).placement_name

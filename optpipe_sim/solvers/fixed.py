@@ -80,8 +80,7 @@ def best_tuned(
 ) -> tuple[str, Trace] | None:
     """The fastest of ``gis`` or ``po`` that fits, with any number of chunks up to one layer per
     stage, any group size and any number of offloaded chunks. Returns its name with these options
-    and its replay, or None if nothing that fits is found within `seconds`.
-    """
+    and its replay, or None if nothing that fits is found within `seconds`."""
     until = time.monotonic() + seconds
     problems = []
     for shape in candidate_shapes(profile):
@@ -106,8 +105,7 @@ def fixed_points(
     built: dict[str, Schedule], profile: CostProfile, objective: str = "flush"
 ) -> list[FixedPoint]:
     """Replay each of some schedules without a limit and sort them by peak memory; schedules that
-    offload are left out if the profile cannot.
-    """
+    offload are left out if the profile cannot."""
     free = replace(profile, memory_limit=None)
     points = []
     for name in built:

@@ -195,8 +195,7 @@ def _finished(
     before: SolveResult | None,
 ) -> SolveResult | None:
     """Return the cached point if it is proven to the gap or was solved for at least as long, and is
-    no worse than the previous point.
-    """
+    no worse than the previous point."""
     problem = make_problem(
         profile, microbatches, limit, options.objective, per_stage=options.per_stage
     )
@@ -218,8 +217,7 @@ def _levelled(
     points: list[Point], profile: CostProfile, microbatches: int, objective: str
 ) -> list[Point]:
     """Give each point the best bound of the points above it, and the schedule of the next higher
-    point if that happens to fit.
-    """
+    point if that happens to fit."""
     levelled: list[Point] = []
     for point in reversed(points):
         above = levelled[-1].result if levelled else None

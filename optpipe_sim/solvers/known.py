@@ -1,6 +1,5 @@
 """The best known lower bound of a problem: from closed forms, an earlier solve, the cache, or a
-search of a few seconds.
-"""
+search of a few seconds."""
 
 from __future__ import annotations
 
@@ -14,8 +13,7 @@ from .race.identity import identity
 
 def note(problem: Problem, schedule: Schedule, bound_ns: int, name: str) -> None:
     """Record in a schedule's notes the proven bound, the key of its problem and the unit of time
-    (problems that differ only in the unit have the same key).
-    """
+    (problems that differ only in the unit have the same key)."""
     wanted = identity(problem)
     schedule.meta.update(
         problem=wanted.key,

@@ -129,8 +129,7 @@ class SolverProcess:
     def state(self) -> dict[str, Any]:
         """The state that it last reported: ``status`` (``running``, then that of `SolveResult`, or
         ``failed``), ``seconds, objective_ns, lower_bound_ns, bound, found_by``, and, if it
-        failed, ``error``, one line. Empty before its first report.
-        """
+        failed, ``error``, one line. Empty before its first report."""
         running = self.running  # before reading, else its last report could be missed
         try:
             data: dict[str, Any] = json.loads((self.folder / STATE).read_text())

@@ -144,8 +144,7 @@ KINDS = get_type_hints(SolveOptions)  # of each option
 
 def listing(parameters: Iterable[Parameter]) -> Callable[[_Function], _Function]:
     """Replace ``**options`` in a function's signature by explicit keyword parameters, for help and
-    completion; parameters that the function already names are unchanged.
-    """
+    completion; parameters that the function already names are unchanged."""
 
     def decorate(function: _Function) -> _Function:
         own = signature(function)

@@ -126,8 +126,7 @@ def make_result(
 ) -> SolveResult:
     """Make a result from a schedule, whose cost is taken from its replay under the limit. The
     status is ``optimal`` if the bound equals the cost, ``feasible`` otherwise, and ``unknown``
-    without a schedule (unless `more` gives a ``status``).
-    """
+    without a schedule (unless `more` gives a ``status``)."""
     trace = None
     status = UNKNOWN
     if schedule is not None:

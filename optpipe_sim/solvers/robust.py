@@ -128,8 +128,7 @@ class RobustResult:
 
 def measure(costs_ns: np.ndarray, quantile: float | None) -> int:
     """Return the rounded mean of some costs, or the quantile: the least cost that this share of
-    them does not exceed.
-    """
+    them does not exceed."""
     if quantile is None:
         return round(float(costs_ns.mean()))
     return int(np.quantile(costs_ns, quantile, method="inverted_cdf"))
@@ -272,8 +271,7 @@ def _settled(profile: CostProfile, options: SolveOptions) -> tuple[CostProfile, 
 
 def _smooth(costs_ns: np.ndarray, quantile: float | None) -> int:
     """The measure; a quantile is smoothed to the mean of the costs around it. With few samples a
-    quantile depends on a single one, and fitting a schedule to that one does not help on others.
-    """
+    quantile depends on a single one, and fitting a schedule to that one does not help on others."""
     if quantile is None:
         return measure(costs_ns, None)
     size = len(costs_ns)

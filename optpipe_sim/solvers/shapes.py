@@ -41,8 +41,7 @@ def _problems(
     options: SolveOptions,
 ) -> tuple[list[Problem], list[tuple[int, OptPipeError]]]:
     """Make the problem of each shape that the limit admits, and for the other shapes the reason,
-    with the least limit they need.
-    """
+    with the least limit they need."""
     problems: list[Problem] = []
     reasons: list[tuple[int, OptPipeError]] = []
     for shaped in shapes:
@@ -134,8 +133,7 @@ class _Common:
     def quick(self, time_limit: float, processes: int) -> None:
         """Try the published schedules with every value of their options on every shape, for at most
         `FLOOR_SHARE` of the time but at least `LEAST_S`; then AdaOffload with levels chosen
-        stage by stage on every shape that could still beat the incumbent, the best shape first.
-        """
+        stage by stage on every shape that could still beat the incumbent, the best shape first."""
         whole = self.race
         run_adaoffload(self.races[0], 0)  # so that there is an incumbent soon
         rules = rules_of(self.problems, [bound.ns for bound in self.bounds])
@@ -305,8 +303,7 @@ def solve_shapes(
 def _simpler_first(common: _Common, options: SolveOptions) -> bool:
     """Whether to solve the problem without copies first: on shared links the search over all
     treatments only approximates copies (`treated.stand_ins`) and may end worse than a search
-    without them.
-    """
+    without them."""
     return SIMPLER_SHARE * options.time_limit >= LEAST_S and any(
         each.may_recompute and shares_links(each) for each in common.problems
     )

@@ -23,8 +23,7 @@ LOOP = (*PLAIN_LOOP, "gis", "gis-h", "po", "po-h", "po-f", "megatron-offload")
 
 def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
     """Build the published schedules with the problem's chunks and placement, without checking
-    whether they fit. `variants` builds them with all values of their options.
-    """
+    whether they fit. `variants` builds them with all values of their options."""
     for level in (None, *levels_of(problem)):
         yield from plain_schedules(problem, level)
     yield from recomputing_schedules(problem)
@@ -59,8 +58,7 @@ def recomputing_schedules(
     problem: Problem, best_ns: float = float("inf"), names: Sequence[str] = RECOMPUTING
 ) -> Iterator[tuple[str, Schedule]]:
     """Build those of `names` that choose what to recompute under the problem's limit; none if 1F1B,
-    on which they are built, already takes `best_ns`.
-    """
+    on which they are built, already takes `best_ns`."""
     limits = problem.limits
     if not (problem.may_recompute and limits and problem.shape.placement_name == "loop"):
         return
@@ -75,8 +73,7 @@ def megatron_offloads(
     problem: Problem, level: str | None, best_ns: Callable[[], float]
 ) -> Iterator[tuple[str, Schedule]]:
     """Build Megatron-LM's offloading with each of `FRACTIONS`, on all ranks alike or each keeping
-    one activation more than the previous rank; none if 1F1B itself takes `best_ns` or longer.
-    """
+    one activation more than the previous rank; none if 1F1B itself takes `best_ns` or longer."""
     act = max(cost.act_bytes for cost in problem.profile.stages)
     for fraction in FRACTIONS:
         for delta in ("", f",delta={act}B"):
@@ -91,8 +88,7 @@ def megatron_offloads(
 
 def _one_f_one_b_ns(problem: Problem) -> int:
     """A bound on schedules that are built on (interleaved) 1F1B: its makespan without a limit; 0 if
-    unknown.
-    """
+    unknown."""
     if not only_delays(problem):
         return 0
     name = "1f1b" if problem.shape.chunks == 1 else "1f1b-i"
@@ -126,8 +122,7 @@ def _pipeoffloads(problem: Problem) -> Iterator[str]:
 
 def offload_everything(problem: Problem, depth: int) -> Schedule:
     """Build 1F1B with at most `depth` warm-up forwards per device, everything offloaded in FIFO
-    order, one reload ahead: a start for devices with room for two or three activations.
-    """
+    order, one reload ahead: a start for devices with room for two or three activations."""
     stages, m = problem.shape.stages, problem.microbatches
     warm_up = [min(stages - stage - 1, depth) for stage in range(stages)]
     return _all_offloaded(problem, warm_up, range(m), f"offload-everything:{depth}")

@@ -51,8 +51,7 @@ class Way(NamedTuple):
 class _Order(NamedTuple):
     """A compute order: its cost without limit and copies, the number of its problem, its group
     size; `plain`: without the recomputation in `schedule`; `may_fit`: the numbers of offloaded
-    chunks that may fit.
-    """
+    chunks that may fit."""
 
     cost_ns: int
     at: int
@@ -65,8 +64,7 @@ class _Order(NamedTuple):
 
 def levels_of(problem: Problem, best_ns: float = float("inf")) -> list[str]:
     """Return the levels at which every activation can be recomputed without the work bound reaching
-    `best_ns`.
-    """
+    `best_ns`."""
     if not problem.may_recompute:
         return []
     stages = problem.profile.stages
@@ -76,8 +74,7 @@ def levels_of(problem: Problem, best_ns: float = float("inf")) -> list[str]:
 
 def ways_of(problem: Problem, best_ns: float = float("inf")) -> list[Way | None]:
     """Return None, for keeping all activations, and each way to recompute all of them at one of
-    `levels_of`.
-    """
+    `levels_of`."""
     levels = levels_of(problem, best_ns)
     return [None, *(Way(name, apart) for name in levels for apart in (False, True))]
 
@@ -89,8 +86,7 @@ def recomputed_at(name: str, level: str) -> str:
 
 def both_ways(built: Iterable[tuple[str, Schedule]]) -> Iterator[tuple[str, Schedule]]:
     """Yield schedules that recompute inside backwards, each also with separate recomputation ops in
-    the same pattern.
-    """
+    the same pattern."""
     for name, schedule in built:
         yield name, schedule
         yield f"{name},apart=yes", taken_apart(schedule)
@@ -98,8 +94,7 @@ def both_ways(built: Iterable[tuple[str, Schedule]]) -> Iterator[tuple[str, Sche
 
 def work_ns(problem: Problem, level: str) -> int:
     """Return a lower bound on schedules that recompute every activation at a level: each device's
-    work, after the forwards that precede it.
-    """
+    work, after the forwards that precede it."""
     return naive(at_level(problem.profile, level), problem.microbatches, problem.objective)
 
 
@@ -184,8 +179,7 @@ def _hopeless(order: _Order, problem: Problem, best_ns: float) -> bool:
 
 def only_delays(problem: Problem) -> bool:
     """Whether limits, copies and recomputation can only slow an order down. On serial links a
-    delayed message may let another go first, and a delay may shorten a span.
-    """
+    delayed message may let another go first, and a delay may shorten a span."""
     return problem.objective == "flush" and problem.profile.links != "serial"
 
 
@@ -240,8 +234,7 @@ def limited_variants(
     """Yield the automatic zero-bubble schedules of the problem's shape, planned for ever smaller
     limits than its own, as a greedy may do better with less memory. It stops after `IN_VAIN`
     limits in a row whose orders take `best_ns` even without a limit. `levels`: the levels at
-    which every activation is recomputed; None: all levels, and no recomputation.
-    """
+    which every activation is recomputed; None: all levels, and no recomputation."""
     shape = problem.shape
     name = {("loop", 1): "zb-1p", ("vee", 2): "zb-v"}.get((str(shape.placement_name), shape.chunks))
     if name is None:
@@ -269,8 +262,7 @@ def limited_variants(
 
 def _limits(problem: Problem) -> list[int]:
     """Return limits up to the problem's own, and up to twice the memory of 1F1B, from the largest:
-    each sum of activations, or a fixed number of them evenly spread.
-    """
+    each sum of activations, or a fixed number of them evenly spread."""
     costs = problem.profile
     sizes = {size for cost in costs.stages for size in (cost.act_bytes, cost.w_bytes) if size}
     if not sizes:

@@ -183,8 +183,7 @@ def _attempts(
     settings: Sequence[Setting],
 ) -> Iterator[tuple[Problem, Sequence[Setting]]]:
     """Yield runs to try until the replay also keeps the host limit: it may start copies earlier
-    than the greedy did, as ops in a program do not wait for host memory.
-    """
+    than the greedy did, as ops in a program do not wait for host memory."""
     yield Problem(profile, microbatches, limits), settings
     for host in (750, 500, 250):
         yield Problem(profile, microbatches, limits, host), settings

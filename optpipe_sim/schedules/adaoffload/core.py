@@ -115,9 +115,7 @@ def _compute(r: Run, d: int, now: int, forced: bool) -> None:
 
 @step
 def _when(r: Run, kind: int, s: int, now: int) -> int:
-    """Return when the next op of a kind at stage s can start, regardless of the compute stream, as
-    far as known.
-    """
+    """The earliest known start of the next op of a kind at stage s, but for the compute stream."""
     j = r.begun[kind, s]
     if j == r.micro.shape[2]:
         return FOREVER
@@ -136,8 +134,7 @@ def _follow(r: Run, d: int, now: int, forced: bool) -> None:
     """As `_compute`, in the given order: start the op that is due first among those that could
     start. Skipped are ops whose inputs have not arrived and, so that memory does not block the
     rest, an F that does not fit. No op starts that would delay an op due before it by more than
-    its tolerance.
-    """
+    its tolerance."""
     if r.running[COMPUTE, d, 0] >= 0:
         return
     m = r.micro.shape[2]
@@ -227,8 +224,7 @@ def _reload(r: Run, d: int, now: int, forced: bool) -> None:
 @step
 def _short(r: Run, d: int, now: int, forced: bool) -> bool:
     """Whether device d should offload an activation: little memory is left and some op will need it
-    (forced: some op waits for it).
-    """
+    (forced: some op waits for it)."""
     room = r.device[CAPACITY, d] - r.device[LEVEL, d]
     m = r.micro.shape[2]
     wished, left = 0, False
@@ -288,8 +284,7 @@ def _may_move(r: Run, s: int, j: int) -> bool:
 @step
 def _reserves(r: Run, s: int, j: int) -> int:
     """Return which host memory (s, j) may use: 0 none, 1 reserved memory, 2 the spare part, which
-    only the oldest microbatch uses.
-    """
+    only the oldest microbatch uses."""
     if r.micro[PROMISED, s, j]:
         return int(r.micro[PROMISED, s, j])
     d = r.stage[DEVICE, s]

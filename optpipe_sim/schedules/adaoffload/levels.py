@@ -70,8 +70,7 @@ def recomputed(
     levels: np.ndarray,
 ) -> Schedule:
     """Make the schedule of a table of ops, each activation recomputed at its level inside its
-    backward; a BW if the backward is fused.
-    """
+    backward; a BW if the backward is fused."""
     numbers: dict[str, int] = {}
     whole, named = np.zeros(levels.shape, bool), np.zeros(levels.shape, np.int64)
     for s, cost in enumerate(profile.stages):

@@ -35,8 +35,7 @@ EFFORT = 16  # times as many runs as AdaOffload
 
 class Part(NamedTuple):
     """The level of a share of a stage's microbatches, evenly spread, and the level of the others:
-    numbers among the stage's levels, from 1; 0: kept whole.
-    """
+    numbers among the stage's levels, from 1; 0: kept whole."""
 
     share: Fraction
     level: int
@@ -130,8 +129,7 @@ class _Tried(NamedTuple):
 
 class _Search:
     """A search over mixes; `best` is the run with the least cost, and of equal ones the one that
-    recomputes least.
-    """
+    recomputes least."""
 
     def __init__(
         self, profile: CostProfile, microbatches: int, limits: Sequence[int], objective: str
@@ -146,8 +144,7 @@ class _Search:
 
     def run(self) -> None:
         """Try uniform mixes; then change single stages of the best few; finally run the best mix
-        with every setting.
-        """
+        with every setting."""
         count = len(self.profile.stages)
         uniform = [(part,) * count for part in self._parts()]
         found = {mix: self._try(mix, self.settings[:FEW]) for mix in uniform}
@@ -208,8 +205,7 @@ class _Search:
 
     def _near(self, part: Part) -> list[Part]:
         """Yield neighbours: a little more or less of the heavier level, or other levels in the same
-        shares.
-        """
+        shares."""
         share, level, other = part
         shares = [share + step for step in STEPS if 0 <= share + step <= 1]
         shares += [Fraction(0), Fraction(1)]  # intermediate steps reserve more working memory

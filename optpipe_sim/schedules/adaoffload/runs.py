@@ -177,8 +177,7 @@ class Problem:
 
     def _spare(self, host: int) -> None:
         """Choose the stages that the oldest microbatch of a device may always offload, and compute
-        what one microbatch at a time then needs; limited host memory is reserved for them.
-        """
+        what one microbatch at a time then needs; limited host memory is reserved for them."""
         for d in range(self.profile.devices):
             mine = [s for s in self.stages.tolist() if self.stage[state.DEVICE, s] == d]
             may = [s for s in mine if self.stage[state.MOVES, s]]
@@ -224,8 +223,7 @@ class Problem:
 
     def _fewest(self, mine: list[int], may: list[int], capacity: int) -> list[int]:
         """Return the stages with the fewest bytes to offload that let one microbatch through; all
-        stages if none do (then no run succeeds).
-        """
+        stages if none do (then no run succeeds)."""
         if self._needs(mine, []) <= capacity:
             return []
         if len(may) > 12:
@@ -238,8 +236,7 @@ class Problem:
         self, setting: Setting, stop_ns: int = state.FOREVER, order: Order | None = None
     ) -> Greedy | None:
         """Run the greedy, in its own order or as close as possible to `order`; None if it would end
-        after `stop_ns`.
-        """
+        after `stop_ns`."""
         p, count, m = self.profile.devices, len(self.profile.stages), self.microbatches
         profile = self.profile
         stage, device = self.stage.copy(), self.device.copy()

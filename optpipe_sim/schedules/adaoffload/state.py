@@ -96,8 +96,7 @@ def oldest_of(r: Run, d: int) -> int:
 @step
 def is_safe(r: Run, s: int, j: int, more: int) -> bool:
     """Whether the oldest microbatch of the device can still be finished if (s, j) permanently holds
-    `more` bytes.
-    """
+    `more` bytes."""
     d = r.stage[DEVICE, s]
     oldest = oldest_of(r, d)
     total = r.device[FLOOR, d] + r.device[NEED, d]
@@ -152,8 +151,7 @@ def admits(r: Run, s: int, j: int, forced: bool) -> int:
 @step
 def needed_soon(r: Run, s: int) -> int:
     """Return the microbatch below which B's at s are due soon: those whose B has started AHEAD
-    stages later, or is within as many B's of the last stage.
-    """
+    stages later, or is within as many B's of the last stage."""
     last = r.stage.shape[1] - 1
     at = s + r.stage[AHEAD, s]
     return int(r.begun[B, at] if at <= last else r.begun[B, last] + at - last)
@@ -162,8 +160,7 @@ def needed_soon(r: Run, s: int) -> int:
 @step
 def rank_of(r: Run, chunk: int, chunks: int, j: int) -> int:
     """Return the rank of an op among those of its kind on a device: groups of microbatches, chunk
-    by chunk.
-    """
+    by chunk."""
     return (j // r.group * chunks + chunk) * r.group + j % r.group
 
 

@@ -26,8 +26,7 @@ class _Moment(NamedTuple):
 
 class _Choices(NamedTuple):
     """Treatments of a device's first chunks, one row per choice: the backward time of one
-    microbatch (ns) and the bytes held at every moment; sorted by time.
-    """
+    microbatch (ns) and the bytes held at every moment; sorted by time."""
 
     time_ns: np.ndarray
     held: np.ndarray
@@ -103,8 +102,7 @@ def _least_time(
 
 def _moments(program: Sequence[Op], stages: Sequence[int]) -> list[_Moment]:
     """Return the starts of ops at which a device may hold the most: for each kind and stage, those
-    whose numbers of held activations are not covered by another start.
-    """
+    whose numbers of held activations are not covered by another start."""
     held = [0] * len(stages)
     most: dict[tuple[OpKind, int], list[tuple[int, ...]]] = {}
     for op in program:
@@ -124,8 +122,7 @@ def _choices(
     moments: Sequence[_Moment], stages: Sequence[int], costs: CostProfile, room: int | None
 ) -> _Choices:
     """Build, chunk by chunk, all choices that no other choice beats in time and in the bytes held
-    at every moment; those that hold more than `room` are left out.
-    """
+    at every moment; those that hold more than `room` are left out."""
     table = costs.op_table
     found = _Choices(
         np.zeros(1, np.int64), np.zeros((1, len(moments)), np.int64), np.zeros((1, 0), np.int64)
@@ -150,8 +147,7 @@ def _held(
     table: OpTable, moments: Sequence[_Moment], chunk: int, stage: int, treatment: int
 ) -> list[int]:
     """Return the bytes that a chunk's activations hold at each moment, including the op itself if
-    it is of this chunk.
-    """
+    it is of this chunk."""
     allocated: np.ndarray = table.allocated_bytes[:, stage, treatment]
     keep = int(allocated[F] - table.released_bytes[F, stage, treatment])
     return [

@@ -22,8 +22,7 @@ ROUNDS = 6  # rounds of moving C's into idle time; most of the gain comes from t
 
 class _Device(NamedTuple):
     """A device's program. For each op: its duration and the idle time before it (ns); the bytes
-    held once it has started, the bytes that it allocates, and the bytes that it releases.
-    """
+    held once it has started, the bytes that it allocates, and the bytes that it releases."""
 
     ops: list[Op]
     duration_ns: list[int]

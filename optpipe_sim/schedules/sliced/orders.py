@@ -65,8 +65,7 @@ def filled_with_weights(
 ) -> Schedule:
     """Insert W's into programs of F's and B's: where a device would idle for at least as long, or
     once as many W's are pending as there are devices (they hold memory); the rest at the end.
-    W's of slices are short enough for gaps that W's of whole microbatches cannot fill.
-    """
+    W's of slices are short enough for gaps that W's of whole microbatches cannot fill."""
     return _Filling(shape, costs, programs).run()
 
 

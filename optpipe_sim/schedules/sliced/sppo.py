@@ -49,8 +49,7 @@ def sppo(profile: CostProfile, microbatches: int, offloaded: int | None = None) 
 
 def _affordable(costs: CostProfile) -> int:
     """Return how many leading slices can be offloaded for free: their copies take no more time, on
-    any engine or host link, than a microbatch's compute on the busiest device.
-    """
+    any engine or host link, than a microbatch's compute on the busiest device."""
     budget = max(cost.work_ns for cost in costs.stages)
 
     def fits(count: int) -> bool:

@@ -1,6 +1,5 @@
 """The engine ``search``: greedy runs, then annealing from the best of them. If activations may be
-recomputed, `treated.engine` runs instead.
-"""
+recomputed, `treated.engine` runs instead."""
 
 from __future__ import annotations
 
@@ -34,8 +33,7 @@ def run(
     others: Others = no_report,
 ) -> None:
     """Search over waves and over the parameters of AdaOffload, then anneal from the best of these,
-    from the incumbent and from simple offloading patterns.
-    """
+    from the incumbent and from simple offloading patterns."""
     evaluations, seed = options.evaluations, options.seed
     clock = _Clock(options.time_limit if evaluations is None else float("inf"))
     runs = 10**6 if evaluations is None else RUNS

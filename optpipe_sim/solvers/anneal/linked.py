@@ -197,8 +197,7 @@ def _source(code, costs):
 @step
 def _grant_reloads(d, now, soonest_late, costs, links, end, ready, cause):
     """Grant memory to the waiting reloads of a device, in their order; returns the earliest time of
-    the next late grant.
-    """
+    the next late grant."""
     mask, back_queue = (1 << costs.high) - 1, engine_of(2 * d + 1, costs)
     while links.asked_head[d] < links.asked_tail[d]:
         head = links.asked_head[d]
@@ -296,8 +295,7 @@ def _grant_forward(code, d, time, why, costs, links, end):
 @step
 def _send(code, d, finish, depth, costs, links, ready):
     """Record when the message of a compute op arrives, and wake the device that waits for it;
-    returns the depth of the stack.
-    """
+    returns the depth of the stack."""
     kind, stage = code >> costs.high, (code & ((1 << costs.high) - 1)) >> costs.low
     target = -1
     if kind == F and stage < len(costs.act) - 1:

@@ -127,8 +127,7 @@ def after(key, duration, shift):
 @step
 def next_transfer(prog, length, queue, slot, shared, high):
     """Return the slot of a queue's next transfer in the program of its device, from `slot` on, or
-    the program's end.
-    """
+    the program's end."""
     d = queue >> 1
     while slot < length[d]:
         kind = prog[d, slot] >> high
@@ -179,8 +178,7 @@ def find_next(link, costs, links):
 @step
 def serve(prog, length, link, now, costs, links, end, ready, cause):
     """Serve the transfer that a link has picked; returns the depth of the stack of devices that can
-    continue.
-    """
+    continue."""
     mask, outs, backs = (1 << costs.high) - 1, O << costs.high, R << costs.high
     queue = engine_of(links.pick[link], costs)
     d = queue >> 1

@@ -83,8 +83,7 @@ def shift(prog, slot, d, start, stop, low, high):
 @compiled
 def toggle(prog, length, slot, d, unit, ahead, high):
     """Toggle offloading: offload a resident activation, its reload `ahead` ops before its B, or
-    keep an offloaded one.
-    """
+    keep an offloaded one."""
     if keep(prog, length, slot, d, unit, high) == 0:
         offload(prog, length, slot, d, unit, ahead, high)
 
@@ -103,8 +102,7 @@ def _copy_neighbour(prog, length, slot, d, other, step):
 @entry
 def repeat(prog, length, slot, costs, code, offloads):
     """Move an op alike for a run of microbatches, possibly also on nearby devices; returns whether
-    other devices changed.
-    """
+    other devices changed."""
     m, stages, low, high = costs.microbatches, len(costs.act), costs.low, costs.high
     kind = code >> high
     stage, micro = (code & ((1 << high) - 1)) >> low, code & ((1 << low) - 1)
@@ -257,8 +255,7 @@ def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
 def _mend(prog, length, slot, d, unit, stays, parks, ahead, high):
     """Restore a valid order of the ops of one activation after its B and R were exchanged. An F
     behind its B is moved ahead of it. A single O or R is completed or removed; a pair in the
-    wrong order is removed.
-    """
+    wrong order is removed."""
     forward, backward = slot[unit], slot[unit | B << high]
     for at in range(forward, backward, -1):
         _put(prog, slot, d, at, prog[d, at - 1])

@@ -68,8 +68,7 @@ def pattern_start(
 
 def _first(problem: Problem, stretch: float) -> tuple[np.ndarray, np.ndarray, int]:
     """Make the initial pattern: evenly spaced microbatches, each as fast as possible, everything
-    offloaded that can be.
-    """
+    offloaded that can be."""
     profile = problem.profile
     durations, latency, stages = profile.durations_ns, profile.t_comm_ns, problem.shape.stages
     work = np.zeros(profile.devices)

@@ -105,8 +105,7 @@ def shares_links(problem: Problem) -> bool:
 
 def pack(problem: Problem, schedule: Schedule) -> Programs:
     """Encode the programs of a schedule. A BW becomes its B and its W; without a memory limit
-    transfers are left out, as they could only delay ops.
-    """
+    transfers are left out, as they could only delay ops."""
     shape = problem.shape
     low, high = _bits(problem)
     room = (

@@ -154,8 +154,7 @@ def begin(t):
 @part
 def mark(prog, length, saved, saved_length, d, t, high):
     """Mark the ops that a change of the program of device d makes stale; returns whether it differs
-    from the `saved` program, whose times are in `t`.
-    """
+    from the `saved` program, whose times are in `t`."""
     size, old = length[d], saved_length[d]
     first, least = 0, min(size, old)
     while first < least and prog[d, first] == saved[d, first]:

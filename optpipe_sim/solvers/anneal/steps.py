@@ -96,8 +96,7 @@ def offload(code, d, slot, copies, costs, t):
 def grant_reload(prog, code, d, slot, stream, memory, costs, t, logs):
     """Grant memory to an R at the start of the compute op before it, its anchor, or once enough has
     been released since; returns (time, cause, memory), with ``NEVER`` first if that never
-    happens.
-    """
+    happens."""
     mask, given, moved = (1 << costs.high) - 1, memory.given, costs.moved
     size = moved[(code & mask) >> costs.low]
     # 1. the anchor's release counts from its end on; O's alone may suffice
@@ -138,8 +137,7 @@ def grant_reload(prog, code, d, slot, stream, memory, costs, t, logs):
 @step
 def reload(code, d, slot, time, why, copies, costs, t):
     """Run an R with granted memory, which begins once its O has ended and the engine is free;
-    returns (end, cause, copies).
-    """
+    returns (end, cause, copies)."""
     unit = code & ((1 << costs.high) - 1)
     source = unit | O << costs.high
     if t.end[source] > time:
@@ -213,8 +211,7 @@ def source_of(code, costs):
 @step
 def send(code, d, finish, second, devices, sends, costs, t):
     """Record when the message of a compute op arrives, and wake the receiving device if the message
-    affects it; returns the links of the sender, and when the next device begins.
-    """
+    affects it; returns the links of the sender, and when the next device begins."""
     kind, above = code >> costs.high, 1 << costs.low
     stage = (code & ((1 << costs.high) - 1)) >> costs.low
     target, reader, behind = -1, -1, stage

@@ -30,8 +30,7 @@ from .state import (
 def find_tails(prog, length, costs, t, span_counts):
     """Fill in ``t.tail``: the longest path over the ops that wait for each op, ns. With
     `span_counts` it leads to the longest span instead of the makespan; valid while no device
-    begins at another time.
-    """
+    begins at another time."""
     t.tally[TRIAL] += 1
     for code in range(len(t.tail)):
         t.tail[code] = UNKNOWN

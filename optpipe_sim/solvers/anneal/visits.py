@@ -38,8 +38,7 @@ P = TypeVar("P", bound=Plan)
 class Visit(NamedTuple):
     """One annealing run: its initial temperature (in typical op durations), its evaluations per op,
     the share of its moves that let microbatches overtake, whether it starts from the best, and
-    the plan.
-    """
+    the plan."""
 
     heat: float
     effort: int

@@ -34,8 +34,7 @@ def memory(model: Model, way: str, order: str) -> None:
 
 def host_memory(model: Model, order: str) -> None:
     """Limit the pinned memory of each node, held from the start of O to the end of R. Not with
-    ranks, whose O's and R's are not paired.
-    """
+    ranks, whose O's and R's are not paired."""
     costs = model.problem.profile
     offload = costs.offload
     if offload is None or offload.host_limit_bytes is None or order == RANKS:

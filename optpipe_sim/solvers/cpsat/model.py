@@ -82,8 +82,7 @@ class Model:
     def starts_ns(self, value: Any) -> dict[Op, int]:
         """Return the start of each op in ns; `value` returns the value of a variable in a solution.
         Durations that were rounded down to a unit are not corrected: then only the order
-        matters.
-        """
+        matters."""
         found = {}
         for op, start in self.start.items():
             at = (op.stage, op.microbatch)
@@ -123,16 +122,14 @@ def may_move(problem: Problem, stage: int) -> bool:
 def may_fuse(problem: Problem, stage: int) -> bool:
     """Whether BW takes less time than B and W. If it does not, B directly followed by its W is
     never worse: the previous stage gets its gradient sooner, and the device and its memory are
-    free at the same time.
-    """
+    free at the same time."""
     cost = problem.profile.stages[stage]
     return cost.fused_ns < cost.t_b_ns + cost.t_w_ns
 
 
 def time_unit(problem: Problem) -> int:
     """The greatest common divisor of all durations, in ns: some optimal solution has only multiples
-    of it as times.
-    """
+    of it as times."""
     costs = problem.profile
     return gcd(costs.t_comm_ns, *map(int, costs.op_table.duration_ns.flat)) or 1
 
@@ -198,8 +195,7 @@ def _compute_op(model: Model, op: Op, fuse: bool) -> None:
 def flow(model: Model) -> None:
     """Add the data flow: F along the stages, B back along them, W after B; the P2P latency between
     two devices. A W that takes no time runs right after its B, as keeping its bytes longer gains
-    nothing.
-    """
+    nothing."""
     cp, place = model.cp, model.problem.profile.placement
     for s in model.stages:
         latency = model.latency if s and place[s] != place[s - 1] else 0
@@ -258,8 +254,7 @@ def engines(model: Model) -> None:
 
 def head(model: Model) -> None:
     """Make every device start its first op, an F of microbatch 0, as soon as its input arrives, as
-    a replay does: with the objective ``span`` a delay would count as a gain.
-    """
+    a replay does: with the objective ``span`` a delay would count as a gain."""
     place = model.problem.profile.placement
     for device in range(model.problem.shape.devices):
         s = model.problem.shape.stages_of(device)[0]
@@ -270,8 +265,7 @@ def head(model: Model) -> None:
 
 def objective(model: Model, least: int, most: int) -> None:
     """Add the cost, from `least` to `most` units: the last end, or the longest time from a device's
-    first op to its last. The very first F starts at 0, as it waits for nothing.
-    """
+    first op to its last. The very first F starts at 0, as it waits for nothing."""
     cp, problem = model.cp, model.problem
     cost = model.cost = cp.new_int_var(least, most, "cost")
     cp.add(model.start[Op(F, 0, 0)] == 0)

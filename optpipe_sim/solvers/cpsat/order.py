@@ -64,8 +64,7 @@ SORTED = (FIFO, RANKS)
 
 def order(model: Model, kind: str) -> None:
     """Constrain the order of microbatches: ``fifo``, ``passing`` (see above), or else only the F's
-    of stage 0 in order, which merely labels the microbatches.
-    """
+    of stage 0 in order, which merely labels the microbatches."""
     if kind in SORTED:
         _first_in_first_out(model)
         return
@@ -82,8 +81,7 @@ def _after(model: Model, first: Op, second: Op, *literals: Any) -> None:
 
 def _first_in_first_out(model: Model) -> None:
     """Order every kind at every stage. Absent copies keep a place of zero duration in the chain, so
-    that one chain links all that are present.
-    """
+    that one chain links all that are present."""
     for s in model.stages:
         for i, j in pairwise(model.microbatches):
             for kind in (F, B, W):
@@ -100,8 +98,7 @@ def _first_in_first_out(model: Model) -> None:
 def ranked_transfers(model: Model) -> None:
     """Add O's and R's by rank, in place of `model.transfers`: if n activations are offloaded at a
     stage, these are O number 0 to n - 1, and R's for the last n B's: the R's from any one on are
-    as many as the B's that they serve, all of which come after it.
-    """
+    as many as the B's that they serve, all of which come after it."""
     cp, m = model.cp, model.problem.microbatches
     for s in filter(lambda s: may_move(model.problem, s), model.stages):
         more_than = [cp.new_bool_var(f"more than {n} at {s}") for n in range(m)]

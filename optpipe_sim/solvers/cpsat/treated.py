@@ -193,8 +193,7 @@ def _weight(model: TreatedModel, weight: Op, fused: Any) -> None:
 
 def _flow(model: TreatedModel) -> None:
     """Add the data flow: F along the stages, B back along them, W after B, C between F and B; the
-    P2P latency across devices.
-    """
+    P2P latency across devices."""
     cp, place = model.cp, model.problem.profile.placement
     for s in model.stages:
         latency = model.latency if s and place[s] != place[s - 1] else 0
@@ -213,8 +212,7 @@ def _flow(model: TreatedModel) -> None:
 
 def _copies(model: TreatedModel) -> None:
     """Add O and R of activations that may be offloaded: both or neither; shorter ones for
-    recomputed activations.
-    """
+    recomputed activations."""
     cp = model.cp
     for (s, j), moved in model.moved.items():
         forward, back, out, reload, again = (Op(kind, s, j) for kind in (F, B, O, R, C))

@@ -132,8 +132,7 @@ def greedy_search(
 
 def _cost_ns(work: Workspace, played: Greedy) -> int:
     """Evaluate a run's programs with the true costs of the problem, in ns; hardly ever above the
-    cost of a replay, and much faster.
-    """
+    cost of a replay, and much faster."""
     low, high = work.costs.low, work.costs.high
     prog = np.full((len(played.log), max(map(len, played.log))), -1, np.int64)
     for device, rows in enumerate(played.log):

@@ -168,8 +168,7 @@ class _Question:
 
     def bound(self) -> Bound:
         """The closed-form bound on plans without margins, over all the numbers of chunks that may
-        be chosen.
-        """
+        be chosen."""
         shapes = [self.profile]
         if self.options.chunks == "any":
             shapes = candidate_shapes(self.profile)

@@ -50,8 +50,7 @@ class Choice(NamedTuple):
 def choices_of(profile: CostProfile, s: int, may_move: bool, drop: bool) -> list[Choice]:
     """Return the choices for an activation of a stage with levels; keeping it whole comes first.
     `drop`: leave out a BW that neither takes less time than B and W nor holds less than B: B and
-    W in a row are equivalent, and successors of B start sooner.
-    """
+    W in a row are equivalent, and successors of B start sooner."""
     table, cost = profile.op_table, profile.stages[s]
     levels = range(1, 1 + len(cost.recompute))
     treatments = [KEEP, *(way(level) for level in levels for way in (inside, apart))]

@@ -355,8 +355,7 @@ class _Run:
 
 def _safe_ns(model: Model, bound: float) -> int:
     """Convert a solver's bound to ns: less its tolerance, then rounded up to the next tick, as
-    every left-shifted timing costs a whole number of ticks.
-    """
+    every left-shifted timing costs a whole number of ticks."""
     if not isfinite(bound):
         return 0
     least = (bound - ABSOLUTE - RELATIVE * abs(bound)) * model.unit_ns

@@ -267,8 +267,7 @@ class Precedence:
     @cached_property
     def prompt(self) -> bool:
         """Whether every device's first op is the F of microbatch 0 and starts as soon as its input
-        can arrive: with microbatch order, and the first p stages on p devices.
-        """
+        can arrive: with microbatch order, and the first p stages on p devices."""
         firsts = {self.first_stage(d) for d in self.devices}
         return self.mode == "all" and firsts == set(self.devices)
 

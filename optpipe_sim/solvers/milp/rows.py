@@ -31,8 +31,7 @@ class Rows:
 
     def after(self, name: str, cases: Iterable[tuple[Op, Op, Any]], from_end: bool = True) -> None:
         """Add rows for cases (a, b, holds): if `holds` is 1, b starts no sooner than a ends (or,
-        without `from_end`, starts); if it is 0, the row only restates the windows.
-        """
+        without `from_end`, starts); if it is 0, the row only restates the windows."""
         model = self.model
         sets, t, unit, frame = model.sets, model.pyomo.t, model.unit_ns, model.windows
         family = self.pyo.ConstraintList()
@@ -68,8 +67,7 @@ def add_rows(rows: Rows) -> None:
 
 def _choices(model: Model, rows: Rows) -> None:
     """Each activation has one choice, with per_stage the same for a whole stage; and the W of a BW
-    has zero duration at its end.
-    """
+    has zero duration at its end."""
     sets, m, unit, frame = model.sets, model.pyomo, model.unit_ns, model.windows
     alike = range(1, sets.m) if sets.problem.per_stage else ()
 
@@ -141,8 +139,7 @@ def _cost(model: Model, rows: Rows) -> None:
 
 def _copies(model: Model, rows: Rows) -> None:
     """O between F and R, R before C or B, of zero duration if not offloaded; and one transfer at a
-    time on a copy engine and on a host link.
-    """
+    time on a copy engine and on a host link."""
     sets, m, t, unit = model.sets, model.pyomo, model.pyomo.t, model.unit_ns
 
     def lasting(op: Op) -> Any:
@@ -171,8 +168,7 @@ def _copies(model: Model, rows: Rows) -> None:
 
 def _counted(model: Model, rows: Rows) -> None:
     """Define z and r. Not counting a release is safe; an allocation must count on one side: another
-    op's at R, or R's at that op.
-    """
+    op's at R, or R's at that op."""
     sets, m = model.sets, model.pyomo
     rows.after("over", ((a, q, m.z[str(a), str(q)]) for a, q in sets.releases))
     outs = ((a, q) for a, q in sets.releases if a.kind is O)
@@ -186,8 +182,7 @@ def _counted(model: Model, rows: Rows) -> None:
 
 def _memory(model: Model, rows: Rows) -> None:
     """Limit the memory of a device when a compute op allocates, and when an R does, their own
-    memory included.
-    """
+    memory included."""
     sets, costs = model.sets, model.sets.problem.profile
     gone = set(sets.gone)
     for d, room in enumerate(sets.room):
@@ -257,8 +252,7 @@ def _own(model: Model, q: Op, here: Any) -> Any:
 
 def _held(model: Model, f: Op, q: Op, here: Any) -> Iterable[Any]:
     """Lower bounds on the bytes that an activation with choices (that of F `f`) holds at allocation
-    q, one per state; at most 0 in the other states.
-    """
+    q, one per state; at most 0 in the other states."""
     sets, costs = model.sets, model.sets.problem.profile
     cost, most = costs.stages[f.stage], sets.largest(f.stage)
     b, w, again, out, back = (f._replace(kind=kind) for kind in (B, W, C, O, R))

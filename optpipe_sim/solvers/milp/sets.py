@@ -95,8 +95,7 @@ class Sets(Precedence):
     def releases(self) -> list[tuple[Op, Op]]:
         """(release, allocation) with a binary: whether the release has ended when the allocation
         starts. Releases are O's, B's and W's, and F's where there are choices; allocations
-        `takers` and R's; pairs with an order binary use that one.
-        """
+        `takers` and R's; pairs with an order binary use that one."""
         found = []
         for d in self.devices:
             outs = [op for s in self.away_of(d) for op in self.of(O, s)]
@@ -138,8 +137,7 @@ class Sets(Precedence):
     @cached_property
     def holdings(self) -> list[tuple[Op, Op]]:
         """(activation, allocation) of a device for activations with choices, named by their F: a
-        variable has the bytes held when the allocation takes place.
-        """
+        variable has the bytes held when the allocation takes place."""
         return [
             (a, q)
             for d in self.devices

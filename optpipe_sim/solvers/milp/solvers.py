@@ -20,8 +20,7 @@ OPTIMAL, INFEASIBLE, STOPPED = "optimal", "infeasible", "stopped"
 class Settings:
     """Seconds, threads (0: the solver's default), seed and relative gap of a solver run. For
     solvers the gap is a share of the cost (`gap_of_cost`), for `SolveResult` a share of the
-    bound.
-    """
+    bound."""
 
     seconds: float
     threads: int = 0
@@ -37,8 +36,7 @@ class Settings:
 class Outcome:
     """The outcome of a solver run: ``optimal`` (within the gap), ``infeasible`` or ``stopped``; its
     bound on the model's cost, in the model's units; whether Ctrl-C stopped it; whether it
-    accepted the start.
-    """
+    accepted the start."""
 
     status: str
     bound: float

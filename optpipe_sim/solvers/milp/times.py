@@ -31,8 +31,7 @@ class Plan(NamedTuple):
 
 def plan(sets: Sets, trace: Trace) -> Plan | None:
     """Convert a trace to the MILP's ops: BW split into B and W, and microbatches renamed according
-    to `MilpOptions.in_order`; None if `fifo` excludes the schedule.
-    """
+    to `MilpOptions.in_order`; None if `fifo` excludes the schedule."""
     chosen = _choices(sets, trace)
     starts: dict[Op, int] = {}
     for span in trace.spans:
@@ -164,8 +163,7 @@ def decided(model: Model) -> dict[Activation, Choice]:
 
 def earliest(model: Model) -> Plan | None:
     """Compute the earliest starts (ns) that the model's binaries allow. Its time variables are not
-    used, so solver tolerances do not matter. None if the orders are cyclic.
-    """
+    used, so solver tolerances do not matter. None if the orders are cyclic."""
     sets, m, chosen = model.sets, model.pyomo, decided(model)
 
     def one(expression: Any) -> bool:
@@ -223,8 +221,7 @@ def earliest(model: Model) -> Plan | None:
 
 def scheduled(problem: Problem, plan: Plan) -> tuple[Schedule, Trace] | None:
     """Make the schedule of a timing and its replay, with B and W fused if that is better; None if
-    the replay deadlocks or breaks the host limit (it may start copies earlier).
-    """
+    the replay deadlocks or breaks the host limit (it may start copies earlier)."""
     starts = dict(plan.starts)
     levels = np.zeros((problem.shape.stages, problem.microbatches), np.int64)
     for (s, j), one in plan.chosen.items():

@@ -11,8 +11,7 @@ from .sets import Sets
 
 class Windows(NamedTuple):
     """Earliest and latest starts in ns. For a transfer, `early` and `late` hold whether or not it
-    takes place (if not, O and R are instants between F and B); `sure` holds if it does.
-    """
+    takes place (if not, O and R are instants between F and B); `sure` holds if it does."""
 
     early: dict[Op, int]
     late: dict[Op, int]
@@ -22,8 +21,7 @@ class Windows(NamedTuple):
 
 def serial_ns(sets: Sets) -> int:
     """The time of all ops and messages one after the other. No optimal schedule takes longer, as
-    each of its ops starts at 0 or when something that it waits for ends.
-    """
+    each of its ops starts at 0 or when something that it waits for ends."""
     costs = sets.problem.profile
     latencies = sum(2 * sets.latency(s, s + 1) for s in sets.stages[:-1])
     per_microbatch = sum(

@@ -68,8 +68,7 @@ def _best(problem: Problem, candidates: Iterable[Schedule]) -> Schedule | None:
 
 def _put_off(problem: Problem, candidates: Iterable[Schedule], until: float) -> Iterator[Schedule]:
     """Yield `put_off` of each candidate for which it works; always of the first, of the others
-    until the time is up.
-    """
+    until the time is up."""
     for candidate in candidates:
         with suppress(OptPipeError):
             yield put_off(problem, candidate)
@@ -91,8 +90,7 @@ def without_transfers(schedule: Schedule) -> Schedule:
 
 def _of_size(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
     """Yield schedules with the problem's m: blocks of several sizes, removed or repeated at several
-    places.
-    """
+    places."""
     m, old = problem.microbatches, schedule.shape.microbatches
     if m == old:
         yield schedule
@@ -123,8 +121,7 @@ def _free_starts(problem: Problem, schedule: Schedule) -> dict[Op, int]:
 
 def _respaced(problem: Problem, starts: dict[Op, int], sources: list[int]) -> Schedule:
     """Make the schedule whose microbatch j is timed as `sources[j]` was, later by the duration of
-    the microbatches inserted before it (or earlier by that of those removed).
-    """
+    the microbatches inserted before it (or earlier by that of those removed)."""
     old = 1 + max(op.microbatch for op in starts)
     when = np.zeros(old + 1, np.int64)  # typical time of a microbatch: its ops' mean start
     count = np.zeros(old, np.int64)

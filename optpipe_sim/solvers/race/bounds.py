@@ -1,6 +1,5 @@
 """Expensive lower bounds for the race: configuration LPs, ever longer searches of single devices,
-and, when these are exhausted, window propagation between the devices.
-"""
+and, when these are exhausted, window propagation between the devices."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ _ENDING = ".entry"
 
 class Entry(NamedTuple):
     """The best known schedule and bound of a problem. `bound` in the time units of `problem`;
-    `seconds`: the longest time of a single run on it.
-    """
+    `seconds`: the longest time of a single run on it."""
 
     problem: Identity
     schedule: Schedule
@@ -63,8 +62,7 @@ class Cache:
 
     def get(self, problem: Problem) -> Entry | None:
         """Return the entry of exactly this problem, unless its bound and its schedule contradict
-        each other.
-        """
+        each other."""
         wanted = identity(problem)
         path = self._path(wanted)
         entry = _read(path)
@@ -113,8 +111,7 @@ class Cache:
         self, problem: Problem, schedule: Schedule, bound_ns: int, bound_name: str, seconds: float
     ) -> None:
         """Store a schedule and a bound, unless better ones are stored. A folder that cannot be
-        written is ignored.
-        """
+        written is ignored."""
         wanted = identity(problem)
         bound = -(-bound_ns // wanted.time_unit_ns)
         if "engines" not in wanted.data:
@@ -209,8 +206,7 @@ def open_cache(folder: str | os.PathLike[str] | None = None, mib: int | None = N
 
 def recall(race: Race, cache: Cache) -> Entry | None:
     """Start a race from the cached schedule of the problem itself, else from those of the most
-    similar ones.
-    """
+    similar ones."""
     problem = race.problem
     entry = cache.get(problem)
     if entry is not None:

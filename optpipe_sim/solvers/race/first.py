@@ -13,8 +13,7 @@ ADAOFFLOAD = "adaoffload"
 
 def run_adaoffload(race: Race, until: float) -> None:
     """Run AdaOffload once for an early incumbent, then with all its settings if these take less
-    than `until` seconds.
-    """
+    than `until` seconds."""
     problem, began = race.problem, race.seconds
     if treats(problem):
         race.starts = first_starts(
@@ -35,7 +34,6 @@ def run_adaoffload(race: Race, until: float) -> None:
 
 def run_published(race: Race, until: float, processes: int) -> None:
     """Try the published schedules of the problem's shape with every value of their options, until
-    the race has run for `until` seconds; `Race.untried` counts the rules that were left.
-    """
+    the race has run for `until` seconds; `Race.untried` counts the rules that were left."""
     rules = rules_of([race.problem], [race.bound_ns])
     race.untried = run_rules([race], rules, lambda: race.optimal or race.seconds > until, processes)

@@ -176,8 +176,7 @@ def _at_least(more: Sequence[int | None], less: Sequence[int | None]) -> bool:
 
 def distance(one: Identity, other: Identity) -> float:
     """Return the distance of two problems of one family: 0 if equal, about 1 if some number is
-    twice or half as large.
-    """
+    twice or half as large."""
     parts: list[float] = [2 * abs(log(one.data["m"] / other.data["m"]))]
     for row, scale in (("times", "f"), ("sizes", "act")):
         a, b = one.data.get(row, {}), other.data.get(row, {})

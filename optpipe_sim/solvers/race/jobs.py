@@ -58,8 +58,7 @@ def jobs_of(race: Race, options: SolveOptions, cold: bool) -> list[tuple[str, Jo
 
 def run_engine(problem: Problem, report: Report, engine: str, **arguments: Any) -> None:
     """Run one engine. Its module is imported here, in the engine's process, as OR-tools and Pyomo
-    are large.
-    """
+    are large."""
     import_module(ROOMS[engine], __package__).run(problem, report, **arguments)
 
 
@@ -67,8 +66,7 @@ def _job(
     name: str, race: Race, options: SolveOptions, cold: bool, part: tuple[int, int] = (0, 1)
 ) -> tuple[str, Job, dict[str, Any]]:
     """Make the job of an engine, started from the best schedule so far; `part`: its number and the
-    total of parallel searches.
-    """
+    total of parallel searches."""
     arguments: dict[str, Any] = {
         "engine": name,
         "start": None if cold else race.best,

@@ -143,8 +143,7 @@ class Race:
 
     def prove(self, bound_ns: int, name: str) -> None:
         """Take a proven lower bound if it beats the best bound. Costs are sums of times, so a bound
-        is rounded up to the next multiple of the common divisor of all times.
-        """
+        is rounded up to the next multiple of the common divisor of all times."""
         bound_ns = -(-bound_ns // self.unit_ns) * self.unit_ns
         if bound_ns > self.bound_ns:
             self.bound_ns, self.bound_name = bound_ns, name

@@ -64,8 +64,7 @@ def rules_of(problems: Sequence[Problem], bounds_ns: Sequence[int]) -> list[Rule
 
 def _about_ns(problem: Problem, level: str | None) -> int:
     """Estimate the cost of the best schedule that recomputes every activation at a level, by bounds
-    with the costs that a pattern plans with; without recomputation this is a bound itself.
-    """
+    with the costs that a pattern plans with; without recomputation this is a bound itself."""
     if level is None:
         profile = problem.profile.map_stages(lambda _, cost: replace(cost, recompute=()))
     else:

@@ -103,8 +103,7 @@ def _run(race: Race, options: SolveOptions, cold: bool) -> None:
 
 def _tidy(race: Race, options: SolveOptions) -> None:
     """Drop offloads and recomputations that gain nothing; they only cost power, host memory and
-    PCIe traffic.
-    """
+    PCIe traffic."""
     assert race.best is not None
     seconds = min(1.0, TIDY_SHARE * options.time_limit)
     counted = options.evaluations is not None

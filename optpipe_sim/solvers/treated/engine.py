@@ -1,6 +1,5 @@
 """The engine ``search`` if activations may be recomputed: greedy and plain search for every level,
-then annealing of order and treatments together from the best of them.
-"""
+then annealing of order and treatments together from the best of them."""
 
 from __future__ import annotations
 
@@ -42,8 +41,7 @@ class Start(NamedTuple):
 
 def treats(problem: Problem) -> bool:
     """Whether a problem needs the search over treatments: the plain search can only offload single
-    activations, and does not model blocking links.
-    """
+    activations, and does not model blocking links."""
     offloads_stages = problem.per_stage and problem.may_offload
     return problem.may_recompute or offloads_stages or problem.profile.sending_ns > 0
 

@@ -43,8 +43,7 @@ class Game:
 def games(problem: Problem) -> Iterator[Game]:
     """Yield the plain problems worth trying: all stages at one level; then, per device, the
     cheapest levels that leave room for a share of 1F1B's activations. Both with the backward in
-    one op and in two.
-    """
+    one op and in two."""
     stages = problem.profile.stages
     most = max(len(cost.recompute) for cost in stages)
     seen: set[Choice] = set()
@@ -95,8 +94,7 @@ def _plain_stage(
     profile: CostProfile, stage: int, cost: StageCost, level: int, fused: bool
 ) -> tuple[StageCost, int]:
     """Return the costs of a stage at a level (0: none), and the extra bytes that it holds while an
-    op runs.
-    """
+    op runs."""
     treatment = inside(level) if level else KEEP
     durations, takes, gives, _ = (array[:, stage, treatment] for array in profile.op_table)
     held = int(takes[OpKind.F] - gives[OpKind.F])
@@ -121,8 +119,7 @@ def _plain_stage(
 
 def _cheapest(problem: Problem, part: float) -> tuple[int, ...]:
     """Choose levels per device greedily, always raising the level that frees the most bytes per
-    time, until `part` of the activations that 1F1B holds at once fit.
-    """
+    time, until `part` of the activations that 1F1B holds at once fit."""
     assert problem.limits is not None
     levels = [0] * problem.shape.stages
     for device, limit in enumerate(problem.limits):

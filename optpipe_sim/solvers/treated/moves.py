@@ -263,8 +263,7 @@ def _copy_neighbour(prog, length, mode, costs, t, d, other):
 @part
 def _repeat(prog, length, mode, costs, t, code, offloads, per_stage):
     """Move an op, or change its treatment, alike for a run of microbatches, possibly also at nearby
-    stages.
-    """
+    stages."""
     m, low, high, stages = costs.microbatches, costs.low, costs.high, len(costs.place)
     kind, unit = code >> high, code & ((1 << high) - 1)
     stage, micro = unit >> low, unit & ((1 << low) - 1)

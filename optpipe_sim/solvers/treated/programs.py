@@ -94,8 +94,7 @@ def make_costs(problem: Problem) -> Costs:
 
 def _behind(problem: Problem) -> np.ndarray:
     """Return (2, stages) the least time from the end of an F, and of a B, to the end of the last op
-    of its microbatch, without W's.
-    """
+    of its microbatch, without W's."""
     profile = problem.profile
     durations, place = profile.durations_ns, profile.placement
     behind = np.zeros((2, len(place)), np.int64)
@@ -114,8 +113,7 @@ def _behind(problem: Problem) -> np.ndarray:
 
 def pack(problem: Problem, schedule: Schedule) -> Plan:
     """Encode a schedule as a plan; without a memory limit transfers are left out, as they could
-    only delay ops.
-    """
+    only delay ops."""
     shape = problem.shape
     low, high = bits(problem)
     most = max(len(shape.stages_of(device)) for device in range(shape.devices))
@@ -153,8 +151,7 @@ def unpack(problem: Problem, plan: Plan, name: str = "search") -> Schedule:
 
 def _level_numbers(problem: Problem, plan: Plan) -> np.ndarray:
     """Return (stages, microbatches) the level of each activation by its number in its stage, from
-    1; 0: kept whole.
-    """
+    1; 0: kept whole."""
     low, _ = bits(problem)
     units = np.arange(problem.shape.stages)[:, None] << low | np.arange(problem.microbatches)
     treatment = plan.mode[units] // 2

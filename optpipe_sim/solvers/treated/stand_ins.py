@@ -21,8 +21,7 @@ from ..treatments import restrict
 
 def stand_ins(problem: Problem) -> Iterator[Problem]:
     """Return the problem without copies, in which no link is shared; and the problem in which each
-    device has its own link, slowed down to a fair share of the real one.
-    """
+    device has its own link, slowed down to a fair share of the real one."""
     if not problem.per_stage:
         kept = restrict(problem.profile, problem.treatments - {"offload"})
         if all(
@@ -35,8 +34,7 @@ def stand_ins(problem: Problem) -> Iterator[Problem]:
 
 def shared_out(profile: CostProfile) -> CostProfile:
     """Return the profile in which each device has its own link, as fast as its fair share of the
-    shared one.
-    """
+    shared one."""
     offload = profile.offload
     assert offload is not None
     ways = 2 if (offload.host_link, offload.copy_engines) == ("single", "separate") else 1
@@ -59,8 +57,7 @@ def shared_out(profile: CostProfile) -> CostProfile:
 
 def moved_to(problem: Problem, schedules: Iterable[Schedule]) -> list[Schedule]:
     """Convert schedules to a problem: without copies if it has none. The service order on links is
-    dropped and left to the replay.
-    """
+    dropped and left to the replay."""
     return [
         schedule.replace(link_order={})
         for schedule in schedules

@@ -91,8 +91,7 @@ def longest(length, t):
 @part
 def rewind(length, t, first, saved_length):
     """Find where the devices restart, into ``t.begin``, if device d changes from slot ``first[d]``
-    on (-1: nowhere).
-    """
+    on (-1: nowhere)."""
     soonest = NEVER
     for d in range(len(length)):
         if first[d] >= 0:
@@ -237,8 +236,7 @@ def run(prog, length, mode, costs, t, most, most_span):
 @step
 def _neighbours(code, kind, stage, costs):
     """Return the op whose message a compute op waits for, its device, and the receiver of its own
-    message; -1 for each that does not exist.
-    """
+    message; -1 for each that does not exist."""
     above, last = 1 << costs.low, len(costs.place) - 1
     source, where, target = -1, -1, -1
     if kind == F:
@@ -257,8 +255,7 @@ def _neighbours(code, kind, stage, costs):
 @step
 def _grant(prog, mode, d, at, size, time, why, costs, t, s):
     """Grant memory to a compute op that could begin at `time`; returns (time, cause), ``NEVER``
-    first if there is never enough.
-    """
+    first if there is never enough."""
     mask = (1 << costs.high) - 1
     if s[GRANTED] > time:
         time, why = s[GRANTED], s[BACK_OP]
