@@ -72,6 +72,7 @@ class Visits(Generic[P]):
         unpack: Callable[[Problem, P], Schedule],
         starts: Iterable[Schedule],
         stop: Stop,
+        weight: float = WEIGHT,
     ) -> None:
         self.problem, self.cost_ns, self.pack, self.unpack = problem, cost_ns, pack, unpack
         self.stop, self.began = stop, time.monotonic()
@@ -86,7 +87,7 @@ class Visits(Generic[P]):
         if self.starts:
             self.best: int = self.starts[0][0]
             self.plan: P = self.starts[0][2].copy()
-            self.weight = WEIGHT / int(self.plan.length.sum())
+            self.weight = weight / int(self.plan.length.sum())
             self.typical = float(np.median(problem.profile.durations_ns[:BW]))
 
     def run(
