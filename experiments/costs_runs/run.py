@@ -37,7 +37,7 @@ from optpipe_sim.sim import simulate
 # Runs on A100s are estimated at the rates of the data sheet and at the fitted ones.
 VARIANTS = {"a100-80gb": ("a100-80gb", "a100-80gb-megatron")}
 _SPLIT = ("tp", "cp", "ep")
-_WORK = ("microbatch", "seq", "recompute", "dtype", "chunks", "layers", "exchange")
+_WORK = ("microbatch", "seq", "recompute", "dtype", "chunks", "layers", "exchange", "context")
 
 
 def compare() -> list[Compared]:
@@ -75,7 +75,17 @@ def _compare(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) 
         mfu_causal=round(mfu(profile, measured, microbatches, causal=True), 4),
         run=f"{name} on {row['gpus']} GPUs, {row['seq']} tokens per sequence",
         source=data["sources"][row["source"]]["title"],
+        memory=_memory(row, trace.peak_bytes),
+        role=row.get("role", "check"),
     )
+
+
+def _memory(row: Mapping[str, Any], peaks: Sequence[int]) -> float | None:
+    """The error of the peak of the device that was recorded: the fullest, or the last."""
+    if "peak_gib" not in row:
+        return None
+    peak = peaks[-1] if row.get("peak_of") == "last" else max(peaks)
+    return round(peak / (row["peak_gib"] * 2**30) - 1, 4)
 
 
 def _features(
@@ -160,12 +170,13 @@ def data_text(rows: Sequence[Compared], records: Sequence[Mapping[str, Any]]) ->
     """``data/compared/runs.yaml``."""
     lines = [
         "# Published runs beside their estimates. Written by `python -m experiments.costs_runs.run`;",
-        "# `error` is estimated / published iteration time - 1; MFU is of the published run.",
+        "# `error`, `memory`: estimated / published iteration time, peak - 1; MFU is of the published run.",
         "rows:",
     ]
     for row in rows:
         values = {**row._asdict(), "features": "[" + ", ".join(sorted(row.features)) + "]"}
         values |= {key: f'"{values[key]}"' for key in ("run", "source")}
+        values["memory"] = "null" if row.memory is None else row.memory
         lines.append("- {" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}")
     lines.append("# Runs that no estimate was held against, for the best that was reached.")
     lines.append("records:")
@@ -196,13 +207,12 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
         "",
         "## Per machine, kind of model, format and source",
         "",
-        "| machine file | models | format | source | runs | median error | signed | worst |",
-        "|---|---|---|---|--:|--:|--:|--:|",
+        *_HEAD,
     ]
-    groups: dict[tuple[str, ...], list[float]] = {}
+    groups: dict[tuple[str, ...], list[Compared]] = {}
     for row in rows:
-        source = row.source.split(",")[0]
-        groups.setdefault((row.machine, row.kind, row.dtype, source), []).append(row.error)
+        source = row.source.split(",")[0] + (", fitted to" if row.role == "fit" else "")
+        groups.setdefault((row.machine, row.kind, row.dtype, source), []).append(row)
     lines += [
         f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(groups.items())
     ]
@@ -210,13 +220,12 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
         "",
         "## Per machine and feature",
         "",
-        "| machine file | models | format | feature | runs | median error | signed | worst |",
-        "|---|---|---|---|--:|--:|--:|--:|",
+        *_HEAD,
     ]
-    by_feature: dict[tuple[str, ...], list[float]] = {}
+    by_feature: dict[tuple[str, ...], list[Compared]] = {}
     for row in rows:
-        for name in row.features:
-            by_feature.setdefault((row.machine, row.kind, row.dtype, name), []).append(row.error)
+        for name in row.features if row.role == "check" else ():
+            by_feature.setdefault((row.machine, row.kind, row.dtype, name), []).append(row)
     lines += [
         f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(by_feature.items())
     ]
@@ -227,7 +236,21 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _errors(errors: Sequence[float]) -> str:
+_HEAD = (
+    "| machine file | models | format | of | runs | time off by | signed | worst | peaks | off by | signed | worst |",
+    "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+)
+
+
+def _errors(rows: Sequence[Compared]) -> str:
+    times = [row.error for row in rows]
+    return f"{_spread(times)} | {_spread([row.memory for row in rows if row.memory is not None])}"
+
+
+def _spread(errors: Sequence[float]) -> str:
+    """How many, their median absolute and signed, and the largest."""
+    if not errors:
+        return "0 |  |  | "
     return (
         f"{len(errors)} | **{median(map(abs, errors)):.1%}** | {median(errors):+.1%}"
         f" | {max(errors, key=abs):+.1%}"

@@ -55,6 +55,7 @@ _OPTIONS = [
     "flash",
     "dtype",
     "exchange",
+    "context",
     "layers",
     "levels",
 ]

@@ -34,6 +34,9 @@ class Compared(NamedTuple):
         error: estimated / published iteration time - 1.
         mfu, mfu_causal: of the published run, every score or the causal half counted.
         run: which one, for people; `source`: who published it.
+        memory: estimated / published peak memory - 1; None where none was published.
+        role: ``fit`` where a rate of the machine file was fitted to it, else ``check``. Doubt is taken from the
+            latter only.
     """
 
     machine: str
@@ -45,6 +48,8 @@ class Compared(NamedTuple):
     mfu_causal: float
     run: str
     source: str
+    memory: float | None = None
+    role: str = "check"
 
 
 class Best(NamedTuple):
@@ -133,11 +138,13 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
     if name not in machine_names() or load_machine(name).rates != rates:
         return _unknown(f"no published run on {name} was compared", asked)
     family = [one for one in compared() if (one.machine, one.kind) == (name, kind)]
-    same = [one for one in family if one.dtype in (dtype, _ALIKE.get(dtype, dtype))]
+    formats = (dtype, _ALIKE.get(dtype, dtype))
+    covered = frozenset().union(*(one.features for one in family if one.dtype in formats))
+    family = [one for one in family if one.role == "check"]
+    same = [one for one in family if one.dtype in formats]
     if not same:
         near = f"; in other formats {_told(family)}" if family else ""
         return _unknown(f"no published run of {what} on {name} was compared{near}", asked)
-    covered = frozenset().union(*(one.features for one in same))
     missing = tuple(sorted(asked - covered))
     alike = [one for one in same if asked <= one.features]
     chosen = alike if len(alike) >= FEW else same

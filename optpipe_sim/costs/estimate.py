@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from ..errors import OptPipeError
-from ..profile import CostProfile, Offload
+from ..profile import CostProfile
 from ..profile.items import EMBEDDING, HEAD, Item
 from ..stage_cost import StageCost
-from .layer import Layer, Work, check_work, device_parameters, layer
+from .layer import Gemm, Layer, Work, device_parameters, layer
 from .levels import stage_levels
 from .machine_files import load_machine
 from .machines import Machine, MachineError, Rates
@@ -20,6 +20,9 @@ from .model_files import load_model
 from .models import Model, embedding_parameters, head_parameters
 from .parallelism import (
     Layout,
+    check_work,
+    hop,
+    offloading,
     optimizer_seconds,
     split_layers,
     stage_kinds,
@@ -34,7 +37,6 @@ from .roofline import OpTime, embedding_time, head_gemm, head_time, op_time
 Source = str | os.PathLike[str] | Mapping[str, Any]
 OPS = ("F", "B", "W")
 NAMES = {True: "layer", False: "expert layer"}
-LOGIT_BYTES = 4  # the loss keeps the logits in fp32 for its B
 
 
 def estimate(
@@ -55,6 +57,7 @@ def estimate(
     flash: bool = True,
     dtype: str = "bf16",
     exchange: str = "plain",
+    context: str = "ring",
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
     levels: bool = False,
@@ -74,6 +77,7 @@ def estimate(
         recompute: ``none``, ``norms`` (norms, activation functions, dropout) or ``full``.
         dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
         exchange: how tokens reach experts, as ``plain``; see `layer.EXCHANGES`.
+        context: what devices exchange that share a sequence: ``ring`` or ``heads``.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
         levels: whether stages get levels of recomputation (see `levels`); not with `recompute`.
@@ -90,7 +94,18 @@ def estimate(
     if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
         raise OptPipeError(f"chunks: must be a whole number of at least 1, got {chunks!r}")
     work = Work(
-        microbatch, seq, tp, cp, ep, layout.expert_tp, flash, recompute, dtype, tp > 1, exchange
+        microbatch,
+        seq,
+        tp,
+        cp,
+        ep,
+        layout.expert_tp,
+        flash,
+        recompute,
+        dtype,
+        tp > 1,
+        exchange,
+        context,
     )
     check_work(model, work)
     machine.peak(dtype)
@@ -102,10 +117,10 @@ def estimate(
             f"levels: say what may be recomputed, recompute={recompute} that everything is; give one"
         )
     costs, notes = plan.stages(counts, chunks, levels)
-    costs, section = _offloading(costs, machine, layout, offload)
+    costs, section = offloading(costs, machine, layout, offload)
     own = plan.items(levels) if items else []
-    moved, _ = _offloading([one.cost for one in own], machine, layout, offload)
-    latency, occupancy = _hop(model, machine, layout, work)
+    moved, _ = offloading([one.cost for one in own], machine, layout, offload)
+    latency, occupancy = hop(model, machine, layout, work)
     limit = machine.usable_bytes
     if limit <= 0:
         raise MachineError(
@@ -206,7 +221,7 @@ class _Plan:
     def _parts(self, kind: tuple[int, int], first: bool, last: bool) -> _Parts:
         """A stage of so many plain and expert layers, with the embedding or the head."""
         times = {op: OpTime() for op in OPS}
-        act = held = reserve = 0
+        act = held = reserve = buffers = 0
         count = [0, 0]
         for dense, number in zip((True, False), kind, strict=True):
             if not number:
@@ -218,6 +233,7 @@ class _Plan:
             held += number * one.held_for_w
             count = [c + number * w for c, w in zip(count, self.weights[dense], strict=True)]
             reserve = max(reserve, self._working_set(one))
+            buffers += self._buffers(one.gemms)
         movable = act
         for edge, here in zip(self.ends, (first, last), strict=True):
             if here:
@@ -229,11 +245,10 @@ class _Plan:
             count[0] += -(-head_parameters(self.model) // self.work.tp)
             extra, logits = self._head_bytes()
             act, held, movable = act + extra + logits, held + extra, movable + extra
-            # their gradients, in the dtype of the GEMMs
-            reserve = max(reserve, logits * self.work.element // LOGIT_BYTES)
+            reserve = max(reserve - logits, self._head_working_set(logits))
         if first and last and self.model.tied:
             count[0] -= self.model.vocab * self.model.hidden // self.work.tp
-        return _Parts(times, act, held, movable, (count[0], count[1]), reserve)
+        return _Parts(times, act, held, movable, (count[0], count[1]), reserve + buffers)
 
     def _stage(self, part: _Parts, chunks: int) -> StageCost:
         times, act, held, weights = part.times, part.act, part.held, part.weights
@@ -286,7 +301,25 @@ class _Plan:
         """Inputs of the last norm and of the head; the logits."""
         gemm = head_gemm(self.model, self.work)
         inputs = 2 * self.work.element * self.work.norm_tokens * self.model.hidden
-        return inputs, LOGIT_BYTES * gemm.rows * gemm.columns
+        return inputs, round(self.machine.rates.logit_bytes * gemm.rows * gemm.columns)
+
+    def _head_working_set(self, logits: int) -> int:
+        """What the backward pass of the loss and of the head needs besides the logits' bytes.
+
+        First the logits' gradients, where they do not take the place of the logits; then these
+        alone, with the input gathered once more and its gradient.
+        """
+        gemm, work = head_gemm(self.model, self.work), self.work
+        gradients = work.element * gemm.rows * gemm.columns
+        shared = 2 if work.tp > 1 and work.sequence_parallel else 1
+        inputs = shared * work.element * gemm.rows * gemm.inner
+        apart = gradients if logits > gradients else 0
+        return max(apart, gradients - logits + inputs + self._buffers((gemm,)))
+
+    def _buffers(self, gemms: Sequence[Gemm]) -> int:
+        """Buffers that W keeps for weights of these shapes."""
+        weights = sum(gemm.inner * gemm.columns for gemm in gemms if gemm.weights)
+        return round(self.machine.rates.weight_buffers * _weight_bytes(self.work) * weights)
 
     def _notes(
         self, spent: Mapping[str, OpTime], weights: Sequence[tuple[int, int]], chunks: int
@@ -339,62 +372,3 @@ def _weight_bytes(work: Work) -> int:
 
 def _ms(seconds: float) -> float:
     return round(seconds * 1e3, 6)
-
-
-def _hop(model: Model, machine: Machine, layout: Layout, work: Work) -> tuple[int, int]:
-    """Latency and occupancy of one message between stages, in ns.
-
-    A profile has one figure for all hops: their mean. Along the pipeline the hops add up, and so
-    do as many means; a hop within a node takes the node's links, one in so many the network.
-    """
-    p = layout.pipeline
-    if p == 1:
-        return 0, 0
-    rates = machine.rates
-    size = work.element * work.norm_tokens * model.hidden
-    across = -(-layout.devices // machine.devices_per_node) - 1
-    near = size / (machine.link_gb_per_s * rates.p2p)
-    far = size / (machine.network_gb_per_s * rates.p2p_network)
-    across = min(across, p - 1)
-    mean = ((p - 1 - across) * near + across * far) / (p - 1)
-    return round(rates.p2p_latency_us * 1e3), round(mean)
-
-
-def _offloading(
-    costs: list[StageCost], machine: Machine, layout: Layout, wanted: bool | None
-) -> tuple[list[StageCost], Offload | None]:
-    """The offload section: copy times, who shares a switch, the host's memory."""
-    if wanted is False or (wanted is None and machine.pcie is None):
-        return costs, None
-    pcie = machine.pcie
-    if pcie is None:
-        raise MachineError(
-            f"machine {machine.name}: no PCIe data, so no offloading: give pcie (generation, lanes,"
-            " d2h_gb_per_s, h2d_gb_per_s) in its file, or estimate without offloading"
-        )
-    group = layout.tp * layout.cp  # neighbours that copy the same thing at the same time
-    sharers = min(group, pcie.devices_per_switch)
-    timed = [
-        replace(
-            cost,
-            t_offload_ns=round(cost.offloadable * sharers / pcie.d2h_gb_per_s),
-            t_reload_ns=round(cost.offloadable * sharers / pcie.h2d_gb_per_s),
-        )
-        for cost in costs
-    ]
-    p = layout.pipeline
-    per_switch = max(1, pcie.devices_per_switch // group)
-    switches = [tuple(range(at, min(at + per_switch, p))) for at in range(0, p, per_switch)]
-    per_node = min(p, max(1, machine.devices_per_node // group))
-    limit = None
-    if machine.host_memory_gib is not None:
-        # a profile counts one device of each stage; the others of the node take their part
-        taken = max(group, machine.devices_per_node // per_node if layout.dp > 1 else group)
-        limit = int(machine.host_memory_gib * 2**30 / min(taken, machine.devices_per_node))
-    return timed, Offload(
-        copy_engines=pcie.copy_engines,
-        host_link=pcie.host_link,
-        host_link_groups=tuple(one for one in switches if len(one) > 1),
-        host_limit_bytes=limit,
-        devices_per_node=per_node,
-    )

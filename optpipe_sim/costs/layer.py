@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..errors import OptPipeError
 from .models import Model, expert_parameters, layer_parameters
 
 # How tokens reach their experts: every copy on its own, or once per node (as DeepEP sends them);
 # waited for, or hidden behind the compute of another microbatch (as Megatron-LM can).
 EXCHANGES = ("plain", "per-node", "overlapped", "per-node-overlapped")
+CONTEXTS = ("ring", "heads")
 RECOMPUTE = ("none", "norms", "full")
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}  # bytes of an activation
 LSE_BYTES = 4  # flash attention keeps one fp32 per head and token, the log-sum-exp of its scores
@@ -38,6 +38,8 @@ class Work:
         dtype: of the GEMMs.
         sequence_parallel: norms and dropout are shared by the tp devices as well.
         exchange: how tokens reach experts on other devices, one of `EXCHANGES`.
+        context: what devices that share a sequence exchange, one of `CONTEXTS`: ``ring``, keys and
+            values; ``heads``, parts of the sequence for heads of all of it.
     """
 
     microbatch: int
@@ -51,6 +53,7 @@ class Work:
     dtype: str = "bf16"
     sequence_parallel: bool = True
     exchange: str = "plain"
+    context: str = "ring"
 
     @property
     def tokens(self) -> int:
@@ -99,6 +102,7 @@ class Message(NamedTuple):
     op: str  # F, B, W
     size: int
     behind: str = ""  # "" exposed; "attention"; "gemm"; "all" compute
+    count: int = 1  # collectives that these bytes are sent in
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,10 @@ def _scores(model: Model, work: Work) -> tuple[tuple[Kept, ...], tuple[Gemm, ...
     """Scores of the attention: kept bytes, GEMMs, and bytes moved in F and B."""
     t, e, a = work.tokens, work.element, model.heads // work.tp
     if work.flash:
-        return (Kept("log-sum-exp", LSE_BYTES * a * t),), (), 0, 0
+        sums = Kept("log-sum-exp", LSE_BYTES * a * t)
+        if shares_heads(work):  # kept as the kernel left it, and as the linear takes it
+            return (sums, Kept("attention output by heads", e * t * a * model.v_dim)), (), 0, 0
+        return (sums,), (), 0, 0
     cells = a * t * work.seq
     kept = [Kept("softmax output", e * cells)]
     if model.gpt:
@@ -280,7 +287,6 @@ def _experts(
         Kept("expert inputs", e * routed * h),
         Kept("expert activation input", e * routed * 2 * f),
         Kept("expert activation output", e * routed * f, "norms"),
-        Kept("expert outputs", e * routed * h),
     )
     held = e * routed * (h + 2 * f + f + h) + e * n * h
     # tokens are gathered for their experts and scattered back, each a read and a write; where they
@@ -289,7 +295,7 @@ def _experts(
     moved_f, moved_b = e * routed * 3 * f + sorts, e * routed * 5 * f + sorts
     size = e * routed * h * (work.ep - 1) // work.ep
     hidden = "all" if work.exchange.endswith("overlapped") else ""
-    messages = tuple(Message("ep", op, 2 * size, hidden) for op in "FB") if size else ()
+    messages = tuple(Message("ep", op, 2 * size, hidden, 2) for op in "FB") if size else ()
     if model.shared_ffn:
         more = _mlp(model, work, model.shared_ffn)
         gemms, kept = gemms + more[0], kept + more[1]
@@ -302,8 +308,9 @@ def _messages(model: Model, work: Work, dense: bool) -> tuple[Message, ...]:
 
     Tensor: an all-gather and a reduce-scatter (or one all-reduce, the same bytes) around each
     block, in F and in B; with sequence parallelism the inputs are gathered once more for W, behind
-    the GEMMs of B. Context: keys and values go round the ring, behind the attention; in B with
-    their gradients.
+    the GEMMs of B. Context: keys and values go round the ring, behind the attention, in B with
+    their gradients; or queries, keys, values and the output are exchanged for heads of the whole
+    sequence (DeepSpeed-Ulysses, arXiv 2309.14509), before and after the attention.
     """
     t, e, h = work.tokens, work.element, model.hidden
     found: list[Message] = []
@@ -311,21 +318,33 @@ def _messages(model: Model, work: Work, dense: bool) -> tuple[Message, ...]:
         step = e * t * h * (work.tp - 1) // work.tp
         # experts that take the place of tensor parallelism exchange tokens instead
         blocks = 2 if dense or work.expert_tp > 1 or model.shared_ffn else 1
-        found += [Message("tp", op, 2 * blocks * step) for op in "FB"]
+        found += [Message("tp", op, 2 * blocks * step, "", 2 * blocks) for op in "FB"]
         if work.sequence_parallel:
-            found.append(Message("tp", "B", blocks * step, "gemm"))
+            found.append(Message("tp", "B", blocks * step, "gemm", blocks))
     if work.cp > 1:
-        width = (
+        keys = (
             model.heads * (model.qk_dim + model.v_dim)
             if model.latent
             else 2 * max(work.tp, model.kv_heads) * model.head_dim
         )
-        step = e * t * width // work.tp * (work.cp - 1)
-        found += [
-            Message("cp", "F", step, "attention"),
-            Message("cp", "B", 2 * step, "attention"),
-        ]
+        if shares_heads(work):
+            width = keys + model.heads * (model.v_dim + (0 if model.latent else model.qk_dim))
+            if model.latent:
+                width += model.heads * model.qk_dim
+            step = e * t * width // work.tp * (work.cp - 1) // work.cp
+            found += [Message("cp", op, step, "", 4) for op in "FB"]
+        else:
+            step = e * t * keys // work.tp * (work.cp - 1)
+            found += [
+                Message("cp", "F", step, "attention"),
+                Message("cp", "B", 2 * step, "attention"),
+            ]
     return tuple(found)
+
+
+def shares_heads(work: Work) -> bool:
+    """Whether the devices of one sequence exchange their parts of it for heads."""
+    return work.cp > 1 and work.context == "heads"
 
 
 def _bias_rows(model: Model, work: Work) -> int:
@@ -341,42 +360,3 @@ def device_parameters(model: Model, dense: bool, work: Work) -> tuple[int, int]:
     routed = model.experts * expert_parameters(model)
     rest = layer_parameters(model, False) - routed
     return -(-rest // work.tp), routed // (work.ep * work.expert_tp)
-
-
-def check_work(model: Model, work: Work) -> None:
-    """Refuse what cannot be divided.
-
-    Raises:
-        OptPipeError: one line with the numbers that do not fit.
-    """
-    for key in ("microbatch", "seq", "tp", "cp", "ep"):
-        value = getattr(work, key)
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
-            raise OptPipeError(f"{key}: must be a whole number of at least 1, got {value!r}")
-    if work.recompute not in RECOMPUTE:
-        raise OptPipeError(f"recompute: expected {', '.join(RECOMPUTE)}, got {work.recompute!r}")
-    if work.exchange not in EXCHANGES:
-        raise OptPipeError(f"exchange: expected {', '.join(EXCHANGES)}, got {work.exchange!r}")
-    if work.dtype not in DTYPES:
-        raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
-    for key, whole in (("heads", model.heads), ("ffn", model.ffn)):
-        if whole % work.tp:
-            raise OptPipeError(f"tp: {work.tp} does not divide the {whole} {key} of {model.name}")
-    if max(model.kv_heads, work.tp) % min(model.kv_heads, work.tp) and not model.latent:
-        raise OptPipeError(
-            f"tp: {work.tp} and the {model.kv_heads} kv_heads of {model.name}: one must divide the other"
-        )
-    if work.seq % (work.cp * (work.tp if work.sequence_parallel else 1)):
-        raise OptPipeError(
-            f"seq: {work.seq} tokens cannot be shared by cp {work.cp} x tp {work.tp} devices"
-        )
-    if work.ep > 1 and not model.experts:
-        raise OptPipeError(f"ep: {work.ep}, but {model.name} has no experts")
-    if model.experts and model.experts % work.ep:
-        raise OptPipeError(
-            f"ep: {work.ep} does not divide the {model.experts} experts of {model.name}"
-        )
-    if model.experts and model.expert_ffn % work.expert_tp:
-        raise OptPipeError(
-            f"tp: {work.tp} does not divide the expert_ffn of {model.name}, {model.expert_ffn}"
-        )

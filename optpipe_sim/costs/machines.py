@@ -15,6 +15,7 @@ class MachineError(OptPipeError):
 _SHARES = (
     "gemm",
     "attention",
+    "attention_backward",
     "bandwidth",
     "collective",
     "network_collective",
@@ -43,10 +44,25 @@ class Rates:
         half_rows: an expert's GEMMs reach half of that when it has this many tokens.
         expert_us: of one layer with experts and one microbatch, F and B together, that is in no
             kernel (many small launches, waiting for how many tokens each expert gets).
+        attention_backward: what a fused attention's backward kernel reaches, as a share of
+            `attention`.
+        attention_us: of one fused attention kernel, besides what its FLOPs take.
+        exposed_sums: of the time that W's sums of gradients take in memory, the part that its GEMM
+            does not hide.
+        collective_us: latency of one collective within a stage, for each device that takes part.
+        update_bytes: moved once per iteration for each weight whose optimizer states the device
+            holds. 30: read the gradient, read and write the weight and two moments, write the weight in the
+            dtype of the GEMMs. 50: set the gradient to zero, read it for its norm and clip it as well, and
+            cast the weight in a pass of its own.
         gemm_overlap: part of a GEMM's time behind which a collective that allows it can hide.
         memory_factor: activation bytes in use per byte counted (fragmentation, buffers).
         working_set: of one layer's activations (without recompute), what its backward pass needs
             besides them while it runs.
+        weight_buffers: copies of the weights of one layer's linears and of the head, in the
+            dtype of the GEMMs, that W keeps at hand (TransformerEngine keeps a buffer per shape of a weight whose gradient is
+            summed up in place).
+        logit_bytes: of one logit, kept for the backward pass of the loss: 4 where the loss is
+            computed in fp32, 2 where a fused kernel overwrites the logits with their gradients.
         context_gib: memory the driver, libraries and communicators take from every device.
         overhead: part of an iteration that is in no op (host, gaps, logging).
         fitted: which of these were fitted, and to what.
@@ -65,9 +81,16 @@ class Rates:
     half_waves: float = 0.25
     half_rows: float = 150.0
     expert_us: float = 4000.0
+    attention_backward: float = 1.0
+    attention_us: float = 0.0
+    exposed_sums: float = 0.0
+    collective_us: float = 0.0
+    update_bytes: float = 30.0
     gemm_overlap: float = 0.8
     memory_factor: float = 1.0
     working_set: float = 0.5
+    weight_buffers: float = 0.0
+    logit_bytes: float = 4.0
     context_gib: float = 4.0
     overhead: float = 0.0
     fitted: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..errors import OptPipeError
-from .machines import Machine
+from ..profile import Offload
+from ..stage_cost import StageCost
+from .layer import CONTEXTS, DTYPES, EXCHANGES, RECOMPUTE, Work, shares_heads
+from .machines import Machine, MachineError
 from .models import Model
 from .roofline import bandwidth_within
 
 OPTIMIZER_BYTES = 12  # Adam in mixed precision: fp32 weights and two moments
 GRADIENT_BYTES = 4
-UPDATE_BYTES = 30  # read gradient, read and write weights and moments, write the bf16 weights
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ def optimizer_seconds(counts: tuple[int, int], layout: Layout, machine: Machine)
     """The update of a stage's weights, bound by memory."""
     total = 0.0
     for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
-        total += count / (copies if layout.zero else 1) * UPDATE_BYTES
+        total += count / (copies if layout.zero else 1) * machine.rates.update_bytes
     return total / (machine.memory_gb_per_s * 1e9 * machine.rates.bandwidth)
 
 
@@ -228,3 +230,108 @@ def stage_kinds(model: Model, counts: Sequence[int]) -> list[tuple[int, int]]:
         kinds.append((dense, count - dense))
         at += count
     return kinds
+
+
+def hop(model: Model, machine: Machine, layout: Layout, work: Work) -> tuple[int, int]:
+    """Latency and occupancy of one message between stages, in ns.
+
+    A profile has one figure for all hops: their mean. Along the pipeline the hops add up, and so
+    do as many means; a hop within a node takes the node's links, one in so many the network.
+    """
+    p = layout.pipeline
+    if p == 1:
+        return 0, 0
+    rates = machine.rates
+    size = work.element * work.norm_tokens * model.hidden
+    across = -(-layout.devices // machine.devices_per_node) - 1
+    near = size / (machine.link_gb_per_s * rates.p2p)
+    far = size / (machine.network_gb_per_s * rates.p2p_network)
+    across = min(across, p - 1)
+    mean = ((p - 1 - across) * near + across * far) / (p - 1)
+    return round(rates.p2p_latency_us * 1e3), round(mean)
+
+
+def offloading(
+    costs: list[StageCost], machine: Machine, layout: Layout, wanted: bool | None
+) -> tuple[list[StageCost], Offload | None]:
+    """The offload section: copy times, who shares a switch, the host's memory."""
+    if wanted is False or (wanted is None and machine.pcie is None):
+        return costs, None
+    pcie = machine.pcie
+    if pcie is None:
+        raise MachineError(
+            f"machine {machine.name}: no PCIe data, so no offloading: give pcie (generation, lanes,"
+            " d2h_gb_per_s, h2d_gb_per_s) in its file, or estimate without offloading"
+        )
+    group = layout.tp * layout.cp  # neighbours that copy the same thing at the same time
+    sharers = min(group, pcie.devices_per_switch)
+    timed = [
+        replace(
+            cost,
+            t_offload_ns=round(cost.offloadable * sharers / pcie.d2h_gb_per_s),
+            t_reload_ns=round(cost.offloadable * sharers / pcie.h2d_gb_per_s),
+        )
+        for cost in costs
+    ]
+    p = layout.pipeline
+    per_switch = max(1, pcie.devices_per_switch // group)
+    switches = [tuple(range(at, min(at + per_switch, p))) for at in range(0, p, per_switch)]
+    per_node = min(p, max(1, machine.devices_per_node // group))
+    limit = None
+    if machine.host_memory_gib is not None:
+        # a profile counts one device of each stage; the others of the node take their part
+        taken = max(group, machine.devices_per_node // per_node if layout.dp > 1 else group)
+        limit = int(machine.host_memory_gib * 2**30 / min(taken, machine.devices_per_node))
+    return timed, Offload(
+        copy_engines=pcie.copy_engines,
+        host_link=pcie.host_link,
+        host_link_groups=tuple(one for one in switches if len(one) > 1),
+        host_limit_bytes=limit,
+        devices_per_node=per_node,
+    )
+
+
+def check_work(model: Model, work: Work) -> None:
+    """Refuse what cannot be divided.
+
+    Raises:
+        OptPipeError: one line with the numbers that do not fit.
+    """
+    for key in ("microbatch", "seq", "tp", "cp", "ep"):
+        value = getattr(work, key)
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
+            raise OptPipeError(f"{key}: must be a whole number of at least 1, got {value!r}")
+    if work.recompute not in RECOMPUTE:
+        raise OptPipeError(f"recompute: expected {', '.join(RECOMPUTE)}, got {work.recompute!r}")
+    if work.exchange not in EXCHANGES:
+        raise OptPipeError(f"exchange: expected {', '.join(EXCHANGES)}, got {work.exchange!r}")
+    if work.context not in CONTEXTS:
+        raise OptPipeError(f"context: expected {', '.join(CONTEXTS)}, got {work.context!r}")
+    if shares_heads(work) and model.kv_heads % (work.tp * work.cp) and not model.latent:
+        raise OptPipeError(
+            f"context: heads needs tp {work.tp} x cp {work.cp} to divide the {model.kv_heads} kv_heads"
+            f" of {model.name}; give ring"
+        )
+    if work.dtype not in DTYPES:
+        raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
+    for key, whole in (("heads", model.heads), ("ffn", model.ffn)):
+        if whole % work.tp:
+            raise OptPipeError(f"tp: {work.tp} does not divide the {whole} {key} of {model.name}")
+    if max(model.kv_heads, work.tp) % min(model.kv_heads, work.tp) and not model.latent:
+        raise OptPipeError(
+            f"tp: {work.tp} and the {model.kv_heads} kv_heads of {model.name}: one must divide the other"
+        )
+    if work.seq % (work.cp * (work.tp if work.sequence_parallel else 1)):
+        raise OptPipeError(
+            f"seq: {work.seq} tokens cannot be shared by cp {work.cp} x tp {work.tp} devices"
+        )
+    if work.ep > 1 and not model.experts:
+        raise OptPipeError(f"ep: {work.ep}, but {model.name} has no experts")
+    if model.experts and model.experts % work.ep:
+        raise OptPipeError(
+            f"ep: {work.ep} does not divide the {model.experts} experts of {model.name}"
+        )
+    if model.experts and model.expert_ffn % work.expert_tp:
+        raise OptPipeError(
+            f"tp: {work.tp} does not divide the expert_ffn of {model.name}, {model.expert_ffn}"
+        )

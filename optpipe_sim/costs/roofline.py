@@ -55,12 +55,13 @@ def gemm_seconds(gemm: Gemm, op: str, machine: Machine, dtype: str, element: int
         inner, columns = (inner, columns) if op == "F" else (columns, inner)
         out_bytes = element
     moved = element * (rows * inner + inner * columns) + out_bytes * rows * columns
-    memory = gemm.groups * moved / (machine.memory_gb_per_s * 1e9 * machine.rates.bandwidth)
+    per_byte = gemm.groups / _memory(machine)
+    sums = out_bytes * rows * columns * per_byte * machine.rates.exposed_sums if op == "W" else 0.0
     peak = machine.peak(gemm_dtype(gemm, dtype))
     peak *= efficiency(machine, rows, inner, columns, gemm.groups)
     if gemm.groups > 1 and gemm.weights:
         peak *= gemm.rows / (gemm.rows + machine.rates.half_rows)
-    return max(gemm.flops / peak, memory)
+    return max(gemm.flops / peak + sums, moved * per_byte)
 
 
 def gemm_dtype(gemm: Gemm, dtype: str) -> str:
@@ -130,7 +131,9 @@ def _attention_seconds(layer: Layer, op: str, machine: Machine, dtype: str, elem
     if layer.flash:
         # the backward kernel recomputes the scores: five GEMMs where the count has four
         count = layer.attention_flops * (1 if op == "F" else 2 * 5 / 4)
-        return count * layer.executed_share / (machine.peak(kind) * machine.rates.attention)
+        rate = machine.rates.attention * (1 if op == "F" else machine.rates.attention_backward)
+        executed = count * layer.executed_share / (machine.peak(kind) * rate)
+        return executed + machine.rates.attention_us * 1e-6
     total = 0.0
     for gemm in layer.score_gemms:
         total += gemm_seconds(gemm, "F", machine, kind, element)
@@ -145,9 +148,11 @@ def message_seconds(message: Message, machine: Machine, model: Model, work: Work
     Sent once per node, a token crosses the network as often as its experts, drawn evenly, lie in
     other nodes, and reaches them from there over the links.
     """
-    if message.group != "ep":
-        return message.size / group_bandwidth(message.group, machine, work)
     rates, ep = machine.rates, work.ep
+    members = {"tp": work.tp, "cp": work.cp, "ep": ep}[message.group]
+    latency = message.count * members * rates.collective_us * 1e-6
+    if message.group != "ep":
+        return message.size / group_bandwidth(message.group, machine, work) + latency
     inside = min(ep, max(1, machine.devices_per_node // work.expert_tp))
     each = message.size / (ep - 1)  # to one of the others
     near = each * (inside - 1) / (machine.link_gb_per_s * 1e9 * rates.all_to_all)
@@ -156,7 +161,7 @@ def message_seconds(message: Message, machine: Machine, model: Model, work: Work
         nodes, chosen = ep / inside, model.experts_per_token
         apart *= (1 - (1 - 1 / nodes) ** chosen) * nodes / chosen
     far = apart / (machine.network_gb_per_s * 1e9 * rates.network_collective)
-    return max(near, far)
+    return max(near, far) + latency
 
 
 def group_bandwidth(group: str, machine: Machine, work: Work) -> float:
@@ -191,12 +196,14 @@ def head_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:
     gemm = head_gemm(model, work)
     seconds = gemm_seconds(gemm, op, machine, work.dtype, work.element)
     logits = gemm.rows * gemm.columns
-    moved = {"F": (work.element + 16) * logits, "B": (8 + work.element) * logits, "W": 0}[op]
+    kept = machine.rates.logit_bytes
+    passes = {"F": work.element + 4 * kept, "B": 2 * kept + work.element, "W": 0.0}[op]
+    moved = passes * logits
     moved += {"F": 2, "B": 4, "W": 0}[op] * work.element * model.hidden * work.norm_tokens
     exposed = 0.0
     if work.tp > 1 and op != "W":
         size = work.element * work.tokens * model.hidden * (work.tp - 1) // work.tp
-        exposed = size / group_bandwidth("tp", machine, work)
+        exposed = message_seconds(Message("tp", op, size), machine, model, work)
     return OpTime(gemm=seconds, elementwise=moved / _memory(machine), messages=exposed)
 
 

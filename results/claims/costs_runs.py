@@ -15,7 +15,8 @@ def sentences(tables: Tables) -> Iterator[str]:
         errors = [
             abs(row["error"])
             for row in rows
-            if (row["machine"], row["kind"]) == (machine, kind) and row["source"].startswith(source)
+            if (row["machine"], row["kind"], row["role"]) == (machine, kind, "check")
+            and row["source"].startswith(source)
         ]
         return f"{percent(median(errors))} ({percent(max(errors))})"
 

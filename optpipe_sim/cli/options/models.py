@@ -47,6 +47,12 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
         " (behind another microbatch's compute); per-node-overlapped",
     )
     parser.add_argument(
+        "--context",
+        default="ring",
+        metavar="HOW",
+        help="between devices that share a sequence: ring (keys and values); heads (all-to-all)",
+    )
+    parser.add_argument(
         "--dtype", default="bf16", metavar="TYPE", help="bf16, fp16, fp8, tf32 or fp32"
     )
 

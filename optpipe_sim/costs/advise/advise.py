@@ -49,6 +49,7 @@ def advise(
     flash: bool = True,
     dtype: str = "bf16",
     exchange: str = "plain",
+    context: str = "ring",
 ) -> Advice:
     """The best configuration of each of the `top` best splits of a model over GPUs.
 
@@ -102,6 +103,7 @@ def advise(
         flash=flash,
         dtype=dtype,
         exchange=exchange,
+        context=context,
         **listed,  # type: ignore[arg-type]
     )
     search = Search(question, top, time_limit, tolerance, on_progress or (lambda *_: None))

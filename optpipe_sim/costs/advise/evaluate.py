@@ -198,6 +198,7 @@ def evaluate(
     flash: bool = True,
     dtype: str = "bf16",
     exchange: str = "plain",
+    context: str = "ring",
     memory_limit: Size | None = None,
     calibration: Calibration | None = None,
     measured_ns: float | None = None,
@@ -210,7 +211,7 @@ def evaluate(
         microbatches: m, per replica and iteration, of `microbatch` sequences each.
         schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`.
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
-        pp, tp, cp, ep, zero, chunks, recompute, layers, flash, dtype, exchange: as for `estimate`;
+        pp, tp, cp, ep, zero, chunks, recompute, layers, flash, dtype, exchange, context: as for `estimate`;
             zero is 1 by default where there are replicas.
         memory_limit: per device; None: what driver and libraries leave. Nothing is held back by it.
         calibration: what `calibrate` returned; its rates are used.
@@ -247,7 +248,7 @@ def evaluate(
     question = Question(
         model, machine, gpus, dp * microbatch * microbatches, seq, limit,
         (pp,), (tp,), (cp,), (dp,), (ep,), (zero,), (microbatch,), (chunks,), (recompute,),
-        (name,), flash, dtype, exchange,
+        (name,), flash, dtype, exchange, context,
     )  # fmt: skip
     profile = estimate(
         model,

@@ -9,10 +9,10 @@ from typing import Any
 from ...errors import InvalidSchedule, OptPipeError
 from ...names import ENTRIES, parse_name
 from ...solvers.starts import LOOP, ONE_CHUNK, VEE
-from ..layer import RECOMPUTE, Work, check_work
+from ..layer import RECOMPUTE, Work
 from ..machines import Machine, MachineError
 from ..models import Model
-from ..parallelism import Layout
+from ..parallelism import Layout, check_work
 
 OFFLOADING = ("po", "po-h", "po-f", "adaoffload")  # senseless without a link to the host
 ANY_SHAPE = ("adaoffload", "adaoffload-r", "optpipe")
@@ -92,11 +92,12 @@ class Question:
     flash: bool = True
     dtype: str = "bf16"
     exchange: str = "plain"
+    context: str = "ring"
 
     @property
     def common(self) -> dict[str, Any]:
         """The arguments of `estimate` that all choices share."""
-        return {key: getattr(self, key) for key in ("seq", "flash", "dtype", "exchange")}
+        return {key: getattr(self, key) for key in ("seq", "flash", "dtype", "exchange", "context")}
 
     def __post_init__(self) -> None:
         for key in ("gpus", "global_batch", "seq"):
@@ -111,7 +112,7 @@ class Question:
                 f"global batch: at most {MOST_SEQUENCES} sequences, got {self.global_batch}"
             )
         self.machine.peak(self.dtype)
-        check_work(self.model, Work(1, self.seq, exchange=self.exchange))
+        check_work(self.model, Work(1, self.seq, exchange=self.exchange, context=self.context))
         for value in self.zero or ():
             Layout(1, zero=value)
         for value in self.recompute:

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from ...costs import load_model
 from ...costs.estimate import Source
-from ...costs.layer import Work, check_work, layer
+from ...costs.layer import Work, layer
 from ...costs.models import Model
-from ...costs.parallelism import split_layers
+from ...costs.parallelism import check_work, split_layers
 from ...costs.roofline import head_gemm
 from ...errors import OptPipeError
 from .blocks import Block, norm, rotary_table

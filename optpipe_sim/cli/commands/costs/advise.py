@@ -112,6 +112,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             flash=not arguments.no_flash,
             dtype=arguments.dtype,
             exchange=arguments.exchange,
+            context=arguments.context,
         )
     files = _write(arguments, found)
     plan = _plan(found.rows[0]) if arguments.family else {}
@@ -370,6 +371,7 @@ def _next(out: Out, arguments: argparse.Namespace, best: Row) -> None:
         words += ["--no-flash"] * arguments.no_flash
         words += ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []
         words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
+        words += ["--context", arguments.context] if arguments.context != "ring" else []
         words += ["--calibrate", arguments.calibrate] if arguments.calibrate else []
         hint(out, f"{called} {shlex.join([*words, '--save', profile])}", code=True)
     where = f"{shlex.quote(profile)}"

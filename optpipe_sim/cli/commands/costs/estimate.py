@@ -104,6 +104,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         flash=not arguments.no_flash,
         dtype=arguments.dtype,
         exchange=arguments.exchange,
+        context=arguments.context,
         offload={"auto": None, "yes": True, "no": False}[arguments.offload],
         layers=layer_list(arguments.layers),
     )

@@ -124,6 +124,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         flash=not arguments.no_flash,
         dtype=arguments.dtype,
         exchange=arguments.exchange,
+        context=arguments.context,
         memory_limit=arguments.memory_limit,
         calibration=fitted,
         measured_ns=_measured_ns(arguments),
