@@ -85,7 +85,7 @@ def _memory(row: Mapping[str, Any], peaks: Sequence[int]) -> float | None:
     if "peak_gib" not in row:
         return None
     peak = peaks[-1] if row.get("peak_of") == "last" else max(peaks)
-    return round(peak / (row["peak_gib"] * 2**30) - 1, 4)
+    return round(peak / (float(row["peak_gib"]) * 2**30) - 1, 4)
 
 
 def _features(

@@ -102,7 +102,7 @@ class Message(NamedTuple):
     op: str  # F, B, W
     size: int
     behind: str = ""  # "" exposed; "attention"; "gemm"; "all" compute
-    count: int = 1  # collectives that these bytes are sent in
+    number: int = 1  # collectives that these bytes are sent in
 
 
 @dataclass(frozen=True)

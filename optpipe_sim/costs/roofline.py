@@ -150,7 +150,7 @@ def message_seconds(message: Message, machine: Machine, model: Model, work: Work
     """
     rates, ep = machine.rates, work.ep
     members = {"tp": work.tp, "cp": work.cp, "ep": ep}[message.group]
-    latency = message.count * members * rates.collective_us * 1e-6
+    latency = message.number * members * rates.collective_us * 1e-6
     if message.group != "ep":
         return message.size / group_bandwidth(message.group, machine, work) + latency
     inside = min(ep, max(1, machine.devices_per_node // work.expert_tp))
