@@ -26,11 +26,11 @@ _Event = dict[str, Any]
 
 
 def chrome_trace(trace: Trace) -> dict[str, Any]:
-    """The trace as a mapping in Chrome's trace event format (times in µs, exact to the ns).
+    """Convert a trace to a mapping in Chrome's trace event format (times in µs, exact to the ns).
 
     Process d is device d with the threads compute, offload and reload (one thread for both copies
-    where the engine is shared). A slice's arguments say op, stage, microbatch, chunk, and for how
-    long its device waited right before it, by cause. Counters hold bytes.
+    if the engine is shared). A slice's arguments are op, stage, microbatch, chunk, and how long its
+    device waited right before it, by cause. Counters are in bytes.
     """
     events = [*_processes(trace), *_slices(trace), *_counters(trace), *_arrows(trace)]
     shape = trace.schedule.shape
@@ -54,7 +54,8 @@ def save_chrome_trace(trace: Trace, path: str | os.PathLike[str]) -> Path:
 
 
 def microseconds(time_ns: int) -> int | float:
-    """µs as a number that gives `time_ns` back, whether its thousandfold is rounded or cut off."""
+    """Convert ns to a number in µs that gives `time_ns` back, whether its thousandfold is rounded
+    or truncated."""
     whole, rest = divmod(time_ns, 1000)
     if not rest:
         return whole
@@ -63,7 +64,7 @@ def microseconds(time_ns: int) -> int | float:
 
 
 def _thread(trace: Trace, kind: OpKind) -> int:
-    """The thread of an op: engines are threads, and a shared copy engine is one thread."""
+    """Return the thread of an op: engines are threads, and a shared copy engine is one thread."""
     if kind in COMPUTE:
         return COMPUTE_THREAD
     shared = trace.profile.shares_copy_engine

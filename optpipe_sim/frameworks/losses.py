@@ -1,7 +1,7 @@
-"""What a schedule can have and a format cannot say, and what leaving it out costs.
+"""The features of a schedule that a format cannot express, and the cost of leaving them out.
 
-A format says all of a schedule or is refused, unless what it cannot say is left out by name: then
-the schedule that is exported is another one, and needs another time and other memory.
+An export is refused unless the format can express all of the schedule, or the rest is left out by
+name. The exported schedule then differs, with another makespan and another peak memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..units import counted, format_size, format_time
 
 @dataclass(frozen=True)
 class Loss:
-    """One thing that a format cannot say.
+    """One feature that a format cannot express.
 
     Attributes:
         name: how users leave it out: ``--without-NAME``, ``without=[NAME]``.
@@ -38,12 +38,12 @@ class Loss:
 
 
 def _without_offloads(schedule: Schedule) -> Schedule:
-    # an order on links orders nothing but offloads and reloads
+    # link orders only concern offloads and reloads
     return only(schedule, ~schedule.is_transfer).replace(link_order={})
 
 
 def _recomputed(schedule: Schedule) -> int:
-    """How many activations have a level, or a C."""
+    """Count the activations that have a level, or a C."""
     apart = schedule.table[schedule.table[:, 0] == C]
     recomputed = schedule.levels.table > 0
     recomputed[apart[:, 1], apart[:, 2]] = True
@@ -55,7 +55,7 @@ def _without_recomputation(schedule: Schedule) -> Schedule:
 
 
 def only(schedule: Schedule, kept: np.ndarray) -> Schedule:
-    """The schedule with the rows of its table that are `kept` (a mask)."""
+    """Return the schedule with the rows of its table that are `kept` (a mask)."""
     lengths = np.bincount(schedule.devices[kept], minlength=schedule.shape.devices)
     return Schedule.from_table(
         schedule.shape,
@@ -86,21 +86,23 @@ CANNOT_SAY: Mapping[str, tuple[Loss, ...]] = {
 
 
 def losses_of(schedule: Schedule, format: str) -> dict[Loss, int]:
-    """What `format` cannot say of a schedule, and how many of each there are."""
+    """Return the features of a schedule that `format` cannot express, and their numbers."""
     counts = {loss: loss.count(schedule) for loss in CANNOT_SAY[format]}
     return {loss: count for loss, count in counts.items() if count}
 
 
 def in_words(losses: Mapping[Loss, int]) -> str:
-    """``699 offloads``, with an "and" where there are several kinds."""
+    """Format losses as ``699 offloads``, with an "and" between several kinds."""
     return " and ".join(counted(count, loss.thing) for loss, count in losses.items())
 
 
 def leave_out(schedule: Schedule, format: str, without: Collection[str] = ()) -> Schedule:
-    """The schedule that `format` can say: the same one, or without what `without` names.
+    """Return the schedule that `format` can express: the same one, or without the features in
+    `without`.
 
     Raises:
-        OptPipeError: for what the format cannot say and was not left out; for a name that is none.
+        OptPipeError: for features that the format cannot express and that were not left out; for an
+            unknown name.
     """
     known = [loss.name for loss in CANNOT_SAY[format]]
     for name in without:
@@ -114,7 +116,7 @@ def leave_out(schedule: Schedule, format: str, without: Collection[str] = ()) ->
     if refused:
         names = [loss.name for loss in refused]
         raise InvalidSchedule(
-            f"{format} cannot say {in_words(refused)}; without={names} leaves them out,"
+            f"{format} cannot express {in_words(refused)}; without={names} leaves them out,"
             " which takes more memory"
         )
     for loss in losses:
@@ -124,11 +126,11 @@ def leave_out(schedule: Schedule, format: str, without: Collection[str] = ()) ->
 
 @dataclass(frozen=True)
 class Cost:
-    """A schedule as it is and as it is exported, replayed with the same profile.
+    """A schedule and its exported version, replayed with the same profile.
 
     Attributes:
-        peak_bytes, makespan_ns: of what is exported, which nothing holds back.
-        full_peak_bytes, full_makespan_ns: of the whole schedule, under the limit.
+        peak_bytes, makespan_ns: of the exported schedule, without a memory limit. full_peak_bytes,
+            full_makespan_ns: of the original schedule, under the limit.
         memory_limit: bytes per device, or None.
     """
 
@@ -176,10 +178,10 @@ class Cost:
 
 
 def cost_of(schedule: Schedule, exported: Schedule, profile: CostProfile) -> Cost:
-    """What both take with the costs and the limit of `profile`.
+    """Replay both with the costs and the limit of `profile`.
 
     Raises:
-        OptPipeError: as `sim.simulate`, where one of them cannot be replayed at all.
+        OptPipeError: as `sim.simulate`, if one of them cannot be replayed.
     """
     from ..sim import simulate, simulate_or_report
 
@@ -195,9 +197,8 @@ def cost_of(schedule: Schedule, exported: Schedule, profile: CostProfile) -> Cos
 
 
 def most_held(schedule: Schedule) -> tuple[int, ...]:
-    """Per device, the most activations that it holds in the order of its program.
-
-    It needs no profile, and counts an activation as gone where its offload stands in the program.
+    """Return, per device, the most activations that it holds in the order of its program. It needs
+    no profile; an activation counts until its offload in the program.
     """
     change = np.zeros(len(schedule.table), np.int64)
     for kind, step in ((F, 1), (R, 1), (B, -1), (BW, -1), (O, -1)):

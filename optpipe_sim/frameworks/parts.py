@@ -1,4 +1,4 @@
-"""What each stage holds of a model: embedding, decoder layers, loss; and what modules are called."""
+"""The parts of a model on each stage: embedding, decoder layers, loss; and the names of modules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class Part(NamedTuple):
 
 
 def parts_with(counts: Sequence[int]) -> tuple[Part, ...]:
-    """Parts of so many decoder layers each, the embedding on the first and the loss on the last."""
+    """Make parts with the given numbers of decoder layers, the embedding on the first and the loss
+    on the last."""
     last = len(counts) - 1
     return tuple(
         Part(sum(counts[:at]), count, at == 0, at == last) for at, count in enumerate(counts)
@@ -38,14 +39,15 @@ def parts_with(counts: Sequence[int]) -> tuple[Part, ...]:
 
 
 def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple[Part, ...]:
-    """The part of each stage of `profile`, which has the chunks of the schedule already.
+    """Return the part of each stage of `profile`, which already has the chunks of the schedule.
 
     Args:
-        layers: decoder layers per stage; None: what the stages say. Where the profile says how many
-            the whole model has (`estimate` does), embedding and loss may count as one each.
+        layers: decoder layers per stage; None: those of the profile's stages. If the profile gives
+            the layers of the whole model (as `estimate` does), embedding and loss may count as one
+            each.
 
     Raises:
-        ProfileError: for a stage that does not say its layers.
+        ProfileError: for a stage without a number of layers.
         OptPipeError: for `layers` that are not one number per stage.
     """
     if layers is not None:
@@ -69,7 +71,7 @@ def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple
 
 
 def _ends_count(profile: CostProfile, total: int) -> bool:
-    """Whether embedding and loss are among the `total` layers that the stages say."""
+    """Whether embedding and loss count among the layers of the stages, given the model's `total`."""
     known = profile.meta.get("layers_per_stage")
     model = profile.meta.get("model")
     if isinstance(known, Sequence) and known:

@@ -1,8 +1,8 @@
-"""What of a schedule a framework cannot be told, and what each of it is worth, replayed.
+"""The differences between a schedule and what a framework runs instead, and the cost of each.
 
-A framework is told another schedule, the nearest that it has words for. From the one to the other
-there are a few steps, each of which takes one thing away; the replay after each step says what that
-thing was worth.
+A framework runs the nearest schedule that its options can express. A few steps lead from the
+original to that schedule, each of which removes one feature; a replay after each step gives the
+value of that feature.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from .losses import OFFLOADS, only
 
 @dataclass(frozen=True)
 class Step:
-    """One thing that a framework cannot be told.
+    """One feature that a framework's options cannot express.
 
     Attributes:
         name: ``apart``, ``levels``, ``offloads``, ``split`` or ``order``.
-        thing: what it is, in words. `count`: how many ops or activations it is about.
-        makespan_ns, peak_bytes: after it is taken away (with what came before it), without a limit;
-            None where what is left deadlocks.
+        thing: the feature in words. `count`: the number of affected ops or activations.
+        makespan_ns, peak_bytes: after removing it (and the features of earlier steps), without a
+            limit; None if the remaining schedule deadlocks.
         slower: the makespan over that before this step, less 1.
     """
 
@@ -48,14 +48,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Told:
-    """A schedule, and what a framework is told in its place.
+    """A schedule, and the schedule that a framework runs instead.
 
     Attributes:
-        name: what is told, in words or as a schedule name.
-        before: the replay of the schedule under the limit. after: of what is told, which nothing
-            holds back (`unheld`).
-        lost: the steps from one to the other; none where the framework is told all of it.
-        notes: what the replay does not know of.
+        name: the schedule that the framework runs, in words or as a schedule name.
+        before: the replay of the schedule under the limit. after: the replay of the framework's
+            schedule, in which no op waits for memory (`unheld`).
+        lost: the steps from one to the other; empty if the framework can run the schedule exactly.
+        notes: what the replay does not model.
     """
 
     name: str
@@ -66,12 +66,12 @@ class Told:
 
     @property
     def schedule(self) -> Schedule:
-        """What is told."""
+        """The schedule that the framework runs."""
         return self.after.schedule
 
     @property
     def slower(self) -> float:
-        """The makespan of what is told over that of the schedule, less 1."""
+        """The makespan of the framework's schedule over that of the original, less 1."""
         return self.after.makespan_ns / self.before.makespan_ns - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -85,11 +85,11 @@ class Told:
         }
 
     def in_words(self) -> str:
-        """What is lost, as ``12 splits of backwards and an order of its own``."""
+        """The losses, as ``12 backwards in two and its order``."""
         return " and ".join(step.thing for step in self.lost)
 
     def cost(self) -> str:
-        """What losing it costs, in a sentence."""
+        """The cost of the losses, in a sentence."""
         before, after = self.before.makespan_ns, self.after.makespan_ns
         text = f"{self.name} takes {format_time(after)} (before: {format_time(before)},"
         text += f" {self.slower:+.1%}), peak {format_size(max(self.after.peak_bytes))}"
@@ -108,7 +108,7 @@ def _measures(trace: Trace) -> dict[str, Any]:
 def tell(
     schedule: Schedule, told: Schedule, name: str, profile: CostProfile, notes: tuple[str, ...] = ()
 ) -> Told:
-    """`schedule` beside what is told in its place."""
+    """Compare `schedule` with the schedule that a framework runs instead."""
     before, _ = simulate_or_report(schedule, profile)
     after = unheld(told, profile)
     steps = () if schedule == told else tuple(_steps(schedule, told, profile))
@@ -116,7 +116,7 @@ def tell(
 
 
 def unheld(schedule: Schedule, profile: CostProfile) -> Trace:
-    """The replay as frameworks run a schedule: nothing waits for memory, which is there or not."""
+    """Replay a schedule as frameworks run it: no op waits for memory."""
     trace = simulate(schedule, profile, enforce=False)
     limits = trace.profile.memory_limit
     fits = limits is None or all(
@@ -139,7 +139,7 @@ def _steps(schedule: Schedule, told: Schedule, profile: CostProfile) -> Iterator
 
 
 def _stripped(schedule: Schedule, told: Schedule) -> Iterator[tuple[str, str, int, Schedule]]:
-    """The steps: name, words, count, and the schedule after each; the last one is `told`."""
+    """Yield the steps: name, words, count, and the schedule after each; the last one is `told`."""
     left = schedule
     kinds = schedule.table[:, 0]
     if count := int((kinds == C).sum()):
@@ -171,7 +171,7 @@ def _stripped(schedule: Schedule, told: Schedule) -> Iterator[tuple[str, str, in
 
 
 def _other_levels(schedule: Schedule, told: Schedule) -> int:
-    """How many activations are recomputed at another level, or not."""
+    """Count the activations that are recomputed at another level, or not recomputed."""
     ours, theirs = (
         np.array([["", *one.levels.names][level] for level in one.levels.table.ravel()])
         for one in (schedule, told)
@@ -180,7 +180,7 @@ def _other_levels(schedule: Schedule, told: Schedule) -> int:
 
 
 def _fused(schedule: Schedule) -> Schedule:
-    """Each B a BW, no W."""
+    """Replace each B by a BW and drop the W's."""
     table = schedule.table.copy()
     table[table[:, 0] == B, 0] = BW
     kept = table[:, 0] != W

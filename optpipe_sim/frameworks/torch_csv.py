@@ -2,8 +2,8 @@
 
 One row per rank, one cell per action, ``<stage><TYPE><microbatch>``: torch's ``F`` is our F, its
 ``I`` (backward, input) our B, its ``W`` our W and its ``B`` (full backward) our BW. Torch has no
-word for O and R: a schedule with offloads is refused, unless they are left out (`losses`). Messages
-are left out, as torch adds them itself.
+notation for O and R: a schedule with offloads is refused, unless they are left out (`losses`).
+Messages are left out, as torch adds them itself.
 """
 
 from __future__ import annotations
@@ -24,21 +24,23 @@ from .losses import leave_out
 _TO_TORCH = {F: "F", B: "I", W: "W", BW: "B"}
 _FROM_TORCH = {name: kind for kind, name in _TO_TORCH.items()}
 _ACTION = re.compile(r"(\d+)([FIWB])(\d+)")
-# What torch writes into a lowered schedule (format "compute_comms"); it follows from the order.
+# Actions that torch adds to a lowered schedule (format "compute_comms"); they follow from the
+# order.
 _LOWERED = re.compile(r"\d+(SEND_F|RECV_F|SEND_B|RECV_B|UNSHARD|RESHARD|REDUCE_GRAD)\d*")
 _OVERLAPPED = re.compile(r"\((.*)\)OVERLAP_F_B")
 
 
 def torch_csv(schedule: Schedule, without: Collection[str] = ()) -> str:
-    """The compute order of `schedule` as a CSV that torch loads with format ``compute_only``.
+    """Write the compute order of `schedule` as a CSV that torch loads with format ``compute_only``.
 
     Args:
-        without: what to leave out of what torch cannot be told: ``offloads`` (with their reloads
-            and their order on links), ``recomputation`` (C's and levels).
-            `losses.cost_of` says what that costs.
+        without: the features to leave out, which torch cannot express: ``offloads`` (with their
+            reloads and their order on links), ``recomputation`` (C's and levels). `losses.cost_of`
+            gives the cost of that.
 
     Raises:
-        InvalidSchedule: where the schedule has what torch cannot be told and it is not left out.
+        InvalidSchedule: if the schedule has features that torch cannot express and that are not
+            left out.
     """
     rows = [
         ",".join(map(_action, program))
@@ -49,7 +51,7 @@ def torch_csv(schedule: Schedule, without: Collection[str] = ()) -> str:
 
 def _action(op: Op) -> str:
     if op.kind not in _TO_TORCH:
-        raise InvalidSchedule(f"torch-csv cannot say {op}")
+        raise InvalidSchedule(f"torch-csv cannot express {op}")
     return f"{op.stage}{_TO_TORCH[op.kind]}{op.microbatch}"
 
 
@@ -61,7 +63,7 @@ def save_torch_csv(
 
 
 def from_torch_csv(text: str, source: str = "torch csv") -> Schedule:
-    """The schedule in a CSV of torch, its shape read off the actions.
+    """Read the schedule from a CSV of torch; its shape follows from the actions.
 
     Empty cells (idle steps) and what torch adds when it lowers a schedule (SEND, RECV, UNSHARD,
     RESHARD, REDUCE_GRAD) are skipped; an overlapped pair ``(0F3;7B1)OVERLAP_F_B`` becomes its two
@@ -72,7 +74,7 @@ def from_torch_csv(text: str, source: str = "torch csv") -> Schedule:
         source: what to call it in errors.
 
     Raises:
-        InvalidSchedule: names the row and the cell that is no action, or why the rows are no
+        InvalidSchedule: names the row and the cell that is not an action, or why the rows are not a
             schedule (a stage on two ranks, stages that do not divide over the ranks).
     """
     rows = list(csv.reader(io.StringIO(text)))
@@ -108,7 +110,7 @@ def load_torch_csv(path: str | os.PathLike[str]) -> Schedule:
 
 
 def _ops(cell: str, where: str) -> list[Op]:
-    """The ops that a cell stands for: none, one, or the two of an overlapped pair."""
+    """Return the ops of a cell: none, one, or the two of an overlapped pair."""
     if not cell or _LOWERED.fullmatch(cell):
         return []
     if found := _ACTION.fullmatch(cell):
@@ -116,5 +118,5 @@ def _ops(cell: str, where: str) -> list[Op]:
     if found := _OVERLAPPED.fullmatch(cell):
         return [op for part in found[1].split(";") for op in _ops(part.strip(), where)]
     raise InvalidSchedule(
-        f"{where}: {cell!r} is no action; expected STAGE, one of F I W B, MICROBATCH, as in 2F0"
+        f"{where}: {cell!r} is not an action; expected STAGE, one of F I W B, MICROBATCH, as in 2F0"
     )

@@ -20,21 +20,21 @@ from .losses import OFFLOADS, only
 from .parts import parts_of
 from .told import Told, tell, unheld
 
-# Ours, and torch's schedule of the same order, on so many chunks (None: several).
+# Our name, torch's schedule of the same order, and its number of chunks (None: several).
 SAME = (("gpipe", "GPipe", 1), ("1f1b", "1F1B", 1), ("1f1b-i", "Interleaved1F1B", None))
 CHECKPOINTS = {None: "none", "selective": "selective", "full": "full"}
 SELECTIVE = (
-    "torchtitan's selective checkpointing saves attention and every second matmul; whether the level"
-    " selective of the profile is that, its author knows"
+    "torchtitan's selective checkpointing saves attention and every second matmul; check that the"
+    " level selective of the profile means the same"
 )
 
 
 def nearest(schedule: Schedule, profile: CostProfile) -> Told:
-    """What torchtitan is told in the place of a schedule: its order, where stages lie in a loop or a
-    vee (else 1F1B on as many chunks), every stage checkpointed alike, no offloads.
+    """Find the schedule that torchtitan runs instead of a schedule: the same order if stages lie in
+    a loop or a vee (else 1F1B on as many chunks), every stage checkpointed alike, no offloads.
 
-    Of the kinds of checkpointing that the profile has costs for: the schedule's own where that is
-    one, else the fastest that fits, or the least peak where none does.
+    The kind of checkpointing is one that the profile has costs for: the schedule's own if possible,
+    else the fastest that fits, or the one with the least peak if none fits.
     """
     shape = schedule.shape
     if _is_vee(schedule) or shape.placement == expand_placement(
@@ -69,20 +69,20 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Told:
 def options(
     told: Schedule, profile: CostProfile, csv: str | None, layers: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """torchtitan's options for a schedule that `nearest` returned.
+    """Return torchtitan's options for a schedule that `nearest` returned.
 
     Args:
-        csv: the file that has the order (`torch_csv`); None: torch's own schedule of that order.
+        csv: the file with the order (`torch_csv`); None: torch's own schedule of that order.
         layers: see `parts.parts_of`.
 
     Raises:
-        InvalidSchedule: where torch has no schedule of that order and no `csv` is given.
+        InvalidSchedule: if torch has no schedule of that order and no `csv` is given.
     """
     shape = told.shape
     parallelism: dict[str, Any] = {"pipeline_parallel_degree": shape.devices}
     if csv is None:
         parallelism["pipeline_parallel_schedule"] = _torch_name(told, profile)
-    else:  # the name decides the placement alone
+    else:  # the name only decides the placement
         loop = "1F1B" if shape.chunks == 1 else "Interleaved1F1B"
         parallelism["pipeline_parallel_schedule"] = "ZBVZeroBubble" if _is_vee(told) else loop
         parallelism["pipeline_parallel_schedule_csv"] = csv
@@ -94,7 +94,7 @@ def options(
 
 
 def command(options: dict[str, Any]) -> str:
-    """The options as words of a command line; the list of modules belongs in the config."""
+    """Return the options as words of a command line; the list of modules belongs in the config."""
     words = [
         f"--parallelism.{key} {shlex.quote(str(value))}"
         for key, value in options["parallelism"].items()

@@ -1,10 +1,10 @@
 """Offloads as calls of TransformerEngine's manual control, rank by rank.
 
-`get_cpu_offload_context(..., manual_synchronization=True)` returns a controller with three calls per
-layer: start_offload_layer, release_activation_forward_gpu_memory, start_reload_layer, in that order.
-Layers are numbered by their forwards as they run: under a pipeline schedule all layer forwards of a
-rank in one iteration, chunks and microbatches alike. Offloads and reloads share one stream.
-Source: TransformerEngine d0067d0, transformer_engine/pytorch/cpu_offload.py.
+`get_cpu_offload_context(..., manual_synchronization=True)` returns a controller with three calls
+per layer: start_offload_layer, release_activation_forward_gpu_memory, start_reload_layer, in that
+order. Layers are numbered in the order of their forwards: under a pipeline schedule, over all layer
+forwards of a rank in one iteration, across chunks and microbatches. Offloads and reloads share one
+stream. Source: TransformerEngine d0067d0, transformer_engine/pytorch/cpu_offload.py.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ OFFLOAD = "start_offload_layer"
 RELEASE = "release_activation_forward_gpu_memory"
 RELOAD = "start_reload_layer"
 NOTES = (
-    "orders and levels of recomputation are the trainer's own: these calls stand between its ops",
-    "a layer's tensors move whole, but for parameters and tensors below 262,144 elements; the replay"
+    "the trainer itself implements the order and the recomputation; these calls go between its ops",
+    "all tensors of a layer move except parameters and those below 262,144 elements; the replay"
     " moves the profile's offload bytes",
 )
 
 
 class Call(NamedTuple):
-    """A call of the controller, for layers that follow one another."""
+    """A call of the controller, for consecutive layers."""
 
     name: str
     layers: tuple[int, ...]
@@ -43,7 +43,7 @@ class Call(NamedTuple):
 
 
 def one_stream(profile: CostProfile) -> CostProfile:
-    """The profile as TransformerEngine copies: one stream for both directions."""
+    """Return the profile with TransformerEngine's copies: one stream for both directions."""
     if profile.offload is None:
         raise InvalidSchedule(f"the profile {profile.name} has no offload section")
     return replace(
@@ -52,10 +52,10 @@ def one_stream(profile: CostProfile) -> CostProfile:
 
 
 def nearest(schedule: Schedule, profile: CostProfile) -> Told:
-    """The schedule with all copies of a device on one stream, beside itself.
+    """Compare the schedule with all copies of a device on one stream to itself.
 
     Raises:
-        Deadlock: where copies in the order of the program never go on.
+        Deadlock: if the copies deadlock in program order.
     """
     bare = schedule.replace(link_order={})
     before, _ = simulate_or_report(schedule, profile)
@@ -63,7 +63,7 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Told:
     after = unheld(bare, shared)
     limits = after.profile.memory_limit
     if not after.fits and limits is not None:
-        after, _ = simulate_or_report(bare, shared)  # releases may wait: `release` does
+        after, _ = simulate_or_report(bare, shared)  # releases may wait, as in `release`
     lost: tuple[Step, ...] = ()
     if not profile.shares_copy_engine:
         held, free = unheld(bare, shared).makespan_ns, unheld(bare, profile).makespan_ns
@@ -81,10 +81,9 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Told:
 def programs(
     told: Schedule, profile: CostProfile, layers: Sequence[int] | None = None
 ) -> tuple[list[list[Op | Call]], list[int]]:
-    """Per rank, its compute ops with the calls between them, and how many layer forwards it runs.
-
-    A release stands before the op that needs its memory, which is when it may have to wait, and
-    before the reload at the latest.
+    """Return, per rank, its compute ops with the calls between them, and its number of layer
+    forwards. A release goes before the op that needs its memory, where it may have to wait, and
+    at the latest before the reload.
 
     Args:
         layers: see `parts.parts_of`.
@@ -111,7 +110,7 @@ def _lowered(told: Schedule, profile: CostProfile) -> Lowered:
 
 def _calls(lowered: Lowered, rank: int, held: Sequence[int]) -> Iterator[Op | Call]:
     numbers: dict[tuple[int, int], tuple[int, ...]] = {}
-    leaving: list[Op] = []  # offloads that are not released yet, in their order
+    leaving: list[Op] = []  # offloads not yet released, in their order
     forwards = 0
 
     def release(needed: Op) -> Iterator[Call]:
@@ -139,7 +138,7 @@ def _calls(lowered: Lowered, rank: int, held: Sequence[int]) -> Iterator[Op | Ca
 
 
 def to_plain(made: Sequence[Sequence[Op | Call]], forwards: Sequence[int]) -> dict[str, Any]:
-    """As plain data: per rank the number of layer forwards and the program in words."""
+    """Convert to plain data: per rank, the number of layer forwards and the program in words."""
     return {
         "context": {
             "enabled": True,

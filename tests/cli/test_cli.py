@@ -306,7 +306,7 @@ def test_export(cli) -> None:
 def test_export_says_what_torch_cannot_be_told(cli) -> None:
     line = "export po-h o.yaml -m 8 --format torch-csv --memory-limit 200B -o po.csv"
     complaint = cli(line).complaint
-    assert "po-h: torch-csv cannot say 32 offloads" in complaint
+    assert "po-h: torch-csv cannot express 32 offloads" in complaint
     assert "of its 200 B (before: " in complaint
     assert "an iteration takes" in complaint
     assert "Leave them out with --without-offloads" in complaint

@@ -29,7 +29,7 @@ def cli(command_line):
 
 def test_megatron(cli) -> None:
     complaint = cli("export zb-h1 o.yaml -m 8 --format megatron").complaint
-    assert "zb-h1: Megatron-LM cannot be told 32 backwards in two. The nearest" in complaint
+    assert "zb-h1: Megatron-LM cannot express 32 backwards in two. The nearest" in complaint
     assert "1f1b takes 33 ms (before: 27 ms, +22.2%)" in complaint
     assert not Path("zb-h1.megatron.yaml").exists()
     answer = cli("export zb-h1 o.yaml -m 8 --format megatron --nearest --json").json
@@ -63,7 +63,7 @@ def test_torchtitan(cli) -> None:
 
 def test_te(cli) -> None:
     complaint = cli("export po-h o.yaml -m 8 --format te").complaint
-    assert "TransformerEngine cannot be told copies in both directions at once" in complaint
+    assert "TransformerEngine cannot express copies in both directions at once" in complaint
     answer = cli("export po-h o.yaml -m 8 --format te --nearest")
     assert "lost                copies in both directions at once: +" in answer.out
     ranks = yaml.safe_load(Path("po-h.te.yaml").read_text())["ranks"]

@@ -263,7 +263,7 @@ def test_torch_is_not_told_of_offloads_in_silence(tmp_path: Path) -> None:
     count = sum(op.kind is O for program in schedule.programs for op in program)
     with pytest.raises(InvalidSchedule) as caught:
         save_torch_csv(schedule, tmp_path / "schedule.csv")
-    assert f"torch-csv cannot say {count} offloads; without=['offloads']" in str(caught.value)
+    assert f"torch-csv cannot express {count} offloads; without=['offloads']" in str(caught.value)
     assert not any(tmp_path.iterdir())
     with pytest.raises(OptPipeError, match="'colours' is nothing that torch-csv leaves out; known"):
         torch_csv(schedule, ["colours"])
@@ -279,7 +279,7 @@ def test_every_kind_of_op_is_said_or_refused() -> None:
         schedule = Schedule(shape, [[Op(kind, 0, 0)]])
         refused = bool(losses_of(schedule, "torch-csv"))
         assert refused == (kind not in said and kind is not R), kind  # a reload needs its offload
-    with pytest.raises(InvalidSchedule, match=r"torch-csv cannot say R0\.0"):
+    with pytest.raises(InvalidSchedule, match=r"torch-csv cannot express R0\.0"):
         torch_csv(Schedule(shape, [["F0.0", "R0.0", "BW0.0"]]))
 
 
@@ -301,7 +301,7 @@ def test_recomputation_is_refused_or_left_out_by_name() -> None:
         ["F1.0", "BW1.0", "F1.1", "BW1.1"],
     ]
     schedule = Schedule(Shape(2, 1, 2), programs, recompute=levels)
-    with pytest.raises(InvalidSchedule, match="torch-csv cannot say 3 recomputed activations"):
+    with pytest.raises(InvalidSchedule, match="torch-csv cannot express 3 recomputed activations"):
         torch_csv(schedule)
     assert torch_csv(schedule, ["recomputation"]) == "0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n"
     left = leave_out(schedule, "torch-csv", ["recomputation"])
@@ -309,9 +309,11 @@ def test_recomputation_is_refused_or_left_out_by_name() -> None:
         Shape(2, 1, 2), [[op for op in ops if op[0] != "C"] for ops in programs]
     )
     both = Schedule(Shape(1, 1, 1), [["F0.0", "O0.0", "R0.0", "BW0.0"]], recompute={"0": "full"})
-    with pytest.raises(InvalidSchedule, match="cannot say 1 offload and 1 recomputed activation; "):
+    with pytest.raises(
+        InvalidSchedule, match="cannot express 1 offload and 1 recomputed activation; "
+    ):
         torch_csv(both)
-    with pytest.raises(InvalidSchedule, match="cannot say 1 recomputed activation; "):
+    with pytest.raises(InvalidSchedule, match="cannot express 1 recomputed activation; "):
         torch_csv(both, ["offloads"])
     assert torch_csv(both, ["offloads", "recomputation"]) == "0F0,0B0\n"
 
@@ -386,8 +388,8 @@ def test_reads_what_torch_lowers() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("0F0,0X0\n", r"torch csv: rank 0: '0X0' is no action; expected STAGE"),
-        ("0F0,F0\n", r"'F0' is no action"),
+        ("0F0,0X0\n", r"torch csv: rank 0: '0X0' is not an action; expected STAGE"),
+        ("0F0,F0\n", r"'F0' is not an action"),
         ("0F0,0B0\n0F1,0B1\n", "stage 0 is on rank 0 and on rank 1"),
         ("0F0,0B0\n2F0,2B0\n", "stage 1 has no actions"),
         ("0F0,1F0\n2F0\n", "3 stages on 2 ranks"),

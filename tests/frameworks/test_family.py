@@ -41,7 +41,7 @@ def test_what_may_not_become_of_activations_does_not() -> None:
 
 def test_nothing_fits_or_nothing_runs() -> None:
     profile = profile_of(4, memory_limit_bytes=30)
-    with pytest.raises(OutOfMemory, match="nothing that Megatron-LM can be told fits: the least"):
+    with pytest.raises(OutOfMemory, match="no schedule of Megatron-LM fits: the least"):
         best(profile, 8)
     with pytest.raises(OptPipeError, match="runs nothing on 4 ranks with 3 microbatches"):
         best(profile, 3, chunks=[2])

@@ -132,7 +132,7 @@ def test_a_log_with_the_slowest_rank(tmp_path: Path) -> None:
     assert simulate(build("1f1b", profile, 8), profile).makespan_ns == (8 + 3) * 30_000_000
     text = " ".join(found.unread)
     assert "t_comm: not in a log" in text
-    assert "the slowest one's stand for all" in text
+    assert "those of the slowest rank are used for all" in text
     assert "memory of pipeline ranks 0, 1, 2, 3" in text
 
 
@@ -171,6 +171,6 @@ def test_logs_that_say_too_little(tmp_path: Path) -> None:
     odd = ARGUMENTS.replace(
         "............................... 16", "............................... 15"
     )
-    with pytest.raises(OptPipeError, match="15 is no multiple of 2"):
+    with pytest.raises(OptPipeError, match="15 is not a multiple of 2"):
         read_log(log_file(tmp_path, odd, SLOWEST.format(80, 160)))
     assert parse_log("").arguments == {}

@@ -162,7 +162,10 @@ def test_groups_run_or_are_refused(
         ({"recompute": Recompute("full")}, "--recompute-method: full needs uniform or block"),
         ({"recompute": Recompute("full", "block")}, "--recompute-num-layers"),
         ({"recompute": Recompute("selective", "block", 1)}, "are for full"),
-        ({"recompute": Recompute("selective", modules=("mlps",))}, "'mlps' is none of core_attn"),
+        (
+            {"recompute": Recompute("selective", modules=("mlps",))},
+            "'mlps' is not one of core_attn",
+        ),
         ({"offloading": Offloading(("attn_proj",))}, "attn_proj needs core_attn"),
         ({"offloading": Offloading(("mlp_norm",), 1.5)}, "expected 0 to 1"),
         ({"offloading": Offloading(("moe_act", "fused_group_mlp"))}, "fused_group_mlp excludes"),
@@ -179,7 +182,7 @@ def test_groups_run_or_are_refused(
                 "recompute": Recompute("full", "uniform", 1),
                 "offloading": Offloading(("mlp_norm",)),
             },
-            "of layers that are recomputed whole",
+            "fully recomputed layers have no modules",
         ),
     ],
 )
@@ -191,7 +194,7 @@ def test_what_megatron_refuses_is_refused(wrong: dict[str, Any], problem: str) -
 
 
 def test_a_level_without_words_is_refused() -> None:
-    with pytest.raises(InvalidSchedule, match="Megatron-LM has no words for this level"):
+    with pytest.raises(InvalidSchedule, match="Megatron-LM has no option for this level"):
         plan_of(Choice(1, level="half"), profile_of(2), 4)
     assert choice_of("zb-h1") is None
     assert choice_of("1f1b:recompute=full,apart=yes") is None

@@ -1,1 +1,1 @@
-"""What comes in from frameworks: configs, logs and traces of real runs."""
+"""Imports from frameworks: configs, logs and traces of real runs."""

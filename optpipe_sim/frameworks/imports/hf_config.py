@@ -1,4 +1,5 @@
-"""A Hugging Face ``config.json`` as a model of ours, and what of it changes costs and is not read."""
+"""Read a Hugging Face ``config.json`` as a model, and report the keys that change costs but are not
+modelled."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from ...costs.model_files import load_model
 from ...costs.models import Model
 from ...files import plain, read_mapping
 
-# What is in a config and changes costs, yet no model here has it.
+# Keys of a config that change costs but are not modelled.
 _LOST = {
     "num_nextn_predict_layers": "layers that predict further tokens (MTP) are left out",
     "sliding_window": "attention is taken over the whole sequence, not over a sliding window",
@@ -25,7 +26,7 @@ _LOST = {
 
 
 def read_config(path: str | os.PathLike[str]) -> tuple[Model, list[str]]:
-    """The model, and a sentence for each thing that it leaves out.
+    """Read the model; returns it with a sentence for each feature that it leaves out.
 
     Raises:
         ModelError: names the file, the key, and what would be right.
@@ -48,7 +49,7 @@ def _unread(data: Mapping[str, Any]) -> list[str]:
 
 
 def model_data(model: Model) -> dict[str, Any]:
-    """The short config of a model: the fields that are not as by default."""
+    """Return the short config of a model: the fields that differ from their defaults."""
     plain_fields = {entry.name: getattr(model, entry.name) for entry in fields(Model)}
     usual = {e.name: e.default for e in fields(Model) if e.default is not MISSING}
     return {key: value for key, value in plain_fields.items() if usual.get(key, MISSING) != value}

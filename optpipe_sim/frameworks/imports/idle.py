@@ -1,4 +1,4 @@
-"""Why the devices of a real run stood idle, told from nothing but what depends on what."""
+"""Why the devices of a real run idled, derived from the dependencies of its ops."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ CAUSES = ("fill", "waiting", "transfer", "host", "drain")
 
 
 def idle_of_run(trace: Trace) -> list[dict[str, int]]:
-    """Per device, its idle time in ns by cause; the parts add up to all of it.
+    """Return, per device, its idle time in ns by cause; the causes add up to the total.
 
-    Unlike `Trace.waits_ns`, which knows what a message should take, this takes it from the run, whatever
-    kernels ran meanwhile: a receive that NCCL has posted waits and transfers in one kernel.
+    `Trace.waits_ns` uses the message time of the profile; this function uses the times of the run,
+    as a posted NCCL receive waits and transfers in one kernel.
 
-    - ``fill``: before its first op; ``drain``: after its last one.
+    - ``fill``: before its first op; ``drain``: after its last op.
     - ``waiting``: while the op that it needs ran on another device.
-    - ``transfer``: from the end of that op until its own began; where the device was still at work
-      when that ended, no longer than a message usually takes (``t_comm`` of the trace's profile).
-    - ``host``: while it had all that it needs.
+    - ``transfer``: from the end of that op until its own began; if the device was still busy when
+      that op ended, at most the usual time of a message (``t_comm`` of the trace's profile).
+    - ``host``: while all its inputs were available.
     """
     schedule = trace.schedule
     needed = np.full(len(schedule), -(2**60))

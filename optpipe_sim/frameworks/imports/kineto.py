@@ -1,9 +1,10 @@
-"""Kineto traces (torch.profiler) of a pipeline run, one file per rank: which op ran when.
+"""Kineto traces (torch.profiler) of a pipeline run, one file per rank: when each op ran.
 
-An op is a range of its own name: ``F3.7`` (our runtime, or ``torch.profiler.record_function`` in anyone's
-loop), or ``PP:3F7`` (torch.distributed.pipelining, where I is our B and B our BW). On a GPU the range on
-its compute stream counts, which Kineto calls gpu_user_annotation; on a CPU the range itself, and of
-torch's, which wait for messages within their ranges, the part from their first operator to their last.
+An op is a range with its name: ``F3.7`` (our runtime, or ``torch.profiler.record_function`` in any
+training loop), or ``PP:3F7`` (torch.distributed.pipelining, where I is our B and B our BW). On a
+GPU the range on its compute stream is used, which Kineto calls gpu_user_annotation; on a CPU the
+range itself. Ranges of torch.distributed.pipelining wait for messages inside, so of these only the
+part from the first operator to the last is used.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class Range:
 
 @dataclass
 class RankTrace:
-    """What the file of one rank says.
+    """The contents of the file of one rank.
 
     Attributes:
-        rank: which one; None where the file does not say.
+        rank: the rank; None if the file does not contain it.
         ranges: its ops, by start.
         memory: (ns, bytes) of the device's allocator after each change, by time.
-        unread: how many ranges of torch's pipelining there are that are no op here, by kind.
+        unread: how many ranges of torch's pipelining have no op here, by kind.
         source: the file.
     """
 
@@ -58,10 +59,10 @@ class RankTrace:
 
 
 def read_kineto(path: str | os.PathLike[str]) -> RankTrace:
-    """The trace of one rank, as JSON or gzipped JSON.
+    """Read the trace of one rank, as JSON or gzipped JSON.
 
     Raises:
-        OptPipeError: one line that names the file: no trace, or no op in it.
+        OptPipeError: if the file is not a trace or contains no op; one line that names it.
     """
     data = _load(path)
     events = data.get("traceEvents")
@@ -95,7 +96,7 @@ def _load(path: str | os.PathLike[str]) -> dict[str, Any]:
             raw = gzip.decompress(raw)
         data = json.loads(raw)
     except (ValueError, OSError, EOFError, zlib.error, RecursionError):
-        raise OptPipeError(f"{path}: is no JSON, plain or gzipped") from None
+        raise OptPipeError(f"{path}: is not JSON, plain or gzipped") from None
     if not isinstance(data, dict):
         raise OptPipeError(f"{path}: expected a mapping with traceEvents")
     return data
@@ -122,7 +123,7 @@ def _op(name: str) -> Op | None:
 
 
 def _ranges(events: list[dict[str, Any]], base: int, unread: Counter[str]) -> Iterator[Range]:
-    """The ops: those on the device where there are any, else those of the host."""
+    """Return the ops: those on the device if there are any, else those of the host."""
     by_category: dict[str, list[dict[str, Any]]] = {}
     for event in events:
         by_category.setdefault(str(event.get("cat")), []).append(event)
@@ -150,7 +151,7 @@ def _ranges(events: list[dict[str, Any]], base: int, unread: Counter[str]) -> It
 
 
 class _Operators:
-    """Operators by thread, messages left out: what a range of torch's does besides waiting."""
+    """Operators by thread without messages: the work of a range of torch's besides waiting."""
 
     def __init__(self, events: list[dict[str, Any]], base: int) -> None:
         self.by_thread: dict[Any, list[tuple[int, int]]] = {}
@@ -161,7 +162,8 @@ class _Operators:
             found.sort()
 
     def extent(self, thread: Any, start: int, end: int) -> tuple[int, int]:
-        """From the first operator within to the end of the last; the range itself without any."""
+        """Return the extent from the first operator inside to the end of the last; the range itself
+        if there are none."""
         from bisect import bisect_left, bisect_right
 
         found = self.by_thread.get(thread, [])
@@ -172,7 +174,7 @@ class _Operators:
 
 
 def _memory(events: list[Any], base: int) -> Iterator[tuple[int, int]]:
-    """Total bytes after each change: of the GPU where there is one, else of the CPU."""
+    """Return total bytes after each change: of the GPU if there is one, else of the CPU."""
     found: dict[int, list[tuple[int, int]]] = {}
     for event in events:
         if not isinstance(event, dict) or event.get("name") != "[memory]":

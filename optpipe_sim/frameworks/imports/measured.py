@@ -1,4 +1,4 @@
-"""From what every rank recorded to a schedule, a measured trace, and a profile of what ops take."""
+"""From the records of all ranks to a schedule, a measured trace, and a profile of the ops' costs."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ Times = dict[Op, tuple[int, int]]
 
 @dataclass(frozen=True)
 class Measured:
-    """A real run, read back.
+    """A real run, imported.
 
     Attributes:
-        trace: the iteration whose time is in the middle, from its first op on; its profile is `profile`
-            without what the host adds to ops, so that its waits are those of the run.
-        profile: what ops take on average, as a replay needs it: with what the host takes between them.
-        iterations_ns: how long each iteration took.
-        late_ns: how much later than it could an op starts that waits for no other (the middle one);
+        trace: the iteration of median time, from its first op on; its profile is `profile` without
+            the host's overhead, so that its waits are those of the run.
+        profile: mean durations of ops as a replay needs them, including the host's overhead between
+            ops.
+        iterations_ns: the time of each iteration.
+        late_ns: the median delay of ops that wait for no other op: the host's overhead, which is
             part of every duration of `profile`.
-        shifted_ns: by rank, what was added to its clock so that no message arrives before it is sent.
-        unread: what the files have and this has not, a sentence each.
+        shifted_ns: by rank, the shift of its clock, so that no message arrives before it is sent.
+        unread: a sentence for each part of the files that was not imported.
     """
 
     trace: Trace
@@ -49,7 +50,7 @@ class Measured:
 
     @property
     def replay(self) -> Trace:
-        """The replay of the same order with the profile."""
+        """Replay the same order with the profile."""
         return simulate(self.trace.schedule, self.profile, enforce=False)
 
     def to_json(self) -> dict[str, Any]:
@@ -67,10 +68,10 @@ class Measured:
 
 
 def read_run(traces: Sequence[RankTrace], name: str = "measured") -> Measured:
-    """The run that these files are of, one per rank.
+    """Read the run from its files, one per rank.
 
     Raises:
-        OptPipeError: one line: which rank is missing or there twice, or which op.
+        OptPipeError: one line that says which rank or which op is missing or present twice.
     """
     ranks = _by_rank(traces)
     runs = [_occurrences(one) for one in ranks]
@@ -107,7 +108,7 @@ def read_run(traces: Sequence[RankTrace], name: str = "measured") -> Measured:
 
 def _by_rank(traces: Sequence[RankTrace]) -> list[RankTrace]:
     if all(one.rank is None for one in traces):
-        return list(traces)  # then their order says it
+        return list(traces)  # then their order gives the ranks
     found: dict[int, RankTrace] = {}
     for at, one in enumerate(traces):
         rank = at if one.rank is None else one.rank
@@ -116,12 +117,12 @@ def _by_rank(traces: Sequence[RankTrace]) -> list[RankTrace]:
                 f"{one.source}: is of rank {rank}, as {found[rank].source} is; give one file per rank"
             )
         found[rank] = one
-    # of several replicas of a pipeline the ranks are not 0 to p-1; their order counts
+    # with several replicas the ranks of a pipeline are not 0 to p-1; their order counts
     return [found[rank] for rank in sorted(found)]
 
 
 def _occurrences(trace: RankTrace) -> dict[Op, list[tuple[int, int]]]:
-    """By op, its times in each iteration."""
+    """Return, by op, its times in each iteration."""
     found: dict[Op, list[tuple[int, int]]] = defaultdict(list)
     for op, start, end in ((one.op, one.start_ns, one.end_ns) for one in trace.ranges):
         found[op].append((start, max(end, start + 1)))
@@ -157,7 +158,7 @@ def _moved(times: Times, by: int) -> Times:
 
 
 def _edges(shape: Shape, times: Mapping[Op, Any]) -> list[tuple[Op, Op]]:
-    """Producer and consumer of every message between devices."""
+    """Yield producer and consumer of every message between devices."""
     found = []
     for op in times:
         step = -1 if op.kind is F else 1
@@ -173,8 +174,9 @@ def _edges(shape: Shape, times: Mapping[Op, Any]) -> list[tuple[Op, Op]]:
 
 
 def _shifts(shape: Shape, iterations: Sequence[Sequence[Times]]) -> list[int]:
-    """What to add to each rank's clock: nothing, unless messages arrive before they are sent; then
-    half of what neighbours differ by, both ways (as clocks are set over a network)."""
+    """Return the shift of each rank's clock: 0, unless messages arrive before they are sent; then
+    half of the difference of the one-way delays between neighbours (as in network time
+    protocols)."""
     least: dict[tuple[int, int], int] = {}
     for iteration in iterations:
         times = {op: when for part in iteration for op, when in part.items()}
@@ -222,10 +224,9 @@ def _trace(schedule: Schedule, profile: CostProfile, iteration: Sequence[Times])
 
 
 def _late_and_hop(schedule: Schedule, iterations: Sequence[Sequence[Times]]) -> tuple[int, int]:
-    """How late ops start that wait for no other, and what a message takes beyond that (the middle ones).
-
-    A message counts where its taker had nothing else to do when it was sent; an op waits for no other
-    where what it needs had come when the op before it ended.
+    """Return the medians of the delay of ops that wait for no other op, and of the time of a
+    message beyond that. A message counts if its receiver was idle when it was sent; an op waits
+    for no other if its inputs had arrived when the op before it ended.
     """
     idle, hops = [], []  # how long before an op, and since when what it needs was sent
     for iteration in iterations:
@@ -296,8 +297,8 @@ def _later(cost: StageCost, late: int) -> StageCost:
 def _held(
     shape: Shape, iterations: Sequence[Sequence[Times]], ranks: Sequence[RankTrace]
 ) -> dict[int, tuple[int, int, int]]:
-    """By stage, from changes of the allocator: what an F leaves, what a W gives back, and, on the first
-    stage of each device, what is there before the first op."""
+    """Return, by stage, from changes of the allocator: the bytes that an F leaves, the bytes that a
+    W releases, and, on the first stage of each device, the bytes before the first op."""
     found: dict[int, tuple[int, int, int]] = {}
     for rank, trace in enumerate(ranks):
         if not trace.memory:
@@ -327,7 +328,7 @@ def _meta(ranks: Sequence[RankTrace], count: int, late: int) -> dict[str, Any]:
         "source": f"optpipe-sim import: {len(ranks)} Kineto traces, {count} iterations",
         "provenance": {
             "t_f, t_b, t_w": f"measured: means, {late} ns of the host's time between ops included",
-            "t_comm": "measured: the middle of those that someone waited for",
+            "t_comm": "measured: the median of those that delayed their receiver",
             "act, w, static": "measured: changes of the allocator"
             if any(one.memory for one in ranks)
             else "not in the traces",
@@ -344,9 +345,9 @@ def _unread(
     other = sum((one.unread for one in ranks), Counter())
     if other:
         kinds = ", ".join(f"{kind} ({number})" for kind, number in sorted(other.items()))
-        told.append(f"ranges of torch's pipelining that are no ops here: {kinds}")
+        told.append(f"ranges of torch's pipelining without an op here: {kinds}")
     more = sum(len(seen) - count for run in runs for seen in run.values())
     if more:
         told.append(f"{more} ops of iterations that are not whole")
-    told.append("recomputation, offloads and limits: a trace does not tell them apart from ops")
+    told.append("recomputation, offloads and limits: a trace does not distinguish them from ops")
     return told

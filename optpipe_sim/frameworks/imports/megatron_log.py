@@ -1,7 +1,8 @@
 """Megatron-LM's logs: timers, memory lines and arguments of a run, as a profile of its stages.
 
 Timers of one iteration are summed over its microbatches (``--timing-log-level 2``); with
-``--timing-log-option all`` there is one per rank, else the slowest rank's, which then stands for all.
+``--timing-log-option all`` there is one per rank, else only that of the slowest rank, which is then
+used for all.
 """
 
 from __future__ import annotations
@@ -33,12 +34,13 @@ _WANTED = ("forward-compute", "backward-compute")
 
 @dataclass
 class Log:
-    """What a log says.
+    """The contents of a log.
 
     Attributes:
-        arguments: of the run, by name, as written. `iterations_ms`: what each took.
+        arguments: the arguments of the run, by name, as written. `iterations_ms`: the time of each
+            iteration.
         timers: by name and rank (-1: the slowest), ms in each logged iteration.
-        memory: by rank, bytes allocated after an iteration, and the most in it.
+        memory: by rank, the bytes allocated after an iteration, and the peak in it.
     """
 
     arguments: dict[str, str] = field(default_factory=dict)
@@ -47,15 +49,15 @@ class Log:
     memory: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def number(self, name: str, usual: int) -> int:
-        """An argument as a whole number."""
+        """Return an argument as a whole number."""
         text = self.arguments.get(name, "")
         return int(text) if text.isdecimal() else usual
 
 
 @dataclass(frozen=True)
 class LogProfile:
-    """A profile from a log: how many microbatches ran, how long an iteration took (the middle one),
-    and what is not in the log, a sentence each."""
+    """A profile from a log: the number of microbatches, the median time of an iteration, and a
+    sentence for each part that is not in the log."""
 
     profile: CostProfile
     microbatches: int
@@ -64,7 +66,7 @@ class LogProfile:
 
 
 def parse_log(text: str) -> Log:
-    """The arguments, timers and memory lines of a log."""
+    """Parse the arguments, timers and memory lines of a log."""
     log = Log()
     timer = ""
     for line in text.splitlines():
@@ -87,10 +89,10 @@ def parse_log(text: str) -> Log:
 
 
 def read_log(path: str | os.PathLike[str], name: str = "megatron-log") -> LogProfile:
-    """The profile of the run that a log is of.
+    """Read the profile of a run from its log.
 
     Raises:
-        OptPipeError: names the file and what it lacks.
+        OptPipeError: names the file and what is missing in it.
     """
     log = parse_log(read_text(path))
     missing = [one for one in _WANTED if not any(timer == one for timer, _ in log.timers)]
@@ -107,7 +109,7 @@ def read_log(path: str | os.PathLike[str], name: str = "megatron-log") -> LogPro
         )
     v = log.number("virtual_pipeline_model_parallel_size", 1)
     m = _microbatches(log, path)
-    # of each pipeline rank one, the first of its tensor and data parallel group
+    # one rank per pipeline rank: the first of its tensor and data parallel group
     step = max(1, log.number("world_size", p) // p)
     costs = [_stage(log, rank * step, m * v) for rank in range(p)]
     counts = _in_flight(p, v, m)
@@ -131,12 +133,12 @@ def _microbatches(log: Log, path: str | os.PathLike[str]) -> int:
         raise OptPipeError(f"{path}: no arguments global_batch_size and micro_batch_size")
     each = sizes[1] * log.number("data_parallel_size", 1)
     if sizes[0] % each:
-        raise OptPipeError(f"{path}: global_batch_size {sizes[0]} is no multiple of {each}")
+        raise OptPipeError(f"{path}: global_batch_size {sizes[0]} is not a multiple of {each}")
     return sizes[0] // each
 
 
 def _stage(log: Log, rank: int, calls: int) -> StageCost:
-    """Times of one chunk of a rank; the first logged iteration, which warms up, left out."""
+    """Return the times of one chunk of a rank, without the first logged iteration, which warms up."""
     times = {}
     for timer in _WANTED:
         seen = log.timers.get((timer, rank)) or log.timers.get((timer, -1))
@@ -146,7 +148,7 @@ def _stage(log: Log, rank: int, calls: int) -> StageCost:
 
 
 def _in_flight(p: int, v: int, m: int) -> list[int]:
-    """How many activations of one chunk each rank holds at its peak, by Megatron-LM's warm-up."""
+    """Return how many activations of one chunk each rank holds at its peak, by Megatron-LM's warm-up."""
     if v == 1:
         return [min(p - rank, m) for rank in range(p)]
     return [min(2 * (p - rank - 1) + (v - 1) * p + 1, m * v) for rank in range(p)]
@@ -187,7 +189,9 @@ def _unread(log: Log, p: int, step: int) -> list[str]:
         "w: backwards are fused in Megatron-LM",
     ]
     if not any((timer, rank * step) in log.timers for timer in _WANTED for rank in range(1, p)):
-        told.append("times of each rank: the slowest one's stand for all (--timing-log-option all)")
+        told.append(
+            "times of each rank: those of the slowest rank are used for all (--timing-log-option all logs each)"
+        )
     silent = [rank for rank in range(p) if rank * step not in log.memory]
     if silent:
         ranks = ", ".join(map(str, silent))

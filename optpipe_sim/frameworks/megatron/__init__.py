@@ -1,1 +1,1 @@
-"""What Megatron-LM can be told of a plan: options, their constraints, and how it then behaves."""
+"""Plans in Megatron-LM: its options, their constraints, and how it then behaves."""

@@ -1,4 +1,5 @@
-"""What Megatron-LM can run, as schedules by name; the nearest of them to a schedule, and the best.
+"""The schedules that Megatron-LM can run, by name; the nearest of them to a schedule, and the best
+one.
 
 1F1B, or 1F1B interleaved in groups; nothing recomputed, or every stage at one level, or the first
 layers of every chunk; nothing offloaded, or activations by the rule of `megatron_offload`.
@@ -37,11 +38,11 @@ class Choice:
     """One schedule of the family.
 
     Attributes:
-        chunks: v. `group`: the microbatch group size; None: p, or one chunk.
-        level: the level of recomputation of every stage; None: none. `layers`: with full, only the
-            first so many of every chunk.
-        fraction: the share of activations that is offloaded; None: none. `delta`: bytes that rank r
-            keeps r times.
+        chunks: v. `group`: the microbatch group size; None: p, or no groups with one chunk.
+        level: the level of recomputation of every stage; None: none. `layers`: with full, the
+            number of first layers of every chunk that are recomputed.
+        fraction: the share of activations that is offloaded; None: none. `delta`: rank r keeps r
+            times this many bytes.
     """
 
     chunks: int
@@ -53,7 +54,7 @@ class Choice:
 
     @property
     def name(self) -> str:
-        """What the registry of schedules calls it."""
+        """Its name in the registry of schedules."""
         base = "1f1b" if self.chunks == 1 else "1f1b-i"
         options: dict[str, Any] = {"chunks": self.chunks} if self.chunks > 1 else {}
         if self.fraction is not None:
@@ -70,13 +71,13 @@ class Choice:
         """Its schedule.
 
         Raises:
-            InvalidSchedule: where there is none for this profile.
+            InvalidSchedule: if it does not exist for this profile.
         """
         return build(self.name, profile, microbatches)
 
 
 def choice_of(name: str) -> Choice | None:
-    """The choice that a schedule name stands for; None for one that is not of the family."""
+    """Return the choice that a schedule name stands for; None if it is not in the family."""
     try:
         base, options = parse_name(name)
     except OptPipeError:
@@ -91,20 +92,21 @@ def choice_of(name: str) -> Choice | None:
 
 
 def plan_for(schedule: Schedule, profile: CostProfile) -> tuple[Plan, tuple[str, ...]]:
-    """`plan_of` for a schedule of the family.
+    """Return `plan_of` for a schedule of the family.
 
     Raises:
-        InvalidSchedule: for a schedule that Megatron-LM cannot be told whole.
+        InvalidSchedule: for a schedule that Megatron-LM cannot run exactly.
     """
     choice, told = nearest(schedule, profile)
     if told.lost:
-        raise InvalidSchedule(f"Megatron-LM cannot be told {told.in_words()}")
+        raise InvalidSchedule(f"Megatron-LM cannot express {told.in_words()}")
     return plan_of(choice, profile, schedule.shape.microbatches)
 
 
 def modules_of(level: str, experts: bool) -> tuple[tuple[str, ...], str | None] | None:
-    """The modules that selective recomputation takes for a level, with what the replay does not know
-    of; None where there are none. Levels may be called by Megatron-LM's own names, joined by a plus."""
+    """Return the modules of selective recomputation for a level, with notes on what the replay does
+    not model; None if there are none. Levels may also be Megatron-LM's own module names, joined
+    by a plus."""
     if level in ("selective", "attention"):
         return ("core_attn",), None
     if level == "norms":
@@ -130,14 +132,14 @@ def plan_of(
     layers: Sequence[int] | None = None,
     modules: Sequence[str] | None = None,
 ) -> tuple[Plan, tuple[str, ...]]:
-    """The options of a choice, and what the replay does not know of them.
+    """Return the options of a choice, and notes on what the replay does not model.
 
     Args:
-        profile: of any chunks. `layers`: see `parts.parts_of`.
-        modules: of which the inputs are offloaded; None: all that can be.
+        profile: with any number of chunks. `layers`: see `parts.parts_of`.
+        modules: those whose inputs are offloaded; None: all possible ones.
 
     Raises:
-        OptPipeError: for what Megatron-LM refuses, or a profile that does not say its layers.
+        OptPipeError: for options that Megatron-LM refuses, or a profile without numbers of layers.
     """
     schedule = choice.build(profile, microbatches)
     costs = profile.for_shape(schedule.shape)
@@ -169,7 +171,7 @@ def plan_of(
 
 
 def _baked_in(profile: CostProfile) -> str | None:
-    """What every stage of an estimated profile recomputes already (`estimate` with recompute)."""
+    """Return what every stage of an estimated profile already recomputes (`estimate` with recompute)."""
     work = profile.meta.get("work")
     level = work.get("recompute") if isinstance(work, dict) else None
     return level if level in ("norms", "full") else None
@@ -186,7 +188,7 @@ def _recompute(
         return Recompute("full", "uniform", 1), None
     found = modules_of(choice.level, experts)
     if found is None:
-        raise InvalidSchedule(f"recompute={choice.level}: Megatron-LM has no words for this level")
+        raise InvalidSchedule(f"recompute={choice.level}: Megatron-LM has no option for this level")
     return Recompute("selective", modules=found[0]), found[1]
 
 
@@ -210,14 +212,15 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, int]]
 
 
 def group_sizes(devices: int, microbatches: int) -> list[int | None]:
-    """Group sizes worth a try: p (None), twice that, and all microbatches at once."""
+    """Return the group sizes to try: p (None), twice that, and all microbatches at once."""
     some = [size for size in (2 * devices, microbatches) if devices < size <= microbatches]
     fitting = [size for size in some if not 0 < microbatches % size < devices]
     return [*([None] if microbatches % devices == 0 else []), *dict.fromkeys(fitting)]
 
 
 def levels_of(costs: CostProfile) -> Iterator[tuple[str | None, int | None]]:
-    """Level and number of layers: all that Megatron-LM has words for; `costs` has its chunks."""
+    """Yield all levels and numbers of layers that Megatron-LM can express; `costs` is already
+    divided into chunks."""
     yield None, None
     experts = has_experts(costs)
     names = dict.fromkeys(level.name for cost in costs.stages for level in cost.recompute)
@@ -237,7 +240,7 @@ def levels_of(costs: CostProfile) -> Iterator[tuple[str | None, int | None]]:
 
 
 def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Choice]:
-    """The family on `chunks` chunks per device."""
+    """Yield the family on `chunks` chunks per device."""
     costs = profile.rechunk(chunks)
     groups = group_sizes(profile.devices, microbatches) if chunks > 1 else [None]
     for group in groups:
@@ -252,12 +255,12 @@ def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Ch
 
 
 def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Told]:
-    """What Megatron-LM is told in the place of a schedule: the schedule itself where it is of the
-    family; else the fastest of the family with as many chunks that fits, or the least peak where
-    none does.
+    """Find the schedule that Megatron-LM runs instead of a schedule: the schedule itself if it is
+    in the family; else the fastest of the family with as many chunks that fits, or the one with
+    the least peak if none fits.
 
     Raises:
-        InvalidSchedule: where the family has nothing for this profile and number of microbatches.
+        InvalidSchedule: if the family is empty for this profile and number of microbatches.
     """
     shape = schedule.shape
     for choice in _guesses(schedule):
@@ -289,7 +292,7 @@ def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Told]:
 
 
 def _guesses(schedule: Schedule) -> Iterator[Choice]:
-    """Choices that this schedule may be: by its name, and by the group that it begins with."""
+    """Yield choices that this schedule may be: by its name, and by the group that it begins with."""
     named = choice_of(str(schedule.meta.get("name", "")))
     if named is not None:
         yield named if named.chunks else Choice(**{**vars(named), "chunks": schedule.shape.chunks})

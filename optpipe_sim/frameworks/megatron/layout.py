@@ -1,4 +1,4 @@
-"""The string of ``--pipeline-model-parallel-layout``: what each stage holds, in model order."""
+"""The string of ``--pipeline-model-parallel-layout``: the contents of each stage, in model order."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..parts import Part
 
 
 def layout_string(parts: Sequence[Part]) -> str:
-    """The layout of `parts`: E for the embedding, t for a decoder layer, L for the loss, a bar
-    between stages; runs are written short, as in ``Et*3|(tt|)*6tL``.
+    """Format the layout of `parts`: E for the embedding, t for a decoder layer, L for the loss, a
+    bar between stages; repetitions are abbreviated, as in ``Et*3|(tt|)*6tL``.
 
-    Megatron-LM puts stage s on rank s mod p, as its chunk s div p. It first repeats what stands in
-    parentheses, then single characters (megatron/core/transformer/pipeline_parallel_layer_layout.py,
-    commit d98e8a6).
+    Megatron-LM places stage s on rank s mod p, as its chunk s div p. It first expands parentheses,
+    then single characters (megatron/core/transformer/pipeline_parallel_layer_layout.py, commit
+    d98e8a6).
     """
     *front, last = [_stage(part) for part in parts]
     text = ""

@@ -32,8 +32,9 @@ class MegatronError(OptPipeError):
 
 @dataclass(frozen=True)
 class Recompute:
-    """``--recompute-granularity`` and what belongs to it: with ``full`` a `method` (uniform: groups of
-    `layers` layers; block: the first `layers` of each chunk), with ``selective`` `modules`."""
+    """``--recompute-granularity`` and its related options: with ``full`` a `method` (uniform:
+    groups of `layers` layers; block: the first `layers` of each chunk), with ``selective``
+    `modules`."""
 
     granularity: str
     method: str | None = None
@@ -41,7 +42,7 @@ class Recompute:
     modules: tuple[str, ...] = ()
 
     def check(self) -> None:
-        """Refuse what Megatron-LM refuses."""
+        """Raise for options that Megatron-LM refuses."""
         if self.granularity not in ("full", "selective"):
             raise MegatronError(
                 f"--recompute-granularity: expected full or selective, got {self.granularity!r}"
@@ -71,7 +72,7 @@ class Recompute:
 
 @dataclass(frozen=True)
 class Offloading:
-    """``--fine-grained-activation-offloading``: the inputs of `modules`, of them the share `fraction`;
+    """``--fine-grained-activation-offloading``: the share `fraction` of the inputs of `modules`;
     rank r keeps r times `delta` bytes on the device."""
 
     modules: tuple[str, ...]
@@ -79,7 +80,7 @@ class Offloading:
     delta: int = 0
 
     def check(self, recompute: Recompute | None) -> None:
-        """Refuse what Megatron-LM refuses."""
+        """Raise for options that Megatron-LM refuses."""
         _known("--offload-modules", self.modules, OFFLOADED)
         if not self.modules:
             raise MegatronError("--offload-modules: name at least one module")
@@ -117,15 +118,15 @@ class Offloading:
 
 @dataclass(frozen=True)
 class Plan:
-    """What Megatron-LM is told of pipeline, recomputation and offloading.
+    """Megatron-LM's options for pipeline, recomputation and offloading.
 
     Attributes:
-        devices: p. `microbatches`: m. `parts`: what each stage holds, p * v of them.
+        devices: p. `microbatches`: m. `parts`: the contents of the p * v stages.
         group: the microbatch group size, with several chunks; None: p.
         sizes: parallel sizes and batch sizes, by option, where they are known.
 
     Raises:
-        MegatronError: for what Megatron-LM refuses.
+        MegatronError: for options that Megatron-LM refuses.
     """
 
     devices: int
@@ -149,8 +150,8 @@ class Plan:
             self.offloading.check(self.recompute)
             if self.recompute is not None and self.recompute.granularity == "full":
                 raise MegatronError(
-                    "--fine-grained-activation-offloading: of layers that are recomputed whole there"
-                    " are no modules to offload; take selective recomputation"
+                    "--fine-grained-activation-offloading: fully recomputed layers have no modules to"
+                    " offload; use selective recomputation"
                 )
 
     @property
@@ -176,7 +177,7 @@ class Plan:
             )
 
     def options(self) -> dict[str, Any]:
-        """Option without its dashes, and value: True for a flag, a list for several words."""
+        """The options without their dashes, and their values: True for a flag, a list for several words."""
         found: dict[str, Any] = dict(self.sizes)
         found["num-layers"] = sum(part.layers for part in self.parts)
         found["pipeline-model-parallel-size"] = self.devices
@@ -189,11 +190,11 @@ class Plan:
         return found
 
     def environment(self) -> dict[str, str]:
-        """Variables that the options need."""
+        """The environment variables that the options need."""
         return {} if self.offloading is None else {"NVTE_CPU_OFFLOAD_V1": "1"}
 
     def command(self) -> str:
-        """The options as words of a command line, to stand behind the training script."""
+        """The options as words of a command line, to follow the training script."""
         return " ".join(_words(self.options()))
 
 
@@ -208,4 +209,4 @@ def _words(options: Mapping[str, Any]) -> Iterator[str]:
 def _known(option: str, modules: tuple[str, ...], known: tuple[str, ...]) -> None:
     for module in modules:
         if module not in known:
-            raise MegatronError(f"{option}: {module!r} is none of {', '.join(known)}")
+            raise MegatronError(f"{option}: {module!r} is not one of {', '.join(known)}")

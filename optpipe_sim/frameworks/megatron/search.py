@@ -1,4 +1,4 @@
-"""The best plan that Megatron-LM can be told: all of its family that makes a difference, replayed."""
+"""The best plan that Megatron-LM can run: a search over its family by replay."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ...units import format_size
 from ..told import unheld
 from .family import Choice, choices
 
-MOST_CHUNKS = 8  # more only grow messages
+MOST_CHUNKS = 8  # more chunks only add messages
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Found:
     """The fastest of the family that fits.
 
     Attributes:
-        choice: which one. `trace`: its replay, in which nothing waits for memory.
+        choice: its choice. `trace`: its replay, in which no op waits for memory.
         tried: how many were replayed. `fitting`: how many of them fit.
     """
 
@@ -36,8 +36,8 @@ class Found:
 
 
 def chunk_counts(profile: CostProfile) -> Sequence[int]:
-    """Chunks per device worth a try: up to one layer each where stages say their layers, else the
-    profile's own, 1 and 2."""
+    """Return the numbers of chunks per device to try: up to one layer each if stages give their
+    layers, else the profile's own, 1 and 2."""
     layers = [cost.layers for cost in profile.stages]
     if None in layers:
         return sorted({1, 2, profile.chunks})
@@ -54,16 +54,17 @@ def best(
     objective: str = "flush",
     on_progress: Callable[[int], None] = lambda tried: None,
 ) -> Found:
-    """The fastest of the family under the profile's memory limit; ties go to the lower peak.
+    """Find the fastest of the family under the profile's memory limit; ties go to the lower peak.
 
     Args:
-        chunks: what numbers to try; None: `chunk_counts`.
-        offload, recompute: whether activations may be. `objective`: flush or span.
-        on_progress: told how many were replayed.
+        chunks: the numbers to try; None: `chunk_counts`.
+        offload, recompute: whether activations may be offloaded or recomputed. `objective`: flush
+            or span.
+        on_progress: called with the number of replays.
 
     Raises:
-        OutOfMemory: where none fits; names the one with the least peak.
-        OptPipeError: where the family has nothing for this profile and number of microbatches.
+        OutOfMemory: if none fits; names the one with the least peak.
+        OptPipeError: if the family is empty for this profile and number of microbatches.
     """
     seen: list[tuple[tuple[int, int], int, Choice, Trace]] = []
     least: tuple[int, Choice] | None = None
@@ -85,7 +86,7 @@ def best(
         )
     if not seen:
         raise OutOfMemory(
-            f"nothing that Megatron-LM can be told fits: the least peak is {format_size(least[0])},"
+            f"no schedule of Megatron-LM fits: the least peak is {format_size(least[0])},"
             f" with {least[1].name}"
         )
     _, _, choice, trace = min(seen, key=lambda one: one[:2])
@@ -95,7 +96,7 @@ def best(
 def _family(
     profile: CostProfile, microbatches: int, chunks: Sequence[int]
 ) -> Iterator[tuple[Choice, Schedule]]:
-    """All that can be built."""
+    """Build all schedules of the family that can be built."""
     for count in chunks:
         try:
             profile.rechunk(count)

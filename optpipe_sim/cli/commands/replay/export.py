@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--without-{name}",
             action="store_true",
-            help=f"leave out {what}, which torch-csv cannot say: the schedule then needs more memory",
+            help=f"leave out {what}, which torch-csv cannot express: the schedule then needs more memory",
         )
     parser.add_argument(
         "--parts",
@@ -195,7 +195,7 @@ def _refusal(
 
     options = " ".join(f"--without-{loss.name}" for loss in losses)
     return (
-        f"{arguments.schedule}: {arguments.format} cannot say {in_words(losses)}. Without them"
+        f"{arguments.schedule}: {arguments.format} cannot express {in_words(losses)}. Without them"
         f" {cost or _held(schedule, exported)}. Leave them out with {options}"
     )
 

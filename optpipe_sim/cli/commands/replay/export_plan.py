@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     told, data, files = _MAKE[arguments.format](arguments, schedule, profile)
     if told.lost and not arguments.nearest:
         raise InvalidSchedule(
-            f"{arguments.schedule}: {NAMES[arguments.format]} cannot be told {told.in_words()}. The"
+            f"{arguments.schedule}: {NAMES[arguments.format]} cannot express {told.in_words()}. The"
             f" nearest that it can: {told.cost()}. Export that with --nearest"
         )
     answer = {**data, **told.to_json()}
