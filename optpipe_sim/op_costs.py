@@ -101,17 +101,17 @@ def _numbers(schedule: Schedule, profile: CostProfile) -> np.ndarray:
     levels = schedule.levels
     number = np.zeros((schedule.shape.stages, len(levels.names) + 1), np.int64)
     for stage, cost in enumerate(profile.stages):
-        known = [level.name for level in cost.recompute]
-        for at in np.unique(levels.table[stage]).tolist():
-            if at == 0:
-                continue
-            name = levels.names[at - 1]
-            if name not in known:
-                raise InvalidSchedule(
-                    f"recompute: stage {stage} has no level {name!r} in the profile {profile.name};"
-                    f" it has {', '.join(known) or 'none'}"
-                )
-            number[stage, at] = known.index(name) + 1
+        known = {level.name: at for at, level in enumerate(cost.recompute, 1)}
+        number[stage, 1:] = [known.get(name, 0) for name in levels.names]
+    unknown = (levels.table > 0) & (np.take_along_axis(number, levels.table, axis=1) == 0)
+    if unknown.any():
+        stage, unit = np.argwhere(unknown)[0].tolist()
+        known = {level.name: at for at, level in enumerate(profile.stages[stage].recompute, 1)}
+        name = levels.names[levels.table[stage, unit] - 1]
+        raise InvalidSchedule(
+            f"recompute: stage {stage} has no level {name!r} in the profile {profile.name};"
+            f" it has {', '.join(known) or 'none'}"
+        )
     return number
 
 

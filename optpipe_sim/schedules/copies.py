@@ -7,29 +7,43 @@ replays no later than the plan.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
+
+from ..codes import BW, B, F, O, R
 from ..errors import InvalidSchedule
-from ..ops import BW, B, F, O, Op, R
+from ..ops import OpKind
 from ..profile import CostProfile
-from ..schedule import Schedule
+from ..schedule import Schedule, encode
 from ..sim import simulate
 from ..sim.links import link_keys
-from ..stage_cost import StageCost
+from .copy_slots import NONE, plan_slots
 
 ROUND_TRIPS = 3  # an activation whose lifetime is not longer than this stays on the device
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """An activation that might be offloaded: when its offload may start, and when its reload must end."""
+class _Pairs(NamedTuple):
+    """The activations that might be offloaded, one entry each: stage, unit and device, when the
+    offload may start and when the reload must end, and the duration of the longer copy (ns)."""
 
-    forward: Op
-    device: int
-    free_ns: int
-    due_ns: int
+    stage: np.ndarray
+    unit: np.ndarray
+    device: np.ndarray
+    free_ns: np.ndarray
+    due_ns: np.ndarray
+    copy_ns: np.ndarray
+
+
+class _Copies(NamedTuple):
+    """Transfers in the order of their planned times (ns), one entry each."""
+
+    time_ns: np.ndarray
+    device: np.ndarray
+    kind: np.ndarray
+    stage: np.ndarray
+    unit: np.ndarray
 
 
 def require_offload(profile: CostProfile, what: str) -> None:
@@ -61,7 +75,11 @@ def copies_hide(
 
 
 def with_copies(
-    base: Schedule, costs: CostProfile, offloaded: int, slices: int | None = None
+    base: Schedule,
+    costs: CostProfile,
+    offloaded: int,
+    slices: int | None = None,
+    start_ns: np.ndarray | None = None,
 ) -> Schedule:
     """Offload the activations of each device's first `offloaded` chunks in `base`; of each
     microbatch only the first `slices`, if given.
@@ -71,142 +89,116 @@ def with_copies(
     free where neither the device's copy engine nor the link is taken, so that offloads and reloads,
     and devices on one link, alternate. Short-lived activations stay on the device; so do
     activations without free slots, counted in ``meta["dropped"]``. The profile must have an offload
-    section.
+    section. `start_ns`: when each op of `base` starts without limit and copies, if known.
     """
     assert costs.offload is not None
-    trace = simulate(base, costs, enforce=False)
-    begin = dict(
-        zip((op for ops in base.programs for op in ops), trace.start_ns.tolist(), strict=True)
-    )
+    if start_ns is None:
+        start_ns = simulate(base, costs, enforce=False).start_ns
     keys = link_keys(costs)
-    after: list[list[tuple[int, Op]]] = [[] for _ in base.programs]
-    link_order: dict[str, list[Op]] = {}
+    link_order: dict[str, list[tuple[int, ...]]] = {}
     shared, dropped = costs.offload.copy_engines == "shared", 0
     # two engines on one link: an offload must not delay a reload that is due
     both_ways = costs.offload.host_link == "single" and not shared
-    for group in costs.host_links:
-        pairs = [pair for d in group for pair in _pairs(base, costs, begin, d, offloaded, slices)]
-        parts = [_cost(costs, pair.forward) for pair in pairs]
-        slot_ns = max([1, *(max(part.t_offload_ns or 0, part.t_reload_ns or 0) for part in parts)])
-        plan = _plan(pairs, keys, shared, slot_ns)
-        dropped += len(pairs) - len(plan) // 2
-        for slot, device, op in sorted(plan):
-            after[device].append((slot * slot_ns, op))
-            if len(group) > 1 or both_ways:
-                link_order.setdefault(keys[2 * device + (op.kind is R)], []).append(op)
-    programs = [
-        _insert(ops, [begin[op] for op in ops], copies, shared)
-        for ops, copies in zip(base.programs, after, strict=True)
-    ]
-    return Schedule(base.shape, programs, link_order, {**base.meta, "dropped": dropped})
-
-
-def _cost(costs: CostProfile, op: Op) -> StageCost:
-    """Return the costs of an op's stage, or of its slice."""
-    stage = costs.stages[op.stage]
-    return stage if op.slice is None else stage.slices[op.slice]
+    every = _pairs(base, costs, start_ns, offloaded, slices)
+    of_device = {device: at for at, group in enumerate(costs.host_links) for device in group}
+    link = np.array([of_device[device] for device in range(costs.devices)])[every.device]
+    planned = []
+    for at, group in enumerate(costs.host_links):
+        pairs = _Pairs(*(entries[link == at] for entries in every))
+        copies = _plan(pairs, keys, shared)
+        dropped += len(pairs.stage) - len(copies.kind) // 2
+        planned.append(copies)
+        if len(group) > 1 or both_ways:
+            for device, *op in np.column_stack(copies[1:]).tolist():
+                link_order.setdefault(keys[2 * device + (op[0] == R)], []).append(tuple(op))
+    table, offsets = _insert(
+        base, start_ns, _Copies(*map(np.concatenate, zip(*planned, strict=True))), shared
+    )
+    op = base.shape.op
+    return Schedule.from_table(
+        base.shape,
+        table,
+        offsets,
+        {key: [op(OpKind(kind), *at) for kind, *at in ops] for key, ops in link_order.items()},
+        {**base.meta, "dropped": dropped},
+        base.levels,
+    )
 
 
 def _pairs(
-    base: Schedule,
-    costs: CostProfile,
-    begin: dict[Op, int],
-    device: int,
-    offloaded: int,
-    slices: int | None,
-) -> list[_Pair]:
-    """Return the activations of a device's first `offloaded` chunks (and of each microbatch's first
-    `slices`) that live long enough to be offloaded."""
-    pairs, shape = [], base.shape
-    for stage in shape.stages_of(device)[:offloaded]:
-        for unit in range(shape.units):
-            if slices is not None and unit % shape.slices >= slices:
-                continue
-            forward = shape.op(F, stage, unit)
-            cost = _cost(costs, forward)
-            shortest = ROUND_TRIPS * ((cost.t_offload_ns or 0) + (cost.t_reload_ns or 0))
-            back = forward._replace(kind=B)
-            back = back if back in begin else back._replace(kind=BW)
-            free, due = begin[forward] + cost.t_f_ns, begin[back] - cost.t_b_ns
-            if due - free > shortest:
-                pairs.append(_Pair(forward, device, free, due))
-    return pairs
-
-
-class _Link:
-    """The slots of a host link and of the copy engines of its devices."""
-
-    def __init__(self, keys: Sequence[str], shared: bool) -> None:
-        self.keys, self.shared = keys, shared
-        self.taken: set[tuple[str | int, int]] = set()  # (engine or link, slot)
-        self.skip: dict[tuple[int, bool, int], int] = {}  # from a taken slot on to a later one
-
-    def resources(self, device: int, reload: bool) -> tuple[int, str]:
-        return 2 * device + (reload and not self.shared), self.keys[2 * device + reload]
-
-    def free(self, device: int, reload: bool, slot: int) -> int:
-        """Return the first free slot of an offload from `slot` on, or the last of a reload up to `slot`."""
-        engine, link = self.resources(device, reload)
-        passed = []
-        while True:
-            onward = self.skip.get((device, reload, slot))
-            if onward is None:
-                if (engine, slot) not in self.taken and (link, slot) not in self.taken:
-                    break
-                onward = slot - 1 if reload else slot + 1
-            passed.append(slot)
-            slot = onward
-        for at in passed:
-            self.skip[device, reload, at] = slot
-        return slot
-
-    def take(self, device: int, reload: bool, slot: int) -> None:
-        for resource in self.resources(device, reload):
-            self.taken.add((resource, slot))
-
-
-def _plan(
-    pairs: Sequence[_Pair], keys: Sequence[str], shared: bool, slot_ns: int
-) -> list[tuple[int, int, Op]]:
-    """Plan (slot, device, op) of the transfers on one host link; pairs without free slots are left
-    out. Pairs are served in the order of their F's; if some are then left out, the longest-lived
-    ones are served first, as they save the most memory."""
-    plan: list[tuple[int, int, Op]] = []
-    orders: tuple[Callable[[_Pair], int], ...] = (
-        lambda pair: pair.free_ns,
-        lambda pair: pair.free_ns - pair.due_ns,
+    base: Schedule, costs: CostProfile, start_ns: np.ndarray, offloaded: int, slices: int | None
+) -> _Pairs:
+    """Return the activations of each device's first `offloaded` chunks (and of each microbatch's
+    first `slices`) that live long enough to be offloaded."""
+    shape = base.shape
+    stages = [stage for d in range(shape.devices) for stage in shape.stages_of(d)[:offloaded]]
+    units = np.arange(shape.units)
+    if slices is not None:
+        units = units[units % shape.slices < slices]
+    stage, unit = np.repeat(np.array(stages, np.int64), len(units)), np.tile(units, len(stages))
+    parts = [cost.slices if shape.slices > 1 else [cost] for cost in costs.stages]
+    times = np.array(
+        [
+            [(c.t_f_ns, c.t_b_ns, c.t_offload_ns or 0, c.t_reload_ns or 0) for c in of_stage]
+            for of_stage in parts
+        ],
+        np.int64,
     )
-    for order in orders:
-        link = _Link(keys, shared)
-        plan = []
-        for pair in sorted(pairs, key=order):
-            device = pair.device
-            out = link.free(device, False, -(-pair.free_ns // slot_ns))
-            back = link.free(device, True, pair.due_ns // slot_ns - 1)
-            if out < back:
-                link.take(device, False, out)
-                link.take(device, True, back)
-                plan.append((out, device, pair.forward._replace(kind=O)))
-                plan.append((back, device, pair.forward._replace(kind=R)))
-        if len(plan) == 2 * len(pairs):
+    t_f_ns, t_b_ns, out_ns, back_ns = times[stage, unit % shape.slices].T
+    backward = base.rows[encode(shape, B, stage, unit)]
+    backward = np.where(backward < 0, base.rows[encode(shape, BW, stage, unit)], backward)
+    free = start_ns[base.rows[encode(shape, F, stage, unit)]] + t_f_ns
+    due = start_ns[backward] - t_b_ns
+    lives = due - free > ROUND_TRIPS * (out_ns + back_ns)
+    device = np.asarray(shape.placement)[stage]
+    found = _Pairs(stage, unit, device, free, due, np.maximum(out_ns, back_ns))
+    return _Pairs(*(entries[lives] for entries in found))
+
+
+def _plan(pairs: _Pairs, keys: Sequence[str], shared: bool) -> _Copies:
+    """Plan the transfers on one host link; pairs without free slots are left out. Pairs are served
+    in the order of their F's; if some are then left out, the longest-lived ones are served first,
+    as they save the most memory."""
+    slot_ns = int(pairs.copy_ns.max(initial=1))
+    number = {key: at for at, key in enumerate(dict.fromkeys(keys), len(keys))}
+    link = np.array([number[key] for key in keys], np.int64)
+    engines = np.column_stack((2 * pairs.device, 2 * pairs.device + (not shared)))
+    links = np.column_stack((link[2 * pairs.device], link[2 * pairs.device + 1]))
+    earliest, latest = -(-pairs.free_ns // slot_ns), pairs.due_ns // slot_ns - 1
+    slots = np.full((len(pairs.stage), 2), NONE)
+    for served in (pairs.free_ns, pairs.free_ns - pairs.due_ns):
+        order = np.argsort(served, kind="stable")
+        slots[order] = plan_slots(earliest[order], latest[order], engines[order], links[order])
+        if (slots != NONE).all():
             break
-    return plan
+    kind = np.tile((O, R), len(slots))
+    every = slots.ravel(), *(np.repeat(part, 2) for part in (pairs.device, pairs.stage, pairs.unit))
+    slot, device, stage, unit = every
+    order = np.lexsort((unit, stage, kind, device, slot))
+    order = order[slot[order] != NONE]
+    return _Copies(slot[order] * slot_ns, device[order], kind[order], stage[order], unit[order])
 
 
 def _insert(
-    ops: Sequence[Op], begin: Sequence[int], copies: Sequence[tuple[int, Op]], shared: bool
-) -> list[Op]:
-    """Make a device's program: each R after the op that runs when it starts (its anchor), each O
-    right after its F, or later on a shared engine if R's have earlier slots."""
-    place = {op: at + 1 for at, op in enumerate(ops)}
-    behind: list[list[Op]] = [[] for _ in range(len(ops) + 1)]
-    earliest = {O: 0, R: 0}
-    for time, op in copies:
-        at = bisect_right(begin, time) if op.kind is R else place[op._replace(kind=F)]
-        at = max(at, *earliest.values()) if shared else max(at, earliest[op.kind])
-        earliest[op.kind] = at
-        behind[at].append(op)
-    program = list(behind[0])
-    for op, later in zip(ops, behind[1:], strict=True):
-        program += [op, *later]
-    return program
+    base: Schedule, start_ns: np.ndarray, copies: _Copies, shared: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """Make the table and the offsets of `base` with copies: each R after the op that runs when it
+    starts (its anchor), each O right after its F, or later on a shared engine if R's have earlier
+    slots."""
+    rows = base.rows[encode(base.shape, F, copies.stage, copies.unit)] + 1
+    added, where = [], []
+    for device in range(base.shape.devices):
+        first, last = base.offsets[device : device + 2]
+        here = np.flatnonzero(copies.device == device)
+        reload = copies.kind[here] == R
+        anchors = first + np.searchsorted(start_ns[first:last], copies.time_ns[here], "right")
+        at = np.where(reload, anchors, rows[here])
+        for queue in (reload | True,) if shared else (reload, ~reload):
+            at[queue] = np.maximum.accumulate(at[queue])
+        order = np.argsort(at, kind="stable")
+        added.append(here[order])
+        where.append(at[order])
+    chosen = np.concatenate(added)
+    copied = np.column_stack((copies.kind, copies.stage, copies.unit))[chosen]
+    table = np.insert(base.table, np.concatenate(where), copied, axis=0)
+    return table, base.offsets + np.cumsum([0, *map(len, added)])

@@ -85,7 +85,7 @@ def _eligible(program: Sequence[Op], moved: Sequence[int], keep_bytes: int) -> l
     for op in program:
         if op == due:
             due = next(following)
-        elif due is not None and op == due._replace(kind=F):
+        elif due is not None and op[1:] == due[1:]:  # its F
             at_once.add(due)
     found = []
     for op in backwards[1:]:
@@ -101,9 +101,10 @@ def _eligible(program: Sequence[Op], moved: Sequence[int], keep_bytes: int) -> l
 def _spread(backwards: Sequence[Op], fraction: Fraction) -> Iterator[Op]:
     """Select the share `fraction` of each stage's activations, evenly spread and rounded up."""
     seen: dict[int, int] = {}
+    part, whole = fraction.as_integer_ratio()
     for op in backwards:
         at = seen[op.stage] = seen.get(op.stage, 0) + 1
-        if -int(-at * fraction // 1) > -int(-(at - 1) * fraction // 1):
+        if -(-at * part // whole) > -(-(at - 1) * part // whole):
             yield op
 
 
@@ -113,8 +114,8 @@ def _with_copies(program: Sequence[Op], offloaded: set[Op]) -> Iterator[Op]:
     after = dict(pairwise(backwards))
     for op in program:
         yield op
-        if op.kind is F and op._replace(kind=BW) in offloaded:
-            yield op._replace(kind=O)
+        if op.kind is F and Op(BW, *op[1:]) in offloaded:
+            yield Op(O, *op[1:])
         if op.kind is BW and (due := after.get(op)) in offloaded:
             assert due is not None
-            yield due._replace(kind=R)
+            yield Op(R, *due[1:])

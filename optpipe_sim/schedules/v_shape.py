@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 
 from ..ops import B, F, Op, W
@@ -95,8 +96,7 @@ def _fastest(
     device holds more than `limit` chunk activations from F to W.
     """
     shape = costs.shape(microbatches)
-    block = repeat(cells, _CELLS, shape)
-    closed, reordered = _closed(block, shape, limit), _reordered(block, shape)
+    closed, reordered = _grids(tuple(map(tuple, cells)), shape, limit)
     authors = simulate(_as_laid(reordered, shape), costs, enforce=False)
     found = [
         simulate(schedule, costs, enforce=False)
@@ -108,6 +108,13 @@ def _fastest(
     return min(
         [*fitting, authors], key=lambda trace: (trace.makespan_ns, max(trace.peak_bytes))
     ).schedule
+
+
+@lru_cache(maxsize=4)
+def _grids(cells: tuple[tuple[int, ...], ...], shape: Shape, limit: int) -> tuple[Grid, Grid]:
+    """Make the two orders of the block, which do not depend on the costs; callers must not modify them."""
+    block = repeat(cells, _CELLS, shape)
+    return _closed(block, shape, limit), _reordered(block, shape)
 
 
 def _reordered(block: Grid, shape: Shape) -> Grid:

@@ -132,16 +132,18 @@ def shared_links(schedule: Schedule, profile: CostProfile) -> dict[str, list[int
     if not len(rows):
         return {}
     keys = link_keys(profile)
-    shared = profile.shares_copy_engine
-    queues: dict[str, set[int]] = {}
-    on_link: dict[str, list[int]] = {}
-    for row, device, reload in zip(
-        rows.tolist(), schedule.devices[rows].tolist(), (kinds[rows] == R).tolist(), strict=True
-    ):
-        key = keys[2 * device + reload]
-        on_link.setdefault(key, []).append(row)
-        queues.setdefault(key, set()).add(2 * device + (0 if shared else reload))
-    return {key: on_link[key] for key, used in queues.items() if len(used) > 1}
+    reload = kinds[rows] == R
+    way = 2 * schedule.devices[rows] + reload
+    queue = 2 * schedule.devices[rows] if profile.shares_copy_engine else way
+    number = {key: at for at, key in enumerate(dict.fromkeys(keys))}
+    link = np.array([number[key] for key in keys])[way]
+    found = {}
+    for key, at in number.items():
+        here = link == at
+        used = queue[here]
+        if len(used) and (used != used[0]).any():
+            found[key] = rows[here].tolist()
+    return found
 
 
 def given_order(schedule: Schedule, key: str) -> list[int] | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from ..errors import InvalidSchedule
 from ..ops import Op, R
 from ..profile import CostProfile
@@ -32,25 +34,23 @@ def check_link_order(schedule: Schedule, profile: CostProfile) -> None:
     if not schedule.link_order:
         return
     keys = link_keys(profile)
-    on_link: dict[str, set[Op]] = {key: set() for key in keys}
-    for device, program in enumerate(schedule.programs):
-        for op in program:
-            if op.kind.name in "OR":
-                on_link[keys[2 * device + (op.kind is R)]].add(op)
+    rows = np.flatnonzero(schedule.is_transfer)
+    way = 2 * schedule.devices[rows] + (schedule.table[rows, 0] == R)
     for key, ops in schedule.link_order.items():
-        if key not in on_link:
-            raise InvalidSchedule(
-                f"link_order {key}: the profile has no such link; it has {', '.join(sorted(on_link))}"
-            )
-        listed = set(ops)
+        if key not in keys:
+            known = ", ".join(sorted(set(keys)))
+            raise InvalidSchedule(f"link_order {key}: the profile has no such link; it has {known}")
+        there = rows[np.isin(way, [at for at, name in enumerate(keys) if name == key])].tolist()
+        if sorted(map(schedule.row, ops)) == there:
+            continue
+        on_link, listed = set(map(schedule.op, there)), set(ops)
         for problem, odd in (
-            ("is no transfer of this link", listed - on_link[key]),
-            ("is missing", on_link[key] - listed),
+            ("is no transfer of this link", listed - on_link),
+            ("is missing", on_link - listed),
         ):
             if odd:
                 raise InvalidSchedule(f"link_order {key}: {_first(odd)} {problem}")
-        if len(listed) < len(ops):
-            raise InvalidSchedule(f"link_order {key}: an op is listed twice")
+        raise InvalidSchedule(f"link_order {key}: an op is listed twice")
 
 
 def _first(ops: Iterable[Op]) -> Op:

@@ -75,9 +75,10 @@ def megatron_offloads(
     """Build Megatron-LM's offloading with each of `FRACTIONS`, on all ranks alike or each keeping
     one activation more than the previous rank; none if 1F1B itself takes `best_ns` or longer."""
     act = max(cost.act_bytes for cost in problem.profile.stages)
+    least_ns = _one_f_one_b_ns(problem, level)
     for fraction in FRACTIONS:
         for delta in ("", f",delta={act}B"):
-            if _one_f_one_b_ns(problem) >= best_ns():
+            if least_ns >= best_ns():
                 return
             name = f"megatron-offload:fraction={fraction}{delta}"
             if level is None:
@@ -86,12 +87,14 @@ def megatron_offloads(
                 yield from both_ways(_built(problem, [recomputed_at(name, level)]))
 
 
-def _one_f_one_b_ns(problem: Problem) -> int:
-    """A bound on schedules that are built on (interleaved) 1F1B: its makespan without a limit; 0 if
-    unknown."""
+def _one_f_one_b_ns(problem: Problem, level: str | None = None) -> int:
+    """A bound on schedules that are built on (interleaved) 1F1B, with every activation recomputed at
+    `level`: its makespan without a limit, recomputation by separate ops; 0 if unknown."""
     if not only_delays(problem):
         return 0
     name = "1f1b" if problem.shape.chunks == 1 else "1f1b-i"
+    if level is not None:
+        name = f"{name}:recompute={level},apart=yes"
     for _, schedule in _built(problem, [name]):
         return simulate(schedule, problem.profile, enforce=False, explain=False).makespan_ns
     return 0

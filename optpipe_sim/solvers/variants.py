@@ -9,6 +9,8 @@ delay ops; and the memory of its resident chunks, op by op, is known before any 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from math import gcd
 from typing import NamedTuple
 
@@ -48,18 +50,25 @@ class Way(NamedTuple):
         return f"recompute={self.level}" + (",apart=yes" if self.apart else "")
 
 
-class _Order(NamedTuple):
+@dataclass(frozen=True)
+class _Order:
     """A compute order: its cost without limit and copies, the number of its problem, its group
-    size; `plain`: without the recomputation in `schedule`; `may_fit`: the numbers of offloaded
-    chunks that may fit."""
+    size; `planned`: the costs that the pattern plans with; `plain`: without the recomputation in
+    `schedule`; `may_fit`: the numbers of offloaded chunks that may fit."""
 
     cost_ns: int
     at: int
     group: int
     way: Way | None
+    planned: CostProfile
     plain: Schedule
     schedule: Schedule
     may_fit: list[int]
+
+    @cached_property
+    def start_ns(self) -> np.ndarray:
+        """When the ops of `plain` start without limit and copies."""
+        return simulate(self.plain, self.planned, enforce=False, explain=False).start_ns
 
 
 def levels_of(problem: Problem, best_ns: float = float("inf")) -> list[str]:
@@ -130,7 +139,7 @@ def grouped_variants(
                     if over():
                         break
                     orders.append(_order(problems[at], at, group, way, planned))
-        for order in sorted(filter(None, orders), key=lambda order: order[:3]):
+        for order in sorted(filter(None, orders), key=lambda one: (one.cost_ns, one.at, one.group)):
             for offloaded in order.may_fit:
                 if ("po" if offloaded else "gis") not in families:
                     continue
@@ -159,7 +168,7 @@ def _order(
         return None
     costs = as_split(problem.profile)
     trace = simulate(schedule, costs, enforce=False, objective=problem.objective)
-    return _Order(trace.cost_ns, at, group, way, plain, schedule, may_fit)
+    return _Order(trace.cost_ns, at, group, way, planned, plain, schedule, may_fit)
 
 
 def _planned(problem: Problem, way: Way | None) -> CostProfile:
@@ -188,7 +197,7 @@ def _variant(problem: Problem, order: _Order, offloaded: int) -> Found:
     last = "" if order.way is None else f",{order.way}"
     if not offloaded:
         return order.at, f"gis:{options}{last}", order.schedule
-    schedule = with_copies(order.plain, _planned(problem, order.way), offloaded)
+    schedule = with_copies(order.plain, order.planned, offloaded, start_ns=order.start_ns)
     name = f"po:{options},offloaded={offloaded}{last}"
     return order.at, name, _recomputed(problem, schedule, order.way)
 

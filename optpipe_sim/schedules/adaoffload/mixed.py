@@ -166,8 +166,10 @@ class _Search:
         mixed = [Part(share, level, other) for other, level in pairs for share in SHARES]
         return [Part(Fraction(0), 0, 0), *mixed]
 
-    def _try(self, mix: Mix, settings: Sequence[Setting]) -> _Tried | None:
-        """Run a mix; None if no setting completes, or no runs are left."""
+    def _try(
+        self, mix: Mix, settings: Sequence[Setting], stop_ns: int = state.FOREVER
+    ) -> _Tried | None:
+        """Run a mix; None if no setting completes by `stop_ns`, or no runs are left."""
         levels = table_of(mix, self.profile, self.microbatches)
         recomputing_ns = sum(
             int((levels[s] == number).sum()) * level.t_ns
@@ -179,11 +181,14 @@ class _Search:
             problem = Problem(self.profile, self.microbatches, self.limits, levels=levels)
             for setting in settings[: max(0, self.runs)]:
                 self.runs -= 1
-                found = problem.play(setting)
+                found = problem.play(
+                    setting, stop_ns if self.objective == "flush" else state.FOREVER
+                )
                 if found is None:
                     continue
                 tried = _Tried(found.cost_ns(self.objective), recomputing_ns, setting)
                 least = min(least or tried, tried)
+                stop_ns = min(stop_ns, tried.cost_ns)
                 if tried[:2] < self.least:
                     self.best, self.least = found, tried[:2]
         self.tried[mix] = least
@@ -199,7 +204,7 @@ class _Search:
                     changed = (*mix[:s], part, *mix[s + 1 :])
                     if changed in self.tried:
                         continue
-                    tried = self._try(changed, [known.setting])
+                    tried = self._try(changed, [known.setting], known.cost_ns)
                     if tried is not None and tried[:2] < known[:2]:
                         mix, known, better = changed, tried, True
 

@@ -179,9 +179,12 @@ def _fill(device: _Device, limit: int) -> list[Op]:
             held[gap:at] += size
             if idle < shortest:
                 break
+    before: list[list[Op]] = [[] for _ in ops]
+    for source, to in moved.items():
+        before[to].append(ops[source])
     program: list[Op] = []
     for at, op in enumerate(ops):
-        program += [ops[source] for source, to in moved.items() if to == at]
+        program += before[at]
         if at not in moved:
             program.append(op)
     return program

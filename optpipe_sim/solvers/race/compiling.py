@@ -13,6 +13,8 @@ from ...compiled import njit
 from ...processes.workers import run_all
 from ...profile_io import load_profile
 from ...schedules.adaoffload.adaoffload import adaoffload
+from ...schedules.copies import with_copies
+from ...schedules.gis import grouped
 from ...sim import simulate
 from ...sim.replay import run_events
 from ..anneal import core as search_core
@@ -85,6 +87,7 @@ def _tiny(chunks: bool, linked: bool, levels: bool = False) -> Problem:
 def _greedy(chunks: bool, linked: bool, levels: bool) -> None:
     problem = _tiny(chunks, linked, levels)
     adaoffload(problem.profile, 3, problem.limits)
+    with_copies(grouped(problem.profile, 3, 1), problem.profile, 1)
     if chunks:
         wave_search(problem, lambda: False, runs=2)
     greedy_search(problem, lambda: False, runs=2)
