@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from .modules.save import load_pipeline as load_pipeline
     from .modules.save import save_pipeline as save_pipeline
     from .modules.step import PipelineStep as PipelineStep
+    from .pipelining.schedule import schedule_class as schedule_class
 
 # looked up on first use: torch takes a second or two
 _HOME = {
@@ -25,6 +26,7 @@ _HOME = {
     "mark_layers": ".model.recompute",
     "part": ".model.recompute",
     "profile_modules": ".modules.profile",
+    "schedule_class": ".pipelining.schedule",
     "save_pipeline": ".modules.save",
 }
 __all__ = sorted(_HOME)

@@ -285,7 +285,7 @@ def nccl(gpu: VirtualGpu, done: bool = True) -> Iterator[list[Work]]:
             sends[-1].done = done
             return sends[-1]
 
-        patch.setattr(dist, "new_group", lambda ranks, backend: Group(gpu, tuple(ranks)))
+        patch.setattr(dist, "new_group", lambda ranks, **_: Group(gpu, tuple(ranks)))
         patch.setattr(dist, "isend", isend)
         patch.setattr(dist, "irecv", lambda t, src, group: Work(group, t, write=True))
         for name in ("zeros", "empty"):

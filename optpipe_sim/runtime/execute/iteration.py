@@ -27,7 +27,7 @@ class Iteration:
         start_ns: when to start, on `time.monotonic_ns`; all times count from it. 0: now.
         meter: entered already in this thread; read between ops.
         timeout_s: how long an op may wait for another.
-        begun: called with each compute op that starts.
+        begun, ended: called with each compute op, before it and once it is issued.
     """
 
     program: Program
@@ -38,6 +38,7 @@ class Iteration:
     meter: Meter | None = None
     timeout_s: float = 60.0
     begun: Callable[[Op], None] = lambda op: None
+    ended: Callable[[Op], None] = lambda op: None
 
     def __post_init__(self) -> None:
         self.inputs = inputs_of(self.schedule)
@@ -74,3 +75,4 @@ class Iteration:
             made = compute(self.worker, op, box, self.program.levels.get(op[1:]))
         if made is not None:
             self.results[op] = made
+        self.ended(op)

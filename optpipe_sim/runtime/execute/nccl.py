@@ -42,25 +42,40 @@ class Nccl:
     different orders, for ever. So every pair exchanges a byte here, in sorted order on all ranks:
     the least pair that has not met can always go on.
 
-    Every rank has to make one at the same time, for making the groups is collective.
+    Every rank of the pipeline has to make one at the same time: the two of a pair make its group together.
 
     Args:
-        rank: of this process. programs: of all ranks. timeout_s: for a message.
+        rank: of this process in its pipeline. programs: of all ranks. timeout_s: for a message.
+        group: of the ranks of one pipeline; default: all.
 
     Attributes:
         buffer_bytes: device memory that the communicators took, outside of torch's allocator.
     """
 
-    def __init__(self, rank: int, programs: Sequence[Program], timeout_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        rank: int,
+        programs: Sequence[Program],
+        timeout_s: float = 60.0,
+        group: Any = None,
+    ) -> None:
         self.rank, self.timeout_s = rank, timeout_s
         self._groups: dict[Pair, Any] = {}
         self._posted: dict[Op, tuple[Any, Tensor]] = {}
         self._out: deque[tuple[Op, Any, Tensor]] = deque()
+        # where torch has the ranks: sends and receives name them so, in any group
+        self._place = [
+            rank if group is None else dist.get_global_rank(group, rank)
+            for rank in range(len(programs))
+        ]
         pairs = directed_pairs(programs)
         for pair in pairs:
-            group = dist.new_group(sorted(pair), backend="nccl")
+            # replicas of a pipeline make theirs at the same time: each process makes its own only
             if rank in pair:
-                self._groups[pair] = group
+                ends = sorted(self._place[end] for end in pair)
+                self._groups[pair] = dist.new_group(
+                    ends, backend="nccl", use_local_synchronization=True
+                )
         byte = torch.zeros(1, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
         free, _ = torch.cuda.mem_get_info()
@@ -74,16 +89,16 @@ class Nccl:
         """Make the communicator of a pair by its first message."""
         sender, receiver = pair
         if self.rank == sender:
-            work = dist.isend(byte, receiver, group=self._groups[pair])
+            work = dist.isend(byte, self._place[receiver], group=self._groups[pair])
         else:
-            work = dist.irecv(byte, src=sender, group=self._groups[pair])
+            work = dist.irecv(byte, src=self._place[sender], group=self._groups[pair])
         work.wait()
 
     def post(self, op: Op, peer: int, layout: Layout) -> None:
         """Allocate the buffer of a message and issue its receive."""
         buffer = torch.empty(layout[0], dtype=layout[1], device="cuda")
         group = self._groups[peer, self.rank]
-        self._posted[op] = dist.irecv(buffer, src=peer, group=group), buffer
+        self._posted[op] = dist.irecv(buffer, src=self._place[peer], group=group), buffer
 
     def recv(self, op: Op, peer: int) -> Tensor:
         """Return the content of a posted message; the compute stream waits for it, the host does not."""
@@ -95,7 +110,8 @@ class Nccl:
         """Send a result of the compute stream as of now."""
         self.release_sent()
         kept = tensor.contiguous()
-        self._out.append((op, dist.isend(kept, peer, group=self._groups[self.rank, peer]), kept))
+        group = self._groups[self.rank, peer]
+        self._out.append((op, dist.isend(kept, self._place[peer], group=group), kept))
 
     def release_sent(self) -> None:
         """Release tensors whose send has ended on the device.

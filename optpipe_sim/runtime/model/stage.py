@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -101,6 +101,7 @@ class StageWorker:
         self._inputs: Sequence[Any] | Tensor = ()
         self._targets: Sequence[Any] | Tensor = ()
         self._losses: dict[int, Tensor] = {}
+        self.share: float | None = None  # of each loss in the gradients; None: they are of the mean
         self._left_out: set[int] = set()
         self._compute: Any = None
 
@@ -123,10 +124,14 @@ class StageWorker:
         if self.device.type == "cuda":
             self._compute = torch.cuda.current_stream(self.device)
         batch = pytree.tree_leaves((list(inputs), list(targets)))
-        kept = [self._anchor, *(value for value in batch if isinstance(value, Tensor))]
+        self._left_out = {storage_key(self._anchor)}
+        self.leave_out(value for value in batch if isinstance(value, Tensor))
         for module in self.modules.values():
-            kept += [*module.parameters(), *module.buffers()]
-        self._left_out = {storage_key(tensor) for tensor in kept}
+            self.leave_out([*module.parameters(), *module.buffers()])
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Count these as no activations in this step, and offload none of them."""
+        self._left_out.update(map(storage_key, tensors))
 
     def finish_step(self) -> Tensor | None:
         """The mean loss (None without the last stage); all gradients are in `.grad` now.
@@ -198,10 +203,13 @@ class StageWorker:
 
     def _run(self, stage: int, mb: int, spec: Any, *leaves: Any) -> Any:
         """What a stage does with its input; the last one goes on to the loss."""
-        found = call(self.modules[stage], pytree.tree_unflatten(leaves, spec))
+        found = self._call(stage, mb, pytree.tree_unflatten(leaves, spec))
         if stage < self.stages - 1:
             return found
         return self.loss(found, self._of_batch(self._targets, "target", f"{stage}.{mb}", mb))
+
+    def _call(self, stage: int, mb: int, tree: Any) -> Any:
+        return call(self.modules[stage], tree)
 
     def recompute(self, stage: int, mb: int) -> None:
         """Run C: recompute what F dropped. Without it B does so, part by part."""
@@ -217,7 +225,7 @@ class StageWorker:
         op = "BW" if fused else "B"
         flight = self._flight(stage, mb, op, "F")
         if stage == self.stages - 1:
-            share = 1.0 / len(self._targets)
+            share = self.share or 1.0 / len(self._targets)
             gradients = [torch.full((), share, device=self.device, dtype=self._losses[mb].dtype)]
         elif dy is None:
             raise RuntimeFault(f"{op}{stage}.{mb} on {self.where}: no gradient was received")

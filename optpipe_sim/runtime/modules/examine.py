@@ -26,24 +26,31 @@ from .pipeline_group import PipelineGroup
 
 SHARDED = (FSDPModule, FullyShardedDataParallel)
 IN_PLACE = "modified by an inplace operation"
+REDUCED = "reduce gradients by ready=, which is told when one is complete"
 
 
-def refuse(stage: int, module: nn.Module, device: torch.device) -> None:
+def refuse(
+    stage: int, module: nn.Module, device: torch.device, reduced: str = REDUCED, fsdp: bool = False
+) -> None:
     """Refuse a stage whose parameters this executor would give wrong gradients.
+
+    Args:
+        reduced: how gradients are reduced over replicas instead. fsdp: whether FSDP's modules are
+            fine, their weights gathered.
 
     Raises:
         OptPipeError: names the stage and the parameter.
     """
     for name, part in module.named_modules():
-        if isinstance(part, SHARDED):
+        if isinstance(part, SHARDED) and not fsdp:
             raise OptPipeError(
                 f"stage {stage}: {name or 'it'} is sharded by FSDP, which gathers weights around a"
-                " whole backward; hand over plain modules and reduce gradients by ready="
+                f" whole backward; hand over plain modules and {reduced}"
             )
         if isinstance(part, DistributedDataParallel):
             raise OptPipeError(
                 f"stage {stage}: {name or 'it'} is in DistributedDataParallel, whose hooks expect a"
-                " whole backward; hand over its .module and reduce gradients by ready="
+                f" whole backward; hand over its .module and {reduced}"
             )
     for name, parameter in module.named_parameters():
         which = f"stage {stage}: parameter {name}"
@@ -51,8 +58,7 @@ def refuse(stage: int, module: nn.Module, device: torch.device) -> None:
             raise OptPipeError(f"{which} is a DTensor; stages have plain tensors")
         if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
             raise OptPipeError(
-                f"{which} has hooks on its gradient, which comes in several parts; take ready=, which"
-                " is told when it is complete"
+                f"{which} has hooks on its gradient, which comes in several parts; {reduced}"
             )
         if parameter.device.type != device.type:
             raise OptPipeError(f"{which} is on {parameter.device}, not on {device}")
@@ -73,12 +79,16 @@ def examine(
     group: PipelineGroup,
     device: torch.device,
     inputs: Any,
-    ending: Callable[[Any], Tensor],
+    ending: Callable[[Any], Tensor] | None,
+    run: Callable[[nn.Module, Any], Any] = call,
+    refuse: Callable[[int, nn.Module, torch.device], None] = refuse,
 ) -> dict[int, Passed]:
     """Examine the stages of this process; all processes of the group have to.
 
     Args:
-        inputs: one microbatch, for the first stage. ending: the loss of what the last one returns.
+        inputs: one microbatch, for the first stage. ending: the loss of what the last one
+            returns, if there is one.
+        run: calls a stage with a tree. refuse: raises where a stage's modules cannot be run.
 
     Returns:
         By stage, what it hands on; the last stage of the model has nothing.
@@ -96,7 +106,12 @@ def examine(
         if taken is not None and taken.problem:
             made = Passed(problem=taken.problem)
         else:
-            made = _examined(stage, modules[stage], device, taken, inputs, stage == last, ending)
+            try:
+                refuse(stage, modules[stage], device)
+                end = ending if stage == last else None
+                made = _examined(stage, modules[stage], device, taken, inputs, run, end)
+            except OptPipeError as error:
+                made = Passed(problem=str(error))
         found[stage] = made
         if stage < last and stage + 1 in modules:
             came[stage + 1] = made
@@ -132,18 +147,17 @@ def _examined(
     device: torch.device,
     taken: Passed | None,
     inputs: Any,
-    last: bool,
-    ending: Callable[[Any], Tensor],
+    run: Callable[[nn.Module, Any], Any],
+    ending: Callable[[Any], Tensor] | None,
 ) -> Passed:
-    """One stage, forward and backward."""
+    """One stage, forward and backward; the last one with its ending."""
     try:
-        refuse(stage, module, device)
         with _unchanged(module, device), torch.enable_grad():
             tree, anchor = _taken(taken, inputs, device)
             mine = [value for value in pytree.tree_leaves(tree) if isinstance(value, Tensor)]
             versions = [tensor._version for tensor in mine]
-            made = call(module, tree)
-            if last:
+            made = run(module, tree)
+            if ending is not None:
                 made = ending(made)
                 if not isinstance(made, Tensor) or made.dim():
                     told = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
@@ -157,8 +171,8 @@ def _examined(
             tensors = [value for value in pytree.tree_leaves(made) if isinstance(value, Tensor)]
             _backward(tensors, module, anchor)
         return Passed(boundary, boundary.pack([t.detach() for t in tensors], device))
-    except OptPipeError as error:
-        return Passed(problem=str(error))
+    except OptPipeError:
+        raise
     except Exception as error:
         why = str(error).split("\n")[0]
         if IN_PLACE in why:

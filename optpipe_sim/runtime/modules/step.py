@@ -252,7 +252,7 @@ class PipelineStep:
             return Gloo(rank, self.schedule, self.timeout_s, self.group.group)
         from ..execute.nccl import Nccl
 
-        return Nccl(rank, self.prepared.programs, self.timeout_s)
+        return Nccl(rank, self.prepared.programs, self.timeout_s, self.group.group)
 
     def _check_batch(self, inputs: Any, targets: Any) -> None:
         shape = self.schedule.shape

@@ -1,0 +1,1 @@
+"""Schedules of this project under torch.distributed.pipelining."""

@@ -1,0 +1,307 @@
+"""`schedule_class`: a schedule of ours where torch.distributed.pipelining takes one of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ...errors import OptPipeError
+from ...ops import BW, B, C, F, Op, W
+from ...profile import CostProfile
+from ...profile_io import load_profile
+from ...schedule import Schedule
+from ..execute.executor import Record, run_program
+from ..execute.iteration import Iteration
+from ..execute.transport import Gloo, Transport
+from ..measure.memory import meter as meter_of
+from ..modules.examine import examine
+from ..modules.pipeline_group import PipelineGroup
+from ..modules.step import uniform
+from ..program.prepare import Prepared, prepare
+from .probe import Action, Kind, Runtime, add_reduce_grad, add_unshard_reshard
+from .stages import TorchStages, called, check_stages, refuse, sharding
+
+KINDS = {
+    F: Kind.FORWARD,
+    B: Kind.BACKWARD_INPUT,
+    W: Kind.BACKWARD_WEIGHT,
+    BW: Kind.FULL_BACKWARD,
+    C: Kind.FORWARD,  # to FSDP, which gathers the same weights for it
+}
+
+
+def schedule_class(
+    schedule: Schedule | str | os.PathLike[str],
+    profile: CostProfile | str | os.PathLike[str] | None = None,
+    memory_limit: int | Sequence[int] | None = None,
+    timeout_s: float = 60.0,
+) -> type[Any]:
+    """A class to use in the place of one from torch's `get_schedule_class`.
+
+        Schedule = schedule_class("plan.json", "profile.yaml")
+        schedule = Schedule(stages, n_microbatches=8, loss_fn=loss)
+        schedule.step(x, target=y, losses=losses)  # x on the first rank, y on the last
+
+    It is a subclass of torch's own runtime for schedules and takes the same arguments: torch's
+    `PipelineStage`'s of this rank, in torchtitan as in a script. It offloads, reloads,
+    recomputes and defers weight gradients as the schedule says, holds no more than was predicted,
+    and releases what is sent once it is sent. Weights that torch's `fully_shard` shards are gathered
+    and released, and their gradients reduced, where torch's runtime would. `eval` runs the forwards alone, without gradients.
+
+    Args:
+        schedule: or a file of one. profile: its costs, which decide when memory may be released, and
+            its levels of recomputation; default: no memory is limited.
+        memory_limit: bytes per device; default: the profile's.
+        timeout_s: how long a message may let one wait.
+
+    Raises:
+        OptPipeError: one line: the schedule is not sound, or needs levels and there is no profile, or
+            this torch's runtime is another than the adapter knows.
+    """
+    plan = schedule if isinstance(schedule, Schedule) else Schedule.load(schedule)
+    costs = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
+    if costs is None and plan.levels.names:
+        raise OptPipeError("profile: the schedule recomputes; give the profile with its levels")
+    prepared = prepare(plan, costs or uniform(plan), memory_limit)
+    made = {"prepared": prepared, "timeout_s": timeout_s, "__doc__": PlanSchedule.__doc__}
+    return type("PlanSchedule", (PlanSchedule,), made)
+
+
+class PlanSchedule(Runtime):
+    """A schedule of optpipe_sim in torch's runtime; see `schedule_class`, which makes the subclasses.
+
+    Attributes:
+        measure: count activation bytes in the next steps (into `record`), which slows them down.
+        record: what this rank measured in the last step.
+        begun: called with each compute op that starts.
+    """
+
+    prepared: ClassVar[Prepared]
+    timeout_s: ClassVar[float]
+
+    def __init__(
+        self,
+        stages: list[Any],
+        n_microbatches: int,
+        loss_fn: Callable[..., Tensor] | None = None,
+        **options: Any,
+    ) -> None:
+        given = list(stages) if isinstance(stages, list | tuple) else [stages]
+        plan = self.prepared.schedule
+        check_stages(given, plan.shape, n_microbatches)
+        super().__init__(given, n_microbatches, loss_fn, **options)
+        self.group = PipelineGroup(plan.shape.devices, given[0].group)
+        self.device = torch.device(given[0].device)
+        self.pipeline_order = {
+            rank: [_action(op) for op in ops if op.kind in (F, B, W, BW)]
+            for rank, ops in enumerate(plan.programs)
+        }
+        self._prepare_schedule_with_comms(self.pipeline_order)
+        self.measure = False
+        self.record: Record | None = None
+        self.begun: Callable[[Op], None] = lambda op: None
+        self.worker: TorchStages | None = None
+        self._rank = given[0].group_rank
+        self._stage = {stage.stage_index: stage for stage in given}
+        self._actions = _actions(plan, self._rank)
+        self._forwards = [
+            (step.do, step.op, step.peer)
+            for step in self.prepared.programs[self._rank].steps
+            if step.op.kind is F and step.do in ("post", "recv", "run", "send")
+        ]
+        self._loss_keywords: dict[str, Any] = {}
+        self._transport: Transport | None = None
+
+    def _step_microbatches(
+        self,
+        arg_mbs: list[Any] | None = None,
+        kwarg_mbs: list[Any] | None = None,
+        target_mbs: list[Any] | None = None,
+        losses: list[Any] | None = None,
+        return_outputs: bool = True,
+        loss_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """One iteration; arguments and result are those of torch's method."""
+        arg_mbs, kwarg_mbs = self._check_inputs(arg_mbs, kwarg_mbs, target_mbs, losses)
+        self._loss_keywords = loss_kwargs or {}
+        last = next((stage for stage in self._stages if stage.is_last), None)
+        if last is not None and target_mbs is None and self._has_backward:
+            raise OptPipeError("target: the rank of the last stage needs it for the loss")
+        if self.worker is None:
+            target = target_mbs[0] if target_mbs and self._loss_fn is not None else None
+            self.worker = self._made_worker(arg_mbs[0], kwarg_mbs[0], target)
+        self.worker.begin(arg_mbs, kwarg_mbs, target_mbs or (), return_outputs)
+        if self._has_backward:
+            self._run(self.worker)
+        else:
+            self._evaluate(self.worker)
+        self.worker.finish_step()
+        if last is not None:
+            self._internal_losses.extend(self.worker.losses())
+            last.output_chunks.extend(made for _, made in sorted(self.worker.outputs.items()))
+            self.worker.outputs = {}
+        self._update_losses(self._stages, losses)
+
+    def _run(self, worker: TorchStages) -> None:
+        """All ops of this rank, and what FSDP does between them."""
+        run_on = run_program
+        if self.device.type == "cuda":
+            from ..execute.cuda import run_program as run_on
+        assert self._transport is not None
+        for action in self._actions[None]:
+            self._perform(action)
+        with nullcontext() if not self.measure else meter_of(self.device) as meter:
+            worker.allocated = None if meter is None else meter.add
+            self.record = run_on(
+                Iteration(
+                    self.prepared.programs[self._rank],
+                    self.prepared.schedule,
+                    worker,
+                    self._transport,
+                    meter=meter,
+                    timeout_s=self.timeout_s,
+                    begun=self._begin,
+                    ended=self._end,
+                )
+            )
+
+    def _begin(self, op: Op) -> None:
+        """Before a compute op: its weights are there."""
+        stage = self._stage[op.stage]
+        self._assert_unsharded(stage)
+        modules = sharding(stage.submod)
+        if modules and op.kind is not W:
+            _hold_back(stage)
+            if op.kind is not F and op[1:] in self.prepared.programs[self._rank].levels:
+                for module in modules:  # no hook of FSDP sees parts that are recomputed
+                    module.unshard()
+        self.begun(op)
+
+    def _end(self, op: Op) -> None:
+        for action in self._actions.get(op, ()):
+            self._perform(action)
+
+    # -- FSDP ------------------------------------------------------------------------------------------
+
+    def _perform(self, action: Any) -> None:
+        """An action that is no op: weights are gathered or released, gradients reduced and scaled."""
+        stage = self._stage[action.stage_index]
+        if action.computation_type == Kind.UNSHARD:
+            self._unshard(stage)
+        elif action.computation_type == Kind.RESHARD:
+            self._reshard(stage)
+        else:
+            stage.perform_reduce_grad(self._n_microbatches if self.scale_grads else 1)
+
+    def _unshard(self, stage: Any) -> None:
+        for module in sharding(stage.submod):
+            self.unshard_ops[stage.stage_index].append(module.unshard(async_op=True))
+
+    def _reshard(self, stage: Any) -> None:
+        for module in sharding(stage.submod):
+            module.reshard()
+        self.unsharded_stages.discard(stage.stage_index)
+
+    # -- before the first step -----------------------------------------------------------------------
+
+    def _made_worker(self, args: Any, keywords: Any, target: Any) -> TorchStages:
+        """Examine all stages with the first microbatch; see `examine`."""
+        shape = self.prepared.schedule.shape
+        modules = {at: stage.submod for at, stage in self._stage.items()}
+        weights: list[Tensor] = []
+        for stage in self._stages:
+            self._unshard(stage)
+            self._assert_unsharded(stage)
+            if sharding(stage.submod):
+                _hold_back(stage)
+                weights += [*stage.submod.parameters()]
+        found = examine(
+            modules,
+            shape,
+            self.group,
+            self.device,
+            args,
+            None if target is None else lambda made: self._loss(made, target),
+            run=lambda module, tree: called(module, tree, keywords),
+            refuse=lambda at, module, device: refuse(self._stage[at], module, device),
+        )
+        for stage in self._stages:
+            self._reshard(stage)
+        boundaries = [getattr(found.get(s), "boundary", None) for s in range(shape.stages - 1)]
+        self._transport = self._made_transport()
+        return TorchStages(
+            modules,
+            shape.stages,
+            boundaries,
+            device=self.device,
+            rank=self._rank,
+            loss=self._loss,
+            weights=weights,
+        )
+
+    def _made_transport(self) -> Transport:
+        if self.device.type != "cuda":
+            return Gloo(self._rank, self.prepared.schedule, self.timeout_s, self.group.group)
+        from ..execute.nccl import Nccl
+
+        return Nccl(self._rank, self.prepared.programs, self.timeout_s, self.group.group)
+
+    def _loss(self, made: Any, target: Any) -> Tensor:
+        assert self._loss_fn is not None
+        return self._loss_fn(made, target, **self._loss_keywords)
+
+    # -- without a backward ----------------------------------------------------------------------------
+
+    def _evaluate(self, worker: TorchStages) -> None:
+        """`eval`: the forwards alone, in the schedule's order; FSDP gathers weights as it meets them."""
+        transport = self._transport
+        assert transport is not None
+        made: dict[Op, Tensor | None] = {}
+        with torch.no_grad():
+            for do, op, peer in self._forwards:
+                if do == "post":
+                    transport.post(op, peer, worker.boundary(op.stage))
+                elif do == "recv":
+                    made[op] = transport.recv(op, peer)
+                elif do == "send":
+                    sent = made.pop(op)
+                    assert sent is not None
+                    transport.send(op, sent, peer)
+                else:
+                    before = Op(F, op.stage - 1, op.microbatch)
+                    made[op] = worker.evaluate(op.stage, op.microbatch, made.pop(before, None))
+        transport.finish()
+        for stage in self._stages:
+            self._reshard(stage)
+
+
+def _hold_back(stage: Any) -> None:
+    """Have FSDP neither reduce gradients nor release weights in the backward: the schedule says when."""
+    stage.submod.set_is_last_backward(False)
+    stage.submod.set_reshard_after_backward(False)
+    stage.submod.set_requires_gradient_sync(False)
+
+
+def _action(op: Op) -> Any:
+    return Action(op.stage, KINDS[op.kind], op.microbatch)
+
+
+def _actions(schedule: Schedule, rank: int) -> dict[Op | None, list[Any]]:
+    """After which op of a rank (None: before all) torch gathers and releases weights and reduces gradients."""
+    ops = [op for op in schedule.programs[rank] if op.kind in KINDS]
+    actions = add_unshard_reshard([_action(op) for op in ops])
+    found: dict[Op | None, list[Any]] = {None: []}
+    left = iter(ops)
+    at: Op | None = None
+    for action in add_reduce_grad(actions, schedule.shape.microbatches):
+        if action.computation_type in KINDS.values():
+            at = next(left)
+            found[at] = []
+        else:
+            found[at].append(action)
+    return found

@@ -1,0 +1,169 @@
+"""What ranks do with torch's pipeline stages: steps of a schedule of ours in torch's own runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+
+from optpipe_sim.errors import OptPipeError, RuntimeFault
+from optpipe_sim.ops import Op
+from optpipe_sim.runtime import PipelineStep, schedule_class
+from optpipe_sim.runtime.execute.task import batch, stage_worker
+from optpipe_sim.runtime.model.plan import Plan
+from optpipe_sim.runtime.model.split import zero_gradients
+from optpipe_sim.runtime.model.stage import token_loss
+from optpipe_sim.schedule import Schedule
+from optpipe_sim.sim.lower import Lowered
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class TorchJob:
+    """A step of a schedule of ours in torch's runtime, and the same step of `PipelineStep`.
+
+    Each rank gives back losses and gradients, and of both the peak and the bytes held before each
+    compute op; what is refused if there is a `fault`.
+
+    Attributes:
+        fault: ``ddp``, ``hooks``, ``builder`` or ``in place``: of the last stage.
+        own: whether `PipelineStep` runs too. evaluate: forwards alone as well, first and last.
+    """
+
+    lowered: Lowered
+    plan: Plan
+    fault: str = ""
+    own: bool = True
+    evaluate: bool = False
+    timeout_s: float = 20.0
+
+    @property
+    def schedule(self) -> Schedule:
+        return self.lowered.schedule
+
+    def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> dict[str, Any]:
+        shape, limit = self.schedule.shape, self.lowered.memory_limit
+        inputs, targets = batch(self.plan, shape.microbatches, 0)
+        modules = stage_worker(self.plan, shape, rank).modules
+        zero_gradients(nn.ModuleList(modules.values()))  # as an optimizer leaves them
+        x = (inputs.flatten(0, 1),) if 0 in modules else ()
+        y = targets.flatten(0, 1) if shape.stages - 1 in modules else None
+        losses: list[Tensor] = []
+        held: list[tuple[Op, int]] = []
+        evaluated = []
+        try:
+            stages = [self.stage(at, module) for at, module in sorted(modules.items())]
+            made = schedule_class(self.schedule, self.lowered.profile, limit, self.timeout_s)
+            schedule = made(stages, n_microbatches=shape.microbatches, loss_fn=token_loss)
+            schedule.begun = lambda op: (
+                begun(op),
+                held.append((op, schedule.worker.held_bytes())),
+            )
+            schedule.measure = True
+            if self.evaluate:
+                evaluated.append(schedule.eval(*x, target=y, losses=losses))
+            schedule.step(*x, target=y, losses=losses, return_outputs=False)
+            if self.evaluate:
+                evaluated.append(schedule.eval(*x, target=y))
+        except OptPipeError as problem:
+            if not self.fault or isinstance(problem, RuntimeFault):
+                raise
+            return {"refused": str(problem)}
+        found = {
+            "losses": [float(loss) for loss in losses],
+            "gradients": gradients(modules),
+            "held": held,
+            "peak": schedule.record.peak_bytes,
+            "evaluated": evaluated,
+        }
+        return found | (self.own_step(rank, inputs, targets) if self.own else {})
+
+    def own_step(self, rank: int, inputs: Tensor, targets: Tensor) -> dict[str, Any]:
+        """The same by `PipelineStep`."""
+        held: list[tuple[Op, int]] = []
+        step = PipelineStep(
+            stage_worker(self.plan, self.schedule.shape, rank).modules,
+            self.schedule,
+            token_loss,
+            profile=self.lowered.profile,
+            memory_limit=self.lowered.memory_limit,
+            timeout_s=self.timeout_s,
+        )
+        step.begun = lambda op: held.append((op, step.workers[rank].held_bytes()))
+        step(inputs, targets, measure=True)
+        return {
+            "own_gradients": gradients(step.modules),
+            "own_held": held,
+            "own_peak": step.peaks[rank],
+        }
+
+    def stage(self, at: int, module: nn.Module) -> PipelineStage:
+        """Torch's stage; the last one with the fault."""
+        last = at == self.schedule.shape.stages - 1
+        fault = self.fault if last else ""
+        if fault == "ddp":
+            mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            module = nn.parallel.DistributedDataParallel(module, process_group=mine)
+        if fault == "hooks":
+            next(module.parameters()).register_hook(lambda gradient: None)
+        if fault == "in place":
+            module.register_forward_pre_hook(lambda _, arguments: arguments[0].mul_(2))
+        builder = (lambda: lambda: None) if fault == "builder" else None
+        return PipelineStage(module, at, self.schedule.shape.stages, CPU, dw_builder=builder)
+
+
+def gradients(modules: dict[int, nn.Module]) -> dict[str, Any]:
+    """By the names that the whole model has."""
+    every = [module.named_parameters() for _, module in sorted(modules.items())]
+    return {name: parameter.grad for each in every for name, parameter in each}
+
+
+@dataclass(frozen=True)
+class ShardedJob:
+    """Two replicas of a pipeline on one device each, their weights sharded over both by FSDP: each
+    rank gives back its gradients by torch's own schedule, and by ours.
+
+    Attributes:
+        lowered: of one device. reshard: whether FSDP releases weights after each forward.
+        schedule: any for as many devices as there are ranks.
+    """
+
+    lowered: Lowered
+    plan: Plan
+    reshard: bool
+    schedule: Schedule
+
+    def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> Any:
+        shape = self.lowered.schedule.shape
+        ours = schedule_class(self.lowered.schedule, self.lowered.profile)
+        alone = [dist.new_group([each]) for each in range(dist.get_world_size())][rank]
+        inputs, targets = batch(self.plan, shape.microbatches, rank)
+        found = []
+        for kind in (ScheduleInterleaved1F1B, ours):
+            modules = stage_worker(self.plan, shape, 0).modules
+            stages = [
+                PipelineStage(self.sharded(module), at, shape.stages, CPU, group=alone)
+                for at, module in modules.items()
+            ]
+            schedule = kind(stages, n_microbatches=shape.microbatches, loss_fn=token_loss)
+            for _ in range(2):
+                for module in modules.values():
+                    module.zero_grad()
+                schedule.step(inputs.flatten(0, 1), target=targets.flatten(0, 1))
+            found.append({n: g.to_local().clone() for n, g in gradients(modules).items()})
+        return found
+
+    def sharded(self, module: nn.Module) -> nn.Module:
+        """The layers by themselves, and the rest."""
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+        for layer in module.layers.values():
+            fully_shard(layer, mesh=mesh, reshard_after_forward=self.reshard)
+        return fully_shard(module, mesh=mesh, reshard_after_forward=self.reshard)
