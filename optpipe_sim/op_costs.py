@@ -56,8 +56,7 @@ def offloads_behind(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
     shape = schedule.shape
     rows = np.flatnonzero(schedule.table[:, 0] == O)
     _, stages, units = schedule.table[rows].T.astype(np.int64)
-    last = units // shape.slices * shape.slices + shape.slices - 1
-    forwards = schedule.rows[encode(shape, F, stages, last)]
+    forwards = schedule.rows[encode(shape, F, stages, shape.last_slice(units))]
     behind = forwards < rows
     return rows[behind], forwards[behind]
 

@@ -110,6 +110,10 @@ class Shape:
         """The unit of an op."""
         return op.microbatch * self.slices + (op.slice or 0)
 
+    def last_slice(self, unit: Any) -> Any:
+        """The unit of the last slice of the same microbatch (or, of an array of units, of each)."""
+        return unit // self.slices * self.slices + self.slices - 1
+
     def op(self, kind: OpKind, stage: int, unit: int) -> Op:
         """The op of a kind on a unit."""
         if self.slices == 1:

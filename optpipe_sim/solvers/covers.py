@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from ..errors import OptPipeError
 from ..profile import CostProfile
 from ..units import counted
 
+EQUAL_SLICES = (2, 4, 8)
 MOST_CHUNKS = 8  # in a loop, if no stage gives its number of layers
 
 
@@ -26,28 +28,38 @@ def candidate_shapes(profile: CostProfile) -> list[CostProfile]:
     return found
 
 
+def candidate_slices(profile: CostProfile) -> list[CostProfile]:
+    """The profile with whole sequences, and with its own slices; of one without slices with 2, 4 and 8
+    equal ones."""
+    found = [profile.with_slices(1)]
+    for slices in (profile.slices,) if profile.slices > 1 else EQUAL_SLICES:
+        with suppress(OptPipeError):  # too short a stage to cut
+            found.append(profile.with_slices(slices))
+    return found
+
+
 def covers(profiles: Sequence[CostProfile]) -> str:
     """Describe the chunks and placements of profiles, for the name of a bound on all of them: ``1
-    to 8 chunks per device in a loop, or 2 in a V``."""
-    loops, others = [], []
-    for each in profiles:
-        name = each.shape(1).placement_name
-        if name == "loop":
-            loops.append(each.chunks)
-        else:
-            others.append(
-                (each.chunks, "in a V" if name == "vee" else "in the profile's placement")
-            )
+    to 8 chunks per device in a loop, or 2 in a V``; and their numbers of slices, if there are any."""
+    shapes = dict.fromkeys((each.chunks, _placed(each)) for each in profiles)
+    loops = [chunks for chunks, where in shapes if where == "in a loop"]
     said = []
     if loops:
         said.append(
             f"{_ranges(loops)} {'chunk' if loops == [1] else 'chunks'} per device in a loop"
         )
-    for chunks, where in others:
-        said.append(
-            f"{chunks} {where}" if said else f"{counted(chunks, 'chunk')} per device {where}"
-        )
-    return ", or ".join(said)
+    for chunks, where in shapes:
+        if where != "in a loop":
+            count = str(chunks) if said else f"{counted(chunks, 'chunk')} per device"
+            said.append(f"{count} {where}")
+    cuts = sorted({each.slices for each in profiles})
+    return ", or ".join(said) + ("" if cuts == [1] else f", in {_ranges(cuts)} slices")
+
+
+def _placed(profile: CostProfile) -> str:
+    name = profile.shape(1).placement_name
+    known = {"loop": "in a loop", "vee": "in a V"}
+    return known.get(name, "") if isinstance(name, str) else "in the profile's placement"
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from ..errors import OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..schedules import WHOLE, build
+from ..schedules import REGISTRY, WHOLE, build
 from ..sim import simulate
 from ..trace import Trace
 from .covers import candidate_shapes
@@ -33,14 +33,16 @@ def published(
     profile: CostProfile, microbatches: int, names: Sequence[str] | None = None
 ) -> dict[str, Schedule]:
     """Build the published schedules that the profile admits, on any number of chunks, by name; by
-    default as many as there is time for, without AdaOffload, which is not a fixed pattern.
+    default as many as there is time for, those over slices if the profile has them, and without
+    AdaOffload, which is not a fixed pattern.
 
     Raises:
         InvalidSchedule: for a given name that is unknown or that the profile does not admit.
     """
     began = time.monotonic()
     built: dict[str, Schedule] = {}
-    for name in names or (name for name in WHOLE if not name.startswith("adaoffload")):
+    known = WHOLE if profile.slices == 1 else tuple(REGISTRY)
+    for name in names or (name for name in known if not name.startswith("adaoffload")):
         try:
             built[name] = build(name, profile, microbatches)
         except OptPipeError:
@@ -83,7 +85,7 @@ def best_tuned(
     and its replay, or None if nothing that fits is found within `seconds`."""
     until = time.monotonic() + seconds
     problems = []
-    for shape in candidate_shapes(profile):
+    for shape in candidate_shapes(profile.with_slices(1)):
         with suppress(OutOfMemory):  # the limit is below what these chunks need
             problems.append(make_problem(shape, microbatches, limits, objective))
     best: tuple[str, Trace] | None = None

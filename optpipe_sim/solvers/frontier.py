@@ -125,8 +125,8 @@ def frontier(
         on_point: called with each finished point. `on_incumbent, on_wait`: as for `solve`.
         options: the other options of `solve` (`SolveOptions`). With ``cache``, points that an
             earlier run solved for at least as long are reused, so that an interrupted frontier
-            resumes where it stopped. ``chunks`` cannot be ``any``, as each point starts from the
-            previous one.
+            resumes where it stopped. ``chunks`` and ``slices`` cannot be ``any``, as each point
+            starts from the previous one.
 
     Raises:
         OptPipeError: without limits, or for invalid options.
@@ -136,8 +136,10 @@ def frontier(
         raise OptPipeError("margin: a frontier has none; solve under one limit with it")
     if settings.chunks == "any":
         raise OptPipeError("chunks: a frontier is of one shape; give a number, or own")
+    if settings.slices == "any":
+        raise OptPipeError("slices: a frontier is of one shape; give a number, or own")
     profile = settings.rechunked(restrict(profile, settings.treatments))
-    settings = replace(settings, chunks="own", placement="own", treatments=None)
+    settings = replace(settings, chunks="own", placement="own", slices="own", treatments=None)
     objective = settings.objective
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     if isinstance(limits, str | int) or not limits:

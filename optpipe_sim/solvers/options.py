@@ -55,6 +55,8 @@ class SolveOptions:
             number and placement that the profile admits).
         placement: ``loop`` or ``vee`` (two chunks unless `chunks` says otherwise); ``own``: the
             profile's, or ``loop`` if a number of chunks is given.
+        slices: slices per sequence: ``own`` (those of the profile), a number (1: whole sequences;
+            else equal slices of a profile without), or ``any`` (see `covers.candidate_slices`).
 
     Raises:
         OptPipeError: for an invalid value, or one that the engine would ignore.
@@ -76,6 +78,7 @@ class SolveOptions:
     margin: Margins | Mapping[str, Any] | str | None = None
     chunks: int | str = "own"
     placement: str = "own"
+    slices: int | str = "own"
 
     def __post_init__(self) -> None:
         _require_one_of("engine", self.engine, ENGINES)
@@ -125,13 +128,24 @@ class SolveOptions:
             raise OptPipeError(
                 f"chunks: expected own, any or a number of at least 1, got {self.chunks!r}"
             )
+        if self.slices not in ("own", "any") and (
+            isinstance(self.slices, bool) or not isinstance(self.slices, int) or self.slices < 1
+        ):
+            raise OptPipeError(
+                f"slices: expected own, any or a number of at least 1, got {self.slices!r}"
+            )
+        if self.slices == "any" and (self.evaluations or self.margin) is not None:
+            name = "margin" if self.margin is not None else "evaluations"
+            raise OptPipeError(f"{name}: not with slices=any; give a number of slices, or own")
 
     def rechunked(self, profile: CostProfile) -> CostProfile:
-        """Return the profile with the requested chunks and placement.
+        """Return the profile with the requested chunks, placement and slices.
 
         Raises:
             OptPipeError: if it cannot be divided that way.
         """
+        if isinstance(self.slices, int):
+            profile = profile.with_slices(self.slices)
         if isinstance(self.chunks, int):
             return profile.rechunk(self.chunks, "vee" if self.placement == "vee" else "loop")
         if self.placement == "own":
@@ -171,7 +185,7 @@ def parse_option(name: str, text: str) -> Any:
     Raises:
         OptPipeError: for a value of the wrong type. ValueError: if it is not a whole number.
     """
-    if name == "chunks":
+    if name in ("chunks", "slices"):
         return text if text in ("own", "any") else int(text)
     if name == "treatments":
         return tuple(text.split("+"))

@@ -47,6 +47,12 @@ class Problem:
         """Whether recomputing can be part of a good solution at all."""
         return "recompute" in self.treatments and self.limits is not None
 
+    @property
+    def decides(self) -> bool:
+        """Whether what fits plain microbatches, offloaded whole or not, does not do: activations may be
+        recomputed, or sequences are cut into slices."""
+        return self.may_recompute or self.shape.slices > 1
+
     @cached_property
     def shape(self) -> Shape:
         return self.profile.shape(self.microbatches)
@@ -124,7 +130,7 @@ def make_problem(
         OutOfMemory: if the limit is below what one microbatch needs; names the least limit.
         OptPipeError: for an unknown objective or treatment, or a number of microbatches below 1.
     """
-    profile = restrict(profile.with_slices(1), treatments)
+    profile = restrict(profile, treatments)
     if objective not in OBJECTIVES:
         raise OptPipeError(f"objective: expected flush or span, got {objective!r}")
     limits = profile.limits(memory_limit)

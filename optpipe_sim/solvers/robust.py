@@ -258,14 +258,16 @@ def _settled(profile: CostProfile, options: SolveOptions) -> tuple[CostProfile, 
     options.
 
     Raises:
-        OptPipeError: for options that are not supported with noise.
+        OptPipeError: for options that are not supported with noise. Sequences stay whole.
     """
     for name, value in (("evaluations", None), ("per_stage", False)):
         if getattr(options, name) != value:
             raise OptPipeError(f"{name}: not with noise")
     if options.chunks == "any":
         raise OptPipeError("chunks: any is not with noise; give a number, or own")
-    profile = options.rechunked(restrict(profile, options.treatments))
+    if options.slices not in ("own", 1):
+        raise OptPipeError("slices: not with noise, which is of whole sequences")
+    profile = options.rechunked(restrict(profile.with_slices(1), options.treatments))
     return profile, replace(options, chunks="own", placement="own", treatments=None)
 
 

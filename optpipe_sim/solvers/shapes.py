@@ -14,7 +14,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import Size, counted
 from .anneal.search import shares_links
-from .covers import candidate_shapes, covers
+from .covers import candidate_shapes, candidate_slices, covers
 from .options import SolveOptions
 from .problem import Problem, make_problem
 from .race.cache import Cache, open_cache, recall, remember
@@ -258,7 +258,8 @@ def solve_shapes(
             the best published one.
         hooks: `Hooks.watch` is called with one race for all shapes. The cache keeps the best
             schedule with its own shape.
-        shapes: the profiles to choose from; none: `candidate_shapes`.
+        shapes: the profiles to choose from; none: `candidate_shapes`, and of each `candidate_slices` if
+            `options.slices` is ``any``.
 
     Raises:
         OutOfMemory, NoSolution: if no shape has a schedule; names the shape that needs least
@@ -271,7 +272,12 @@ def solve_shapes(
         from .milp.solvers import require_solver
 
         require_solver(options.solver)
-    given, shapes = shapes, shapes or candidate_shapes(profile)
+    given = shapes
+    if not shapes:
+        one = options.slices == "any" and options.chunks != "any"
+        shapes = [profile] if one else candidate_shapes(profile)
+        if options.slices == "any":
+            shapes = [cut for shape in shapes for cut in candidate_slices(shape)]
     problems, reasons = _problems(shapes, microbatches, memory_limit, options)
     if not problems:
         raise min(reasons, key=lambda reason: reason[0])[1]
@@ -344,6 +350,7 @@ def _solve_each(common: _Common, options: SolveOptions, warm_start: Schedule | s
             published=False,
             cache=False,
             chunks="own",
+            slices="own",
         )
         hooks = Hooks(watch=common.watcher(at))
         try:
@@ -363,11 +370,11 @@ def solve_settled(
     hooks: Hooks,
 ) -> SolveResult:
     """Run `solve` on a profile that already has the requested treatments and number of chunks; over
-    all shapes with ``chunks=any``.
+    all shapes with ``chunks=any`` or ``slices=any``.
 
     Raises: as `solve`.
     """
-    if options.chunks == "any":
+    if "any" in (options.chunks, options.slices):
         return solve_shapes(profile, microbatches, memory_limit, options, warm_start, hooks)
     if isinstance(warm_start, str) and warm_start != "none":
         raise OptPipeError(f"warm start: expected a schedule or 'none', got {warm_start!r}")

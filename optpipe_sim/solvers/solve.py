@@ -46,12 +46,10 @@ def solve(
     margin: Margins | Mapping[str, Any] | str | None = None,
     chunks: int | str = "own",
     placement: str = "own",
+    slices: int | str = "own",
 ) -> SolveResult:
     """Find the best schedule for a profile, m microbatches and a memory limit, and prove a lower
     bound.
-
-    Sequences are not cut: for a profile with slices, the plan and its bound treat each microbatch
-    as a whole.
 
     Args:
         memory_limit: bytes per device (a number, or one per device); None: the profile's own.
@@ -90,6 +88,9 @@ def solve(
             up to one layer per stage, and two in a V (`shapes.solve_shapes`).
         placement: ``loop`` or ``vee`` (two chunks); ``own``: the profile's, or ``loop`` if a number
             of chunks is given.
+        slices: of each sequence: ``own`` (as the profile has them), a number (1: whole sequences; else
+            equal slices of a profile without), or ``any``: whole ones, the profile's own slices or, of
+            a profile without, 2, 4 and 8 equal ones.
 
     Raises:
         OutOfMemory: if the limit is below what one microbatch needs.
@@ -102,9 +103,9 @@ def solve(
         engine=engine, time_limit=time_limit, objective=objective, seed=seed, workers=workers,
         evaluations=evaluations, gap=gap, solver=solver, force=force, cache=cache,
         published=published, treatments=None if treatments is None else tuple(treatments),
-        per_stage=per_stage, margin=margin, chunks=chunks, placement=placement,
+        per_stage=per_stage, margin=margin, chunks=chunks, placement=placement, slices=slices,
     )  # fmt: skip
     hooks = Hooks(on_incumbent, watch, on_wait, save)
-    profile = options.rechunked(restrict(profile.with_slices(1), options.treatments))
+    profile = options.rechunked(restrict(profile, options.treatments))
     how = solve_settled if options.margin is None else solve_with_margins
     return how(profile, microbatches, memory_limit, options, warm_start, hooks)

@@ -29,7 +29,7 @@ def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
     yield from recomputing_schedules(problem)
     if problem.shape.placement_name == "loop":
         names = (*(name for name in LOOP if name not in PLAIN_LOOP), *_pipeoffloads(problem))
-        yield from _built(problem, names)
+        yield from build_those(problem, names)
 
 
 def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tuple[str, Schedule]]:
@@ -49,9 +49,11 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
     planned = [name for name in names if name in ("zb-1p", "zb-v")] if limit else []
     variants = [*names, *(f"{name}:{limit}" for name in planned)]
     if level is not None:
-        yield from both_ways(_built(problem, [recomputed_at(name, level) for name in variants]))
+        yield from both_ways(
+            build_those(problem, [recomputed_at(name, level) for name in variants])
+        )
         return
-    yield from _built(problem, variants)
+    yield from build_those(problem, variants)
 
 
 def recomputing_schedules(
@@ -66,7 +68,7 @@ def recomputing_schedules(
         mixes = name == "adaoffload-r"
         if (mixes and problem.per_stage) or (not mixes and _one_f_one_b_ns(problem) >= best_ns):
             continue
-        yield from _built(problem, [f"{name}:limit={size_text(min(limits))}"])
+        yield from build_those(problem, [f"{name}:limit={size_text(min(limits))}"])
 
 
 def megatron_offloads(
@@ -82,9 +84,9 @@ def megatron_offloads(
                 return
             name = f"megatron-offload:fraction={fraction}{delta}"
             if level is None:
-                yield from _built(problem, [name])
+                yield from build_those(problem, [name])
             else:
-                yield from both_ways(_built(problem, [recomputed_at(name, level)]))
+                yield from both_ways(build_those(problem, [recomputed_at(name, level)]))
 
 
 def _one_f_one_b_ns(problem: Problem, level: str | None = None) -> int:
@@ -95,12 +97,13 @@ def _one_f_one_b_ns(problem: Problem, level: str | None = None) -> int:
     name = "1f1b" if problem.shape.chunks == 1 else "1f1b-i"
     if level is not None:
         name = f"{name}:recompute={level},apart=yes"
-    for _, schedule in _built(problem, [name]):
+    for _, schedule in build_those(problem, [name]):
         return simulate(schedule, problem.profile, enforce=False, explain=False).makespan_ns
     return 0
 
 
-def _built(problem: Problem, variants: Sequence[str]) -> Iterator[tuple[str, Schedule]]:
+def build_those(problem: Problem, variants: Sequence[str]) -> Iterator[tuple[str, Schedule]]:
+    """The schedules of these names with the problem's chunks, as far as they are of its shape."""
     shape = problem.shape
     for variant in variants:
         name, options = parse_name(variant)

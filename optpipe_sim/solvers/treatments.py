@@ -49,7 +49,7 @@ def named_levels(profile: CostProfile, numbers: np.ndarray) -> Levels:
     """Convert levels of recomputation to names, as schedules store them.
 
     Args:
-        numbers: (stages, microbatches) the number of the level in its stage, from 1; 0: none.
+        numbers: (stages, units) the number of the level in its stage, from 1; 0: none.
     """
     names = list(dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute))
     table = np.zeros_like(numbers)
@@ -60,19 +60,22 @@ def named_levels(profile: CostProfile, numbers: np.ndarray) -> Levels:
 
 
 def require_alike(schedule: Schedule) -> None:
-    """Raise unless all activations of each stage are treated alike.
+    """Raise unless all activations of each stage (or of each slice at it) are treated alike.
 
     Raises:
         InvalidSchedule: names the first stage whose activations differ in level, offloading, or
             whether they are recomputed by a separate op.
     """
-    kinds, stages, _ = schedule.table.T
-    differ = (schedule.levels.table != schedule.levels.table[:, :1]).any(axis=1)
+    shape = schedule.shape
+    kinds, stages, units = schedule.table.T
+    levels = schedule.levels.table.reshape(shape.stages, shape.microbatches, shape.slices)
+    differ = (levels != levels[:, :1]).any(axis=1).ravel()
     for kind in (C, O):
-        count = np.bincount(stages[kinds == kind], minlength=schedule.shape.stages)
-        differ |= (count > 0) & (count < schedule.shape.microbatches)
+        at = (stages * shape.slices + units % shape.slices)[kinds == kind]
+        count = np.bincount(at, minlength=len(differ))
+        differ |= (count > 0) & (count < shape.microbatches)
     if differ.any():
         raise InvalidSchedule(
-            f"stage {int(differ.argmax())}: its activations are not all treated alike,"
+            f"stage {int(differ.argmax()) // shape.slices}: its activations are not all treated alike,"
             " which per_stage requires"
         )

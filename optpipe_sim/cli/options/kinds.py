@@ -38,6 +38,10 @@ def chunks(text: str) -> int | str:
     return text if text in ("any", "profile") else count(text)
 
 
+def slices(text: str) -> int | str:
+    return text if text in ("any", "profile") else count(text)
+
+
 def whole(text: str) -> int:
     """A whole number of at least 0, of which a seed can be made."""
     try:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...solvers.options import ENGINES, KINDS, SolveOptions
-from .kinds import MOST_PROCESSES, chunks, count_to, seconds, share, treatments, whole
+from .kinds import MOST_PROCESSES, chunks, count_to, seconds, share, slices, treatments, whole
 from .shared import add_objective
 
 
@@ -74,12 +74,21 @@ def add_shape(parser: ArgumentParser, kind: Callable[[str], object], help: str) 
         help="where chunks lie: loop (stage s on device s mod p) or vee (two chunks, there and back);"
         " default: the profile's own, loop where a number of --chunks is given",
     )
+    if kind is chunks:
+        parser.add_argument(
+            "--slices",
+            metavar="N|any|profile",
+            type=slices,
+            help="slices of each sequence that pass the pipeline one after the other; 1: whole sequences;"
+            " any: whole ones and the profile's own, or 2, 4 and 8 equal ones; default: the profile's",
+        )
 
 
 def search_options(arguments: Namespace, **changes: Any) -> SolveOptions:
     """The options of `solve` that the command line gives; `changes` come before them."""
     given = {name: value for name, value in vars(arguments).items() if name in KINDS}
     given = {name: value for name, value in given.items() if value is not None}
-    if given.get("chunks") == "profile":
-        given["chunks"] = "own"
+    for name in ("chunks", "slices"):
+        if given.get(name) == "profile":
+            given[name] = "own"
     return SolveOptions(**{**given, "cache": not arguments.no_cache, **changes})

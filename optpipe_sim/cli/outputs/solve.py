@@ -47,7 +47,7 @@ def show_solution(
     flush = trace.objective == "flush"
     line(out, "bubble", f"{trace.bubble_rate_flush if flush else trace.bubble_rate:.1%}")
     line(out, "peak memory", peak_text(trace))
-    activations = trace.schedule.shape.stages * trace.schedule.shape.microbatches
+    activations = trace.schedule.shape.stages * trace.schedule.shape.units
     offloaded = f"{trace.offloaded} of {activations} activations"
     if trace.offloaded:
         offloaded += f"; host memory peaks at {format_size(trace.host_peak_bytes)}"

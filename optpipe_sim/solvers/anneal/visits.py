@@ -88,7 +88,8 @@ class Visits(Generic[P]):
             self.best: int = self.starts[0][0]
             self.plan: P = self.starts[0][2].copy()
             self.weight = weight / int(self.plan.length.sum())
-            self.typical = float(np.median(problem.profile.durations_ns[:BW]))
+            whole = float(np.median(problem.profile.durations_ns[:BW]))
+            self.typical = whole / problem.shape.slices
 
     def run(
         self,

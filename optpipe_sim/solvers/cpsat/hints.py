@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from ...ops import BW, B, F, O, Op, R, W
+from typing import Any
+
+from ...ops import BW, B, C, F, O, Op, R, W
+from ...schedule import Schedule
 from ...trace import Trace
 from .model import Model
+from .treated import Activation, TreatedModel
 
 
 def hint(model: Model, trace: Trace) -> None:
@@ -54,3 +58,49 @@ def _ranks(model: Model, starts: dict[Op, int]) -> list[list[int]]:
         times = sorted(starts[Op(F, s, j)] for j in model.microbatches)
         ranks.append([times.index(starts[Op(F, s, j)]) for j in model.microbatches])
     return ranks
+
+
+def hint_treated(model: TreatedModel, trace: Trace) -> None:
+    """Hint the times and the treatments of a schedule; microbatches by their order at stage 0."""
+    cp, unit, schedule = model.cp, model.unit_ns, trace.schedule
+    spans = {span.op: span for span in trace.spans}
+    n = model.problem.shape.slices
+    first = sorted(
+        model.microbatches[::n], key=lambda j: spans[model.op(F, 0, j)].start_ns
+    )  # of each microbatch its first slice
+    for new, old in zip(model.microbatches[::n], first, strict=True):
+        for part in range(n):
+            for s in model.stages:
+                _hint_activation(model, spans, schedule, (s, new + part), (s, old + part))
+    cp.add_hint(model.cost, min(trace.cost_ns // unit, model.horizon))
+
+
+def _hint_activation(
+    model: TreatedModel, spans: dict[Op, Any], schedule: Schedule, new: Activation, old: Activation
+) -> None:
+    cp, unit, op = model.cp, model.unit_ns, model.op
+    whole = op(BW, *old) in spans
+    back = spans[op(BW if whole else B, *old)]
+    number = int(schedule.levels.table[old])
+    name = schedule.levels.names[number - 1] if number else None
+    names = [None, *(level.name for level in model.problem.profile.stages[old[0]].recompute)]
+    starts = {F: spans[op(F, *old)].start_ns, B: back.start_ns, W: back.end_ns}
+    for kind in (W, C, O, R):
+        if op(kind, *old) in spans:
+            starts[kind] = spans[op(kind, *old)].start_ns
+    for kind, start in starts.items():
+        if op(kind, *new) in model.start:
+            cp.add_hint(model.start[op(kind, *new)], start // unit)
+    if new in model.fused:
+        cp.add_hint(model.fused[new], whole)
+    if new in model.behind:
+        last = schedule.row(op(F, old[0], schedule.shape.last_slice(old[1])))
+        cp.add_hint(model.behind[new], schedule.row(op(O, *old)) > last)
+    if model.problem.per_stage and new[1] >= model.problem.shape.slices:
+        return
+    for at, literal in enumerate(model.level[new]):
+        cp.add_hint(literal, names[at] == name)
+    if new in model.apart:
+        cp.add_hint(model.apart[new], op(C, *old) in spans)
+    if new in model.moved:
+        cp.add_hint(model.moved[new], op(O, *old) in spans)

@@ -8,6 +8,8 @@ the end of B; offload from the start of F to the end of O, and from the start of
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from functools import reduce
 from math import gcd
 from typing import Any, NamedTuple
 
@@ -91,6 +93,31 @@ def _cumulative(model: Model, device: int) -> None:
             held += [(interval, size) for interval, size in parts if size]
     assert problem.limits is not None
     _hold(model, held, problem.limits[device] - costs.static_bytes[device])
+
+
+@dataclass
+class Held:
+    """Bytes that a resource holds over half-open intervals."""
+
+    model: Model
+    intervals: list[Any] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    def hold(self, size: int, start: Any, end: Any, *literals: Any) -> None:
+        """Hold `size` bytes from `start` to `end` if all of `literals` hold."""
+        if size:
+            there = self.model.conjunction(*literals)
+            lasting = self.model.time("")
+            interval = self.model.cp.new_optional_interval_var(start, lasting, end, there, "")
+            self.intervals.append(interval)
+            self.sizes.append(size)
+
+    def limit(self, room: int) -> None:
+        """Allow at most `room` bytes at any time."""
+        if sum(self.sizes) > room:
+            unit = reduce(gcd, self.sizes)
+            demands = [size // unit for size in self.sizes]
+            self.model.cp.add_cumulative(self.intervals, demands, room // unit)
 
 
 class _Step(NamedTuple):

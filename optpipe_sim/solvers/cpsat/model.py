@@ -20,7 +20,7 @@ from typing import Any
 
 from ortools.sat.python import cp_model
 
-from ...ops import BW, COMPUTE, B, F, O, Op, R, W
+from ...ops import BW, COMPUTE, B, F, O, Op, OpKind, R, W
 from ...schedule import Schedule
 from ...sim.links import link_keys
 from ..problem import Problem, schedule_from_times
@@ -35,9 +35,10 @@ class Model:
         horizon: the latest possible time.
         start, end: of every op (also of optional copies and W's). interval: of every op that
             occupies a resource.
-        moved: per (stage, microbatch), the literal of its offload; only if an offload can help.
+        moved: per (stage, unit), the literal of its offload; only if an offload can help.
         present: per O and R, the literal of its presence.
-        fused: per (stage, microbatch), the literal of BW; only if BW is cheaper than B and W.
+        fused: per (stage, unit), the literal of BW; only if BW is cheaper than B and W.
+        both: literals of conjunctions, each made once.
         cost: the variable to minimize.
     """
 
@@ -51,6 +52,7 @@ class Model:
     moved: dict[tuple[int, int], Any] = field(default_factory=dict)
     present: dict[Op, Any] = field(default_factory=dict)
     fused: dict[tuple[int, int], Any] = field(default_factory=dict)
+    both: dict[tuple[int, ...], Any] = field(default_factory=dict)
     cost: Any = None
 
     def duration_of(self, kind: int, stage: int) -> int:
@@ -63,7 +65,12 @@ class Model:
 
     @property
     def microbatches(self) -> range:
-        return range(self.problem.microbatches)
+        """The units of the shape: microbatches, or their slices in order."""
+        return range(self.problem.shape.units)
+
+    def op(self, kind: OpKind, stage: int, unit: int) -> Op:
+        """Return the op of a kind on a unit."""
+        return self.problem.shape.op(kind, stage, unit)
 
     @property
     def latency(self) -> int:
@@ -79,18 +86,30 @@ class Model:
         """Make a variable for a time or a duration."""
         return self.cp.new_int_var(0, self.horizon, name)
 
+    def conjunction(self, *literals: Any) -> Any:
+        """Return a literal that holds if and only if all of `literals` hold."""
+        if len(literals) == 1:
+            return literals[0]
+        key = tuple(sorted(literal.index for literal in literals))
+        if key not in self.both:
+            one = self.both[key] = self.cp.new_bool_var("")
+            self.cp.add_bool_and(*literals).only_enforce_if(one)
+            self.cp.add_bool_or(one, *(~literal for literal in literals))
+        return self.both[key]
+
     def starts_ns(self, value: Any) -> dict[Op, int]:
         """Return the start of each op in ns; `value` returns the value of a variable in a solution.
         Durations that were rounded down to a unit are not corrected: then only the order
         matters."""
         found = {}
+        shape = self.problem.shape
         for op, start in self.start.items():
-            at = (op.stage, op.microbatch)
+            at = (op.stage, shape.unit(op))
             whole = at in self.fused and value(self.fused[at])
             there = value(self.present[op]) if op in self.present else not (whole and op.kind is W)
             if there:
                 kind = BW if whole and op.kind is B else op.kind
-                found[Op(kind, *at)] = int(value(start)) * self.unit_ns
+                found[shape.op(kind, *at)] = int(value(start)) * self.unit_ns
         return found
 
     def schedule(self, value: Any) -> Schedule:
@@ -131,15 +150,19 @@ def time_unit(problem: Problem) -> int:
     """The greatest common divisor of all durations, in ns: some optimal solution has only multiples
     of it as times."""
     costs = problem.profile
-    return gcd(costs.t_comm_ns, *map(int, costs.op_table.duration_ns.flat)) or 1
+    tables = [costs.op_table] if costs.slices == 1 else [costs.slice_tables]
+    return gcd(costs.t_comm_ns, *(int(t) for one in tables for t in one.duration_ns.flat)) or 1
 
 
 def serial_ns(problem: Problem) -> int:
     """An upper bound on any replay, in ns: at any time an op runs or a message is under way."""
     costs = problem.profile
     hops = 2 * sum(a != b for a, b in pairwise(costs.placement)) * costs.t_comm_ns
-    longest = costs.op_table.duration_ns.max(axis=2)
-    return problem.microbatches * (int(longest.sum()) + hops)
+    if costs.slices == 1:
+        longest = costs.op_table.duration_ns.max(axis=2)
+    else:  # by way of copying, slice, kind, stage and treatment
+        longest = costs.slice_tables.duration_ns.max(axis=(0, 4))
+    return problem.microbatches * (int(longest.sum()) + costs.slices * hops)
 
 
 def horizon_ns(problem: Problem, cost_ns: int | None) -> int:
@@ -258,9 +281,9 @@ def head(model: Model) -> None:
     place = model.problem.profile.placement
     for device in range(model.problem.shape.devices):
         s = model.problem.shape.stages_of(device)[0]
-        first = model.start[Op(F, s, 0)]
+        first = model.start[model.op(F, s, 0)]
         latency = model.latency if s and place[s] != place[s - 1] else 0
-        model.cp.add(first == (model.end[Op(F, s - 1, 0)] + latency if s else 0))
+        model.cp.add(first == (model.end[model.op(F, s - 1, 0)] + latency if s else 0))
 
 
 def objective(model: Model, least: int, most: int) -> None:
@@ -268,17 +291,17 @@ def objective(model: Model, least: int, most: int) -> None:
     first op to its last. The very first F starts at 0, as it waits for nothing."""
     cp, problem = model.cp, model.problem
     cost = model.cost = cp.new_int_var(least, most, "cost")
-    cp.add(model.start[Op(F, 0, 0)] == 0)
+    cp.add(model.start[model.op(F, 0, 0)] == 0)
     for device in range(problem.shape.devices):
         stages = problem.shape.stages_of(device)
         first: Any = 0
         if problem.objective == "span":
             first = model.time(f"first of {device}")
             for j in model.microbatches:
-                cp.add(first <= model.start[Op(F, stages[0], j)])
+                cp.add(first <= model.start[model.op(F, stages[0], j)])
         for s in stages:
             for j in model.microbatches:
-                cp.add(cost >= model.end[Op(B, s, j)] - first)
-                weight = cp.add(cost >= model.end[Op(W, s, j)] - first)
+                cp.add(cost >= model.end[model.op(B, s, j)] - first)
+                weight = cp.add(cost >= model.end[model.op(W, s, j)] - first)
                 if (s, j) in model.fused:
                     weight.only_enforce_if(~model.fused[s, j])

@@ -70,7 +70,7 @@ def phases(problem: Problem, options: CpsatOptions) -> list[Phase]:
     """Return the phases in order."""
     if options.order == FREE:
         return [Phase(FREE)]
-    if problem.may_recompute:
+    if problem.decides:
         heads = problem.objective == "span"
         return [
             Phase(FIFO, 0.4, heads=heads, covers="none"),

@@ -20,7 +20,7 @@ from ..result import INFEASIBLE, UNKNOWN, SolveResult, make_result
 from . import memory as cpsat_memory
 from . import model as cpsat_model
 from . import treated
-from .hints import hint
+from .hints import hint, hint_treated
 from .model import Model
 from .order import FIFO, PASSING, RANKS, WINDOWS, order, ranked_transfers, take_places
 from .phases import BY_ORDER, CpsatOptions, Phase, phases
@@ -68,7 +68,11 @@ class Search:
             raise OptPipeError(f"time limit: must be above 0 seconds, got {time_limit}")
         self.options = options or CpsatOptions()
         exact = cpsat_model.time_unit(problem)
-        least = min(min(cost.t_f_ns, cost.t_b_ns, cost.fused_ns) for cost in problem.profile.stages)
+        least = min(
+            min(part.t_f_ns, part.t_b_ns, part.fused_ns)
+            for cost in problem.profile.stages
+            for part in cost.slices or (cost,)
+        )
         self.unit_ns = self.options.quantum_ns or exact
         if not 1 <= self.unit_ns <= least:
             raise OptPipeError(
@@ -170,7 +174,7 @@ class Search:
             take_places(model, windows)
         if self.best is not None and not phase.strict:
             if isinstance(model, treated.TreatedModel):
-                treated.hint(model, self.best)
+                hint_treated(model, self.best)
             else:
                 hint(model, self.best)
         size = len(model.cp.proto.variables), len(model.cp.proto.constraints)
@@ -201,7 +205,7 @@ class Search:
         horizon = cpsat_model.horizon_ns(problem, upper_ns) // unit
         most = horizon if upper_ns is None else min(horizon, upper_ns // unit + self.lost)
         least = min(most, max(0, self.lower_ns // unit - self.lost))
-        if problem.may_recompute:
+        if problem.decides:
             model: Model = treated.build(problem, unit, horizon, phase.order == FIFO)
         else:
             model = self.build_kept(phase, horizon)

@@ -1,35 +1,40 @@
-"""The CP-SAT model with recomputation: the treatment of each activation is part of the solution.
+"""The CP-SAT model with recomputation or slices: the treatment of each activation is part of the solution.
 
-In addition to the ops of `model` there are, per (stage, microbatch): one literal for each level of
-recomputation and one for none, of which exactly one holds; a literal for recomputation by a
-separate op C (else it happens inside the backward); and a choice of BW on every stage with levels,
-as a fused backward may hold less than B and W of a recomputed activation. Durations and sizes of
-ops follow from these, as in `op_table`.
+In addition to the ops of `model` there are, per (stage, unit; a unit is a microbatch, or a slice of
+one): one literal for each level of recomputation and one for none, of which exactly one holds; a
+literal for recomputation by a separate op C (else it happens inside the backward); and a choice of
+BW on every stage with levels, as a fused backward may hold less than B and W of a recomputed
+activation. Durations and sizes of ops follow from these, as in `op_table`.
 
 The only assumption on the order of microbatches is that stage 0 runs them by number: the exchange
 that makes first in, first out lossless without offloading (`order`) fails as soon as two
 microbatches may hold different amounts of memory. ``fifo`` is a restriction here, to find good
 schedules with; the bound of the unrestricted model holds for every schedule. Links that are serial
 or blocking count as latency, which keeps it a bound.
+
+With slices, an offload may leave keys and values behind, or take them along and wait for the F of its
+microbatch's last slice. Which of the two a program means is told by its order alone (`op_costs`). The
+model lets the former start at any time, which is wider than the semantics where that O is late.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import reduce
+from functools import cached_property
 from itertools import pairwise
-from math import gcd
 from typing import Any
 
 import numpy as np
 
-from ...op_table import KEEP, apart, inside
+from ...op_table import KEEP, OpTable, apart, inside
 from ...ops import BW, B, C, F, O, Op, R, W
 from ...schedule import Schedule
-from ...trace import Trace
+from ...schedules.sliced.orders import backward_units
+from ...stage_cost import StageCost
 from ..problem import Problem, schedule_from_times
 from ..treatments import named_levels
 from . import model as cpsat_model
+from .memory import Held
 from .model import Model
 
 Activation = tuple[int, int]
@@ -40,37 +45,60 @@ class TreatedModel(Model):
     """A model with treatments.
 
     Attributes:
-        level: per (stage, microbatch), a literal per level; number 0: kept whole.
-        apart: per (stage, microbatch) of a stage with levels, the literal of an op C.
+        level: per (stage, unit), a literal per level; number 0: kept whole.
+        apart: per (stage, unit) of a stage with levels, the literal of an op C.
+        behind: per (stage, unit) whose copies may take keys and values along or not, the literal
+            that they do.
         size: of the ops whose duration depends on treatments.
-        both: literals of conjunctions, each made once.
     """
 
     level: dict[Activation, list[Any]] = field(default_factory=dict)
     apart: dict[Activation, Any] = field(default_factory=dict)
+    behind: dict[Activation, Any] = field(default_factory=dict)
     size: dict[Op, Any] = field(default_factory=dict)
-    both: dict[tuple[int, ...], Any] = field(default_factory=dict)
 
-    def duration(self, kind: int, stage: int, treatment: int) -> int:
-        """The duration of an op under a treatment, in units."""
-        found = self.problem.profile.op_table.duration_ns[kind, stage, treatment]
+    def cost_of(self, stage: int, unit: int) -> StageCost:
+        """What a unit costs at a stage."""
+        cost = self.problem.profile.stages[stage]
+        return cost.slices[unit % len(cost.slices)] if cost.slices else cost
+
+    @cached_property
+    def tables(self) -> list[list[OpTable]]:
+        """The table of each slice: with copies that leave keys and values behind, and with those
+        that take them along."""
+        profile = self.problem.profile
+        if profile.slices == 1:
+            return [[profile.op_table], [profile.op_table]]
+        return [
+            [
+                OpTable(*(array[way, part] for array in profile.slice_tables))
+                for part in range(profile.slices)
+            ]
+            for way in (0, 1)
+        ]
+
+    def table_of(self, unit: int, behind: bool = True) -> OpTable:
+        """What the ops of a unit cost."""
+        return self.tables[behind][unit % self.problem.shape.slices]
+
+    def duration(
+        self, kind: int, stage: int, unit: int, treatment: int, behind: bool = True
+    ) -> int:
+        """The duration of an op under a treatment, in units of time."""
+        found = self.table_of(unit, behind).duration_ns[kind, stage, treatment]
         return int(found) // self.unit_ns
+
+    def ways(self, at: Activation) -> list[tuple[bool, tuple[Any, ...]]]:
+        """How an activation may be copied, with or without keys and values, and the literals that
+        say so."""
+        if at not in self.behind:
+            return [(True, ())]
+        return [(True, (self.behind[at],)), (False, (~self.behind[at],))]
 
     def levels(self, stage: int) -> range:
         """The levels of a stage, numbered from 1; empty if the problem does not allow recomputation."""
         few = len(self.problem.profile.stages[stage].recompute)
         return range(1, 1 + few if self.problem.may_recompute else 1)
-
-    def conjunction(self, *literals: Any) -> Any:
-        """Return a literal that holds if and only if all of `literals` hold."""
-        if len(literals) == 1:
-            return literals[0]
-        key = tuple(sorted(literal.index for literal in literals))
-        if key not in self.both:
-            one = self.both[key] = self.cp.new_bool_var("")
-            self.cp.add_bool_and(*literals).only_enforce_if(one)
-            self.cp.add_bool_or(one, *(~literal for literal in literals))
-        return self.both[key]
 
     def schedule(self, value: Any) -> Schedule:
         """Return the schedule of a solution; `value` returns the value of a variable in it."""
@@ -84,6 +112,11 @@ class TreatedModel(Model):
             ]
         )
         starts = self.starts_ns(value)
+        shape = self.problem.shape
+        for (s, u), behind in self.behind.items():
+            out, last = shape.op(O, s, u), shape.op(F, s, shape.last_slice(u))
+            if out in starts and not value(behind):  # its program is to have it before that F
+                starts[out] = min(starts[out], starts[last] - 1)
         levels = named_levels(self.problem.profile, chosen)
         return schedule_from_times(self.problem, starts, levels)
 
@@ -106,17 +139,18 @@ def _choices(model: TreatedModel) -> None:
     """Add the treatment of each activation; one choice per stage if the problem requires it."""
     cp, problem = model.cp, model.problem
     for s in model.stages:
-        cost = problem.profile.stages[s]
         may_move = cpsat_model.may_move(problem, s)
-        may_fuse = bool(model.levels(s)) or cost.fused_ns < cost.t_b_ns + cost.t_w_ns
         for j in model.microbatches:
-            at = (s, j)
+            at, cost = (s, j), model.cost_of(s, j)
+            may_fuse = bool(model.levels(s)) or cost.fused_ns < cost.t_b_ns + cost.t_w_ns
             if may_fuse:
                 model.fused[at] = cp.new_bool_var(f"BW{s}.{j}")
-            if j and problem.per_stage:
+            first = (s, j % problem.shape.slices)
+            if at != first and problem.per_stage:
                 for chosen in (model.level, model.apart, model.moved):
-                    if (s, 0) in chosen:
-                        chosen[at] = chosen[s, 0]
+                    if first in chosen:
+                        chosen[at] = chosen[first]
+                _ways_of_copies(model, at)
                 continue
             model.level[at] = [
                 cp.new_bool_var(f"{s}.{j} at level {level}") for level in (0, *model.levels(s))
@@ -127,6 +161,18 @@ def _choices(model: TreatedModel) -> None:
                 cp.add_implication(model.apart[at], ~model.level[at][0])
             if may_move:
                 model.moved[at] = cp.new_bool_var(f"moved{s}.{j}")
+                _ways_of_copies(model, at)
+
+
+def _ways_of_copies(model: TreatedModel, at: Activation) -> None:
+    """Whether copies take keys and values along, where it matters: not of a microbatch's last slice,
+    whose F has ended anyway."""
+    s, unit = at
+    if at not in model.moved or unit == model.problem.shape.last_slice(unit):
+        return
+    early, late = (model.table_of(unit, way).released_bytes[O, s] for way in (False, True))
+    if (early < late).any():
+        model.behind[at] = model.cp.new_bool_var(f"whole{s}.{unit}")
 
 
 def _compute(model: TreatedModel) -> None:
@@ -135,23 +181,23 @@ def _compute(model: TreatedModel) -> None:
     for s in model.stages:
         for j in model.microbatches:
             at = (s, j)
-            forward, back, weight, again = (Op(kind, s, j) for kind in (F, B, W, C))
-            _fixed(model, forward, model.duration(F, s, KEEP))
+            forward, back, weight, again = (model.op(kind, s, j) for kind in (F, B, W, C))
+            _fixed(model, forward, model.duration(F, s, j, KEEP))
             fused = model.fused.get(at)
-            split, whole = model.duration(B, s, KEEP), model.duration(BW, s, KEEP)
+            split, whole = model.duration(B, s, j, KEEP), model.duration(BW, s, j, KEEP)
             more: Any = 0 if fused is None else (whole - split) * fused
             for level in model.levels(s):
-                extra = model.duration(B, s, inside(level)) - split
+                extra = model.duration(B, s, j, inside(level)) - split
                 more += extra * model.conjunction(model.level[at][level], ~model.apart[at])
             _variable(model, back, split + more)
             model.interval[back] = cp.new_interval_var(
                 model.start[back], model.size[back], model.end[back], str(back)
             )
-            _weight(model, weight, fused)
+            _weight(model, weight, j, fused)
             if model.levels(s):
                 lasting: Any = 0
                 for level in model.levels(s):
-                    lasting += model.duration(C, s, apart(level)) * model.level[at][level]
+                    lasting += model.duration(C, s, j, apart(level)) * model.level[at][level]
                 _optional(model, again, lasting, model.apart[at])
 
 
@@ -179,26 +225,26 @@ def _optional(model: TreatedModel, op: Op, size: Any, literal: Any) -> None:
     )
 
 
-def _weight(model: TreatedModel, weight: Op, fused: Any) -> None:
+def _weight(model: TreatedModel, weight: Op, unit: int, fused: Any) -> None:
     """Add W; if the backward is fused it is absent, with zero duration at the end of its BW."""
+    size = model.duration(W, weight.stage, unit, KEEP)
     if fused is None:
-        _fixed(model, weight, model.duration(W, weight.stage, KEEP))
+        _fixed(model, weight, size)
         return
-    size = model.duration(W, weight.stage, KEEP)
     _optional(model, weight, size * ~fused, ~fused)
-    back = Op(B, weight.stage, weight.microbatch)
+    back = model.op(B, weight.stage, unit)
     model.cp.add(model.start[weight] == model.end[back]).only_enforce_if(fused)
     del model.present[weight]  # `Model.starts_ns` decides by `fused`
 
 
 def _flow(model: TreatedModel) -> None:
     """Add the data flow: F along the stages, B back along them, W after B, C between F and B; the
-    P2P latency across devices."""
-    cp, place = model.cp, model.problem.profile.placement
+    P2P latency across devices; F's of slices in their order, B's in reverse."""
+    cp, place, slices = model.cp, model.problem.profile.placement, model.problem.shape.slices
     for s in model.stages:
         latency = model.latency if s and place[s] != place[s - 1] else 0
         for j in model.microbatches:
-            forward, back, weight, again = (Op(kind, s, j) for kind in (F, B, W, C))
+            forward, back, weight, again = (model.op(kind, s, j) for kind in (F, B, W, C))
             cp.add(model.start[back] >= model.end[forward])
             cp.add(model.start[weight] >= model.end[back])
             if again in model.start:
@@ -206,52 +252,36 @@ def _flow(model: TreatedModel) -> None:
                 cp.add(model.start[again] >= model.end[forward]).only_enforce_if(there)
                 cp.add(model.start[back] >= model.end[again]).only_enforce_if(there)
             if s:
-                cp.add(model.start[forward] >= model.end[Op(F, s - 1, j)] + latency)
-                cp.add(model.start[Op(B, s - 1, j)] >= model.end[back] + latency)
+                cp.add(model.start[forward] >= model.end[model.op(F, s - 1, j)] + latency)
+                cp.add(model.start[model.op(B, s - 1, j)] >= model.end[back] + latency)
+            if j % slices:
+                cp.add(model.start[forward] >= model.end[model.op(F, s, j - 1)])
+                cp.add(model.start[model.op(B, s, j - 1)] >= model.end[back])
 
 
 def _copies(model: TreatedModel) -> None:
     """Add O and R of activations that may be offloaded: both or neither; shorter ones for
-    recomputed activations."""
-    cp = model.cp
+    recomputed activations, and for those whose keys and values stay."""
+    cp, shape = model.cp, model.problem.shape
     for (s, j), moved in model.moved.items():
-        forward, back, out, reload, again = (Op(kind, s, j) for kind in (F, B, O, R, C))
+        forward, back, out, reload, again = (model.op(kind, s, j) for kind in (F, B, O, R, C))
         for op in (out, reload):
-            size: Any = model.duration(op.kind, s, KEEP) * model.level[s, j][0]
-            for level in model.levels(s):
-                size += model.duration(op.kind, s, inside(level)) * model.level[s, j][level]
+            size: Any = 0
+            for behind, way in model.ways((s, j)):
+                for level in (0, *model.levels(s)):
+                    treatment = inside(level) if level else KEEP
+                    chosen = model.conjunction(model.level[s, j][level], *way)
+                    size += model.duration(op.kind, s, j, treatment, behind) * chosen
             _optional(model, op, size, moved)
         cp.add(model.start[out] >= model.end[forward]).only_enforce_if(moved)
+        if (s, j) in model.behind:
+            last = model.end[model.op(F, s, shape.last_slice(j))]
+            cp.add(model.start[out] >= last).only_enforce_if(moved, model.behind[s, j])
         cp.add(model.start[reload] >= model.end[out]).only_enforce_if(moved)
         cp.add(model.start[back] >= model.end[reload]).only_enforce_if(moved)
         if again in model.start:
             first = cp.add(model.start[again] >= model.end[reload])
             first.only_enforce_if(moved, model.apart[s, j])
-
-
-@dataclass
-class _Held:
-    """Bytes that a resource holds over half-open intervals."""
-
-    model: TreatedModel
-    intervals: list[Any] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
-
-    def hold(self, size: int, start: Any, end: Any, *literals: Any) -> None:
-        """Hold `size` bytes from `start` to `end` if all of `literals` hold."""
-        if size:
-            there = self.model.conjunction(*literals)
-            lasting = self.model.time("")
-            interval = self.model.cp.new_optional_interval_var(start, lasting, end, there, "")
-            self.intervals.append(interval)
-            self.sizes.append(size)
-
-    def limit(self, room: int) -> None:
-        """Allow at most `room` bytes at any time."""
-        if sum(self.sizes) > room:
-            unit = reduce(gcd, self.sizes)
-            demands = [size // unit for size in self.sizes]
-            self.model.cp.add_cumulative(self.intervals, demands, room // unit)
 
 
 def _device_memory(model: TreatedModel) -> None:
@@ -260,16 +290,19 @@ def _device_memory(model: TreatedModel) -> None:
     if problem.limits is None:
         return
     for device in range(problem.shape.devices):
-        held = _Held(model)
+        held = Held(model)
         for s in problem.shape.stages_of(device):
             for j in model.microbatches:
                 _hold_activation(model, held, s, j)
         held.limit(problem.limits[device] - problem.profile.static_bytes[device])
 
 
-def _hold_activation(model: TreatedModel, held: _Held, s: int, j: int) -> None:
-    cost, table, at = model.problem.profile.stages[s], model.problem.profile.op_table, (s, j)
-    forward, back, weight, again, out, reload = (Op(kind, s, j) for kind in (F, B, W, C, O, R))
+def _hold_activation(model: TreatedModel, held: Held, s: int, j: int) -> None:
+    cost, at = model.cost_of(s, j), (s, j)
+    table = model.table_of(j)
+    forward, back, weight, again, out, reload = (
+        model.op(kind, s, j) for kind in (F, B, W, C, O, R)
+    )
     taken, freed = model.start[forward], model.end[back]
     moved, fused = model.moved.get(at), model.fused.get(at)
     left = freed
@@ -280,11 +313,12 @@ def _hold_activation(model: TreatedModel, held: _Held, s: int, j: int) -> None:
         model.cp.add(left == freed).only_enforce_if(~moved)
     for level, chosen in enumerate(model.level[at]):
         keep = cost.act_bytes if level == 0 else cost.recompute[level - 1].keep_bytes
-        away = min(cost.offloadable, keep) if moved is not None else 0
-        held.hold(keep - away, taken, freed, chosen)
-        if moved is not None:
-            held.hold(away, taken, left, chosen)
-            held.hold(away, model.start[reload], freed, chosen, moved)
+        for behind, way in model.ways(at):
+            away = _away(model, s, j, level, behind) if moved is not None else 0
+            held.hold(keep - away, taken, freed, chosen, *way)
+            if moved is not None:
+                held.hold(away, taken, left, chosen, *way)
+                held.hold(away, model.start[reload], freed, chosen, moved, *way)
         if level == 0:
             continue
         work = int(table.released_bytes[F, s, inside(level)])
@@ -300,66 +334,39 @@ def _hold_activation(model: TreatedModel, held: _Held, s: int, j: int) -> None:
     )
 
 
+def _away(model: TreatedModel, s: int, j: int, level: int, behind: bool) -> int:
+    """What copies of an activation at a level move, in bytes."""
+    treatment = inside(level) if level else KEEP
+    return int(model.table_of(j, behind).released_bytes[O, s, treatment])
+
+
 def _host_memory(model: TreatedModel) -> None:
     """Limit the pinned memory of each node, held from the start of an O to the end of its R."""
     problem = model.problem
     if problem.host_limit is None:
         return
     per_node = problem.profile.devices_per_node
-    nodes: dict[int, _Held] = {}
+    nodes: dict[int, Held] = {}
     for (s, j), moved in model.moved.items():
-        held = nodes.setdefault(problem.profile.placement[s] // per_node, _Held(model))
-        out, reload = model.start[Op(O, s, j)], model.end[Op(R, s, j)]
+        held = nodes.setdefault(problem.profile.placement[s] // per_node, Held(model))
+        out, reload = model.start[model.op(O, s, j)], model.end[model.op(R, s, j)]
         for level, chosen in enumerate(model.level[s, j]):
-            cost = problem.profile.stages[s]
-            keep = cost.act_bytes if level == 0 else cost.recompute[level - 1].keep_bytes
-            held.hold(min(cost.offloadable, keep), out, reload, chosen, moved)
+            for behind, way in model.ways((s, j)):
+                size = _away(model, s, j, level, behind)
+                held.hold(size, out, reload, chosen, moved, *way)
     for held in nodes.values():
         held.limit(problem.host_limit)
 
 
 def _order(model: TreatedModel, fifo: bool) -> None:
     """Make stage 0 run microbatches by number; with `fifo` every stage, forward and backward."""
-    for s in model.stages if fifo else (0,):
-        for kind in (F, B) if fifo else (F,):
-            for i, j in pairwise(model.microbatches):
-                model.cp.add(model.start[Op(kind, s, j)] >= model.end[Op(kind, s, i)])
-
-
-def hint(model: TreatedModel, trace: Trace) -> None:
-    """Hint the times and the treatments of a schedule; microbatches by their order at stage 0."""
-    cp, unit, schedule = model.cp, model.unit_ns, trace.schedule
-    spans = {span.op: span for span in trace.spans}
-    first = sorted(model.microbatches, key=lambda j: spans[Op(F, 0, j)].start_ns)
-    for new, old in enumerate(first):
-        for s in model.stages:
-            _hint_activation(model, spans, schedule, (s, new), (s, old))
-    cp.add_hint(model.cost, min(trace.cost_ns // unit, model.horizon))
-
-
-def _hint_activation(
-    model: TreatedModel, spans: dict[Op, Any], schedule: Schedule, new: Activation, old: Activation
-) -> None:
-    cp, unit = model.cp, model.unit_ns
-    whole = Op(BW, *old) in spans
-    back = spans[Op(BW if whole else B, *old)]
-    number = int(schedule.levels.table[old])
-    name = schedule.levels.names[number - 1] if number else None
-    names = [None, *(level.name for level in model.problem.profile.stages[old[0]].recompute)]
-    starts = {F: spans[Op(F, *old)].start_ns, B: back.start_ns, W: back.end_ns}
-    for kind in (W, C, O, R):
-        if Op(kind, *old) in spans:
-            starts[kind] = spans[Op(kind, *old)].start_ns
-    for kind, start in starts.items():
-        if Op(kind, *new) in model.start:
-            cp.add_hint(model.start[Op(kind, *new)], start // unit)
-    if new in model.fused:
-        cp.add_hint(model.fused[new], whole)
-    if model.problem.per_stage and new[1]:
+    shape = model.problem.shape
+    n = shape.slices
+    if not fifo:
+        for i, j in pairwise(model.microbatches[::n]):
+            model.cp.add(model.start[model.op(F, 0, j)] >= model.end[model.op(F, 0, i)])
         return
-    for at, literal in enumerate(model.level[new]):
-        cp.add_hint(literal, names[at] == name)
-    if new in model.apart:
-        cp.add_hint(model.apart[new], Op(C, *old) in spans)
-    if new in model.moved:
-        cp.add_hint(model.moved[new], Op(O, *old) in spans)
+    for s in model.stages:
+        for kind, units in ((F, model.microbatches), (B, backward_units(shape))):
+            for i, j in pairwise(units):
+                model.cp.add(model.start[model.op(kind, s, j)] >= model.end[model.op(kind, s, i)])

@@ -92,7 +92,7 @@ class _BoundSearch:
 
     def run(self) -> int:
         problem = self.problem
-        if problem.limits is None:
+        if problem.limits is None or problem.shape.slices > 1:  # these know whole sequences only
             return 0
         profile, m, limits = problem.profile, problem.microbatches, problem.limits
         left: list[tuple[int, OneDevice, Any]] = []

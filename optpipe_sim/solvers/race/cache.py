@@ -78,7 +78,10 @@ class Cache:
         return entry._replace(problem=wanted)
 
     def near(self, problem: Problem, most: int = 3) -> list[Entry]:
-        """Return the entries of the most similar other problems, the nearest first."""
+        """Return the entries of the most similar other problems, the nearest first; none for
+        problems over slices, whose schedules are never adapted."""
+        if problem.shape.slices > 1:
+            return []
         wanted = identity(problem)
         found = []
         for path in self._family(wanted):

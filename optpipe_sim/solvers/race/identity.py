@@ -47,7 +47,9 @@ class Identity:
     @cached_property
     def family(self) -> str:
         """The digest of what two problems must share so that schedules can be adapted."""
-        return _digest([self.data["placement"], self.data["objective"]])
+        return _digest(
+            [self.data[key] for key in ("placement", "objective", "slices") if key in self.data]
+        )
 
 
 def identity(problem: Problem) -> Identity:
@@ -65,7 +67,9 @@ def identity(problem: Problem) -> Identity:
     times["comm"] = [costs.latency_ns, costs.occupancy_ns]
     levels = _levels(costs) if bounded and costs.has_levels else []
     unit = gcd(*(t for row in times.values() for t in row))
-    if levels:  # copies at a level of recomputation have their own times
+    if costs.slices > 1:
+        unit = gcd(unit, *(int(t) for t in costs.slice_tables.duration_ns.ravel()))
+    elif levels:  # copies at a level of recomputation have their own times
         unit = gcd(unit, *(int(t) for t in costs.op_table.duration_ns.ravel()))
     data: dict[str, Any] = {
         "placement": [costs.devices, *costs.placement],
@@ -74,6 +78,10 @@ def identity(problem: Problem) -> Identity:
         "links": costs.links if costs.occupancy_ns else "latency",
         "times": {name: [t // unit for t in row] for name, row in times.items()},
     }
+    if costs.slices > 1:
+        durations, *rest = costs.slice_tables
+        tables = [durations // unit, *rest]
+        data["slices"] = [costs.slices, _digest([table.tolist() for table in tables])]
     if bounded:
         sizes = {
             "act": [cost.act_bytes for cost in costs.stages],
@@ -146,7 +154,7 @@ def carried_bound(source: Identity, bound: int, target: Identity) -> int:
     """
     ours, theirs = target.data, source.data
     if theirs["m"] > ours["m"] or any(
-        theirs[key] != ours[key] for key in ("placement", "objective", "links")
+        theirs.get(key) != ours.get(key) for key in ("placement", "objective", "links", "slices")
     ):
         return 0
     if "room" not in theirs:

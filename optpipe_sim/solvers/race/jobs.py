@@ -39,7 +39,7 @@ def jobs_of(race: Race, options: SolveOptions, cold: bool) -> list[tuple[str, Jo
     if options.engine != "auto":
         return [_job(options.engine, race, options, cold)]
     names = ["search"] * cores
-    ops = 3 * problem.shape.stages * problem.microbatches
+    ops = 3 * problem.shape.stages * problem.shape.units
     small = SMALL_TREATED if treats(problem) else SMALL
     if ops <= small or problem.host_limit is not None:
         names = ["search"] * max(1, cores - 1) + ["cpsat"]
@@ -49,7 +49,7 @@ def jobs_of(race: Race, options: SolveOptions, cold: bool) -> list[tuple[str, Jo
         _job(name, race, replace(each, seed=options.seed + number), cold, (number, searches))
         for number, name in enumerate(names)
     ]
-    if problem.limits is not None:
+    if problem.limits is not None and problem.shape.slices == 1:
         hunt = replace(each, workers=1, time_limit=HUNT_SHARE * options.time_limit)
         _, job, arguments = _job("bounds", race, hunt, cold)
         jobs.append(("one device", job, arguments))

@@ -21,6 +21,7 @@ from ...schedules.adaoffload.adaoffload import adaoffload
 from ...schedules.recompute import at_level
 from ..problem import Problem
 from ..starts import RECOMPUTING, megatron_offloads, plain_schedules, recomputing_schedules
+from ..treated.sliced import in_slices, sliced_schedules, whole
 from ..variants import GROUPED, Way, grouped_variants, levels_of, limited_variants, work_ns
 from .portfolio import Race
 
@@ -48,8 +49,11 @@ class Rule(NamedTuple):
 
 def rules_of(problems: Sequence[Problem], bounds_ns: Sequence[int]) -> list[Rule]:
     """Return all rules of some shapes, the most promising first; `bounds_ns`: the bound of each shape."""
-    rules = []
+    rules: list[Rule] = []
     for at, (problem, bound_ns) in enumerate(zip(problems, bounds_ns, strict=True)):
+        if problem.shape.slices > 1:
+            rules += _of_slices(problem, bound_ns, at)
+            continue
         rules += [
             Rule(tier, bound_ns, bound_ns, at, built) for tier, built in _without_levels(problem)
         ]
@@ -60,6 +64,24 @@ def rules_of(problems: Sequence[Problem], bounds_ns: Sequence[int]) -> list[Rule
                 Rule(tier, about, least, at, built) for tier, built in _at_level(problem, level)
             ]
     return sorted(rules, key=lambda rule: rule[:4])
+
+
+def _of_slices(problem: Problem, bound_ns: int, at: int) -> Iterator[Rule]:
+    """The published schedules over slices, and those of whole sequences slice by slice."""
+    for level in (None, *levels_of(problem)):
+        about = bound_ns if level is None else max(bound_ns, work_ns(whole(problem), level))
+        yield Rule(1, about, bound_ns, at, partial(_sliced, problem, level))
+    for rule in rules_of([whole(problem)], [bound_ns]):
+        cut = partial(_cut, rule.built, problem.shape.slices)
+        yield rule._replace(tier=rule.tier + 1, bound_ns=bound_ns, at=at, built=cut)
+
+
+def _sliced(problem: Problem, level: str | None, *_: Any) -> Built:
+    return sliced_schedules(problem, level)
+
+
+def _cut(built: Callable[..., Built], slices: int, *given: Any) -> Built:
+    return ((name, in_slices(schedule, slices)) for name, schedule in built(*given))
 
 
 def _about_ns(problem: Problem, level: str | None) -> int:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from os import cpu_count
 
 from ...bounds.bounds import lower_bound
-from ...errors import Infeasible, NoSolution
+from ...errors import Infeasible, NoSolution, OptPipeError
 from ...schedule import Schedule
 from ..anneal.search import shares_links
 from ..options import SolveOptions
@@ -45,6 +45,10 @@ def solve_problem(
     Raises: as `solve`.
     """
     engine, cold = options.engine, start == "none"
+    if engine in ("milp", ADAOFFLOAD) and problem.shape.slices > 1:
+        raise OptPipeError(
+            f"engine: {engine} orders whole sequences: give slices=1, or the engine auto, search or cpsat"
+        )
     if engine == "milp":
         from ..milp.engine import require_milp
 

@@ -8,7 +8,7 @@ from ...codes import O
 from ...compiled import compiled, part
 from .moves import change
 from .state import FAILED, NEVER
-from .times import accept, evaluate, longest, rewind, run
+from .times import accept, column, evaluate, longest, rewind, run
 
 SURE = 0.97  # a better plan reaches at least this share of the mean end before a move
 PATHS = 4  # accepted moves until the critical path is computed again
@@ -98,8 +98,10 @@ def _take_back(prog, length, mode, saved, saved_length, costs, t, first, begin, 
         length[d] = saved_length[d]
     for which in range(t.filled[0] - 1, -1, -1):
         unit, old = t.touched[which, 0], t.touched[which, 1]
-        stage = unit >> costs.low
-        t.work[costs.place[stage]] += costs.work[stage, old] - costs.work[stage, mode[unit]]
+        stage, new = unit >> costs.low, column(unit, mode, costs)
+        t.work[costs.place[stage]] += (
+            costs.work[stage, new - mode[unit] + old] - costs.work[stage, new]
+        )
         mode[unit] = old
     t.filled[0] = 0
 

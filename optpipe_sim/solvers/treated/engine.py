@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import NamedTuple
 
 from ...bounds.bounds import naive
@@ -20,8 +21,10 @@ from ..options import SolveOptions
 from ..problem import Problem
 from ..reports import Others, Report, no_report
 from ..starts import offload_everything
+from ..variants import levels_of
 from .games import Game, games, realise
 from .search import search
+from .sliced import few_in_flight, one_at_a_time, sliced_schedules
 from .stand_ins import moved_to, others_for, stand_ins
 
 GREEDY, PLAIN = 0.12, 0.18  # shares of the time: greedy runs, then annealing with fixed levels
@@ -41,9 +44,9 @@ class Start(NamedTuple):
 
 def treats(problem: Problem) -> bool:
     """Whether a problem needs the search over treatments: the plain search can only offload single
-    activations, and does not model blocking links."""
+    activations, and does not model slices or blocking links."""
     offloads_stages = problem.per_stage and problem.may_offload
-    return problem.may_recompute or offloads_stages or problem.profile.sending_ns > 0
+    return problem.decides or offloads_stages or problem.profile.sending_ns > 0
 
 
 def first_starts(
@@ -60,6 +63,12 @@ def first_starts(
             stop. `best_ns`: choices of levels whose work alone reaches this cost are skipped.
     """
     found: list[Start] = []
+    if problem.shape.slices > 1:
+        for name, schedule in chain(one_at_a_time(problem), few_in_flight(problem)):
+            offer(schedule, name)
+            if over():
+                break
+        return []
 
     def take(game: Game, plain: Schedule, name: str) -> None:
         start = _start(problem, game, plain)
@@ -110,6 +119,8 @@ def run(
     known_ns = float("inf") if start is None else problem.replay(start).cost_ns
     chosen = chosen or first_starts(problem, best_ns=lambda: known_ns)
     starts = [start] if start is not None else []
+    if problem.shape.slices > 1:
+        starts += _sliced_starts(problem)
     starts += [entry.schedule for entry in chosen]
     first, step = part
     for at in range(first % max(1, len(chosen)), len(chosen), step):
@@ -142,6 +153,16 @@ def run(
         if best is not None:
             tell(best)
             starts.append(best)
+
+
+def _sliced_starts(problem: Problem) -> list[Schedule]:
+    """The best few of the schedules over slices that fit."""
+    built = chain(
+        one_at_a_time(problem), few_in_flight(problem), sliced_schedules(problem),
+        *(sliced_schedules(problem, level) for level in levels_of(problem)),
+    )  # fmt: skip
+    traces = [trace for _, each in built if (trace := problem.keeps(each)) is not None]
+    return [trace.schedule for trace in sorted(traces, key=lambda trace: trace.cost_ns)[:MOST]]
 
 
 def _start(problem: Problem, game: Game, plain: Schedule) -> Start | None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ...codes import B, C, O, R, W
 from ...compiled import part, step
+from .times import column
 
 FAR = 12  # the most slots between an inserted op and the op it belongs to
 
@@ -71,7 +72,7 @@ def is_away(t, unit, high):
 def send_away(prog, length, mode, costs, t, unit, ahead):
     """Offload an activation: O after its F, R `ahead` slots before the op that needs it."""
     high, stage = costs.high, unit >> costs.low
-    if is_away(t, unit, high) or costs.takes[R, stage, mode[unit]] == 0:
+    if is_away(t, unit, high) or costs.takes[R, stage, column(unit, mode, costs) + costs.late] == 0:
         return
     d = costs.place[stage]
     forward = t.slot[unit]
@@ -103,9 +104,11 @@ def treat(prog, length, mode, costs, t, unit, new, ahead, behind):
         t.filled[0] += 1
     else:
         return
+    was = column(unit, mode, costs)
+    now = was - old + new
     mode[unit] = new
-    t.work[d] += costs.work[stage, new] - costs.work[stage, old]
-    if is_away(t, unit, high) and costs.takes[R, stage, new] == 0:
+    t.work[d] += costs.work[stage, now] - costs.work[stage, was]
+    if is_away(t, unit, high) and costs.takes[R, stage, now + costs.late] == 0:
         bring_home(prog, length, costs, t, unit)
     apart = new >= 2 and (new // 2) % 2 == 0
     recompute, gradient, backward = unit | C << high, unit | W << high, unit | B << high
@@ -251,7 +254,8 @@ def _copy_neighbour(prog, length, mode, costs, t, d, other):
             continue
         t.touched[t.filled[0], 0], t.touched[t.filled[0], 1] = unit, mode[unit]
         t.filled[0] += 1
-        t.work[d] += costs.work[d, new] - costs.work[d, mode[unit]]
+        first = costs.first[j]
+        t.work[d] += costs.work[d, first + new] - costs.work[d, first + mode[unit]]
         mode[unit] = new
     for at in range(length[d]):
         t.slot[prog[d, at]] = -1

@@ -1,8 +1,9 @@
 """Programs and treatments in the encoding of the compiled code.
 
-An op is a code, ``kind << high | stage << low | microbatch``; its activation, the *unit*, is the same
-without the kind. A unit has a *mode*, ``2 * treatment + fused``: its treatment (see `op_table`), and
-whether its backward is one op. A fused backward stands in the program as a B without a W.
+An op is a code, ``kind << high | stage << low | microbatch`` (slices of microbatches count as microbatches
+here); its activation, the *unit*, is the same without the kind. A unit has a *mode*, ``2 * treatment + fused``: its treatment (see `op_table`), and
+whether its backward is one op. A fused backward stands in the program as a B without a W. Costs
+are looked up by *column*: the mode, behind those of the slices before (`times.column`).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ...op_costs import treatments
-from ...op_table import KEEP
+from ...op_table import KEEP, OpTable
 from ...ops import BW, B, C, F, O, W
 from ...schedule import Levels, Schedule
 from ..problem import Problem
@@ -32,11 +33,11 @@ class Plan(NamedTuple):
 class Costs(NamedTuple):
     """The costs of a problem for the compiled code; times ns, memory bytes, int64."""
 
-    durations: np.ndarray  # (kinds, stages, modes)
+    durations: np.ndarray  # (kinds, stages, columns)
     takes: np.ndarray  # at the start of an op; for an R, at its grant
     gives: np.ndarray  # at its end
     asks: np.ndarray  # whether it is granted memory in program order
-    work: np.ndarray  # (stages, modes) total compute time of a unit
+    work: np.ndarray  # (stages, columns) total compute time of a unit
     modes: np.ndarray  # (stages, modes) the modes that a plan may use, padded with -1
     many: np.ndarray  # (stages,) the number of these
     place: np.ndarray  # (stages,) the device of each stage
@@ -50,6 +51,11 @@ class Costs(NamedTuple):
     serial: bool
     shared: bool  # one copy engine for both directions
     sending: int  # how long a message keeps its sender busy
+    first: np.ndarray  # (microbatches,) the first column of a slice
+    last: np.ndarray  # (microbatches,) the last slice of the same sequence
+    late: (
+        int  # columns from copies that leave keys and values behind to those that do not; 0: alike
+    )
     microbatches: int
     low: int
     high: int
@@ -57,14 +63,15 @@ class Costs(NamedTuple):
 
 def bits(problem: Problem) -> tuple[int, int]:
     """Return the bits at which the stage and the kind begin in a code."""
-    low = max(1, (problem.microbatches - 1).bit_length())
+    low = max(1, (problem.shape.units - 1).bit_length())
     return low, low + max(1, (problem.shape.stages - 1).bit_length())
 
 
 def make_costs(problem: Problem) -> Costs:
-    """Make the costs of a problem by mode."""
-    profile, table = problem.profile, problem.profile.op_table
-    stages = len(profile.stages)
+    """Make the costs of a problem by mode and slice."""
+    profile, shape = problem.profile, problem.shape
+    table = profile.op_table if shape.slices == 1 else _side_by_side(profile.slice_tables)
+    stages, width = len(profile.stages), 2 * profile.op_table.treatments
 
     def by_mode(array: np.ndarray) -> np.ndarray:
         doubled = np.repeat(array, 2, axis=2).astype(np.int64)
@@ -73,7 +80,7 @@ def make_costs(problem: Problem) -> Costs:
         return np.ascontiguousarray(doubled)
 
     durations = by_mode(table.duration_ns)
-    legal = np.full((stages, durations.shape[2]), -1, np.int64)
+    legal = np.full((stages, width), -1, np.int64)
     many = np.zeros(stages, np.int64)
     for stage, cost in enumerate(profile.stages):
         known = 2 * (1 + 2 * len(cost.recompute))
@@ -88,8 +95,17 @@ def make_costs(problem: Problem) -> Costs:
         static=np.array(profile.static_bytes, np.int64), behind=_behind(problem),
         lag=profile.t_comm_ns, occupancy=profile.occupancy_ns, serial=profile.links == "serial",
         shared=profile.shares_copy_engine, sending=profile.sending_ns,
-        microbatches=problem.microbatches, low=low, high=high,
+        first=np.arange(shape.units) % shape.slices * width, last=shape.last_slice(np.arange(shape.units)),
+        late=width * shape.slices if shape.slices > 1 else 0,
+        microbatches=shape.units, low=low, high=high,
     )  # fmt: skip
+
+
+def _side_by_side(tables: OpTable) -> OpTable:
+    """The tables of slices as one, (kinds, stages, way of copying x slice x treatment)."""
+    return OpTable(
+        *(np.moveaxis(array, (0, 1), (2, 3)).reshape(*array.shape[2:4], -1) for array in tables)
+    )
 
 
 def _behind(problem: Problem) -> np.ndarray:
@@ -97,6 +113,8 @@ def _behind(problem: Problem) -> np.ndarray:
     of its microbatch, without W's."""
     profile = problem.profile
     durations, place = profile.durations_ns, profile.placement
+    if profile.slices > 1:
+        durations = profile.slice_tables.duration_ns[0, ..., KEEP].min(axis=0)
     behind = np.zeros((2, len(place)), np.int64)
     backward = np.minimum(durations[B], durations[BW])
     for stage in range(1, len(place)):
@@ -117,7 +135,7 @@ def pack(problem: Problem, schedule: Schedule) -> Plan:
     shape = problem.shape
     low, high = bits(problem)
     most = max(len(shape.stages_of(device)) for device in range(shape.devices))
-    prog = np.full((shape.devices, 6 * shape.microbatches * most + 2), -1, np.int64)
+    prog = np.full((shape.devices, 6 * shape.units * most + 2), -1, np.int64)
     length = np.zeros(shape.devices, np.int64)
     kinds, stages, microbatches = schedule.table.T.astype(np.int64)
     codes = np.where(kinds == BW, B, kinds) << high | stages << low | microbatches
@@ -129,7 +147,7 @@ def pack(problem: Problem, schedule: Schedule) -> Plan:
         length[device] = len(mine)
         prog[device, : len(mine)] = mine
     mode = np.zeros(shape.stages << low, np.int64)
-    units = np.arange(shape.stages)[:, None] << low | np.arange(shape.microbatches)
+    units = np.arange(shape.stages)[:, None] << low | np.arange(shape.units)
     mode[units] = 2 * treatments(schedule, problem.profile)
     fused = kinds == BW
     mode[stages[fused] << low | microbatches[fused]] += 1
@@ -150,10 +168,10 @@ def unpack(problem: Problem, plan: Plan, name: str = "search") -> Schedule:
 
 
 def _level_numbers(problem: Problem, plan: Plan) -> np.ndarray:
-    """Return (stages, microbatches) the level of each activation by its number in its stage, from
-    1; 0: kept whole."""
+    """Return (stages, units) the level of each activation by its number in its stage, from 1; 0:
+    kept whole."""
     low, _ = bits(problem)
-    units = np.arange(problem.shape.stages)[:, None] << low | np.arange(problem.microbatches)
+    units = np.arange(problem.shape.stages)[:, None] << low | np.arange(problem.shape.units)
     treatment = plan.mode[units] // 2
     return np.where(treatment == KEEP, 0, (treatment + 1) // 2)
 

@@ -40,7 +40,7 @@ class Workspace:
         self.span_counts = problem.objective == "span"
         shape = problem.shape
         most = max(len(shape.stages_of(device)) for device in range(shape.devices))
-        slots = 6 * shape.microbatches * most + 2
+        slots = 6 * shape.units * most + 2
         self.room = make_room(
             7 << high, shape.stages << low, shape.devices, slots, self.costs.serial
         )

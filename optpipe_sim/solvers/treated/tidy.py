@@ -17,7 +17,7 @@ from ..problem import Problem
 from .programs import level_names, pack
 from .search import Workspace
 
-Activation = tuple[int, int]  # stage, microbatch
+Activation = tuple[int, int]  # stage, unit
 
 
 class Drop(NamedTuple):
@@ -87,13 +87,14 @@ def _grouped(problem: Problem, activations: Sequence[Activation]) -> list[tuple[
 
 
 def _levels(problem: Problem, schedule: Schedule) -> np.ndarray:
-    """Return (stages, microbatches) the level of each activation by its number in its stage, from 1."""
+    """Return (stages, units) the level of each activation by its number in its stage, from 1."""
     treatment = treatments(schedule, problem.profile)
     return np.where(treatment == KEEP, 0, (treatment + 1) // 2)
 
 
 def _with(problem: Problem, schedule: Schedule, drop: Drop) -> Schedule:
-    chosen = np.zeros((problem.shape.stages, problem.microbatches), bool)
+    shape = problem.shape
+    chosen = np.zeros((shape.stages, shape.units), bool)
     if drop.activations:
         chosen[tuple(np.array(drop.activations).T)] = True
     kinds, stages, microbatches = schedule.table.T
@@ -103,13 +104,13 @@ def _with(problem: Problem, schedule: Schedule, drop: Drop) -> Schedule:
     if drop.level is None:
         kept = ~(here & np.isin(kinds, (O, R)))
         links = {
-            key: tuple(op for op in ops if not chosen[op.stage, op.microbatch])
+            key: tuple(op for op in ops if not chosen[op.stage, shape.unit(op)])
             for key, ops in links.items()
         }
     else:
         kept = ~(here & (kinds == C)) if drop.level == 0 else np.ones(len(kinds), bool)
         levels = np.where(chosen, np.minimum(levels, drop.level), levels)
-    sizes = np.bincount(schedule.devices[kept], minlength=problem.shape.devices)
+    sizes = np.bincount(schedule.devices[kept], minlength=shape.devices)
     return Schedule.from_table(
         schedule.shape,
         schedule.table[kept],

@@ -54,7 +54,7 @@ def evaluate(prog, length, mode, costs, t):
             t.slot[code] = at
             unit = code & ((1 << costs.high) - 1)
             if code >> costs.high == F:
-                t.work[d] += costs.work[unit >> costs.low, mode[unit]]
+                t.work[d] += costs.work[unit >> costs.low, column(unit, mode, costs)]
         for which in range(t.marks.shape[2]):
             t.marks[d, 0, which] = 0
         for which in (ANCHOR_OP, OUT_OP, BACK_OP, GIVEN, BEGAN):
@@ -107,6 +107,29 @@ def rewind(length, t, first, saved_length):
 
 
 @step
+def column(unit, mode, costs):
+    """Where the costs of a unit stand; of copies those that leave keys and values behind."""
+    return mode[unit] + costs.first[unit & ((1 << costs.low) - 1)]
+
+
+@step
+def copied(unit, mode, costs, t):
+    """The same of copies: they take keys and values along where the O stands behind the F of the last
+    slice."""
+    how = column(unit, mode, costs)
+    if costs.late > 0 and t.slot[unit | O << costs.high] > t.slot[last_forward(unit, costs)]:
+        how += costs.late
+    return how
+
+
+@step
+def last_forward(unit, costs):
+    """The F of the last slice of the same sequence."""
+    micro = unit & ((1 << costs.low) - 1)
+    return unit - micro + costs.last[micro]
+
+
+@step
 def next_out(prog, d, begin, end, high):
     """Return the slot of the first O from `begin` on, or -1."""
     for slot in range(begin, end):
@@ -149,7 +172,7 @@ def run(prog, length, mode, costs, t, most, most_span):
         while at < length[d]:
             code = prog[d, at]
             kind, unit = code >> high, code & mask
-            stage, how = unit >> costs.low, mode[unit]
+            stage, how = unit >> costs.low, column(unit, mode, costs)
             if at % EVERY == 0:
                 for which in range(len(s)):
                     t.fresh[d, at // EVERY, which] = s[which]
@@ -159,6 +182,12 @@ def run(prog, length, mode, costs, t, most, most_span):
                     return FAILED
                 if s[OUT] > time:
                     time, why = s[OUT], s[OUT_OP]
+                if costs.late > 0:
+                    early, how = how, copied(unit, mode, costs, t)
+                    last = last_forward(unit, costs)
+                    takes = costs.gives[O, stage, early] < costs.gives[O, stage, how]
+                    if takes and end[last] > time:
+                        time, why = end[last], last
                 finish = time + costs.durations[O, stage, how]
                 s[OUT], s[OUT_OP] = finish, code
             elif kind == R:
@@ -267,7 +296,7 @@ def _grant(prog, mode, d, at, size, time, why, costs, t, s):
             return NEVER, why
         out = prog[d, given]
         freed = out & mask
-        s[LEVEL] -= costs.gives[O, freed >> costs.low, mode[freed]]
+        s[LEVEL] -= costs.gives[O, freed >> costs.low, copied(freed, mode, costs, t)]
         s[GIVEN] = given
         if t.end[out] > time:
             time, why = t.end[out], out
@@ -280,7 +309,7 @@ def _reload(prog, mode, d, at, code, stage, costs, t, s):
     """Run an R; returns (end, cause), the end ``NEVER`` if memory can never be granted."""
     low, high, end = costs.low, costs.high, t.end
     mask = (1 << high) - 1
-    how = mode[code & mask]
+    how = copied(code & mask, mode, costs, t)
     wants = costs.takes[R, stage, how]
     # the anchor's release counts from its end on; O's alone may suffice
     give = s[GIVE] if s[ANCHOR_OP] >= 0 else 0
@@ -298,7 +327,7 @@ def _reload(prog, mode, d, at, code, stage, costs, t, s):
             given = following
             out = prog[d, given]
             unit = out & mask
-            freed = costs.gives[O, unit >> low, mode[unit]]
+            freed = costs.gives[O, unit >> low, copied(unit, mode, costs, t)]
             need -= freed
             freed_all += freed
             if end[out] > time:

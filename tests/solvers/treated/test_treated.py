@@ -18,7 +18,7 @@ from optpipe_sim import Schedule, check, simulate, solve
 from optpipe_sim.checker.check import check_trace
 from optpipe_sim.cli import main
 from optpipe_sim.errors import Deadlock, InvalidSchedule, OptPipeError
-from optpipe_sim.ops import BW, B, C, F, O, Op, R, W
+from optpipe_sim.ops import BW, B, C, F, O, R, W
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.schedules.adaoffload.adaoffload import adaoffload
 from optpipe_sim.sim.lower import lower
@@ -36,7 +36,7 @@ from optpipe_sim.solvers.treatments import require_alike
 def problems(draw: st.DrawFn) -> tuple[Problem, Schedule]:
     """A random problem, no links shared and host memory ample, and a lowered schedule that fits its
     limits; no transfers where nothing limits memory."""
-    profile, schedule = draw(cases(levels=True))
+    profile, schedule = draw(cases(levels=True, slices=True))
     objective = draw(st.sampled_from(("flush", "span")))
     profile, _ = that_fits(profile, schedule, objective)
     profile = profile.for_shape(schedule.shape)
@@ -71,7 +71,7 @@ def in_order(schedule: Schedule) -> bool:
     places = {op: at for program in schedule.programs for at, op in enumerate(program)}
     ranks = (F, O, R, C, B, BW, W)
     for op, at in places.items():
-        later = [Op(kind, *op[1:]) for kind in ranks[ranks.index(op.kind) + 1 :]]
+        later = [op._replace(kind=kind) for kind in ranks[ranks.index(op.kind) + 1 :]]
         if any(places.get(other, at) < at for other in later):
             return False
     return True

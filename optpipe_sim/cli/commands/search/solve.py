@@ -145,6 +145,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     }
     # the profile has the chunks and the placement by now
     settled = options if any_shape else replace(options, chunks="own", placement="own")
+    if options.slices != "any":
+        settled = replace(settled, slices="own")
     if arguments.noise:
         from . import robust
 
@@ -225,6 +227,8 @@ def _write_model(
         from ....solvers.margins.plan import padded
 
         profile = padded(profile, arguments.margin)
+    if profile.slices > 1:
+        raise OptPipeError("--write-model: the MILP orders whole sequences; give --slices 1")
     problem = make_problem(profile, arguments.microbatches, None, arguments.objective)
     unit_ns = write_model(
         problem,

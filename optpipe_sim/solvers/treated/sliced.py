@@ -1,0 +1,136 @@
+"""Schedules over slices of the sequence to start from: the published ones, those of whole sequences slice by
+slice, and patterns that need little memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ...errors import OptPipeError
+from ...ops import BW, B, F, O, Op, OpKind, R, W
+from ...schedule import Levels, Schedule
+from ...schedules.classic import one_by_one
+from ...schedules.copies import with_copies
+from ...schedules.recompute import with_level
+from ...schedules.sliced.orders import interleaved
+from ..problem import Problem
+from ..starts import build_those
+from ..variants import Way, both_ways, recomputed_at, ways_of
+
+ONE_CHUNK = ("seq1f1b", "seq-zb", "mepipe")
+CHUNKS = ("seq1f1b-i", "mepipe", "gis", "gis-h")
+
+Built = Iterator[tuple[str, Schedule]]
+
+
+def sliced_schedules(problem: Problem, level: str | None = None) -> Built:
+    """The published schedules over slices with the problem's chunks, and every value of their options.
+
+    Args:
+        level: of recomputation, for every activation: inside backwards, and apart.
+    """
+    shape = problem.shape
+    if shape.placement_name != "loop":
+        return
+    n, names = shape.slices, ONE_CHUNK if shape.chunks == 1 else CHUNKS
+    wanted = [f"{name}:slices={n}" for name in names]
+    if problem.may_offload and shape.chunks == 1:
+        wanted += [f"sppo:slices={n},offloaded={count}" for count in range(1, n + 1)]
+    elif problem.may_offload:
+        wanted += [f"po:slices={n},offloaded={count}" for count in range(1, shape.chunks + 1)]
+    if level is None:
+        yield from build_those(problem, wanted)
+    else:
+        yield from both_ways(build_those(problem, [recomputed_at(name, level) for name in wanted]))
+
+
+def one_at_a_time(problem: Problem) -> Built:
+    """One microbatch after the other, its activations treated in each way there is: what needs least
+    memory is among them."""
+    shape, last = problem.shape, problem.shape.slices - 1
+    forwards = [(F, c, k) for c in range(shape.chunks) for k in range(shape.slices)]
+    kinds = (B, W) if all(cost.splits for cost in problem.profile.stages) else (BW,)
+    copies = [None, 0, last] if problem.may_offload else [None]
+    for away in copies:  # nothing goes, or each slice behind its own F, or all behind the last one
+
+        def program(device: int, away: int | None = away) -> list[Op]:
+            ops: list[tuple[OpKind, int, int]] = []
+            for kind, c, k in forwards:
+                ops.append((kind, c, k))
+                if away == 0:
+                    ops.append((O, c, k))
+                elif away == last and k == last:
+                    ops += [(O, c, at) for at in range(shape.slices)]
+            for _, c, k in reversed(forwards):
+                ops += [(R, c, k)] if away is not None else []
+                ops += [(kind, c, k) for kind in kinds]
+            stages = shape.stages_of(device)
+            return [
+                shape.op(kind, stages[c], j * shape.slices + k)
+                for j in range(shape.microbatches)
+                for kind, c, k in ops
+            ]
+
+        plain = Schedule(shape, [program(device) for device in range(shape.devices)])
+        for way in ways_of(problem):
+            yield "search", _recomputed(plain, problem, way)
+
+
+def few_in_flight(problem: Problem) -> Built:
+    """Seq1F1B with fewer forwards ahead than usual, its first slices offloaded or not, and each way to
+    recompute; of one chunk per device."""
+    shape, costs = problem.shape, problem.profile
+    if shape.chunks > 1 or shape.placement_name != "loop":
+        return
+    for more in (0, 1, shape.devices // 2):
+        programs = []
+        for rank in range(shape.devices):
+            forwards, backwards, usual = interleaved(shape, rank, "search", BW)
+            ahead = min(usual, shape.slices - 1 + more)
+            programs.append(list(one_by_one(forwards, backwards, ahead)))
+        plain = Schedule(shape, programs)
+        for count in (0, shape.slices // 2, shape.slices) if problem.may_offload else (0,):
+            try:
+                base = with_copies(plain, costs, 1, slices=count) if count else plain
+            except OptPipeError:
+                continue
+            for way in ways_of(problem):
+                yield "search", _recomputed(base, problem, way)
+
+
+def _recomputed(schedule: Schedule, problem: Problem, way: Way | None) -> Schedule:
+    if way is None:
+        return schedule
+    return with_level(schedule, problem.profile, way.level, way.apart)
+
+
+def whole(problem: Problem) -> Problem:
+    """The problem with sequences that are not cut."""
+    return replace(problem, profile=problem.profile.with_slices(1))
+
+
+def in_slices(schedule: Schedule, slices: int) -> Schedule:
+    """A schedule of whole sequences as one of slices that follow one another, backwards in reverse.
+
+    Nothing ends later by it, links aside: each op begins with its first slice, and what other devices
+    wait for is there slice by slice.
+    """
+    shape = replace(schedule.shape, slices=slices)
+    ahead = np.isin(schedule.table[:, 0], (F, O))
+    parts = np.where(ahead[:, None], np.arange(slices), np.arange(slices)[::-1])
+    table = np.repeat(schedule.table, slices, axis=0)
+    table[:, 2] = table[:, 2] * slices + parts.ravel()
+
+    def cut(op: Op) -> list[Op]:
+        order = range(slices) if op.kind is O else reversed(range(slices))
+        return [shape.op(op.kind, op.stage, op.microbatch * slices + k) for k in order]
+
+    links = {
+        key: [part for op in ops for part in cut(op)] for key, ops in schedule.link_order.items()
+    }
+    levels = Levels(schedule.levels.names, np.repeat(schedule.levels.table, slices, axis=1))
+    return Schedule.from_table(
+        shape, table, schedule.offsets * slices, links, schedule.meta, levels
+    )
