@@ -8,7 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 from solving import verify
 from strategies import profiles
@@ -154,8 +154,8 @@ def test_nothing_is_slower_or_larger_for_being_fused(
     whole = whole_stages(replace(profile, memory_limit=None), seed)
     try:
         schedule = build(name, as_split(whole), whole.devices * 2)
-    except OptPipeError:
-        return
+    except OptPipeError:  # it offloads, and the profile does not
+        reject()
     fused, costs = fuse(schedule, whole), whole.for_shape(schedule.shape)
     assert not {"B", "W"} & kinds_at_whole_stages(fused, whole)
     before = simulate(schedule, as_split(costs))

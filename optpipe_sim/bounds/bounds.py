@@ -1,4 +1,4 @@
-"""Lower bounds on what any schedule costs, each with its proof.
+"""Lower bounds on the cost of any schedule, each with its proof.
 
 Words: device d holds the stages s_1 < ... < s_k (model order); work(d) is the compute time of one
 microbatch on it, every backward counted as the cheaper of B + W and BW; cap(d) is its memory limit
@@ -6,9 +6,9 @@ less its static bytes; `back` of a stage is the cheaper of B and BW (what the st
 for). Messages take at least `t_comm` between devices, on serial links too; shared host links and
 host limits only make schedules later; so none of them can break a bound.
 
-With levels of recomputation all treatments of all activations are covered: heads, chains and
-work do not count recomputation, sizes are the least over the levels, and what recomputing costs to
-make activations fit is added where it is sure to come on top (`relief`; docs/bounds.md has the proofs).
+With levels of recomputation all treatments of all activations are covered: heads, chains and work
+do not count recomputation, sizes are the least over the levels, and the recomputation that must be
+paid to make activations fit is added where that is valid (`relief`; proofs in docs/bounds.md).
 
 Used throughout: of one microbatch the F's of d run in model order and its B's in the reverse, so
 the first compute op of d is an F of s_1, its first backward one of s_k, its last backward one of
@@ -38,7 +38,7 @@ from .relief import (
 
 
 class Bound(NamedTuple):
-    """A time that no schedule can beat, and the argument that gives it."""
+    """A time that no schedule can beat, and the name of its proof."""
 
     ns: int
     name: str
@@ -71,7 +71,7 @@ def lower_bound(
         Bound(fill_and_drain(profile, microbatches, objective, memory_limit), "fill and drain"),
         Bound(residency(profile, microbatches, objective, memory_limit), "residency"),
     ]
-    return max(bounds, key=lambda bound: bound.ns)  # of equal ones the plainest
+    return max(bounds, key=lambda bound: bound.ns)  # the simplest of equal ones
 
 
 def naive(profile: CostProfile, microbatches: int, objective: str = "flush") -> int:

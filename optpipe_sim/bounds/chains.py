@@ -1,4 +1,4 @@
-"""Least times along the pipeline, and what memory admits: what all lower bounds are made of."""
+"""Least times along the pipeline, and what memory admits: the building blocks of all lower bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .relief import Backward, backwards
 
 
 class Chains:
-    """Least times along the pipeline; `objective` decides where they count from."""
+    """Least times along the pipeline; `objective` decides from where they count."""
 
     def __init__(self, profile: CostProfile, objective: str) -> None:
         if objective not in OBJECTIVES:
@@ -44,29 +44,29 @@ class Chains:
         return starts[::-1]
 
     def latency(self, s: int, other: int) -> int:
-        """What a message from a stage to the next or the one before takes; 0 where there is none."""
+        """Return the latency of a message between neighbouring stages; 0 if there is none."""
         place = self.profile.placement
         inside = 0 <= other < len(place)
         return self.profile.t_comm_ns if inside and place[s] != place[other] else 0
 
     def head(self, s: int) -> int:
-        """The earliest start of F of s; 0 where spans are bounded."""
+        """Return the earliest start of F of s; 0 for spans."""
         return self.forward_from(s) if self.objective == "flush" else 0
 
     def forward_from(self, s: int) -> int:
         return self._forward[s]
 
     def until_back(self, s: int) -> int:
-        """The earliest start of a backward of s, counted from the start of all."""
+        """Return the earliest start of a backward of s, counted from the start of the iteration."""
         return self._backward[s]
 
     def full_back(self, s: int) -> int:
-        """The backward of s with its weight gradient."""
+        """Return the time of the backward of s with its weight gradient."""
         cost = self.profile.stages[s]
         return min(cost.t_b_ns + cost.t_w_ns, cost.fused_ns)
 
     def tail(self, s: int) -> int:
-        """From the end of a backward of s to the end of the stages below it."""
+        """Return the time from the end of a backward of s to the end of the stages before it."""
         end = self._backward[s] + back_ns(self.profile.stages[s])
         return max(self._backward[low] + self.full_back(low) - end for low in range(s))
 
@@ -74,7 +74,7 @@ class Chains:
         return sum(self.profile.stages[s].work_ns for s in stages)
 
     def sends(self, s: int) -> tuple[int, int]:
-        """How long the messages of a stage's F and of its backward keep its device from computing."""
+        """Return how long the messages of a stage's F and of its backward block its device."""
         place, sending = self.profile.placement, self.profile.sending_ns
         forward = s + 1 < len(place) and place[s + 1] != place[s]
         return sending * forward, sending * (s > 0 and place[s - 1] != place[s])
@@ -97,7 +97,7 @@ class Drain(NamedTuple):
 def pending_w_ways(
     profile: CostProfile, stages: Sequence[int], microbatches: int, capacity: int | None
 ) -> list[Drain]:
-    """The ways to run a device's last backward that fit."""
+    """Return the ways to run a device's last backward that fit."""
     costs = [profile.stages[s] for s in stages]
     every = [cost.t_w_ns * microbatches for cost in costs]
     ways: list[Drain] = []
@@ -119,19 +119,19 @@ def pending_w_ways(
         ]
         own = costs[0].t_w_ns if way.split else 0
         add(way, min(sum(every), knapsack(weights, room) + own))
-    return ways or [Drain(0, True, 0, sum(every))]  # no limit, or one that nothing keeps
+    return ways or [Drain(0, True, 0, sum(every))]  # no limit, or one that no schedule keeps
 
 
 def least_drains(tail: int, drains: Sequence[Drain]) -> tuple[int, int]:
-    """What a device idles after its last backward at least, of a `tail` that its W's fill, in ns; and what it
-    idles then or recomputes in that backward."""
+    """Return the least idle time of a device after its last backward, within a `tail` that its W's
+    fill, in ns; and the least sum of it and of the recomputation in that backward."""
     idle = [max(0, tail - one.weights_ns) for one in drains]
     return min(idle), min(one.extra_ns + ns for one, ns in zip(drains, idle, strict=True))
 
 
 def knapsack(items: Iterable[tuple[int, int]], room: int) -> int:
-    """The most value of (value, size) items, cut at will, that fits; rounded down, as what it
-    bounds is whole."""
+    """Return the largest value of divisible (value, size) items that fit; rounded down, as the
+    bounded value is an integer."""
     value = Fraction(0)
     left = Fraction(room)
     for worth, size in sorted(items, key=_worth_per_size, reverse=True):

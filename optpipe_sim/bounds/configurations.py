@@ -1,4 +1,4 @@
-"""Configurations: what a device can be at at the same time, within its memory.
+"""Configurations: the sets of ops that a device can run concurrently within its memory.
 
 At every moment a device is in one *configuration*: its compute stream runs F, B, W, BW or C of one of its
 stages or nothing, its O engine moves an activation of some stage or none, and so its R
@@ -23,8 +23,8 @@ from .relief import copy_ns, kept_bytes
 
 
 class Part(NamedTuple):
-    """An op that runs: its kind, which of the device's stages, and the level of recomputation that
-    counts for it (from 1; 0: kept whole, or recomputed apart before)."""
+    """A running op: its kind, its stage on the device, and the level of recomputation that applies
+    to it (from 1; 0: kept whole, or already recomputed by a C)."""
 
     kind: str
     stage: int
@@ -32,19 +32,19 @@ class Part(NamedTuple):
 
 
 NOTHING = Part("", 0)
-MANY_SUMS = 5000  # of levels of recomputation: more than these are not enumerated
+MANY_SUMS = 5000  # the most configurations that are enumerated with levels of recomputation
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """What runs at the same time, and the bytes left for what waits."""
+    """Ops that run at the same time, and the bytes left for waiting activations."""
 
     parts: tuple[Part, ...]
     room: int
 
 
 def configurations(device: OneDevice) -> Iterator[Configuration]:
-    """Those that fit into the device's memory."""
+    """Return the configurations that fit the device's memory."""
     stages = range(len(device.stages))
     copies = [s for s in stages if device.offloads and device.costs[s].offloadable]
     sizes = {size for cost in device.costs for size in kept_bytes(cost)}
@@ -82,7 +82,7 @@ def configurations(device: OneDevice) -> Iterator[Configuration]:
 
 
 def held_bytes(cost: StageCost, part: Part) -> int:
-    """What a microbatch holds while an op of it runs."""
+    """Return the bytes that a microbatch holds while an op of it runs."""
     if part.kind == "W":
         return cost.w_bytes
     if not part.level or part.kind == "C":
@@ -96,7 +96,7 @@ def held_bytes(cost: StageCost, part: Part) -> int:
 
 
 def net_bytes(cost: StageCost, part: Part) -> int:
-    """What a device holds more after an op than before it."""
+    """Return the change of a device's held bytes from before an op to after it."""
     keep = kept_bytes(cost)[part.level]
     moved = min(cost.offloadable, keep)
     return {
@@ -111,7 +111,7 @@ def net_bytes(cost: StageCost, part: Part) -> int:
 
 
 def duration_ns(cost: StageCost, kind: str, level: int = 0) -> int:
-    """How long an op takes; see `Part`."""
+    """Return the duration of an op; see `Part`."""
     if kind in ("O", "R"):
         time_ns = cost.t_offload_ns if kind == "O" else cost.t_reload_ns
         return copy_ns(cost, time_ns, kept_bytes(cost)[level])
@@ -123,8 +123,8 @@ def duration_ns(cost: StageCost, kind: str, level: int = 0) -> int:
 
 
 def _reach(sizes: Iterable[int], room: int) -> int:
-    """The largest sum of sizes (each as often as wanted) within `room`; or `room`, where that would be
-    long to find out."""
+    """Return the largest sum of sizes (each any number of times) within `room`; or `room` itself,
+    if finding it would take long."""
     wanted = [size for size in sizes if 0 < size <= room]
     if not wanted:
         return 0
@@ -178,8 +178,9 @@ def add_ops(
 
 
 def waits(device: OneDevice, s: int, level: int = 0) -> tuple[int, int]:
-    """The byte-ns that an activation waits for its backward at least: if it stays, and if it is
-    offloaded (beside O and R); with what a level of recomputation keeps, recomputed inside."""
+    """Return the least byte-ns that an activation holds while it waits for its backward: if it
+    stays, and if it is offloaded (without O and R); with the bytes that a level of recomputation
+    keeps, recomputed inside."""
     cost, delay = device.costs[s], device.delay[s]
     copies = duration_ns(cost, "O", level) + duration_ns(cost, "R", level)
     keep = kept_bytes(cost)[level]

@@ -1,4 +1,4 @@
-"""The command line: ``optpipe-sim COMMAND ...``. Everything it does the library does without it."""
+"""The command line: ``optpipe-sim COMMAND ...``. Everything it does is also available in the library."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status.
 
     0: done. 1: the answer is no (does not fit, not valid, nothing found). 2: bad input, with one
-    line on stderr. 130: interrupted. 141: whoever read the output went away. Never a traceback,
-    unless OPTPIPE_SIM_TRACEBACK is set. With ``--json`` what went wrong is on stdout as well, where
-    no answer is: ``{"schema": 1, "error": {"kind", "message", "exit_status"}}``.
+    line on stderr. 130: interrupted. 141: the reader of the output closed it. Never a traceback,
+    unless OPTPIPE_SIM_TRACEBACK is set. With ``--json`` the error is also printed on stdout, unless
+    an answer was already printed: ``{"schema": 1, "error": {"kind", "message", "exit_status"}}``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
-        # a terminal that cannot show a sign gets a question mark, not an error
+        # a character that the terminal cannot show becomes a question mark, not an error
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     complaint = _Complaint(words)
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str], complaint: _Complaint) -> int:
     arguments = parse(words)
-    # after --help and usage errors, which should be instant
+    # imported after --help and usage errors, which should be instant
     from .outputs.files import check_files
     from .outputs.show import Out
 
@@ -74,8 +74,8 @@ def _run(words: list[str], complaint: _Complaint) -> int:
 
 
 class _Complaint:
-    """Says what went wrong: a line on stderr, and with ``--json`` an object on stdout, unless the
-    command has given its answer there."""
+    """Report an error: a line on stderr, and with ``--json`` an object on stdout, unless the
+    command has already printed its answer there."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self.json = "--json" in words
@@ -94,6 +94,6 @@ class _Complaint:
 
 
 def _broken_pipe() -> int:
-    # what is still buffered must not fail again when the interpreter closes stdout
+    # buffered output must not fail again when the interpreter closes stdout
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return BROKEN_PIPE

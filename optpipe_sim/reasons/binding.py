@@ -1,8 +1,8 @@
-"""Which limit and which treatment bind at the lower bound: what it would be if one of them were eased, or
-one treatment were not allowed.
+"""Which limit and which treatment bind at the lower bound: how it changes if a limit is relaxed or
+a treatment is forbidden.
 
-All of it asks the closed forms of `bounds.bounds`, which hold for every order of microbatches and every
-treatment of every activation that the profile has numbers for.
+Everything is computed from the closed forms of `bounds.bounds`, which hold for every order of
+microbatches and every treatment of every activation that the profile has costs for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OFFLOAD, RECOMPUTE = "offload", "recompute"
 
 
 class Eased(NamedTuple):
-    """The bound (ns) if a limit were eased so."""
+    """The bound (ns) with one limit relaxed."""
 
     how: str
     ns: int
@@ -29,13 +29,13 @@ class Eased(NamedTuple):
 
 @dataclass(frozen=True)
 class Binding:
-    """What holds up the closed-form bound.
+    """The limits and treatments that determine the closed-form bound.
 
     Attributes:
-        bound: as it is.
-        without: per treatment that the profile has, the bound (ns) where it is not allowed; None where
-            nothing fits then.
-        eased: the bound for each limit that is eased.
+        bound: the bound itself.
+        without: per treatment of the profile, the bound (ns) if it is forbidden; None if nothing
+            fits then.
+        eased: the bound for each relaxed limit.
         roomier: `without`, and the bound itself under "", with room for one more activation per device.
     """
 
@@ -46,7 +46,7 @@ class Binding:
 
     @property
     def binds(self) -> tuple[str, ...]:
-        """The treatments that the bound rests on: without them it would be higher."""
+        """The treatments without which the bound would be higher."""
         return _needed(self.without, self.bound.ns)
 
     @property
@@ -75,7 +75,7 @@ def _needed(without: dict[str, int | None], bound_ns: int) -> tuple[str, ...]:
 def analyse_binding(
     profile: CostProfile, microbatches: int, objective: str, limits: Sequence[int]
 ) -> Binding:
-    """What binds under a memory limit per device."""
+    """Find what binds under a memory limit per device."""
     profile = replace(profile, memory_limit=None)
 
     def bound(costs: CostProfile, limits: Sequence[int]) -> Bound:
@@ -112,7 +112,7 @@ def analyse_binding(
 
 
 def _without(profile: CostProfile) -> dict[str, CostProfile]:
-    """The profile without each of the treatments that it has."""
+    """Yield the profile without each one of its treatments."""
     found = {}
     if profile.offload is not None:
         found[OFFLOAD] = replace(profile, offload=None)
@@ -131,7 +131,7 @@ def _free(name: str, cost: StageCost) -> StageCost:
 
 
 def _activation(profile: CostProfile, device: int) -> int:
-    """The bytes of one microbatch on a device: of all its stages."""
+    """Return the bytes of one microbatch on a device, over all its stages."""
     stages = zip(profile.placement, profile.stages, strict=True)
     return sum(cost.act_bytes for place, cost in stages if place == device)
 
@@ -142,7 +142,7 @@ WORDS = {OFFLOAD: "offloading", RECOMPUTE: "recomputation"}
 
 
 def said_of_binding(found: Binding) -> list[str]:
-    """Which treatments the bound rests on, and what easing a limit would bring."""
+    """Describe which treatments the bound depends on, and the gain from relaxing a limit."""
     lines = [
         f"The closed forms prove {format_time(found.bound.ns)} ({found.bound.name}), for every order of"
         " microbatches and every treatment that the profile has."

@@ -1,4 +1,4 @@
-"""Reasons as plain data: what `explain` says in sentences, for programs. Times in ns."""
+"""Reasons as plain data: the content of `explain` for programs. Times in ns."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..trace import Trace
 from .explain import Gap, gaps, hints, path_parts
 from .reasons import Reasons, critical_path
 
-MOST_GAPS = 100  # gaps that are listed; the sums by cause count all of them
+MOST_GAPS = 100  # number of listed gaps; the sums by cause include all of them
 
 
 def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
-    """Where the time of an iteration goes.
+    """Break down the time of an iteration.
 
     Returns:
         `makespan_ns`, both bubble rates; `devices`: per device `busy_ns`, `idle_ns` by cause,
         `recompute_ns`; `gaps`: the longest, each with its cause, the op that waits and the one it
         waits for; `critical_path`: its `steps`, and its `parts_ns`, which add up to the makespan;
-        `hints`: what to try, the largest possible gain first.
+        `hints`: suggestions, the largest possible gain first.
     """
     devices = range(trace.schedule.shape.devices)
     found = gaps(trace)
@@ -61,10 +61,11 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
 
 
 def why_data(trace: Trace, op: Op) -> dict[str, Any]:
-    """Everything that kept `op` from starting earlier, the last to end first (see `reasons.Reason`).
+    """Return everything that kept `op` from starting earlier, the last to end first (see
+    `reasons.Reason`).
 
     Raises:
-        OptPipeError: where the schedule does not have the op.
+        OptPipeError: if the op is not in the schedule.
     """
     if trace.schedule.row(op) < 0:
         raise OptPipeError(f"{op} is not in this schedule")

@@ -1,4 +1,4 @@
-"""Reasons in sentences: why an op starts when it does, why a device idles, what to try."""
+"""Reasons in sentences: why an op starts when it does, why a device idles, and suggestions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Gap", "Step", "critical_path", "explain", "idle", "why"]
 
 class Gap(NamedTuple):
     """Idle time of a device by one cause (see `trace.CAUSES`), before `op` (None: after the last);
-    `by` is the op it waits for, `text` a sentence."""
+    `by`: the op that it waits for; `text`: a sentence."""
 
     device: int
     start_ns: int
@@ -33,10 +33,10 @@ class Gap(NamedTuple):
 
 
 def why(trace: Trace, op: Op) -> str:
-    """Why `op` starts when it does, in sentences.
+    """Explain in sentences why `op` starts when it does.
 
     Raises:
-        OptPipeError: where the schedule does not have the op.
+        OptPipeError: if the op is not in the schedule.
     """
     if trace.schedule.row(op) < 0:
         raise OptPipeError(f"{op} is not in this schedule")
@@ -65,7 +65,7 @@ def why(trace: Trace, op: Op) -> str:
 
 
 def _because(reasons: Reasons, op: Op, reason: Reason) -> str:
-    """A clause: what held `op` back until then."""
+    """Return a clause that says what delayed `op` until then."""
     by, time = reason.by, format_time(reason.until_ns)
     if by is None:
         return "nothing keeps it from the start"
@@ -99,8 +99,8 @@ def _because(reasons: Reasons, op: Op, reason: Reason) -> str:
 
 
 def recomputed_because(trace: Trace, op: Op) -> str | None:
-    """Why the activation of `op` is recomputed: what that saves, what it costs, and what the device
-    would hold without; None where it is kept whole."""
+    """Explain why the activation of `op` is recomputed: what that saves and costs, and what the
+    device would hold otherwise; None if it is kept whole."""
     stage, shape = op.stage, trace.schedule.shape
     number = int(trace.schedule.levels.table[stage, shape.unit(op)])
     if not number:
@@ -133,12 +133,11 @@ def recomputed_because(trace: Trace, op: Op) -> str | None:
 
 
 def idle(trace: Trace, device: int) -> list[Gap]:
-    """The gaps of a device's compute stream, each with one cause, in order of time.
-
-    By cause they add up to ``trace.idle_by_device_ns[device]``.
+    """Return the gaps of a device's compute stream in order of time, each with one cause. By cause
+    they add up to ``trace.idle_by_device_ns[device]``.
 
     Raises:
-        OptPipeError: where there is no such device.
+        OptPipeError: if the device does not exist.
     """
     if not 0 <= device < trace.schedule.shape.devices:
         raise OptPipeError(
@@ -148,7 +147,7 @@ def idle(trace: Trace, device: int) -> list[Gap]:
 
 
 def gaps(trace: Trace) -> list[Gap]:
-    """The gaps of all devices (see `idle`), the longest first."""
+    """Return the gaps of all devices (see `idle`), the longest first."""
     reasons = Reasons(trace)
     found = [
         gap for device in range(trace.schedule.shape.devices) for gap in _idle(reasons, device)
@@ -185,7 +184,7 @@ def _idle(reasons: Reasons, device: int) -> list[Gap]:
 
 
 def _waits(reasons: Reasons, op: Op) -> list[tuple[str, int, Op | None, str]]:
-    """The stages of a wait: until when, for what cause, behind which op."""
+    """Yield the parts of a wait: until when, for what cause, behind which op."""
     device = reasons.device[op]
     sent = [need for need in reasons.needs[op] if reasons.device[need] != device]
     back = [need for need in reasons.needs[op] if need.kind is R]
@@ -216,8 +215,8 @@ def _waits(reasons: Reasons, op: Op) -> list[tuple[str, int, Op | None, str]]:
 
 
 def explain(trace: Trace, longest: int = 5) -> str:
-    """A short report for people: idle time by cause, the busiest device, the longest gaps, what the
-    critical path is made of, and what to try, as far as it follows from the numbers."""
+    """Write a short report: idle time by cause, the busiest device, the longest gaps, the parts of
+    the critical path, and suggestions that follow from the numbers."""
     require("trace", trace, Trace, "make one with simulate(schedule, profile)")
     total = trace.makespan_ns
     devices = trace.schedule.shape.devices
@@ -258,8 +257,8 @@ def explain(trace: Trace, longest: int = 5) -> str:
 
 
 def path_parts(trace: Trace) -> dict[str, int]:
-    """Where the critical path spends its time, in ns: compute by device, transfers, messages; the
-    parts add up to the makespan."""
+    """Return the parts of the critical path in ns: compute by device, transfers, messages; they add
+    up to the makespan."""
     parts: dict[str, int] = {}
 
     def add(part: str, time: int) -> None:
@@ -274,7 +273,7 @@ def path_parts(trace: Trace) -> dict[str, int]:
 
 
 def hints(trace: Trace) -> list[str]:
-    """What the numbers of a trace suggest, the largest possible gain first."""
+    """Return suggestions from the numbers of a trace, the largest possible gain first."""
     idle_ns, total = trace.idle_ns, trace.makespan_ns * trace.schedule.shape.devices
     shape, found = trace.schedule.shape, []
 

@@ -1,4 +1,4 @@
-"""What each op of a trace waited for, and the chain of reasons behind the last end."""
+"""What each op of a trace waited for, and the chain of reasons that leads to the last end."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..trace import Trace
 
 
 class Reason(NamedTuple):
-    """One thing an op had to wait for: until `until_ns`, because of `by`.
+    """One reason for the wait of an op: until `until_ns`, because of `by`.
 
     `cause` is one of stream (`by` is on the compute stream), sending (the message of `by` keeps the
-    compute stream busy, with blocking links), input (`by`, on the same device),
-    neighbour (`by`, on another device, whose message takes no time), communication (its message
-    does: `lag_ns` after its end), reload, memory (freed by the end of `by`), anchor (a reload waits
-    for the start of the compute op before it), engine, link; or start: nothing (time 0). That
-    memory is granted in program order is never a reason of its own: what is asked for later fits
-    no earlier, given that everything before it holds its own.
+    compute stream busy, with blocking links), input (`by`, on the same device), neighbour (`by`, on
+    another device, whose message takes no time), communication (its message does: `lag_ns` after
+    its end), reload, memory (freed by the end of `by`), anchor (a reload waits for the start of the
+    compute op before it), engine, link; or start: nothing (time 0). The program order of memory
+    grants is never a separate reason: a later request does not fit earlier, given that all requests
+    before it hold their memory.
     """
 
     cause: str
@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 
 class Reasons:
-    """The reasons in a trace, op by op; tables that they share are built once."""
+    """The reasons in a trace, op by op, with shared tables that are built once."""
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
@@ -82,7 +82,7 @@ class Reasons:
 
     @cached_property
     def before(self) -> dict[Op, Op]:
-        """The op before it on the compute stream, or on the copy engine."""
+        """For each op, the op before it on the compute stream or the copy engine."""
         found = {}
         for program in self.trace.schedule.programs:
             compute = [op for op in program if op.kind in COMPUTE]
@@ -92,7 +92,7 @@ class Reasons:
 
     @cached_property
     def link_of(self) -> dict[Op, str]:
-        """The host link of each transfer."""
+        """For each transfer, its host link."""
         return {
             op: link_of(self.trace.profile, device, op)
             for op, device in self.device.items()
@@ -101,8 +101,9 @@ class Reasons:
 
     @cached_property
     def link_before(self) -> dict[Op, list[Op]]:
-        """The transfers that its host link served before each transfer: the previous one, and without a link
-        order those of duration 0 at the same instant, any of which may have been first."""
+        """For each transfer, those that its host link served before it: the previous one, and,
+        without a link order, those of zero duration at the same instant, any of which may have
+        been first."""
         served: dict[str, list[Op]] = {}
         for op in sorted(self.link_of, key=lambda op: (self.start[op], self.end[op])):
             served.setdefault(self.link_of[op], []).append(op)
@@ -120,14 +121,14 @@ class Reasons:
 
     @cached_property
     def anchor(self) -> dict[Op, Op | None]:
-        """The compute op before each R in its program."""
+        """For each R, the compute op before it in its program."""
         programs = self.trace.schedule.programs
         return {op: found for program in programs for op, found in anchors(program).items()}
 
     @cached_property
     def freed_by(self) -> dict[Op, Op]:
-        """For each op that allocates and did not fit from the start: the op whose end made it fit, given
-        that those before it in the program hold theirs."""
+        """For each op that allocates and did not fit from the start, the op whose end made it fit,
+        given that the ops before it in the program hold their memory."""
         trace, found = self.trace, {}
         if trace.memory_limit is None or not trace.fits:
             return {}
@@ -148,7 +149,7 @@ class Reasons:
         return found
 
     def of_start(self, op: Op) -> list[Reason]:
-        """All that the start of `op` had to wait for, the last (which is binding) first."""
+        """Return all reasons for the start of `op`, the last (binding) one first."""
         return _sorted([*self._start(op), *(self._grant(op) if self.asks[op] else ())])
 
     def _start(self, op: Op) -> Iterator[Reason]:
@@ -178,7 +179,7 @@ class Reasons:
 
 
 def _sorted(reasons: Iterator[Reason] | list[Reason]) -> list[Reason]:
-    """The last first; among equals those that explain most first."""
+    """Sort reasons, the last first; among equal ones those that explain most first."""
     rank = (
         "stream",
         "sending",
@@ -200,20 +201,21 @@ def _sorted(reasons: Iterator[Reason] | list[Reason]) -> list[Reason]:
 
 
 def last_reason(reasons: Reasons, op: Op) -> Reason:
-    """What `op` waited for last; followed from op to op (`by`) it leads back to what waited for nothing.
+    """Return the last reason of `op`; followed from op to op (`by`) it leads back to an op that
+    waited for nothing.
 
-    Of reasons that end at one instant it is one on the shortest way to something earlier, so that
-    ops of no length that start together never lead round in a circle.
+    Of reasons that end at one instant it is one on the shortest path to an earlier time, so that
+    ops of zero duration that start together never form a cycle.
     """
     return _chain(reasons, op)[0][1]
 
 
 def critical_path(trace: Trace) -> list[Step]:
-    """Why the last op ends when it does: the steps from there back to time 0.
+    """Return the critical path: the steps from the last end back to time 0.
 
-    Each step starts where the one after it in the list (before it in time) leaves off, plus its
-    message: ``start_ns - lag_ns`` of a step is ``until_ns`` of the next, and 0 for the last. So
-    the lengths and lags add up to the makespan.
+    Each step starts when the next one in the list (the previous one in time) ends, plus its
+    message: ``start_ns - lag_ns`` of a step is ``until_ns`` of the next, and 0 for the last. So the
+    lengths and lags add up to the makespan.
     """
     reasons = Reasons(trace)
     op = max(reasons.end, key=lambda op: (reasons.end[op], reasons.start[op]))
@@ -247,6 +249,6 @@ def _chain(reasons: Reasons, op: Op) -> list[tuple[Op, Reason]]:
             if reason.by not in chains:
                 chains[reason.by] = chain
                 queue.append(reason.by)
-    # nothing forced it: the trace is a plan, not a replay
+    # no reason: the trace is a plan, not a replay
     earlier = (reason for reason in reasons.of_start(op) if reason.until_ns < start)
     return [(op, next(earlier))]

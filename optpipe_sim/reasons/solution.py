@@ -1,12 +1,11 @@
-"""What a solution offloads, and for how long; where devices idle, and how much of that the binding lower bound
-forces on them.
+"""What a solution offloads, and for how long; where devices idle, and how much of that the binding
+lower bound forces.
 
-The forced part is separated by evaluating `bounds.fill_and_drain` several times: with unlimited memory what is
-left is *fill* and *drain*; with the limit but copies that take no time
-*memory* adds to the former (too few F's fit before the first B) and *few W* to the latter (too few B's and
-W's can wait for the end); with the copies as they are, *copies* do. A device on which all that falls
-short of the bound has to idle all the same while another one is at work, or as the bound's own
-argument says: *others*.
+The forced part is separated by evaluating `bounds.fill_and_drain` several times: with unlimited
+memory what is left is *fill* and *drain*; with the limit but copies that take no time *memory* adds
+to the former (too few F's fit before the first B) and *few W* to the latter (too few B's and W's
+can be deferred to the end); with the real copies, *copies* is added. The rest up to the bound,
+which a device has to idle while another one works, or by the bound's own argument, is *others*.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from ..units import format_size, format_time
 from .binding import Binding, analyse_binding, said_of_binding
 
 FORCED = ("fill", "memory", "copies", "drain", "few W", "others")
-SHORT = "shorter span"  # for the objective span: how much sooner a device ends than the slowest
+SHORT = "shorter span"  # for the objective span: how much earlier a device ends than the slowest
 
 
 @dataclass(frozen=True)
@@ -48,8 +47,8 @@ class StageOffload:
 
 @dataclass(frozen=True)
 class DeviceIdle:
-    """How a device idles within the cost: `idle_ns` by cause, `forced_ns` by reason (`FORCED`); how
-    many of its activations it holds at most."""
+    """How a device idles within the cost: `idle_ns` by cause, `forced_ns` by reason (`FORCED`); and
+    the most activations that it holds."""
 
     device: int
     work_ns: int
@@ -68,8 +67,8 @@ class DeviceIdle:
 
 @dataclass(frozen=True)
 class Solution:
-    """A trace, explained; `binding`: the device whose fill, work and drain give the most; `limits`:
-    which limit and which treatment bind, where there is a memory limit."""
+    """An explained trace. `binding`: the device with the largest sum of fill, work and drain;
+    `limits`: which limit and which treatment bind, if there is a memory limit."""
 
     trace: Trace
     bound: Bound
@@ -97,11 +96,11 @@ class Solution:
 
 
 def analyse_solution(trace: Trace, bound: Bound | None = None) -> Solution:
-    """What a schedule offloads, where it idles, and how much of that is forced.
+    """Analyse what a schedule offloads, where it idles, and how much of that is forced.
 
     Args:
         trace: under its memory limit.
-        bound: a proven lower bound of its cost (a solver's); None: `bounds.lower_bound`.
+        bound: a proven lower bound on its cost (from a solver); None: `bounds.lower_bound`.
     """
     profile, m = trace.profile, trace.schedule.shape.microbatches
     if profile.slices > 1:
@@ -129,7 +128,7 @@ def analyse_solution(trace: Trace, bound: Bound | None = None) -> Solution:
 
 
 def _idle(trace: Trace, device: int) -> dict[str, int]:
-    """Idle time within the cost: of the makespan, or of the longest device span."""
+    """Return the idle time within the cost: of the makespan, or of the longest device span."""
     idle = dict(trace.idle_by_device_ns[device])
     if trace.objective == "flush":
         return idle
@@ -140,8 +139,8 @@ def _idle(trace: Trace, device: int) -> dict[str, int]:
 def _forced(
     profile: CostProfile, m: int, objective: str, limits: Sequence[int] | None, bound_ns: int
 ) -> tuple[list[dict[str, int]], list[Parts]]:
-    """Per device, what it idles in any schedule that lasts as long as the bound, by reason; the
-    parts add up to the bound less its work."""
+    """Return, per device and reason, its idle time in any schedule that meets the bound; the parts
+    add up to the bound less its work."""
     plain = replace(profile, memory_limit=None)
     ample = fill_and_drain_parts(plain, m, objective)
     if limits is None:
@@ -179,9 +178,7 @@ def _offloads(trace: Trace) -> tuple[StageOffload, ...]:
     for s in range(shape.stages):
         gone = row[O, s] >= 0
         away = trace.grant_ns[row[R, s][gone]] - trace.end_ns[row[O, s][gone]]
-        away = np.maximum(
-            away, 0
-        )  # a reload may be granted its memory before the offload has ended
+        away = np.maximum(away, 0)  # a reload may be granted memory before the offload has ended
         stages.append(
             StageOffload(
                 s,
@@ -203,8 +200,8 @@ def _offloads(trace: Trace) -> tuple[StageOffload, ...]:
 
 
 def explain_solution(trace: Trace, bound: Bound | None = None) -> str:
-    """What a solution offloads, where its bubbles are and why they are necessary, in words and tables; see
-    `analyse_solution` for the arguments."""
+    """Describe in words and tables what a solution offloads, where its bubbles are and why they are
+    necessary; see `analyse_solution` for the arguments."""
     found = analyse_solution(trace, bound)
     lines = [*_said_of_offloads(found), "", *_said_of_bound(found), _said_of_order(trace), ""]
     if found.limits is not None and found.limits.without:
@@ -251,7 +248,7 @@ def _said_of_offloads(found: Solution) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]:
-    """Rows of texts as aligned lines; columns stand to the right but for those of `left`."""
+    """Format rows of texts as aligned lines; columns are right-aligned except those of `left`."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  " + "  ".join(
@@ -263,7 +260,7 @@ def _table(rows: Sequence[Sequence[str]], left: Sequence[int] = ()) -> list[str]
 
 
 def ranges(numbers: Sequence[int], most: int = 4) -> str:
-    """``0-3, 5, 7-9``; after `most` ranges how many more there are."""
+    """Format numbers as ``0-3, 5, 7-9``; after `most` ranges only the number of the rest."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -323,7 +320,7 @@ def _said_of_bound(found: Solution) -> list[str]:
 
 
 def passing(trace: Trace) -> list[int]:
-    """The stages on which microbatches run in another order than forward on stage 0: whose schedule is
+    """Return the stages on which microbatches run in another order than forward on stage 0, i.e.
     not first in, first out."""
     kinds, stages, microbatches = trace.schedule.table.T[:3]
     by_start = np.argsort(trace.start_ns, kind="stable")

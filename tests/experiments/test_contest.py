@@ -51,9 +51,9 @@ def test_a_page_knows_every_rule_and_search() -> None:
 
 def test_what_fits_keeps_the_limit_and_is_what_its_name_says(rows: list[dict[str, Any]]) -> None:
     profile = limited()
-    for row in rows:
-        if not row["fits"]:
-            continue
+    fitting = [row for row in rows if row["fits"]]
+    assert len(fitting) > 5
+    for row in fitting:
         assert row["peak_bytes"] <= LIMIT
         if row["schedule"] is None:
             assert row["makespan_ns"] >= row["lower_bound_ns"]
@@ -92,7 +92,9 @@ def test_rules_in_groups_are_recomputed_in_the_ways_that_are_asked_for() -> None
 
 
 def test_the_committed_table_keeps_limits_and_bounds() -> None:
-    for setting, methods in figure.settings(load_table(RESULTS, "contest")).items():
+    settings = figure.settings(load_table(RESULTS, "contest"))
+    assert len(settings) > 5
+    for setting, methods in settings.items():
         usable = load_machine(setting.machine).usable_bytes
         bound = figure.search(methods, figure.ALL).bound
         assert bound is not None

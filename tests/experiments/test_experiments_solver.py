@@ -30,7 +30,9 @@ OFFLOAD = {"t_offload_ms": 1, "t_reload_ms": 1}
 
 
 def table(name: str) -> list[dict[str, Any]]:
-    return load_table(ROOT / "results", name)
+    rows = load_table(ROOT / "results", name)
+    assert len(rows) > 10
+    return rows
 
 
 def point(name: str, **labels: Any) -> Point:

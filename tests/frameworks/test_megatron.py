@@ -126,7 +126,10 @@ def test_a_plan_runs_as_its_name_says_and_is_found_again() -> None:
 
 @given(st.integers(2, 6), st.integers(1, 30))
 def test_group_sizes_are_those_that_megatron_takes(devices: int, microbatches: int) -> None:
-    for group in group_sizes(devices, microbatches):
+    sizes = group_sizes(devices, microbatches)
+    assert (None in sizes) is (microbatches % devices == 0)
+    assert (microbatches in sizes) is (microbatches > devices)
+    for group in sizes:
         parts = parts_with([1] * (2 * devices))
         plan = Plan(devices, microbatches, parts, group)
         accept(plan.command(), microbatches)

@@ -99,7 +99,9 @@ def test_overload_drops_and_says_how_many() -> None:
 
 
 def test_offload_stands_behind_its_forward() -> None:
-    for program in build("po-h", profile_of(4), 8).programs:
+    programs = build("po-h", profile_of(4), 8).programs
+    assert any(op.kind is O for program in programs for op in program)
+    for program in programs:
         for at, op in enumerate(program):
             if op.kind is O:
                 before = next(other for other in reversed(program[:at]) if other.kind not in (O, R))

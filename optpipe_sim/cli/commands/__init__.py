@@ -1,5 +1,5 @@
 """The commands, one module each: ``EXAMPLE``, ``SUMMARY``, ``add_options(parser)`` and ``run(arguments, out)``.
 
-They stay light at import time, so that ``--help`` and mistakes answer at once: what a command needs it
-imports when it runs.
+They import nothing heavy at import time, so that ``--help`` and usage errors are instant; a command
+imports what it needs when it runs.
 """

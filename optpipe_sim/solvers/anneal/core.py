@@ -89,6 +89,7 @@ def anneal(
     for trial in range(steps):
         if best <= goal:
             return best, trial
+        # 1. tails and the critical path, if accepted moves have outdated them
         if not linked and old_tails:
             find_tails(prog, length, costs, t, span_counts)
             begun = last_start(prog, costs, t) if span_counts else 0
@@ -96,6 +97,7 @@ def anneal(
         if since_path > on_path:
             on_path = _critical(t.end, t.cause, prog, length, path, high)
             since_path = 0
+        # 2. a random move, and the highest score that is accepted at this temperature
         temperature = hot * (cold / hot) ** (trial / steps)
         d, many = change(prog, length, slot, costs, path[:on_path], offloads, alike, passing)
         if d < 0:
@@ -108,6 +110,7 @@ def anneal(
                 soonest = min(soonest, t.key[other])
         if soonest == NEVER:
             continue
+        # 3. evaluate it, all of it with shared links, else what it changes
         if linked:
             makespan, span, new_total = measure(prog, length, costs, links, t)
             fits = makespan < NEVER
@@ -124,6 +127,7 @@ def anneal(
             old_tails = soonest < begun
             if not old_tails:
                 renew_tails(prog, length, saved, saved_length, costs, t)
+        # 4. accept it, or restore the programs and the times
         for other in range(devices):
             first = t.changed[other, 0]
             if first >= 0 and fits:

@@ -138,6 +138,7 @@ def anneal(
     for trial in range(steps):
         if best <= goal:
             return best, trial
+        # 1. a random move from the critical path, which accepted moves outdate
         if taken >= PATHS:
             on_path = critical(length, t, path, costs.high, prog)
             taken = 0
@@ -150,6 +151,7 @@ def anneal(
         if not _first_change(prog, length, saved, saved_length, mode, costs, t, first, begin, stop):
             t.filled[0] = 0
             continue
+        # 2. evaluate it, up to the highest score that is accepted at this temperature
         most = score - temperature * np.log(1 - np.random.random())
         rewind(length, t, first, saved_length)
         _keep_times(saved_length, saved, t)
@@ -168,10 +170,12 @@ def anneal(
             makespan, span = longest(length, t)
             new = span if span_counts else makespan
             fits = new + mean_weight * new_total <= most
+        # 3. reject it: restore the times and the plan
         if not fits:
             _restore_times(saved_length, saved, t)
             _take_back(prog, length, mode, saved, saved_length, costs, t, first, begin, stop)
             continue
+        # 4. or accept it, perhaps as the best so far
         accept(length, t)
         t.filled[0] = 0
         for d in range(begin, stop + 1):

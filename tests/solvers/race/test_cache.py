@@ -274,11 +274,10 @@ def test_adapted_schedules_are_schedules_of_the_problem(
     schedule = solved(Problem(profile, old, profile.memory_limit))
     problem = Problem(profile, new, profile.memory_limit)
     adapted = adapt(problem, schedule)
+    assert adapted is not None or (old != new and profile.memory_limit is not None)
     if adapted is not None:
         assert adapted.shape == problem.shape
         assert problem.replay(adapted).fits
-    if old == new:
-        assert adapted is not None
 
 
 def test_more_microbatches_are_spliced_into_the_steady_part() -> None:

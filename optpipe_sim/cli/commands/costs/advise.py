@@ -1,4 +1,4 @@
-"""``advise``: how to split a model over so many GPUs."""
+"""``advise``: how to split a model over a number of GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXAMPLE = (
     "optpipe-sim advise --model qwen3-8b --machine h100 --gpus 32 --global-batch 256 --seq 8192"
 )
-SUMMARY = "say how to split a model over so many GPUs, and which schedule to run"
+SUMMARY = "recommend how to split a model over a number of GPUs, and which schedule to run"
 _LISTS = (
     ("pp", "devices along the pipeline"),
     ("tp", "devices that share each layer's matrices"),
@@ -37,12 +37,12 @@ _LISTS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `advise` understands."""
+    """Add the options of `advise`."""
     add_model(parser)
     add_machine(parser)
     for name, text in (
         ("gpus", "GPUs in all"),
-        ("global-batch", "sequences per iteration, over all replicas"),
+        ("global-batch", "sequences per iteration over all replicas"),
         ("seq", "tokens per sequence"),
     ):
         parser.add_argument(f"--{name}", type=count, required=True, metavar="N", help=text)
@@ -130,7 +130,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 
 def _plan(best: Row) -> dict[str, Any]:
-    """The winner in Megatron-LM's options."""
+    """Return the best plan in Megatron-LM's options."""
     from ....frameworks.megatron.family import plan_for
 
     plan, notes = plan_for(best.trace.schedule, best.profile)
@@ -199,7 +199,8 @@ def _table_of_points(found: Advice) -> str:
 
 
 def _table(found: Advice) -> Table:
-    """A row per plan, the fastest first; plans as likely to be the fastest are not dimmed."""
+    """Print a row per plan, the fastest first; plans that are equally likely to be the fastest are
+    not dimmed."""
     from ....costs.advise.rows import limited_by
     from ....units import format_size, format_time
     from ...outputs.show import plain_table
@@ -312,13 +313,13 @@ def _show(out: Out, found: Advice) -> None:
 
 
 def parts_text(parts: dict[str, float]) -> str:
-    """Where the time goes, the largest share first."""
+    """Format the shares of the time, the largest first."""
     spent = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {share:.1%}" for name, share in spent if share >= 0.001)
 
 
 def memory_text(found: Advice) -> str:
-    """The time of the best split under other limits, against what it takes now."""
+    """Format the time of the best split under other limits, relative to its time under the given one."""
     from ....units import format_size
 
     own = found.question.limit_bytes
@@ -340,7 +341,7 @@ def memory_text(found: Advice) -> str:
 
 
 def mfu_words(causal: float) -> str:
-    """What MFU counts, and the other way of counting."""
+    """Explain what MFU counts, and give the other convention."""
     return (
         "model FLOPs over the peak, every attention score counted, recomputation not; with the causal"
         f" half of the scores {causal:.1%}"
@@ -355,7 +356,7 @@ def _share(parts: dict[str, float]) -> str:
 
 
 def _next(out: Out, arguments: argparse.Namespace, best: Row) -> None:
-    """The commands that look closer at the winner."""
+    """Print commands for a closer look at the best plan."""
     from ....units import size_text
     from ...outputs.show import hint, program
 

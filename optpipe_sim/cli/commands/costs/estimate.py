@@ -1,4 +1,4 @@
-"""``estimate``: a profile from a model, a machine and how the one is spread over the other."""
+"""``estimate``: a profile from a model, a machine and the parallelism."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SUMMARY = "estimate a profile from a model's shape and a machine's data sheet"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `estimate` understands."""
+    """Add the options of `estimate`."""
     add_model(parser)
     add_machine(parser)
     parser.add_argument(
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=0,
         choices=(0, 1, 2, 3),
-        help="what replicas share out: 1 optimizer states, 2 and gradients, 3 and weights (0)",
+        help="what is sharded over the replicas: 1: optimizer states, 2: also gradients, 3: also weights (0)",
     )
     parser.add_argument("--placement", choices=("loop", "vee"), default="loop")
     add_layers(parser)
@@ -61,7 +61,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--recompute",
         choices=("none", "norms", "full"),
         default="none",
-        help="recomputed in B: nothing; norms, activation functions and dropout; the whole layer",
+        help="what B recomputes: nothing; norms, activation functions and dropout; the whole layer",
     )
     parser.add_argument(
         "--levels",
@@ -74,7 +74,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--offload",
         choices=("auto", "yes", "no"),
         default="auto",
-        help="an offload section from the machine's PCIe data (auto: where there are any)",
+        help="an offload section from the machine's PCIe data (auto: if there are any)",
     )
     parser.add_argument("--save", metavar="P.yaml", help="write the profile")
 
@@ -225,7 +225,7 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
 
 
 def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, str]) -> None:
-    """How much of the peak it could reach at most, whether any run did, and what was compared."""
+    """Print the largest MFU that it could reach, whether any published run did, and the comparisons."""
     from rich.text import Text
 
     from ....costs.provenance import mfu_ceiling

@@ -1,4 +1,4 @@
-"""``evaluate``: what one runs today, predicted, beside what it takes."""
+"""``evaluate``: predict the configuration that you run today, beside its measurements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SPLIT = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `evaluate` understands."""
+    """Add the options of `evaluate`."""
     add_model(parser)
     add_machine(parser)
     parser.add_argument(
@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="microbatches per iteration of one replica (gradient accumulation)",
     )
     batch.add_argument(
-        "--global-batch", type=count, metavar="N", help="or: sequences per iteration, in all"
+        "--global-batch", type=count, metavar="N", help="or: total sequences per iteration"
     )
     for name, text in _SPLIT:
         parser.add_argument(f"--{name}", type=count, default=1, metavar="N", help=f"{text} (1)")
@@ -62,7 +62,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--zero",
         type=int,
         choices=(0, 1, 2, 3),
-        help="what replicas share out: 1 optimizer states, 2 and gradients, 3 and weights (1)",
+        help="what is sharded over the replicas: 1: optimizer states, 2: also gradients, 3: also weights (1)",
     )
     add_layers(parser)
     parser.add_argument(
@@ -75,18 +75,16 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--recompute",
         choices=("none", "norms", "full"),
         default="none",
-        help="recomputed in B: nothing; norms, activation functions and dropout; the whole layer",
+        help="what B recomputes: nothing; norms, activation functions and dropout; the whole layer",
     )
     add_kernels(parser)
     parser.add_argument(
-        "--memory-limit", metavar="SIZE", type=size, help="per device; default: what is left of all"
+        "--memory-limit", metavar="SIZE", type=size, help="per device; default: all that is left"
     )
     measured = parser.add_mutually_exclusive_group()
+    measured.add_argument("--measured-ms", type=positive, metavar="MS", help="time of an iteration")
     measured.add_argument(
-        "--measured-ms", type=positive, metavar="MS", help="what an iteration takes"
-    )
-    measured.add_argument(
-        "--measured-tokens-per-s", type=positive, metavar="N", help="or: tokens per second, in all"
+        "--measured-tokens-per-s", type=positive, metavar="N", help="or: total tokens per second"
     )
     parser.add_argument(
         "--measured-gib",
@@ -100,7 +98,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save-measurement",
         metavar="F.yaml",
-        help="write what was measured, as advise and estimate take it with --calibrate",
+        help="write the measurements, for --calibrate of advise and estimate",
     )
 
 
@@ -238,7 +236,7 @@ def _show(out: Out, found: Evaluation) -> None:
 
 
 def _next(out: Out, arguments: argparse.Namespace) -> None:
-    """What to ask next, with the measured numbers if there are some."""
+    """Print the next commands, with the measured numbers if there are any."""
     from ...outputs.show import hint, program
 
     words = ["advise", "--model", arguments.model, "--machine", arguments.machine]

@@ -18,7 +18,7 @@ SOURCES = ("hf-config", "torch-trace", "megatron-log")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `import` understands."""
+    """Add the options of `import`."""
     parser.add_argument("other_files", metavar="FILE", nargs="+", help="what to read")
     parser.add_argument(
         "--from",
@@ -37,11 +37,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="T.json",
         help="torch-trace: write the measured trace, which explain and report take",
     )
-    parser.add_argument("--name", help="what to call the profile (default: that of the file)")
+    parser.add_argument("--name", help="name of the profile (default: that of the file)")
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Read, write, and say what was not read."""
+    """Read, write, and report what was not read."""
     from ...outputs.show import line, written
 
     if arguments.save_trace and arguments.source != "torch-trace":

@@ -1,4 +1,4 @@
-"""What ``models`` and ``machines`` have in common: a search among what goes by name."""
+"""The common part of ``models`` and ``machines``: a search in the named entries."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ One = TypeVar("One")
 
 
 def add_listing(parser: argparse.ArgumentParser, searched: str, sourced: str) -> None:
-    """``TEXT ...``, which searches in what is `searched`, and ``--sources``, for what is `sourced`."""
+    """Add ``TEXT ...``, a search in `searched`, and ``--sources`` for `sourced`."""
     parser.add_argument(
         "search", metavar="TEXT", nargs="*", help=f"only those whose {searched} has all of these"
     )
@@ -25,7 +25,7 @@ def add_listing(parser: argparse.ArgumentParser, searched: str, sourced: str) ->
 
 
 def print_template(out: Out, kind: str) -> int:
-    """A commented file of that kind, which loads as it is."""
+    """Print a commented file of a kind; it can be loaded unchanged."""
     from ....costs.templates import template
 
     text = template(kind)
@@ -36,7 +36,7 @@ def print_template(out: Out, kind: str) -> int:
 
 
 def having(words: Sequence[str], every: Iterable[One], text: Callable[[One], str]) -> list[One]:
-    """Those whose text has all words, in upper or lower case."""
+    """Return the entries whose text contains all words, ignoring case."""
     wanted = [word.lower() for word in words]
     return [one for one in every if all(word in text(one).lower() for word in wanted)]
 
@@ -44,7 +44,7 @@ def having(words: Sequence[str], every: Iterable[One], text: Callable[[One], str
 def show_listing(
     out: Out, arguments: argparse.Namespace, kind: str, found: Sequence[Any], table: Table
 ) -> int:
-    """The table, or that no such model or machine has what is searched for; the exit status."""
+    """Print the table, or that nothing matches the search; returns the exit status."""
     if found:
         out.print(table)
     else:

@@ -1,4 +1,4 @@
-"""``machines``: which machines go by name, what they have, and how near estimates were."""
+"""``machines``: the named machines, their data, and the error of estimates on them."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from ...outputs.show import Out
 
 EXAMPLE = "optpipe-sim machines h100 --sources"
-SUMMARY = "list the machines that go by name"
+SUMMARY = "list the machines that are known by name"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `machines` understands."""
+    """Add the options of `machines`."""
     add_listing(parser, "name or title", "every number")
     parser.add_argument(
         "--template",
@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """List them; 1 where none has what is searched for."""
+    """List them; returns 1 if none matches the search."""
     if arguments.template:
         return print_template(out, arguments.template)
     from ....costs import load_machine, machine_names

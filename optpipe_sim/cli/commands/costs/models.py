@@ -1,4 +1,4 @@
-"""``models``: which models go by name, with their shapes and sources."""
+"""``models``: the named models, with their shapes and sources."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from ...outputs.show import Out
 
 EXAMPLE = "optpipe-sim models qwen3"
-SUMMARY = "list the models that go by name"
+SUMMARY = "list the models that are known by name"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `models` understands."""
+    """Add the options of `models`."""
     add_listing(parser, "name or source", "each shape")
     parser.add_argument(
         "--template", action="store_true", help="print a commented model file, to be filled in"
@@ -23,7 +23,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """List them; 1 where none has what is searched for."""
+    """List them; returns 1 if none matches the search."""
     if arguments.template:
         return print_template(out, "model")
     from ....costs import load_model, model_names

@@ -19,7 +19,7 @@ FAKE_MACHINE = "h100-sxm"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `profile` understands."""
+    """Add the options of `profile`."""
     add_model(parser)
     parser.add_argument(
         "--device",
@@ -38,7 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, usual, text in (
         ("chunks", 1, "stages per device"),
         ("seq", 2048, "tokens per sequence"),
-        ("samples", 30, "times that each op is measured"),
+        ("samples", 30, "how often each op is measured"),
     ):
         parser.add_argument(
             f"--{name}",
@@ -140,7 +140,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 
 def need_torch(command: str) -> None:
-    """Refuse in one line where torch is not installed."""
+    """Raise if torch is not installed."""
     from importlib.util import find_spec
 
     if find_spec("torch") is None:
@@ -196,7 +196,7 @@ def _show(out: Out, profile: CostProfile, name: str, fake: bool, files: dict[str
 
 
 def _with_spread(times: dict[str, float]) -> str:
-    """A median with half the distance between the quartiles, relative."""
+    """Format a median with half of the relative interquartile range."""
     from ....units import format_time
 
     half = (times["high"] - times["low"]) / 2 / times["median"] if times["median"] else 0.0

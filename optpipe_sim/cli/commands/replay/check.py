@@ -18,7 +18,7 @@ SUMMARY = "check a schedule, independently of the simulator"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `check` understands."""
+    """Add the options of `check`."""
     add_schedule(parser)
     add_profile(parser)
     add_schedule_problem(parser)
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 def _show(
     out: Out, arguments: argparse.Namespace, profile: CostProfile, problems: list[str]
 ) -> None:
-    """Valid, or every problem."""
+    """Print that the schedule is valid, or every problem."""
     from rich.text import Text
 
     from ...outputs import show

@@ -1,4 +1,4 @@
-"""``compare``: replay many schedules, set them side by side, and draw the best."""
+"""``compare``: replay many schedules, compare them, and draw the best."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ...outputs.show import Out
 
 EXAMPLE = f"optpipe-sim compare {PROFILE} -m 24 --memory-limit 40GiB"
-SUMMARY = "replay many schedules and set them side by side"
+SUMMARY = "replay many schedules and compare them"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `compare` understands."""
+    """Add the options of `compare`."""
     add_problem(parser)
     parser.add_argument(
         "--schedules",
@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=seconds,
         default=10.0,
-        help="for each schedule that is searched for (optpipe); the others need none (default: 10)",
+        help="seconds for each schedule that is found by a search (optpipe; default: 10)",
     )
     parser.add_argument(
         "--treatments",
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Replay many schedules, set them side by side, and draw the best."""
+    """Replay many schedules, compare them, and draw the best."""
     from ....schedule import Schedule
     from ....study.compare import compare_all
     from ...inputs import is_file, read_profile

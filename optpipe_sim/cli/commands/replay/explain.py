@@ -1,4 +1,4 @@
-"""``explain``: why devices wait, or why one op does."""
+"""``explain``: why devices wait, or why one op waits."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from ...outputs.show import Out
 
 EXAMPLE = f"optpipe-sim explain best.json {PROFILE} --op F3.7"
-SUMMARY = "say why devices wait, or why one op does"
+SUMMARY = "explain why devices wait, or why one op waits"
 
 
-BOUND_S = 3.0  # for `--solution` to look for a better bound
+BOUND_S = 3.0  # seconds for `--solution` to search for a better bound
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `explain` understands."""
+    """Add the options of `explain`."""
     add_schedule(parser)
     add_profile(parser)
     parser.add_argument("--op", metavar="F3.7", help="why this op starts when it does")
@@ -44,7 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Say in sentences why devices wait, or why one op does."""
+    """Explain in sentences why devices wait, or why one op waits."""
     from ....ops import parse_op
     from ....reasons.explain import explain as explained
     from ....reasons.explain import why
@@ -85,13 +85,13 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 
 def _bound(schedule: Schedule, trace: Trace, out: Out) -> Bound:
-    """The best bound that is known for a replayed schedule, or found in a few seconds."""
+    """Return the best bound for a replayed schedule: known, or found in a few seconds."""
     from ....bounds.bounds import lower_bound
     from ....solvers.known import known_bound
     from ....solvers.problem import make_problem
 
     m = schedule.shape.microbatches
-    if not trace.fits:  # no schedule of the problem
+    if not trace.fits:  # it is not a schedule of the problem
         return lower_bound(trace.profile, m, trace.objective)
     problem = make_problem(trace.profile, m, trace.memory_limit, trace.objective)
     with out.progress("looking for a better bound"):
@@ -99,7 +99,7 @@ def _bound(schedule: Schedule, trace: Trace, out: Out) -> Bound:
 
 
 def _show(out: Out, text: str, reason: str | None) -> None:
-    """The sentences; and that the schedule does not fit, where it does not."""
+    """Print the sentences, and whether the schedule does not fit."""
     from rich.text import Text
 
     if reason is not None:

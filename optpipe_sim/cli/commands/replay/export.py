@@ -32,11 +32,11 @@ WHAT = {
     "torch-csv": "compute orders for torch, where our B is I",
     "perfetto": "trace; open it at https://ui.perfetto.dev",
 }
-MOST_DEVICES = 16  # that are listed
+MOST_DEVICES = 16  # devices that are listed
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `export` understands."""
+    """Add the options of `export`."""
     add_schedule(parser)
     add_profile(parser, nargs="?", help="profile (YAML or JSON); needed for perfetto and for names")
     parser.add_argument(
@@ -78,7 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Write the file, and say what is not in it and what that costs."""
+    """Write the file, and report what it leaves out and what that costs."""
     _check_options(arguments)
     if arguments.format in export_plan.FORMATS:
         return export_plan.run(arguments, out)
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    """Refuse options that are for another format."""
+    """Raise for options that belong to another format."""
     plan = arguments.format in export_plan.FORMATS
     given = {
         "--without-offloads": arguments.without_offloads and plan,
@@ -136,7 +136,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
 def _write(
     arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile | None
 ) -> dict[str, str]:
-    """The files, and what each is."""
+    """Write the files; returns them with their descriptions."""
     if arguments.format == "torch-csv":
         from ....files import write_together
         from ....frameworks.torch_csv import torch_csv
@@ -173,7 +173,7 @@ def _cost(schedule: Schedule, exported: Schedule, profile: CostProfile | None) -
 
 
 def _held(schedule: Schedule, exported: Schedule) -> str:
-    """What can be said of memory without a profile."""
+    """Describe the memory without a profile: numbers of activations."""
     from ....frameworks.losses import most_held
 
     now, before = most_held(exported), most_held(schedule)
@@ -207,7 +207,7 @@ def _tell(
     losses: dict[Loss, int],
     cost: Cost | None,
 ) -> None:
-    """What was left out, and the memory of each device with and without it."""
+    """Report what was left out, and the memory of each device with and without it."""
     from rich.text import Text
 
     from ....frameworks.losses import in_words

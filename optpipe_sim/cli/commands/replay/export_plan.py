@@ -1,4 +1,4 @@
-"""``export`` to frameworks that are told a plan in options or calls: the nearest they have words for."""
+"""``export`` to frameworks with their own options or calls: the nearest plan that they can express."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {"megatron": "Megatron-LM", "torchtitan": "torchtitan", "te": "Transform
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What these formats understand beside the others."""
+    """Add the options of these formats."""
     parser.add_argument(
         "--nearest",
         action="store_true",
@@ -31,7 +31,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--csv",
         metavar="F.csv",
-        help="torchtitan: the file for the order, where torch has no schedule of that name",
+        help="torchtitan: the file for the order, if torch has no such schedule",
     )
     parser.add_argument(
         "--offload-modules",
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Write the plan; refused where something is lost and --nearest does not say that it may be."""
+    """Write the plan; raises if it differs from the schedule and --nearest is not given."""
     from ....files import write_mapping
     from ...inputs import read_profile, read_schedule
     from ...outputs.show import line, written

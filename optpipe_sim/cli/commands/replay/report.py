@@ -1,4 +1,4 @@
-"""``report``: one HTML page on which one sees why a schedule is slow, and what another does better."""
+"""``report``: one HTML page that shows why a schedule is slow, and what another one does better."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SUMMARY = "write a page that shows why a schedule is slow, and what another does
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `report` understands."""
+    """Add the options of `report`."""
     add_schedule(parser)
     add_profile(parser, nargs="?", help="profile (YAML or JSON); a trace file has its own")
     parser.add_argument(

@@ -19,7 +19,7 @@ SUMMARY = "replay one schedule and print its times and memory"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `simulate` understands."""
+    """Add the options of `simulate`."""
     add_profile(parser)
     parser.add_argument(
         "--schedule",
@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=("replay", "simpy"),
         default="replay",
-        help="what replays: compiled (replay), or the discrete-event simulator; the same times",
+        help="the compiled replay, or the discrete-event simulator; both give the same times",
     )
     add_pictures(parser, "the", "the schedule, its memory and why it waits")
     parser.add_argument("--save", metavar="S.json", help="write the schedule")
@@ -48,7 +48,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     profile = read_profile(arguments)
     try:
         schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
-    except (OutOfMemory, NoSolution) as error:  # a schedule that plans for a limit nothing can keep
+    except (
+        OutOfMemory,
+        NoSolution,
+    ) as error:  # a schedule that plans for a limit that no schedule can keep
         out.result({"schedule": arguments.schedule, "fits": False, "reason": str(error)})
         raise
     trace, reason = simulate_or_report(

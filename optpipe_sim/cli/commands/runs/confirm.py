@@ -1,4 +1,4 @@
-"""``confirm``: a schedule's predicted time and memory beside real runs on this machine."""
+"""``confirm``: compare a schedule's predicted time and memory with real runs on this machine."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from ...outputs.show import Out
 
 EXAMPLE = "optpipe-sim confirm zb-h1 P.yaml -m 8 --mode replay --figure confirm.png"
-SUMMARY = "set a schedule's predicted time and memory beside real runs on this machine"
+SUMMARY = "compare a schedule's predicted time and memory with real runs on this machine"
 MODES = ("synthetic", "gradient", "replay", "loop")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `confirm` understands."""
+    """Add the options of `confirm`."""
     add_schedule(parser)
     add_profile(parser, help="profile of costs; best one that `profile` has written")
     parser.add_argument(

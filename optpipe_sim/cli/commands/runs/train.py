@@ -24,7 +24,7 @@ INTERRUPTED = 130
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `train` understands."""
+    """Add the options of `train`."""
     add_model(parser)
     parser.add_argument(
         "--stages", required=True, type=count, metavar="P", help="devices: processes on this CPU"

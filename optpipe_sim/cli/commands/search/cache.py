@@ -15,7 +15,7 @@ SUMMARY = "say which solved schedules are kept on disk, or forget them"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `cache` understands."""
+    """Add the options of `cache`."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--info", action="store_true", help="how many and how large (default)")
     group.add_argument("--clear", action="store_true", help="forget all of them")

@@ -40,7 +40,7 @@ COLUMNS = (
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `frontier` understands."""
+    """Add the options of `frontier`."""
     add_profile(parser)
     add_microbatches(parser, required=True)
     parser.add_argument(

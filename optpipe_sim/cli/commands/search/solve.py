@@ -29,7 +29,7 @@ SUMMARY = "search for the best schedule, and prove how good it is"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `solve` understands."""
+    """Add the options of `solve`."""
     add_problem(parser)
     add_search(parser, 60.0, "in all")
     parser.add_argument(

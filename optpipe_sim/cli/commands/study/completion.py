@@ -28,7 +28,7 @@ class Option(NamedTuple):
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `completion` understands."""
+    """Add the options of `completion`."""
     parser.add_argument("shell", choices=tuple(_SCRIPTS), help="which shell")
 
 

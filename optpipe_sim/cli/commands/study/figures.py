@@ -14,7 +14,7 @@ FORMATS = ("pdf", "svg", "png")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `figures` understands."""
+    """Add the options of `figures`."""
     parser.add_argument(
         "names",
         metavar="NAME",

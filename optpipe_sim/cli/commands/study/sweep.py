@@ -21,7 +21,7 @@ SHOWN = 5  # failed points that are told of
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """What `sweep` understands."""
+    """Add the options of `sweep`."""
     parser.add_argument(
         "experiments",
         metavar="EXPERIMENT",
