@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from ..errors import OptPipeError, ProfileError
 from ..profile import CostProfile
+from ..profile.items import EMBEDDING, HEAD, MTP
 
 
 class Part(NamedTuple):
@@ -16,12 +18,14 @@ class Part(NamedTuple):
         first: the number of its first decoder layer, from 0.
         layers: how many decoder layers it has.
         embedding, loss: whether it has the embedding, or the last norm, the head and the loss.
+        mtp: how many layers it has that predict further tokens.
     """
 
     first: int
     layers: int
     embedding: bool = False
     loss: bool = False
+    mtp: int = 0
 
     def module_names(self) -> list[str]:
         """The modules of this part, as torchtitan's decoders call them."""
@@ -58,6 +62,8 @@ def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple
             )
         return parts_with(layers)
     said = [cost.layers for cost in profile.stages]
+    if profile.items and sum(filter(None, said)) == len(profile.items):
+        return _parts_of_items(profile)
     if None in said and "layers_per_stage" not in profile.meta:
         raise ProfileError(
             f"stages[{said.index(None)}].layers: missing in the profile {profile.name}: frameworks"
@@ -68,6 +74,19 @@ def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple
         counts[0] -= 1
         counts[-1] -= 1
     return parts_with(counts)
+
+
+def _parts_of_items(profile: CostProfile) -> tuple[Part, ...]:
+    """The parts of a profile whose stages have so many of its items."""
+    borders = list(accumulate((cost.layers or 0 for cost in profile.stages), initial=0))
+    first, parts = 0, []
+    for start, end in pairwise(borders):
+        run = profile.items[start:end]
+        names = [item.name for item in run]
+        count = sum(item.decoder for item in run)
+        parts.append(Part(first, count, EMBEDDING in names, HEAD in names, names.count(MTP)))
+        first += count
+    return tuple(parts)
 
 
 def _ends_count(profile: CostProfile, total: int) -> bool:

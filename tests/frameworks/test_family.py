@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
-from megatron_grammar import accept
+from layouts import layouts
+from megatron_grammar import accept, stages_of
 from test_megatron import profile_of
 
+from optpipe_sim import build, load_profile
 from optpipe_sim.errors import OptPipeError, OutOfMemory
-from optpipe_sim.frameworks.megatron.family import choices, plan_of
+from optpipe_sim.frameworks.megatron.family import Choice, choices, plan_for, plan_of
+from optpipe_sim.frameworks.megatron.options import Plan
 from optpipe_sim.frameworks.megatron.search import best, chunk_counts
+from optpipe_sim.frameworks.parts import Part
 from optpipe_sim.frameworks.told import unheld
+from optpipe_sim.profile.layout import with_layout
 
 
 def test_the_best_is_the_fastest_that_fits() -> None:
@@ -45,3 +52,50 @@ def test_nothing_fits_or_nothing_runs() -> None:
         best(profile, 8)
     with pytest.raises(OptPipeError, match="runs nothing on 4 ranks with 3 microbatches"):
         best(profile, 3, chunks=[2])
+
+
+def test_other_layouts_of_layers_are_choices_too() -> None:
+    """A head as long as two layers: an even share is slower; where memory is short, the first stage,
+    which holds most microbatches, has the fewest layers."""
+    layer = {"name": "layer", "count": 10, "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 10}
+    ends = [{**layer, "name": name, "count": 1} for name in ("embedding", "head")]
+    ends[0] |= {"t_f_us": 1, "t_b_us": 1, "t_w_us": 1, "act_bytes": 0}
+    for key in ("t_f_ms", "t_b_ms", "t_w_ms"):
+        del ends[0][key]
+        ends[1][key] = 2
+    profile = load_profile({"devices": 4, "items": [ends[0], layer, ends[1]]})
+    found = best(profile, 8, chunks=[1])
+    assert found.given is not None
+    assert found.trace.makespan_ns < found.given.makespan_ns
+    plan, _ = plan_of(found.choice, found.trace.profile, 8)
+    read = accept(plan.command(), 8)
+    assert read.num_layers == 10
+    assert [stage.count("t") for stage in stages_of(read.pipeline_model_parallel_layout)] == [
+        part.layers for part in plan.parts
+    ]
+    # every layout of the family's one schedule without levels or copies
+    least = min(
+        unheld(build("1f1b", layout, 8), layout).makespan_ns
+        for layout in (with_layout(profile, own) for own in layouts(profile))
+    )
+    assert found.trace.makespan_ns == least
+    tight = replace(profile, memory_limit=(70,) * 4)
+    assert max(unheld(build("1f1b", tight, 8), tight).peak_bytes) > 70
+    squeezed = best(tight, 8, chunks=[1])
+    assert squeezed.given is None
+    assert squeezed.trace.fits
+    assert squeezed.layers[0] < found.layers[0]
+    exported, _ = plan_for(squeezed.trace.schedule, squeezed.trace.profile)
+    accept(exported.command(), 8)
+
+
+def test_layers_that_predict_further_tokens_have_their_place() -> None:
+    item = {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 10}
+    names = ["embedding", *["layer"] * 4, "mtp", "head"]
+    profile = load_profile({"devices": 2, "items": [{**item, "name": name} for name in names]})
+    plan, _ = plan_of(Choice(1), with_layout(profile, [4, 3]), 4)
+    assert plan.options()["pipeline-model-parallel-layout"] == "Et*3|tmL"
+    assert accept(plan.command(), 4).mtp_num_layers == 1
+    early = [Part(0, 2, embedding=True), Part(2, 2, mtp=1), Part(4, 0), Part(4, 0, loss=True)]
+    with pytest.raises(OptPipeError, match=r"MTP layers \(m\) belong on one stage, a last chunk"):
+        Plan(2, 4, tuple(early))

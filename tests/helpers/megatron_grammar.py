@@ -65,6 +65,9 @@ def check_layout(layout: str, ranks: int, layers: int, mtp: int = 0) -> list[str
     need(items.count("m") == mtp, "as many m as --mtp-num-layers")
     need("t" not in items[items.find("m") :] if mtp else True, "no t after an m")
     need(len(stages) % ranks == 0, "stages divide over the ranks")
+    having = [at for at, stage in enumerate(stages) if "m" in stage]
+    need(len(having) <= 1, "all m on one stage")
+    need(all(at >= len(stages) - ranks for at in having), "m on the last chunk of its rank")
     return stages
 
 
@@ -93,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--offload-modules", nargs="+", choices=OFFLOADABLE)
     found.add_argument("--activation-offload-fraction", type=float)
     found.add_argument("--sequence-parallel", action="store_true")
+    found.add_argument("--use-distributed-optimizer", action="store_true")
     return found
 
 
@@ -102,7 +106,8 @@ def accept(command: str, microbatches: int) -> argparse.Namespace:
     p = given.pipeline_model_parallel_size
     chunks = 1
     if given.pipeline_model_parallel_layout is not None:
-        stages = check_layout(given.pipeline_model_parallel_layout, p, given.num_layers)
+        further = given.mtp_num_layers or 0
+        stages = check_layout(given.pipeline_model_parallel_layout, p, given.num_layers, further)
         chunks = len(stages) // p
         need(chunks == 1 or p >= 2, "interleaving needs 2 ranks")
     group = given.microbatch_group_size_per_virtual_pipeline_stage

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from itertools import accumulate, combinations, pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
 from exhaustive import least_cost
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from layouts import layouts
 from solving import verify
 
 from optpipe_sim import build, simulate
@@ -26,13 +26,6 @@ from optpipe_sim.solvers.layers.bound import Runs, layout_bound
 from optpipe_sim.solvers.layers.search import balanced, device_work, moves, solve_layers
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.stage_cost import RecomputeLevel, StageCost
-
-
-def layouts(profile: CostProfile) -> Iterator[list[int]]:
-    """Every way to share out the items."""
-    count, stages = len(profile.items), len(profile.stages)
-    for borders in combinations(range(1, count), stages - 1):
-        yield [b - a for a, b in pairwise([0, *borders, count])]
 
 
 def profile_of(

@@ -158,6 +158,8 @@ def plan_of(
             "the replay moves the profile's offload bytes; Megatron-LM moves the inputs of"
             f" {', '.join(chosen)}, in tensors of at least 1,048,576 elements"
         )
+    if (zero := profile.meta.get("parallel", {}).get("zero", 0)) > 1:
+        notes.append(f"ZeRO {zero} is an option of its Megatron-FSDP, which is not among these")
     plan = Plan(
         costs.devices,
         microbatches,
@@ -204,6 +206,8 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, int]]
             yield option, parallel[key]
     if parallel.get("tp", 1) > 1:
         yield "sequence-parallel", True
+    if parallel.get("zero", 0) == 1:
+        yield "use-distributed-optimizer", True
     if "microbatch" in work:
         yield "micro-batch-size", work["microbatch"]
         yield "global-batch-size", work["microbatch"] * microbatches * parallel.get("dp", 1)

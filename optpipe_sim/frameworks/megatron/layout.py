@@ -9,8 +9,9 @@ from ..parts import Part
 
 
 def layout_string(parts: Sequence[Part]) -> str:
-    """Format the layout of `parts`: E for the embedding, t for a decoder layer, L for the loss, a
-    bar between stages; repetitions are abbreviated, as in ``Et*3|(tt|)*6tL``.
+    """Format the layout of `parts`: E for the embedding, t for a decoder layer, m for one that
+    predicts further tokens, L for the loss, a bar between stages; repetitions are abbreviated, as
+    in ``Et*3|(tt|)*6tL``.
 
     Megatron-LM places stage s on rank s mod p, as its chunk s div p. It first expands parentheses,
     then single characters (megatron/core/transformer/pipeline_parallel_layer_layout.py, commit
@@ -26,4 +27,4 @@ def layout_string(parts: Sequence[Part]) -> str:
 
 def _stage(part: Part) -> str:
     layers = "t" * part.layers if part.layers < 3 else f"t*{part.layers}"
-    return "E" * part.embedding + layers + "L" * part.loss
+    return "E" * part.embedding + layers + "m" * part.mtp + "L" * part.loss

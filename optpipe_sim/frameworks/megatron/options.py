@@ -143,6 +143,7 @@ class Plan:
                 f"--pipeline-model-parallel-layout: {len(self.parts)} stages do not divide over"
                 f" {self.devices} ranks"
             )
+        self._check_mtp()
         self._check_groups()
         if self.recompute is not None:
             self.recompute.check()
@@ -158,6 +159,16 @@ class Plan:
     def chunks(self) -> int:
         """v, the number of model chunks of a rank."""
         return len(self.parts) // self.devices
+
+    def _check_mtp(self) -> None:
+        having = [at for at, part in enumerate(self.parts) if part.mtp]
+        last = len(self.parts) - self.devices  # the first stage of the last chunks
+        after = [at for at in having if any(part.layers for part in self.parts[at + 1 :])]
+        if len(having) > 1 or any(at < last for at in having) or after:
+            raise MegatronError(
+                "--pipeline-model-parallel-layout: MTP layers (m) belong on one stage, a last chunk of its"
+                f" rank and after every decoder layer; they are on {', '.join(map(str, having))}"
+            )
 
     def _check_groups(self) -> None:
         p, m, g = self.devices, self.microbatches, self.group
@@ -180,6 +191,8 @@ class Plan:
         """The options without their dashes, and their values: True for a flag, a list for several words."""
         found: dict[str, Any] = dict(self.sizes)
         found["num-layers"] = sum(part.layers for part in self.parts)
+        if further := sum(part.mtp for part in self.parts):
+            found["mtp-num-layers"] = further
         found["pipeline-model-parallel-size"] = self.devices
         if self.devices > 1:
             found["pipeline-model-parallel-layout"] = layout_string(self.parts)

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...errors import OptPipeError, OutOfMemory
 from ...profile import CostProfile
+from ...profile.items import StageMaker
+from ...profile.layout import counts_of, with_layout
 from ...schedule import Schedule
+from ...solvers.layers.bound import layout_bound
+from ...solvers.layers.search import balanced, moves
 from ...trace import Trace
 from ...units import format_size
 from ..told import unheld
 from .family import Choice, choices
 
 MOST_CHUNKS = 8  # more chunks only add messages
+MOST_STARTS = 3  # choices that get other layouts, of those that fit and of those that do not
+
+
+class Tried(NamedTuple):
+    """A choice that was replayed: the bytes above the limit, what it costs, and its peak."""
+
+    over: int
+    cost_ns: int
+    peak: int
+    choice: Choice
+    trace: Trace
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        """Less is better: what fits, then what is faster, then what takes less memory."""
+        return self[:3]
 
 
 @dataclass(frozen=True)
@@ -22,17 +43,33 @@ class Found:
     """The fastest of the family that fits.
 
     Attributes:
-        choice: its choice. `trace`: its replay, in which no op waits for memory.
+        choice: its choice. `trace`: its replay, in which no op waits for memory; its profile has the
+            layout of layers.
+        given: the fastest with the given layout; None if that does not fit.
         tried: how many were replayed. `fitting`: how many of them fit.
     """
 
     choice: Choice
     trace: Trace
+    given: Trace | None
     tried: int
     fitting: int
 
+    @property
+    def layers(self) -> list[int | None]:
+        """How many layers each stage has, embedding and head counted where they are items."""
+        return [cost.layers for cost in self.trace.profile.stages]
+
     def to_json(self) -> dict[str, Any]:
-        return {"told": self.choice.name, "tried": self.tried, "fitting": self.fitting}
+        moved = self.given is None or self.given.profile != self.trace.profile
+        return {
+            "told": self.choice.name,
+            "tried": self.tried,
+            "fitting": self.fitting,
+            "layers": self.layers,
+            "given_ns": None if self.given is None else self.given.cost_ns,
+            "moved": moved,
+        }
 
 
 def chunk_counts(profile: CostProfile) -> Sequence[int]:
@@ -52,45 +89,115 @@ def best(
     offload: bool = True,
     recompute: bool = True,
     objective: str = "flush",
+    seconds: float = 10.0,
     on_progress: Callable[[int], None] = lambda tried: None,
 ) -> Found:
     """Find the fastest of the family under the profile's memory limit; ties go to the lower peak.
+
+    Where the profile has its model layer by layer (`items`), the best and the fastest that do not fit
+    are tried with other layouts of layers, too.
 
     Args:
         chunks: the numbers to try; None: `chunk_counts`.
         offload, recompute: whether activations may be offloaded or recomputed. `objective`: flush
             or span.
+        seconds: the most time for other layouts.
         on_progress: called with the number of replays.
 
     Raises:
         OutOfMemory: if none fits; names the one with the least peak.
         OptPipeError: if the family is empty for this profile and number of microbatches.
     """
-    seen: list[tuple[tuple[int, int], int, Choice, Trace]] = []
-    least: tuple[int, Choice] | None = None
-    tried = 0
+    tried: list[Tried] = []
     for choice, schedule in _family(profile, microbatches, chunks or chunk_counts(profile)):
         if (choice.fraction is not None and not offload) or (choice.level and not recompute):
             continue
-        trace = replace(unheld(schedule, profile), objective=objective)
-        tried += 1
-        on_progress(tried)
-        peak = max(trace.peak_bytes)
-        if least is None or peak < least[0]:
-            least = peak, choice
-        if trace.fits:
-            seen.append(((trace.cost_ns, peak), tried, choice, trace))
-    if least is None:
+        tried.append(replayed(choice, schedule, profile, objective))
+        on_progress(len(tried))
+    if not tried:
         raise OptPipeError(
             f"Megatron-LM runs nothing on {profile.devices} ranks with {microbatches} microbatches"
         )
-    if not seen:
+    given = min(tried, key=lambda one: one.key)
+    if profile.items:
+        tried += other_layouts(tried, profile, microbatches, objective, seconds)
+    found = min(tried, key=lambda one: one.key)
+    if found.over:
+        least = min(tried, key=lambda one: one.peak)
         raise OutOfMemory(
-            f"no schedule of Megatron-LM fits: the least peak is {format_size(least[0])},"
-            f" with {least[1].name}"
+            f"no schedule of Megatron-LM fits: the least peak is {format_size(least.peak)},"
+            f" with {least.choice.name}"
         )
-    _, _, choice, trace = min(seen, key=lambda one: one[:2])
-    return Found(choice, trace, tried, len(seen))
+    fitting = sum(not one.over for one in tried)
+    first = None if given.over else given.trace
+    return Found(found.choice, found.trace, first, len(tried), fitting)
+
+
+def replayed(choice: Choice, schedule: Schedule, profile: CostProfile, objective: str) -> Tried:
+    """A choice with its replay."""
+    trace = replace(unheld(schedule, profile), objective=objective)
+    limits = trace.memory_limit or trace.peak_bytes
+    over = max(peak - limit for peak, limit in zip(trace.peak_bytes, limits, strict=True))
+    return Tried(max(0, over), trace.cost_ns, max(trace.peak_bytes), choice, trace)
+
+
+def other_layouts(
+    tried: Sequence[Tried], profile: CostProfile, microbatches: int, objective: str, seconds: float
+) -> list[Tried]:
+    """The most promising choices with other layers on their stages: each from the layout that bounds or
+    work suggest or the given one, improved by moves of one layer."""
+    fitting = sorted((one for one in tried if not one.over), key=lambda one: one.key)
+    most = fitting[0].cost_ns if fitting else float("inf")
+    faster = sorted((one for one in tried if one.over and one.cost_ns < most), key=lambda one: (one.over if not fitting else 0, one.cost_ns))  # fmt: skip
+    starts = [*fitting[:MOST_STARTS], *faster[:MOST_STARTS]]
+    until, found = time.monotonic() + seconds, []
+    for at, one in enumerate(starts):
+        share = (until - time.monotonic()) / (len(starts) - at)
+        found += _climb(one, profile, microbatches, objective, time.monotonic() + share)
+    return found
+
+
+def _climb(
+    start: Tried, profile: CostProfile, microbatches: int, objective: str, until: float
+) -> list[Tried]:
+    """All better layouts for one choice that are found on the way, the best last."""
+    costs = start.trace.profile
+    own = replace(costs, items=profile.items, meta=profile.meta)
+    maker = StageMaker(profile.items, own.chunks)
+
+    def at(counts: Sequence[int]) -> Tried | None:
+        try:
+            layout = with_layout(own, counts, maker=maker)
+            return replayed(
+                start.choice, start.choice.build(layout, microbatches), layout, objective
+            )
+        except OptPipeError:  # too few layers for a level, say
+            return None
+
+    limits = profile.memory_limit
+    _, suggested = layout_bound(own, microbatches, objective, limits, 1.0)
+    firsts = filter(None, map(at, (counts_of(own), suggested or balanced(own))))
+    best = min(firsts, key=lambda one: one.key, default=None)
+    if best is None:
+        return []
+    found, better = [best], True
+    while better and time.monotonic() < until:
+        better = False
+        layout = best.trace.profile
+        for counts in moves([cost.layers or 0 for cost in layout.stages], layout, _load(best)):
+            if time.monotonic() > until:
+                break
+            other = at(counts)
+            if other is not None and other.key < best.key:
+                best, better = other, True
+                found.append(best)
+                break
+    return found
+
+
+def _load(one: Tried) -> Sequence[int] | None:
+    """What devices have too much of: memory where that does not fit; None: work."""
+    return one.trace.peak_bytes if one.over else None
 
 
 def _family(

@@ -310,10 +310,12 @@ def _counts(layout: CostProfile) -> list[int]:
     return [cost.layers or 0 for cost in layout.stages]
 
 
-def moves(counts: Sequence[int], layout: CostProfile) -> Iterator[list[int]]:
+def moves(
+    counts: Sequence[int], layout: CostProfile, load: Sequence[int] | None = None
+) -> Iterator[list[int]]:
     """Layouts with one item less on one stage and one more on another; from the busiest devices to the
-    idlest first, and with many stages only between neighbours."""
-    busy = device_work(layout)
+    idlest first (by `load`; None: by work), and with many stages only between neighbours."""
+    busy = device_work(layout) if load is None else load
     work = [busy[device] for device in layout.placement]
     pairs = [
         (work[b] - work[a], abs(a - b), a, b)
