@@ -59,8 +59,8 @@ def changes(one: Trace, two: Trace) -> Changes:
         rows.append(np.flatnonzero(changed | otherwise[stages, microbatches]).tolist())
     order = int((moved[one.schedule.codes] & ~one.schedule.is_transfer).sum())
     says = (
-        f"{order:,} of {len(one.schedule):,} ops follow another op than there;"
-        f" {int(otherwise.sum()):,} of {otherwise.size:,} activations are treated otherwise."
+        f"{order:,} of {len(one.schedule):,} ops follow a different op in the other schedule;"
+        f" {int(otherwise.sum()):,} of {otherwise.size:,} activations are treated differently."
     )
     return Changes((rows[0], rows[1]), order, int(otherwise.sum()), 0, says)
 

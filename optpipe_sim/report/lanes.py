@@ -16,6 +16,7 @@ from bokeh.models import (
     CustomJSHover,
     CustomJSTickFormatter,
     FixedTicker,
+    GroupFilter,
     HoverTool,
     LinearColorMapper,
     LinearInterpolator,
@@ -59,6 +60,7 @@ CAUSE_PATTERNS = {
     "drain": " ",
 }
 FADED = 0.16  # what is not marked, while something is
+INK = "#1D2126"  # of names on a light ground
 MARK, MESSAGE = "#E0218A", "#6A5ACD"
 FOLDED_FROM = 9  # devices: a page of more begins with all of them folded
 
@@ -110,8 +112,8 @@ def lanes(
         other_memory(plot, memory, memory_lanes(other[0], scales), other[0], inside)
     _arrows(plot, columns, ops.data_source, places)
     inks = _coloured([text_colour(look) for look in _looks(trace)])
-    _names(plot, ops.data_source, f"{name}-ops-names", places, inks)
-    _names(plot, idle[0].data_source, f"{name}-gaps-names", places, "#777777")
+    _names(plot, ops.data_source, f"{name}-names", places, inks)
+    _names(plot, idle[0].data_source, f"{name}-causes", places, INK, background_fill_color="white")
     wheel = WheelZoomTool(dimensions="width", modifiers={"ctrl": True})
     pan = PanTool(dimensions="width")
     told = CustomJS(code=f"optpipe.tapped('{name}', cb_data.source)")
@@ -183,11 +185,7 @@ def _boxes(
             source,
             places,
             # a pattern for each box of one glyph would be drawn for each box; one for all, once
-            view=CDSView(
-                filter=CustomJSFilter(
-                    code=f"return Array.from(source.data.cause_at, (cause) => cause === {at})"
-                )
-            ),
+            view=CDSView(filter=GroupFilter(column_name="cause_at", group=at)),
             fill_color=CAUSE_COLOURS[cause],
             fill_alpha=0.24,
             hatch_pattern=CAUSE_PATTERNS[cause],
@@ -271,22 +269,33 @@ return Array.from(start, (left, at) => left < to && end[at] > from && room(at));
 
 
 def _names(
-    plot: Any, source: ColumnDataSource, name: str, places: LinearInterpolator, ink: Any
+    plot: Any,
+    source: ColumnDataSource,
+    name: str,
+    places: LinearInterpolator,
+    ink: Any,
+    **look: Any,
 ) -> None:
-    """Names in the boxes that are in sight and have room for them; page.js asks again after a zoom."""
-    filter_ = CustomJSFilter(
-        name=name, code=NAMED, args={"plot": plot, "times": plot.x_range, "places": places}
-    )
+    """Names in the boxes that are in sight and have room for them; page.js asks again after a zoom.
+
+    What stands on a tint has a ground of its own, to be read on light and dark alike.
+    """
+    args = {"plot": plot, "times": plot.x_range, "places": places}
     plot.text(
+        name=name,
         x="start",
         x_offset=3,
         y=transform("level", places),
         text="name",
         text_color=ink,
         source=source,
-        view=CDSView(filter=filter_),
+        view=CDSView(filter=CustomJSFilter(code=NAMED, args=args)),
         text_baseline="middle",
         text_font_size="11px",
+        background_fill_alpha=0.6,
+        border_radius=2,
+        padding=(0, 3),
+        **look,
     )
 
 

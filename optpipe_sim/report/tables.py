@@ -165,7 +165,11 @@ def legend(*traces: Trace) -> str:
     if shape.chunks > 1:
         entries.append((shade(OpKind.F, 1, shape.chunks), "", "lighter: later chunks"))
     entries += [
-        (f"{CAUSE_COLOURS[cause]}55", _HATCH[CAUSE_PATTERNS[cause]], f"idle {MEANINGS[cause]}")
+        (
+            f"{CAUSE_COLOURS[cause]}55",
+            _HATCH[CAUSE_PATTERNS[cause]],
+            f"{cause}: idle {MEANINGS[cause]}",
+        )
         for cause in CAUSES
         if any(trace.idle_ns[cause] for trace in traces)
     ]

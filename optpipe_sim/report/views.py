@@ -53,7 +53,7 @@ def pair_view(one: Trace, two: Trace) -> View:
         for edge in ("start", "end")
     )
     bar = _bar(
-        one, switch("what differs", changed="", group="marks") if any(found.rows) else "", edges
+        one, switch("what differs", mark="changed", group="marks") if any(found.rows) else "", edges
     )
     tables = [
         f"<h2>{escape(title)}</h2>{_tables(each, name)}{path_and_hints(each.trace, name)}"
@@ -94,7 +94,7 @@ def _bar(trace: Trace, *more: str) -> str:
     """The buttons above the lanes, and the line that answers clicks."""
     unfolded = trace.schedule.shape.devices < FOLDED_FROM
     buttons = (
-        switch("critical path", critical="", group="marks"),
+        switch("critical path", mark="critical", group="marks"),
         switch("messages", messages=""),
         switch("all devices unfolded", on=unfolded, unfold=""),
         *more,

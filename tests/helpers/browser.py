@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,8 @@ const { start, end } = figure.x_range;
 const middle = (Math.max(start, data.start[row]) + Math.min(end, data.end[row])) / 2;
 return [middle, places.compute((data.top[row] + data.bottom[row]) / 2)];
 """
+_REACH = "const { start, end } = optpipe.charts[arguments[0]].figure.x_range; return [start, end]"
+_MARKED = "return Array.from(optpipe.charts[arguments[0]].ops.selected.indices)"
 # the texts of all hovers that are shown, row by row; Bokeh keeps them in shadow trees
 _HOVERS = """
 const found = [];
@@ -84,11 +86,25 @@ class Browser:
         """What a script returns."""
         return self.driver.execute_script(script, *values)
 
-    def wait(self, script: str) -> Any:
-        """What a script returns, once that is true."""
+    def wait(self, asked: str | Callable[[], Any], seconds: float = READY_S) -> Any:
+        """What a script returns, or a function, once that is true."""
         from selenium.webdriver.support.ui import WebDriverWait
 
-        return WebDriverWait(self.driver, READY_S, 0.05).until(lambda d: d.execute_script(script))
+        ask = (lambda: self.run(asked)) if isinstance(asked, str) else asked
+        return WebDriverWait(self.driver, seconds, 0.05).until(lambda _: ask())
+
+    def reach(self, chart: str) -> tuple[float, float]:
+        """What part of the time axis a chart shows."""
+        start, end = self.run(_REACH, chart)
+        return start, end
+
+    def marked(self, chart: str) -> list[int]:
+        """The ops that are marked in a chart."""
+        return list(self.run(_MARKED, chart))
+
+    def note(self) -> str:
+        """The line that answers clicks."""
+        return str(self.run("return document.querySelector('.note').textContent"))
 
     def click(self, selector: str) -> None:
         from selenium.webdriver.common.by import By
@@ -107,18 +123,16 @@ class Browser:
         gesture = {"x": x, "y": y, "duration": 20, "gestureSourceType": "mouse"}
         self.driver.execute_cdp_cmd("Input.synthesizeTapGesture", gesture)
 
-    def tap_for(self, script: str, x: float, y: float) -> Any:
-        """What a script returns once a click has made it true; a busy browser may miss the first."""
+    def tap_for(self, done: str | Callable[[], Any], x: float, y: float) -> Any:
+        """What a script or a function returns once a click has made it true; a busy browser may miss
+        the first."""
         from selenium.common.exceptions import TimeoutException
-        from selenium.webdriver.support.ui import WebDriverWait
 
         for _ in range(3):
             self.tap(x, y)
             with suppress(TimeoutException):
-                return WebDriverWait(self.driver, READY_S / 4, 0.05).until(
-                    lambda d: d.execute_script(script)
-                )
-        return self.wait(script)
+                return self.wait(done, READY_S / 4)
+        return self.wait(done)
 
     def box(self, chart: str, part: str, row: int) -> tuple[float, float]:
         """Where the middle of a box of a chart is in the window, scrolled there: the `row`-th of its

@@ -3,16 +3,14 @@
 // all texts, boxes and numbers are made in Python (see report/page.py, which packs them).
 const optpipe = (() => {
   const PIXELS = 0.27; // of a hundredth of a lane (report/layout.py)
-  const PARTS = ["ops", "gaps", "arrows", "messages", "places", "inside", "ops-names", "gaps-names"];
+  const PARTS = ["ops", "gaps", "arrows", "messages", "places", "inside", "causes", "names"];
   const charts = {}, plots = []; // figures of lanes by name; the views of all figures
   const chartsOf = (section) => Object.values(charts).filter((chart) => chart.section === section);
 
   // -- figures come to life when their part of the page is first opened
   async function unpacked(parent) {
-    const packed = parent.querySelector(":scope > .data").textContent;
-    const bytes = Uint8Array.from(atob(packed), (sign) => sign.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-    return new Response(stream).text();
+    const { body } = await fetch(`data:;base64,${parent.querySelector(":scope > .data").textContent}`);
+    return new Response(body.pipeThrough(new DecompressionStream("gzip"))).text();
   }
   async function draw(section) {
     const { docs, items, known } = JSON.parse(await unpacked(section));
@@ -20,21 +18,19 @@ const optpipe = (() => {
       const figure = view.model, { name: title, document: models } = figure;
       if (figure.type === "Figure") plots.push(view);
       if (!known[title]) continue;
-      const chart = (charts[title] = { ...known[title], section, figure });
+      const chart = (charts[title] = { ...known[title], section, figure, shift: 0 });
       for (const part of PARTS) chart[part] = models.get_model_by_name(`${title}-${part}`);
-      const name = () => { for (const part of PARTS.slice(-2)) chart[part].change.emit(); };
-      const later = () => { clearTimeout(chart.later); chart.later = setTimeout(name, 60); };
+      const renamed = () => [chart.names, chart.causes].forEach(({ view }) => view.filter.change.emit());
+      const later = () => { clearTimeout(chart.later); chart.later = setTimeout(renamed, 60); };
       const { x_range, properties: { inner_width } } = figure;
       for (const each of [x_range, inner_width, chart.places]) each.change.connect(later);
+      x_range.change.connect(() => chartsOf(section).forEach((other) => other !== chart && follow(chart, other)));
       layout(chart);
-    }
-    const [one, two] = chartsOf(section);
-    for (const pair of two ? [[one, two], [two, one]] : []) {
-      pair[0].figure.x_range.change.connect(() => follow(...pair));
     }
     section.dataset.drawn = "yes";
   }
-  function open(section) {
+  function open(at) {
+    const section = document.getElementById(`view-${at}`);
     if (section.dataset.drawn === undefined) draw(section);
     section.dataset.drawn ??= "soon";
     section.hidden = false;
@@ -68,9 +64,9 @@ const optpipe = (() => {
   }
 
   // -- what is marked; Bokeh fades what is not selected
-  function mark(chart, rows, text, arrows = true) {
+  function mark(chart, rows, text = "") {
     chart.ops.selected.indices = [...rows].sort((one, two) => one - two);
-    chart.arrows.visible = arrows && rows.length > 0;
+    chart.arrows.visible = rows.length > 0 && rows !== chart.changed; // those follow from one another
     chart.gaps.selected.indices = [];
     chart.section.querySelector(".note").textContent = text;
   }
@@ -79,54 +75,47 @@ const optpipe = (() => {
     for (; row >= 0; row = ops.data.by[row]) found.push(row);
     return found;
   }
-  function whyOp(chart, row) {
-    const found = chain(chart, row), { name, waited } = chart.ops.data;
+  function why(chart, source, row, share) { // of an idle interval: `share` times its length is shown
+    const { by, name, waited, from, to, idle, cause } = source.data, { ops, gaps, makespan } = chart;
+    const found = chain(chart, source === ops ? row : by[row]);
     const way = `Marked: its chain of ${found.length} causes back to the start.`;
-    mark(chart, found, `${name[row]} waited: ${waited[row]}. ${way}`);
-  }
-  function whyIdle(chart, row, share) { // and go there
-    const { by, from, to, idle, cause } = chart.gaps.data, { makespan, figure } = chart;
-    mark(chart, chain(chart, by[row]), `Idle: ${idle[row]}. Cause: ${cause[row]}.`);
-    chart.gaps.selected.indices = [row];
+    if (source === ops) return mark(chart, found, `${name[row]} waited: ${waited[row]}. ${way}`);
+    mark(chart, found, `Idle: ${idle[row]}. Cause: ${cause[row]}.`);
+    gaps.selected.indices = [row];
     const room = Math.max(share * (to[row] - from[row]), makespan / 200);
     const start = Math.max(-0.02 * makespan, (from[row] + to[row] - room) / 2);
-    figure.x_range.setv({ start, end: Math.min(1.02 * makespan, start + room) });
+    chart.figure.x_range.setv({ start, end: Math.min(1.02 * makespan, start + room) });
   }
   function tapped(name, source) {
-    const chart = charts[name], [row] = source.selected.indices;
-    if (row === undefined) mark(chart, [], "");
-    else if (source === chart.ops) whyOp(chart, row);
-    else whyIdle(chart, row, 3);
+    const [row] = source.selected.indices;
+    if (row === undefined) mark(charts[name], []);
+    else why(charts[name], source, row, 3);
   }
 
   // -- two schedules on one axis
   function align([one, two], edge) {
-    one.shift = edge === "end" ? two.makespan - one.makespan : 0;
+    one.shift = edge === "end" ? two.makespan - one.makespan : 0; // of the other's times against its own
     two.shift = -one.shift;
     const start = Math.min(0, two.shift), end = start + Math.max(one.makespan, two.makespan);
     one.figure.x_range.setv({ reset_start: start, reset_end: end, start, end });
-    follow(one, two);
   }
-  function follow({ figure, shift = 0 }, other) {
-    const { x_range } = figure, its = other.figure.x_range;
-    const start = x_range.start + shift, end = x_range.end + shift;
-    const off = Math.abs(its.start - start) + Math.abs(its.end - end);
-    if (off > 1e-6 * (end - start)) its.setv({ start, end });
+  function follow({ figure: { x_range: own }, shift }, { figure: { x_range: its } }) {
+    const start = own.start + shift, end = own.end + shift;
+    if (Math.abs(its.start - start) + Math.abs(its.end - end) > 1e-6 * (end - start)) its.setv({ start, end });
   }
 
   // -- buttons: the first data attribute says what one does; of a group one is pressed at most
   const PRESS = {
     colours: () => theme(getComputedStyle(document.body).colorScheme === "dark" ? "light" : "dark"),
-    open: ({ value }) => open(document.getElementById(`view-${value}`)),
+    open: ({ value }) => open(value),
     align: ({ value, shown }) => align(shown, value),
-    critical: ({ on, shown }) => shown.forEach((chart) => mark(chart, on ? chart.critical : [], "")),
-    changed: ({ on, shown }) => shown.forEach((chart) => mark(chart, on ? chart.changed : [], "", false)),
+    mark: ({ value, on, shown }) => shown.forEach((chart) => mark(chart, on ? chart[value] : [])),
     messages: ({ on, shown }) => shown.forEach(({ messages }) => { messages.visible = on; }),
     unfold: ({ on, shown }) => shown.forEach((chart) => unfold(chart, () => on)),
     device: ({ value, shown }) => unfold(shown[0], (at, was) => was !== (at === Number(value))),
     gap: ({ value, shown: [chart] }) => {
       unfold(chart, (at, was) => was || at === chart.gaps.data.device[value]);
-      whyIdle(chart, Number(value), 8);
+      why(chart, chart.gaps, Number(value), 8);
     },
   };
   function press(button) {
@@ -155,15 +144,14 @@ const optpipe = (() => {
   });
 
   // -- keys: [pan, zoom] in the figures that one looks at
-  const LEFT = [-0.2, 1], RIGHT = [0.2, 1], IN = [0, 0.6], OUT = [0, 1 / 0.6];
-  const KEYS = { ArrowLeft: LEFT, ArrowRight: RIGHT, a: LEFT, d: RIGHT, "+": IN, "-": OUT, w: IN, s: OUT };
+  const KEYS = { ArrowLeft: [-0.2, 1], ArrowRight: [0.2, 1], "+": [0, 0.6], "-": [0, 1 / 0.6] };
   document.addEventListener("keydown", (event) => {
     const above = (section) => section.getBoundingClientRect().top < innerHeight / 2;
     const shown = chartsOf([...document.querySelectorAll("section:not([hidden])")].findLast(above));
     if (!shown.length || event.ctrlKey || event.metaKey || event.altKey) return;
     const { x_range } = shown[0].figure, { start, end } = x_range, [by, zoom] = KEYS[event.key] ?? [];
     const middle = (start + end) / 2 + by * (end - start), half = (zoom * (end - start)) / 2;
-    if (event.key === "Escape") for (const chart of shown) mark(chart, [], "");
+    if (event.key === "Escape") for (const chart of shown) mark(chart, []);
     else if (event.key === "0") x_range.reset();
     else if (zoom) x_range.setv({ start: middle - half, end: middle + half });
     else return;
@@ -172,9 +160,8 @@ const optpipe = (() => {
 
   // -- light, dark and paper: figures take their colours from page.css whenever they are drawn
   const repaint = () => { for (const plot of plots) plot.request_paint(); };
-  function theme(name) {
-    if (name) document.documentElement.dataset.theme = name;
-    else delete document.documentElement.dataset.theme;
+  function theme(name = "") { // that of the system, if it has no name
+    document.documentElement.dataset.theme = name;
     repaint();
   }
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
@@ -196,5 +183,5 @@ const optpipe = (() => {
     Bokeh.logger.set_level("warn");
     document.querySelectorAll("section:not([hidden])").forEach(draw);
   })();
-  return { charts, tapped, foldAt, open: (at) => open(document.getElementById(`view-${at}`)) };
+  return { charts, tapped, foldAt, open };
 })();

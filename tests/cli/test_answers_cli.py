@@ -1,0 +1,146 @@
+"""``check``, ``explain``, ``export`` and ``versions``: what they print, and what they cannot say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cli_cases import OFFLOADING
+
+from optpipe_sim import build, load_profile, simulate
+from optpipe_sim.cli.commands.replay.export import FORMATS, LEAVES_OUT
+from optpipe_sim.cli.commands.replay.export_plan import FORMATS as PLANS
+from optpipe_sim.frameworks.losses import CANNOT_SAY
+from optpipe_sim.ops import parse_op
+
+
+def test_check(cli) -> None:
+    cli("simulate p.yaml --schedule zb-h1 -m 8 --save s.json")
+    assert cli("check s.json p.yaml --json").json == {
+        "schema": 1,
+        "valid": True,
+        "problems": [],
+    }
+    assert "✓" in cli("check s.json p.yaml").out
+    answer = cli("check s.json p.yaml --memory-limit 200B --json")
+    assert answer.code == 1
+    assert answer.json["valid"] is False
+    assert answer.json["problems"]
+    data = json.loads(Path("s.json").read_text())
+    data["programs"][2].remove("B2.3")
+    Path("bad.json").write_text(json.dumps(data))
+    answer = cli("check bad.json p.yaml")
+    assert answer.code == 1
+    assert "B2.3" in answer.out
+
+
+def test_explain(cli) -> None:
+    cli("simulate p.yaml --schedule 1f1b -m 8 --save s.json")
+    answer = cli("explain s.json p.yaml --json")
+    assert answer.code == 0
+    assert answer.json["fits"] is True
+    assert len(answer.json["text"]) > 100
+    answer = cli("explain s.json p.yaml --op F1.0")
+    assert answer.code == 0
+    assert "F0.0" in answer.out  # what it waits for
+    assert cli("explain s.json p.yaml --op F9.0").code == 2
+    assert "'G1' is not an op" in cli("explain s.json p.yaml --op G1").complaint
+    assert cli("explain gpipe p.yaml -m 8 --memory-limit 400B").code == 1
+
+
+def test_export(cli) -> None:
+    cli("simulate p.yaml --schedule zb-h1 -m 4 --save s.json")
+    answer = cli("export s.json --format torch-csv --json")
+    assert answer.json == {
+        "schema": 1,
+        "schedule": "s.json",
+        "format": "torch-csv",
+        "path": "s.csv",
+        "lost": {},
+        "cost": None,
+    }
+    assert Path("s.csv").read_text().count("\n") == 4
+    answer = cli("export zb-h1 p.yaml -m 4 --format perfetto -o deep/t.json")
+    assert answer.code == 0
+    assert "traceEvents" in json.loads(Path("deep/t.json").read_text())
+    assert "needs the profile" in cli("export s.json --format perfetto").complaint
+    assert "PROFILE" in cli("export zb-h1 -m 4 --format torch-csv").complaint
+
+
+def test_export_says_what_torch_cannot_be_told(cli) -> None:
+    line = "export po-h o.yaml -m 8 --format torch-csv --memory-limit 200B -o po.csv"
+    complaint = cli(line).complaint
+    assert "po-h: torch-csv cannot express 32 offloads" in complaint
+    assert "of its 200 B (before: " in complaint
+    assert "an iteration takes" in complaint
+    assert "Leave them out with --without-offloads" in complaint
+    assert not Path("po.csv").exists()
+    answer = cli(f"{line} --without-offloads --json")
+    assert answer.code == 0
+    assert "O" not in Path("po.csv").read_text()
+    cost = answer.json["cost"]
+    assert answer.json["lost"] == {"offloads": 32}
+    assert cost["fits"] is False
+    assert max(cost["peak_bytes"]) > 200 >= max(cost["full_peak_bytes"])
+    text = cli(f"{line} --without-offloads").out
+    assert "left out: 32 offloads; without them device" in text
+    assert f"{max(cost['peak_bytes'])} B, " in text
+    assert "of its limit of 200 B" in text
+    assert cli("export po-h o.yaml -m 8 --format perfetto").code == 0  # says all
+    # what is known without a profile
+    cli("simulate o.yaml --schedule po-h -m 8 --save po.json")
+    complaint = cli("export po.json --format torch-csv -o x.csv").complaint
+    assert "activations (before: " in complaint
+    assert "give PROFILE to see bytes and times" in complaint
+    answer = cli("export po.json --format torch-csv -o x.csv --without-offloads --json")
+    assert answer.json["cost"] is None
+    assert (
+        "activations (before"
+        in cli("export po.json --format torch-csv -o x.csv --without-offloads").out
+    )
+    assert {loss.name for losses in CANNOT_SAY.values() for loss in losses} == set(LEAVES_OUT)
+    assert set(CANNOT_SAY) | set(PLANS) == set(FORMATS)
+
+
+def test_explain_is_data_too(cli) -> None:
+    profile = load_profile(OFFLOADING)
+    trace = simulate(build("zb-h1", profile, 8), profile)
+    found = cli("explain zb-h1 o.yaml -m 8 --op B1.3 --json").json
+    data = found["explanation"]
+    assert data["makespan_ns"] == trace.makespan_ns
+    assert sum(data["critical_path"]["parts_ns"].values()) == trace.makespan_ns
+    for device, entry in enumerate(data["devices"]):
+        assert entry["busy_ns"] + sum(entry["idle_ns"].values()) == trace.makespan_ns
+        assert entry["idle_ns"] == dict(trace.idle_by_device_ns[device])
+    assert data["gaps_in_all"] == len(data["gaps"])
+    gaps = [gap["end_ns"] - gap["start_ns"] for gap in data["gaps"]]
+    assert gaps == sorted(gaps, reverse=True)
+    assert sum(gaps) == sum(trace.idle_ns.values())
+    steps = data["critical_path"]["steps"]
+    assert steps[0]["start_ns"] == 0 or steps[-1]["start_ns"] == 0
+    assert {step["op"] for step in steps} <= {str(span.op) for span in trace.spans}
+    why = found["why"]
+    span = trace.span(parse_op("B1.3"))
+    assert (why["op"], why["start_ns"], why["end_ns"]) == ("B1.3", span.start_ns, span.end_ns)
+    assert why["reasons"][0]["until_ns"] == span.start_ns
+    assert why["reasons"][0]["by"] in found["text"]
+    assert cli("explain zb-h1 o.yaml -m 8 --json").json["why"] is None
+
+
+def test_versions(cli) -> None:
+    found = cli("versions --json").json
+    assert found["optpipe-sim"] == "0.1.0"
+    assert found["numpy"] in cli("versions").out
+
+
+def test_explain_says_what_is_forced(cli) -> None:
+    line = "explain adaoffload o.yaml -m 8 --memory-limit 300B --solution --chart forced.png"
+    answer = cli(line)
+    assert answer.code == 0
+    assert "Offloading: " in answer.out
+    assert "forced" in answer.out
+    assert Path("forced.png").stat().st_size > 1000
+    found = cli(f"{line} --json").json
+    assert found["text"] in answer.out
+    assert found["solution"]
+    assert cli(line.replace("forced.png", "forced.gif")).code == 2
