@@ -102,8 +102,8 @@ class Balancer:
 
     def time(self, slot: int, counts: Counts) -> int:
         """Forward and backward of a slot together."""
-        layers = sum(counts) * self.facts["layer"]["time"] + self.own_time(slot)
-        return 3 * layers + self.extra(counts)
+        layer = int(self.facts["layer"]["time"])
+        return 3 * (sum(counts) * layer + self.own_time(slot)) + self.extra(counts)
 
     def extra(self, counts: Counts) -> int:
         return sum(kind.extra * count for kind, count in zip(self.kinds, counts, strict=True))
@@ -179,14 +179,14 @@ class Balancer:
             for layers in product(range(1, most + 1), repeat=self.v):
                 choice = self.recomputed(s, layers) if sum(layers) <= most else None
                 if choice is not None:
-                    load = self._load(s, choice), layers
-                    loads[sum(layers)] = min(loads.get(sum(layers), load), load)
+                    option = self._load(s, choice), layers
+                    loads[sum(layers)] = min(loads.get(sum(layers), option), option)
             following: dict[int, tuple[int, list[tuple[int, ...]]]] = {}
             for done, (busiest, division) in best.items():
-                for count, (load, layers) in loads.items():
-                    entry = max(busiest, load[0]), [*division, layers]
-                    if entry < following.get(done + count, (2**62, [])):
-                        following[done + count] = entry
+                for count, ((load, _), layers) in loads.items():
+                    entry = max(busiest, load), [*division, layers]
+                    known = following.get(done + count, entry)
+                    following[done + count] = min(known, entry)
             best = following
         busiest, division = best[self.facts["layers"]]
         return busiest, [division[slot % self.p][slot // self.p] for slot in range(self.slots)]

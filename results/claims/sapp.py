@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from optpipe_sim.costs.published import published
 from optpipe_sim.study.claims import Tables, percent
 
 
@@ -11,9 +12,10 @@ def sentences(tables: Tables) -> Iterator[str]:
     rows = {(row["plan"], row["memory"]): row for row in tables("sapp")}
     even, family, free = (rows[plan, "replay"] for plan in ("even", "family", "free"))
     as_sapp = rows["family", "sapp"]
+    facts = published("sapp_llama2_70b")
     yield (
-        f"On SAPP's example (LLaMA-2-70B in 16 stages of two chunks, 32 microbatches, 56,000 MB) the best division of layers that"
-        f" we find, with the recomputation that each stage needs, takes {family['time']:,.0f} units of time in interleaved 1F1B,"
+        f"On SAPP's example (a LLaMA of {facts['layers']} layers in {facts['stages']} stages of two chunks, {facts['microbatches']}"
+        f" microbatches, {facts['limit_mb']:,} MB per stage) the best division of layers that we find, with the recomputation that each stage needs, takes {family['time']:,.0f} units of time in interleaved 1F1B,"
         f" {percent(1 - family['time'] / even['time'])} less than three layers in each chunk, and {percent(family['time'] / family['bound'] - 1)}"
         f" more than the bound on this family."
     )
