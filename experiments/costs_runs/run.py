@@ -3,7 +3,7 @@
     python -m experiments.costs_runs.run
 
 estimates every run of ``costs/data/published/runs.yaml``, takes the held-out rows of
-``results/costs_cells.csv`` beside them, and writes ``costs_runs.csv`` and ``costs_runs.md`` and what
+``results/costs_cells.csv`` beside them, and writes ``costs_runs.csv``, ``.md`` and ``.png``, and what
 estimates say of their own error, ``optpipe_sim/costs/data/compared/runs.yaml``.
 """
 
@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.doubt import Compared, features, kind_of
@@ -31,13 +31,27 @@ from optpipe_sim.costs.published import figure_15, published
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.files import write_text
 from optpipe_sim.names import build
+from optpipe_sim.plot.style import save
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.sim import simulate
+
+from .figure import draw
 
 # Runs on A100s are estimated at the rates of the data sheet and at the fitted ones.
 VARIANTS = {"a100-80gb": ("a100-80gb", "a100-80gb-megatron")}
 _SPLIT = ("tp", "cp", "ep")
-_WORK = ("microbatch", "seq", "recompute", "dtype", "chunks", "layers", "exchange", "context")
+_WORK = (
+    "microbatch",
+    "seq",
+    "recompute",
+    "dtype",
+    "chunks",
+    "layers",
+    "exchange",
+    "context",
+    "flash",
+    "sequence_parallel",
+)
 
 
 def compare() -> list[Compared]:
@@ -62,21 +76,28 @@ def _compare(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) 
     work = {key: row[key] for key in _WORK if key in row}
     profile = estimate(model, machine, devices, **split, dp=dp, zero=zero, offload=False, **work)
     microbatches = row["global_batch"] // dp // row["microbatch"]
+    measured = _measured_ns(row, profile, microbatches)
     schedule = row["schedule"] if profile.chunks > 1 else "1f1b"
     trace = simulate(build(schedule, profile, microbatches), profile, enforce=False)
-    measured = _measured_ns(row, profile, microbatches)
+    reached = dict.fromkeys((False, True), 0.0)
+    if measured is not None:
+        reached = {causal: mfu(profile, measured, microbatches, causal) for causal in reached}
+    predicted = iteration_ns(profile, trace.makespan_ns)
     return Compared(
         machine=machine.name,
         kind=kind_of(model),
         dtype=row["dtype"],
         features=_features(model, machine, row, split, devices, dp, zero),
-        error=round(iteration_ns(profile, trace.makespan_ns) / measured - 1, 4),
-        mfu=round(mfu(profile, measured, microbatches), 4),
-        mfu_causal=round(mfu(profile, measured, microbatches, causal=True), 4),
+        error=None if measured is None else round(predicted / measured - 1, 4),
+        mfu=round(reached[False], 4),
+        mfu_causal=round(reached[True], 4),
         run=f"{name} on {row['gpus']} GPUs, {row['seq']} tokens per sequence",
         source=data["sources"][row["source"]]["title"],
         memory=_memory(row, trace.peak_bytes),
         role=row.get("role", "check"),
+        measured_ms=None if measured is None else round(measured / 1e6, 3),
+        measured_gib=row.get("peak_gib"),
+        ablation=row.get("ablation", ""),
     )
 
 
@@ -99,18 +120,27 @@ def _features(
 ) -> frozenset[str]:
     layout = Layout(devices, **split, dp=dp, zero=zero)
     work = Work(
-        row["microbatch"], row["seq"], recompute=row.get("recompute", "none"), dtype=row["dtype"]
+        row["microbatch"],
+        row["seq"],
+        flash=row.get("flash", True),
+        recompute=row.get("recompute", "none"),
+        dtype=row["dtype"],
+        ep=split["ep"],
+        exchange=row.get("exchange", "plain"),
+        sequence_parallel=row.get("sequence_parallel", True),
     )
     return features(model, machine, layout, work)
 
 
-def _measured_ns(row: Mapping[str, Any], profile: CostProfile, microbatches: int) -> float:
-    """The published time of an iteration."""
+def _measured_ns(row: Mapping[str, Any], profile: CostProfile, microbatches: int) -> float | None:
+    """The published time of an iteration; None where only the peak counts."""
     if "iteration_ms" in row:
         return float(row["iteration_ms"]) * 1e6
     if "tflops" in row:
         once = profile.meta["iteration"]["flops_per_microbatch_causal"] * microbatches
         return float(once / (row["tflops"] * 1e12 * profile.meta["parallel"]["devices"]) * 1e9)
+    if "tokens_per_s" not in row:
+        return None
     tokens = row["global_batch"] * row["seq"] / row["gpus"]
     return float(tokens / row["tokens_per_s"] * 1e9)
 
@@ -176,7 +206,8 @@ def data_text(rows: Sequence[Compared], records: Sequence[Mapping[str, Any]]) ->
     for row in rows:
         values = {**row._asdict(), "features": "[" + ", ".join(sorted(row.features)) + "]"}
         values |= {key: f'"{values[key]}"' for key in ("run", "source")}
-        values["memory"] = "null" if row.memory is None else row.memory
+        values |= {key: "null" for key, value in values.items() if value is None}
+        values["ablation"] = f'"{row.ablation}"'
         lines.append("- {" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}")
     lines.append("# Runs that no estimate was held against, for the best that was reached.")
     lines.append("records:")
@@ -229,11 +260,64 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
     lines += [
         f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(by_feature.items())
     ]
+    lines += [
+        "",
+        "## Arms of one run",
+        "",
+        "What a choice changes, against the first arm of the same run: published, and estimated.",
+        "",
+        "| run | arm | time, published | estimated | peak, published | estimated |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {arm.run} | {arm.choice} | {arm.time[0]:+.1%} | {arm.time[1]:+.1%} | {arm.gib[0]:+.1f} GiB"
+        f" | {arm.gib[1]:+.1f} GiB |"
+        for arm in arms(rows)
+    ]
     lines += ["", "## Sources, and what an estimate cannot know of them", ""]
     for source in data["sources"].values():
         known = " ".join(source["known"].split())
         lines.append(f"- {source['title']} ({source['where']}). {known}")
     return "\n".join(lines) + "\n"
+
+
+class Arm(NamedTuple):
+    """What a choice changes in one run: of its time, and of its peak in GiB; published and estimated."""
+
+    run: str
+    choice: str
+    time: tuple[float, float]
+    gib: tuple[float, float]
+
+
+def arms(rows: Sequence[Compared]) -> Iterator[Arm]:
+    """Each arm of an ablation against the first one of its run."""
+    plain: dict[str, Compared] = {}
+    for row in rows:
+        if not row.ablation:
+            continue
+        base = plain.setdefault(row.ablation, row)
+        if row is base:
+            continue
+        (ms, gib), (ms0, gib0) = _both(row), _both(base)
+        yield Arm(
+            row.ablation,
+            " + ".join(sorted(row.features - base.features)),
+            (ms[0] / ms0[0] - 1, ms[1] / ms0[1] - 1),
+            (gib[0] - gib0[0], gib[1] - gib0[1]),
+        )
+
+
+def _both(row: Compared) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Time and peak of a run that has both, published and estimated."""
+    assert row.measured_ms is not None
+    assert row.measured_gib is not None
+    assert row.error is not None
+    assert row.memory is not None
+    return (
+        (row.measured_ms, row.measured_ms * (1 + row.error)),
+        (row.measured_gib, row.measured_gib * (1 + row.memory)),
+    )
 
 
 _HEAD = (
@@ -243,7 +327,7 @@ _HEAD = (
 
 
 def _errors(rows: Sequence[Compared]) -> str:
-    times = [row.error for row in rows]
+    times = [row.error for row in rows if row.error is not None]
     return f"{_spread(times)} | {_spread([row.memory for row in rows if row.memory is not None])}"
 
 
@@ -273,6 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(write_text(inside, data_text(rows, data["records"])))
         print(write_text(results / "costs_runs.csv", table_text(rows)))
         print(write_text(results / "costs_runs.md", report_text(rows, data)))
+        print(save(draw(rows), results / "costs_runs.png"))
     except (OptPipeError, OSError) as error:
         print(error, file=sys.stderr)
         return 2

@@ -56,6 +56,7 @@ _OPTIONS = [
     "dtype",
     "exchange",
     "context",
+    "sequence_parallel",
     "layers",
     "levels",
 ]

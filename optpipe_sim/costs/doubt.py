@@ -31,25 +31,30 @@ class Compared(NamedTuple):
         machine: the machine file whose rates the estimate used.
         kind: ``dense`` or ``experts``. `dtype`: of the GEMMs.
         features: as `features` names them.
-        error: estimated / published iteration time - 1.
-        mfu, mfu_causal: of the published run, every score or the causal half counted.
+        error: estimated / published iteration time - 1; None where no time was published.
+        mfu, mfu_causal: of the published run (0 without a time), every score or the causal half counted.
         run: which one, for people; `source`: who published it.
         memory: estimated / published peak memory - 1; None where none was published.
         role: ``fit`` where a rate of the machine file was fitted to it, else ``check``. Doubt is taken from the
             latter only.
+        measured_ms, measured_gib: what was published, a time per iteration and a peak.
+        ablation: of the runs that differ in one choice, the name they share; the first is the plain one.
     """
 
     machine: str
     kind: str
     dtype: str
     features: frozenset[str]
-    error: float
+    error: float | None
     mfu: float
     mfu_causal: float
     run: str
     source: str
     memory: float | None = None
     role: str = "check"
+    measured_ms: float | None = None
+    measured_gib: float | None = None
+    ablation: str = ""
 
 
 class Best(NamedTuple):
@@ -113,6 +118,8 @@ def features(model: Model, machine: Machine, layout: Layout, work: Work) -> froz
         "full recomputation": work.recompute == "full",
         "unfused attention": not work.flash,
         "latent attention": model.latent,
+        "overlapped exchange": work.ep > 1 and work.exchange.endswith("overlapped"),
+        "no sequence parallelism": layout.tp > 1 and not work.sequence_parallel,
     }
     return frozenset(name for name, here in has.items() if here)
 
@@ -139,8 +146,10 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
         return _unknown(f"no published run on {name} was compared", asked)
     family = [one for one in compared() if (one.machine, one.kind) == (name, kind)]
     formats = (dtype, _ALIKE.get(dtype, dtype))
-    covered = frozenset().union(*(one.features for one in family if one.dtype in formats))
-    family = [one for one in family if one.role == "check"]
+    covered = frozenset().union(
+        *(one.features for one in family if one.dtype in formats and one.error is not None)
+    )
+    family = [one for one in family if one.role == "check" and one.error is not None]
     same = [one for one in family if one.dtype in formats]
     if not same:
         near = f"; in other formats {_told(family)}" if family else ""
@@ -148,7 +157,7 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
     missing = tuple(sorted(asked - covered))
     alike = [one for one in same if asked <= one.features]
     chosen = alike if len(alike) >= FEW else same
-    errors = [one.error for one in chosen]
+    errors = [one.error for one in chosen if one.error is not None]
     basis = f"{what} on {name}: {_told(chosen)}"
     if missing:
         basis += f"; none of them has {', '.join(missing)}"
@@ -172,7 +181,7 @@ def _unknown(basis: str, asked: Iterable[str]) -> Doubt:
 
 def _told(runs: list[Compared]) -> str:
     """Number, errors and sources of compared runs, in words."""
-    errors = [one.error for one in runs]
+    errors = [one.error for one in runs if one.error is not None]
     sources = "; ".join(dict.fromkeys(one.source.split(",")[0] for one in runs))
     count = f"{len(runs)} published runs" if len(runs) > 1 else "1 published run"
     middle, worst = median(errors), max(errors, key=abs)

@@ -58,6 +58,7 @@ def estimate(
     dtype: str = "bf16",
     exchange: str = "plain",
     context: str = "ring",
+    sequence_parallel: bool = True,
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
     levels: bool = False,
@@ -71,7 +72,7 @@ def estimate(
         model, machine: a name, a file, a mapping, or what `load_model` and `load_machine` return.
         devices: GPUs of one replica; the pipeline gets p = devices / (tp * cp) of them.
         tp, cp, ep, dp, zero: see `parallelism.Layout`. With tp, norms and dropout are shared too
-            (sequence parallelism).
+            (`sequence_parallel`).
         microbatch, seq: sequences per microbatch, and tokens of each.
         chunks, placement: as in a profile. `flash`: fused attention.
         recompute: ``none``, ``norms`` (norms, activation functions, dropout) or ``full``.
@@ -103,7 +104,7 @@ def estimate(
         flash,
         recompute,
         dtype,
-        tp > 1,
+        sequence_parallel and tp > 1,
         exchange,
         context,
     )
@@ -152,6 +153,7 @@ class _Parts(NamedTuple):
     movable: int
     weights: tuple[int, int]
     reserve: int
+    excess: int
 
 
 class _Plan:
@@ -221,7 +223,7 @@ class _Plan:
     def _parts(self, kind: tuple[int, int], first: bool, last: bool) -> _Parts:
         """A stage of so many plain and expert layers, with the embedding or the head."""
         times = {op: OpTime() for op in OPS}
-        act = held = reserve = buffers = 0
+        act = held = excess = buffers = working = 0
         count = [0, 0]
         for dense, number in zip((True, False), kind, strict=True):
             if not number:
@@ -232,7 +234,7 @@ class _Plan:
             act += number * one.kept_bytes()
             held += number * one.held_for_w
             count = [c + number * w for c, w in zip(count, self.weights[dense], strict=True)]
-            reserve = max(reserve, self._working_set(one))
+            working = max(working, self._working_set(one))
             buffers += self._buffers(one.gemms)
         movable = act
         for edge, here in zip(self.ends, (first, last), strict=True):
@@ -245,10 +247,13 @@ class _Plan:
             count[0] += -(-head_parameters(self.model) // self.work.tp)
             extra, logits = self._head_bytes()
             act, held, movable = act + extra + logits, held + extra, movable + extra
-            reserve = max(reserve - logits, self._head_working_set(logits))
+            # beyond the working set of a layer, which comes after the logits are released
+            most = max(self._working_set(one) for one in self.layers.values())
+            excess = max(-logits, self._head_working_set(logits) - most)
         if first and last and self.model.tied:
             count[0] -= self.model.vocab * self.model.hidden // self.work.tp
-        return _Parts(times, act, held, movable, (count[0], count[1]), reserve + buffers)
+        reserve = working + buffers + round(self.machine.rates.workspace_mib * 2**20)
+        return _Parts(times, act, held, movable, (count[0], count[1]), reserve, excess)
 
     def _stage(self, part: _Parts, chunks: int) -> StageCost:
         times, act, held, weights = part.times, part.act, part.held, part.weights
@@ -270,7 +275,7 @@ class _Plan:
             act_bytes=kept,
             w_bytes=min(kept, round(held * factor)),
             offload_bytes=min(kept, part.movable),
-            static_bytes=static + part.reserve // chunks,
+            static_bytes=max(0, static + part.reserve // chunks + part.excess),
         )
 
     def _with_levels(self, cost: StageCost, kind: tuple[int, int]) -> StageCost:

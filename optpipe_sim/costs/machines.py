@@ -63,6 +63,7 @@ class Rates:
             summed up in place).
         logit_bytes: of one logit, kept for the backward pass of the loss: 4 where the loss is
             computed in fp32, 2 where a fused kernel overwrites the logits with their gradients.
+        workspace_mib: memory that libraries keep for their kernels through the framework's allocator.
         context_gib: memory the driver, libraries and communicators take from every device.
         overhead: part of an iteration that is in no op (host, gaps, logging).
         fitted: which of these were fitted, and to what.
@@ -91,6 +92,7 @@ class Rates:
     working_set: float = 0.5
     weight_buffers: float = 0.0
     logit_bytes: float = 4.0
+    workspace_mib: float = 0.0
     context_gib: float = 4.0
     overhead: float = 0.0
     fitted: Mapping[str, str] = field(default_factory=dict, hash=False, compare=False)

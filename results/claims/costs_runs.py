@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from statistics import median
+from typing import Any
 
 from optpipe_sim.study.claims import Tables, percent
 
@@ -20,6 +21,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         ]
         return f"{percent(median(errors))} ({percent(max(errors))})"
 
+    yield _held_out(rows)
     mosaic = "MosaicML"
     yield (
         "Against whole training runs of others, median (worst):"
@@ -30,4 +32,26 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" {told('b200-sxm', 'experts', 'SimuMax')} of those with experts,"
         f" {told('h100-sxm', 'experts', 'NVIDIA Megatron-Bridge')} of Megatron-Bridge's with experts in"
         " fp8 on H100s"
+    )
+
+
+def _held_out(rows: list[dict[str, Any]]) -> str:
+    """Times and peaks of SimuMax's and Megatron-LM's runs that no rate was fitted to."""
+
+    def told(source: str, key: str) -> str:
+        errors = [
+            abs(row[key])
+            for row in rows
+            if row["source"].startswith(source)
+            and row["role"] == "check"
+            and row["machine"] in ("b200-sxm", "h100-sxm")
+            and row[key] not in (None, "")
+        ]
+        return f"{percent(median(errors))} ({percent(max(errors))}) of {len(errors)}"
+
+    simumax, golden = "SimuMax", "NVIDIA Megatron-LM"
+    return (
+        f"Held out, median (worst): times of SimuMax's runs on B200s {told(simumax, 'error')}, peaks"
+        f" {told(simumax, 'memory')}; peaks of the last rank in Megatron-LM's functional tests on H100s"
+        f" {told(golden, 'memory')}"
     )

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from experiments.costs_runs.run import compare, data_text, held_out, report_text, table_text
+from experiments.costs_runs.run import arms, compare, data_text, held_out, report_text, table_text
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.doubt import best_published, compared, doubt, plausibility
 from optpipe_sim.costs.layer import Gemm, Message, Work, layer
@@ -57,6 +57,38 @@ def test_estimates_stay_as_near_as_they_are() -> None:
     assert _median("h100-sxm", "dense", {"fp8"}) < 0.15
 
 
+def _peaks(source: str) -> list[float]:
+    found = [
+        one.memory
+        for one in compared()
+        if one.role == "check" and one.source.startswith(source) and one.memory is not None
+    ]
+    assert len(found) >= 4
+    return found
+
+
+def test_peaks_and_times_of_runs_that_no_rate_was_fitted_to() -> None:
+    simumax = [one for one in compared() if one.source.startswith("SimuMax")]
+    times = [one.error for one in simumax if one.role == "check" and one.error is not None]
+    assert median(map(abs, times)) < 0.05
+    assert max(map(abs, times)) < 0.12
+    assert median(map(abs, _peaks("SimuMax"))) < 0.02
+    assert max(map(abs, _peaks("SimuMax"))) < 0.12
+    assert median(map(abs, _peaks("NVIDIA Megatron-LM"))) < 0.05
+
+
+def test_recomputation_costs_time_and_saves_memory_as_it_did() -> None:
+    changes = list(arms(compared()))
+    assert len(changes) == 3
+    for arm in changes:
+        assert (arm.gib[0] < 0) == (arm.gib[1] < 0)
+        if "overlapped" not in arm.choice:
+            assert (arm.time[0] > 0) == (arm.time[1] > 0)
+    full, behind = changes[:2]
+    assert behind.time[0] < full.time[0]
+    assert behind.time[1] < full.time[1]
+
+
 def _doubt(model: str, machine: str, **options):
     layout = {
         key: options.pop(key)
@@ -76,10 +108,10 @@ def test_a_number_is_given_only_where_every_feature_was_compared() -> None:
     assert absent.error is None
     assert absent.unmeasured == ("recomputation of norms",)
     assert "none of them has recomputation of norms" in absent.basis
-    # experts in bf16 on H100s: only fp8 runs are there
-    experts = _doubt("qwen3-30b-a3b", "h100", devices=8, ep=8, dp=8)
+    # experts in tf32 on H100s: only fp8 and bf16 runs are there
+    experts = _doubt("qwen3-30b-a3b", "h100", devices=8, ep=8, dp=8, dtype="tf32")
     assert experts.error is None
-    assert "no published run of models with experts in bf16 on h100-sxm" in experts.basis
+    assert "no published run of models with experts in tf32 on h100-sxm" in experts.basis
     assert "in other formats" in experts.basis
 
 

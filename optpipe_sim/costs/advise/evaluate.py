@@ -199,6 +199,7 @@ def evaluate(
     dtype: str = "bf16",
     exchange: str = "plain",
     context: str = "ring",
+    sequence_parallel: bool = True,
     memory_limit: Size | None = None,
     calibration: Calibration | None = None,
     measured_ns: float | None = None,
@@ -248,7 +249,7 @@ def evaluate(
     question = Question(
         model, machine, gpus, dp * microbatch * microbatches, seq, limit,
         (pp,), (tp,), (cp,), (dp,), (ep,), (zero,), (microbatch,), (chunks,), (recompute,),
-        (name,), flash, dtype, exchange, context,
+        (name,), flash, dtype, exchange, context, sequence_parallel,
     )  # fmt: skip
     profile = estimate(
         model,

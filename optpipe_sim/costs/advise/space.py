@@ -93,11 +93,15 @@ class Question:
     dtype: str = "bf16"
     exchange: str = "plain"
     context: str = "ring"
+    sequence_parallel: bool = True
 
     @property
     def common(self) -> dict[str, Any]:
         """The arguments of `estimate` that all choices share."""
-        return {key: getattr(self, key) for key in ("seq", "flash", "dtype", "exchange", "context")}
+        return {
+            key: getattr(self, key)
+            for key in ("seq", "flash", "dtype", "exchange", "context", "sequence_parallel")
+        }
 
     def __post_init__(self) -> None:
         for key in ("gpus", "global_batch", "seq"):
