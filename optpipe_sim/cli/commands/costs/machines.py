@@ -70,7 +70,11 @@ def _facts(machine: Machine) -> dict[str, Any]:
 
     from ....costs.doubt import compared
 
-    errors = [abs(one.error) for one in compared() if one.machine == machine.name]
+    errors = [
+        abs(one.error)
+        for one in compared()
+        if one.machine == machine.name and one.role == "check" and one.error is not None
+    ]
     return {
         "name": machine.name,
         "title": machine.title,
