@@ -9,9 +9,9 @@ from optpipe_sim.sim.lower import lower
 from optpipe_sim.solvers.margins.plan import padded
 from optpipe_sim.solvers.margins.shares import Margins
 from optpipe_sim.solvers.solve import solve
-from optpipe_sim.study.tasks import CostProfile, Count, Limit, Row, Seconds
+from optpipe_sim.study.tasks import CostProfile, Count, Limit, Row
 
-VERSION = 2
+VERSION = 3
 
 
 def run(
@@ -21,17 +21,16 @@ def run(
     slower: list[float],
     memory_limit: Limit = None,
     chunks: Count = 2,
-    time_limit: Seconds = 4.0,
+    evaluations: Count = 200_000,
     seed: int = 0,
-    cores: Count = 1,
 ) -> list[Row]:
-    """A plan by this search with a margin of copies (0.1: they may take 10 % longer), lowered for
+    """A plan by this search (so many `evaluations`, whatever the clock) with a margin of copies (0.1: they may take 10 % longer), lowered for
     the longest copies within it, so that it keeps the limit whatever happens, and run with copies `slower` by so much: a row for each.
     ``planned_ns`` is what the plan promises within its margin."""
     shaped = profile.rechunk(chunks)
     found = solve(
-        shaped, microbatches, memory_limit, engine="search", time_limit=time_limit, seed=seed,
-        workers=cores, margin={"copies": margin},
+        shaped, microbatches, memory_limit, engine="search", evaluations=evaluations, time_limit=600,
+        seed=seed, workers=1, margin={"copies": margin},
     )  # fmt: skip
     assert found.schedule is not None  # solve raises otherwise
     told: dict[str, Any] = found.info.get("margin", {"planned_ns": found.objective_ns})
