@@ -7,7 +7,7 @@ from itertools import pairwise
 
 from optpipe_sim.study.claims import Row, Tables, percent, span
 
-COPIES = "0.5x 1f1b"
+COPIES = "0.75x 1f1b"
 
 
 def sentences(tables: Tables) -> Iterator[str]:
