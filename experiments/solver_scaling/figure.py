@@ -47,7 +47,7 @@ def draw(rows: Sequence[Row]) -> Figure:
                 if at:
                     ax.tick_params(labelleft=False)
                 else:
-                    what = "half of the memory, copies" if copies else "no offload"
+                    what = "3/4 of the memory, copies" if copies else "no offload"
                     ax.set_ylabel(f"gap to the best bound [%]\n{what}")
     return figure
 
@@ -59,9 +59,15 @@ def _by_stages(ax: Axes, rows: Sequence[Row]) -> None:
     ax.xaxis.set_major_locator(FixedLocator(stages))
     ax.xaxis.set_minor_locator(NullLocator())
     ax.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    ax.yaxis.set_major_formatter(FuncFormatter(_counted))
     ax.set_xlim(stages[0] * 0.9, stages[-1] * 1.05)
     ax.set_xlabel("stages p, with m = 2 p microbatches")
     ax.grid()
+
+
+def _counted(x: float, _: float) -> str:
+    """0.01, 10, 1,000, 100 million: without exponents, which would need mathematical type."""
+    return f"{x / 1e6:,g} million" if x >= 1e6 else f"{x:,g}"
 
 
 def _of(rows: Sequence[Row], engine: str, copies: bool) -> list[Row]:
@@ -137,7 +143,7 @@ def _gap(ax: Axes, rows: Sequence[Row]) -> None:
     ax.set_xscale("log")
     ax.set_xlim(0.02, limit)
     ax.set_yscale("symlog", linthresh=1)
-    ax.set_ylim(0, 1500)
+    ax.set_ylim(0, 6000)
     ax.yaxis.set_major_locator(FixedLocator([0, 1, 3, 10, 30, 100, 300, 1000]))
     ax.yaxis.set_minor_locator(NullLocator())
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
