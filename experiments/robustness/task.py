@@ -189,9 +189,7 @@ def _run(world: World, plan: Schedule, compute: Sequence[float], copy: float) ->
     return lowered.replay(true.durations_ns[kinds, stages]).cost_ns
 
 
-def _again(
-    world: World, name: str, plan: Schedule, compute: Sequence[float], copy: float
-) -> int:
+def _again(world: World, name: str, plan: Schedule, compute: Sequence[float], copy: float) -> int:
     """What the same schedule takes once it is made for these durations; never more than the plan."""
     planned = _run(world, plan, compute, copy)
     true = slower(world.profile.for_shape(plan.shape), compute, copy)
@@ -209,7 +207,12 @@ def _again(
 
 
 def _scattered(
-    world: World, plans: dict[str, Schedule], level: float, samples: int, time_limit: float, cores: int
+    world: World,
+    plans: dict[str, Schedule],
+    level: float,
+    samples: int,
+    time_limit: float,
+    cores: int,
 ) -> dict[str, Row]:
     """Durations that are others in every iteration; the best schedule of each sample in hindsight."""
     noise = Noise(op=level, copy=level)
