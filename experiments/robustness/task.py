@@ -27,7 +27,7 @@ from optpipe_sim.study.tasks import CostProfile, Count, Limit, Row, ScheduleName
 from optpipe_sim.study.tasks.mismatch import with_others
 from optpipe_sim.study.tasks.simulate import refused
 
-VERSION = 2
+VERSION = 1
 POOL = 40  # runs of the greedy that are kept to choose from in hindsight
 
 
@@ -53,7 +53,7 @@ def run(
     device's compute slower: as many of them as `samples`, spread evenly) or ``copy`` (all copies
     slower). What stays as it is can be planned for: each schedule is made anew, and `optpipe`
     (`chunks` per device in a loop; the plan takes so many `evaluations`) solves anew from its plan
-    for as many evaluations. What changes with every iteration cannot; there `optpipe` plans for the
+    for `time_limit` seconds. What changes with every iteration cannot; there `optpipe` plans for the
     scatter instead (`solve_robust`, three times as long).
 
     The reference in hindsight, ``reference_ns``, is the best of all these in each sample; with
@@ -70,10 +70,8 @@ def run(
         except (NoSolution, OutOfMemory) as error:
             plans[name] = error
     made = {name: plan for name, plan in plans.items() if isinstance(plan, Schedule)}
-    if kind == "op":
-        able = _scattered(world, made, level, samples, time_limit, cores)
-    else:
-        able = _changed(world, made, kind, level, samples)
+    costs = _scattered if kind == "op" else _changed
+    able = costs(world, made, kind, level, samples, time_limit, cores)
     return [
         {"schedule": name, **(refused(plan) if isinstance(plan, OptPipeError) else able[name])}
         for name, plan in plans.items()
@@ -128,15 +126,16 @@ def _solved(name: str) -> bool:
 
 
 def _changed(
-    world: World, plans: dict[str, Schedule], kind: str, level: float, samples: int
-) -> dict[str, Row]:
+    world: World, plans: dict[str, Schedule], kind: str, level: float, samples: int,
+    time_limit: float, cores: int,
+) -> dict[str, Row]:  # fmt: skip
     """Durations that are off for good: run as planned, and planned anew."""
     settings = list(changes(kind, level, world.profile.devices, samples, world.seed))
     planned = {
         name: [_run(world, plan, *each) for each in settings] for name, plan in plans.items()
     }
     again = {
-        name: [_again(world, name, plan, *each) for each in settings]
+        name: [_again(world, name, plan, time_limit, cores, *each) for each in settings]
         for name, plan in plans.items()
     }
     best = [min(times) for times in zip(*planned.values(), *again.values(), strict=True)]
@@ -189,14 +188,17 @@ def _run(world: World, plan: Schedule, compute: Sequence[float], copy: float) ->
     return lowered.replay(true.durations_ns[kinds, stages]).cost_ns
 
 
-def _again(world: World, name: str, plan: Schedule, compute: Sequence[float], copy: float) -> int:
+def _again(
+    world: World, name: str, plan: Schedule, time_limit: float, cores: int,
+    compute: Sequence[float], copy: float,
+) -> int:  # fmt: skip
     """What the same schedule takes once it is made for these durations; never more than the plan."""
     planned = _run(world, plan, compute, copy)
     true = slower(world.profile.for_shape(plan.shape), compute, copy)
     if _solved(name):
         found = solve(
-            true, world.microbatches, engine="search", evaluations=world.evaluations, time_limit=600,
-            seed=world.seed, workers=1, warm_start=plan,
+            true, world.microbatches, engine="search", time_limit=time_limit, seed=world.seed,
+            workers=cores, warm_start=plan,
         )  # fmt: skip
         return min(planned, found.objective_ns)
     trace, reason = simulate_or_report(build(name, true, world.microbatches), true)
@@ -207,13 +209,9 @@ def _again(world: World, name: str, plan: Schedule, compute: Sequence[float], co
 
 
 def _scattered(
-    world: World,
-    plans: dict[str, Schedule],
-    level: float,
-    samples: int,
-    time_limit: float,
-    cores: int,
-) -> dict[str, Row]:
+    world: World, plans: dict[str, Schedule], kind: str, level: float, samples: int,
+    time_limit: float, cores: int,
+) -> dict[str, Row]:  # fmt: skip
     """Durations that are others in every iteration; the best schedule of each sample in hindsight."""
     noise = Noise(op=level, copy=level)
     shaped = {plan.shape: world.profile.for_shape(plan.shape) for plan in plans.values()}
