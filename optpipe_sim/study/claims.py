@@ -1,8 +1,10 @@
-"""Sentences with numbers, recomputed from the committed tables and held against the pages that say them.
+"""Claims: sentences with numbers, recomputed from the committed tables and compared with the pages
+that contain them.
 
-A module in ``results/claims/`` has a function ``sentences(tables)`` that yields, with numbers computed
-from the rows of ``tables("NAME")``, what the pages say. `unsaid` finds the sentences that no page has
-(a number has changed), `unclaimed` those of a page with a number that nothing accounts for.
+A module in ``results/claims/`` has a function ``sentences(tables)`` that yields, with numbers
+computed from the rows of ``tables("NAME")``, the sentences of the pages. `unsaid` finds the
+sentences that no page contains (a number has changed), `unclaimed` the sentences of a page with a
+number that no claim covers.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ Tables = Callable[[str], list[Row]]
 # The pages that say what tables give.
 PAGES = ("README.md", "results/README.md", "docs/how-true.md", "docs/hardware.md")
 
-# Digits in these are part of a name.
+# Names that contain digits.
 NAMES = re.compile(
     r"(?:\b(?:1F1B(?:-I)?|Seq1F1B|seq1f1b|P2P|D2H|H2D|ZB-H[12]|ZB-[12]p|GH200|[ABH][1-3]00s?|Llama [23]|PCIe \d|fp8|bf16"
     r"|GPT-\d|table \d+|tables \d+ and \d+|figure \d+|arXiv \d+\.\d+|ICLR \d{4}|Python 3\.\d+)\b)"

@@ -30,14 +30,13 @@ BATCH = 8  # points sent at once where there are many for each worker
 def on_cluster(
     points: Sequence[Point], address: str, notice: Callable[[str], None] = lambda text: None
 ) -> Iterator[Finished]:
-    """The points as the workers finish them. What a worker that dies had not delivered runs
-    elsewhere; a point that kills several is recorded as failed.
-
-    Without a worker it waits for one, for `WORKERS_S` seconds, and says so to `notice`.
+    """Yield the points as the workers finish them. Undelivered points of a worker that dies run on
+    another worker; a point that kills several workers is recorded as failed. Without any worker
+    it waits up to `WORKERS_S` seconds for one, and calls `notice`.
 
     Raises:
-        OptPipeError: where Dask is not installed, the address does not answer, no worker is there or comes back,
-            the scheduler goes away, or a worker has another version of this package.
+        OptPipeError: if Dask is not installed, the address does not answer, there is no worker or
+            none comes back, the scheduler exits, or a worker has another version of this package.
     """
     try:
         from distributed import Client
@@ -49,7 +48,7 @@ def on_cluster(
     for name in [
         name for name in logging.root.manager.loggerDict if name.startswith("distributed")
     ]:
-        logging.getLogger(name).setLevel(logging.CRITICAL)  # they report what is handled here
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # they log what is handled here
     try:
         client: Any = Client(address, timeout=CONNECT_S, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
@@ -83,7 +82,7 @@ class _Cluster:
         """Wait for the next future that is done.
 
         Raises:
-            OptPipeError: where the scheduler has gone, or all workers have and none comes back.
+            OptPipeError: if the scheduler has exited, or all workers have and none comes back.
         """
         while True:
             try:
@@ -92,7 +91,7 @@ class _Cluster:
                 self._look()
 
     def result(self, future: Any) -> list[Finished]:
-        """The result of a future; if its worker died, another one computes it again.
+        """Return the result of a future; if its worker died, another one computes it again.
 
         Raises:
             OptPipeError: as `next`.
@@ -110,7 +109,7 @@ class _Cluster:
             raise OptPipeError(f"{where}: the scheduler has gone")
         try:
             workers = self.client.sync(self.client.scheduler.ncores, callback_timeout=ANSWER_S)
-        except Exception:  # of the many ways in which a connection ends
+        except Exception:  # a connection can end with many kinds of errors
             raise OptPipeError(f"{where}: the scheduler does not answer any more") from None
         if workers:
             self.idle_since = None
@@ -133,7 +132,7 @@ def _delivered(cluster: _Cluster, batches: Sequence[Sequence[Point]]) -> Iterato
     while futures:
         future = cluster.next()
         batch = futures.pop(future)
-        if future.cancelled():  # as all are that a lost scheduler had
+        if future.cancelled():  # as are all futures of a lost scheduler
             raise OptPipeError(f"--cluster {cluster.address}: the scheduler has gone")
         problem = future.exception(timeout=ANSWER_S)
         if problem is None:
@@ -148,7 +147,7 @@ def _delivered(cluster: _Cluster, batches: Sequence[Sequence[Point]]) -> Iterato
 
 
 def _check_address(address: str) -> None:
-    """Refuse an address that does not answer, before Dask tries it again and again."""
+    """Raise for an address that does not answer, before Dask retries it repeatedly."""
     try:
         where = urlsplit(address)
         host, port = where.hostname, where.port
@@ -165,7 +164,7 @@ def _check_address(address: str) -> None:
 
 
 def _check_workers(client: Any, address: str) -> int:
-    """How many threads of workers there are."""
+    """Return the number of worker threads."""
     threads: dict[str, int] = client.nthreads()
     if not threads:
         raise OptPipeError(f"--cluster {address}: has no workers; start dask worker {address}")
@@ -182,7 +181,7 @@ def _version() -> str:
 
 
 def _compute_all(points: Sequence[Point]) -> list[Finished]:
-    # Dask marks its workers as daemons, which must not have children; solvers start their engines as
-    # such, and see to it that these end
+    # Dask marks its workers as daemons, which must not have children; solvers start engines as
+    # child processes, and make sure that these end
     current_process()._config["daemon"] = False  # type: ignore[attr-defined]
     return [compute(point) for point in points]

@@ -12,20 +12,21 @@ from ..files import read_text
 
 
 def load_code(path: Path) -> ModuleType:
-    """The module in a file.
+    """Load a file as a module.
 
     Raises:
-        OptPipeError: where it cannot be read or run; names the file.
+        OptPipeError: if it cannot be read or run; names the file.
     """
     return module_of(f"experiment_{path.parent.name}_{path.stem}", read_text(path), str(path))
 
 
 @lru_cache(maxsize=64)
 def module_of(name: str, source: str, path: str) -> ModuleType:
-    """A module made of its source, once: processes and machines without the file can have it, too.
+    """Make a module from its source, once; this also works in processes and on machines without the
+    file.
 
     Raises:
-        OptPipeError: where it cannot be run.
+        OptPipeError: if it cannot be run.
     """
     module = ModuleType(name)
     module.__file__ = path

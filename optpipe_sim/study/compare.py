@@ -1,4 +1,4 @@
-"""Many schedules on one profile, side by side: times, memory, speed over 1F1B, gap to the bound."""
+"""Comparison of many schedules on one profile: times, memory, speedup over 1F1B, optimality gap."""
 
 from __future__ import annotations
 
@@ -19,24 +19,29 @@ from ..units import Size, format_size, format_time, html_table
 
 BASELINE = "1f1b"
 ANY_CHUNKS = "optpipe:chunks=any"
-CHOOSING = ("optpipe", "adaoffload-r", "adapipe", "mario")  # what to recompute, by themselves
+CHOOSING = (
+    "optpipe",
+    "adaoffload-r",
+    "adapipe",
+    "mario",
+)  # schedules that choose themselves what to recompute
 
-_Key = tuple[
-    int, tuple[int, ...], int, bool
-]  # what schedules with a bound in common have in common
+_Key = tuple[int, tuple[int, ...], int, bool]  # the key of schedules that share a lower bound
 
 
 @dataclass(frozen=True)
 class Row:
-    """One schedule's replay, and how it stands to 1F1B and to the lower bound.
+    """One schedule's replay, compared with 1F1B and with the lower bound.
 
     Attributes:
         schedule: its name, options included.
-        trace: the replay under the limit; without it, marked ``fits = False``, where it does not fit.
-        bound: a time that no schedule with these chunks can beat.
-        baseline: the replay of 1F1B under the same limit (without it where 1F1B does not fit).
-        reason: why the schedule does not fit, in one line; None where it does.
-        plain: the name of the schedule that this is one with a level of recomputation; None: of none.
+        trace: the replay under the limit, or, if it does not fit, without the limit and marked
+            ``fits = False``.
+        bound: the lower bound on the time of schedules with these chunks.
+        baseline: the replay of 1F1B under the same limit (without the limit if 1F1B does not fit).
+        reason: why the schedule does not fit, in one line; None if it fits.
+        plain: the name of the schedule without recomputation of which this is a variant; None: it
+            is not a variant.
     """
 
     schedule: str
@@ -76,7 +81,8 @@ class Row:
 
     @property
     def fullest_device(self) -> int:
-        """The device that is nearest to its limit (or over it); without limits, the fullest."""
+        """The device closest to its limit (or furthest above it); without limits, the one with the
+        highest peak."""
         peaks = self.trace.peak_bytes
         limits = self.trace.memory_limit or (1,) * len(peaks)
         return max(range(len(peaks)), key=lambda device: peaks[device] / max(limits[device], 1))
@@ -99,9 +105,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """`rows`, those that fit first, fastest first; `refused`: per schedule that is not among them,
-    what it does not admit; `baseline`: the replay of 1F1B; `left_out`: schedules that Ctrl-C came
-    before, with `interrupted`; `every_level`: whether all levels of recomputation were asked for."""
+    """`rows`: those that fit first, fastest first; `refused`: the other schedules, and why they
+    were refused; `baseline`: the replay of 1F1B; `interrupted`: whether Ctrl-C ended it, and
+    `left_out`: the schedules left then; `every_level`: whether all levels of recomputation were
+    requested."""
 
     rows: list[Row]
     refused: dict[str, str]
@@ -113,9 +120,8 @@ class Comparison:
 
     @property
     def shown(self) -> list[Row]:
-        """The rows of which no other one is the same schedule with another level, or none, that is
-        nearer to what people look for: one that fits, and the fastest of these. All of them where
-        treatments were asked for."""
+        """The best row of each schedule over its levels of recomputation: one that fits, and the
+        fastest of these. All rows if treatments were requested."""
         if self.every_level:
             return self.rows
         first = {row.plain or row.schedule: row for row in reversed(self.rows)}
@@ -135,7 +141,7 @@ def compare(
     time_limit: float = 10.0,
     treatments: Iterable[str] | None = None,
 ) -> list[Row]:
-    """A row per schedule, those that fit first, fastest first.
+    """Compare schedules: a row per schedule, those that fit first, fastest first.
 
     Schedules that the profile or the number of microbatches does not admit are left out;
     `compare_all` tells which and why.
@@ -144,13 +150,14 @@ def compare(
         schedules: names (``gis:group=6``) or schedules; None: every one of the registry.
         memory_limit: bytes per device (one number, or one per device); None: the profile's own.
         objective: ``flush`` or ``span``; see `Trace.cost_ns`.
-        time_limit: seconds for each schedule that is searched for (``optpipe``).
-        treatments: of ``keep, offload, recompute``: what may become of activations. With
-            ``recompute`` every schedule also comes with each level of recomputation that the profile
-            has; None: where a schedule does not fit, with the lightest level at which it does.
+        time_limit: seconds for each schedule that is found by a search (``optpipe``).
+        treatments: the allowed treatments of activations, out of ``keep, offload, recompute``. With
+            ``recompute`` every schedule is also compared with each level of recomputation of the
+            profile; None: only schedules that do not fit, with the lightest level at which they
+            fit.
 
     Raises:
-        InvalidSchedule: for an unknown name or option, or where nothing is left to compare.
+        InvalidSchedule: for an unknown name or option, or if no schedule is left to compare.
     """
     return compare_all(
         profile, microbatches, schedules, memory_limit, objective, time_limit, treatments
@@ -167,10 +174,10 @@ def compare_all(
     treatments: Iterable[str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Comparison:
-    """`compare`, with what was refused and the baseline.
+    """As `compare`; also returns the refused schedules and the baseline.
 
-    `progress` is called before each schedule with its name, how many are done, and of how many.
-    Ctrl-C ends it with the rows there are; where there is none yet, it is raised.
+    `progress` is called before each schedule with its name, the number done, and the total. Ctrl-C
+    ends it with the rows so far; it is raised if there are none yet.
     """
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     if isinstance(schedules, str):
@@ -182,7 +189,7 @@ def compare_all(
     limits = profile.limits(memory_limit)
     treatments = None if treatments is None else tuple(treatments)
     profile = restrict(profile, treatments)
-    profile = replace(profile, memory_limit=limits)  # the limit that schedules plan for
+    profile = replace(profile, memory_limit=limits)  # the limit for which schedules plan
     baseline, _ = _replay(build(BASELINE, profile, microbatches), profile, objective)
     run = _Run(profile, microbatches, objective, time_limit)
     names = list(dict.fromkeys(map(_name_of, wanted)))
@@ -212,7 +219,7 @@ def compare_all(
 
 
 def _everything(profile: CostProfile) -> list[str]:
-    """Every name of the registry; those over slices where the profile has them."""
+    """Return every name of the registry; those over slices only if the profile has slices."""
     if profile.slices == 1:
         return [*(name for name, entry in ENTRIES.items() if not entry.sliced), ANY_CHUNKS]
     over_slices = [f"{name}:slices={profile.slices}" for name in ("gis", "gis-h", "po")]
@@ -220,7 +227,7 @@ def _everything(profile: CostProfile) -> list[str]:
 
 
 class _Run:
-    """A comparison under way, schedule by schedule."""
+    """A running comparison, schedule by schedule."""
 
     def __init__(
         self, profile: CostProfile, microbatches: int, objective: str, time_limit: float
@@ -229,7 +236,7 @@ class _Run:
         self.objective, self.time_limit = objective, time_limit
         self.found: dict[str, tuple[Trace, _Key, str | None]] = {}
         self.refused: dict[str, str] = {}
-        self.plain: dict[str, str] = {}  # of names with a level, the name without
+        self.plain: dict[str, str] = {}  # for names with a level, the name without it
         self.levels = list(
             dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
         )
@@ -252,7 +259,7 @@ class _Run:
         except (InvalidSchedule, OutOfMemory, NoSolution) as error:
             self.refused[name] = str(error)
             return False
-        # A replay without the limit is measured against what can be done without it.
+        # A replay without the limit is compared with the bound without the limit.
         costs = trace.profile
         key = (costs.chunks, costs.placement, costs.slices, trace.fits)
         if key not in self.bounds:
@@ -263,13 +270,13 @@ class _Run:
         return isinstance(entry, str) and bool(schedule.meta.get("interrupted"))
 
     def add_levels(self, entry: str | Schedule) -> None:
-        """A schedule by name with each level of recomputation that it admits."""
+        """Add a named schedule with each level of recomputation that it admits."""
         for level in self.levels:
             self._add_level(entry, level)
 
     def add_lightest(self, entry: str | Schedule) -> None:
-        """The same, where it does not fit without, with the lightest level at which it does: by
-        bisection, as a level keeps less than those before it."""
+        """Add a named schedule that does not fit with the lightest level at which it fits, found by
+        bisection, as each level keeps less than those before it."""
         name, levels = _name_of(entry), self.levels
         known = self.found.get(name)
         if not levels or (known is not None and known[0].fits):
@@ -285,7 +292,8 @@ class _Run:
                 low = middle + 1
 
     def _add_level(self, entry: str | Schedule, level: str) -> bool:
-        """Replay a schedule with a level; whether it fits. What admits none is left out."""
+        """Replay a schedule with a level; returns whether it fits. Schedules that admit no levels
+        are left out."""
         if not isinstance(entry, str):
             return False
         base, options = parse_name(entry)
@@ -298,7 +306,7 @@ class _Run:
         return name in self.found and self.found[name][0].fits
 
     def rows(self, baseline: Trace) -> list[Row]:
-        """The rows, those that fit first, fastest first."""
+        """Return the rows, those that fit first, fastest first."""
         rows = [
             Row(name, trace, self.bounds[key], baseline, why, self.plain.get(name))
             for name, (trace, key, why) in self.found.items()
@@ -309,7 +317,8 @@ class _Run:
 def _build(
     name: str, profile: CostProfile, microbatches: int, objective: str, time_limit: float
 ) -> Schedule:
-    """Build a schedule by name; for one that is searched for, fill in the options that the name leaves out."""
+    """Build a schedule by name; for one that is found by a search, fill in the options missing in
+    the name."""
     base, options = parse_name(name)
     if base != "optpipe":
         return build(name, profile, microbatches)
@@ -318,7 +327,7 @@ def _build(
 
 
 def _proven(name: str | Schedule, schedule: Schedule, objective: str) -> Bound:
-    """The bound that the search for a schedule has proven under this limit and objective."""
+    """Return the bound that the search for a schedule has proven under this limit and objective."""
     if not isinstance(name, str) or "limit" in parse_name(name)[1]:
         return Bound(0, "")
     same = schedule.meta.get("objective") == objective

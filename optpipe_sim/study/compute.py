@@ -44,15 +44,15 @@ def compute(point: Point) -> Finished:
 
 
 def _number(value: Any) -> Any:
-    """A number of numpy's as one of Python's."""
+    """Convert a numpy number to a Python number."""
     if not hasattr(value, "item"):
         raise TypeError(f"a row holds {value!r}, which no table can")
     return value.item()
 
 
 class Kept(NamedTuple):
-    """A point that is kept on disk: computed `here`, or by another sweep; no record: another sweep
-    computes it now."""
+    """A point that is stored on disk: computed `here`, or by another sweep; no record: another
+    sweep is computing it."""
 
     key: str
     record: Record | None
@@ -60,10 +60,9 @@ class Kept(NamedTuple):
 
 
 def compute_and_keep(point: Point, folder: str, owner: str, fresh: bool) -> Kept:
-    """`compute`, kept on disk at once by the process that computed it.
-
-    A point that another sweep computes is left to it; one that it has finished meanwhile is reused, unless
-    `fresh`.
+    """Run `compute` and store the result at once, in the process that computed it. A point that
+    another sweep is computing is left to it; one that it has finished in the meantime is reused,
+    unless `fresh`.
     """
     locks = Locks(Path(folder), owner)
     if not locks.take(point.key):

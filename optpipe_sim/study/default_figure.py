@@ -1,8 +1,8 @@
-"""The figure of an experiment that has none of its own: a measure over an axis of its grid.
+"""The figure of an experiment without its own figure: a measure over an axis of its grid.
 
-The axis with the most numbers is x; the next one gives lines, the next panels. What is left (seeds,
-further axes) becomes a line through the medians, with whiskers from the least to the most. Rows that
-failed or do not fit are left out.
+The axis with the most numbers is x; the next one gives lines, the next panels. Over the others
+(seeds, further axes) a line shows the medians, with whiskers from the least to the largest value.
+Rows that failed or do not fit are left out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..plot.labels import line_styles, schedule_label
 from ..plot.style import MUTED, new_figure, styled
 
 Row = Mapping[str, Any]
-# measures in the order in which they are drawn where a table has several; else the first number
+# preferred measures if a table has several; else the first column of numbers
 MEASURES = ("cost_ns", "makespan_ns", "objective_ns", "bubble_rate_flush", "bubble_rate", "gap")
 NO_MEASURES = ("seed", "time_limit", "point_s", "load", "chunks", "offloaded")
 LINES, PANELS, COLUMNS = 14, 9, 3  # at most
@@ -38,10 +38,10 @@ class _Axis(NamedTuple):
 
 
 def draw_default(name: str, rows: Sequence[Row], manifest: Mapping[str, Any]) -> Figure:
-    """The figure, from the rows of a table and what its manifest says of the grid.
+    """Draw the figure from the rows of a table and the grid in its manifest.
 
     Raises:
-        OptPipeError: where nothing in the table is a number that varies.
+        OptPipeError: if no column of the table has numbers that vary.
     """
     ran = [row for row in rows if not isinstance(row.get("error"), str)]  # a measure's name, too
     sound = [row for row in ran if row.get("fits") is not False]
@@ -64,7 +64,7 @@ def draw_default(name: str, rows: Sequence[Row], manifest: Mapping[str, Any]) ->
 
 
 def _axes(rows: Sequence[Row], manifest: Mapping[str, Any]) -> list[_Axis]:
-    """The axes of the grid that vary, in its order; columns that go together count once."""
+    """Return the axes of the grid that vary, in its order; columns that change together count once."""
     grids = manifest.get("config", {}).get("grid", [])
     keys = [part.strip() for grid in grids for key in grid for part in key.split(",")]
     found: list[_Axis] = []
@@ -82,13 +82,13 @@ def _axes(rows: Sequence[Row], manifest: Mapping[str, Any]) -> list[_Axis]:
 
 
 def _together(rows: Sequence[Row], one: str, other: str) -> bool:
-    """Whether two columns always change together, so that one says the other."""
+    """Whether two columns always change together, so that one determines the other."""
     pairs = {(_plain(row.get(one)), _plain(row.get(other))) for row in rows}
     return len(pairs) == len({a for a, _ in pairs}) == len({b for _, b in pairs})
 
 
 def _measure(rows: Sequence[Row], axes: Sequence[_Axis]) -> str | None:
-    """What is drawn: a measure known by name, or the first column of numbers that varies."""
+    """Choose the measure: one known by name, or the first column of numbers that varies."""
     taken = {axis.name for axis in axes} | {axis.numbers for axis in axes} | {*NO_MEASURES}
     columns = [column for column in (rows[0] if rows else {}) if column not in taken]
     for column in (*(name for name in MEASURES if name in columns), *columns):
@@ -154,7 +154,7 @@ def _figure(
 def _line(
     ax: Axes, rows: Sequence[Row], measure: str, size: float, x: _Axis, look: Any, label: str
 ) -> None:
-    """One line through the medians, a whisker where there are several values."""
+    """Draw a line through the medians, with whiskers if there are several values."""
     groups: dict[Any, list[float]] = defaultdict(list)
     for row in rows:
         at = row.get(x.numbers) if x.numbers else x.values.index(_plain(row.get(x.name, "")))
@@ -203,7 +203,7 @@ def _dress(ax: Axes, x: _Axis, rows: Sequence[Row], y: str) -> None:
 
 
 def _label_inches(x: _Axis) -> float:
-    """The height that upright names of an axis need below it; 0 where they lie side by side."""
+    """Return the height that upright tick labels need below an axis; 0 if they fit horizontally."""
     texts = [_text(value, x) for value in x.values]
     if x.numbers or sum(map(len, texts)) <= 40:
         return 0.0
@@ -217,7 +217,7 @@ def _geometric(values: Sequence[float]) -> bool:
 
 
 def _unit(measure: str, most: float) -> tuple[str, float]:
-    """What follows the measure's name, and what its values are divided by."""
+    """Return the unit after the measure's name, and the divisor of its values."""
     if measure.endswith("_ns"):
         name, size = time_unit(most)
         return f" ({name})", size

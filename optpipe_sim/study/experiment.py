@@ -1,4 +1,4 @@
-"""Experiments: a YAML file with a task, a base and a grid, read and refused key by key."""
+"""Experiments: a YAML file with a task, a base and a grid, read and validated key by key."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ MOST_MINUTES = 10**6
 
 @dataclass(frozen=True)
 class Experiment:
-    """What a file asks for.
+    """An experiment as its file defines it.
 
     Attributes:
-        path: the file. name: that of the file, or of its folder. question: what it answers, in a sentence.
-        task: what runs at each point.
-        minutes: about how long it takes on 2 cores.
+        path: the file. name: that of the file, or of its folder. question: the question that it
+            answers, in a sentence. task: the function that runs at each point. minutes: its
+            approximate time on 2 cores.
         cores: how many cores one point keeps busy.
         base, grids: the parameters that are the same everywhere, and per grid the values of the
             others; the points are the combinations in each grid, one grid after the other.
@@ -48,7 +48,7 @@ class Experiment:
     grids: tuple[Mapping[str, list[Any]], ...]
 
     def settings(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Per point, where in the file it stands (for complaints) and its parameters as given."""
+        """Yield, per point, its place in the file (for error messages) and its parameters as given."""
         for at, grid in enumerate(self.grids):
             where = "grid" if len(self.grids) == 1 else f"grid[{at}]"
             for values in itertools.product(*grid.values()):
@@ -61,12 +61,12 @@ class Experiment:
 
 
 def split_key(key: str) -> list[str]:
-    """The parameters of a key of a grid: ``a, b`` are two, whose values go together."""
+    """Return the parameters of a key of a grid: ``a, b`` are two parameters whose values are paired."""
     return [name.strip() for name in key.split(",")]
 
 
 def load_experiment(path: str | os.PathLike[str], fast: bool = False) -> Experiment:
-    """The experiment in a folder or a file; with `fast`, its overrides for a quick run in place.
+    """Load the experiment in a folder or a file; with `fast`, with its overrides for a quick run.
 
     ``NAME.yaml`` also stands for the folder ``NAME``.
 
@@ -149,7 +149,7 @@ def _experiment(path: Path, data: Mapping[str, Any], fast: bool) -> Experiment:
 
 
 def _seeded(grids: list[dict[str, list[Any]]], seeds: Any, task: Task) -> list[dict[str, Any]]:
-    """The grids with so many seeds, which vary fastest."""
+    """Add seeds to the grids, varying fastest."""
     if type(seeds) is not int or not 1 <= seeds <= MOST_POINTS:
         raise OptPipeError(f"seeds: must be a whole number from 1 to {MOST_POINTS}, got {seeds!r}")
     if "seed" not in task.kinds:
@@ -174,7 +174,7 @@ def _mapping(data: Any, where: str) -> dict[str, Any]:
 
 
 def _grid(data: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
-    """The values of each key; what is no list is one value."""
+    """Return the values of each key; a value that is not a list counts as a single one."""
     grid = {}
     for key, values in data.items():
         listed = values if isinstance(values, list) else [values]
@@ -193,8 +193,8 @@ def _grid(data: Mapping[str, Any], where: str) -> dict[str, list[Any]]:
 def _override(
     base: dict[str, Any], grids: list[dict[str, list[Any]]], fast: dict[str, list[Any]]
 ) -> tuple[dict[str, Any], list[dict[str, list[Any]]]]:
-    """What `fast` gives, lists meaning several values as in a grid, takes the place of the same key
-    in every grid that has it, or else in the base; grids that become equal are one."""
+    """Apply the overrides of `fast` (lists mean several values, as in a grid): each replaces the
+    same key in every grid that has it, or else in the base; grids that become equal are merged."""
     if not fast:
         raise OptPipeError("fast: missing; give the parameters that make a quick run")
     somewhere = {key for grid in grids for key in grid}

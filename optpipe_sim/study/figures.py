@@ -1,5 +1,5 @@
-"""Figures from results alone: ``figure.py`` in the folder of an experiment, whose ``draw(rows)`` gives
-a figure, or several by name; where there is none, a measure over the axes of its grid."""
+"""Figures from results alone: ``figure.py`` in the folder of an experiment, whose ``draw(rows)``
+gives a figure, or several by name; without such a file, a measure over the axes of its grid."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 FORMATS = ("pdf", "svg", "png")
 
 
-# where experiments are looked for: here, and in the clone that this package runs from
+# where experiments are searched: the current folder, and the clone that this package runs from
 FOLDERS = (Path("experiments"), Path(__file__).parents[2] / "experiments")
 
 
 def figure_files() -> dict[str, Path]:
-    """The files that draw the figures of experiments, by the experiments' names."""
+    """Return the files that draw the figures of experiments, by the experiments' names."""
     found = [path for folder in FOLDERS for path in sorted(folder.glob("*/figure.py"))]
     return {path.parent.name: path for path in reversed(found)}
 
 
 def figure_names() -> list[str]:
-    """The experiments that have a figure."""
+    """Return the names of the experiments that have a figure."""
     return sorted(figure_files())
 
 
 def draw(name: str, results: str | os.PathLike[str]) -> Mapping[str, Figure]:
-    """The figures of an experiment, from its table: by the ending of their names, ``""`` for the
-    only one.
+    """Draw the figures of an experiment from its table; returned by the suffix of their names,
+    ``""`` for a single one.
 
     Args:
         name: of the experiment, or the path of its folder or file.
 
     Raises:
-        OptPipeError: where there is no such table, or it lacks a column or numbers to draw.
+        OptPipeError: if there is no such table, or it has no column or numbers to draw.
     """
     asked, path, name = name, _figure_file(name), _name(name)
     if path is None and name not in table_names(results):
@@ -86,7 +86,7 @@ def save_figures(
     """Draw and write figures as ``NAME.pdf`` and so on; without names, of every table there is.
 
     Raises:
-        OptPipeError: as `draw`; or where nothing is there to be drawn.
+        OptPipeError: as `draw`, or if there is nothing to draw.
     """
     from ..plot.style import save
 

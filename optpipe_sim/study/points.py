@@ -1,4 +1,4 @@
-"""From an experiment to its points: everything resolved and checked before anything runs."""
+"""The points of an experiment: everything is resolved and checked before anything runs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Point:
             equal for equal work.
         parameters: what the task gets, as plain data.
         labels: the columns that distinguish this point from the others of its table.
-        source: of the task, where the experiment brings it along.
+        source: the source of the task, if the experiment brings its own.
     """
 
     task: str
@@ -43,7 +43,7 @@ class Point:
 
 
 def plan(experiment: Experiment) -> list[Point]:
-    """The points of an experiment in its order; what is said twice is one point.
+    """Return the points of an experiment in its order; duplicates count once.
 
     Raises:
         OptPipeError: one line that names the file, the key, what is wrong and what would be right.
@@ -63,7 +63,7 @@ def plan(experiment: Experiment) -> list[Point]:
 
 
 def arguments(task: Task, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a point's function: profiles loaded, options as one object."""
+    """Make the arguments of a point's function: profiles are loaded, options are one object."""
     return task.collected(
         {
             key: _loaded(json.dumps(value)) if _is_profile(task.kinds[key], value) else value
@@ -73,7 +73,7 @@ def arguments(task: Task, parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_profile(kind: Any, value: Any) -> bool:
-    """Whether a value of this annotation is a profile, which some tasks can do without."""
+    """Whether a value of this annotation is a profile (optional for some tasks)."""
     return kind is CostProfile or (value is not None and CostProfile in get_args(kind))
 
 
@@ -103,7 +103,7 @@ class _Resolver:
                 if _is_profile(kind, value)
                 else value_of(key, value, kind)
             )
-        self.task.collected(values)  # or the options make no sense
+        self.task.collected(values)  # else the options are invalid
         labels: Row = {}
         for key, value in given.items():
             kind = self.task.kinds.get(key)
@@ -129,12 +129,12 @@ class _Resolver:
         return self.profiles[text]
 
     def _limit(self, key: str, values: Mapping[str, Any]) -> int | None:
-        """Bytes per device: an absolute limit as it is; ``0.5x 1f1b`` is what is static and half of
-        what 1F1B holds beyond that, on the device where it holds most, without a limit; ``1.5x 1f1b
-        or device`` is at most the profile's own limit.
+        """Return bytes per device: an absolute limit is unchanged; ``0.5x 1f1b`` means the static
+        bytes plus half of what 1F1B holds in addition without a limit, on the device where it
+        holds the most; ``1.5x 1f1b or device`` is capped at the profile's own limit.
 
         Raises:
-            OptPipeError: for a limit above the profile's own, what its device has.
+            OptPipeError: for a limit above the profile's own, the memory of its device.
         """
         limit: int | tuple[Decimal, str, bool] | None = values[key]
         profile = values.get("profile")
@@ -155,7 +155,7 @@ class _Resolver:
         return min(found, device)
 
     def _relative(self, key: str, values: Mapping[str, Any], share: Decimal, name: str) -> int:
-        """What is static and a share of what a schedule holds beyond that."""
+        """Return the static bytes plus a share of what a schedule holds in addition."""
         profile, m = values.get("profile"), values.get("microbatches")
         if not isinstance(profile, CostProfile) or not isinstance(m, int):
             raise OptPipeError(f"{key}: a share of {name} needs profile and microbatches as well")
@@ -172,7 +172,7 @@ class _Resolver:
 
 
 def _nest(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys set inside of what they name: ``profile.offload.t_offload_ms``."""
+    """Set dotted keys inside the values that they name: ``profile.offload.t_offload_ms``."""
     nested = {key: value for key, value in given.items() if "." not in key}
     for key, value in given.items():
         root, *inner = key.split(".")
@@ -185,6 +185,6 @@ def _nest(given: Mapping[str, Any]) -> dict[str, Any]:
             raise OptPipeError(f"{key}: there is no {root} to change; give it in the base")
         for name in reversed(inner):
             value = {name: value}
-        # a null is kept where it removes a key of a file
+        # a null is kept if it removes a key of a file
         nested[root] = changed(start, value, keep_null="file" in start or "estimate" in start)
     return nested

@@ -17,9 +17,10 @@ _SAME = {"d2h_gb_per_s": "t_offload", "h2d_gb_per_s": "t_reload"}
 
 
 def profile_of(value: Any, folder: Path) -> CostProfile:
-    """A profile as an experiment gives it: a file (relative to the experiment's folder, or to the
-    folder of that, where several experiments share profiles), a mapping of the file format, or ``{file: ...}`` or ``{estimate: {model, machine, devices, ...}}`` with
-    keys of the format beside it that take the place of those there.
+    """Load a profile as an experiment gives it: a file (relative to the experiment's folder, or to
+    its parent folder, where experiments share profiles), a mapping of the file format, or
+    ``{file: ...}`` or ``{estimate: {model, machine, devices, ...}}`` with further keys of the
+    format that override its keys.
 
     Raises:
         OptPipeError: one line with what is wrong.
@@ -48,13 +49,13 @@ def profile_of(value: Any, folder: Path) -> CostProfile:
 
 
 def _beside(name: str, folder: Path) -> Path:
-    """The file that an experiment in `folder` names."""
+    """Return the file that an experiment in `folder` names."""
     above = folder / ".." / name
     return above if not (folder / name).exists() and above.exists() else folder / name
 
 
 def _estimated(given: Any) -> dict[str, Any]:
-    from ..costs import estimate  # the costs' tables are not needed otherwise
+    from ..costs import estimate  # imported here, as other experiments do not need the cost models
 
     if not isinstance(given, dict):
         raise OptPipeError("estimate: expected model, machine, devices and so on")
@@ -78,8 +79,8 @@ def _stem(key: str) -> str:
 
 
 def changed(data: Any, changes: Mapping[str, Any], keep_null: bool = False) -> Any:
-    """A mapping with some keys replaced, whatever their unit; null removes a key (or stays, for a later
-    change); in a list of mappings (stages) the change is made in each."""
+    """Replace keys of a mapping, regardless of their unit; null removes a key (or is kept, for a
+    later change); in a list of mappings (stages) each one is changed."""
     if isinstance(data, list):
         return [changed(entry, changes, keep_null) for entry in data]
     made = dict(data)

@@ -32,12 +32,12 @@ Progress = Callable[[int, int, int], None]  # finished, of how many, failed
 
 @dataclass(frozen=True)
 class Sweep:
-    """How a sweep went.
+    """The outcome of a sweep.
 
     Attributes:
-        files: where its results lie.
-        ran, reused, failed: points that were computed now, that were known, and those of both
-            that ended in an error. `broken`: files of points that were not whole.
+        files: the files of its results. ran, reused, failed: the numbers of points computed now, of
+            points known before, and of those of both that ended in an error. `broken`: damaged
+            files of points.
         errors: per failed point its labels and its error.
     """
 
@@ -53,7 +53,7 @@ class Sweep:
 
 
 def points_folder(results: str | os.PathLike[str]) -> Path:
-    """Where finished points of a folder of results are kept."""
+    """Return where the finished points of a results folder are stored."""
     return Path(results) / ".points"
 
 
@@ -72,13 +72,14 @@ def sweep(
 
     Args:
         results: the folder of the table; finished points are kept in ``.points`` in it.
-        jobs: points at once; default: the cores there are over the cores of one point.
+        jobs: points in parallel; default: the number of cores over the cores of one point.
         cluster: the address of a Dask scheduler, instead of the cores here.
         fresh: compute finished points again. `retry_failed`: only those that failed.
-        progress: called with how many points are finished, of how many, and how many failed.
-        notice: called with a line where the sweep has to wait, for another sweep or for workers.
+        progress: called with the numbers of finished, of all and of failed points. notice: called
+            with a line if the sweep has to wait, for another sweep or for workers.
 
-    Several sweeps may share a folder, also on several machines: a point that one computes the others wait for.
+    Several sweeps may share a folder, also across machines: the others wait for a point that one of
+    them computes.
 
     Raises:
         OptPipeError: for an invalid experiment, a full disk, a cluster that cannot be reached. Points finished
@@ -129,7 +130,7 @@ def sweep(
 
 
 def default_jobs(cores: int) -> int:
-    """How many points run at once where each keeps so many cores busy."""
+    """Return how many points run in parallel if each occupies `cores` cores."""
     from joblib import cpu_count
 
     return max(1, int(cpu_count()) // cores)
@@ -144,8 +145,8 @@ def _computed(
     fresh: bool,
     notice: Callable[[str], None],
 ) -> Iterator[Kept]:
-    """Yield the points as they are finished; all are kept in the store. Points that other sweeps compute are
-    waited for, and computed here if those end without them."""
+    """Yield the points as they are finished; all are stored. It waits for points that other sweeps
+    compute, and computes them itself if those sweeps end without them."""
     left = {point.key: point for point in points}
     told = False
     while left:
@@ -166,8 +167,8 @@ def _computed(
 
 
 def _of_others(left: Iterable[str], store: Store, fresh: bool) -> Iterator[Kept]:
-    """What other sweeps have finished of these points after a moment; nothing where they are to be
-    computed anew."""
+    """Wait a moment, then return which of these points other sweeps have finished; none if they are
+    to be computed afresh."""
     time.sleep(OTHERS_S)
     done: dict[str, Record] = {} if fresh else store.find(left)[0]
     for key, record in done.items():
@@ -182,7 +183,7 @@ def _on_workers(
     fresh: bool,
     notice: Callable[[str], None],
 ) -> Iterator[Kept]:
-    """The points on the workers of a cluster; this process locks and keeps them."""
+    """Compute the points on the workers of a cluster; this process locks and stores them."""
     taken = []
     try:
         for point in points:
@@ -207,10 +208,9 @@ def _on_workers(
 def _on_cores(
     points: Sequence[Point], store: Store, locks: Locks, jobs: int, fresh: bool
 ) -> Iterator[Kept]:
-    """The points on processes of this machine; those that another sweep has, without a record.
-
-    Where a process dies, those that may have been in it run alone, one by one, so that only the
-    point that kills is lost.
+    """Compute the points in processes of this machine; points of other sweeps come without a
+    record. If a process dies, the points that it may have run are run again one by one, so that
+    only the point that kills is lost.
     """
     from joblib.externals.loky.process_executor import TerminatedWorkerError
 
@@ -272,7 +272,7 @@ def _parallel(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="A worker stopped|.* tasks which were still")
         with ctrl_c_for_caller(), _quiet_cleaner():
-            finished = pool(calls)  # starts the processes
+            finished = pool(calls)  # this starts the processes
         with closing(finished):  # here, where it says nothing of the points that Ctrl-C cuts short
             yield from finished
 
@@ -280,7 +280,7 @@ def _parallel(
 def _table(
     points: Sequence[Point], known: dict[str, Record]
 ) -> tuple[list[Row], list[tuple[Row, str]]]:
-    """The rows in the order of the points, and the errors of those that failed."""
+    """Return the rows in the order of the points, and the errors of those that failed."""
     rows, errors = [], []
     for point in points:
         record = known[point.key]
@@ -293,14 +293,14 @@ def _table(
 
 
 def _searches(point: Point) -> bool:
-    """Whether the rows of a point depend on how much a search did in its time."""
+    """Whether the rows of a point depend on how far a search gets in its time limit."""
     names = [point.parameters.get("schedule"), *(point.parameters.get("schedules") or ())]
     named = any(str(name).startswith("optpipe") for name in names)
     return named or load_task(point.task, source=point.source).searches
 
 
 def _how(record: Record) -> Row:
-    """The conditions, beside its parameters, that the result of a search depends on."""
+    """Return the conditions, besides its parameters, on which the result of a search depends."""
     return {"point_s": round(record.seconds, 3), "load": record.load, "commit": record.commit}
 
 
@@ -331,5 +331,5 @@ def _manifest(
 
 
 def _used(points: Sequence[Point], key: str) -> list[Any]:
-    """The values of a parameter that occur."""
+    """Return the values of a parameter that occur."""
     return list(dict.fromkeys(p.parameters[key] for p in points if key in p.parameters))

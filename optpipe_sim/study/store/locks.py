@@ -1,10 +1,10 @@
 """Which sweep computes which point, for sweeps that share a folder of finished points.
 
-A sweep that runs keeps a file ``.running/ID`` and touches it every few seconds; each point it
-computes has a file ``KEY.lock`` with that ID. A lock whose sweep has ended (its file is missing, its process
-has exited, or it was not touched for a minute) is free. Machines may share the folder: ages
-are differences of times that the same file system has set. Where two sweeps take a free lock at the
-same instant, the point may be computed twice, and nothing else happens.
+A running sweep keeps a file ``.running/ID`` and touches it every few seconds; each point that it
+computes has a file ``KEY.lock`` with that ID. A lock whose sweep has ended (its file is missing,
+its process has exited, or it was not touched for a minute) is free. Machines may share the folder:
+ages are differences of times set by the same file system. If two sweeps take a free lock at the
+same instant, the point may be computed twice, which is harmless.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ...errors import OptPipeError
 
 TOUCH_S = 5.0  # how often a running sweep touches its file
 RUNNING = ".running"
-LOST_S = 60.0  # after so long without, it counts as ended
+LOST_S = 60.0  # without a touch for this long it counts as ended
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Locks:
     owner: str
 
     def take(self, key: str) -> bool:
-        """Lock a point; False where another sweep that runs has it."""
+        """Lock a point; False if another running sweep has it."""
         path = self._path(key)
         for _ in range(2):
             try:
@@ -42,7 +42,7 @@ class Locks:
                 handle = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
             except FileExistsError:
                 holder = self._holder(path)
-                if holder == self.owner:  # of a process of ours that died
+                if holder == self.owner:  # a lock of a process of ours that died
                     return True
                 if holder is not None and (
                     self._runs(holder, path) or not self._clear(path, holder)
@@ -61,7 +61,7 @@ class Locks:
         self._path(key).unlink(missing_ok=True)
 
     def free(self, key: str) -> bool:
-        """Whether no other running sweep has the point."""
+        """Whether no other running sweep has locked the point."""
         path = self._path(key)
         holder = self._holder(path)
         return holder is None or holder == self.owner or not self._runs(holder, path)
@@ -76,22 +76,22 @@ class Locks:
             return None
 
     def _clear(self, path: Path, holder: str) -> bool:
-        """Remove the lock of a sweep that has ended; False where another sweep was faster."""
+        """Remove the lock of a sweep that has ended; False if another sweep was faster."""
         aside = path.with_suffix(f".{self.owner}")
         with suppress(OSError):
             path.rename(aside)
-            if self._holder(aside) != holder:  # it is the lock of that other one
+            if self._holder(aside) != holder:  # it is the lock of the other sweep
                 aside.rename(path)
                 return False
             aside.unlink()
         return True
 
     def _runs(self, holder: str, path: Path) -> bool:
-        """Whether the sweep that has a lock runs; one without a name is just being written."""
+        """Whether the sweep that holds a lock is running; a lock without an ID is just being written."""
         return self.runs(holder) if holder else self._age(path) < LOST_S
 
     def runs(self, owner: str) -> bool:
-        """Whether a sweep runs, as far as this machine can know."""
+        """Whether a sweep is running, as far as this machine can tell."""
         path = self.folder / RUNNING / owner
         try:
             told = json.loads(path.read_text(encoding="utf-8"))
@@ -134,7 +134,7 @@ class Running:
     def __exit__(self, *_: object) -> None:
         self._stop.set()
         with suppress(OSError):
-            for path in self._path.parent.glob("*"):  # of sweeps that were killed
+            for path in self._path.parent.glob("*"):  # files of sweeps that were killed
                 if not self.locks.runs(path.name):
                     path.unlink(missing_ok=True)
             self._path.unlink(missing_ok=True)
@@ -150,7 +150,7 @@ def _lives(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # it does, and belongs to another user
+    except OSError:  # it exists, and belongs to another user
         return True
     return True
 
