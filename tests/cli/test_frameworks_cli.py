@@ -110,7 +110,7 @@ def test_the_page_shows_what_is_printed(cli) -> None:
     command = next(line for line in answer.out.splitlines() if line.startswith("--"))
     assert command in page
     assert "1f1b takes 1.457 s (before: 1.31 s" in answer.out
-    assert "1F1B takes 1.457 s in the place of 1.31 s" in page
+    assert "1F1B takes 1.457 s instead of 1.31 s" in page
 
 
 # -- import ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The best plan that Megatron-LM can be told, held against all of its family and against the best."""
+"""The best plan that Megatron-LM can run, compared with all of its family and with the best of all."""
 
 from __future__ import annotations
 

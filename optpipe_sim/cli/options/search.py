@@ -55,7 +55,7 @@ def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
     parser.add_argument(
         "--per-stage",
         action="store_true",
-        help="treat all activations of a stage alike, as frameworks can be told",
+        help="treat all activations of a stage alike, as frameworks require",
     )
     parser.add_argument(
         "--no-cache",

@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--family",
         choices=("megatron",),
-        help="only what this framework can be told, ending in the options to paste",
+        help="only plans that this framework can run, ending in the options to paste",
     )
     add_kernels(parser)
     parser.add_argument(

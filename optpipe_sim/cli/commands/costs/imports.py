@@ -26,8 +26,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         required=True,
         choices=SOURCES,
         help="hf-config: a config.json of Hugging Face, to a model; torch-trace: Kineto traces of"
-        " torch.profiler, one per rank, to a profile and a measured trace; megatron-log: what"
-        " Megatron-LM prints, to a profile",
+        " torch.profiler, one per rank, to a profile and a measured trace; megatron-log: the"
+        " log of Megatron-LM, to a profile",
     )
     parser.add_argument(
         "--save", metavar="F.yaml", help="write the model or the profile that was read"

@@ -25,8 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--nearest",
         action="store_true",
-        help="megatron, torchtitan, te: export the nearest plan that it can be told, and say what is"
-        " lost; without this a schedule is exported whole or not at all",
+        help="megatron, torchtitan, te: export the nearest plan that the framework can run, and"
+        " report what is lost; without this a schedule is exported exactly or not at all",
     )
     parser.add_argument(
         "--csv",

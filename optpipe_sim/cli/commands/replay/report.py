@@ -27,8 +27,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         dest="other_files",
         nargs="+",
         metavar=("OTHER", "PROFILE"),
-        help="a second schedule, or a measured trace (confirm --save-trace), and its profile where"
-        " that is another",
+        help="a second schedule, or a measured trace (confirm --save-trace), and its profile if"
+        " that differs",
     )
     parser.add_argument(
         "-o", "--report", metavar="F.html", required=True, help="the page, which works offline"

@@ -1,4 +1,4 @@
-"""``solve --family``: the best plan that a framework can be told, beside the best there is."""
+"""``solve --family``: the best plan that a framework can run, compared with the best of all."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--family",
         choices=FAMILIES,
-        help="the best plan that this framework can be told, beside the best there is, ending in the"
-        " options to paste",
+        help="the best plan that this framework can run, compared with the best of all, ending in"
+        " the options to paste",
     )
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Replay the family, solve without it for the rest of the time, and set both side by side."""
+    """Replay the family, solve without it for the rest of the time, and compare both."""
     from ....frameworks.megatron.search import best
     from ....solvers.treatments import restrict
     from ...inputs import read_profile
@@ -121,7 +121,7 @@ def _tell(out: Out, answer: dict[str, Any], files: dict[str, str]) -> None:
     from ....units import format_size, format_time
     from ...outputs.show import line, written
 
-    line(out, "best to be told", answer["told"])
+    line(out, "best of the family", answer["told"])
     line(out, "time", format_time(answer["objective_ns"]))
     line(out, "peak", format_size(max(answer["peak_bytes"])))
     line(out, "replayed", f"{answer['tried']} plans, of which {answer['fitting']} fit")
