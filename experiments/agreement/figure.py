@@ -14,23 +14,29 @@ ENGINES = {"auto": "auto", "cpsat": "CP-SAT", "milp": "reconstructed MILP on HiG
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A line per engine: in how many instances it ended within so many seconds with a proof."""
+    """Without levels of recomputation and with, a line per engine: in how many instances it ended
+    within so many seconds with a proof."""
+    looks = line_styles(len(ENGINES))
     with styled():
-        figure = new_figure(5.6, 3.4)
-        ax = figure.add_axes((0.11, 0.15, 0.86, 0.75))
-        looks = line_styles(len(ENGINES))
-        for (engine, name), look in zip(ENGINES.items(), looks, strict=True):
-            ends = sorted(row[f"{engine}_s"] for row in rows if _proven(row, engine))
-            ax.step(ends, range(1, len(ends) + 1), where="post", label=name, color=look["color"],
-                    linestyle=look["linestyle"])  # fmt: skip
-        ax.set_xscale("log")
-        ax.xaxis.set_major_formatter("{x:g}")
-        ax.set_ylim(0, len(rows) * 1.03)
-        ax.set_xlabel("seconds")
-        ax.set_ylabel("instances proven optimal")
-        ax.set_title(f"{len(rows)} random small instances", loc="left")
-        ax.grid(visible=True)
-        ax.legend(loc="lower right")
+        figure = new_figure(7.4, 3.4)
+        panels = figure.subplots(1, 2, sharex=True, sharey=True)
+        for levels, ax in zip((False, True), panels, strict=True):
+            some = [row for row in rows if bool(row["levels"]) is levels]
+            for (engine, name), look in zip(ENGINES.items(), looks, strict=True):
+                ends = sorted(row[f"{engine}_s"] for row in some if _proven(row, engine))
+                ax.step(ends, range(1, len(ends) + 1), where="post", label=name, color=look["color"],
+                        linestyle=look["linestyle"])  # fmt: skip
+            ax.set_xscale("log")
+            ax.xaxis.set_major_formatter("{x:g}")
+            ax.set_xlabel("seconds")
+            ax.set_title(
+                f"{len(some)} instances, {'levels' if levels else 'no levels'}", loc="left"
+            )
+            ax.grid(visible=True)
+        panels[0].set_ylim(0)
+        panels[0].set_ylabel("instances proven optimal")
+        panels[1].legend(loc="lower right")
+        figure.tight_layout()
     return figure
 
 
