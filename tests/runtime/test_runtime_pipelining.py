@@ -100,7 +100,7 @@ def test_it_holds_what_our_own_step_holds_before_each_op(two: Ranks, name: str):
     profile = profile_of(GPT, 2, base.shape.chunks).for_shape(base.shape)
     for result in check(two, lower(base, profile)):
         assert result["held"] == result["own_held"]
-        assert result["peak"] == result["own_peak"]
+        assert abs(result["peak"] - result["own_peak"]) <= SLACK_BYTES
         for name, gradient in result["own_gradients"].items():
             assert torch.equal(gradient, result["gradients"][name])
 
