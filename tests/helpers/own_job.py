@@ -10,7 +10,11 @@ from typing import Any
 
 import own_modules as own
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 from optpipe_sim.errors import OptPipeError, RuntimeFault
 from optpipe_sim.ops import Op
@@ -24,7 +28,7 @@ class OwnJob:
     """Some steps with an optimizer; each rank gives back the last loss, norm, gradients and peaks.
 
     Attributes:
-        fault: ``killed`` or ``hooks``: what goes wrong on the last rank. What is refused is given back.
+        fault: what goes wrong on the last rank, see `_spoil`. What is refused is given back.
     """
 
     schedule: Schedule
@@ -89,3 +93,13 @@ def _spoil(module: nn.Module, fault: str) -> None:
         module.forward = forward  # type: ignore[method-assign]
     if fault == "hooks":
         next(module.parameters()).register_hook(lambda gradient: None)
+    if fault in ("fsdp", "dtensor", "ddp"):
+        alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+        mesh = DeviceMesh.from_group(alone, "cpu")
+        norm = module.layer.norm
+        if fault == "fsdp":
+            fully_shard(module.layer, mesh=mesh)
+        elif fault == "ddp":
+            module.layer = nn.parallel.DistributedDataParallel(module.layer, process_group=alone)
+        else:
+            norm.weight = nn.Parameter(distribute_tensor(norm.weight.detach(), mesh))

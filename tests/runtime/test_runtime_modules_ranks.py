@@ -83,10 +83,22 @@ def test_tied_weights_and_clipping_across_ranks(two: Ranks):
     assert torch.equal(first, last)
 
 
-def test_what_is_refused_is_the_same_line_on_all_ranks(two: Ranks):
-    results = two.run(OwnJob(build("1f1b", costs(2), 4), fault="hooks"))
-    told = "stage 1: parameter layer.norm.weight has hooks on its gradient, which comes in several"
-    assert all(result["refused"].startswith(told) for result in results)
+READY = "reduce gradients by ready=, which is told when one is complete"
+REFUSED = {
+    "hooks": "parameter layer.norm.weight has hooks on its gradient, which comes in several parts; "
+    + READY,
+    "fsdp": "layer is sharded by FSDP, which gathers weights around a whole backward; hand over plain"
+    f" modules and {READY}",
+    "ddp": "layer is in DistributedDataParallel, whose hooks expect a whole backward; hand over its"
+    f" .module and {READY}",
+    "dtensor": "parameter layer.norm.weight is a DTensor; stages have plain tensors",
+}
+
+
+@pytest.mark.parametrize("fault", REFUSED)
+def test_what_is_refused_is_the_same_line_on_all_ranks(two: Ranks, fault: str):
+    results = two.run(OwnJob(build("1f1b", costs(2), 4), fault=fault))
+    assert [result["refused"] for result in results] == [f"stage 1: {REFUSED[fault]}"] * 2
 
 
 def test_a_rank_that_is_killed_is_told_in_one_line_and_no_process_is_left(two: Ranks):
