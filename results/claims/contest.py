@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
+from typing import Any
 
 from experiments.contest.figure import (
     ALL,
@@ -53,20 +54,22 @@ def _against_rules(cells: Cells) -> Iterator[str]:
     """The search beside the fastest rule; which that is; what recomputation is to rules."""
     ours = {key: search(methods) for key, methods in cells.items()}
     rules = {key: best for key, methods in cells.items() if (best := best_rule(methods))}
-    row = ours[next(iter(cells))].rows[0]
+    rows = [cell.rows[0] for cell in ours.values()]
     gain = {key: best.cell.ns / ours[key].ns - 1 for key, best in rules.items()}
     faster = [key for key, best in rules.items() if ours[key].time.most < best.cell.ns]  # type: ignore[union-attr]
     slower = [key for key, best in rules.items() if ours[key].time.least > best.cell.ns]  # type: ignore[union-attr]
     yield (
         f"In {len(cells)} settings of real devices under their own memory this search (median of"
-        f" {len(ours[next(iter(cells))].rows)} seeds, {2 * row['time_limit']:g} s on {row['cores']} cores) is"
+        f" {len(ours[next(iter(cells))].rows)} seeds, {span(map(_seconds, rows), '{:g}'.format)} s on"
+        f" {rows[0]['cores']} cores) is"
         f" {_faster(gain.values())} than the fastest of all rules (median {percent(median(gain.values()))}): faster with every seed in"
         f" {len(faster)} of them, slower with every seed in {len(slower)}"
     )
-    took = [methods["1F1B", "none"].rows[0]["point_s"] for methods in cells.values()]
+    tried = [methods["1F1B", "none"].rows[0] for methods in cells.values()]
     yield (
-        f"To try all rules took {span(took, '{:.0f}'.format)} s per setting on one core, which the search does before"
-        f" it begins, as far as its time allows"
+        f"To try all rules took {span([row['point_s'] for row in tried], '{:.0f}'.format)} s per setting on one core, under a"
+        f" load of {span([float(row['load']) for row in tried], '{:.0f}'.format)}; the search tries them before it begins,"
+        f" as far as half of its time allows"
     )
     won = Counter(best.method for best in rules.values())
     names = ", ".join(f"{name} in {count}" for name, count in won.most_common())
@@ -77,6 +80,11 @@ def _against_rules(cells: Cells) -> Iterator[str]:
         f" without recomputation rules take {span(losses, percent)} longer"
         + (f", and none fits in {sum(one is None for one in plain.values())}" if None in plain.values() else "")
     )  # fmt: skip
+
+
+def _seconds(row: Mapping[str, Any]) -> float:
+    """What the search with everything had; in tables without the column twice what the others had."""
+    return float(row["seconds"] if "seconds" in row else 2 * row["time_limit"])
 
 
 def _faster(gains: Iterable[float]) -> str:
@@ -104,7 +112,16 @@ def _ingredients(cells: Cells) -> Iterator[str]:
             f"{words} {span(found, percent)} (median {percent(median(found))})"
             + (f" and nothing that fits in {nothing}" if nothing else "")
         )
-    yield f"{', '.join(said)} longer"
+    yield f"{', '.join(said)} longer; each search without an ingredient had {_part(cells)} of the time"
+
+
+def _part(cells: Cells) -> str:
+    """Which part of the time of the search with everything one without an ingredient had."""
+    (part,) = {
+        round(_seconds(search(methods).rows[0]) / search(methods, OFFLOAD).rows[0]["time_limit"])
+        for methods in cells.values()
+    }
+    return {1: "all", 2: "half", 3: "a third"}[part]
 
 
 def _optpipe(cells: Cells) -> Iterator[str]:
@@ -176,7 +193,7 @@ def _less_memory(found: Mapping[int, Methods], cells: Cells) -> Iterator[str]:
     )
     longer = search(found[least]).ns / search(found[most]).ns - 1
     yield (
-        f"With {least / 2**30:.0f} GiB in the place of {most / 2**30:.0f} {name.model} on {name.pipeline} devices takes"
+        f"Under {least / 2**30:.0f} GiB instead of {most / 2**30:.0f}, {name.model} on {name.pipeline} devices takes"
         f" {percent(longer)} longer, and this search is {_faster(gain)} than the fastest rule at"
         f" {len(able)} limits between"
     )

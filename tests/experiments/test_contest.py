@@ -16,7 +16,7 @@ from optpipe_sim.study.tables import load_table
 
 RESULTS = Path(__file__).parents[2] / "results"
 LIMIT = 200
-SECONDS = 2.0  # per search
+SECONDS = 1.5  # per search
 
 
 def limited() -> CostProfile:
