@@ -9,9 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from strategies import cases, profiles
+from unit_profiles import UNIT, unit_profile
 
 from optpipe_sim import CostProfile, Schedule, build, check, load_profile, simulate
 from optpipe_sim.bounds.bounds import lower_bound
+from optpipe_sim.bounds.slices import fill_and_drain
 from optpipe_sim.errors import InvalidSchedule, ProfileError
 from optpipe_sim.ops import B, F, O, Op, SliceOp, dependencies, parse_op
 from optpipe_sim.profile_io import profile_to_json
@@ -160,8 +162,19 @@ def test_no_replay_beats_the_bound(case: tuple[CostProfile, Schedule], objective
     profile, schedule = case
     assume(profile.slices > 1)
     trace = simulate(schedule, profile, enforce=False, objective=objective)
-    bound = lower_bound(profile, schedule.shape.microbatches, objective, None)
-    assert bound.ns <= trace.cost_ns
+    for limits in (None, trace.peak_bytes):
+        bound = lower_bound(profile, schedule.shape.microbatches, objective, limits)
+        assert bound.ns <= trace.cost_ns
+
+
+def test_memory_bounds_what_slices_take() -> None:
+    """Four devices, two slices of F = B = W = 1 ms: the first backward of the first device begins
+    no sooner than five F's and three B's after the start, and three F's fit before it."""
+    profile = unit_profile(4, slices=2, stages=UNIT | {"act_bytes": 10, "w_bytes": 0})
+    m, ms = 8, 1_000_000
+    assert lower_bound(profile, m).ns == (3 + m * 2 * 3) * ms
+    assert fill_and_drain(profile, m, "flush", 30) == (m * 2 * 3 + 8 - 3) * ms
+    assert lower_bound(profile, m, "flush", 20) == ((m * (10 + 8) // 2) * ms, "residency")
 
 
 def test_without_a_name_for_slices_sequences_stay_whole() -> None:

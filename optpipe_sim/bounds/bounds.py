@@ -63,8 +63,7 @@ def lower_bound(
         OptPipeError: for another objective.
     """
     if profile.slices > 1:
-        all_work = Bound(slices.work(profile, microbatches, objective), "work")
-        return max(all_work, Bound(slices.one_microbatch(profile, objective), "one microbatch"))
+        return Bound(*slices.best(profile, microbatches, objective, memory_limit))
     bounds = [
         Bound(naive(profile, microbatches, objective), "work"),
         Bound(one_microbatch(profile, objective), "one microbatch"),
