@@ -10,6 +10,8 @@ import pytest
 import yaml
 from megatron_grammar import accept
 
+from optpipe_sim import Schedule
+
 STAGE = {
     "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50, "layers": 2,
     "recompute": [{"name": "full", "t_ms": 1, "keep_bytes": 10, "layers": 2}],
@@ -184,3 +186,41 @@ def test_the_best_of_a_family_beside_the_best(cli) -> None:
     assert (exported["lost"], exported["command"]) == ([], answer["command"])
     complaint = cli(f"{line} --noise 10%").complaint
     assert "--noise: is nothing for --family" in complaint
+
+
+def test_the_best_of_torchtitan_beside_the_best(cli) -> None:
+    line = "solve o.yaml -m 4 --memory-limit 350B --family torchtitan --engine adaoffload"
+    answer = cli(f"{line} --time-limit 2 --save f.json --json").json
+    assert answer["lower_bound_ns"] <= answer["free_ns"] <= answer["objective_ns"]
+    assert max(answer["peak_bytes"]) <= 350
+    assert answer["offloaded"] == 0
+    options = answer["options"]
+    assert options["activation_checkpoint"] in ("none", "full")
+    schedule = Schedule.load("f.json")
+    levels = set(schedule.recompute.values())
+    assert levels == ({"full"} if options["activation_checkpoint"] == "full" else set())
+    assert len(options["parallelism"]["module_fqns_per_model_part"]) == schedule.shape.stages
+    # what is exported is what was solved for
+    line = "export f.json o.yaml --memory-limit 350B --format torchtitan --csv order.csv --json"
+    exported = cli(line).json
+    assert exported["lost"] == []
+    checkpoint = exported["options"]["activation_checkpoint"]
+    assert checkpoint == options["activation_checkpoint"]
+    again = cli("simulate o.yaml --schedule f.json --memory-limit 350B --json").json
+    assert again["makespan_ns"] == answer["objective_ns"]
+
+
+def test_a_family_with_other_layers_keeps_the_profile_of_its_schedule(cli) -> None:
+    layer = {"name": "layer", "count": 6, "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 10}
+    ends = [{**layer, "name": name, "count": 1} for name in ("embedding", "head")]
+    ends[1] |= {"t_f_ms": 3, "t_b_ms": 3, "t_w_ms": 3}
+    data = {"devices": 2, "items": [ends[0], layer, ends[1]]}
+    Path("i.yaml").write_text(yaml.safe_dump(data))
+    line = "solve i.yaml -m 4 --chunks 1 --family megatron --engine adaoffload --time-limit 2"
+    assert "give --save-profile Q.yaml as well" in cli(f"{line} --save s.json").complaint
+    answer = cli(f"{line} --save s.json --save-profile q.yaml --json").json
+    assert answer["options"]["pipeline-model-parallel-layout"] == "Et*4|ttL"
+    assert answer["objective_ns"] < answer["given_ns"]
+    assert answer["lower_bound_ns"] <= answer["objective_ns"]
+    exported = cli("export s.json q.yaml --format megatron --json").json
+    assert (exported["lost"], exported["command"]) == ([], answer["command"])

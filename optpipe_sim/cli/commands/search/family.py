@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
@@ -10,12 +11,12 @@ from ...options.search import search_options
 from .common import COMPILING, finish
 
 if TYPE_CHECKING:
-    from ....frameworks.megatron.search import Found
     from ....profile import CostProfile
     from ....solvers.result import SolveResult
+    from ....trace import Trace
     from ...outputs.show import Out
 
-FAMILIES = ("megatron",)
+FAMILIES = ("megatron", "torchtitan")
 # options of `solve` that choose how to search, or another question
 REFUSED = ("warm_start", "write_model", "noise", "evaluations", "placement", "log", "margin")
 
@@ -31,41 +32,32 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Replay the family, solve without it for the rest of the time, and compare both."""
-    from ....frameworks.megatron.search import best
+    """Find the best of the family, solve without it for the rest of the time, and compare both."""
+    from ....profile_io import save_profile
     from ....solvers.treatments import restrict
     from ...inputs import read_profile
 
     for name in REFUSED:
         if getattr(arguments, name, None):
             option = name.replace("_", "-")
-            raise OptPipeError(f"--{option}: is nothing for --family, which replays all it has")
-    kinds = arguments.treatments or ("keep", "offload", "recompute")
+            raise OptPipeError(f"--{option}: is nothing for --family")
     profile = read_profile(arguments)
-    chunks = [arguments.chunks] if isinstance(arguments.chunks, int) else None
-    if arguments.chunks == "profile":
-        chunks = [profile.chunks]
-    with out.progress("replaying") as progress:
-        found = best(
-            profile,
-            arguments.microbatches,
-            chunks=chunks,
-            offload="offload" in kinds,
-            recompute="recompute" in kinds,
-            objective=arguments.objective,
-            on_progress=lambda tried: progress(f"{tried} plans", 0, 1),
+    trace, found, plan = _BEST[arguments.family](arguments, out, profile)
+    moved = found.get("moved", False)
+    if arguments.save and moved and not arguments.save_profile:
+        raise OptPipeError(
+            f"--save: the schedule is for other stages than those of {arguments.profile}; give"
+            " --save-profile Q.yaml as well"
         )
     free = _free(arguments, out, restrict(profile, arguments.treatments))
-    trace = found.trace
-    trace.schedule.meta.update(name=found.choice.name, objective=arguments.objective)
-    plan = _plan(found, profile, arguments.microbatches)
+    trace.schedule.meta.update(name=found["told"], objective=arguments.objective)
     bound = free.lower_bound_ns if free is not None else None
     cost = trace.cost_ns
     answer = {
-        "schedule": found.choice.name,
+        "schedule": found["told"],
         "family": arguments.family,
         **trace.measures(),
-        **found.to_json(),
+        **found,
         "objective_ns": cost,
         "lower_bound_ns": bound,
         "gap": None if not bound else cost / bound - 1,
@@ -76,45 +68,110 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         **plan,
     }
     files = {}
-    if arguments.save:
-        trace.schedule.save(arguments.save)
-        files[arguments.save] = "the schedule"
+    if arguments.save_profile:
+        save_profile(trace.profile, arguments.save_profile)
+        files[arguments.save_profile] = "the profile with this layout"
     return finish(arguments, out, trace, answer, files, lambda: _tell(out, answer, files))
 
 
+_Best = tuple["Trace", dict[str, Any], dict[str, Any]]
+
+
+def _megatron(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> _Best:
+    """Replay Megatron-LM's family."""
+    from ....frameworks.megatron.family import plan_of
+    from ....frameworks.megatron.search import best
+
+    with out.progress("replaying") as progress:
+        found = best(
+            profile,
+            arguments.microbatches,
+            chunks=_chunks(arguments, profile),
+            offload=_may(arguments, "offload"),
+            recompute=_may(arguments, "recompute"),
+            objective=arguments.objective,
+            on_progress=lambda tried: progress(f"{tried} plans", 0, 1),
+        )
+    try:
+        plan, notes = plan_of(found.choice, found.trace.profile, arguments.microbatches)
+    except OptPipeError as error:  # the profile does not say its layers
+        return found.trace, found.to_json(), _no_plan(error)
+    return (
+        found.trace,
+        found.to_json(),
+        {
+            "options": plan.options(),
+            "environment": plan.environment(),
+            "command": plan.command(),
+            "notes": list(notes),
+        },
+    )
+
+
+def _torchtitan(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> _Best:
+    """Search among what torchtitan runs, for half of the time."""
+    from ....frameworks import torchtitan
+    from ....frameworks.torchtitan_search import best
+    from ...outputs.live import watching
+
+    half = arguments.time_limit / 2
+    shape = {} if arguments.chunks == "profile" else {"chunks": arguments.chunks or "any"}
+    options = search_options(arguments, time_limit=half, **shape)
+    with watching(out, "solving for torchtitan", half) as live:
+        found = best(
+            profile,
+            arguments.microbatches,
+            options,
+            recompute=_may(arguments, "recompute"),
+            watch=live,
+        )
+    schedule, shaped = found.trace.schedule, found.trace.profile
+    named = torchtitan.has_name(schedule, shaped)
+    try:
+        config = torchtitan.options(schedule, shaped, None if named else CSV)
+    except OptPipeError as error:
+        return found.trace, found.to_json(), _no_plan(error)
+    notes = [torchtitan.SELECTIVE] if found.level == "selective" else []
+    if not named:
+        notes.append(f"{CSV} is written by: export S.json PROFILE --format torchtitan --csv {CSV}")
+    plan = {"options": config, "environment": {}, "command": torchtitan.command(config)}
+    return found.trace, found.to_json(), {**plan, "notes": notes}
+
+
+_BEST = {"megatron": _megatron, "torchtitan": _torchtitan}
+CSV = "order.csv"
+
+
+def _no_plan(error: OptPipeError) -> dict[str, Any]:
+    return {"options": None, "environment": {}, "command": None, "notes": [str(error)]}
+
+
+def _may(arguments: argparse.Namespace, treatment: str) -> bool:
+    return arguments.treatments is None or treatment in arguments.treatments
+
+
+def _chunks(arguments: argparse.Namespace, profile: CostProfile) -> Sequence[int] | None:
+    if arguments.chunks == "profile":
+        return [profile.chunks]
+    return [arguments.chunks] if isinstance(arguments.chunks, int) else None
+
+
 def _free(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> SolveResult | None:
-    """The best there is, and its bound; None where there is none."""
+    """Solve without the family, with any layout where the family had one; None if nothing fits."""
+    from ....solvers.layers.search import solve_layers
     from ....solvers.solve import solve
     from ...outputs.live import watching
 
     options = search_options(arguments, chunks="any")
+    m = arguments.microbatches
     try:
         with watching(out, "solving without the family", arguments.time_limit) as live:
-            return solve(
-                profile,
-                arguments.microbatches,
-                **vars(options),
-                watch=live,
-                on_wait=lambda: out.wait(COMPILING),
-            )
+            hooks: dict[str, Any] = {"watch": live, "on_wait": lambda: out.wait(COMPILING)}
+            if profile.items:
+                return solve_layers(profile, m, **vars(options), **hooks).result
+            return solve(profile, m, **vars(options), **hooks)
     except (OutOfMemory, NoSolution):
         return None
-
-
-def _plan(found: Found, profile: CostProfile, microbatches: int) -> dict[str, Any]:
-    """The options to paste; why there are none, where the profile does not say enough."""
-    from ....frameworks.megatron.family import plan_of
-
-    try:
-        plan, notes = plan_of(found.choice, profile, microbatches)
-    except OptPipeError as error:
-        return {"options": None, "environment": {}, "command": None, "notes": [str(error)]}
-    return {
-        "options": plan.options(),
-        "environment": plan.environment(),
-        "command": plan.command(),
-        "notes": list(notes),
-    }
 
 
 def _tell(out: Out, answer: dict[str, Any], files: dict[str, str]) -> None:

@@ -30,7 +30,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save-profile",
         metavar="Q.yaml",
-        help="with --layers any: write the profile of the layout, which the schedule is for",
+        help="with --layers any, --family: write the profile of the layout, which the schedule is for",
     )
 
 

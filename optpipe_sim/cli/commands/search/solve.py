@@ -114,10 +114,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
     if arguments.layers == "any":
         return layers.run(arguments, out)
-    if arguments.save_profile:
-        raise OptPipeError("--save-profile: is for --layers any")
     if arguments.family:
         return family.run(arguments, out)
+    if arguments.save_profile:
+        raise OptPipeError("--save-profile: is for --layers any and --family")
     any_shape = _any_shape(arguments)
     if any_shape and arguments.placement:
         raise OptPipeError("--placement: --chunks any has placements of its own; leave one out")
