@@ -13,9 +13,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
+import own_modules as own
 import pytest
 import runtime_cases as cases
 import torch
+from own_job import OwnJob
 from runtime_cases import (
     EXPERTS,
     GPT,
@@ -234,6 +236,22 @@ def test_modules_of_ones_own(two: Ranks):
         expected = {name: p.grad for name, p in stage.named_parameters()}
         assert result.gradients.keys() == expected.keys()
         assert all(torch.equal(result.gradients[n], expected[n]) for n in expected)
+
+
+def test_a_step_of_ones_own_modules_on_four_ranks(four: Ranks):
+    """`PipelineStep` with trees between stages, offloads and deferred W's; a vee at that."""
+    for name, stages in (("zb-h1", 4), ("zb-v", 8)):
+        base = build(name, profile_of(GPT, 4, stages // 4), 8)
+        schedule = with_offloads(base)
+        assert schedule != base
+        results = four.run(OwnJob(schedule))
+        plain = own.stages_of(stages)
+        loss = own.unpipelined(plain, *own.batch(8, 0))
+        found = {n: g for result in results for n, g in result["gradients"].items()}
+        wanted = own.gradients(plain)
+        assert found.keys() == wanted.keys()
+        assert [n for n in wanted if not torch.equal(found[n], wanted[n])] == []
+        assert [r["loss"] for r in results if r["loss"] is not None] == [loss]
 
 
 def test_a_task_for_another_number_of_ranks(two: Ranks):
