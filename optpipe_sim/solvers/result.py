@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,6 +144,15 @@ def make_result(
         seconds=seconds,
         **more,
     )
+
+
+def save_last(schedule: Schedule, path: str | os.PathLike[str], failures: dict[str, str]) -> None:
+    """Save the schedule of a result; a failure goes into `failures` and ends nothing."""
+    try:
+        schedule.save(path)
+        failures.pop("save", None)
+    except OptPipeError as error:
+        failures["save"] = str(error)
 
 
 def report_result(report: Report, found: SolveResult) -> None:

@@ -1,9 +1,9 @@
 """Robust schedules: the least mean, or quantile, of the cost over samples of scattered durations.
 
-Candidates come from the deterministic race (every incumbent, not only the last), from AdaOffload's
-settings, from the published schedules, and from problems with slower copies, messages or devices.
-Each candidate is lowered (its memory grants wait for releases, not for points in time) and replayed
-on the same samples. The best one is then improved op by op as long as that helps.
+Candidates are the incumbents of the deterministic race, AdaOffload's schedules, the published ones,
+and those of problems with slower copies, messages or devices. Each is lowered (its memory grants
+wait for releases, not for points in time) and replayed on the same samples. The best one is then
+improved op by op as long as that helps.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from .options import SolveOptions, listing, solve_parameters
 from .problem import Problem, make_problem
 from .race.compiling import compile_engines
 from .reports import no_report
-from .result import FEASIBLE, SolveResult
+from .result import FEASIBLE, SolveResult, save_last
 from .solve import solve
 from .starts import fixed_schedules
 from .treatments import restrict
@@ -157,21 +157,17 @@ def solve_robust(
 
     Args:
         noise: how durations scatter around their means in the profile.
-        samples: how many samples of all durations the measure is taken over. The search itself uses
-            other samples, so that nothing is fitted to these; they only decide between the best few
-            candidates.
+        samples: how many samples of all durations the measure is taken over; the search itself uses
+            others, so that only the choice between the best few is fitted to these.
         quantile: None: the mean; 0.9: the time that nine of ten iterations do not exceed.
         warm_start: as for `solve`.
-        on_incumbent: called with each incumbent of the deterministic race and of the search after
-            it, and its cost with the profile's own durations, in ns. `watch, on_wait`: as for
-            `solve`.
-        save: a file that holds the best schedule so far: first of the deterministic race, then the
-            robust one.
+        on_incumbent: called with each incumbent and its cost with the profile's own durations, in
+            ns. `watch, on_wait`: as for `solve`.
+        save: a file that always holds the best schedule so far.
         options: the other options of `solve` (`SolveOptions`), for the deterministic race; without
             ``evaluations``, ``per_stage`` and ``chunks=any``, which are not supported with noise.
-            With a ``margin`` everything refers to the padded profile: durations scatter around the
-            padded ones, and sizes are padded; only ``trace`` is as profiled, with room for the
-            margin.
+            With a ``margin`` sizes are padded and durations scatter around the padded ones; only
+            ``trace`` is as profiled, with room for the margin.
 
     Raises:
         OptPipeError: for a quantile outside 0 to 1, and as `solve` does.
@@ -200,26 +196,17 @@ def solve_robust(
         warm_start=warm_start, on_incumbent=found, watch=watch, on_wait=on_wait, save=save,
     )  # fmt: skip
     assert nominal.schedule is not None
-    interrupted, entries = bool(nominal.info["interrupted"]), None
-    try:
-        tuning = draw_scenarios(profile, microbatches, noise, TUNING, seed)
-        entries = _Field(problem, tuning, quantile, _smooth)
-        entries.offer(nominal.schedule, "deterministic")
-        for name, schedule in _candidates(problem, nominal, seen, time_limit, seed):
-            if interrupted or time.monotonic() - began > 0.9 * time_limit:
-                break
-            entries.offer(schedule, name)
-        if problem.host_limit is None and not interrupted:
-            _improve(problem, entries, began + time_limit, seed)
-    except KeyboardInterrupt:
-        interrupted = True
+    until = began + time_limit
+    entries, tried, interrupted = _search(
+        problem, noise, quantile, nominal, seen, until, time_limit, seed
+    )
     try:
         with ctrl_c_later():  # at least a moment, or there is no result
             judges = draw_scenarios(profile, microbatches, noise, samples, seed + 1)
             final = _Field(problem, judges, quantile)
             final.offer(nominal.schedule, "deterministic")  # the first of equal ones
             nominal_costs = final.best[0].costs_ns
-            for entry in entries.best[:FINALISTS] if entries is not None else ():
+            for entry in entries[:FINALISTS]:
                 final.offer(entry.schedule, entry.name)
             bound_ns = measure(scenario_bounds(profile, judges, objective), quantile)
     except KeyboardInterrupt:
@@ -229,11 +216,7 @@ def solve_robust(
     trace = replace(problem, profile=profiled, limits=limits).replay(chosen.schedule)
     failures = dict(nominal.info["failures"])
     if save is not None:
-        try:
-            chosen.schedule.save(save)
-            failures.pop("save", None)
-        except OptPipeError as error:
-            failures["save"] = str(error)
+        save_last(chosen.schedule, save, failures)
     if on_incumbent is not None and chosen.name != "deterministic":
         on_incumbent(chosen.schedule, trace.cost_ns)
     return RobustResult(
@@ -246,19 +229,50 @@ def solve_robust(
         nominal_costs,
         bound_ns,
         chosen.name,
-        0 if entries is None else entries.tried,
+        tried,
         time.monotonic() - began,
         interrupted,
         failures,
     )
 
 
+def _search(
+    problem: Problem,
+    noise: Noise,
+    quantile: float | None,
+    nominal: SolveResult,
+    seen: list[Schedule],
+    until: float,
+    time_limit: float,
+    seed: int,
+) -> tuple[list[_Entry], int, bool]:
+    """Compare candidates on samples of their own and improve the best one, to the time `until`.
+
+    Returns:
+        (the best few, how many were tried, whether Ctrl-C ended it).
+    """
+    assert nominal.schedule is not None
+    interrupted, kept = bool(nominal.info["interrupted"]), None
+    try:
+        tuning = draw_scenarios(problem.profile, problem.microbatches, noise, TUNING, seed)
+        kept = _Field(problem, tuning, quantile, _smooth)
+        kept.offer(nominal.schedule, "deterministic")
+        for name, schedule in _candidates(problem, nominal, seen, time_limit, seed):
+            if interrupted or time.monotonic() > until - 0.1 * time_limit:
+                break
+            kept.offer(schedule, name)
+        if problem.host_limit is None and not interrupted:
+            _improve(problem, kept, until, seed)
+    except KeyboardInterrupt:
+        interrupted = True
+    return ([], 0, interrupted) if kept is None else (kept.best, kept.tried, interrupted)
+
+
 def _settled(profile: CostProfile, options: SolveOptions) -> tuple[CostProfile, SolveOptions]:
-    """Return the profile with the chunks, placement and treatments of the options, and the other
-    options.
+    """Return the profile with the options' chunks, placement and treatments, and the other options.
 
     Raises:
-        OptPipeError: for options that are not supported with noise. Sequences stay whole.
+        OptPipeError: for options not supported with noise.
     """
     for name, value in (("evaluations", None), ("per_stage", False)):
         if getattr(options, name) != value:

@@ -23,7 +23,7 @@ from operator import le
 from typing import Any
 
 from ...bounds.bounds import Bound, lower_bound
-from ...errors import NoSolution, OptPipeError, OutOfMemory
+from ...errors import NoSolution, OutOfMemory
 from ...op_costs import op_costs
 from ...profile import CostProfile
 from ...schedule import Schedule
@@ -35,7 +35,7 @@ from ..covers import candidate_shapes
 from ..options import SolveOptions
 from ..problem import make_problem
 from ..reports import Hooks
-from ..result import FEASIBLE, OPTIMAL, SolveResult
+from ..result import FEASIBLE, OPTIMAL, SolveResult, save_last
 from ..shapes import solve_settled
 from .shares import ALL, Margins
 
@@ -251,10 +251,7 @@ def solve_with_margins(
     assert trace is not None  # it keeps the limits with larger margins than these
     failures = dict(plan.info["failures"])
     if hooks.save is not None and schedule is not plan.schedule:
-        try:
-            schedule.save(hooks.save)
-        except OptPipeError as error:
-            failures["save"] = str(error)
+        save_last(schedule, hooks.save, failures)
     nominal = others.get(ALL)
     bound = question.bound()
     if nominal is not None:
