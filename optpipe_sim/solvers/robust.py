@@ -246,11 +246,8 @@ def _search(
     time_limit: float,
     seed: int,
 ) -> tuple[list[_Entry], int, bool]:
-    """Compare candidates on samples of their own and improve the best one, to the time `until`.
-
-    Returns:
-        (the best few, how many were tried, whether Ctrl-C ended it).
-    """
+    """Compare candidates on samples of their own, and improve the best one, to the time `until`;
+    returns the best few, how many were tried, and whether Ctrl-C ended it."""
     assert nominal.schedule is not None
     interrupted, kept = bool(nominal.info["interrupted"]), None
     try:
