@@ -35,7 +35,7 @@ from optpipe_sim.plot.style import save
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.sim import simulate
 
-from .figure import draw
+from .chart import draw
 
 # Runs on A100s are estimated at the rates of the data sheet and at the fitted ones.
 VARIANTS = {"a100-80gb": ("a100-80gb", "a100-80gb-megatron")}
