@@ -60,6 +60,8 @@ class Visits(Generic[P]):
     """The best plan so far, over visits.
 
     Attributes:
+        follows: whether a visit from the best switches to a better schedule that another process finds while
+            it runs; if not, later visits start from that.
         starts: (cost, number, plan) of the starts that fit the limits, the best first.
         best, plan: the least cost so far, and its plan.
     """
@@ -73,9 +75,10 @@ class Visits(Generic[P]):
         starts: Iterable[Schedule],
         stop: Stop,
         weight: float = WEIGHT,
+        follows: bool = True,
     ) -> None:
         self.problem, self.cost_ns, self.pack, self.unpack = problem, cost_ns, pack, unpack
-        self.stop, self.began = stop, time.monotonic()
+        self.stop, self.follows, self.began = stop, follows, time.monotonic()
         self.starts: list[tuple[int, int, P]] = []
         for schedule in starts:
             plan = pack(problem, schedule)
@@ -117,7 +120,7 @@ class Visits(Generic[P]):
             for at in range(0, steps, chunk):
                 if self._over:
                     break
-                if self._take_from(others) and visit.from_best:
+                if self._take_from(others) and visit.from_best and self.follows:
                     start = self.plan.copy()
                 todo = min(chunk, steps - at)
                 if self.stop.evaluations is not None:

@@ -79,6 +79,7 @@ def search(
         starts,
         Stop(goal_ns, time_limit, evaluations, stop),
         WEIGHT,
+        follows=False,  # two that anneal the same find less than two that do not
     )
     if not search.starts:
         return None
