@@ -88,9 +88,9 @@ def solve(
             up to one layer per stage, and two in a V (`shapes.solve_shapes`).
         placement: ``loop`` or ``vee`` (two chunks); ``own``: the profile's, or ``loop`` if a number
             of chunks is given.
-        slices: of each sequence: ``own`` (as the profile has them), a number (1: whole sequences; else
-            equal slices of a profile without), or ``any``: whole ones, the profile's own slices or, of
-            a profile without, 2, 4 and 8 equal ones.
+        slices: slices per sequence: ``own`` (those of the profile), a number (1: whole sequences;
+            else equal slices, for a profile without slices), or ``any``: whole sequences and the
+            profile's own slices, or 2, 4 and 8 equal ones if it has none.
 
     Raises:
         OutOfMemory: if the limit is below what one microbatch needs.
