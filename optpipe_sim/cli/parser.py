@@ -103,7 +103,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 def _check_first(parser: Parser, commands: dict[str, Parser], word: str) -> None:
     """Refuse a first word that is neither a command nor an option without one."""
     if not word.startswith("-"):
-        parser.error(f"{word!r} is no command; {hint_for(word, commands)}")
+        parser.error(f"{word!r} is not a command; {hint_for(word, commands)}")
     name = word.partition("=")[0]
     if name in parser._option_string_actions:
         return

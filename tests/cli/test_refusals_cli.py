@@ -51,7 +51,7 @@ def test_with_json_there_is_one_object_where_an_answer_was_given(cli) -> None:
 
 BAD = {
     "": "give a command",
-    "slove p.yaml -m 8": "'slove' is no command; did you mean solve?",
+    "slove p.yaml -m 8": "'slove' is not a command; did you mean solve?",
     "simulate p.yaml": "required: --schedule",
     "simulate p.yaml --shedule 1f1b -m 8": "did you mean --schedule?",
     "simulate p.yaml --schedule 1f1b -m 8 --nonsense": "unknown option --nonsense; known are",

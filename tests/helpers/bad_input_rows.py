@@ -549,7 +549,7 @@ def measurements() -> list[Row]:
 
 _LINES: dict[str, str] = {
     "": "give a command",
-    "slove p.yaml -m 4": "'slove' is no command; did you mean solve?",
+    "slove p.yaml -m 4": "'slove' is not a command; did you mean solve?",
     "simulate": "required: PROFILE, --schedule",
     "simulate p.yaml": "required: --schedule",
     "simulate p.yaml --shedule 1f1b": "did you mean --schedule?",

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from ...options.shared import add_profile, add_schedule, add_schedule_problem
 from ...status import DONE, NO
-from ..examples import PROFILE
+from ..examples import OFFLOADING
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
     from ...outputs.show import Out
 
-EXAMPLE = f"optpipe-sim check best.json {PROFILE} --memory-limit 40GiB"
+EXAMPLE = f"optpipe-sim check best.json {OFFLOADING} --memory-limit 24GiB"
 SUMMARY = "check a schedule, independently of the simulator"
 
 

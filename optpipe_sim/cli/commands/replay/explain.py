@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...options.shared import add_profile, add_schedule, add_schedule_problem
 from ...status import DONE, NO
-from ..examples import PROFILE
+from ..examples import OFFLOADING
 
 if TYPE_CHECKING:
     from ....bounds.bounds import Bound
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ....trace import Trace
     from ...outputs.show import Out
 
-EXAMPLE = f"optpipe-sim explain best.json {PROFILE} --op F3.7"
+EXAMPLE = f"optpipe-sim explain best.json {OFFLOADING} --memory-limit 24GiB --op F3.7"
 SUMMARY = "explain why devices wait, or why one op waits"
 
 

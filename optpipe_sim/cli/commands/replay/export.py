@@ -11,7 +11,7 @@ from ....errors import InvalidSchedule, OptPipeError
 from ...options.models import layer_list
 from ...options.shared import add_profile, add_schedule, add_schedule_problem
 from ...status import DONE
-from ..examples import PROFILE
+from ..examples import OFFLOADING
 from . import export_plan
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ....schedule import Schedule
     from ...outputs.show import Out
 
-EXAMPLE = f"optpipe-sim export best.json {PROFILE} --format perfetto"
+EXAMPLE = f"optpipe-sim export best.json {OFFLOADING} --memory-limit 24GiB --format perfetto"
 SUMMARY = "write a schedule for torch, Megatron-LM or TransformerEngine, or its trace for Perfetto"
 # with the endings of default names
 FORMATS = {"torch-csv": ".csv", "perfetto": ".trace.json", **export_plan.FORMATS}

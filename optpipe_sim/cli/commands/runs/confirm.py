@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ....runtime.confirm.verdict import Confirmation
     from ...outputs.show import Out
 
-EXAMPLE = "optpipe-sim confirm zb-h1 P.yaml -m 8 --mode replay --figure confirm.png"
+EXAMPLE = "optpipe-sim confirm zb-h1 tiny.yaml -m 8 --mode replay --figure confirm.png"
 SUMMARY = "compare a schedule's predicted time and memory with real runs on this machine"
 MODES = ("synthetic", "gradient", "replay", "loop")
 
