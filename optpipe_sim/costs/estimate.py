@@ -33,6 +33,7 @@ from .parallelism import (
 )
 from .provenance import provenance
 from .roofline import OpTime, embedding_time, head_gemm, head_time, op_time
+from .slices import in_slices, slice_length
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 OPS = ("F", "B", "W")
@@ -63,6 +64,7 @@ def estimate(
     layers: Sequence[int] | None = None,
     levels: bool = False,
     items: bool = False,
+    slices: int = 1,
     rates: Rates | None = None,
     name: str | None = None,
 ) -> CostProfile:
@@ -82,6 +84,7 @@ def estimate(
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
         levels: whether stages get levels of recomputation (see `levels`); not with `recompute`.
+        slices: equal slices of each sequence (see `slices`); messages are then those of a slice.
         items: whether the profile has the costs layer by layer, too, for other layouts.
         rates: achieved rates in the place of the machine's own, such as `calibrate` returns.
 
@@ -108,9 +111,10 @@ def estimate(
         exchange,
         context,
     )
+    work = replace(work, seq=slice_length(seq, slices, work))
     check_work(model, work)
     machine.peak(dtype)
-    plan = _Plan(model, machine, layout, work)
+    plan = _Plan(model, machine, layout, work, slices)
     stages = layout.pipeline * chunks
     counts = plan.counts(stages, layers)
     if levels and recompute != "none":
@@ -119,7 +123,8 @@ def estimate(
         )
     costs, notes = plan.stages(counts, chunks, levels)
     costs, section = offloading(costs, machine, layout, offload)
-    own = plan.items(levels) if items else []
+    costs = in_slices(costs, stage_kinds(model, counts), plan.times, model, work, slices)
+    own = plan.items(levels) if items and slices == 1 else []
     moved, _ = offloading([one.cost for one in own], machine, layout, offload)
     latency, occupancy = hop(model, machine, layout, work)
     limit = machine.usable_bytes
@@ -132,13 +137,14 @@ def estimate(
         name=name or f"{model.name}-{machine.name}-p{layout.pipeline}-tp{tp}-s{seq}-b{microbatch}",
         devices=layout.pipeline,
         chunks=chunks,
+        slices=slices,
         placement=placement,  # type: ignore[arg-type]
         stages=tuple(costs),
         latency_ns=latency,
         occupancy_ns=occupancy,
         offload=section,
         memory_limit=(limit,) * layout.pipeline,
-        meta=provenance(model, machine, layout, work, counts, notes),
+        meta=provenance(model, machine, layout, replace(work, seq=seq), counts, notes),
         items=tuple(map(Item.costing, own, moved)),
     )
 
@@ -159,8 +165,11 @@ class _Parts(NamedTuple):
 class _Plan:
     """The layers of a model on a layout: what one of each kind costs, and stages of them."""
 
-    def __init__(self, model: Model, machine: Machine, layout: Layout, work: Work) -> None:
+    def __init__(
+        self, model: Model, machine: Machine, layout: Layout, work: Work, slices: int
+    ) -> None:
         self.model, self.machine, self.layout, self.work = model, machine, layout, work
+        self.slices = slices  # of each sequence; `work` is one of them
         kinds = {model.is_dense(at) for at in range(model.layers)}
         self.layers = {dense: layer(model, dense, work) for dense in kinds}
         self.weights = {dense: device_parameters(model, dense, work) for dense in kinds}
@@ -183,7 +192,11 @@ class _Plan:
                     f" layers of {self.model.name}; got {', '.join(map(str, counts))}"
                 )
             return counts
-        cost = {kind: sum(times[op].total for op in OPS) for kind, times in self.times.items()}
+        more = self.slices - 1  # attention of a slice in the middle
+        cost = {
+            kind: sum(times[op].total + more * times[op].attention for op in OPS)
+            for kind, times in self.times.items()
+        }
         each = [cost[self.model.is_dense(at)] for at in range(self.model.layers)]
         first, last = (sum(end[op].total for op in OPS) for end in self.ends)
         return split_layers(each, first, last, stages, self.model.name)
@@ -202,7 +215,8 @@ class _Plan:
         spent = {op: OpTime() for op in OPS}
         for key, number in Counter(keys).items():
             for op in OPS:
-                spent[op] = spent[op].plus(known[key].times[op].times(number))
+                one = known[key].times[op].times(number)
+                spent[op] = spent[op].plus(one._replace(attention=self.slices * one.attention))
         said = stage_layers(counts)
         made = [replace(costs[key], layers=said[at]) for at, key in enumerate(keys)]
         weights = [known[key].weights for key in keys]
@@ -359,7 +373,7 @@ class _Plan:
 
         Every score is counted, or with `causal` half of them, and no recomputation.
         """
-        whole = Work(self.work.microbatch, self.work.seq)
+        whole = Work(self.work.microbatch, self.slices * self.work.seq)
         total = 3 * head_gemm(self.model, whole).flops
         dense = sum(self.model.is_dense(at) for at in range(self.model.layers))
         for kind, number in ((True, dense), (False, self.model.layers - dense)):

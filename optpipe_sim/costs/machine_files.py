@@ -1,4 +1,4 @@
-"""Machines by name or from a file."""
+"""Machines by name or from a file; commented files to start from."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from ..errors import hint_for
 from ..files import plain, read_mapping
 from ..units import is_plain
 from .machines import Machine, MachineError, Pcie, Rates
+
+KINDS = ("machine", "model", "calibration")  # of templates
 
 
 def load_machine(source: str | os.PathLike[str] | Mapping[str, Any]) -> Machine:
@@ -186,3 +188,8 @@ def _refuse_unknown(data: Mapping[str, Any], known: list[str], where: str, prefi
         if key not in known:
             hint = hint_for(str(key), known)
             raise MachineError(f"{where}: {prefix}{key}: unknown key; {hint}")
+
+
+def template(kind: str) -> str:
+    """The text of a commented YAML file of that kind, which loads as it is."""
+    return (files("optpipe_sim.costs") / "data" / "templates" / f"{kind}.yaml").read_text()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
+from itertools import pairwise
 
 import pytest
 
-from optpipe_sim import build, load_profile, simulate
+from optpipe_sim import CostProfile, build, load_profile, simulate
 from optpipe_sim.cli import main
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.machines import MachineError
@@ -271,3 +272,26 @@ def test_command_refuses_in_one_line(capsys) -> None:
         error = capsys.readouterr().err
         assert problem in error
         assert error.count("\n") == 1
+
+
+def test_slices_add_up_to_the_sequence() -> None:
+    """Attention of n causal slices is that of the sequence; bytes are the same; KV stays whatever is
+    recomputed, so that `full` keeps it beside its inputs."""
+
+    def of(slices: int) -> CostProfile:
+        return estimate("llama3-8b", "h100", 4, seq=65536, slices=slices, levels=True)
+
+    whole, cut = of(1).stages[1], of(8).stages[1]
+    times = [part.t_f_ns for part in cut.slices]
+    steps = {after - before for before, after in pairwise(times)}
+    assert max(steps) - min(steps) <= 1
+    assert whole.t_f_ns < cut.t_f_ns < 1.02 * whole.t_f_ns
+    assert cut.act_bytes == whole.act_bytes
+    part, full = cut.slices[7], cut.slices[7].level("full")
+    assert part.kv_bytes == 8 * 65536 // 8 * 2 * 8 * 128 * 2  # layers, tokens, K and V, heads, bf16
+    assert full is not None
+    assert full.keep_bytes == part.kv_bytes + 8 * 65536 // 8 * 4096 * 2
+    assert full.t_ns > 0.9 * part.t_f_ns
+    for wrong in ({"slices": 3}, {"slices": 2, "flash": False}, {"slices": 2, "cp": 2}):
+        with pytest.raises(OptPipeError, match="slices: "):
+            estimate("llama3-8b", "h100", 4, seq=65536, **wrong)

@@ -13,9 +13,9 @@ from optpipe_sim.cli import main
 from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.calibrate import calibrate, load_measurements
 from optpipe_sim.costs.estimate import estimate
+from optpipe_sim.costs.machine_files import KINDS, template
 from optpipe_sim.costs.machines import Machine, Pcie
 from optpipe_sim.costs.models import Model
-from optpipe_sim.costs.templates import KINDS, template
 
 DOCS = Path(__file__).parents[2] / "docs" / "files.md"
 COMMANDS = {

@@ -49,6 +49,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--seq", type=int, default=4096, metavar="N", help="tokens per sequence (4096)"
     )
     parser.add_argument(
+        "--slices",
+        type=int,
+        default=1,
+        metavar="N",
+        help="equal slices of each sequence, of which later ones attend to more tokens (1)",
+    )
+    parser.add_argument(
         "--zero",
         type=int,
         default=0,
@@ -95,7 +102,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         arguments.devices,
         **{
             key: getattr(arguments, key)
-            for key in ["tp", "cp", "ep", "dp", "zero", "microbatch", "seq", "chunks"]
+            for key in ["tp", "cp", "ep", "dp", "zero", "microbatch", "seq", "slices", "chunks"]
         },
         placement=arguments.placement,
         recompute=arguments.recompute,

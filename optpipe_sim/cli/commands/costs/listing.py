@@ -26,7 +26,7 @@ def add_listing(parser: argparse.ArgumentParser, searched: str, sourced: str) ->
 
 def print_template(out: Out, kind: str) -> int:
     """Print a commented file of a kind; it can be loaded unchanged."""
-    from ....costs.templates import template
+    from ....costs.machine_files import template
 
     text = template(kind)
     out.result({"template": text})
