@@ -42,6 +42,9 @@ OVER_MEMORY = {  # families whose time over memory is drawn
     "PipeOffload": ("PipeOffload",),
     "AdaOffload": ("AdaOffload", "AdaOffload-R, up to 4 chunks"),
 }
+SECONDS = tuple(
+    base * 10**power for power in range(-3, 4) for base in (1, 1.2, 1.4, 1.6, 2, 2.5, 3, 4, 5, 7)
+)
 _Row = Mapping[str, Any]
 _E = "profile.estimate."
 _Key = TypeVar("_Key", bound=Hashable)
@@ -306,6 +309,11 @@ def _over_memory(ax: Any, found: Mapping[int, Methods], cells: Mapping[Setting, 
     ax.set_title(f"time over memory: {name}", loc="left")
     ax.set_xlabel("memory per device (GiB)")
     ax.set_ylabel("iteration time (s)")
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    ticks = [value for value in SECONDS if low <= value <= high]
+    ax.set_yticks(ticks, [f"{value:g}" for value in ticks])
+    ax.minorticks_off()
     ax.grid(axis="y")
 
 
