@@ -94,7 +94,7 @@ def test_modules_of_each_part(cli) -> None:
         "export 1f1b o.yaml -m 4 --format perfetto --layers 1,2": "--layers: is nothing for",
         "export 1f1b o.yaml -m 4 --format megatron --layers 1,2": "layers: expected 4 numbers",
         "export 1f1b o.yaml -m 4 --format megatron --layers a": "expected whole numbers",
-        "export megatron-offload o.yaml -m 4 --format megatron --offload-modules x": "'x' is none",
+        "export megatron-offload o.yaml -m 4 --format megatron --offload-modules x": "'x' is not one of",
         "export 1f1b o.yaml -m 4 --format te --offload-modules x": "--offload-modules: is nothing",
     }.items(),
 )
@@ -155,7 +155,7 @@ def test_what_import_refuses(cli) -> None:
         "import x.log --from megatron-log": "x.log: no timer forward-compute",
         "import x.log x.log --from megatron-log": "megatron-log takes one, got 2",
         "import x.log --from megatron-log --save-trace T.json": "megatron-log has no times of ops",
-        "import x.log --from torch-trace": "x.log: is no JSON",
+        "import x.log --from torch-trace": "x.log: is not JSON",
         "import none.json --from hf-config": "none.json: no such file",
         "import o.yaml --from torch-trace --save o.yaml": "--save o.yaml: is the other file",
         "import o.yaml --from elsewhere": "invalid choice: 'elsewhere'",

@@ -204,7 +204,7 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(OptPipeError, match="do not hold a whole iteration"):
         read(tmp_path, [part, two])
     (tmp_path / "x.json").write_text("[")
-    with pytest.raises(OptPipeError, match=r"x\.json: is no JSON"):
+    with pytest.raises(OptPipeError, match=r"x\.json: is not JSON"):
         read_kineto(tmp_path / "x.json")
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(OptPipeError, match="traceEvents: missing"):
