@@ -33,7 +33,9 @@ PLANNED = (
 UNDER_LIMIT = ("adaoffload", "adaoffload-r", "optpipe")
 
 
-def profile_of(question: Question, choice: Choice, levels: bool = False) -> CostProfile:
+def profile_of(
+    question: Question, choice: Choice, levels: bool = False, items: bool = False
+) -> CostProfile:
     """The estimated profile of a choice, under the question's limit; with or without levels of
     recomputation.
 
@@ -46,6 +48,7 @@ def profile_of(question: Question, choice: Choice, levels: bool = False) -> Cost
         **question.common,
         **choice.layout,
         levels=levels,
+        items=items,
     )
     return replace(made, memory_limit=(question.limit_bytes,) * made.devices)
 

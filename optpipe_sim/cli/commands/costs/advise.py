@@ -13,6 +13,7 @@ from ...options.kinds import count, names, seconds, size
 from ...options.models import add_kernels, add_machine, add_model, model_and_machine
 from ...options.shared import add_report
 from ...outputs.trace import write_page
+from . import family
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -67,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--family",
-        choices=("megatron",),
+        choices=family.FAMILIES,
         help="only plans that this framework can run, ending in the options to paste",
     )
     add_kernels(parser)
@@ -103,38 +104,28 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             top=arguments.top,
             time_limit=arguments.time_limit,
             memory_limit=arguments.memory_limit,
-            recompute=arguments.recompute,
-            schedules=arguments.schedules or (("1f1b", "1f1b-i") if arguments.family else None),
+            **family.restrictions(
+                arguments.family,
+                {key: getattr(arguments, key) for key in ("recompute", "schedules", "zero")},
+            ),
             calibration=fitted,
             on_progress=progress,
             **{name: getattr(arguments, name) for name, _ in _LISTS},
-            zero=arguments.zero,
             flash=not arguments.no_flash,
             dtype=arguments.dtype,
             exchange=arguments.exchange,
             context=arguments.context,
         )
     files = _write(arguments, found)
-    plan = _plan(found.rows[0]) if arguments.family else {}
+    plan = family.told(arguments.family, found) if arguments.family else {}
     out.result({**found.to_json(), **plan, "files": files})
     _show(out, found)
-    for note in plan.get("notes", ()):
-        out.print(f"note: {note}", soft_wrap=True)
-    if plan:
-        out.print(plan["command"], soft_wrap=True)
+    family.show(out, plan)
     from ...outputs.show import written
 
     written(out, files)
     _next(out, arguments, found.rows[0])
     return 0
-
-
-def _plan(best: Row) -> dict[str, Any]:
-    """Return the best plan in Megatron-LM's options."""
-    from ....frameworks.megatron.family import plan_for
-
-    plan, notes = plan_for(best.trace.schedule, best.profile)
-    return {"options": plan.options(), "command": plan.command(), "notes": list(notes)}
 
 
 def _counts(text: str) -> tuple[int, ...]:

@@ -1,0 +1,140 @@
+"""``advise --family``: the best split in the options of a framework, and what the family costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ....errors import OptPipeError
+
+if TYPE_CHECKING:
+    from ....costs.advise.rows import Advice, Row
+    from ....profile import CostProfile
+    from ....trace import Trace
+    from ...outputs.show import Out
+
+FAMILIES = ("megatron", "torchtitan")
+FREE_S = 8.0  # to search the same split without the family
+LAYOUT_S = 6.0  # for other layouts of layers
+MOST_OPS = 200_000  # beyond this the row is told as it is
+# orders that a CSV holds, or that torch has by name
+TORCH = ("1f1b", "1f1b-i", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "zb-1p")
+
+
+def restrictions(family: str | None, given: dict[str, Any]) -> dict[str, Any]:
+    """Return what `advise` may choose from in a family; what the user gave stays."""
+    usual: dict[str, Any] = {}
+    if family == "megatron":  # its distributed optimizer is ZeRO 1
+        usual = {"schedules": ("1f1b", "1f1b-i"), "zero": (1,)}
+    elif family == "torchtitan":
+        usual = {"schedules": TORCH, "recompute": ("none", "full")}
+    return {key: usual.get(key) if value is None else value for key, value in given.items()}
+
+
+def told(family: str, found: Advice) -> dict[str, Any]:
+    """Return the options of the best row, and how far from the best of its split that is.
+
+    Raises:
+        OptPipeError: if the framework has no words for it.
+    """
+    if family == "torchtitan":
+        return _torchtitan(found.rows[0])
+    return _megatron(found)
+
+
+def _torchtitan(row: Row) -> dict[str, Any]:
+    from ....frameworks import torchtitan
+
+    schedule = row.trace.schedule
+    csv = None if torchtitan.has_name(schedule, row.profile) else "order.csv"
+    config = torchtitan.options(schedule, row.profile, csv)
+    # what is recomputed is part of the costs of a row's profile
+    config["activation_checkpoint"] = row.choice.recompute
+    notes = [] if csv is None else [f"{csv}: export --format torchtitan --csv writes the order"]
+    return {"options": config, "command": torchtitan.command(config), "notes": notes}
+
+
+def _megatron(found: Advice) -> dict[str, Any]:
+    """Return the plan of the best row, or a better one of its split: with the first layers of chunks
+    recomputed, activations offloaded, or other layers on the stages."""
+    from ....costs.advise.replay import profile_of
+    from ....costs.provenance import iteration_ns, mfu
+    from ....frameworks.megatron.family import plan_for, plan_of
+    from ....frameworks.megatron.search import best
+
+    row = found.rows[0]
+    m = row.choice.microbatches
+    plan, notes = plan_for(row.trace.schedule, row.profile)
+    answer: dict[str, Any] = {}
+    whole = replace(row.choice, recompute="none", chunks=1, placement="loop")
+    profile = profile_of(found.question, whole, levels=True, items=True)
+    trace, name, costs = row.trace, row.schedule, row.profile
+    if row.choice.pp > 1 and len(row.trace.schedule) <= MOST_OPS:
+        try:
+            other = best(profile, m, chunks=[row.choice.chunks], seconds=LAYOUT_S)
+        except OptPipeError:
+            other = None
+        if other is not None and _faster(other.trace, profile, row):
+            plan, notes = plan_of(other.choice, other.trace.profile, m)
+            trace, name, costs = other.trace, other.choice.name, profile
+        answer |= _free(profile, row.choice.chunks, m, iteration_ns(costs, trace.makespan_ns))
+    time_ns = iteration_ns(costs, trace.makespan_ns)
+    return {
+        "told": name,
+        "told_iteration_ns": round(time_ns),
+        "told_mfu": mfu(costs, time_ns, m),
+        "told_peak_bytes": max(trace.peak_bytes),
+        "told_layers": [part.layers for part in plan.parts],
+        **answer,
+        "options": plan.options(),
+        "command": plan.command(),
+        "notes": list(notes),
+    }
+
+
+def _faster(trace: Trace, profile: CostProfile, row: Row) -> bool:
+    from ....costs.provenance import iteration_ns
+
+    return iteration_ns(profile, trace.makespan_ns) < row.iteration_ns
+
+
+def _free(profile: CostProfile, chunks: int, m: int, own_ns: float) -> dict[str, Any]:
+    """Return the best that a short search finds on the same split and chunks without the family, and a
+    bound for every schedule and layout of these."""
+    from ....costs.provenance import iteration_ns
+    from ....solvers.layers.bound import layout_bound
+    from ....solvers.solve import solve
+
+    try:
+        shaped = profile.rechunk(chunks)
+        free = solve(shaped, m, engine="search", time_limit=FREE_S, published=False)
+    except OptPipeError:
+        return {}
+    bound, _ = layout_bound(shaped, m, "flush", profile.memory_limit, 1.0)
+    best = min(own_ns, iteration_ns(profile, free.objective_ns))
+    return {
+        "free_ns": round(best),
+        "slower_than_free": own_ns / best - 1,
+        "layout_bound_ns": round(iteration_ns(profile, bound.ns)),
+    }
+
+
+def show(out: Out, plan: dict[str, Any]) -> None:
+    """Print the plan, what the family costs, and the options to paste."""
+    from ....units import format_size, format_time
+    from ...outputs.show import line
+
+    if "told" in plan:
+        text = (
+            f"{plan['told']}: {format_time(plan['told_iteration_ns'])}, MFU {plan['told_mfu']:.1%},"
+        )
+        line(out, "to be told", f"{text} {format_size(plan['told_peak_bytes'])}")
+    if "free_ns" in plan:
+        slower = f"{plan['slower_than_free']:+.1%}"
+        line(out, "free of the family", f"{format_time(plan['free_ns'])} (the plan: {slower})")
+        bound = format_time(plan["layout_bound_ns"])
+        line(out, "bound", f"{bound}, for any schedule and layout of this split and chunks")
+    for note in plan.get("notes", ()):
+        out.print(f"note: {note}", soft_wrap=True)
+    if plan:
+        out.print(plan["command"], soft_wrap=True)
