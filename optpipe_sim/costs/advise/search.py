@@ -154,11 +154,13 @@ class Search:
         """The published schedules of whatever its bound does not exclude; what is left to plan."""
         left: list[Candidate] = []
         at = 0
+        bases = {parse_name(name)[0] for name in self.question.names}
+        share = SHARES[0] if bases & {*PLANNED, "optpipe"} else 1.0
         try:
             for at, (least, choice) in enumerate(ranked):
                 if not self._open(least, choice):
                     self.pruned["bound"] += 1
-                elif self._spent(SHARES[0]):
+                elif self._spent(share):
                     self.left.append(least)
                 else:
                     self.tell(f"replaying, {self._so_far()}", at, len(ranked))

@@ -66,7 +66,7 @@ def _megatron(found: Advice) -> dict[str, Any]:
     m = row.choice.microbatches
     plan, notes = plan_for(row.trace.schedule, row.profile)
     answer: dict[str, Any] = {}
-    whole = replace(row.choice, recompute="none", chunks=1, placement="loop")
+    whole = replace(row.choice, recompute="none")
     profile = profile_of(found.question, whole, levels=True, items=True)
     trace, name, costs = row.trace, row.schedule, row.profile
     if row.choice.pp > 1 and len(row.trace.schedule) <= MOST_OPS:
@@ -77,7 +77,7 @@ def _megatron(found: Advice) -> dict[str, Any]:
         if other is not None and _faster(other.trace, profile, row):
             plan, notes = plan_of(other.choice, other.trace.profile, m)
             trace, name, costs = other.trace, other.choice.name, profile
-        answer |= _free(profile, row.choice.chunks, m, iteration_ns(costs, trace.makespan_ns))
+        answer |= _free(profile, m, iteration_ns(costs, trace.makespan_ns))
     time_ns = iteration_ns(costs, trace.makespan_ns)
     return {
         "told": name,
@@ -98,7 +98,7 @@ def _faster(trace: Trace, profile: CostProfile, row: Row) -> bool:
     return iteration_ns(profile, trace.makespan_ns) < row.iteration_ns
 
 
-def _free(profile: CostProfile, chunks: int, m: int, own_ns: float) -> dict[str, Any]:
+def _free(profile: CostProfile, m: int, own_ns: float) -> dict[str, Any]:
     """Return the best that a short search finds on the same split and chunks without the family, and a
     bound for every schedule and layout of these."""
     from ....costs.provenance import iteration_ns
@@ -106,11 +106,10 @@ def _free(profile: CostProfile, chunks: int, m: int, own_ns: float) -> dict[str,
     from ....solvers.solve import solve
 
     try:
-        shaped = profile.rechunk(chunks)
-        free = solve(shaped, m, engine="search", time_limit=FREE_S, published=False)
+        free = solve(profile, m, engine="search", time_limit=FREE_S, published=False)
     except OptPipeError:
         return {}
-    bound, _ = layout_bound(shaped, m, "flush", profile.memory_limit, 1.0)
+    bound, _ = layout_bound(profile, m, "flush", profile.memory_limit, 1.0)
     best = min(own_ns, iteration_ns(profile, free.objective_ns))
     return {
         "free_ns": round(best),
