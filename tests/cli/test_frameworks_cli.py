@@ -11,6 +11,7 @@ import yaml
 from megatron_grammar import accept
 
 from optpipe_sim import Schedule
+from optpipe_sim.cli.commands.costs import family
 
 STAGE = {
     "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50, "layers": 2,
@@ -224,3 +225,26 @@ def test_a_family_with_other_layers_keeps_the_profile_of_its_schedule(cli) -> No
     assert answer["lower_bound_ns"] <= answer["objective_ns"]
     exported = cli("export s.json q.yaml --format megatron --json").json
     assert (exported["lost"], exported["command"]) == ([], answer["command"])
+
+
+@pytest.mark.parametrize("framework", ["megatron", "torchtitan"])
+def test_advice_for_a_framework_ends_in_its_options(
+    cli, monkeypatch: pytest.MonkeyPatch, framework: str
+) -> None:
+    monkeypatch.setattr(family, "FREE_S", 0.5)
+    monkeypatch.setattr(family, "LAYOUT_S", 0.5)
+    line = "advise --model qwen3-0.6b --machine h100 --gpus 2 --global-batch 4 --seq 2048 --pp 2"
+    line += (
+        f" --microbatch 1 --chunks 1 --recompute none --time-limit 3 --family {framework} --json"
+    )
+    answer = cli(line).json
+    if framework == "torchtitan":
+        parallelism = answer["options"]["parallelism"]
+        assert parallelism["pipeline_parallel_degree"] == 2
+        assert len(parallelism["module_fqns_per_model_part"]) == 2
+        return
+    read = accept(answer["command"], 4)
+    assert (read.num_layers, read.pipeline_model_parallel_size) == (28, 2)
+    assert sum(answer["told_layers"]) == 28
+    assert answer["told_iteration_ns"] <= answer["rows"][0]["iteration_ns"]
+    assert answer["layout_bound_ns"] <= answer["free_ns"] <= answer["told_iteration_ns"]
