@@ -30,6 +30,7 @@ KINDS = {
     "published": ("published, no limit", "#E69F00", "diamond", 9),
     "fits": ("fits", "#0072B2", "circle", 11),
 }
+GREY = "#7C8894"  # of texts: it reads on light and dark
 MOST_NAMES = 30  # beside points; more would cover one another
 SLOWEST = 1.7  # times the fastest: slower points are outside the picture at first
 
@@ -118,6 +119,7 @@ def chart(
     plot.legend.click_policy = "hide"
     plot.legend.background_fill_alpha = 0
     plot.legend.border_line_color = None
+    plot.legend.label_text_color = GREY
     plot.grid.grid_line_alpha = 0.35
     plot.axis.minor_tick_line_color = None
     return plot
@@ -139,7 +141,7 @@ def _names(plot: Any, marks: Sequence[Mark], size: int, unit: int) -> None:
         source=ColumnDataSource(data),
         x_offset=9,
         y_offset=-2,
-        text_color="#7C8894",
+        text_color=GREY,
         text_font_size="11px",
         text_baseline="middle",
     )
