@@ -35,11 +35,13 @@ Progress = Callable[[str, int, int], None]
 
 
 class Spread(NamedTuple):
-    """Times of one op in ns: median and quartiles."""
+    """Times of one op in ns: median and quartiles; `issue`: the least that the host took to issue it,
+    below which the op cannot last on a device."""
 
     median: float
     low: float
     high: float
+    issue: float = 0.0
 
 
 def spread(times: Sequence[float]) -> Spread:
@@ -85,7 +87,9 @@ def stage_times(
                     worker.weight(stage, 0)
         worker.finish_step()
         tick()
-    return {op: spread(times) for op, times in clock.times().items()}
+    return {
+        op: spread(times)._replace(issue=clock.issued_ns[op]) for op, times in clock.times().items()
+    }
 
 
 class _Chain(NamedTuple):
@@ -111,10 +115,15 @@ def _chains(levels: Sequence[str]) -> list[_Chain]:
 
 
 class _Clock:
-    """Times of ops: on CUDA by events, read once at the end; else by the host's clock."""
+    """Times of ops: on CUDA by events, read once at the end; else by the host's clock.
+
+    Attributes:
+        issued_ns: by op, the least that the host took to issue it: nothing held it up then.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.issued_ns: dict[str, float] = {}
         self.marks: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
 
     def __call__(self, op: str, keep: bool) -> _Clock:
@@ -130,10 +139,13 @@ class _Clock:
 
     def __enter__(self) -> None:
         self.start = self.now()
+        self.began_ns = time.perf_counter_ns()
 
     def __exit__(self, *_: object) -> None:
+        took_ns = time.perf_counter_ns() - self.began_ns
         if self.keep:
             self.marks[self.op].append((self.start, self.now()))
+            self.issued_ns[self.op] = min(took_ns, self.issued_ns.get(self.op, took_ns))
 
     def times(self) -> dict[str, list[float]]:
         """By op, in ns."""
