@@ -47,7 +47,23 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield from _less_memory(limits(rows), cells)
     ours = [search(methods) for methods in cells.values()]
     gaps = [cell.ns / cell.bound - 1 for cell in ours if cell.bound]
+    yield from _table(cells)
     yield f"Over the bound on all of it the search stays by {span(gaps, percent)} (median {percent(median(gaps))})"
+
+
+def _table(cells: Cells) -> Iterator[str]:
+    """A line per setting: the fastest rule, this search with its seeds, the bound on everything."""
+    for setting, methods in cells.items():
+        best, ours = best_rule(methods), search(methods)
+        assert best is not None
+        assert ours.time is not None
+        assert ours.bound is not None
+        rule = f"`{best.cell.rows[0]['schedule']}` {best.cell.ns / 1e9:.4g}"
+        seeds = f"{ours.time.least / 1e9:.4g} to {ours.time.most / 1e9:.4g}"
+        yield (
+            f"| {setting} | {rule} | {ours.ns / 1e9:.4g} ({seeds}) | {percent(best.cell.ns / ours.ns - 1)} |"
+            f" {percent(ours.ns / ours.bound - 1)} |"
+        )
 
 
 def _against_rules(cells: Cells) -> Iterator[str]:
