@@ -246,7 +246,8 @@ class _Plan:
             for op in OPS:
                 times[op] = times[op].plus(self.times[dense][op].times(number))
             act += number * one.kept_bytes()
-            held += number * one.held_for_w
+            # of what its W needs, a layer holds what it keeps; the rest is recomputed for it
+            held += number * min(one.held_for_w, one.kept_bytes())
             count = [c + number * w for c, w in zip(count, self.weights[dense], strict=True)]
             working = max(working, self._working_set(one))
             buffers += self._buffers(one.gemms)

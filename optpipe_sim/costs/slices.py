@@ -19,9 +19,11 @@ def slice_length(seq: int, slices: int, work: Work) -> int:
     Raises:
         OptPipeError: if the sequence does not divide, or attention is not fused or shared by devices.
     """
+    if slices == 1 and not isinstance(slices, bool):
+        return seq
     if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1 or seq % slices:
         raise OptPipeError(f"slices: must divide the {seq} tokens of a sequence, got {slices!r}")
-    if slices > 1 and (not work.flash or work.cp > 1):
+    if not work.flash or work.cp > 1:
         raise OptPipeError("slices: costs are known of fused attention without context parallelism")
     return seq // slices
 

@@ -63,7 +63,7 @@ def again(name: str, chosen: Point, **other: Any) -> list[dict[str, Any]]:
         ),
         (
             "solver_scaling",
-            {"engine": "milp", "microbatches": 32, "memory_limit": "0.5x 1f1b"},
+            {"engine": "milp", "microbatches": 32, "memory_limit": "0.75x 1f1b"},
             ("status", "reason", "formula_variables", "formula_constraints", "closed_form_ns"),
         ),
     ],
@@ -73,7 +73,7 @@ def test_what_depends_on_no_clock_comes_out_again(
 ) -> None:
     committed = [row for row in table(name) if labels.items() <= row.items()]
     made = again(name, point(name, **labels))
-    assert len(made) == len(committed) == 4
+    assert len(made) == len(committed) >= 4
     for row, other in zip(made, committed, strict=True):
         assert [row[column] for column in columns] == [other[column] for column in columns]
         assert row["after_s"] == other["after_s"]
