@@ -127,7 +127,7 @@ def _plain(text: str) -> str:
 
 def percent(share: float, digits: int = 1) -> str:
     """Write 0.045 as '4.5 %'."""
-    return f"{100 * share:.{digits}f} %"
+    return f"{round(100 * share, digits) + 0.0:.{digits}f} %"  # never -0.0
 
 
 def span(values: Iterable[float], write: Callable[[float], str] = str) -> str:

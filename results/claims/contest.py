@@ -105,7 +105,7 @@ def _seconds(row: Mapping[str, Any]) -> float:
 
 def _faster(gains: Iterable[float]) -> str:
     """``1.0 to 4.5 % faster``; ``between 2.0 % slower and 4.5 % faster``."""
-    found = sorted(gains)
+    found = sorted(round(gain, 3) for gain in gains)
     if found[0] >= 0:
         return f"{span(found, percent)} faster"
     if found[-1] <= 0:
@@ -158,7 +158,7 @@ def _optpipe(cells: Cells) -> Iterator[str]:
     idle = [_idle(ours) / _idle(rival) for ours, rival, _ in compared]
     whole = [_idle(ours) / _idle(rival) for _, rival, ours in compared]
     yield (
-        f"Idle time (what goes beyond the model's own compute) is {span(idle, percent)} of PipeOffload's"
+        f"Idle time (what goes beyond the compute of the busiest device in one chunk) is {span(idle, percent)} of PipeOffload's"
         f" with one chunk and offloading alone, {span(whole, percent)} with all"
     )
     milp = [row for methods in cells.values() for row in search(methods, MILP).rows]
