@@ -118,11 +118,11 @@ class StageCost:
             if value is not None:
                 _check_amount(key, value, 1 if key in _POSITIVE else 0)
         if self.w_bytes > self.act_bytes:
-            told, most = format_sizes(self.w_bytes, self.act_bytes)
-            raise ProfileError(f"w_bytes: {told} is more than act_bytes, {most}")
+            size, most = format_sizes(self.w_bytes, self.act_bytes)
+            raise ProfileError(f"w_bytes: {size} is more than act_bytes, {most}")
         if self.offloadable > self.act_bytes:
-            told, most = format_sizes(self.offloadable, self.act_bytes)
-            raise ProfileError(f"offload_bytes: {told} is more than act_bytes, {most}")
+            size, most = format_sizes(self.offloadable, self.act_bytes)
+            raise ProfileError(f"offload_bytes: {size} is more than act_bytes, {most}")
         levels = tuple(self.recompute)
         if not self.splits:  # there is no split B whose working memory could differ
             levels = tuple(replace(level, b_work_bytes=None) for level in levels)
@@ -132,19 +132,19 @@ class StageCost:
             if level.name in names[:at]:
                 raise ProfileError(f"recompute[{at}].name: {level.name} is there twice")
             if level.keep_bytes > self.act_bytes:
-                told, most = format_sizes(level.keep_bytes, self.act_bytes)
+                size, most = format_sizes(level.keep_bytes, self.act_bytes)
                 raise ProfileError(
-                    f"recompute[{at}].keep_bytes: {told} is more than act_bytes, {most}"
+                    f"recompute[{at}].keep_bytes: {size} is more than act_bytes, {most}"
                 )
             if level.keep_bytes < self.kv_bytes:
-                told, least = format_sizes(level.keep_bytes, self.kv_bytes)
+                size, least = format_sizes(level.keep_bytes, self.kv_bytes)
                 raise ProfileError(
-                    f"recompute[{at}].keep_bytes: {told} is less than kv_bytes, {least}, which are"
+                    f"recompute[{at}].keep_bytes: {size} is less than kv_bytes, {least}, which are"
                     " never dropped"
                 )
         if self.kv_bytes > self.act_bytes:
-            told, most = format_sizes(self.kv_bytes, self.act_bytes)
-            raise ProfileError(f"kv_bytes: {told} is more than act_bytes, {most}")
+            size, most = format_sizes(self.kv_bytes, self.act_bytes)
+            raise ProfileError(f"kv_bytes: {size} is more than act_bytes, {most}")
 
     @property
     def offloadable(self) -> int:

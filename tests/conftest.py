@@ -30,7 +30,7 @@ settings.load_profile("project")
 HELPERS = str(Path(__file__).parent / "helpers")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HELPERS, os.environ.get("PYTHONPATH")]))
 
-# a run in the background may have been told to ignore Ctrl-C, which some tests send
+# a run in the background may ignore Ctrl-C, which some tests send
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -118,8 +118,8 @@ def _panel(ax: Axes, rows: Sequence[Row], names: bool) -> None:
         if mine:
             _strip(ax, y, mine, found, best)
             gap = _gap(mine[-1])
-            told = "-" if gap is None else "0" if gap < PROVEN else f"{gap:.0%}"
-            ax.text(1.02, y, told, transform=right, fontsize=FONT + 0.5, va="center")
+            label = "-" if gap is None else "0" if gap < PROVEN else f"{gap:.0%}"
+            ax.text(1.02, y, label, transform=right, fontsize=FONT + 0.5, va="center")
 
 
 def _strip(

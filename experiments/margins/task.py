@@ -33,7 +33,7 @@ def run(
         seed=seed, workers=1, margin={"copies": margin},
     )  # fmt: skip
     assert found.schedule is not None  # solve raises otherwise
-    told: dict[str, Any] = found.info.get("margin", {"planned_ns": found.objective_ns})
+    margin_info: dict[str, Any] = found.info.get("margin", {"planned_ns": found.objective_ns})
     # what waits for what is decided as if copies took all that they may
     worst = padded(shaped, Margins(copies=margin))
     lowered = lower(found.schedule, worst, shaped.limits(memory_limit))
@@ -41,6 +41,6 @@ def run(
     for share in slower:
         true = shaped.scale(copy=1 + share)
         trace = lowered.replay(op_costs(lowered.schedule, true).duration_ns)
-        cost = {"slower": share, "cost_ns": trace.cost_ns, "planned_ns": told["planned_ns"]}
+        cost = {"slower": share, "cost_ns": trace.cost_ns, "planned_ns": margin_info["planned_ns"]}
         rows.append({**cost, "fits": True, "peak_bytes": max(trace.peak_bytes)})
     return rows

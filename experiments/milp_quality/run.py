@@ -195,7 +195,7 @@ def main() -> int:
         run = runs[cell["table"], cell["case"], cell["run"]]
         return solved(run, arguments.seconds)
 
-    def told(done: int, of: int, row: Row) -> None:
+    def report(done: int, of: int, row: Row) -> None:
         print(f"{done:3}/{of}", *(row[key] for key in ("table", *COLUMNS)), file=sys.stderr)
 
     cells = [
@@ -204,7 +204,7 @@ def main() -> int:
     ]
     with tempfile.TemporaryDirectory() as scratch:
         stem = arguments.write or f"{scratch}/milp_quality"
-        rows = finish_cells(Path(f"{stem}.csv"), cells, compute, progress=told)
+        rows = finish_cells(Path(f"{stem}.csv"), cells, compute, progress=report)
     text = page(rows, tables)
     if arguments.write:
         write_text(Path(f"{arguments.write}.md"), text)

@@ -260,7 +260,7 @@ def main() -> int:
     ]
     solve(uniform(2, 200, 5, "separate"), 2, time_limit=2)  # compile, or load what is
 
-    def told(done: int, of: int, row: Row) -> None:
+    def report(done: int, of: int, row: Row) -> None:
         print(
             f"{done:3}/{of} {row['case']:28} p={row['p']} m={row['m']} limit={row['limit']}"
             f" copy={row['copy']}: {row['ours']} (bound {row['bound']} by {row['by']},"
@@ -275,7 +275,7 @@ def main() -> int:
 
     folder = Path(options.results)
     table, known = folder / "solve_quality.csv", folder / "best_known.csv"
-    rows = finish_cells(table, cells, run, fresh=options.fresh, progress=told)
+    rows = finish_cells(table, cells, run, fresh=options.fresh, progress=report)
     if options.long:
         finish_cells(
             known, long_cells(rows, options.long, options.seed), run_long, progress=told_long

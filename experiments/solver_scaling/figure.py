@@ -128,8 +128,8 @@ def _first(ax: Axes, rows: Sequence[Row]) -> None:
                 rank += 1
                 level = limit * 1.25 * 1.75**rank  # in a row of its own, above the limit
                 ax.plot(none, [level] * len(none), "x", ms=5.5, mew=1.5, color=COLOURS[look])
-                told = f"{name}{more}: none in {limit:g} s"
-                ends.append((none[-1], level, told, COLOURS[look]))
+                label = f"{name}{more}: none in {limit:g} s"
+                ends.append((none[-1], level, label, COLOURS[look]))
             if xs:
                 ends.append((xs[-1], ys[-1], f"{name}{more}", COLOURS[look]))
     ax.axhline(limit, color=MUTED, lw=0.9, linestyle=(0, (5, 2)))

@@ -52,7 +52,7 @@ from .linear import Linear
 from .phases import DeviceRows, Event, less
 
 MOST_STAGES = 6  # per device or link; with more there are thousands of configurations
-FEW_STAGES = 2  # up to here all orders of events are told apart: 14 of them
+FEW_STAGES = 2  # up to here all orders of events are distinguished: 14 of them
 
 
 def configuration_bounds(

@@ -105,9 +105,9 @@ def _too_small(profile: CostProfile, limits: Sequence[int]) -> list[str]:
                 before += unread  # its keys and values stay until the last slice has read them
                 stays += waiting
         if limit < least:
-            told, needed = format_sizes(limit, least)
+            stated, needed = format_sizes(limit, least)
             problems.append(
-                f"device {device}: the memory limit of {told} is below the {needed} that"
+                f"device {device}: the memory limit of {stated} is below the {needed} that"
                 " one microbatch needs"
             )
     return problems

@@ -218,16 +218,16 @@ def _memory(facts: _Facts) -> Iterator[str]:
     for device, program in enumerate(facts.programs):
         limit, level = facts.limits[device], static(facts.profile, device)
         if level > limit:
-            told, most = format_sizes(level, limit)
-            yield f"device {device}: static memory of {told} is above the limit of {most}"
+            reached, most = format_sizes(level, limit)
+            yield f"device {device}: static memory of {reached} is above the limit of {most}"
         steps = [(facts.end[op], 0, -facts.costs.gives(op), op) for op in program]
         steps += [(facts.grant[op], 1, facts.costs.takes(op), op) for op in program]
         for time, _, change, op in sorted(steps):
             level += change
             if change > 0 and level > limit:
-                told, most = format_sizes(level, limit)
+                reached, most = format_sizes(level, limit)
                 yield (
-                    f"{facts.name(op)} raises memory to {told} at {format_time(time)}, above the"
+                    f"{facts.name(op)} raises memory to {reached} at {format_time(time)}, above the"
                     f" limit of {most}"
                 )
 
@@ -251,10 +251,10 @@ def host_problems(
             level += change
             if change > 0 and level > limit:
                 device = profile.placement[op.stage]
-                told, most = format_sizes(level, limit)
+                reached, most = format_sizes(level, limit)
                 problems.append(
                     f"device {device}: {op} raises the pinned memory of node {node // size} to"
-                    f" {told} at {format_time(time)}, above the host limit of {most}"
+                    f" {reached} at {format_time(time)}, above the host limit of {most}"
                 )
                 break
     return problems

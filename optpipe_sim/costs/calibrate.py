@@ -1,7 +1,7 @@
 """Rates fitted to measurements: op times, messages, whole iterations, memory.
 
 A measurement is one number and how the estimate gives it for any rates. `calibrate` fits the few
-rates that the measurements at hand can tell, and keeps the error of every one, before and after.
+rates that the measurements at hand determine, and keeps the error of every one, before and after.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from .estimate import estimate
 from .machines import Machine, Rates
 from .provenance import iteration_ns
 
-# What each kind of measurement can tell, and within which bounds it is believed.
-TELLS = {
+# The rates that each kind of measurement determines, and the bounds of plausible ones.
+FITTED = {
     "time": ("gemm", "bandwidth"),
     "hop": ("p2p",),
     "iteration": ("overhead",),
@@ -148,7 +148,7 @@ def calibrate(
 
     Args:
         source: what the fit goes by, for the provenance of profiles.
-        names: the rates to fit; by default those that the measurements can tell.
+        names: the rates to fit; by default those that the measurements determine.
 
     Raises:
         OptPipeError: without measurements, or for a rate that cannot be fitted.
@@ -160,9 +160,9 @@ def calibrate(
     kinds = {one.kind for one in measurements}
     if names is None:
         flash = any(one.flash and one.kind in ("time", "iteration") for one in measurements)
-        # without op times, an iteration tells one rate, and the overhead stays as it is
-        told = dict(TELLS) if "time" in kinds else {**TELLS, "iteration": ("gemm",)}
-        names = [name for kind in told if kind in kinds for name in told[kind]]
+        # without op times, an iteration determines one rate, and the overhead stays as it is
+        names_of = dict(FITTED) if "time" in kinds else {**FITTED, "iteration": ("gemm",)}
+        names = [name for kind in names_of if kind in kinds for name in names_of[kind]]
         names += ["attention"] if flash and "time" in kinds else []
     for name in names:
         if name not in BOUNDS:

@@ -67,7 +67,7 @@ def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple
     if None in said and "layers_per_stage" not in profile.meta:
         raise ProfileError(
             f"stages[{said.index(None)}].layers: missing in the profile {profile.name}: frameworks"
-            " are told how many layers a stage has; write it there, or give the layers of each stage"
+            " need the number of layers of each stage; write it there, or give the layers of each stage"
         )
     counts = [count or 0 for count in said]
     if _ends_count(profile, sum(counts)):

@@ -17,8 +17,8 @@ from ..schedule import Schedule
 from ..schedule.shape import expand_placement
 from ..schedules import build
 from .losses import OFFLOADS, only
+from .nearest import Nearest, compare, replay_unlimited
 from .parts import parts_of
-from .told import Told, tell, unheld
 
 # Our name, torch's schedule of the same order, and its number of chunks (None: several).
 SAME = (("gpipe", "GPipe", 1), ("1f1b", "1F1B", 1), ("1f1b-i", "Interleaved1F1B", None))
@@ -29,7 +29,7 @@ SELECTIVE = (
 )
 
 
-def nearest(schedule: Schedule, profile: CostProfile) -> Told:
+def nearest(schedule: Schedule, profile: CostProfile) -> Nearest:
     """Find the schedule that torchtitan runs instead of a schedule: the same order if stages lie in
     a loop or a vee (else 1F1B on as many chunks), every stage checkpointed alike, no offloads.
 
@@ -55,19 +55,19 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Told:
         }
         if level is not None and not levels:
             continue
-        told = order.replace(recompute=levels)
-        trace = unheld(told, profile)
+        changed = order.replace(recompute=levels)
+        trace = replay_unlimited(changed, profile)
         rank = (0, trace.makespan_ns) if trace.fits else (1, max(trace.peak_bytes))
-        found.append(((told.recompute != schedule.recompute, *rank), at, told, level))
-    _, _, told, level = min(found)
+        found.append(((changed.recompute != schedule.recompute, *rank), at, changed, level))
+    _, _, changed, level = min(found)
     name = str(schedule.meta.get("name", "schedule"))
-    if told != schedule:
+    if changed != schedule:
         name = f"{order.meta.get('name', 'its order')} with checkpointing {CHECKPOINTS[level]}"
-    return tell(schedule, told, name, profile, (SELECTIVE,) if level == "selective" else ())
+    return compare(schedule, changed, name, profile, (SELECTIVE,) if level == "selective" else ())
 
 
 def options(
-    told: Schedule, profile: CostProfile, csv: str | None, layers: Sequence[int] | None = None
+    schedule: Schedule, profile: CostProfile, csv: str | None, layers: Sequence[int] | None = None
 ) -> dict[str, Any]:
     """Return torchtitan's options for a schedule that `nearest` returned.
 
@@ -78,18 +78,18 @@ def options(
     Raises:
         InvalidSchedule: if torch has no schedule of that order and no `csv` is given.
     """
-    shape = told.shape
+    shape = schedule.shape
     parallelism: dict[str, Any] = {"pipeline_parallel_degree": shape.devices}
     if csv is None:
-        parallelism["pipeline_parallel_schedule"] = _torch_name(told, profile)
+        parallelism["pipeline_parallel_schedule"] = _torch_name(schedule, profile)
     else:  # the name only decides the placement
         loop = "1F1B" if shape.chunks == 1 else "Interleaved1F1B"
-        parallelism["pipeline_parallel_schedule"] = "ZBVZeroBubble" if _is_vee(told) else loop
+        parallelism["pipeline_parallel_schedule"] = "ZBVZeroBubble" if _is_vee(schedule) else loop
         parallelism["pipeline_parallel_schedule_csv"] = csv
     parallelism["num_pp_microbatches"] = shape.microbatches
     parts = parts_of(profile.for_shape(shape), layers)
     parallelism["module_fqns_per_model_part"] = [part.module_names() for part in parts]
-    level = next(iter(told.recompute.values()), None)
+    level = next(iter(schedule.recompute.values()), None)
     return {"parallelism": parallelism, "activation_checkpoint": CHECKPOINTS[level]}
 
 
@@ -103,13 +103,13 @@ def command(options: dict[str, Any]) -> str:
     return " ".join([*words, f"activation_checkpoint:{options['activation_checkpoint']}"])
 
 
-def has_name(told: Schedule, profile: CostProfile) -> bool:
+def has_name(schedule: Schedule, profile: CostProfile) -> bool:
     """Whether torch has a schedule of that order."""
-    return any(_same(told, profile))
+    return any(_same(schedule, profile))
 
 
-def _torch_name(told: Schedule, profile: CostProfile) -> str:
-    name = next(_same(told, profile), None)
+def _torch_name(schedule: Schedule, profile: CostProfile) -> str:
+    name = next(_same(schedule, profile), None)
     if name is None:
         raise InvalidSchedule(
             "torchtitan has no schedule of this order: give --csv FILE, which then holds the order"
@@ -117,17 +117,17 @@ def _torch_name(told: Schedule, profile: CostProfile) -> str:
     return name
 
 
-def _same(told: Schedule, profile: CostProfile) -> Iterator[str]:
-    shape = told.shape
+def _same(schedule: Schedule, profile: CostProfile) -> Iterator[str]:
+    shape = schedule.shape
     for ours, theirs, chunks in SAME:
-        if (shape.chunks == 1) != (chunks == 1) or (told.table[:, 0] > BW).any():
+        if (shape.chunks == 1) != (chunks == 1) or (schedule.table[:, 0] > BW).any():
             continue
         options = {} if chunks == 1 else {"chunks": shape.chunks}
         try:
             built = build(ours, profile, shape.microbatches, **options)
         except OptPipeError:
             continue
-        if built.replace(recompute=told.levels) == told:
+        if built.replace(recompute=schedule.levels) == schedule:
             yield theirs
 
 

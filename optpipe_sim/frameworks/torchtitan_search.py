@@ -14,7 +14,7 @@ from ..solvers.solve import solve
 from ..solvers.treatments import restrict
 from ..trace import Trace
 from ..units import format_size
-from .told import unheld
+from .nearest import replay_unlimited
 from .torchtitan import CHECKPOINTS
 
 
@@ -85,7 +85,7 @@ def best(
         schedule = solved.schedule
         if level is not None:
             schedule = with_level(schedule, plain, level, apart=False)
-        trace = replace(unheld(schedule, plain), objective=options.objective)
+        trace = replace(replay_unlimited(schedule, plain), objective=options.objective)
         if trace.fits:
             found.append((trace.cost_ns, level, trace))
     if not found:

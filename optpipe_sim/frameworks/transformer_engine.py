@@ -19,8 +19,8 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..sim import simulate_or_report
 from ..sim.lower import Lowered, lower
+from .nearest import Nearest, Step, replay_unlimited
 from .parts import parts_of
-from .told import Step, Told, unheld
 
 OFFLOAD = "start_offload_layer"
 RELEASE = "release_activation_forward_gpu_memory"
@@ -51,7 +51,7 @@ def one_stream(profile: CostProfile) -> CostProfile:
     )
 
 
-def nearest(schedule: Schedule, profile: CostProfile) -> Told:
+def nearest(schedule: Schedule, profile: CostProfile) -> Nearest:
     """Compare the schedule with all copies of a device on one stream to itself.
 
     Raises:
@@ -60,13 +60,16 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Told:
     bare = schedule.replace(link_order={})
     before, _ = simulate_or_report(schedule, profile)
     shared = one_stream(profile)
-    after = unheld(bare, shared)
+    after = replay_unlimited(bare, shared)
     limits = after.profile.memory_limit
     if not after.fits and limits is not None:
         after, _ = simulate_or_report(bare, shared)  # releases may wait, as in `release`
     lost: tuple[Step, ...] = ()
     if not profile.shares_copy_engine:
-        held, free = unheld(bare, shared).makespan_ns, unheld(bare, profile).makespan_ns
+        held, free = (
+            replay_unlimited(bare, shared).makespan_ns,
+            replay_unlimited(bare, profile).makespan_ns,
+        )
         copies = int(schedule.is_transfer.sum())
         peak = max(after.peak_bytes)
         lost = (
@@ -75,11 +78,11 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Told:
                 round(held / free - 1, 6),
             ),
         )  # fmt: skip
-    return Told(str(schedule.meta.get("name", "schedule")), before, after, lost, NOTES)
+    return Nearest(str(schedule.meta.get("name", "schedule")), before, after, lost, NOTES)
 
 
 def programs(
-    told: Schedule, profile: CostProfile, layers: Sequence[int] | None = None
+    schedule: Schedule, profile: CostProfile, layers: Sequence[int] | None = None
 ) -> tuple[list[list[Op | Call]], list[int]]:
     """Return, per rank, its compute ops with the calls between them, and its number of layer
     forwards. A release goes before the op that needs its memory, where it may have to wait, and
@@ -88,8 +91,8 @@ def programs(
     Args:
         layers: see `parts.parts_of`.
     """
-    lowered = _lowered(told, one_stream(profile))
-    shape = told.shape
+    lowered = _lowered(schedule, one_stream(profile))
+    shape = schedule.shape
     held = [part.layers for part in parts_of(profile.for_shape(shape), layers)]
     made = [list(_calls(lowered, rank, held)) for rank in range(shape.devices)]
     forwards = [
@@ -99,13 +102,13 @@ def programs(
     return made, forwards
 
 
-def _lowered(told: Schedule, profile: CostProfile) -> Lowered:
+def _lowered(schedule: Schedule, profile: CostProfile) -> Lowered:
     try:
         if profile.memory_limit is not None:
-            return lower(told, profile)
+            return lower(schedule, profile)
     except (Deadlock, OutOfMemory):
         pass
-    return lower(told, profile, unheld(told, profile).peak_bytes)
+    return lower(schedule, profile, replay_unlimited(schedule, profile).peak_bytes)
 
 
 def _calls(lowered: Lowered, rank: int, held: Sequence[int]) -> Iterator[Op | Call]:

@@ -79,7 +79,7 @@ def lane_within(trace: Trace, kind: OpKind = OpKind.F) -> tuple[float, float]:
 
 def legible_window(trace: Trace, ax: Axes) -> Window | None:
     """The beginning of a trace of which an axis has room for the ops and their microbatches; None
-    where boxes can be told apart in a picture of all of it."""
+    where boxes are distinct in a picture of the whole."""
     room = _narrowest(trace, ax, window_of(trace), MAIN)
     if min(room.values()) >= _APART_FROM:
         return None

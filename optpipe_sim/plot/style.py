@@ -25,7 +25,7 @@ from ..errors import OptPipeError
 from ..files import write_bytes
 from ..ops import BW, B, C, F, O, OpKind, R, W
 
-# Told apart with every common colour blindness (a test simulates them): at least 16 apart in Lab.
+# Distinct with every common colour blindness (a test simulates them): at least 16 apart in Lab.
 COLOURS: dict[OpKind, str] = {
     F: "#3F7FBF",
     B: "#F0A830",

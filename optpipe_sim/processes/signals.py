@@ -14,19 +14,19 @@ POLL_S = 0.5  # between two looks at whether the parent is still there
 def leave_with_parent(
     parent: int,
     leave: Callable[[], object] = lambda: os._exit(1),
-    told: Callable[[float], bool] | None = None,
+    wait: Callable[[float], bool] | None = None,
 ) -> None:
     """Have this process leave once its parent is gone; watched by a thread.
 
     Args:
         parent: the process id of the parent.
         leave: what is called then.
-        told: waits so many seconds; whether the parent has asked it to leave meanwhile.
+        wait: waits for the given seconds and returns whether the parent has asked this process to leave.
     """
-    asked = told or threading.Event().wait
+    asked_to_leave = wait or threading.Event().wait
 
     def watch() -> None:
-        while os.getppid() == parent and not asked(POLL_S):
+        while os.getppid() == parent and not asked_to_leave(POLL_S):
             pass
         leave()
 

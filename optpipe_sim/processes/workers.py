@@ -50,16 +50,16 @@ class Workers:
             ):  # while a process is forked Python drops the exception it would raise
                 for call in calls:
                     ours, theirs = _context().Pipe(duplex=False)
-                    told, telling = _context().Pipe(duplex=False)
+                    incoming, outgoing = _context().Pipe(duplex=False)
                     process = _context().Process(
-                        target=_work, args=(os.getpid(), theirs, told, call), daemon=True
+                        target=_work, args=(os.getpid(), theirs, incoming, call), daemon=True
                     )
                     process.start()
-                    for pipe in (theirs, told):  # or what it has would not end with it
+                    for pipe in (theirs, incoming):  # or what it has would not end with it
                         pipe.close()
                     self._processes.append(process)
                     self._inboxes.append(ours)
-                    pipes.append(telling)
+                    pipes.append(outgoing)
         finally:
             # their threads begin once nothing is forked any more
             self._outboxes += map(_Outbox, pipes)

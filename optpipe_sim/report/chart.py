@@ -23,7 +23,7 @@ from ..plot.axis import size_unit, time_unit
 from ..plot.style import LIMIT
 from ..units import format_size, format_time
 
-# kind: what it is called, colour, marker, size; told apart without colours as well
+# kind: what it is called, colour, marker, size; distinct without colours as well
 KINDS = {
     "over": ("above the limit", "#D55E00", "x", 9),
     "replayed": ("replayed", "#56B4E9", "circle", 5),

@@ -116,7 +116,7 @@ def lanes(
     _names(plot, idle[0].data_source, f"{name}-causes", places, INK, background_fill_color="white")
     wheel = WheelZoomTool(dimensions="width", modifiers={"ctrl": True})
     pan = PanTool(dimensions="width")
-    told = CustomJS(code=f"optpipe.tapped('{name}', cb_data.source)")
+    tapped = CustomJS(code=f"optpipe.tapped('{name}', cb_data.source)")
     plot.add_tools(
         pan,
         wheel,
@@ -125,7 +125,7 @@ def lanes(
         ZoomOutTool(dimensions="width"),
         ResetTool(),
         SaveTool(filename=name),
-        TapTool(renderers=[ops, *idle], callback=told),
+        TapTool(renderers=[ops, *idle], callback=tapped),
         _op_hover(columns, ops),
         _hover(idle, [("idle", "@idle"), ("cause", "@cause")]),
         _hover(areas, [("held", "@held"), ("time", "@time"), ("of", "$name")]),

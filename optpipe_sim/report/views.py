@@ -79,7 +79,7 @@ def pair_view(one: Trace, two: Trace) -> View:
 
 
 def titles_of(one: Trace, two: Trace) -> tuple[str, str]:
-    """The names of both, told apart where they are the same."""
+    """The names of both, made distinct where they are the same."""
     first, second = title_of(one), title_of(two)
     if is_run_of(two, one):
         return f"{first}, predicted", f"{second}, measured"

@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _meet(arguments.device)
         found = _measure(task, rank)
     except Exception as error:
-        told = error if isinstance(error, OptPipeError) else f"{type(error).__name__}: {error}"
+        message = error if isinstance(error, OptPipeError) else f"{type(error).__name__}: {error}"
         prefix = "" if isinstance(error, RuntimeFault) else f"rank {rank}: "
-        print(f"{NAME}: {prefix}{told}", file=sys.stderr, flush=True)
+        print(f"{NAME}: {prefix}{message}", file=sys.stderr, flush=True)
         os._exit(FAULT)  # threads and messages under way are not waited for
     if rank == 0:
         _show(arguments, found)

@@ -95,9 +95,9 @@ def require_limit(profile: CostProfile, limits: Sequence[int]) -> None:
     for device, (least, limit) in enumerate(zip(profile.least_limits, limits, strict=True)):
         if limit < least:
             shape = f"{counted(profile.chunks, 'chunk')} per device"
-            told, _ = format_sizes(limit, least)
+            stated, _ = format_sizes(limit, least)
             raise OutOfMemory(
-                f"device {device}: the limit of {told} is below what one microbatch"
+                f"device {device}: the limit of {stated} is below what one microbatch"
                 f" needs; the least limit that works is {size_above(least)}, with {shape}"
             )
 

@@ -100,9 +100,7 @@ def explain_deadlock(
     try:
         from .engine import run_engine
     except ModuleNotFoundError as missing:
-        raise Deadlock(
-            f"deadlock (which ops wait is told where {missing.name} is installed)"
-        ) from None
+        raise Deadlock(f"deadlock (install {missing.name} to see which ops wait)") from None
     run_engine(schedule, profile, limits)
     raise OptPipeError(
         "internal error: the replay deadlocks where the engine does not"

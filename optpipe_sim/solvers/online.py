@@ -189,13 +189,13 @@ class _Reporter:
     """Write the state of a race, when it has changed and every few seconds."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.told, self.when = folder, (-1, -1), 0.0
+        self.folder, self.last, self.when = folder, (-1, -1), 0.0
 
     def __call__(self, race: Race) -> None:
         now = (race.cost_ns, race.bound_ns)
-        if now == self.told and time.monotonic() < self.when + 2:
+        if now == self.last and time.monotonic() < self.when + 2:
             return
-        self.told, self.when = now, time.monotonic()
+        self.last, self.when = now, time.monotonic()
         self.write(
             status="running",
             seconds=race.seconds,

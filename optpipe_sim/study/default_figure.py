@@ -129,9 +129,9 @@ def _figure(
             ax.set_title(title, loc="left")
     figure.suptitle(name, x=0.02, y=0.985, ha="left", fontweight="bold", fontsize=10)
     handles = {
-        told: handle
+        text: handle
         for ax in figure.axes
-        for handle, told in zip(*ax.get_legend_handles_labels(), strict=True)
+        for handle, text in zip(*ax.get_legend_handles_labels(), strict=True)
     }
     if lines is not None and handles:
         figure.legend(

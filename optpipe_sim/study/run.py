@@ -148,7 +148,7 @@ def _computed(
     """Yield the points as they are finished; all are stored. It waits for points that other sweeps
     compute, and computes them itself if those sweeps end without them."""
     left = {point.key: point for point in points}
-    told = False
+    announced = False
     while left:
         free = [point for point in left.values() if locks.free(point.key)]
         if free and cluster is None:
@@ -161,9 +161,9 @@ def _computed(
             if kept.record is not None:
                 del left[kept.key]
                 yield kept
-        if left and not told:
+        if left and not announced:
             notice(f"{len(left)} points are being computed by another sweep; waiting for them")
-            told = True
+            announced = True
 
 
 def _of_others(left: Iterable[str], store: Store, fresh: bool) -> Iterator[Kept]:

@@ -254,9 +254,11 @@ def test_the_search_reports_what_it_proves_and_stops_at_the_goal() -> None:
     assert values == sorted(set(values))
     assert news[-1] == (303, "one device")
     assert best_bound(problem, 20.0, goal_ns=300) == 300
-    told: list[tuple[str, tuple[int, str]]] = []
-    run_bounds(problem, lambda *news: told.append(news), None, SolveOptions(time_limit=20), 300)
-    assert told == [("named bound", (303, "one device"))]  # what the race has already is no news
+    messages: list[tuple[str, tuple[int, str]]] = []
+    run_bounds(problem, lambda *news: messages.append(news), None, SolveOptions(time_limit=20), 300)
+    assert messages == [
+        ("named bound", (303, "one device"))
+    ]  # what the race has already is no news
     devices = devices_of(problem.profile, 8)
     assert [device_bound(one, prices(one))[0] for one in devices] == [291, 303, 302, 291]
     assert best_bound(make_problem(uniform(4, 200, 16), 8, objective="span"), 20.0) < 303

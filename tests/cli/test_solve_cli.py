@@ -387,9 +387,9 @@ def test_layers_are_laid_out_anew(command_line) -> None:
     assert "any layout of its 8 layers" in answer["bound"]
     again = command_line("simulate q.yaml --schedule s.json --json").json
     assert again["makespan_ns"] == answer["objective_ns"]
-    told = command_line(f"{line} --time-limit 1").out
-    assert "embedding + 4 | 2 + head" in told
-    assert "less time than the best found with the given layout (2 x 4 items" in told
+    printed = command_line(f"{line} --time-limit 1").out
+    assert "embedding + 4 | 2 + head" in printed
+    assert "less time than the best found with the given layout (2 x 4 items" in printed
     for more, problem in (
         ("--save t.json", "give --save-profile Q.yaml as well"),
         ("--noise 5%", "--noise: is nothing for --layers any"),

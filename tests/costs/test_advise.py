@@ -49,10 +49,12 @@ def exhaustive(question: Question, names: tuple[str, ...]) -> Row:
             for name in set(names) & set(admitted):
                 try:
                     profile = profile_of(question, shaped)
-                    told, trace = replayed(profile, shaped.microbatches, name)
+                    name_of, trace = replayed(profile, shaped.microbatches, name)
                 except OptPipeError:
                     continue
-                row = Row(shaped, told, profile, trace, 0.0, question.global_batch * question.seq)
+                row = Row(
+                    shaped, name_of, profile, trace, 0.0, question.global_batch * question.seq
+                )
                 if trace.fits and (best is None or row.key < best.key):
                     best = row
     assert best is not None
@@ -161,15 +163,15 @@ def test_scarce_memory_makes_it_recompute_or_offload() -> None:
 
 
 def test_treatments_and_what_memory_buys_are_told() -> None:
-    """At 5 GiB whatever fits recomputes or offloads; what each GiB would buy is told beside it."""
+    """At 5 GiB whatever fits recomputes or offloads; the value of each GiB is reported beside it."""
     limit = 5 * GIB
     asked = {**SMALL, "pp": 4, "tp": 1, "microbatch": 1, "memory_limit": limit, "top": 1}
     found = advise(MODEL, "a100", time_limit=3, **asked)
     best = found.rows[0]
-    trace, told = best.trace, best.to_json(found)
+    trace, answer = best.trace, best.to_json(found)
     assert best.choice.recompute != "none" or trace.recomputed + trace.offloaded > 0
-    assert (told["offloaded"], told["recomputed"]) == (trace.offloaded, trace.recomputed)
-    assert told["levels"] == list(trace.schedule.levels.names)
+    assert (answer["offloaded"], answer["recomputed"]) == (trace.offloaded, trace.recomputed)
+    assert answer["levels"] == list(trace.schedule.levels.names)
     assert ("%" in best.treatment) == (trace.recomputed + trace.offloaded > 0)
     # the question's limit is among them, and neither times nor bounds rise with memory
     limits = [one.limit_bytes for one in found.memory]
@@ -240,9 +242,9 @@ def test_doubt_is_stated_per_case() -> None:
     assert other.error is None
     assert "no published run of dense models in bf16 on mi300x was compared" in other.basis
     assert all(other.tied(row) for row in other.rows)
-    told = other.to_json()
-    assert told["error"] is None
-    assert {"mfu", "mfu_causal", "plausible", "doubt"} <= set(told["rows"][0])
+    answer = other.to_json()
+    assert answer["error"] is None
+    assert {"mfu", "mfu_causal", "plausible", "doubt"} <= set(answer["rows"][0])
 
 
 def test_more_than_any_run_reached_is_flagged() -> None:
@@ -313,14 +315,14 @@ def test_command_line(tmp_path, capsys) -> None:
     words += ["--global-batch", "8", "--seq", "2048", "--time-limit", "1", "--microbatch", "1"]
     files = ["--chart", chart, "--csv", points, "--save-profile", profile, "--save", schedule]
     assert main([*words, "--pp", "2,4", "--json", *map(str, files)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    best = told["rows"][0]
-    assert told["gpus"] == 4
+    answer = json.loads(capsys.readouterr().out)
+    best = answer["rows"][0]
+    assert answer["gpus"] == 4
     assert best["pp"] in (2, 4)
     assert best["microbatch"] == 1
     assert chart.stat().st_size > 10_000
     with points.open() as file:
-        assert len(list(csv.DictReader(file))) == told["searched"]
+        assert len(list(csv.DictReader(file))) == answer["searched"]
     saved = load_profile(profile)
     assert isinstance(saved, CostProfile)
     trace = simulate(Schedule.load(schedule), saved)

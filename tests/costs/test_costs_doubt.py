@@ -119,17 +119,17 @@ def test_rates_of_ones_own_are_not_those_that_were_compared() -> None:
     machine = load_machine("h100")
     mine = machine.with_rates(replace(machine.rates, gemm=0.5))
     model = load_model("llama3-8b")
-    told = doubt(model, mine, Layout(8), Work(1, 4096))
-    assert told.error is None
-    assert "no published run on h100-sxm was compared" in told.basis
+    answer = doubt(model, mine, Layout(8), Work(1, 4096))
+    assert answer.error is None
+    assert "no published run on h100-sxm was compared" in answer.basis
     fitted = machine.with_rates(machine.rates.fit("my runs", gemm=0.6))
     assert "rates fitted to my runs" in doubt(model, fitted, Layout(8), Work(1, 4096)).basis
 
 
 def test_profiles_carry_their_doubt() -> None:
     profile = estimate("llama3-70b", "h100", 32, tp=4, chunks=5, dtype="fp8")
-    told = profile.meta["doubt"]
-    assert told["error"] == pytest.approx(
+    answer = profile.meta["doubt"]
+    assert answer["error"] == pytest.approx(
         doubt(
             load_model("llama3-70b"),
             load_machine("h100"),
@@ -137,7 +137,7 @@ def test_profiles_carry_their_doubt() -> None:
             Work(1, 4096, 4, dtype="fp8"),
         ).error
     )
-    assert told["runs"] >= 3
+    assert answer["runs"] >= 3
 
 
 def test_plausibility_names_the_best_run() -> None:

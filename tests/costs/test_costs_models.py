@@ -300,7 +300,7 @@ def test_lists_of_models_and_machines(command_line) -> None:
     assert command_line("models nosuchmodel").code == 1
     machines = command_line("machines --json").json["machines"]
     assert {one["name"] for one in machines} == set(machine_names())
-    told = {one["name"]: one for one in machines}
-    assert told["h100-sxm"]["compared"] > 30
-    assert told["mi300x"]["median_error"] is None
+    by_name = {one["name"]: one for one in machines}
+    assert by_name["h100-sxm"]["compared"] > 30
+    assert by_name["mi300x"]["median_error"] is None
     assert "achieved.gemm: " in command_line("machines b200 --sources").out

@@ -14,8 +14,8 @@ from optpipe_sim.errors import OptPipeError, OutOfMemory
 from optpipe_sim.frameworks.megatron.family import Choice, choices, plan_for, plan_of
 from optpipe_sim.frameworks.megatron.options import Plan
 from optpipe_sim.frameworks.megatron.search import best, chunk_counts
+from optpipe_sim.frameworks.nearest import replay_unlimited
 from optpipe_sim.frameworks.parts import Part
-from optpipe_sim.frameworks.told import unheld
 from optpipe_sim.profile.layout import with_layout
 
 
@@ -28,7 +28,7 @@ def test_the_best_is_the_fastest_that_fits() -> None:
     times, tried = [], 0
     for chunks in (1, 2, 3, 4):
         for choice in choices(profile, 8, chunks):
-            trace = unheld(choice.build(profile, 8), profile)
+            trace = replay_unlimited(choice.build(profile, 8), profile)
             tried += 1
             if max(trace.peak_bytes) <= 330:
                 times.append(trace.makespan_ns)
@@ -75,12 +75,12 @@ def test_other_layouts_of_layers_are_choices_too() -> None:
     ]
     # every layout of the family's one schedule without levels or copies
     least = min(
-        unheld(build("1f1b", layout, 8), layout).makespan_ns
+        replay_unlimited(build("1f1b", layout, 8), layout).makespan_ns
         for layout in (with_layout(profile, own) for own in layouts(profile))
     )
     assert found.trace.makespan_ns == least
     tight = replace(profile, memory_limit=(70,) * 4)
-    assert max(unheld(build("1f1b", tight, 8), tight).peak_bytes) > 70
+    assert max(replay_unlimited(build("1f1b", tight, 8), tight).peak_bytes) > 70
     squeezed = best(tight, 8, chunks=[1])
     assert squeezed.given is None
     assert squeezed.trace.fits

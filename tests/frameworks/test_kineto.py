@@ -176,9 +176,11 @@ def test_memory_is_what_the_allocator_says(tmp_path: Path) -> None:
         data, held = kineto(trace, rank), 5000
         for event in sorted(data["traceEvents"], key=lambda one: one["ts"]):
             held += {"F": 100, "B": -60, "W": -40}[event["name"][0]]
-            told = {"Total Allocated": held, "Device Type": 0}
+            arguments = {"Total Allocated": held, "Device Type": 0}
             when = event["ts"] + event["dur"] / 2
-            data["traceEvents"].append({"ph": "i", "name": "[memory]", "ts": when, "args": told})
+            data["traceEvents"].append(
+                {"ph": "i", "name": "[memory]", "ts": when, "args": arguments}
+            )
         start = {"ph": "i", "name": "[memory]", "ts": 0}
         data["traceEvents"].append({**start, "args": {"Total Allocated": 5000, "Device Type": 0}})
         traces.append(data)

@@ -117,10 +117,10 @@ def test_a_plan_runs_as_its_name_says_and_is_found_again() -> None:
     for profile, microbatches, choice in plans():
         assert choice_of(choice.name) == choice
         schedule = choice.build(profile, microbatches)
-        again, told = nearest(schedule, profile)
-        assert told.schedule == schedule
-        assert told.lost == ()
-        assert told.slower == 0
+        again, answer = nearest(schedule, profile)
+        assert answer.schedule == schedule
+        assert answer.lost == ()
+        assert answer.slower == 0
         assert again.build(profile, microbatches) == schedule
 
 
@@ -209,43 +209,43 @@ def test_a_level_without_words_is_refused() -> None:
 def test_each_step_is_what_a_replay_says() -> None:
     profile = profile_of(4, memory_limit_bytes=420)
     schedule = build("zb-h1", profile, 8)
-    choice, told = nearest(schedule, profile)
+    choice, answer = nearest(schedule, profile)
     assert choice == Choice(1)
-    (split,) = told.lost
+    (split,) = answer.lost
     assert (split.name, split.count) == ("split", 32)
-    assert told.before.makespan_ns == simulate(schedule, profile).makespan_ns
-    assert split.makespan_ns == told.after.makespan_ns
-    assert told.after.makespan_ns == simulate(build("1f1b", profile, 8), profile).makespan_ns
-    assert told.slower == pytest.approx(split.slower, abs=1e-6)
-    assert "1f1b takes" in told.cost()
-    assert "fit" not in told.cost()
+    assert answer.before.makespan_ns == simulate(schedule, profile).makespan_ns
+    assert split.makespan_ns == answer.after.makespan_ns
+    assert answer.after.makespan_ns == simulate(build("1f1b", profile, 8), profile).makespan_ns
+    assert answer.slower == pytest.approx(split.slower, abs=1e-6)
+    assert "1f1b takes" in answer.cost()
+    assert "fit" not in answer.cost()
 
 
 def test_steps_lead_from_the_schedule_to_what_is_told() -> None:
     profile = profile_of(4)
     schedule = build("po-h", profile, 8)
     some = {"0": "full", "1.3": "half"}
-    _, told = nearest(schedule.replace(recompute=some), profile)
-    assert [step.name for step in told.lost] == ["levels", "offloads", "split", "order"]
-    assert told.lost[0].count == 8 + 1
-    assert told.lost[-1].makespan_ns == told.after.makespan_ns
+    _, answer = nearest(schedule.replace(recompute=some), profile)
+    assert [step.name for step in answer.lost] == ["levels", "offloads", "split", "order"]
+    assert answer.lost[0].count == 8 + 1
+    assert answer.lost[-1].makespan_ns == answer.after.makespan_ns
     ratio = 1.0
-    for step in told.lost:
+    for step in answer.lost:
         assert step.slower is not None
         ratio *= 1 + step.slower
     whole = simulate(schedule.replace(recompute=some), profile, enforce=False).makespan_ns
-    assert told.after.makespan_ns / whole == pytest.approx(ratio, rel=1e-4)
+    assert answer.after.makespan_ns / whole == pytest.approx(ratio, rel=1e-4)
 
 
 def test_the_nearest_fits_where_something_of_the_family_does() -> None:
     profile = profile_of(4, memory_limit_bytes=250)
-    _, told = nearest(build("adaoffload", profile, 8), profile)
-    assert told.after.fits
-    assert max(told.after.peak_bytes) <= 250
+    _, answer = nearest(build("adaoffload", profile, 8), profile)
+    assert answer.after.fits
+    assert max(answer.after.peak_bytes) <= 250
     tight = replace(profile, memory_limit=(1,) * 4)
-    _, told = nearest(build("zb-h1", tight, 8), tight)
-    assert not told.after.fits
-    assert "does not fit the memory" in told.cost()
+    _, answer = nearest(build("zb-h1", tight, 8), tight)
+    assert not answer.after.fits
+    assert "does not fit the memory" in answer.cost()
 
 
 def test_nothing_of_the_family_is_said() -> None:

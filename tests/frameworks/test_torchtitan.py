@@ -27,7 +27,7 @@ def profile_of(devices: int, **changes: Any) -> CostProfile:
     return unit_profile(devices, **{"stages": STAGE, "offload": copies, **changes})
 
 
-def check(config: dict[str, Any], told: Schedule, layers: int) -> None:
+def check(config: dict[str, Any], found: Schedule, layers: int) -> None:
     """torchtitan's own rules, from its documented options."""
     given = config["parallelism"]
     degree, parts = given["pipeline_parallel_degree"], given["module_fqns_per_model_part"]
@@ -38,7 +38,7 @@ def check(config: dict[str, Any], told: Schedule, layers: int) -> None:
     where = [stage % degree for stage in range(len(parts))]
     if vee:
         where = [*range(degree), *reversed(range(degree))]
-    assert list(told.shape.placement) == where
+    assert list(found.shape.placement) == where
     modules = [module for part in parts for module in part]
     assert modules == ["tok_embeddings", *(f"layers.{n}" for n in range(layers)), "norm", "lm_head"]
     assert config["activation_checkpoint"] in CHECKPOINTS
@@ -55,15 +55,15 @@ def plans() -> Iterator[tuple[CostProfile, Schedule]]:
 
 def test_plans_are_accepted() -> None:
     for profile, schedule in plans():
-        told = torchtitan.nearest(schedule, profile)
-        named = torchtitan.has_name(told.schedule, profile)
-        config = torchtitan.options(told.schedule, profile, None if named else "plan.csv")
-        check(config, told.schedule, 4 * profile.devices)
-        assert [step.name for step in told.lost] == (
+        found = torchtitan.nearest(schedule, profile)
+        named = torchtitan.has_name(found.schedule, profile)
+        config = torchtitan.options(found.schedule, profile, None if named else "plan.csv")
+        check(config, found.schedule, 4 * profile.devices)
+        assert [step.name for step in found.lost] == (
             ["offloads"] if schedule.is_transfer.any() else []
         )
-        order = from_torch_csv(torch_csv(told.schedule.replace(recompute={})))
-        assert order.programs == told.schedule.programs
+        order = from_torch_csv(torch_csv(found.schedule.replace(recompute={})))
+        assert order.programs == found.schedule.programs
         words = torchtitan.command(config).split()
         assert words[-1] == f"activation_checkpoint:{config['activation_checkpoint']}"
         assert ("plan.csv" in words) != named
@@ -71,8 +71,8 @@ def test_plans_are_accepted() -> None:
 
 def test_only_schedules_that_torch_has_go_without_a_file() -> None:
     profile = profile_of(4)
-    told = torchtitan.nearest(build("1f1b-i", profile, 8), profile)
-    config = torchtitan.options(told.schedule, profile, None)
+    found = torchtitan.nearest(build("1f1b-i", profile, 8), profile)
+    config = torchtitan.options(found.schedule, profile, None)
     assert config["parallelism"]["pipeline_parallel_schedule"] == "Interleaved1F1B"
     assert "pipeline_parallel_schedule_csv" not in config["parallelism"]
     with pytest.raises(InvalidSchedule, match="give --csv FILE"):
@@ -82,12 +82,12 @@ def test_only_schedules_that_torch_has_go_without_a_file() -> None:
 def test_levels_become_one_kind_of_checkpointing() -> None:
     profile = profile_of(4, memory_limit_bytes=250)
     schedule = build("1f1b", profile, 8).replace(recompute={"0": "full", "1.2": "full"})
-    told = torchtitan.nearest(schedule, profile)
-    assert told.schedule.recompute == {str(stage): "full" for stage in range(4)}
-    assert told.after.fits
-    (levels,) = told.lost
+    found = torchtitan.nearest(schedule, profile)
+    assert found.schedule.recompute == {str(stage): "full" for stage in range(4)}
+    assert found.after.fits
+    (levels,) = found.lost
     assert (levels.name, levels.count) == ("levels", 3 * 8 - 1)
-    assert torchtitan.options(told.schedule, profile, None)["activation_checkpoint"] == "full"
+    assert torchtitan.options(found.schedule, profile, None)["activation_checkpoint"] == "full"
 
 
 def test_a_placement_without_a_name_becomes_a_loop() -> None:
@@ -97,6 +97,6 @@ def test_a_placement_without_a_name_becomes_a_loop() -> None:
     shape = Shape(2, 2, 2, (1, 0, 0, 1))
     rows = [["F1.0", "F2.0", "F1.1", "F2.1", "BW2.0", "BW1.0", "BW2.1", "BW1.1"],
             ["F0.0", "F0.1", "F3.0", "BW3.0", "F3.1", "BW3.1", "BW0.0", "BW0.1"]]  # fmt: skip
-    told = torchtitan.nearest(Schedule(shape, rows), replace(profile, placement=shape.placement))
-    assert told.schedule == build("1f1b-i:chunks=2", profile, 2)
-    assert told.lost[-1].thing == "its placement and order"
+    found = torchtitan.nearest(Schedule(shape, rows), replace(profile, placement=shape.placement))
+    assert found.schedule == build("1f1b-i:chunks=2", profile, 2)
+    assert found.lost[-1].thing == "its placement and order"

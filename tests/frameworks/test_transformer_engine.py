@@ -81,24 +81,24 @@ def test_every_call_is_one_that_the_controller_takes(name: str, limit: int | Non
     changes = {} if limit is None else {"memory_limit_bytes": limit}
     profile = profile_of(4, **changes)
     schedule = build(name, profile, 8)
-    told = te.nearest(schedule, profile)
-    made = te.to_plain(*te.programs(told.schedule, profile))
+    answer = te.nearest(schedule, profile)
+    made = te.to_plain(*te.programs(answer.schedule, profile))
     held = [part.layers for part in parts_of(profile.for_shape(schedule.shape))]
     for rank, one in enumerate(made["ranks"]):
         controller = play(one["program"], one["model_layers"], held)
         compute = [str(op) for op in schedule.programs[rank] if op.kind in COMPUTE]
         assert [text for text in one["program"] if "(" not in text] == compute
         # releases come in time: at 50 bytes a layer within the limit, or the replay's peak
-        assert controller.peak * 50 <= (limit or told.after.peak_bytes[rank])
+        assert controller.peak * 50 <= (limit or answer.after.peak_bytes[rank])
 
 
 def test_one_stream_is_what_is_lost() -> None:
     profile = profile_of(4)
     schedule = build("po-h", profile, 8)
-    told = te.nearest(schedule, profile)
-    (engines,) = told.lost
+    answer = te.nearest(schedule, profile)
+    (engines,) = answer.lost
     shared = te.one_stream(profile)
-    assert told.after.makespan_ns == simulate(schedule, shared).makespan_ns
+    assert answer.after.makespan_ns == simulate(schedule, shared).makespan_ns
     assert engines.count == int(schedule.is_transfer.sum())
     assert te.nearest(schedule, shared).lost == ()
     with pytest.raises(InvalidSchedule, match="has no offload section"):

@@ -45,7 +45,7 @@ class OwnJob:
         mine = {stage: every[stage] for stage in shape.stages_of(rank)}
         if rank == shape.devices - 1:
             _spoil(mine[max(mine)], self.fault)
-        told: list[Tensor] = []
+        called: list[Tensor] = []
         step = PipelineStep(
             mine,
             self.schedule,
@@ -53,7 +53,7 @@ class OwnJob:
             profile=self.profile,
             tied=self.tied,
             timeout_s=self.timeout_s,
-            ready=lambda parameter: told.append(parameter),
+            ready=lambda parameter: called.append(parameter),
             begun=begun,
         )
         optimizer = torch.optim.AdamW(step.parameters(), lr=self.lr)
@@ -71,7 +71,7 @@ class OwnJob:
             "loss": loss,
             "norm": norm,
             "peaks": step.peaks,
-            "told": len(told) == self.steps * len(step.parameters()),
+            "called": len(called) == self.steps * len(step.parameters()),
             "gradients": {
                 f"{stage}.{name}": parameter.grad
                 for stage, module in mine.items()

@@ -93,7 +93,7 @@ class Block:
 class VirtualGpu(TorchDispatchMode):
     """While it is entered, ops of this thread run on the CPU and count as ops of the current stream.
 
-    `faults` are told in the order in which they were met; `left_alive` is the most bytes that the
+    `faults` are in the order in which they were met; `left_alive` is the most bytes that the
     allocator had handed out at once since `reset`.
     """
 
@@ -244,7 +244,7 @@ class Group:
 
 class Work:
     """A send or a receive under way: it has begun when the stream of its communicator has come to
-    it, and `done` says whether the host is told that it has ended. torch keeps the tensor until
+    it, and `done` says whether the host is notified of its end. torch keeps the tensor until
     `wait`, as it does on a GPU."""
 
     def __init__(self, group: Group, tensor: torch.Tensor, write: bool) -> None:
@@ -274,7 +274,7 @@ class Work:
 def nccl(gpu: VirtualGpu, done: bool = True) -> Iterator[list[Work]]:
     """`torch.distributed` with NCCL on the virtual GPU; yields the sends.
 
-    `done`: whether the host is told of each send that it has ended; else a test sets it.
+    `done`: whether the host is notified of the end of each send; else a test sets it.
     """
     sends: list[Work] = []
     with ExitStack() as stack:

@@ -325,8 +325,8 @@ def test_a_missing_reload_is_told(mortal: Ranks):
             ),
         )
 
-    told = fault(mortal, mutated(change))
-    assert re.match(r"B0\.\d on rank 0 .*on the host: R0\.\d has to come before", told)
+    message = fault(mortal, mutated(change))
+    assert re.match(r"B0\.\d on rank 0 .*on the host: R0\.\d has to come before", message)
 
 
 def test_a_message_that_is_never_sent(mortal: Ranks):
@@ -335,8 +335,10 @@ def test_a_message_that_is_never_sent(mortal: Ranks):
         programs[0] = without(programs[0], "send", send.op)
 
     # rank 0 waits as well, for what rank 1 would make of it
-    told = fault(mortal, mutated(change))
-    assert re.match(r"rank [01]: waiting for the result of (F0|B1)\.[0-3] from rank [01]: ", told)
+    message = fault(mortal, mutated(change))
+    assert re.match(
+        r"rank [01]: waiting for the result of (F0|B1)\.[0-3] from rank [01]: ", message
+    )
 
 
 def test_a_message_sent_before_it_is_made(mortal: Ranks):
@@ -358,8 +360,8 @@ def test_a_stage_that_fails(mortal: Ranks):
         mode="gradient",
         plan=Modules(cases.broken_worker, cases.residual_batch),
     )
-    told = fault(mortal, task)
-    assert told == "rank 1: run F1.3: ValueError: the fourth is one too many"
+    message = fault(mortal, task)
+    assert message == "rank 1: run F1.3: ValueError: the fourth is one too many"
     # and the next task finds ranks again
     results = mortal.run(replace(task, plan=RESIDUAL))
     assert len(results) == 2

@@ -113,8 +113,8 @@ def test_a_grant_is_issued_before_its_anchor(unit):
     programs[0].insert(programs[0].index("B0.0"), "R0.0")
     lowered = lower(Schedule(schedule.shape, programs), profile)
     issues = issue_order(linear_programs(lowered)[0])
-    told = [str(issue) for issue in issues if issue.step.do not in ("post", "send", "recv")]
-    assert told[:8] == [
+    lines = [str(issue) for issue in issues if issue.step.do not in ("post", "send", "recv")]
+    assert lines[:8] == [
         "compute: run F0.0",
         "offload: offload O0.0 after end of F0.0",
         "compute: run F0.1",

@@ -245,13 +245,13 @@ def test_each_parameter_is_told_once_and_when_it_is_complete(name: str):
     profile = profile_of(2 * chunks_of(name, 2), 2)
     schedule = build(name, profile, 4)
     modules = own.stages_of(schedule.shape.stages)
-    told: dict[int, Tensor] = {}
+    complete: dict[int, Tensor] = {}
     ended: list[int] = []
 
     class Work:
         def __init__(self, parameter: nn.Parameter) -> None:
-            assert id(parameter) not in told
-            told[id(parameter)] = parameter.grad.clone()
+            assert id(parameter) not in complete
+            complete[id(parameter)] = parameter.grad.clone()
 
         def wait(self) -> None:
             ended.append(1)
@@ -265,8 +265,8 @@ def test_each_parameter_is_told_once_and_when_it_is_complete(name: str):
     )
     ops: list = []
     step(*own.batch(4))
-    assert all(torch.equal(told[id(p)], p.grad) for p in step.parameters())
-    assert len(told) == len(ended) == len(step.parameters())
+    assert all(torch.equal(complete[id(p)], p.grad) for p in step.parameters())
+    assert len(complete) == len(ended) == len(step.parameters())
     assert min(done) < len(ops) - 1  # while others still run
 
 

@@ -59,7 +59,7 @@ def test_ranks_give_the_gradients_of_plain_autograd(two: Ranks, name: str):
     assert found.keys() == wanted.keys()
     assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
     assert [r["loss"] for r in results if r["loss"] is not None] == [loss]
-    assert all(result["told"] for result in results)
+    assert all(result["called"] for result in results)
 
 
 def test_tied_weights_and_clipping_across_ranks(two: Ranks):
@@ -83,7 +83,7 @@ def test_tied_weights_and_clipping_across_ranks(two: Ranks):
     assert torch.equal(first, last)
 
 
-READY = "reduce gradients by ready=, which is told when one is complete"
+READY = "reduce gradients by ready=, which is called when one is complete"
 REFUSED = {
     "hooks": "parameter layer.norm.weight has hooks on its gradient, which comes in several parts; "
     + READY,

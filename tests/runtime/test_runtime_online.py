@@ -99,10 +99,10 @@ class Script:
         return None if found is None else Proposal(found, self.profile, 80, 100)
 
     def committed(self, proposal: Proposal) -> None:
-        self.events.append({"step": self.step, "event": "told of the switch"})
+        self.events.append({"step": self.step, "event": "notified of the switch"})
 
     def rejected(self, proposal: Proposal) -> None:
-        self.events.append({"step": self.step, "event": "told of the refusal"})
+        self.events.append({"step": self.step, "event": "notified of the refusal"})
 
     def observe(self, step: int, epoch: int, measured: Sample) -> None: ...
 
@@ -203,7 +203,7 @@ def test_one_refuses_and_nobody_switches(profile, ranks) -> None:
     assert [event["reasons"] for event in refusals] == [
         ["rank 1: OptPipeError: rank 1 would rather not"]
     ] * 2
-    assert kinds(result).count("told of the refusal") == 2
+    assert kinds(result).count("notified of the refusal") == 2
     assert "switched" not in kinds(result)
     assert {row["epoch"] for row in result.rows} == {0}
     assert losses(result) == unpipelined(job, len(result.rows))

@@ -153,6 +153,6 @@ REFUSED = {
 @pytest.mark.parametrize("fault", REFUSED)
 def test_what_cannot_work_is_refused_in_one_line_on_all_ranks(two: Ranks, fault: str):
     results = two.run(TorchJob(lowered_of("1f1b", 2), plan_of(GPT, 2), fault, own=False))
-    told = {result["refused"] for result in results if "refused" in result}
-    assert len(told) == 1
-    assert told.pop().startswith(REFUSED[fault])
+    refusals = {result["refused"] for result in results if "refused" in result}
+    assert len(refusals) == 1
+    assert refusals.pop().startswith(REFUSED[fault])

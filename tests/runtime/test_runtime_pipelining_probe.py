@@ -43,7 +43,7 @@ def test_this_torch_and_the_signature_of_2_11_pass():
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("what", "message"),
     [
         ({"_add_reduce_grad": None}, "no _add_reduce_grad"),
         ({"_PipelineScheduleRuntime": None}, "no _PipelineScheduleRuntime.__init__"),
@@ -55,11 +55,11 @@ def test_this_torch_and_the_signature_of_2_11_pass():
         ({"_ComputationType": SimpleNamespace(FORWARD="F")}, "no kind of action FULL_BACKWARD"),
     ],
 )
-def test_what_has_changed_is_named(what: dict[str, Any], told: str):
+def test_what_has_changed_is_named(what: dict[str, Any], message: str):
     with pytest.raises(OptPipeError) as caught:
         probe(changed(**what), stage, "3.0")
     line = str(caught.value)
-    assert line.startswith(f"torch 3.0: torch.distributed.pipelining has changed: {told}")
+    assert line.startswith(f"torch 3.0: torch.distributed.pipelining has changed: {message}")
     assert line.endswith(
         "schedule_class knows it as of torch 2.11 and 2.13, PipelineStep works with any"
     )

@@ -150,9 +150,9 @@ def test_spread() -> None:
 
 def test_a_measured_profile_can_be_read_and_used(tmp_path) -> None:
     plan = Plan(MODELS[1], 2, 2, seq=16, microbatch=2)
-    told: list[tuple[str, int, int]] = []
-    profile = measure(plan, "cpu", 3, 1, lambda *news: told.append(news))
-    assert [done for _, done, _ in told] == list(range(1, told[-1][2] + 1))
+    reported: list[tuple[str, int, int]] = []
+    profile = measure(plan, "cpu", 3, 1, lambda *news: reported.append(news))
+    assert [done for _, done, _ in reported] == list(range(1, reported[-1][2] + 1))
     for stage, at in enumerate(plan.alike()):
         cost, size = profile.stages[stage], stage_bytes(plan, at, "cpu")
         assert cost.act_bytes == size.held[0]

@@ -61,15 +61,15 @@ def test_what_cannot_be_run_is_said_in_one_line(
 ):
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("RANK", "0")
-    told = complaint(capsys, "1f1b", str(profile), "-m", "4")
-    assert "this is one rank of 2; start all of them: torchrun --nproc-per-node 2" in told
+    message = complaint(capsys, "1f1b", str(profile), "-m", "4")
+    assert "this is one rank of 2; start all of them: torchrun --nproc-per-node 2" in message
     monkeypatch.setenv("WORLD_SIZE", "3")
-    told = complaint(capsys, "1f1b", str(profile), "-m", "4")
-    assert "the schedule is for 2 devices, not 3 ranks" in told
+    message = complaint(capsys, "1f1b", str(profile), "-m", "4")
+    assert "the schedule is for 2 devices, not 3 ranks" in message
     assert "-m: how many microbatches?" in complaint(capsys, "1f1b", str(profile))
     assert "no-such.yaml" in complaint(capsys, "1f1b", "no-such.yaml", "-m", "4")
-    told = complaint(capsys, "1f1b", str(profile), "-m", "4", "--device", "cuda")
-    assert "mode synthetic: its ops sleep on the CPU" in told
+    message = complaint(capsys, "1f1b", str(profile), "-m", "4", "--device", "cuda")
+    assert "mode synthetic: its ops sleep on the CPU" in message
     monkeypatch.setenv("RANK", "1")  # one of them says it
     assert main(["1f1b", "no-such.yaml", "-m", "4"]) == 2
     assert capsys.readouterr().err == ""

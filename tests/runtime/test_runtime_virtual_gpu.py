@@ -164,9 +164,9 @@ def test_faults_that_are_put_in_are_found(
     assert any(text.startswith(expected) for text in gpu.faults), gpu.faults[:3]
 
 
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("marked", [True, False])
 def test_a_piece_of_host_memory_is_not_written_while_a_reload_reads_it(
-    told: bool, gpu: VirtualGpu
+    marked: bool, gpu: VirtualGpu
 ) -> None:
     slab = stash.HostSlab(pinned=False)
     out, back = gpu.new_stream(), gpu.new_stream()
@@ -177,12 +177,12 @@ def test_a_piece_of_host_memory_is_not_written_while_a_reload_reads_it(
             target.copy_(piece)
             end = stash._event()
         address = piece.data_ptr()
-        slab.give(piece, end if told else None)
+        slab.give(piece, end if marked else None)
         with gpu.on(out):
             again = slab.take(1000)
             assert again.data_ptr() == address
             again.copy_(torch.ones(1000, dtype=torch.uint8))
-    assert bool(gpu.faults) is not told
+    assert bool(gpu.faults) is not marked
     assert all("race: aten.copy_.default on pool 1 writes" in text for text in gpu.faults)
 
 

@@ -82,17 +82,17 @@ def test_ctrl_c_keeps_what_is_finished_and_the_cache_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPTPIPE_SIM_CACHE", str(tmp_path))
-    told: list[int] = []
+    reported: list[int] = []
 
     def interrupt(point: Point) -> None:
-        told.append(point.limit_bytes)
-        if len(told) == 2:
+        reported.append(point.limit_bytes)
+        if len(reported) == 2:
             raise KeyboardInterrupt
 
     options: dict[str, Any] = {"time_limit": 1e-4, "engine": "adaoffload", "cache": True}
     broken = frontier(profile(), 6, [150, 200, 300], on_point=interrupt, **options)
     assert broken.interrupted
-    assert [point.limit_bytes for point in broken.points] == told == [150, 200]
+    assert [point.limit_bytes for point in broken.points] == reported == [150, 200]
     whole = frontier(profile(), 6, [150, 200, 300], **options)
     assert not whole.interrupted
     assert [point.result.seconds for point in whole.points[:2] if point.result] == [0, 0]

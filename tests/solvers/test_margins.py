@@ -99,28 +99,28 @@ def test_a_plan_with_margins_keeps_the_limit_and_its_time() -> None:
     profile = slow_copies(330)
     margins = Margins(copies=0.25, ops=0.1, memory=0.05)
     found = solve(profile, 5, margin=margins, **EFFORT)
-    told = found.info["margin"]
+    answer = found.info["margin"]
     off = profile.scale(copy=1.25, compute=1.1, memory=1.05)
     trace = simulate(found.schedule, off)
     assert max(trace.peak_bytes) <= 330
-    assert trace.makespan_ns == told["planned_ns"] >= told["planned_bound_ns"]
-    assert found.objective_ns == told["nominal_ns"] >= found.lower_bound_ns
+    assert trace.makespan_ns == answer["planned_ns"] >= answer["planned_bound_ns"]
+    assert found.objective_ns == answer["nominal_ns"] >= found.lower_bound_ns
     assert simulate(found.schedule, profile).makespan_ns <= found.objective_ns
     # what waits for what is decided from the profile's sizes, and holds with larger ones
-    lowered = lower(found.schedule, profile, told["memory_limit_bytes"])
+    lowered = lower(found.schedule, profile, answer["memory_limit_bytes"])
     assert 1.05 * max(lowered.replay().peak_bytes) <= 330
     # each margin costs something or nothing, and all of them at least as much as one of them
     for name in ("copies", "ops", "memory"):
-        assert told["without"]["all"]["planned_ns"] <= told["without"][name]["planned_ns"]
-        assert told["without"][name]["planned_ns"] <= told["planned_ns"]
+        assert answer["without"]["all"]["planned_ns"] <= answer["without"][name]["planned_ns"]
+        assert answer["without"][name]["planned_ns"] <= answer["planned_ns"]
 
 
 def test_without_margins_a_plan_that_fills_the_memory_does_not_fit() -> None:
     profile = slow_copies(300)
     found = solve(profile, 6, margin="memory=3%", **EFFORT)
-    told = found.info["margin"]
-    assert told["unguarded"] == {"fits": False, "ns": None}
-    assert told["nominal_ns"] > told["without"]["all"]["nominal_ns"]
+    answer = found.info["margin"]
+    assert answer["unguarded"] == {"fits": False, "ns": None}
+    assert answer["nominal_ns"] > answer["without"]["all"]["nominal_ns"]
     assert max(found.trace.peak_bytes) <= 300 / 1.03
     with pytest.raises((Deadlock, OutOfMemory)):
         simulate(solve(profile, 6, **EFFORT).schedule, profile.scale(memory=1.03))

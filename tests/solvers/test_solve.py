@@ -70,7 +70,7 @@ def test_chunks_may_be_free() -> None:
 
 def test_a_warm_start_is_a_floor_and_its_incumbents_are_told() -> None:
     profile = uniform(4, 16)
-    told: list[int] = []
+    reported: list[int] = []
     start = solve(profile, 8, 200, "search", 20, evaluations=4000).schedule
     result = solve(
         profile,
@@ -80,11 +80,11 @@ def test_a_warm_start_is_a_floor_and_its_incumbents_are_told() -> None:
         5,
         warm_start=start,
         evaluations=10,
-        on_incumbent=lambda _, cost: told.append(cost),
+        on_incumbent=lambda _, cost: reported.append(cost),
     )
     assert start is not None
     assert result.objective_ns <= simulate(start, profile, 200).makespan_ns
-    assert told == [cost for _, cost in result.incumbents]
+    assert reported == [cost for _, cost in result.incumbents]
 
 
 def test_a_killed_solver_leaves_the_best_so_far(tmp_path: Path) -> None:

@@ -38,8 +38,8 @@ def test_numbers_on_x_names_as_lines_the_rest_as_panels() -> None:
     assert (first.get_xlabel(), first.get_ylabel()) == ("m", "cost (s)")
     assert [list(line.get_xdata()) for line in first.get_lines()] == [[4, 8, 16]] * 3
     assert list(first.get_lines()[1].get_ydata()) == [3.9, 7.9, 15.9]
-    told = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert told == ["1F1B", "ZB-H1", "ZB-H2"]
+    labels = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert labels == ["1F1B", "ZB-H1", "ZB-H2"]
 
 
 def test_sizes_are_numbers_and_what_does_not_fit_is_left_out() -> None:
@@ -102,16 +102,16 @@ def test_figures_draws_a_users_own_experiment(command_line, tmp_path) -> None:
     }
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(data))
     assert command_line("sweep own.yaml").code == 0
-    told = command_line("figures --format png --json").json["files"]
-    assert told == ["results/own.png"]
+    files = command_line("figures --format png --json").json["files"]
+    assert files == ["results/own.png"]
     assert Path("results/own.png").read_bytes().startswith(b"\x89PNG")
-    assert command_line("figures own.yaml --format png --json").json["files"] == told
+    assert command_line("figures own.yaml --format png --json").json["files"] == files
     Path("mine").mkdir()
     Path("mine/experiment.yaml").write_text(yaml.safe_dump({**data, "name": "mine"}))
     assert command_line("sweep mine").code == 0
     for spelling in ("mine", "mine/", "mine/experiment.yaml"):
-        told = command_line(f"figures {spelling} --format png --json").json["files"]
-        assert told == ["results/mine.png"]
+        files = command_line(f"figures {spelling} --format png --json").json["files"]
+        assert files == ["results/mine.png"]
     assert (
         "none/experiment.yaml: no such figure"
         in command_line("figures none/experiment.yaml").complaint

@@ -74,9 +74,9 @@ def test_compare_on_the_command_line(command_line, tmp_path, monkeypatch) -> Non
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(PROFILE))
     monkeypatch.setattr(compare, "_replay", stops)
     line = f"compare tiny.yaml -m 8 --schedules {','.join(NAMES)}"
-    told = command_line(f"{line} --json")
-    assert told.code == 0
-    assert (told.json["interrupted"], told.json["left_out"]) == (True, ["gpipe", "zb-h2"])
+    answer = command_line(f"{line} --json")
+    assert answer.code == 0
+    assert (answer.json["interrupted"], answer.json["left_out"]) == (True, ["gpipe", "zb-h2"])
     calls.clear()
     assert "interrupted: the rows so far; not compared: gpipe, zb-h2" in command_line(line).out
     calls[:] = [1, 1]  # before the first schedule

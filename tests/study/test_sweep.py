@@ -233,8 +233,8 @@ def test_what_is_known_is_not_computed_again(write, command_line) -> None:
     assert (again["ran"], again["reused"]) == (0, 2)
     assert Path("results/trial.csv").read_bytes() == table
     wider = write("wider", grid={"schedule": ["zb-v", "zb-h1", "1f1b"]})
-    told = command_line(f"sweep {wider.name}")
-    assert "3 points: 1 ran, 2 reused, 0 failed" in told.out
+    answer = command_line(f"sweep {wider.name}")
+    assert "3 points: 1 ran, 2 reused, 0 failed" in answer.out
     assert command_line(f"sweep {path.name} --fresh --json").json["ran"] == 2
     kept = next(points_folder("results").glob("*/*.json"))
     kept.write_text("half a po")
@@ -318,15 +318,15 @@ def test_the_manifest_says_what_a_table_was_made_of_and_not_where(write, tmp_pat
 
 def test_only_the_shortest_within_the_minutes(write, command_line) -> None:
     names = [write(f"e{minutes}", minutes=minutes).name for minutes in (5, 2, 4)]
-    told = command_line(f"sweep {' '.join(names)} --under 7 --json").json
-    assert [one["name"] for one in told["experiments"]] == ["e2", "e4"]
-    assert told["left_out"] == ["e5"]
+    answer = command_line(f"sweep {' '.join(names)} --under 7 --json").json
+    assert [one["name"] for one in answer["experiments"]] == ["e2", "e4"]
+    assert answer["left_out"] == ["e5"]
 
 
 def test_fast_results_lie_apart(write, command_line) -> None:
     path = write(fast={"schedule": "1f1b"})
-    told = command_line(f"sweep {path.name} --fast --json").json
-    assert told["files"][0] == "out/fast/trial.parquet"
+    answer = command_line(f"sweep {path.name} --fast --json").json
+    assert answer["files"][0] == "out/fast/trial.parquet"
     assert not Path("results").exists()
     lacking = write("lacking")
     assert "lacking.yaml: fast: missing" in command_line(f"sweep {lacking.name} --fast").complaint

@@ -231,11 +231,11 @@ def test_a_scheduler_that_is_killed_is_one_line(alone, tmp_path) -> None:
     )
     _until(lambda: len(list((tmp_path / "results" / ".points").glob("*/*.json"))) >= 2)
     scheduler.kill()
-    _, told = running.communicate(timeout=60)
+    _, answer = running.communicate(timeout=60)
     assert running.returncode == 2
-    assert told.count("\n") == 1
-    assert f"--cluster {address}: the scheduler" in told
-    assert "points are finished and kept, the same command goes on from there" in told
+    assert answer.count("\n") == 1
+    assert f"--cluster {address}: the scheduler" in answer
+    assert "points are finished and kept, the same command goes on from there" in answer
 
 
 def _until(true: Callable[[], bool], seconds: float = 60.0) -> None:

@@ -20,7 +20,7 @@ from optpipe_sim.study.tables import (
 )
 
 ROOT = Path(__file__).parents[2]
-# a task of one's own: logs each call, and fails, dies or sleeps where it is told to
+# a task of one's own: logs each call, and fails, dies or sleeps where its parameters say so
 ODD = """
 import os, time
 

@@ -69,7 +69,7 @@ class Case(NamedTuple):
     microbatches: int
     capacity: int
     shared: bool  # whether O and R take turns
-    keep: int  # ends of F's told apart per stage
+    keep: int  # ends of F's distinguished per stage
     goal: int
     after: int  # the longest that W's after the last backward can take
     idle: int  # `LastForward.lost`

@@ -27,7 +27,7 @@ from .best_first import FIELDS, FULL, NEVER, NONE, make_room
 from .levels_core import COLUMNS, COUNTS, MOVES, PLACES, Case, search_levels
 from .problem import OneDevice
 
-KEEP = 6  # ends of F's told apart per stage and level
+KEEP = 6  # ends of F's distinguished per stage and level
 
 
 def device_bound_with_levels(

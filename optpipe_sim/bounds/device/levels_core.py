@@ -74,7 +74,7 @@ class Case(NamedTuple):
     microbatches: int
     capacity: int
     shared: bool  # whether O and R take turns
-    keep: int  # ends of F's told apart per stage and level
+    keep: int  # ends of F's distinguished per stage and level
     goal: int
     idle: int  # `LastForward.in_all`
     lost: int  # `LastForward.lost`

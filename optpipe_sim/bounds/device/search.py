@@ -29,7 +29,7 @@ from .core import MOVES, WIDE, Case, search
 from .levels import device_bound_with_levels
 from .problem import OneDevice
 
-KEEP = 6  # ends of F's told apart per stage; more stay on the device only where memory is ample
+KEEP = 6  # ends of F's distinguished per stage; more stay on the device only where memory is ample
 
 
 def device_bound(

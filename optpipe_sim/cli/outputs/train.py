@@ -44,23 +44,23 @@ def phase_cells(phase: _Row) -> list[str]:
 
 
 def sentences(answer: _Row) -> list[str]:
-    """What is to be said of a run, a line each."""
-    told = []
+    """Summarize a run, a line for each fact."""
+    lines = []
     if answer["loss_first"] is not None:
         floor = answer["loss_floor"]
         least = "" if floor is None else f"; the text's own entropy is {floor:.4f}"
-        told.append(
+        lines.append(
             f"loss {answer['loss_first']:.4f} to {answer['loss_last']:.4f} in"
             f" {answer['steps']} steps{least}"
         )
     worst = answer["greatest_difference"]
     if worst is not None:
         equal = "bitwise equal at every step" if worst == 0 else f"apart by at most {worst:.2g}"
-        told.append(f"losses of the unpipelined model: {equal}")
+        lines.append(f"losses of the unpipelined model: {equal}")
     happened = [(event["step"], _event(event)) for event in answer["events"]]
     happened += [(switch["step"], _switch(switch)) for switch in answer["switches"]]
-    told += [f"step {step}: {text}" for step, text in sorted(happened) if text]
-    return told
+    lines += [f"step {step}: {text}" for step, text in sorted(happened) if text]
+    return lines
 
 
 def _event(event: _Row) -> str:

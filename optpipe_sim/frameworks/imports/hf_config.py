@@ -45,7 +45,7 @@ def _unread(data: Mapping[str, Any]) -> list[str]:
     layers = whole.get("layer_types")
     if isinstance(layers, list) and set(layers) <= {"full_attention"}:
         whole.pop("layer_types")
-    return [f"{key}: {told}" for key, told in _LOST.items() if told and whole.get(key)]
+    return [f"{key}: {lost}" for key, lost in _LOST.items() if lost and whole.get(key)]
 
 
 def model_data(model: Model) -> dict[str, Any]:

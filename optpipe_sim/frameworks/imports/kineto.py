@@ -179,9 +179,9 @@ def _memory(events: list[Any], base: int) -> Iterator[tuple[int, int]]:
     for event in events:
         if not isinstance(event, dict) or event.get("name") != "[memory]":
             continue
-        told = event.get("args")
-        if isinstance(told, dict) and isinstance(event.get("ts"), int | float):
-            total, device = told.get("Total Allocated"), told.get("Device Type", 0)
+        facts = event.get("args")
+        if isinstance(facts, dict) and isinstance(event.get("ts"), int | float):
+            total, device = facts.get("Total Allocated"), facts.get("Device Type", 0)
             if isinstance(total, int) and isinstance(device, int):
                 found.setdefault(device, []).append((base + round(event["ts"] * 1000), total))
     yield from found.get(1, found.get(0, []))

@@ -339,15 +339,15 @@ def _meta(ranks: Sequence[RankTrace], count: int, late: int) -> dict[str, Any]:
 def _unread(
     ranks: Sequence[RankTrace], runs: Sequence[Mapping[Op, Sequence[Any]]], count: int
 ) -> list[str]:
-    told = []
+    notes = []
     if not all(one.memory for one in ranks):
-        told.append("memory: not in every trace; record with profile_memory=True")
+        notes.append("memory: not in every trace; record with profile_memory=True")
     other = sum((one.unread for one in ranks), Counter())
     if other:
         kinds = ", ".join(f"{kind} ({number})" for kind, number in sorted(other.items()))
-        told.append(f"ranges of torch's pipelining without an op here: {kinds}")
+        notes.append(f"ranges of torch's pipelining without an op here: {kinds}")
     more = sum(len(seen) - count for run in runs for seen in run.values())
     if more:
-        told.append(f"{more} ops of iterations that are not whole")
-    told.append("recomputation, offloads and limits: a trace does not distinguish them from ops")
-    return told
+        notes.append(f"{more} ops of iterations that are not whole")
+    notes.append("recomputation, offloads and limits: a trace does not distinguish them from ops")
+    return notes

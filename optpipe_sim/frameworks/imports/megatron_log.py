@@ -184,20 +184,20 @@ def _meta(log: Log, path: str) -> dict[str, Any]:
 
 
 def _unread(log: Log, p: int, step: int) -> list[str]:
-    told = [
+    notes = [
         "t_comm: not in a log; messages take no time here",
         "w: backwards are fused in Megatron-LM",
     ]
     if not any((timer, rank * step) in log.timers for timer in _WANTED for rank in range(1, p)):
-        told.append(
+        notes.append(
             "times of each rank: those of the slowest rank are used for all (--timing-log-option all logs each)"
         )
     silent = [rank for rank in range(p) if rank * step not in log.memory]
     if silent:
         ranks = ", ".join(map(str, silent))
-        told.append(
+        notes.append(
             f"memory of pipeline ranks {ranks}: no line (--log-memory-to-tensorboard is none)"
         )
     if log.arguments.get("recompute_granularity", "None") != "None":
-        told.append("recomputation: it is part of the backwards' times and of what is kept")
-    return told
+        notes.append("recomputation: it is part of the backwards' times and of what is kept")
+    return notes

@@ -18,8 +18,8 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ...schedules import build, parse_name
 from ...schedules.recompute import first_layers
+from ..nearest import Nearest, compare, replay_unlimited
 from ..parts import Part, parts_of
-from ..told import Told, tell, unheld
 from .options import RECOMPUTED, Offloading, Plan, Recompute
 
 FRACTIONS = (Fraction(1), Fraction(3, 4), Fraction(1, 2), Fraction(1, 4))
@@ -97,9 +97,9 @@ def plan_for(schedule: Schedule, profile: CostProfile) -> tuple[Plan, tuple[str,
     Raises:
         InvalidSchedule: for a schedule that Megatron-LM cannot run exactly.
     """
-    choice, told = nearest(schedule, profile)
-    if told.lost:
-        raise InvalidSchedule(f"Megatron-LM cannot express {told.in_words()}")
+    choice, instead = nearest(schedule, profile)
+    if instead.lost:
+        raise InvalidSchedule(f"Megatron-LM cannot express {instead.in_words()}")
     return plan_of(choice, profile, schedule.shape.microbatches)
 
 
@@ -258,7 +258,7 @@ def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Ch
                     yield Choice(chunks, group, level, layers, fraction, delta)
 
 
-def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Told]:
+def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Nearest]:
     """Find the schedule that Megatron-LM runs instead of a schedule: the schedule itself if it is
     in the family; else the fastest of the family with as many chunks that fits, or the one with
     the least peak if none fits.
@@ -273,7 +273,7 @@ def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Told]:
         except OptPipeError:
             continue
         if built == schedule:
-            return choice, tell(schedule, built, choice.name, profile)
+            return choice, compare(schedule, built, choice.name, profile)
     found: list[tuple[tuple[int, int], int, Choice, Schedule]] = []
     for choice in choices(profile, shape.microbatches, shape.chunks):
         try:
@@ -281,8 +281,8 @@ def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Told]:
         except OptPipeError:
             continue
         if built == schedule:
-            return choice, tell(schedule, built, choice.name, profile)
-        trace = unheld(built, profile)
+            return choice, compare(schedule, built, choice.name, profile)
+        trace = replay_unlimited(built, profile)
         rank = (0, trace.makespan_ns) if trace.fits else (1, max(trace.peak_bytes))
         found.append((rank, len(found), choice, built))
     if not found:
@@ -292,7 +292,7 @@ def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Told]:
             " the ranks, or at least as many and grouped"
         )
     _, _, choice, built = min(found)
-    return choice, tell(schedule, built, choice.name, profile)
+    return choice, compare(schedule, built, choice.name, profile)
 
 
 def _guesses(schedule: Schedule) -> Iterator[Choice]:

@@ -16,7 +16,7 @@ from ...solvers.layers.bound import layout_bound
 from ...solvers.layers.search import balanced, moves
 from ...trace import Trace
 from ...units import format_size
-from ..told import unheld
+from ..nearest import replay_unlimited
 from .family import Choice, choices
 
 MOST_CHUNKS = 8  # more chunks only add messages
@@ -135,7 +135,7 @@ def best(
 
 def replayed(choice: Choice, schedule: Schedule, profile: CostProfile, objective: str) -> Tried:
     """A choice with its replay."""
-    trace = replace(unheld(schedule, profile), objective=objective)
+    trace = replace(replay_unlimited(schedule, profile), objective=objective)
     limits = trace.memory_limit or trace.peak_bytes
     over = max(peak - limit for peak, limit in zip(trace.peak_bytes, limits, strict=True))
     return Tried(max(0, over), trace.cost_ns, max(trace.peak_bytes), choice, trace)

@@ -8,29 +8,29 @@ from torch import nn
 
 from .split import SplitLinear
 
-Told = Callable[[nn.Parameter], None]
+OnReady = Callable[[nn.Parameter], None]
 
 
 class Ready:
-    """Tells of each parameter once, as soon as no op of the step adds to its gradient any more.
+    """Calls back once for each parameter, as soon as no further op of the step adds to its gradient.
 
     The weights of split linears are complete in the last W of their stage, one by one, the others
     after its last B (all of them after a BW).
 
     Args:
         modules: by stage. microbatches: of the step.
-        told: hears of them, in an order that the schedule alone decides.
-        later: parameters that are not told of, since they are used in several stages.
+        call: called with each, in an order that only the schedule decides.
+        later: parameters to leave out, since they are used in several stages.
     """
 
     def __init__(
         self,
         modules: Mapping[int, nn.Module],
         microbatches: int,
-        told: Told,
+        call: OnReady,
         later: Collection[int] = (),
     ) -> None:
-        self.told = told
+        self.call = call
         self.backward_left = dict.fromkeys(modules, microbatches)
         self.weight_left = dict.fromkeys(modules, microbatches)
         self.split: dict[int, list[nn.Parameter]] = {}
@@ -47,22 +47,22 @@ class Ready:
         """A B or BW of the stage has ended."""
         self.backward_left[stage] -= 1
         if not self.backward_left[stage]:
-            self._tell(self.others[stage])
+            self._complete(self.others[stage])
         if fused:
             self.after_weight(stage)
 
-    def teller(self, stage: int) -> Told | None:
-        """What a W of the stage tells weight by weight; None before the last one."""
-        return None if self.weight_left[stage] > 1 else lambda weight: self._tell([weight])
+    def on_weight(self, stage: int) -> OnReady | None:
+        """The callback for each weight of a W of the stage; None before the last W."""
+        return None if self.weight_left[stage] > 1 else lambda weight: self._complete([weight])
 
     def after_weight(self, stage: int) -> None:
         """A W of the stage, or a BW, has ended."""
         self.weight_left[stage] -= 1
         if not self.weight_left[stage]:
-            self._tell(self.split[stage])
+            self._complete(self.split[stage])
 
-    def _tell(self, parameters: Sequence[nn.Parameter]) -> None:
+    def _complete(self, parameters: Sequence[nn.Parameter]) -> None:
         for parameter in parameters:
             if id(parameter) not in self._over:
                 self._over.add(id(parameter))
-                self.told(parameter)
+                self.call(parameter)

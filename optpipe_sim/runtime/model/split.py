@@ -49,8 +49,8 @@ class WeightQueue:
             yield each.dy
 
     @torch.no_grad()
-    def run(self, op: str, told: Callable[[nn.Parameter], None] | None = None) -> None:
-        """Compute the gradients, add them to `.grad`, and release the tensors GEMM by GEMM. `told` is called
+    def run(self, op: str, complete: Callable[[nn.Parameter], None] | None = None) -> None:
+        """Compute the gradients, add them to `.grad`, and release the tensors GEMM by GEMM. Call `complete`
         with each weight once all of its gradient for this microbatch is added. The contributions to a weight
         that is used several times are summed first, in the order of a plain backward pass, so that sums are
         bitwise the same.
@@ -81,8 +81,8 @@ class WeightQueue:
                     weight.grad = part.to(gradient_dtype(weight))
                 else:
                     weight.grad += part
-                if told is not None:
-                    told(weight)
+                if complete is not None:
+                    complete(weight)
 
 
 def gradient_dtype(weight: nn.Parameter) -> torch.dtype:

@@ -97,7 +97,7 @@ class StageWorker:
         self.linears = {stage: split_linears(module) for stage, module in self.modules.items()}
         self._flights: dict[tuple[int, int], _Flight] = {}
         self._anchor = torch.zeros((), device=self.device, requires_grad=True)
-        self.ready: Ready | None = None  # told of gradients that are complete
+        self.ready: Ready | None = None  # called back for gradients that are complete
         self._inputs: Sequence[Any] | Tensor = ()
         self._targets: Sequence[Any] | Tensor = ()
         self._losses: dict[int, Tensor] = {}
@@ -258,8 +258,8 @@ class StageWorker:
     def weight(self, stage: int, mb: int) -> None:
         """Run W: compute the weight gradients that B has queued."""
         flight = self._flight(stage, mb, "W", "B")
-        told = None if self.ready is None else self.ready.teller(stage)
-        flight.queue.run(f"W{stage}.{mb} on {self.where}", told)
+        complete = None if self.ready is None else self.ready.on_weight(stage)
+        flight.queue.run(f"W{stage}.{mb} on {self.where}", complete)
         if self.ready is not None:
             self.ready.after_weight(stage)
         del self._flights[stage, mb]

@@ -26,7 +26,7 @@ from .pipeline_group import PipelineGroup
 
 SHARDED = (FSDPModule, FullyShardedDataParallel)
 IN_PLACE = "modified by an inplace operation"
-REDUCED = "reduce gradients by ready=, which is told when one is complete"
+REDUCED = "reduce gradients by ready=, which is called when one is complete"
 
 
 def refuse(
@@ -160,8 +160,8 @@ def _examined(
             if ending is not None:
                 made = ending(made)
                 if not isinstance(made, Tensor) or made.dim():
-                    told = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
-                    raise OptPipeError(f"loss: has to be one number, got {told}")
+                    kind = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+                    raise OptPipeError(f"loss: has to be one number, got {kind}")
             if [tensor._version for tensor in mine] != versions:
                 raise OptPipeError(
                     f"stage {stage}: edits its input in place, which the stage before it may still"

@@ -54,7 +54,7 @@ def profile_modules(
         optimizer_bytes: what the optimizer keeps per trained weight (8: two moments in fp32).
         latency_ns, occupancy_ns: one hop between devices takes their sum, and the link is busy for
             the latter.
-        progress: told what is measured, how much is done, and of how much.
+        progress: called with what is measured, how much is done, and of how much.
 
     Raises:
         OptPipeError: one line, with what cannot work.

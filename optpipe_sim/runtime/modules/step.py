@@ -62,12 +62,12 @@ class PipelineStep:
             of all gradients. Stages of one process may share the parameter itself instead.
         group: the process group of this pipeline; default: all processes.
         device: of the modules, ``cpu`` or ``cuda``.
-        ready: told of each parameter when no op of the step adds to its gradient any more, while the
-            step goes on; what it gives back, if anything, is waited for at the end (``.wait()``). For
-            data parallelism: ``lambda p: dist.all_reduce(p.grad, group=replicas, async_op=True)``.
+        ready: called with each parameter once no further op of the step adds to its gradient, while
+            the step goes on; a handle that it returns is waited for at the end (``.wait()``). For data
+            parallelism: ``lambda p: dist.all_reduce(p.grad, group=replicas, async_op=True)``.
         accumulate: dtype in which gradients add up, as torch.float32 for weights in bf16.
         timeout_s: how long a message may let one wait.
-        begun: told of each op that starts.
+        begun: called with each op that starts.
 
     Attributes:
         peaks: after a call with ``measure=True``, by rank of this process, the most activation bytes

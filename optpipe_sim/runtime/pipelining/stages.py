@@ -85,8 +85,8 @@ class TorchStages(StageWorker):
         """Begin a step; all by microbatch."""
         self.keywords, self.keep_outputs, self.outputs = keywords, keep_outputs, {}
         self.start_step(inputs, targets)
-        told = pytree.tree_leaves([dict(each) for each in keywords])
-        self.leave_out([*self.weights, *(value for value in told if isinstance(value, Tensor))])
+        values = pytree.tree_leaves([dict(each) for each in keywords])
+        self.leave_out([*self.weights, *(value for value in values if isinstance(value, Tensor))])
 
     def losses(self) -> list[Tensor]:
         """Of the last step, by microbatch."""

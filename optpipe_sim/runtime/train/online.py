@@ -141,9 +141,9 @@ class Switch:
                     "profile": profile_to_json(proposal.profile),
                 }
             ).encode()
-        told = torch.tensor([int(stop), len(text), time.monotonic_ns()], device=self.device)
-        dist.broadcast(told, src=0)
-        stopping, size, zero_ns = told.tolist()
+        header = torch.tensor([int(stop), len(text), time.monotonic_ns()], device=self.device)
+        dist.broadcast(header, src=0)
+        stopping, size, zero_ns = header.tolist()
         if size:
             letters = torch.empty(size, dtype=torch.uint8, device=self.device)
             if self.rank == 0:
@@ -194,5 +194,5 @@ class Switch:
             return Outcome(pending.ready, [], took)
         reasons: list[str] = [""] * self.ranks
         dist.all_gather_object(reasons, pending.reason)
-        told = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason]
-        return Outcome(None, told, took)
+        refused = [f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason]
+        return Outcome(None, refused, took)

@@ -173,7 +173,7 @@ class Trainer:
     def _asked_to_stop(self) -> bool:
         return self.rank == 0 and (Path(self.task.folder) / STOP).exists()
 
-    # -- what is told --------------------------------------------------------------------------------
+    # -- the log ------------------------------------------------------------------------------------
 
     def _note(self, report: Report, metered: bool, wall_ns: int, ran_ns: int) -> None:
         if self.rank != 0:

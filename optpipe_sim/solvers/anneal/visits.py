@@ -53,7 +53,7 @@ class Stop(NamedTuple):
     goal_ns: int
     time_limit: float
     evaluations: int | None
-    told: Callable[[], bool]
+    asked: Callable[[], bool]
 
 
 class Visits(Generic[P]):
@@ -144,7 +144,7 @@ class Visits(Generic[P]):
 
     @property
     def _over(self) -> bool:
-        if self.best <= self.stop.goal_ns or not self.fits or self.stop.told():
+        if self.best <= self.stop.goal_ns or not self.fits or self.stop.asked():
             return True
         if self.stop.evaluations is not None:
             return self.done >= self.stop.evaluations

@@ -13,7 +13,7 @@ schedules with; the bound of the unrestricted model holds for every schedule. Li
 or blocking count as latency, which keeps it a bound.
 
 With slices, an offload may leave keys and values behind, or take them along and wait for the F of its
-microbatch's last slice. Which of the two a program means is told by its order alone (`op_costs`). The
+microbatch's last slice. Which of the two a program means follows from its order alone (`op_costs`). The
 model lets the former start at any time, which is wider than the semantics where that O is late.
 """
 

@@ -140,7 +140,7 @@ def highs(
     solver.cbMipImprovingSolution += better
     solver.cbMipLogging += logged
     interrupted = done = False
-    seen = told = 0
+    seen = passed = 0
     thread = solver.startSolve()
     try:
         while not done:
@@ -150,9 +150,9 @@ def highs(
                     seen += 1
                     if improved(found[seen - 1]):
                         solver.cancelSolve()
-                while told < len(bounds):
-                    told += 1
-                    raised(bounds[told - 1])
+                while passed < len(bounds):
+                    passed += 1
+                    raised(bounds[passed - 1])
             except KeyboardInterrupt:
                 interrupted = True
                 solver.cancelSolve()

@@ -91,13 +91,13 @@ class Locks:
         return self.runs(holder) if holder else self._age(path) < LOST_S
 
     def runs(self, owner: str) -> bool:
-        """Whether a sweep is running, as far as this machine can tell."""
+        """Whether a sweep is running, as far as this machine knows."""
         path = self.folder / RUNNING / owner
         try:
-            told = json.loads(path.read_text(encoding="utf-8"))
+            found = json.loads(path.read_text(encoding="utf-8"))
             if self._age(path) > LOST_S:
                 return False
-            return bool(told["host"] != _host() or _lives(int(told["pid"])))
+            return bool(found["host"] != _host() or _lives(int(found["pid"])))
         except (OSError, ValueError, KeyError, TypeError):
             return False
 

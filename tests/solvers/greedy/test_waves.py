@@ -130,10 +130,10 @@ def test_what_the_search_finds_fits(
 ) -> None:
     profile = limited(profile, Random(seed))
     problem = make_problem(profile, microbatches, None, objective)
-    told: list[Schedule] = []
-    best = wave_search(problem, lambda: False, runs=30, seed=seed, keep=3, found=told.append)
+    reported: list[Schedule] = []
+    best = wave_search(problem, lambda: False, runs=30, seed=seed, keep=3, found=reported.append)
     assert 1 <= len(best) <= 3
-    assert best[0] == told[-1]
+    assert best[0] == reported[-1]
     for schedule in best:
         assert check(schedule, profile) == []
         trace = problem.replay(schedule)
@@ -153,7 +153,7 @@ def test_the_search_repeats_and_beats_adaoffload_where_chunks_meet_little_memory
 def test_the_search_stops_when_told() -> None:
     problem = make_problem(uniform(4).rechunk(2), 8, 300)
     asked = iter([False, False, True])
-    told: list[Schedule] = []
-    wave_search(problem, lambda: next(asked), runs=100, found=told.append)
-    assert 1 <= len(told) <= 2
+    reported: list[Schedule] = []
+    wave_search(problem, lambda: next(asked), runs=100, found=reported.append)
+    assert 1 <= len(reported) <= 2
     assert wave_search(problem, lambda: True, runs=100) == []

@@ -25,12 +25,12 @@ def test_every_part_runs_through(chunks: bool, linked: bool) -> None:
 
 @pytest.mark.parametrize("kept", [False, True])
 def test_who_waits_is_told_so(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    waits: list[str] = []
     ran: list[tuple[bool, ...]] = []
     monkeypatch.setattr(compiling, "_kept", lambda: kept)
     monkeypatch.setattr(compiling, "_compile", lambda *kind: ran.append(kind))
     monkeypatch.setattr(compiling, "PARTS", ())
     problem: Problem = compiling._tiny(True, False)
-    compiling.compile_engines(problem, lambda: told.append("wait"))
-    assert told == ([] if kept else ["wait"])
+    compiling.compile_engines(problem, lambda: waits.append("wait"))
+    assert waits == ([] if kept else ["wait"])
     assert ran == [(True, False, False, False)]

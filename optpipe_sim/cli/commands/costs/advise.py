@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             context=arguments.context,
         )
     files = _write(arguments, found)
-    plan = family.told(arguments.family, found) if arguments.family else {}
+    plan = family.plan_in(arguments.family, found) if arguments.family else {}
     out.result({**found.to_json(), **plan, "files": files})
     _show(out, found)
     family.show(out, plan)
@@ -288,10 +288,10 @@ def _show(out: Out, found: Advice) -> None:
             Text("what memory buys: ", "dim").append(memory_text(found), "default"), soft_wrap=True
         )
     pruned = ", ".join(f"{number} by {why}" for why, number in sorted(found.pruned.items()))
-    told = f"{found.searched} replayed, {found.solved} solved, ruled out: {pruned or 'none'}"
+    numbers = f"{found.searched} replayed, {found.solved} solved, ruled out: {pruned or 'none'}"
     if found.interrupted:
         out.print(Text("interrupted: the best so far", "yellow"))
-    out.hint(Text(f"searched in {found.seconds:.1f} s: {told}", "dim"), soft_wrap=True)
+    out.hint(Text(f"searched in {found.seconds:.1f} s: {numbers}", "dim"), soft_wrap=True)
     if found.unsearched:
         out.hint(
             Text(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FAMILIES = ("megatron", "torchtitan")
 FREE_S = 8.0  # to search the same split without the family
 LAYOUT_S = 6.0  # for other layouts of layers
-MOST_OPS = 200_000  # beyond this the row is told as it is
+MOST_OPS = 200_000  # rows with more ops are reported as they are
 # orders that a CSV holds, or that torch has by name
 TORCH = ("1f1b", "1f1b-i", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "zb-1p")
 
@@ -31,11 +31,11 @@ def restrictions(family: str | None, given: dict[str, Any]) -> dict[str, Any]:
     return {key: usual.get(key) if value is None else value for key, value in given.items()}
 
 
-def told(family: str, found: Advice) -> dict[str, Any]:
+def plan_in(family: str, found: Advice) -> dict[str, Any]:
     """Return the options of the best row, and how far from the best of its split that is.
 
     Raises:
-        OptPipeError: if the framework has no words for it.
+        OptPipeError: if the framework cannot express it.
     """
     if family == "torchtitan":
         return _torchtitan(found.rows[0])
@@ -127,7 +127,7 @@ def show(out: Out, plan: dict[str, Any]) -> None:
         text = (
             f"{plan['told']}: {format_time(plan['told_iteration_ns'])}, MFU {plan['told_mfu']:.1%},"
         )
-        line(out, "to be told", f"{text} {format_size(plan['told_peak_bytes'])}")
+        line(out, "plan", f"{text} {format_size(plan['told_peak_bytes'])}")
     if "free_ns" in plan:
         slower = f"{plan['slower_than_free']:+.1%}"
         line(out, "free of the family", f"{format_time(plan['free_ns'])} (the plan: {slower})")

@@ -214,8 +214,10 @@ def _tell(
     from ....units import format_size
     from ...outputs.show import line, percent
 
-    told: Any = cost or _held(schedule, exported)
-    out.print(Text(f"left out: {in_words(losses)}; without them {told}", "yellow"), soft_wrap=True)
+    effect: Any = cost or _held(schedule, exported)
+    out.print(
+        Text(f"left out: {in_words(losses)}; without them {effect}", "yellow"), soft_wrap=True
+    )
     if cost is None:
         return
     order = sorted(range(len(cost.peak_bytes)), key=lambda device: -cost.peak_bytes[device])

@@ -10,7 +10,7 @@ from ...options.models import layer_list
 from ...status import DONE
 
 if TYPE_CHECKING:
-    from ....frameworks.told import Told
+    from ....frameworks.nearest import Nearest
     from ....profile import CostProfile
     from ....schedule import Schedule
     from ...outputs.show import Out
@@ -52,13 +52,13 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         )
     profile = read_profile(arguments)
     schedule = read_schedule(arguments.schedule, arguments.microbatches, profile)
-    told, data, files = _MAKE[arguments.format](arguments, schedule, profile)
-    if told.lost and not arguments.nearest:
+    found, data, files = _MAKE[arguments.format](arguments, schedule, profile)
+    if found.lost and not arguments.nearest:
         raise InvalidSchedule(
-            f"{arguments.schedule}: {NAMES[arguments.format]} cannot express {told.in_words()}. The"
-            f" nearest that it can: {told.cost()}. Export that with --nearest"
+            f"{arguments.schedule}: {NAMES[arguments.format]} cannot express {found.in_words()}. The"
+            f" nearest that it can: {found.cost()}. Export that with --nearest"
         )
-    answer = {**data, **told.to_json()}
+    answer = {**data, **found.to_json()}
     for path, text in files.items():
         _write(path, text)
     write_mapping(arguments.out, {"format": arguments.format, **answer})
@@ -72,12 +72,12 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             "files": [arguments.out, *paths],
         }
     )
-    if told.lost:
-        line(out, "told", told.cost())
-        for step in told.lost:
+    if found.lost:
+        line(out, "runs", found.cost())
+        for step in found.lost:
             slower = "deadlocks" if step.slower is None else f"{step.slower:+.1%} time"
             line(out, "lost", f"{step.thing}: {slower} without")
-    for note in told.notes:
+    for note in found.notes:
         line(out, "note", note)
     if "command" in data:
         out.print(data["command"], soft_wrap=True)
@@ -91,7 +91,7 @@ def _write(path: str, text: str) -> None:
     write_text(path, text)
 
 
-_Made = tuple["Told", dict[str, Any], dict[str, str]]
+_Made = tuple["Nearest", dict[str, Any], dict[str, str]]
 
 
 def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
@@ -99,7 +99,7 @@ def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostPr
 
     from ....frameworks.megatron.family import nearest, plan_of
 
-    choice, told = nearest(schedule, profile)
+    choice, found = nearest(schedule, profile)
     modules = arguments.offload_modules and arguments.offload_modules.split(",")
     plan, notes = plan_of(
         choice, profile, schedule.shape.microbatches, layer_list(arguments.layers), modules
@@ -109,26 +109,28 @@ def _megatron(arguments: argparse.Namespace, schedule: Schedule, profile: CostPr
         "environment": plan.environment(),
         "command": plan.command(),
     }
-    return replace(told, notes=notes), data, {}
+    return replace(found, notes=notes), data, {}
 
 
 def _torchtitan(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
     from ....frameworks import torchtitan
     from ....frameworks.torch_csv import torch_csv
 
-    told = torchtitan.nearest(schedule, profile)
-    config = torchtitan.options(told.schedule, profile, arguments.csv, layer_list(arguments.layers))
-    order = told.schedule.replace(recompute={})
+    found = torchtitan.nearest(schedule, profile)
+    config = torchtitan.options(
+        found.schedule, profile, arguments.csv, layer_list(arguments.layers)
+    )
+    order = found.schedule.replace(recompute={})
     files = {arguments.csv: torch_csv(order)} if arguments.csv else {}
-    return told, {"options": config, "command": torchtitan.command(config)}, files
+    return found, {"options": config, "command": torchtitan.command(config)}, files
 
 
 def _te(arguments: argparse.Namespace, schedule: Schedule, profile: CostProfile) -> _Made:
     from ....frameworks import transformer_engine as te
 
-    told = te.nearest(schedule, profile)
-    made = te.programs(told.schedule, profile, layer_list(arguments.layers))
-    return told, te.to_plain(*made), {}
+    found = te.nearest(schedule, profile)
+    made = te.programs(found.schedule, profile, layer_list(arguments.layers))
+    return found, te.to_plain(*made), {}
 
 
 _MAKE = {"megatron": _megatron, "torchtitan": _torchtitan, "te": _te}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "optpipe-sim sweep experiments/schedules_sweep"
 SUMMARY = "run an experiment on all cores or a cluster; what is finished is not run again"
-SHOWN = 5  # failed points that are told of
+SHOWN = 5  # failed points that are named
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -171,10 +171,10 @@ def _watching(out: Out, name: str) -> Iterator[Progress]:
     ) as bar:
 
         def show(finished: int, total: int, failed: int) -> None:
-            told = f"{failed} failed" if failed else ""
+            summary = f"{failed} failed" if failed else ""
             if not bar.tasks:  # what was known before says nothing of the time left
-                bar.add_task(name, completed=finished, total=total, failed=told)
-            bar.update(bar.task_ids[0], completed=finished, failed=told)
+                bar.add_task(name, completed=finished, total=total, failed=summary)
+            bar.update(bar.task_ids[0], completed=finished, failed=summary)
 
         yield show
 
@@ -195,8 +195,8 @@ def _facts(done: Sweep) -> dict[str, object]:
 def _show(out: Out, done: Sweep) -> None:
     from rich.text import Text
 
-    told = f"{done.points} points: {done.ran} ran, {done.reused} reused, {done.failed} failed"
-    out.print(Text(done.name, "bold"), Text(f"{told}; {done.seconds:.1f} s"), soft_wrap=True)
+    summary = f"{done.points} points: {done.ran} ran, {done.reused} reused, {done.failed} failed"
+    out.print(Text(done.name, "bold"), Text(f"{summary}; {done.seconds:.1f} s"), soft_wrap=True)
     if done.broken:
         noun = "file was" if done.broken == 1 else "files were"
         out.hint(

@@ -47,13 +47,13 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Told:
+class Nearest:
     """A schedule, and the schedule that a framework runs instead.
 
     Attributes:
         name: the schedule that the framework runs, in words or as a schedule name.
         before: the replay of the schedule under the limit. after: the replay of the framework's
-            schedule, in which no op waits for memory (`unheld`).
+            schedule, in which no op waits for memory (`replay_unlimited`).
         lost: the steps from one to the other; empty if the framework can run the schedule exactly.
         notes: what the replay does not model.
     """
@@ -105,17 +105,21 @@ def _measures(trace: Trace) -> dict[str, Any]:
     }
 
 
-def tell(
-    schedule: Schedule, told: Schedule, name: str, profile: CostProfile, notes: tuple[str, ...] = ()
-) -> Told:
+def compare(
+    schedule: Schedule,
+    nearest: Schedule,
+    name: str,
+    profile: CostProfile,
+    notes: tuple[str, ...] = (),
+) -> Nearest:
     """Compare `schedule` with the schedule that a framework runs instead."""
     before, _ = simulate_or_report(schedule, profile)
-    after = unheld(told, profile)
-    steps = () if schedule == told else tuple(_steps(schedule, told, profile))
-    return Told(name, before, after, steps, notes)
+    after = replay_unlimited(nearest, profile)
+    steps = () if schedule == nearest else tuple(_steps(schedule, nearest, profile))
+    return Nearest(name, before, after, steps, notes)
 
 
-def unheld(schedule: Schedule, profile: CostProfile) -> Trace:
+def replay_unlimited(schedule: Schedule, profile: CostProfile) -> Trace:
     """Replay a schedule as frameworks run it: no op waits for memory."""
     trace = simulate(schedule, profile, enforce=False)
     limits = trace.profile.memory_limit
@@ -125,9 +129,9 @@ def unheld(schedule: Schedule, profile: CostProfile) -> Trace:
     return replace(trace, memory_limit=limits, fits=fits)
 
 
-def _steps(schedule: Schedule, told: Schedule, profile: CostProfile) -> Iterator[Step]:
+def _steps(schedule: Schedule, nearest: Schedule, profile: CostProfile) -> Iterator[Step]:
     last = simulate(schedule, profile, enforce=False).makespan_ns
-    for name, thing, count, left in _stripped(schedule, told):
+    for name, thing, count, left in _stripped(schedule, nearest):
         try:
             trace = simulate(left, profile, enforce=False)
         except Deadlock:
@@ -138,16 +142,16 @@ def _steps(schedule: Schedule, told: Schedule, profile: CostProfile) -> Iterator
         last = now
 
 
-def _stripped(schedule: Schedule, told: Schedule) -> Iterator[tuple[str, str, int, Schedule]]:
-    """Yield the steps: name, words, count, and the schedule after each; the last one is `told`."""
+def _stripped(schedule: Schedule, nearest: Schedule) -> Iterator[tuple[str, str, int, Schedule]]:
+    """Yield the steps: name, words, count, and the schedule after each; the last one is `nearest`."""
     left = schedule
     kinds = schedule.table[:, 0]
     if count := int((kinds == C).sum()):
         left = only(left, left.table[:, 0] != C)
         yield "apart", counted(count, "recomputation apart from its backward"), count, left
-    if count := _other_levels(left, told):
+    if count := _other_levels(left, nearest):
         try:
-            left = left.replace(recompute=told.recompute)
+            left = left.replace(recompute=nearest.recompute)
         except OptPipeError:  # another shape
             left = left.replace(recompute={})
         text = counted(
@@ -156,25 +160,25 @@ def _stripped(schedule: Schedule, told: Schedule) -> Iterator[tuple[str, str, in
         yield "levels", text, count, left
     offloaded, theirs = (
         {(op.stage, op.microbatch) for ops in one.programs for op in ops if op.kind is O}
-        for one in (left, told)
+        for one in (left, nearest)
     )
     if offloaded and offloaded != theirs:
         left = OFFLOADS.strip(left)
         yield "offloads", counted(len(offloaded), "offload"), len(offloaded), left
-    if (count := int((kinds == W).sum())) and not (told.table[:, 0] == W).any():
+    if (count := int((kinds == W).sum())) and not (nearest.table[:, 0] == W).any():
         left = _fused(left)
         yield "split", counted(count, "backward in two", "backwards in two"), count, left
-    if left != told:
-        other = left.shape.placement != told.shape.placement
+    if left != nearest:
+        other = left.shape.placement != nearest.shape.placement
         text = "its placement and order" if other else "its order"
-        yield "order", text, len(told), told
+        yield "order", text, len(nearest), nearest
 
 
-def _other_levels(schedule: Schedule, told: Schedule) -> int:
+def _other_levels(schedule: Schedule, nearest: Schedule) -> int:
     """Count the activations that are recomputed at another level, or not recomputed."""
     ours, theirs = (
         np.array([["", *one.levels.names][level] for level in one.levels.table.ravel()])
-        for one in (schedule, told)
+        for one in (schedule, nearest)
     )
     return int((ours != theirs).sum())
 
