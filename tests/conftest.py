@@ -26,11 +26,12 @@ settings.register_profile(
 )
 settings.load_profile("project")
 
-# processes that tests start find the helpers, too
-HELPERS = str(Path(__file__).parent / "helpers")
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [HELPERS, os.environ.get("PYTHONPATH")]))
+# processes that tests start import the helpers too: pyproject.toml's pythonpath holds for this one only
+HELPERS = Path(__file__).parent / "helpers"
+ROOMS = [str(HELPERS), *map(str, sorted(HELPERS.glob("[!_]*/")))]
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*ROOMS, os.environ.get("PYTHONPATH")]))
 
-# a run in the background may ignore Ctrl-C, which some tests send
+# a shell starts background jobs with Ctrl-C ignored; some tests send it
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -1,7 +1,7 @@
 """Claims: sentences with numbers, recomputed from the committed tables and compared with the pages
 that contain them.
 
-A module in ``results/claims/`` has a function ``sentences(tables)`` that yields, with numbers
+A module in a room of ``results/claims/`` has a function ``sentences(tables)`` that yields, with numbers
 computed from the rows of ``tables("NAME")``, the sentences of the pages. `unsaid` finds the
 sentences that no page contains (a number has changed), `unclaimed` the sentences of a page with a
 number that no claim covers.
@@ -71,9 +71,10 @@ def _value(text: str) -> Any:
 
 
 def load_sentences(folder: Path, tables: Tables) -> dict[str, list[str]]:
-    """Return what each module in `folder` yields, whitespace collapsed, by the module's name."""
+    """Return what each module in `folder` and its rooms yields, whitespace collapsed, by the
+    module's name."""
     found = {}
-    for path in sorted(folder.glob("[!_]*.py")):
+    for path in sorted(folder.rglob("[!_]*.py")):
         spec = spec_from_file_location(f"claims_{path.stem}", path)
         assert spec is not None
         assert spec.loader is not None
@@ -141,7 +142,8 @@ def span(values: Iterable[float], write: Callable[[float], str] = str) -> str:
 
 
 def main(root: str = ".") -> int:
-    """Print each sentence as the tables in `root` give it, and mark those that no page has."""
+    """Print each sentence as the tables in `root` give it, and mark those that no page contains;
+    return 1 where there are such, else 0."""
     results = Path(root) / "results"
     pages = [read_text(Path(root) / page) for page in PAGES]
     wrong = 0

@@ -9,10 +9,10 @@ import sys
 import warnings
 from pathlib import Path
 
-import bad_input_rows
+import bad_input
 import pytest
 import yaml
-from bad_input_rows import ALWAYS, GOOD, ROWS, STAGE, Row
+from bad_input import ALWAYS, GOOD, ROWS, STAGE, Row
 
 import optpipe_sim
 from optpipe_sim import build, load_profile, simulate
@@ -30,7 +30,7 @@ def batch(rows: list[Row]) -> list[dict]:
         "good": [line.split() for line in GOOD],
         "rows": [{"argv": row.argv, "files": dict(row.files)} for row in rows],
     }
-    script = Path(bad_input_rows.__file__).with_name("bad_input_run.py")
+    script = Path(bad_input.__file__).with_name("run.py")
     paths = [str(Path(optpipe_sim.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
         [sys.executable, script],

@@ -1,4 +1,4 @@
-"""What README.md and results/README.md say in numbers, computed again from the committed tables."""
+"""Numbers in README.md and results/README.md, recomputed from the committed tables."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def claims() -> dict[str, list[str]]:
     return load_sentences(CLAIMS, open_tables(RESULTS))
 
 
-@pytest.mark.parametrize("name", sorted(path.stem for path in CLAIMS.glob("*.py")))
+@pytest.mark.parametrize("name", sorted(path.stem for path in CLAIMS.rglob("*.py")))
 def test_the_pages_say_what_the_tables_give(name, claims) -> None:
     assert claims[name]
     for sentence, nearest in unsaid(claims[name], list(TEXTS.values())):
@@ -55,13 +55,13 @@ def test_every_number_in_the_pages_is_a_claim_or_no_result(page, claims) -> None
     assert left == []
 
 
-def test_what_is_no_result_is_still_said() -> None:
+def test_texts_listed_as_no_result_are_in_a_page() -> None:
     assert [text for text, _ in unsaid(NO_RESULTS["texts"], list(TEXTS.values()))] == []
 
 
-@pytest.mark.parametrize("path", sorted(CLAIMS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CLAIMS.rglob("*.py")), ids=lambda path: path.stem)
 def test_claims_compute_their_numbers(path) -> None:
-    """No digit stands in the text of a claim itself: it would be recomputed from nothing."""
+    """The text of a claim contains no digit of its own: nothing would recompute it."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
     formats = {node.format_spec for node in nodes if isinstance(node, ast.FormattedValue)}
     for node in nodes:
@@ -88,7 +88,7 @@ def test_a_number_without_a_claim_is_found() -> None:
     assert unclaimed("Free. It takes 3 s.", [], ["takes 3 s"]) == []
 
 
-def test_sections_are_told_by_their_heading() -> None:
+def test_pages_are_divided_at_their_headings() -> None:
     page = "one\n\n```\n# no heading\n```\n\n## A\n\ntwo\n\n### B\nthree\n"
     assert {key: part.strip() for key, part in sections(page).items()} == {
         "": "one",
@@ -97,7 +97,7 @@ def test_sections_are_told_by_their_heading() -> None:
     }
 
 
-def test_numbers_as_they_are_written() -> None:
+def test_shares_and_ranges_are_written_as_in_the_pages() -> None:
     assert percent(0.045) == "4.5 %"
     assert span([0.31, 0.62], lambda x: percent(x, 0)) == "31 to 62 %"
     assert span([10.4, 0.4], lambda x: f"{x:.1f} %") == "0.4 to 10.4 %"

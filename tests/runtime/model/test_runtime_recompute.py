@@ -4,7 +4,7 @@ random numbers and casts as in the forward, and what cannot be recomputed refuse
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
@@ -44,14 +44,6 @@ LEVELS = ("norms", "attention", "norms+mlp+qkv", "full-50%", "full", "stage")
 LEVELS_INSIDE = ("norms+mlp", "full", "stage")
 SHALLOW = replace(GPT, layers=3)
 LOSS = 4  # bytes per microbatch that no profile counts
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @cache

@@ -48,19 +48,6 @@ NEAR = 1.05
 SLACK_BYTES = 1 << 17  # messages
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As the ranks have it: so that kernels add up in the same order. Ranks find the tests' modules."""
-    before, path = torch.get_num_threads(), os.environ.get("PYTHONPATH")
-    torch.set_num_threads(1)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(Path(__file__).parent), path)))
-    yield
-    torch.set_num_threads(before)
-    os.environ.pop("PYTHONPATH")
-    if path is not None:
-        os.environ["PYTHONPATH"] = path
-
-
 def ranks_of(count: int) -> Iterator[Ranks]:
     with Ranks(count) as ranks:
         yield ranks

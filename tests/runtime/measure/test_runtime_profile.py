@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -35,14 +34,6 @@ MODELS = (
         "experts", **SMALL, ffn=48, experts=4, experts_per_token=2, expert_ffn=24, dense_layers=1
     ),
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)

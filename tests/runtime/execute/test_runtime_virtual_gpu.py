@@ -39,11 +39,8 @@ LEVELS = ("norms+mlp", "full", "stage")
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _no_streams_left() -> Iterator[None]:
     yield
-    torch.set_num_threads(before)
     cuda.copy_stream.cache_clear()
 
 

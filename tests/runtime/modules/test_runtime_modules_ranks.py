@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import own_modules as own
 import pytest
@@ -20,24 +19,9 @@ from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.stage_cost import StageCost
 
-HELPERS = Path(__file__).parent.parent / "helpers"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As the ranks have it; they find the tests' helpers."""
-    before, path = torch.get_num_threads(), os.environ.get("PYTHONPATH")
-    torch.set_num_threads(1)
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(HELPERS), path)))
-    yield
-    torch.set_num_threads(before)
-    os.environ.pop("PYTHONPATH")
-    if path is not None:
-        os.environ["PYTHONPATH"] = path
-
 
 @pytest.fixture(scope="module", name="two")
-def _two(_one_thread: None) -> Iterator[Ranks]:
+def _two(one_thread: None) -> Iterator[Ranks]:
     with Ranks(2) as ranks:
         yield ranks
 

@@ -27,14 +27,6 @@ from optpipe_sim.schedules import REGISTRY
 from optpipe_sim.stage_cost import StageCost
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @contextmanager
 def given_copies() -> Iterator[None]:
     """Copies are measured elsewhere, and at length."""
@@ -127,7 +119,7 @@ def test_a_solved_schedule_and_some_with_offloads_and_levels():
 
 
 def test_the_example_of_the_documentation():
-    page = (Path(__file__).parents[2] / "docs" / "hardware.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "hardware.md").read_text()
     code = re.search(r"```python\n(.*?)```", page, re.DOTALL)[1].replace(
         "time_limit=2", "time_limit=1, workers=1"
     )

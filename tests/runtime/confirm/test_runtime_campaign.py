@@ -7,21 +7,19 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from optpipe_sim import load_profile
 from optpipe_sim.costs.models import Model, parameters
 from optpipe_sim.runtime.confirm import campaign as campaigns
 from optpipe_sim.runtime.confirm.campaign import Campaign, Runner, Work
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 ABSENT = ("simpy", "pyomo", "highspy", "ortools")
 TINY = Model("tiny", 4, 32, 4, 50, kv_heads=2, ffn=48)
 WORK = Work(
@@ -36,14 +34,6 @@ WORK = Work(
     replays=("1f1b",),
     loops=("1f1b",),
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def confirm_gpu() -> Any:
