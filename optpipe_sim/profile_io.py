@@ -10,18 +10,18 @@ from typing import Any
 
 from .errors import InvalidSchedule, ProfileError
 from .files import plain, read_mapping
-from .profile import CostProfile, Offload
+from .profile import CostProfile
 from .profile.items import MOST_ITEMS, Item, StageMaker, even_counts
+from .profile.offload_file import COPIES, bandwidth_of, read_offload
 from .profile.parts import join
 from .profile.writing import profile_to_json as profile_to_json
 from .profile.writing import save_profile as save_profile
 from .schedule.shape import require_stages
 from .stage_cost import RecomputeLevel, StageCost, transfer_ns
-from .units import BYTE_UNITS, TIME_UNITS, Reader, exact, is_plain
+from .units import BYTE_UNITS, TIME_UNITS, Reader, is_plain
 
 LONGEST_NAME = 255  # as of a file
 _STAGE_TIMES = ("t_f", "t_b", "t_w", "t_bw")
-_COPIES = {"t_offload": "d2h_gb_per_s", "t_reload": "h2d_gb_per_s"}
 _STAGE_BYTES = ("act", "w", "offload", "static", "kv")
 
 
@@ -75,7 +75,8 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
     limit = _limit(reader, devices)
     offload = None
     if reader.left.get("offload") is not None:
-        offload, stages = _offload(Reader(reader.take("offload"), "offload"), stages)
+        section = Reader(reader.take("offload"), "offload")
+        offload, stages, items = read_offload(section, devices, stages, items)
     reader.take("offload")
     meta = reader.take("meta", {})
     if not isinstance(meta, Mapping):
@@ -119,11 +120,11 @@ def _items(reader: Reader) -> tuple[Item, ...]:
         if not 1 <= count <= MOST_ITEMS - len(found):
             raise inner.fail("count", f"must be from 1 to {MOST_ITEMS} in all, got {count}")
         reserve = inner.amount("reserve", BYTE_UNITS) or 0
-        copies = {f"{stem}_ns": inner.amount(stem, TIME_UNITS) for stem in _COPIES}
+        copies = {f"{stem}_ns": inner.amount(stem, TIME_UNITS) for stem in COPIES}
         cost = _stage(inner)
-        for stem, bandwidth in _COPIES.items():
+        for stem, bandwidth in COPIES.items():
             if copies[f"{stem}_ns"] is None and section.get(bandwidth) is not None:
-                rate = _bandwidth(inner, bandwidth, section[bandwidth])
+                rate = bandwidth_of(inner, bandwidth, section[bandwidth])
                 copies[f"{stem}_ns"] = transfer_ns(cost.offloadable, rate)
             elif section and copies[f"{stem}_ns"] is None:
                 raise inner.fail(f"{stem}_ms", f"missing: offload gives no {bandwidth}")
@@ -297,17 +298,7 @@ def _comm(reader: Reader) -> tuple[int, int]:
     inner.finish("latency_us, gb_per_s, message_mib")
     if size and bandwidth is None:
         raise inner.fail("gb_per_s", "missing: the bandwidth that carries message_*")
-    return latency, transfer_ns(size, _bandwidth(inner, "gb_per_s", bandwidth)) if size else 0
-
-
-def _bandwidth(reader: Reader, key: str, value: Any) -> Any:
-    try:
-        number = exact(value)
-    except ValueError as error:
-        raise reader.fail(key, str(error)) from None
-    if number <= 0:
-        raise reader.fail(key, f"must be above 0, got {value}")
-    return number
+    return latency, transfer_ns(size, bandwidth_of(inner, "gb_per_s", bandwidth)) if size else 0
 
 
 def _limit(reader: Reader, devices: int) -> tuple[int, ...] | None:
@@ -320,72 +311,3 @@ def _limit(reader: Reader, devices: int) -> tuple[int, ...] | None:
     if len(value) != devices:
         raise reader.fail(key, f"lists {len(value)} devices, but there are {devices}")
     return tuple(reader.whole(f"{key}[{at}]", entry, factor) for at, entry in enumerate(value))
-
-
-def _offload(reader: Reader, stages: list[StageCost]) -> tuple[Offload, list[StageCost]]:
-    costs = {}
-    for stem, bandwidth in _COPIES.items():
-        times = _copy_times(reader, stem, bandwidth, stages)
-        costs[f"{stem}_ns"] = times  # per stage, its slices
-    groups = reader.take("host_link_groups") or []
-    if not isinstance(groups, list) or not all(
-        isinstance(group, list)
-        and all(isinstance(item, int) and not isinstance(item, bool) for item in group)
-        for group in groups
-    ):
-        raise reader.fail(
-            "host_link_groups", f"expected lists of devices, as [[0, 1], [2, 3]], got {groups!r}"
-        )
-    offload = Offload(
-        copy_engines=reader.take("copy_engines", "separate"),
-        host_link=reader.take("host_link"),
-        host_link_groups=tuple(tuple(group) for group in groups if group),
-        host_limit_bytes=reader.amount("host_limit", BYTE_UNITS),
-        devices_per_node=reader.count("devices_per_node", None),
-    )
-    reader.finish(
-        "t_offload_ms or d2h_gb_per_s, t_reload_ms or h2d_gb_per_s, copy_engines, host_link,"
-        " host_link_groups, host_limit_gib, devices_per_node"
-    )
-    return offload, [
-        _with_copies(cost, {key: times[at] for key, times in costs.items()})
-        for at, cost in enumerate(stages)
-    ]
-
-
-def _with_copies(cost: StageCost, times: Mapping[str, list[int]]) -> StageCost:
-    """A stage with the times of its copies, slice by slice."""
-    parts = [
-        replace(part, **{key: values[at] for key, values in times.items()})  # type: ignore[arg-type]
-        for at, part in enumerate(cost.slices or (cost,))
-    ]
-    return join(parts, cost.static_bytes, cost.layers)
-
-
-def _copy_times(
-    reader: Reader, stem: str, bandwidth: str, stages: list[StageCost]
-) -> list[list[int]]:
-    found = reader.quantity(stem, TIME_UNITS)
-    rate = reader.take(bandwidth)
-    if (found is None) == (rate is None):
-        raise reader.fail(f"{stem}_ms", f"give {stem}_ms or {bandwidth}, and not both")
-    key, value = (found[0], found[1]) if found else (bandwidth, rate)
-    values = value if isinstance(value, list) else [value] * len(stages)
-    if len(values) != len(stages):
-        raise reader.fail(key, f"lists {len(values)} stages, expected {len(stages)}")
-    times = []
-    for cost, entry in zip(stages, values, strict=True):
-        parts = cost.slices or (cost,)
-        several = isinstance(entry, list) and cost.slices
-        entries = entry if several else [entry] * len(parts)
-        if len(entries) != len(parts):
-            raise reader.fail(key, f"lists {len(entries)} slices, expected {len(parts)}")
-        times.append(
-            [
-                reader.whole(key, one, found[2])
-                if found
-                else transfer_ns(part.offloadable, _bandwidth(reader, key, one))
-                for part, one in zip(parts, entries, strict=True)
-            ]
-        )
-    return times

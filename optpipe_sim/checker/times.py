@@ -235,17 +235,22 @@ def _memory(facts: _Facts) -> Iterator[str]:
 def host_problems(
     schedule: Schedule, profile: CostProfile, start: Mapping[Op, int], end: Mapping[Op, int]
 ) -> list[str]:
-    """Where a node pins more host memory than it may: from the start of an O to the end of its R."""
+    """Where a node pins more host memory than it may: from the start of an O to the end of its R, or, in
+    front of drives, while either copies."""
     offload = profile.offload
-    if offload is None or offload.host_limit_bytes is None:
+    if offload is None:
         return []
-    size, costs = profile.devices_per_node, Costs(schedule, profile)
-    limit, problems = offload.host_limit_bytes, []
+    staged = offload.nvme is not None
+    limit = offload.nvme.staging_bytes if offload.nvme is not None else offload.host_limit_bytes
+    if limit is None:
+        return []
+    size, costs, problems = profile.devices_per_node, Costs(schedule, profile), []
     for node in range(0, profile.devices, size):
         ops = [op for program in schedule.programs[node : node + size] for op in program]
         bytes_of = {op: costs.moved(op) for op in ops}
-        steps = [(end[op], 0, -bytes_of[op], op) for op in ops if op.kind is R]
-        steps += [(start[op], 1, bytes_of[op], op) for op in ops if op.kind is O]
+        copies = [op for op in ops if op.kind in (O, R)]
+        steps = [(end[op], 0, -bytes_of[op], op) for op in copies if staged or op.kind is R]
+        steps += [(start[op], 1, bytes_of[op], op) for op in copies if staged or op.kind is O]
         level = 0
         for time, _, change, op in sorted(steps):
             level += change

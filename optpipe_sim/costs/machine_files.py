@@ -8,21 +8,23 @@ from dataclasses import MISSING, fields
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import hint_for
 from ..files import plain, read_mapping
 from ..units import is_plain
-from .machines import Machine, MachineError, Pcie, Rates
+from .machines import Drives, Machine, MachineError, Pcie, Rates
 
 KINDS = ("machine", "model", "calibration")  # of templates
+OFFLOAD_TO = ("host", "nvme")
+T = TypeVar("T", Pcie, Drives)
 
 
 def load_machine(source: str | os.PathLike[str] | Mapping[str, Any]) -> Machine:
     """The machine of that name, or in a YAML or JSON file, or in a mapping.
 
-    A file has the fields of `Machine`, with `pcie` and `achieved` (the fields of `Rates`) as
-    mappings; ``base: a100-80gb`` takes everything it leaves out from another machine.
+    A file has the fields of `Machine`, with `pcie`, `nvme` and `achieved` (the fields of `Rates`)
+    as mappings; ``base: a100-80gb`` takes everything it leaves out from another machine.
 
     Raises:
         MachineError: one line with the machine or file, the key, and what would be right.
@@ -99,13 +101,18 @@ def _machine(data: dict[str, Any], name: str) -> Machine:
     for entry in fields(Machine):
         if entry.name in data and not (data[entry.name] is None and "None" in str(entry.type)):
             _check_kind(name, entry.name, str(entry.type), data[entry.name])
-    pcie = data.pop("pcie", None)
+    if data.get("offload_to", "host") not in OFFLOAD_TO:
+        raise MachineError(
+            f"machine {name}: offload_to: expected {' or '.join(OFFLOAD_TO)}, got {data['offload_to']!r}"
+        )
+    pcie, nvme = data.pop("pcie", None), data.pop("nvme", None)
     made = {key: value for key, value in data.items() if key != "achieved"}
     made.setdefault("title", name)
     return Machine(
         **made,
         name=name,
-        pcie=None if pcie is None else _pcie(pcie, name),
+        pcie=None if pcie is None else _section(Pcie, "pcie", pcie, name),
+        nvme=None if nvme is None else _section(Drives, "nvme", nvme, name),
         rates=_rates(data["achieved"], name),
     )
 
@@ -151,17 +158,18 @@ def _rates(data: Any, name: str) -> Rates:
         raise MachineError(f"machine {name}: {error}") from None
 
 
-def _pcie(data: Any, name: str) -> Pcie:
+def _section(kind: type[T], key: str, data: Any, name: str) -> T:
+    """A part of a machine: `kind` with the fields in `data`."""
     if not isinstance(data, Mapping):
-        raise MachineError(f"machine {name}: pcie: expected a mapping, got {data!r}")
-    known = [entry.name for entry in fields(Pcie)]
-    _refuse_unknown(data, known, f"machine {name}", "pcie.")
-    for entry in fields(Pcie):
+        raise MachineError(f"machine {name}: {key}: expected a mapping, got {data!r}")
+    known = fields(kind)
+    _refuse_unknown(data, [entry.name for entry in known], f"machine {name}", f"{key}.")
+    for entry in known:
         if entry.default is MISSING and entry.name not in data:
-            raise MachineError(f"machine {name}: pcie.{entry.name}: missing")
-        if entry.name in data:
-            _check_kind(name, f"pcie.{entry.name}", str(entry.type), data[entry.name])
-    return Pcie(**data)
+            raise MachineError(f"machine {name}: {key}.{entry.name}: missing")
+        if entry.name in data and not (data[entry.name] is None and "None" in str(entry.type)):
+            _check_kind(name, f"{key}.{entry.name}", str(entry.type), data[entry.name])
+    return kind(**data)
 
 
 def _check_kind(name: str, key: str, kind: str, value: Any) -> None:

@@ -133,6 +133,32 @@ class Pcie:
 
 
 @dataclass(frozen=True)
+class Drives:
+    """The NVMe drives of a node that offloads may go to.
+
+    `write_gb_per_s`, `read_gb_per_s`: all of them together, as achieved. `staging_gib`: host memory
+    of the node through which copies stream; None: past the host (GPUDirect Storage). Their rating:
+    `number` drives of `terabytes` each may be written `writes_per_day` times a day for `rated_years`.
+    """
+
+    write_gb_per_s: float
+    read_gb_per_s: float
+    number: int = 1
+    terabytes: float | None = None
+    writes_per_day: float = 1.0
+    rated_years: float = 5.0
+    staging_gib: float | None = None
+
+    @property
+    def rated_bytes(self) -> int | None:
+        """What may be written to all of them in their life; None where their size is unknown."""
+        if self.terabytes is None:
+            return None
+        each = self.terabytes * self.writes_per_day * 365 * self.rated_years
+        return round(self.number * each * 10**12)
+
+
+@dataclass(frozen=True)
 class Machine:
     """A node of equal devices, and the network between nodes.
 
@@ -145,6 +171,7 @@ class Machine:
         network_gb_per_s: to other nodes, one direction, per device.
         pcie: None where nothing is known of it; then no offloading.
         host_memory_gib: of a node; None: unknown.
+        nvme: the drives of a node; None: unknown. `offload_to`: ``host`` or ``nvme``.
         rates: what is achieved.
         sources: per key, where its number is from; ``assumed`` where it is a guess.
     """
@@ -162,6 +189,8 @@ class Machine:
     rates: Rates
     pcie: Pcie | None = None
     host_memory_gib: float | None = None
+    nvme: Drives | None = None
+    offload_to: str = "host"
     sources: Mapping[str, str] = field(default_factory=dict)
 
     def peak(self, dtype: str) -> float:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..errors import OptPipeError
-from ..profile import Offload
+from ..profile import Nvme, Offload
 from ..stage_cost import StageCost
 from .layer import CONTEXTS, DTYPES, EXCHANGES, RECOMPUTE, Work, shares_heads
-from .machines import Machine, MachineError
+from .machines import Machine, MachineError, Pcie
 from .models import Model
 from .roofline import bandwidth_within
 
@@ -254,7 +254,7 @@ def hop(model: Model, machine: Machine, layout: Layout, work: Work) -> tuple[int
 def offloading(
     costs: list[StageCost], machine: Machine, layout: Layout, wanted: bool | None
 ) -> tuple[list[StageCost], Offload | None]:
-    """The offload section: copy times, who shares a switch, the host's memory."""
+    """The offload section: copy times, who shares a switch, the host's memory or the drives."""
     if wanted is False or (wanted is None and machine.pcie is None):
         return costs, None
     pcie = machine.pcie
@@ -265,30 +265,65 @@ def offloading(
         )
     group = layout.tp * layout.cp  # neighbours that copy the same thing at the same time
     sharers = min(group, pcie.devices_per_switch)
-    timed = [
-        replace(
-            cost,
-            t_offload_ns=round(cost.offloadable * sharers / pcie.d2h_gb_per_s),
-            t_reload_ns=round(cost.offloadable * sharers / pcie.h2d_gb_per_s),
-        )
-        for cost in costs
-    ]
     p = layout.pipeline
-    per_switch = max(1, pcie.devices_per_switch // group)
-    switches = [tuple(range(at, min(at + per_switch, p))) for at in range(0, p, per_switch)]
+    per_link = max(1, pcie.devices_per_switch // group)
     per_node = min(p, max(1, machine.devices_per_node // group))
-    limit = None
-    if machine.host_memory_gib is not None:
-        # a profile counts one device of each stage; the others of the node take their part
-        taken = max(group, machine.devices_per_node // per_node if layout.dp > 1 else group)
-        limit = int(machine.host_memory_gib * 2**30 / min(taken, machine.devices_per_node))
-    return timed, Offload(
+    # a profile counts one device of each stage; the others of the node take their part
+    taken = max(group, machine.devices_per_node // per_node if layout.dp > 1 else group)
+    taken = min(taken, machine.devices_per_node)
+    limit, nvme = None, _drives(machine, taken)
+    if nvme is not None:
+        per_link = _per_link(nvme, pcie, sharers, per_link, per_node)
+    elif machine.host_memory_gib is not None:
+        limit = int(machine.host_memory_gib * 2**30 / taken)
+    links = [tuple(range(at, min(at + per_link, p))) for at in range(0, p, per_link)]
+    offload = Offload(
         copy_engines=pcie.copy_engines,
         host_link=pcie.host_link,
-        host_link_groups=tuple(one for one in switches if len(one) > 1),
+        host_link_groups=tuple(one for one in links if len(one) > 1),
         host_limit_bytes=limit,
         devices_per_node=per_node,
+        nvme=nvme,
     )
+    timed = []
+    for cost in costs:
+        write, read = offload.drive_ns(p, cost.offloadable)
+        out = round(cost.offloadable * sharers / pcie.d2h_gb_per_s)
+        back = round(cost.offloadable * sharers / pcie.h2d_gb_per_s)
+        timed.append(replace(cost, t_offload_ns=max(out, write), t_reload_ns=max(back, read)))
+    return timed, offload
+
+
+def _drives(machine: Machine, taken: int) -> Nvme | None:
+    """The share of a node's drives that one of `taken` devices has; None where offloads go to the host.
+
+    Raises:
+        MachineError: if the machine has no drives.
+    """
+    drives = machine.nvme
+    if machine.offload_to != "nvme":
+        return None
+    if drives is None:
+        raise MachineError(
+            f"machine {machine.name}: no NVMe data, so no offloading to drives: give nvme"
+            " (write_gb_per_s, read_gb_per_s) in its file, or offload to the host"
+        )
+    staging, rated = drives.staging_gib, drives.rated_bytes
+    return Nvme(
+        int(drives.write_gb_per_s * 10**9 / taken),
+        int(drives.read_gb_per_s * 10**9 / taken),
+        staging_bytes=None if staging is None else int(staging * 2**30 / taken),
+        rated_bytes=None if rated is None else rated // taken,
+    )
+
+
+def _per_link(nvme: Nvme, pcie: Pcie, sharers: int, per_switch: int, per_node: int) -> int:
+    """How many devices copy in turn on one link to the drives: as many as leave the drives, not PCIe, the
+    slower part, so that few copies at full rate take the place of many at a share of it."""
+    drives = max(nvme.write_bytes_per_s, nvme.read_bytes_per_s)
+    most = min(pcie.d2h_gb_per_s, pcie.h2d_gb_per_s) * 1e9 / sharers * per_node / drives
+    fits = [k for k in range(1, per_node + 1) if per_node % k == 0 and k <= most]
+    return max([per_switch, *fits])
 
 
 def check_work(model: Model, work: Work) -> None:

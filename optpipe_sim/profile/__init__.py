@@ -28,7 +28,9 @@ from ..units import (
     round_half_up,
 )
 from .items import Item
+from .offload import Nvme as Nvme
 from .offload import Offload as Offload
+from .offload import check_offload
 from .parts import change, check_slices, cut_sequence, regroup
 
 
@@ -102,7 +104,8 @@ class CostProfile:
             if min(limit) < 0:
                 raise ProfileError(f"memory_limit: must be at least 0, got {min(limit)}")
             object.__setattr__(self, "memory_limit", limit)
-        self._check_offload()
+        if self.offload is not None:
+            check_offload(self.offload, self.devices, self.stages, self.placement)
 
     def __repr__(self) -> str:
         each = self.stages[0]
@@ -132,32 +135,6 @@ class CostProfile:
                 "memory limit": format_size(max(limit)) if limit else "none",
             }
         )
-
-    def _check_offload(self) -> None:
-        if self.offload is None:
-            return
-        if any(cost.t_offload_ns is None or cost.t_reload_ns is None for cost in self.stages):
-            raise ProfileError(
-                "offload: give t_offload_* (or d2h_gb_per_s) and t_reload_* (or h2d_gb_per_s)"
-            )
-        seen: set[int] = set()
-        for group in self.offload.host_link_groups:
-            for device in group:
-                if not 0 <= device < self.devices:
-                    raise ProfileError(
-                        f"offload.host_link_groups: device {device} does not exist;"
-                        f" devices are 0 to {self.devices - 1}"
-                    )
-                if device in seen:
-                    raise ProfileError(
-                        f"offload.host_link_groups: groups overlap: device {device} is in more than one place"
-                    )
-                seen.add(device)
-        node = self.offload.devices_per_node
-        if node is not None and not 1 <= node <= self.devices:
-            raise ProfileError(
-                f"offload.devices_per_node: must be from 1 to {self.devices}, got {node}"
-            )
 
     # -- what ops cost ----------------------------------------------------------------------------
 

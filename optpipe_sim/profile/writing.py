@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import require
 from ..files import write_mapping
 from ..stage_cost import StageCost
-from . import CostProfile, Offload
+from . import CostProfile, Nvme, Offload
 
 
 def profile_to_json(profile: CostProfile) -> dict[str, Any]:
@@ -128,10 +128,26 @@ def _offload_to_json(profile: CostProfile, offload: Offload) -> dict[str, Any]:
     data["host_link"] = offload.host_link
     if offload.host_link_groups:
         data["host_link_groups"] = [list(group) for group in offload.host_link_groups]
+    elif offload.nvme is not None:  # where a file says nothing, a node's devices share one
+        data["host_link_groups"] = [[device] for device in range(profile.devices)]
     if offload.host_limit_bytes is not None:
         data["host_limit_bytes"] = offload.host_limit_bytes
     if offload.devices_per_node is not None:
         data["devices_per_node"] = offload.devices_per_node
+    if offload.nvme is not None:
+        data["nvme"] = _nvme_to_json(offload.nvme)
+    return data
+
+
+def _nvme_to_json(nvme: Nvme) -> dict[str, Any]:
+    data: dict[str, Any] = {
+        "write_gb_per_s": nvme.write_bytes_per_s / 10**9,
+        "read_gb_per_s": nvme.read_bytes_per_s / 10**9,
+    }
+    if nvme.staging_bytes is not None:
+        data["staging_bytes"] = nvme.staging_bytes
+    if nvme.rated_bytes is not None:
+        data["rated_tb_written"] = nvme.rated_bytes / 10**12
     return data
 
 

@@ -219,13 +219,16 @@ def _said_of_offloads(found: Solution) -> list[str]:
         )  # fmt: skip
         return [f"Nothing is offloaded: {why}."]
     load = trace.engine_load
+    target = "host" if trace.wear is None else "drives"
     lines = [
-        f"Offloading: {trace.offloaded} of {total} activations go to the host and come back,"
+        f"Offloading: {trace.offloaded} of {total} activations go to the {target} and come back,"
         f" {format_size(trace.transferred_bytes)} in all; the host holds up to"
         f" {format_size(trace.host_peak_bytes)}. The busiest copy engine works"
         f" {max(load['offload']):.0%} of the time on the way out,"
         f" {max(load['reload']):.0%} on the way back.",
     ]
+    if trace.wear is not None:
+        lines.append(f"Drives: {trace.wear}.")
     rows: list[Sequence[str]] = [
         ("stage", "device", "gone", "microbatches", "away from the device", "F to B: gone", "kept")
     ]

@@ -26,6 +26,8 @@ from .parts import Span as Span
 from .picture import overview_of, picture_html
 from .steps import Steps, step_function
 from .waits import WAITS, waits_before_ops
+from .wear import Wear as Wear
+from .wear import wear_of
 
 CAUSES = (*WAITS, "drain")
 OBJECTIVES = ("flush", "span")
@@ -285,17 +287,23 @@ class Trace:
 
     @cached_property
     def host_memory(self) -> tuple[Steps, ...]:
-        """Per node, the pinned host bytes over time: from the start of an O to the end of its R."""
+        """Per node, the pinned host bytes over time: from the start of an O to the end of its R; with
+        drives, those of copies under way, which stream through the host unless they go past it."""
         kinds, moved = self.schedule.table[:, 0], moved_bytes(self.schedule, self.profile)
         per_node = self.profile.devices_per_node
         node = self.schedule.devices // per_node
+        offload = self.profile.offload
+        nvme = None if offload is None else offload.nvme
         steps = []
         for at in range(-(-self.profile.devices // per_node)):
             out, back = (kinds == O) & (node == at), (kinds == R) & (node == at)
+            begun, over = (out, back) if nvme is None else (out | back, out | back)
+            if nvme is not None and nvme.staging_bytes is None:
+                begun = over = np.zeros_like(out)
             steps.append(
                 step_function(
-                    np.concatenate((self.start_ns[out], self.end_ns[back])),
-                    np.concatenate((moved[out], -moved[back])),
+                    np.concatenate((self.start_ns[begun], self.end_ns[over])),
+                    np.concatenate((moved[begun], -moved[over])),
                     0,
                 )
             )
@@ -316,6 +324,11 @@ class Trace:
         """Bytes moved to the host and back, over all devices."""
         return int(moved_bytes(self.schedule, self.profile).sum())
 
+    @cached_property
+    def wear(self) -> Wear | None:
+        """What offloads write to the drives of a node; None where they go to the host."""
+        return wear_of(self)
+
     # -- all of it --------------------------------------------------------------------------------
 
     def measures(self) -> dict[str, Any]:
@@ -332,6 +345,7 @@ class Trace:
             "recomputed": self.recomputed,
             "recompute_ns": list(self.recompute_ns),
             "fits": self.fits,
+            **({"nvme": self.wear._asdict()} if self.wear is not None else {}),
         }
 
     def to_json(self) -> dict[str, Any]:

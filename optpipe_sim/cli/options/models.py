@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...errors import OptPipeError
@@ -31,6 +32,12 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
         "--calibrate",
         metavar="FILE",
         help="fit the machine's rates to the measurements in this file first",
+    )
+    parser.add_argument(
+        "--offload-to",
+        choices=("host", "nvme"),
+        help="where offloads go: the host's memory, or through it to the node's drives (the machine's"
+        " nvme section); default: as the machine says, else host",
     )
 
 
@@ -97,6 +104,8 @@ def model_and_machine(
     from ...costs import load_machine, load_model
 
     model, machine = load_model(arguments.model), load_machine(arguments.machine)
+    if arguments.offload_to is not None:
+        machine = replace(machine, offload_to=arguments.offload_to)
     if arguments.calibrate is None:
         return model, machine, None
     from ...costs.calibrate import calibrate, load_measurements

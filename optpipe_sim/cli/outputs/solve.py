@@ -52,6 +52,8 @@ def show_solution(
     if trace.offloaded:
         offloaded += f"; host memory peaks at {format_size(trace.host_peak_bytes)}"
     line(out, "offloaded", offloaded)
+    if trace.offloaded and trace.wear is not None:
+        line(out, "NVMe", str(trace.wear))
     if result.variables:
         size = f"{result.variables:,} variables, {result.constraints:,} constraints"
         line(out, "model", size)

@@ -170,6 +170,7 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     from rich.text import Text
 
     from ....costs.models import active_parameters, parameters
+    from ....trace.wear import most_written
     from ....units import counted, format_size, format_time
     from ...outputs.show import warn
     from ...outputs.stages import most_chunks_text, show_levels, show_stages
@@ -205,6 +206,11 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         f" {once['gradient_sync_ms']:.3g} ms, update {once['optimizer_ms']:.3g} ms; memory for"
         f" training {format_size(limit)} per device"
     )
+    if profile.offload is not None and profile.offload.nvme is not None:
+        out.print(
+            f"offloads go to the node's drives: at most {format_size(most_written(profile))} per microbatch"
+            " and node, for the devices of one pipeline"
+        )
     shares = ", ".join(f"{key} {share:.0%}" for key, share in meta["time_spent"].items() if share)
     out.print(f"compute time: {shares}")
     if max(profile.least_limits) > limit:

@@ -105,6 +105,8 @@ def _show(
             f"{trace.offloaded} of {activations} activations; host memory peaks at"
             f" {format_size(trace.host_peak_bytes)}",
         )
+        if trace.wear is not None:
+            show.line(out, "NVMe", str(trace.wear))
     if reason is not None:
         show.line(out, "fits", Text("✗ no; the figures are those without the limit", "bold red"))
         show.line(out, "", Text(reason))
