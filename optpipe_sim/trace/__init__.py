@@ -327,7 +327,7 @@ class Trace:
     @cached_property
     def wear(self) -> Wear | None:
         """What offloads write to the drives of a node; None where they go to the host."""
-        return wear_of(self)
+        return wear_of(self.schedule, self.profile, self.cost_ns)
 
     # -- all of it --------------------------------------------------------------------------------
 

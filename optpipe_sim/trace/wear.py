@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ..op_costs import moved_bytes
 from ..ops import O
+from ..profile import CostProfile
+from ..schedule import Schedule
 from ..units import format_size
-
-if TYPE_CHECKING:
-    from ..profile import CostProfile
-    from . import Trace
 
 DAY_NS = 86_400 * 10**9
 
@@ -47,16 +45,16 @@ def most_written(profile: CostProfile) -> int:
     return max(written)
 
 
-def wear_of(trace: Trace) -> Wear | None:
-    """The wear of a trace's offloads; None where they go to the host's memory."""
-    offload, profile = trace.profile.offload, trace.profile
+def wear_of(schedule: Schedule, profile: CostProfile, cost_ns: int) -> Wear | None:
+    """The wear of a schedule whose iterations take so long; None where offloads go to the host."""
+    offload = profile.offload
     if offload is None or offload.nvme is None:
         return None
-    moved = moved_bytes(trace.schedule, profile)
-    out = trace.schedule.table[:, 0] == O
-    node = trace.schedule.devices // profile.devices_per_node
+    moved = moved_bytes(schedule, profile)
+    out = schedule.table[:, 0] == O
+    node = schedule.devices // profile.devices_per_node
     nodes = range(-(-profile.devices // profile.devices_per_node))
     written = max(int(moved[out & (node == at)].sum()) for at in nodes)
-    daily = written * DAY_NS // trace.cost_ns
+    daily = written * DAY_NS // cost_ns
     rated = offload.nvme.rated_bytes
     return Wear(written, daily, None if not (rated and daily) else rated / daily / 365)
