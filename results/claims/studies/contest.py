@@ -48,7 +48,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     ours = [search(methods) for methods in cells.values()]
     gaps = [cell.ns / cell.bound - 1 for cell in ours if cell.bound]
     yield from _table(cells)
-    yield f"Over the bound on all of it the search stays by {span(gaps, percent)} (median {percent(median(gaps))})"
+    yield f"Its gap to the lower bound is {span(gaps, percent)} (median {percent(median(gaps))})"
 
 
 def _table(cells: Cells) -> Iterator[str]:
@@ -83,9 +83,9 @@ def _against_rules(cells: Cells) -> Iterator[str]:
     )
     tried = [methods["1F1B", "none"].rows[0] for methods in cells.values()]
     yield (
-        f"To try all rules took {span([row['point_s'] for row in tried], '{:.0f}'.format)} s per setting on one core, under a"
-        f" load of {span([float(row['load']) for row in tried], '{:.0f}'.format)}; the search tries them before it begins,"
-        f" as far as half of its time allows"
+        f"Trying all rules took {span([row['point_s'] for row in tried], '{:.0f}'.format)} s per setting on one core, under a"
+        f" load of {span([float(row['load']) for row in tried], '{:.0f}'.format)}; the search tries them first,"
+        f" in at most half of its time"
     )
     won = Counter(best.method for best in rules.values())
     names = ", ".join(f"{name} in {count}" for name, count in won.most_common())
