@@ -51,10 +51,7 @@ def work(profile: CostProfile, microbatches: int, objective: str) -> int:
             # what it sends behind its last op is no part of a span
             best = max(best, full + max(0, sends - profile.sending_ns))
             continue
-        before = [profile.stages[stage].slices[0] for stage in range(stages[0])]
-        latency = sum(chains.latency(stage, stage + 1) for stage in range(stages[0]))
-        head = sum(part.t_f_ns for part in before) + latency
-        tail = sum(map(back_ns, before)) + latency
+        head, tail = _head(profile, chains, stages[0]), _tail(profile, chains, stages[0])
         best = max(
             best, head + full + sends, head + direct + max(0, sends - profile.sending_ns) + tail
         )

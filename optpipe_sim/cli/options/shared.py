@@ -6,6 +6,8 @@ from argparse import ArgumentParser
 
 from .kinds import count, instant, size
 
+FAMILIES = ("megatron", "torchtitan")  # of ``--family``
+
 
 def add_schedule(parser: ArgumentParser) -> None:
     parser.add_argument(

@@ -9,9 +9,10 @@ searched again. So the result is never above that of the given layout.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -317,17 +318,22 @@ def moves(
     idlest first (by `load`; None: by work), and with many stages only between neighbours."""
     busy = device_work(layout) if load is None else load
     work = [busy[device] for device in layout.placement]
-    pairs = [
-        (work[b] - work[a], abs(a - b), a, b)
-        for a in range(len(counts))
-        for b in range(len(counts))
-        if a != b and counts[a] > 1 and (len(counts) <= MOST_STAGES or abs(a - b) == 1)
-    ]
-    for _, _, a, b in sorted(pairs):
-        moved = list(counts)
-        moved[a] -= 1
-        moved[b] += 1
-        yield moved
+    pairs = sorted((work[b] - work[a], abs(a - b), a, b) for a, b in _pairs(counts))
+    return (_moved(counts, a, b) for _, _, a, b in pairs)
+
+
+def _pairs(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Stages from and to which an item may move; with many stages only neighbours."""
+    for a, b in permutations(range(len(counts)), 2):
+        if counts[a] > 1 and (len(counts) <= MOST_STAGES or abs(a - b) == 1):
+            yield a, b
+
+
+def _moved(counts: Sequence[int], a: int, b: int) -> list[int]:
+    moved = list(counts)
+    moved[a] -= 1
+    moved[b] += 1
+    return moved
 
 
 def device_work(layout: CostProfile) -> list[int]:
@@ -353,18 +359,8 @@ def balanced(profile: CostProfile) -> list[int]:
     best = even_counts(len(profile.items), len(profile.stages))
     value = spread(best)
     while True:
-        found = min(((spread(other), other) for other in _neighbours(best)), default=None)
+        others = [_moved(best, a, b) for a, b in _pairs(best)]
+        found = min(((spread(other), other) for other in others), default=None)
         if found is None or found[0] >= value:
             return best
         value, best = found
-
-
-def _neighbours(counts: Sequence[int]) -> Iterable[list[int]]:
-    near = len(counts) > MOST_STAGES
-    for a, count in enumerate(counts):
-        for b in range(len(counts)):
-            if a != b and count > 1 and not (near and abs(a - b) > 1):
-                moved = list(counts)
-                moved[a] -= 1
-                moved[b] += 1
-                yield moved

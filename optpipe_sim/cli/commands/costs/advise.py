@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...options.kinds import count, names, seconds, size
 from ...options.models import add_kernels, add_machine, add_model, model_and_machine
-from ...options.shared import add_report
+from ...options.shared import FAMILIES, add_report
 from ...outputs.trace import write_page
 from . import family
 
@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--family",
-        choices=family.FAMILIES,
+        choices=FAMILIES,
         help="only plans that this framework can run, ending in the options to paste",
     )
     add_kernels(parser)

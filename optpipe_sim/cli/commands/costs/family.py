@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ....trace import Trace
     from ...outputs.show import Out
 
-FAMILIES = ("megatron", "torchtitan")
 FREE_S = 8.0  # to search the same split without the family
 LAYOUT_S = 6.0  # for other layouts of layers
 MOST_OPS = 200_000  # rows with more ops are reported as they are

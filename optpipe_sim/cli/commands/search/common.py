@@ -1,4 +1,4 @@
-"""What ``solve`` has in common with ``solve --noise`` and ``frontier``."""
+"""Parts that ``solve``, its variants (``--noise``, ``--layers``, ``--family``) and ``frontier`` share."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ def finish(
     trace: Trace,
     answer: dict[str, Any],
     files: dict[str, str],
-    tell: Callable[[], None],
+    show: Callable[[], None],
     error: OptPipeError | None = None,
 ) -> int:
-    """Write the files that are asked for (they join `files`) and give the answer; only then complain
-    of what could not be written, as when a disk is full.
+    """Write the requested files (they join `files`) and print the answer; only then raise an error for
+    a file that could not be written, as when a disk is full.
 
     Args:
-        answer: for ``--json``. `tell`: gives it to people. `error`: what could not be written before.
+        answer: for ``--json``. `show`: prints it for people. `error`: of an earlier file that could not
+            be written.
     """
     from ...outputs.trace import write_trace, write_trace_page
 
@@ -42,14 +43,23 @@ def finish(
     common = {"chunks": chunks, "reason": None, "files": files}
     out.result({"schedule": "optpipe", **answer, **common})
     if not out.json:
-        tell()
+        show()
     if error is not None:
         raise error
     return DONE
 
 
+def needs_profile(arguments: argparse.Namespace) -> None:
+    """Refuse to save a schedule for stages other than the given ones without their profile."""
+    if arguments.save and not arguments.save_profile:
+        raise OptPipeError(
+            f"--save: the schedule is for other stages than those of {arguments.profile}; give"
+            " --save-profile Q.yaml as well"
+        )
+
+
 def nothing(arguments: argparse.Namespace, error: OptPipeError) -> dict[str, Any]:
-    """The answer where there is no schedule."""
+    """Return the answer for ``--json`` where there is no schedule."""
     from ....solvers.result import status_of
 
     return {

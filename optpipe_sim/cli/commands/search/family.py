@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.search import search_options
-from .common import COMPILING, finish
+from ...options.shared import FAMILIES
+from .common import COMPILING, finish, needs_profile
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from ....trace import Trace
     from ...outputs.show import Out
 
-FAMILIES = ("megatron", "torchtitan")
 # options of `solve` that choose how to search, or another question
 REFUSED = ("warm_start", "write_model", "noise", "evaluations", "placement", "log", "margin")
 
@@ -43,12 +43,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             raise OptPipeError(f"--{option}: is nothing for --family")
     profile = read_profile(arguments)
     trace, found, plan = _BEST[arguments.family](arguments, out, profile)
-    moved = found.get("moved", False)
-    if arguments.save and moved and not arguments.save_profile:
-        raise OptPipeError(
-            f"--save: the schedule is for other stages than those of {arguments.profile}; give"
-            " --save-profile Q.yaml as well"
-        )
+    if found.get("moved", False):
+        needs_profile(arguments)
     free = _free(arguments, out, restrict(profile, arguments.treatments))
     trace.schedule.meta.update(name=found["told"], objective=arguments.objective)
     bound = free.lower_bound_ns if free is not None else None

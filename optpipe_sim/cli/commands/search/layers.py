@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.search import search_options
-from .common import COMPILING, finish, nothing
+from .common import COMPILING, finish, needs_profile, nothing
 
 if TYPE_CHECKING:
     from ....solvers.layers.search import LayersResult
@@ -45,11 +45,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     for name in REFUSED:
         if getattr(arguments, name, None):
             raise OptPipeError(f"--{name.replace('_', '-')}: is nothing for --layers any")
-    if arguments.save and not arguments.save_profile:
-        raise OptPipeError(
-            f"--save: the schedule is for other stages than those of {arguments.profile}; give"
-            " --save-profile Q.yaml as well"
-        )
+    needs_profile(arguments)
     one_shape = arguments.placement or arguments.engine in ("milp", "cpsat")
     free = {} if arguments.chunks is not None or one_shape else {"chunks": "any"}
     options = search_options(arguments, **free)
