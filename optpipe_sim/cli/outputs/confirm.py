@@ -74,6 +74,13 @@ def show_confirmation(
 def _makespan(out: Out, found: Confirmation) -> None:
     predicted, measured = found.difference.predicted, found.difference.measured
     line(out, "predicted", format_time(predicted.makespan_ns))
+    if found.corrected is not None:
+        slower = _beside(found.corrected.makespan_ns, predicted.makespan_ns)
+        line(
+            out,
+            "corrected",
+            slower.append(" (ops slowed down by copies and idle gaps, as profiled)"),
+        )
     if not found.timed:
         took = f"{format_time(measured.makespan_ns)}, which says nothing: ranks share the cores"
         line(out, "measured", took)
@@ -126,6 +133,9 @@ def _ops(out: Out, found: Confirmation) -> None:
         )
     out.print(table)
     out.hint(Text("medians here, and how many times the profile's that is", "dim"))
+    if found.mode == "loop" and found.interference is not None:
+        said = "; ".join(found.interference.lines())
+        out.hint(Text(f"profiled beside copies, over alone: {said}", "dim"), soft_wrap=True)
     out.print()
 
 

@@ -27,6 +27,7 @@ def report(found: Mapping[str, Any], confirmed: Confirmed) -> str:
             "",
             *_levels(found["works"][name].get("levels") or []),
             *_makespans(of_work),
+            *_interference(of_work),
             *_ratios(of_work),
             *_memory(of_work),
         ]
@@ -77,17 +78,19 @@ def _levels(stages: Sequence[Mapping[str, tuple[float, float]]]) -> list[str]:
 
 def _makespans(of_work: Mapping[str, Confirmation]) -> list[str]:
     rows = [
-        "| run | predicted | measured | of each run | noise | closure | gradients bitwise | holds |",
-        "|---|--:|--:|--:|--:|--:|--:|---|",
+        "| run | predicted | corrected | measured | of each run | noise | closure | gradients bitwise |"
+        " holds |",
+        "|---|--:|--:|--:|--:|--:|--:|--:|---|",
     ]
     for name, one in of_work.items():
         predicted = one.difference.predicted.makespan_ns
         measured = one.difference.measured.makespan_ns
         low, high = min(one.makespans_ns), max(one.makespans_ns)
-        gradients = one.gradients
+        gradients, corrected = one.gradients, one.corrected
         cells = [
             name,
             format_time(predicted),
+            "" if corrected is None else format_time(corrected.makespan_ns),
             f"{format_time(measured)} ({measured / predicted - 1:+.1%})",
             f"{format_time(low)} to {format_time(high)}",
             "" if one.noise_ns is None else f"{one.noise_ns / predicted:.1%}",
@@ -106,6 +109,14 @@ def _gradients(found: Any) -> str:
     if found.noise is not None:
         text += f" (reference against itself: {found.noise:.1g})"
     return text
+
+
+def _interference(of_work: Mapping[str, Confirmation]) -> list[str]:
+    """The factors that the profile has, of which the corrected prediction is made."""
+    found = next((one.interference for one in of_work.values()), None)
+    if found is None:
+        return []
+    return ["", f"Profiled beside copies and after idle, over alone: {'; '.join(found.lines())}."]
 
 
 def _ratios(of_work: Mapping[str, Confirmation]) -> list[str]:

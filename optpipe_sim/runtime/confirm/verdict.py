@@ -16,6 +16,7 @@ from ...ops import O, Op, R
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim.difference import Difference
+from ...sim.interference import Interference, replay_with_interference
 from ...trace import Trace
 from ...units import format_size, format_time
 
@@ -249,6 +250,20 @@ class Confirmation:
         """Whether its times say anything."""
         return self.mode != "gradient"
 
+    @cached_property
+    def corrected(self) -> Trace | None:
+        """Of ``loop`` the prediction with ops slowed down by what runs beside them, as far as the profile
+        has measured that; it stands beside the plain one."""
+        found = self.interference
+        if self.mode != "loop" or found is None:
+            return None
+        return replay_with_interference(self.difference.lowered, found)
+
+    @property
+    def interference(self) -> Interference | None:
+        """What the profile says of it."""
+        return Interference.of(self.difference.lowered.profile)
+
     @property
     def holds(self) -> bool:
         """Whether nothing contradicts the prediction."""
@@ -308,6 +323,7 @@ class Confirmation:
             "composed_makespan_ns": (
                 self.difference.measured.makespan_ns if self.composed else None
             ),
+            "corrected_makespan_ns": None if self.corrected is None else self.corrected.makespan_ns,
             "noise_ns": self.noise_ns,
             "last_sweep_ns": None if self.last is None else self.last.makespan_ns,
             "closure_ns": self.closure_ns,

@@ -9,7 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from statistics import median
 from typing import Any, NamedTuple
@@ -130,6 +130,11 @@ def _cpu_times(
             if at:  # the first touches the memory
                 times.append(float(time.perf_counter_ns() - start))
     return times
+
+
+def keep_copying(target: Tensor, source: Tensor) -> AbstractContextManager[None]:
+    """Copy on the host, again and again in another thread, until the block ends."""
+    return _beside(lambda: target.copy_(source))
 
 
 @contextmanager

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,12 +20,14 @@ from ...version import __version__
 if TYPE_CHECKING:
     from ..model.plan import Stages
 
+LOAD_WIDTH, LOAD_AT_ONCE, LOAD_S = 4096, 16, 0.2  # of the GEMMs under which clocks are read
 MEASURED = {
     "t_f, t_b, t_w, t_bw": "measured: medians",
     "t_comm": "not measured",
     "t_offload, t_reload": "fitted to measured copies beside GEMMs",
     "act, w, offload": "measured",
     "static": "weights, gradients and reserve measured; optimizer by its bytes per weight",
+    "interference": "measured: durations beside copies and after an idle gap, over those alone",
 }
 
 
@@ -66,7 +72,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         "memory_bytes": total,
         "usable_bytes": usable,
         "cuda": torch.version.cuda,
-        **_nvidia_smi(),
+        **_nvidia_smi(facts),
     }
 
 
@@ -90,13 +96,55 @@ def _cpu_clocks() -> dict[str, float] | None:
     return {"least": min(clocks), "most": max(clocks)} if clocks else None
 
 
-def _nvidia_smi() -> dict[str, Any]:
-    """Driver and clocks, where nvidia-smi reports them."""
-    keys = ("driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit")
-    command = ["nvidia-smi", f"--query-gpu={','.join(keys)}", "--format=csv,noheader,nounits"]
+def _nvidia_smi(facts: Any) -> dict[str, Any]:
+    """Driver, limits and clocks of this GPU as nvidia-smi reports them: at rest, and while GEMMs run."""
+    uuid = getattr(facts, "uuid", None)  # torch's index counts the visible devices only
+    which = [] if uuid is None else [f"--id=GPU-{uuid}"]
+    known = _query(
+        which, "driver_version", "clocks.sm", "clocks.mem", "clocks.max.sm", "power.limit"
+    )
+    if not known:
+        return {}
+    with under_load():
+        busy = _query(which, "clocks.sm", "clocks.mem", "power.draw")
+    return {"nvidia_smi": known, "clocks_under_load": busy}
+
+
+def _query(which: list[str], *keys: str) -> dict[str, str]:
+    """What nvidia-smi says of these; nothing where it is missing, or does not know the device (MIG)."""
+    command = [
+        "nvidia-smi",
+        *which,
+        f"--query-gpu={','.join(keys)}",
+        "--format=csv,noheader,nounits",
+    ]
     try:
         found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return {}
-    values = [value.strip() for value in found.stdout.splitlines()[0].split(",")]
-    return {"nvidia_smi": dict(zip(keys, values, strict=False))}
+    lines = found.stdout.splitlines()
+    values = [value.strip() for value in lines[0].split(",")] if lines else []
+    return dict(zip(keys, values, strict=False))
+
+
+@contextmanager
+def under_load() -> Iterator[None]:
+    """Have GEMMs run on the current GPU, from before the block to its end."""
+    square = torch.full((LOAD_WIDTH,) * 2, 1 / LOAD_WIDTH, device="cuda", dtype=torch.bfloat16)
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            for _ in range(LOAD_AT_ONCE):
+                torch.mm(square, square)
+            torch.cuda.current_stream(square.device).synchronize()
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    time.sleep(LOAD_S)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        torch.cuda.synchronize()

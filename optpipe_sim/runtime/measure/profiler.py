@@ -4,12 +4,9 @@ CUDA by events and the allocator's statistics; not confirmed on a GPU yet.
 
 from __future__ import annotations
 
-import time
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import median, quantiles
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -18,6 +15,7 @@ from ...errors import OptPipeError
 from ...profile import CostProfile, Offload
 from ...stage_cost import StageCost
 from ..model.plan import Stages
+from .communicator import communicator_bytes
 from .copies import Copy, copy_sizes, measure_copies
 from .environment import prepare_cuda
 from .footprint import (
@@ -29,135 +27,11 @@ from .footprint import (
     stage_bytes,
     static_bytes,
 )
+from .interference import Factors, interference_facts, op_factors
 from .machine import provenance
+from .times import Spread, stage_times
 
 Progress = Callable[[str, int, int], None]
-
-
-class Spread(NamedTuple):
-    """Times of one op in ns: median and quartiles; `issue`: the least that the host took to issue it,
-    below which the op cannot last on a device."""
-
-    median: float
-    low: float
-    high: float
-    issue: float = 0.0
-
-
-def spread(times: Sequence[float]) -> Spread:
-    """Median and quartiles."""
-    low, _, high = quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
-    return Spread(median(times), low, high)
-
-
-def stage_times(
-    plan: Stages,
-    stage: int,
-    device: torch.device,
-    samples: int = 30,
-    warmup: int = 5,
-    tick: Callable[[], None] = lambda: None,
-    levels: Sequence[str] = (),
-) -> dict[str, Spread]:
-    """Median and quartiles of F, B, W and BW, in chains F B W and F BW of one microbatch.
-
-    For each level of recomputation also of ``C level``, in chains F C BW, and of ``B level`` and
-    ``BW level``, which recompute inside.
-    """
-    worker = plan.worker(stage, device)
-    generator = torch.Generator(device=device).manual_seed(plan.seed)
-    x = plan.message(worker, stage - 1, generator=generator)
-    dy = plan.message(worker, stage, gradient=True, generator=generator)
-    batch = plan.batch(device)
-    clock = _Clock(device)
-    for at in range(samples + warmup):
-        worker.start_step(*batch)
-        keep = at >= warmup
-        for chain in _chains(levels):
-            level = chain.level
-            with clock("F" if level is None else f"F {level}", keep):
-                worker.forward(stage, 0, x, level)
-            if chain.apart:
-                with clock(f"C {level}", keep):
-                    worker.recompute(stage, 0)
-            with clock(chain.backward, keep):
-                worker.backward(stage, 0, dy, fused=chain.fused)
-            if not chain.fused:
-                with clock("W", keep):
-                    worker.weight(stage, 0)
-        worker.finish_step()
-        tick()
-    return {
-        op: spread(times)._replace(issue=clock.issued_ns[op]) for op, times in clock.times().items()
-    }
-
-
-class _Chain(NamedTuple):
-    """The ops of one microbatch, from F to the end of its backward."""
-
-    fused: bool
-    level: str | None = None
-    apart: bool = False
-
-    @property
-    def backward(self) -> str:
-        """The name of its backward's time; after a C it is as without a level."""
-        op = "BW" if self.fused else "B"
-        return op if self.level is None or self.apart else f"{op} {self.level}"
-
-
-def _chains(levels: Sequence[str]) -> list[_Chain]:
-    """The chains to be timed, in turn."""
-    chains = [_Chain(False), _Chain(True)]
-    for level in levels:
-        chains += [_Chain(False, level), _Chain(True, level), _Chain(True, level, apart=True)]
-    return chains
-
-
-class _Clock:
-    """Times of ops: on CUDA by events, read once at the end; else by the host's clock.
-
-    Attributes:
-        issued_ns: by op, the least that the host took to issue it: nothing held it up then.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.issued_ns: dict[str, float] = {}
-        self.marks: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
-
-    def __call__(self, op: str, keep: bool) -> _Clock:
-        self.op, self.keep = op, keep
-        return self
-
-    def now(self) -> Any:
-        if self.device.type != "cuda":
-            return time.perf_counter_ns()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def __enter__(self) -> None:
-        self.start = self.now()
-        self.began_ns = time.perf_counter_ns()
-
-    def __exit__(self, *_: object) -> None:
-        took_ns = time.perf_counter_ns() - self.began_ns
-        if self.keep:
-            self.marks[self.op].append((self.start, self.now()))
-            self.issued_ns[self.op] = min(took_ns, self.issued_ns.get(self.op, took_ns))
-
-    def times(self) -> dict[str, list[float]]:
-        """By op, in ns."""
-        if self.device.type != "cuda":
-            return {
-                op: [float(end - start) for start, end in marks] for op, marks in self.marks.items()
-            }
-        torch.cuda.synchronize(self.device)
-        return {
-            op: [start.elapsed_time(end) * 1e6 for start, end in marks]
-            for op, marks in self.marks.items()
-        }
 
 
 def measure(
@@ -182,7 +56,7 @@ def measure(
         raise OptPipeError(f"samples: must be at least 1, got {samples}; warmup at least 0")
     alike = plan.alike()
     different = sorted(set(alike))
-    total = len(different) * (samples + warmup + 1) + 4
+    total = len(different) * (samples + warmup + 2) + 4
     done = 0
 
     def tick(what: str) -> None:
@@ -192,6 +66,7 @@ def measure(
 
     sizes: dict[int, StageBytes] = {}
     times: dict[int, dict[str, Spread]] = {}
+    factors: dict[int, Factors] = {}
     try:
         for stage in different:
             what = f"stage {stage} of {plan.stages}"
@@ -201,18 +76,25 @@ def measure(
             times[stage] = stage_times(
                 plan, stage, place, samples, warmup, partial(tick, what), own
             )
+        largest = max(size for one in sizes.values() for size in one.copied)
+        copies = measure_copies(place, copy_sizes(largest), max(3, samples // 3), tick)
+        for stage in different:
+            few, moved = max(2, samples // 5), sizes[stage].moved
+            factors[stage] = op_factors(plan, stage, place, times[stage], copies, moved, few)
+            tick(f"stage {stage} of {plan.stages} beside copies")
     except torch.cuda.OutOfMemoryError:
         raise OptPipeError(
             f"stage {stage} of {plan.title} does not fit on {device} with three microbatches:"
             " take more stages, a shorter --seq or a smaller --microbatch"
         ) from None
-    largest = max(size for one in sizes.values() for size in one.copied)
-    copies = measure_copies(place, copy_sizes(largest), max(3, samples // 3), tick)
     meta = provenance(plan, place)
+    meta |= interference_facts([factors[at] for at in alike], copies, largest)
     meta["copies"] = {
         mode: {way: copy_facts(copy) for way, copy in both.items()} for mode, both in copies.items()
     }
     meta["samples"], meta["warmup"] = samples, warmup
+    if place.type == "cuda":
+        meta["reserved_bytes"] = _reserved_bytes(meta["device"])
     return assemble(
         plan, [sizes[at] for at in alike], [times[at] for at in alike], copies, meta, name
     )
@@ -297,7 +179,20 @@ def assemble(
     )
 
 
+def _reserved_bytes(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What torch's allocator cannot have: the CUDA context (with what other processes hold), and a
+    communicator of NCCL, or why that is not known."""
+    torch.cuda.empty_cache()  # the process that measures it needs a context of its own
+    each = communicator_bytes(torch.cuda.current_device())
+    return {"context": facts["memory_bytes"] - facts["usable_bytes"], "communicator": each}
+
+
 def memory_limit(plan: Stages, meta: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """The memory of a GPU that torch can allocate; none on a CPU."""
+    """The memory of a GPU that torch can allocate beside the communicators of a pipeline; none on a CPU."""
     usable = meta["device"].get("usable_bytes")
-    return None if usable is None else (usable,) * plan.devices
+    if usable is None:
+        return None
+    # messages of F's and of B's, to and from each neighbour in a ring of devices
+    pairs = 2 * min(2, plan.devices - 1)
+    each = meta.get("reserved_bytes", {}).get("communicator")
+    return (usable - (pairs * each if isinstance(each, int) else 0),) * plan.devices

@@ -12,18 +12,12 @@ from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.costs import estimate, load_model
 from optpipe_sim.costs.models import Model, parameters
 from optpipe_sim.profile_io import save_profile
-from optpipe_sim.runtime.measure import profiler
+from optpipe_sim.runtime.measure import times
 from optpipe_sim.runtime.measure.copies import _fit, copy_sizes, measure_copies
 from optpipe_sim.runtime.measure.fake import fake_bytes, fake_profile
 from optpipe_sim.runtime.measure.memory import LiveBytes
-from optpipe_sim.runtime.measure.profiler import (
-    StageBytes,
-    _Clock,
-    measure,
-    spread,
-    stage_bytes,
-    static_bytes,
-)
+from optpipe_sim.runtime.measure.profiler import StageBytes, measure, stage_bytes, static_bytes
+from optpipe_sim.runtime.measure.times import Clock, spread
 from optpipe_sim.runtime.model.plan import Plan
 
 SMALL = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 50}
@@ -153,6 +147,12 @@ def test_a_measured_profile_can_be_read_and_used(tmp_path) -> None:
         facts = profile.meta["stages"][stage]["times_us"]
         assert all(one["low"] <= one["median"] <= one["high"] for one in facts.values())
         assert all(0 < one["issue"] <= one["median"] for one in facts.values())
+    found = profile.meta["interference"]
+    assert set(found["copies"]) == {"d2h", "h2d"}
+    for factors in found["stages"]:
+        assert set(factors) == {"F", "B", "W", "BW"}
+        assert all(factor > 0 for one in factors.values() for factor in one.values())
+        assert all(set(one) == {"d2h", "h2d", "both", "idle"} for one in factors.values())
     weights = sum(part["static_bytes"]["weights"] for part in profile.meta["stages"])
     assert weights == 4 * parameters(MODELS[1])
     assert simulate(build("adaoffload", profile, 4), profile).makespan_ns > 0
@@ -305,8 +305,8 @@ def test_the_host_is_timed_beside_the_device(monkeypatch: pytest.MonkeyPatch):
 
     monkeypatch.setattr(torch.cuda, "Event", Mark)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(profiler.time, "perf_counter_ns", lambda: now["host"] * 10**6)
-    clock = _Clock(torch.device("cuda"))
+    monkeypatch.setattr(times.time, "perf_counter_ns", lambda: now["host"] * 10**6)
+    clock = Clock(torch.device("cuda"))
     for host_ms, keep in ((0, False), (9, True), (1, True), (2, True)):
         with clock("F", keep):
             now["host"] += host_ms

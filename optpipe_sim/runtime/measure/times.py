@@ -1,0 +1,139 @@
+"""Times of the ops of one stage, in chains of one microbatch: on CUDA by events, else by the host's clock."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from statistics import median, quantiles
+from typing import Any, NamedTuple
+
+import torch
+
+from ..model.plan import Stages
+
+
+class Spread(NamedTuple):
+    """Times of one op in ns: median and quartiles; `issue`: the least that the host took to issue it,
+    below which the op cannot last on a device."""
+
+    median: float
+    low: float
+    high: float
+    issue: float = 0.0
+
+
+def spread(times: Sequence[float]) -> Spread:
+    """Median and quartiles."""
+    low, _, high = quantiles(times, n=4) if len(times) > 1 else (times[0],) * 3
+    return Spread(median(times), low, high)
+
+
+def stage_times(
+    plan: Stages,
+    stage: int,
+    device: torch.device,
+    samples: int = 30,
+    warmup: int = 5,
+    tick: Callable[[], None] = lambda: None,
+    levels: Sequence[str] = (),
+) -> dict[str, Spread]:
+    """Median and quartiles of F, B, W and BW, in chains F B W and F BW of one microbatch.
+
+    For each level of recomputation also of ``C level``, in chains F C BW, and of ``B level`` and
+    ``BW level``, which recompute inside.
+    """
+    worker = plan.worker(stage, device)
+    generator = torch.Generator(device=device).manual_seed(plan.seed)
+    x = plan.message(worker, stage - 1, generator=generator)
+    dy = plan.message(worker, stage, gradient=True, generator=generator)
+    batch = plan.batch(device)
+    clock = Clock(device)
+    for at in range(samples + warmup):
+        worker.start_step(*batch)
+        keep = at >= warmup
+        for chain in chains(levels):
+            level = chain.level
+            with clock("F" if level is None else f"F {level}", keep):
+                worker.forward(stage, 0, x, level)
+            if chain.apart:
+                with clock(f"C {level}", keep):
+                    worker.recompute(stage, 0)
+            with clock(chain.backward, keep):
+                worker.backward(stage, 0, dy, fused=chain.fused)
+            if not chain.fused:
+                with clock("W", keep):
+                    worker.weight(stage, 0)
+        worker.finish_step()
+        tick()
+    return {
+        op: spread(times)._replace(issue=clock.issued_ns[op]) for op, times in clock.times().items()
+    }
+
+
+class Chain(NamedTuple):
+    """The ops of one microbatch, from F to the end of its backward."""
+
+    fused: bool
+    level: str | None = None
+    apart: bool = False
+
+    @property
+    def backward(self) -> str:
+        """The name of its backward's time; after a C it is as without a level."""
+        op = "BW" if self.fused else "B"
+        return op if self.level is None or self.apart else f"{op} {self.level}"
+
+
+def chains(levels: Sequence[str]) -> list[Chain]:
+    """The chains to be timed, in turn."""
+    chains = [Chain(False), Chain(True)]
+    for level in levels:
+        chains += [Chain(False, level), Chain(True, level), Chain(True, level, apart=True)]
+    return chains
+
+
+class Clock:
+    """Times of ops: on CUDA by events, read once at the end; else by the host's clock.
+
+    Attributes:
+        issued_ns: by op, the least that the host took to issue it: nothing held it up then.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.issued_ns: dict[str, float] = {}
+        self.marks: dict[str, list[tuple[Any, Any]]] = defaultdict(list)
+
+    def __call__(self, op: str, keep: bool) -> Clock:
+        self.op, self.keep = op, keep
+        return self
+
+    def now(self) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter_ns()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def __enter__(self) -> None:
+        self.start = self.now()
+        self.began_ns = time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        took_ns = time.perf_counter_ns() - self.began_ns
+        if self.keep:
+            self.marks[self.op].append((self.start, self.now()))
+            self.issued_ns[self.op] = min(took_ns, self.issued_ns.get(self.op, took_ns))
+
+    def times(self) -> dict[str, list[float]]:
+        """By op, in ns."""
+        if self.device.type != "cuda":
+            return {
+                op: [float(end - start) for start, end in marks] for op, marks in self.marks.items()
+            }
+        torch.cuda.synchronize(self.device)
+        return {
+            op: [start.elapsed_time(end) * 1e6 for start, end in marks]
+            for op, marks in self.marks.items()
+        }
