@@ -11,27 +11,27 @@ class OptPipeError(Exception):
 
 
 class ProfileError(OptPipeError):
-    """A profile that says something impossible; names the file, the key, and what would be right."""
+    """A profile with an impossible value; names the file, the key, and what is expected."""
 
 
 class InvalidSchedule(OptPipeError):
-    """A schedule that is not one: an op missing, doubled, unknown, or on the wrong device."""
+    """An invalid schedule: an op missing, doubled, unknown, or on the wrong device."""
 
 
 class Deadlock(OptPipeError):
-    """A program that can never go on; names the ops that wait, where, and what for."""
+    """A program that cannot continue; names the waiting ops, their devices, and what they wait for."""
 
 
 class OutOfMemory(OptPipeError):
-    """No order of execution fits the memory limit; names the least limit that would do."""
+    """No order of execution fits the memory limit; names the least limit that suffices."""
 
 
 class NoSolution(OptPipeError):
-    """No schedule was found (or none exists) for what was asked."""
+    """No schedule was found, or none exists, under the given restrictions."""
 
 
 class Infeasible(NoSolution):
-    """Proven: what was asked has no schedule."""
+    """Proven: no schedule exists under the given restrictions."""
 
 
 class RuntimeFault(OptPipeError):
@@ -39,10 +39,10 @@ class RuntimeFault(OptPipeError):
 
 
 def require(name: str, value: object, kind: type, hint: str) -> None:
-    """Refuse what is not of its kind, in a line that says how to come by one.
+    """Refuse an argument of the wrong type, in one line that says how to obtain a right one.
 
     Raises:
-        OptPipeError: names the argument, what was given, and what would be right.
+        OptPipeError: names the argument, what was given, and what is expected.
     """
     if not isinstance(value, kind):
         given = (
@@ -53,12 +53,12 @@ def require(name: str, value: object, kind: type, hint: str) -> None:
         raise OptPipeError(f"{name}: expected a {kind.__name__}, got {given}; {hint}")
 
 
-LONGEST = 1000  # characters of a complaint that are printed
+LONGEST = 1000  # characters of a message that are printed
 
 
 def one_line(message: str) -> str:
-    """`message` on one line of sensible length; what is wrong stands in front, what would be right
-    at the end, so that what is too long is cut in the middle."""
+    """Return `message` on one line of at most `LONGEST` characters, cut in the middle: the error is at its
+    start, the hint at its end."""
     line = " ".join(message.split())
     if len(line) > LONGEST:
         line = f"{line[: LONGEST - LONGEST // 4]} ... {line[-LONGEST // 4 :]}"
@@ -66,7 +66,7 @@ def one_line(message: str) -> str:
 
 
 def hint_for(word: str, known: Iterable[str], most: int = 1) -> str:
-    """``did you mean 1f1b?`` where `word` is near to a known one, whatever its case; else all of them."""
+    """``did you mean 1f1b?`` where `word` is close to a known one, ignoring case; else all of them."""
     names = list(known)
     lowered = {name.lower(): name for name in reversed(names)}
     close = difflib.get_close_matches(word.lower(), lowered, most)

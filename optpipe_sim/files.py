@@ -21,13 +21,13 @@ from .errors import OptPipeError
 from .units import format_size
 from .yaml_text import Number, parse_yaml
 
-MOST_BYTES = 2**29  # of a file; more of a schedule or a trace takes longer to read than to make
+MOST_BYTES = 2**29  # of a file; a larger schedule or trace takes longer to read than to recompute
 MOST_STREAM_BYTES = 2**26  # of a device or a pipe, which may have no end
 MOST_YAML_BYTES = 2**24
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
-    """The contents of a file of at most `most` bytes (of a device or a pipe: 64 MiB).
+    """Return the contents of a file of at most `most` bytes (of a device or a pipe: 64 MiB).
 
     Raises:
         OptPipeError: one line that names the file and why it cannot be read.
@@ -64,7 +64,7 @@ def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON mapping whose keys occur once."""
+    """Return a JSON mapping whose keys occur once."""
     data = dict(pairs)
     if len(data) < len(pairs):
         keys = [key for key, _ in pairs]
@@ -115,13 +115,13 @@ def _cause(error: Exception) -> str:
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> Path:
     """Write `data` to `path`; symbolic links are followed.
 
-    A regular file is written whole or not at all: to a temporary file beside it, which then takes
-    its place and its permissions. Character devices, pipes and descriptors of this process
-    (``/dev/stdout``) are written through. A missing folder is made.
+    A regular file is written whole or not at all: to a temporary file beside it, which then replaces
+    it and gets its permissions. Character devices, pipes and descriptors of this process
+    (``/dev/stdout``) are written through. A missing folder is created.
 
     Raises:
         OptPipeError: one line that names the file and why it cannot be written.
-        BrokenPipeError: the reader of a pipe has gone.
+        BrokenPipeError: the reader of a pipe has exited.
     """
     write_together({path: data})
     return Path(path)
@@ -187,7 +187,7 @@ def _write_all(stream: io.RawIOBase | io.FileIO, data: bytes) -> None:
 
 
 def is_stream(path: str | os.PathLike[str]) -> bool:
-    """Whether `write_bytes` writes through: a device, a pipe or a descriptor, which nothing can rewrite."""
+    """Whether `write_bytes` writes to it directly: a device, a pipe or a descriptor."""
     if _descriptor(path) is not None:
         return True
     try:
@@ -208,7 +208,7 @@ def file_identity(path: str | os.PathLike[str]) -> tuple[int, int] | str:
 
 
 def _open_stream(path: str | os.PathLike[str]) -> int | None:
-    """A descriptor for what is written through; None for a regular file and where nothing is yet.
+    """Open what is written to directly; None for a regular file or a path that does not exist.
 
     Raises:
         OSError: for a folder, a block device or a socket, and as `os.open`.
@@ -216,7 +216,7 @@ def _open_stream(path: str | os.PathLike[str]) -> int | None:
     descriptor = _descriptor(path)
     if descriptor is not None:
         for stream in (sys.stdout, sys.stderr):
-            stream.flush()  # what was printed before stands before
+            stream.flush()  # flush first: output printed earlier comes first
         return os.dup(descriptor)
     try:
         mode = os.stat(path).st_mode
@@ -234,7 +234,7 @@ def _open_stream(path: str | os.PathLike[str]) -> int | None:
 
 def _descriptor(path: str | os.PathLike[str]) -> int | None:
     """N where `path` leads to ``/dev/fd/N`` or ``/proc/self/fd/N`` of this process, as ``/dev/stdout``
-    does; else None. Opening such a path anew would truncate the file that is behind it."""
+    does; else None. Opening such a path again would truncate the file behind it."""
     name = os.fspath(path)
     for _ in range(40):  # as many links as Linux follows
         folder, last = os.path.split(os.path.join(os.getcwd(), name))
@@ -254,7 +254,7 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
 
 
 def plain(value: Any) -> Any:
-    """`value` with decimals as numbers and tuples as lists: what JSON and YAML can hold."""
+    """Return `value` with decimals as numbers and tuples as lists, as JSON and YAML need."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

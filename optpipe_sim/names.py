@@ -41,7 +41,7 @@ OPTPIPE = Entry(
     "optpipe",
     {"time": _option("time_limit"), "limit": parse_size, **{name: _option(name) for name in KINDS}},
 )
-TUNED = ("gis", "po")  # what may be asked for with the best of its options
+TUNED = ("gis", "po")  # names that take ``tuned``: the best of their options
 ENTRIES: Mapping[str, Entry] = {
     name: replace(entry, options={**entry.options, "tuned": _yes}) if name in TUNED else entry
     for name, entry in {**REGISTRY, "optpipe": OPTPIPE}.items()
@@ -68,7 +68,7 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
     """The schedule `name` (``zb-h1``, ``gis:group=6``, ``optpipe:time=10``) for a profile and m
     microbatches; options may follow the name or be given as keywords (None: not given).
 
-    See `schedules.build` for the published ones and `optpipe` for the one that is searched for;
+    See `schedules.build` for the published ones and `optpipe` for the searched one;
     ``gis:tuned=yes`` and ``po:tuned=yes`` are the fastest of these that fit the profile's limit.
     """
     require("name", name, str, "as in build('1f1b', profile, microbatches)")
@@ -91,11 +91,11 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
 def _tuned(
     name: str, profile: CostProfile, microbatches: int, options: Mapping[str, Any]
 ) -> Schedule:
-    """The fastest of ``gis`` or ``po`` that fits the profile's limit, whatever chunks, group and
-    offloaded chunks that takes; they are part of its name.
+    """Build the fastest ``gis`` or ``po`` that fits the profile's limit, over all chunks, groups and
+    offloaded chunks; its name has the chosen values.
 
     Raises:
-        InvalidSchedule: for options beside. NoSolution: where none fits.
+        InvalidSchedule: for further options. NoSolution: where none fits.
     """
     from .solvers.fixed import best_tuned
 
@@ -119,7 +119,7 @@ def optpipe(
     time: float | None = None,
     **options: Any,
 ) -> Schedule:
-    """The best schedule that `solve` finds, with what it proved in its ``meta``
+    """Return the best schedule that `solve` finds, with what it proved in its ``meta``
     (``status, objective, lower_bound_ns, bound, found_by``).
 
     Args:

@@ -33,7 +33,7 @@ def op_costs(schedule: Schedule, profile: CostProfile) -> OpCosts:
 
 
 def kept_costs(schedule: Schedule, profile: CostProfile) -> OpCosts:
-    """The same, were every activation kept whole; a C then takes nothing."""
+    """The same with every activation kept whole; a C then takes no time."""
     return _looked_up(schedule, profile, np.full(len(schedule), KEEP))
 
 
@@ -51,8 +51,8 @@ def _looked_up(schedule: Schedule, profile: CostProfile, treatment: np.ndarray) 
 
 
 def offloads_behind(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the O's that stand in the program behind the F of their microbatch's last slice,
-    and the rows of those F's: only these O's may take keys and values along."""
+    """The rows of the O's that follow the F of their microbatch's last slice in the program,
+    and the rows of those F's: only these O's may move keys and values."""
     shape = schedule.shape
     rows = np.flatnonzero(schedule.table[:, 0] == O)
     _, stages, units = schedule.table[rows].T.astype(np.int64)
@@ -62,8 +62,8 @@ def offloads_behind(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
 
 
 def edges(schedule: Schedule, profile: CostProfile) -> tuple[np.ndarray, np.ndarray]:
-    """The data dependencies of `Schedule.edges`, and those of what takes keys and values along:
-    such an O waits for the F of the microbatch's last slice."""
+    """The data dependencies of `Schedule.edges`, and those of O's that move keys and values:
+    they wait for the F of the microbatch's last slice."""
     waiting, needed = schedule.edges
     if schedule.shape.slices == 1:
         return waiting, needed
@@ -96,7 +96,7 @@ def treatments(schedule: Schedule, profile: CostProfile) -> np.ndarray:
 
 def _numbers(schedule: Schedule, profile: CostProfile) -> np.ndarray:
     """(stages, names + 1) which of a stage's levels, from 1, each name of the schedule stands for;
-    0 in the first column, which stands for no level."""
+    0 in the first column, for no level."""
     levels = schedule.levels
     number = np.zeros((schedule.shape.stages, len(levels.names) + 1), np.int64)
     for stage, cost in enumerate(profile.stages):

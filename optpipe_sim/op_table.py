@@ -1,8 +1,8 @@
-"""What every op takes, allocates and releases: the one table that all engines read.
+"""How long every op takes, what it allocates and releases: the one table that all engines read.
 
 An activation of a stage has a *treatment*: 0, kept whole; ``2 l - 1``, recomputed at the stage's
 l-th level (counted from 1) inside the backward; ``2 l``, recomputed at that level apart, by an op C.
-Whether it is offloaded as well is another matter: O and R then move what the treatment keeps.
+It may be offloaded in addition: O and R then move what the treatment keeps.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class OpTable(NamedTuple):
 
 
 def make_table(stages: Sequence[StageCost], early: bool = False) -> OpTable:
-    """The table of these stages (see the README, "Memory" and "Recomputation").
+    """Return the table of these stages (see docs/semantics.md, "Memory" and "Recomputation").
 
-    With `early`, copies leave keys and values behind: later slices have still to read them.
+    With `early`, copies leave keys and values on the device: later slices still read them.
     """
     most = max(len(cost.recompute) for cost in stages)
     shape = (len(OpKind), len(stages), 1 + 2 * most)
@@ -72,7 +72,7 @@ def make_table(stages: Sequence[StageCost], early: bool = False) -> OpTable:
 
 def make_slice_tables(stages: Sequence[StageCost], slices: int) -> OpTable:
     """The tables of all slices: arrays (2, slices, kinds, stages, treatments), the first index
-    telling copies that leave keys and values behind (0) from those that take them along (1)."""
+    is 0 for copies that leave keys and values on the device, 1 for copies that include them."""
     tables = [
         [make_table([cost.slices[at] for cost in stages], early) for at in range(slices)]
         for early in (True, False)
@@ -88,7 +88,7 @@ def _enter(
     level: RecomputeLevel | None,
     early: bool,
 ) -> None:
-    """What is the same inside and apart: the forward, the weight gradient, the copies."""
+    """Enter what is the same inside and apart: the forward, the weight gradient, the copies."""
     duration, allocated, released, _ = (array[:, stage, treatment] for array in table)
     keep = cost.act_bytes if level is None else level.keep_bytes
     work = 0 if level is None else level.working_bytes(cost.act_bytes)

@@ -22,7 +22,7 @@ class OpKind(IntEnum):
     B = codes.B  # backward, input gradient
     W = codes.W  # backward, weight gradient
     BW = codes.BW  # B and W fused
-    C = codes.C  # recompute what was dropped of the activation
+    C = codes.C  # recompute the dropped part of the activation
     O = codes.O  # noqa: E741  offload the activation, device to host
     R = codes.R  # reload it, host to device
 
@@ -41,7 +41,7 @@ class Op(NamedTuple):
 
     @property
     def slice(self) -> int | None:
-        """Which slice of the microbatch's sequence it works on; None where sequences are whole."""
+        """The slice of the microbatch's sequence that it works on; None where sequences are whole."""
         return None
 
     def __str__(self) -> str:
@@ -74,11 +74,11 @@ _NOTATION = re.compile(r"(BW|[FBWCOR])([0-9]{1,18})\.([0-9]{1,18})(?:/([0-9]{1,1
 
 
 def parse_op(text: str) -> Op:
-    """The op that `text` (``"F3.7"``) stands for.
+    """Parse the notation of an op (``"F3.7"``).
 
     Raises:
-        InvalidSchedule: where the text is not of the form KIND stage . microbatch, with / slice
-            behind it where there are slices.
+        InvalidSchedule: where the text is not of the form KIND stage . microbatch, followed by
+            / slice where there are slices.
     """
     found = _NOTATION.fullmatch(text) if isinstance(text, str) else None
     if not found:
@@ -99,7 +99,7 @@ class Rule(NamedTuple):
     slices: int = 0
 
 
-# BW stands for B: what needs the B of a stage takes its BW where the two are fused. A rule whose
+# A rule for B holds for BW as well, where the two are fused. A rule whose
 # producer does not exist in a schedule (no stage s-1, an activation never offloaded or recomputed) does not bind.
 RULES = (
     Rule(F, F, -1),
@@ -113,12 +113,12 @@ RULES = (
     Rule(O, F, 0),
     Rule(R, O, 0),
     Rule(F, F, 0, -1),  # the keys and values of the slice before
-    Rule(B, B, 0, +1),  # what the slice behind adds to their gradients
+    Rule(B, B, 0, +1),  # what the next slice adds to their gradients
 )
 
 
 def rules() -> Iterator[Rule]:
-    """Every rule, those of B spelt out for BW on either side as well."""
+    """Return every rule, those of B repeated for BW on either side."""
     for rule in RULES:
         for op in (B, BW) if rule.op is B else (rule.op,):
             for needs in (B, BW) if rule.needs is B else (rule.needs,):

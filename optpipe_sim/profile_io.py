@@ -1,4 +1,4 @@
-"""Profiles as files: units in the keys, one clear line for whatever is wrong."""
+"""Read profiles from files: units in the keys, every error in one clear line."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _STAGE_BYTES = ("act", "w", "offload", "static", "kv")
 
 
 def load_profile(source: str | os.PathLike[str] | Mapping[str, Any]) -> CostProfile:
-    """The profile in a YAML or JSON file, or in a mapping of the same form.
+    """Read a profile from a YAML or JSON file, or from a mapping of the same form.
 
     Raises:
         OptPipeError: for a file that cannot be read.
-        ProfileError: one line with the file, the key, what is wrong and what would be right.
+        ProfileError: one line with the file, the key, what is wrong and what is expected.
     """
     if isinstance(source, Mapping):
         return _profile(source)
@@ -224,7 +224,7 @@ def _stage(reader: Reader) -> StageCost:
 
 
 def _check_backward(reader: Reader, values: dict[str, int | None]) -> bool:
-    """Whether the backward is split: t_b and t_w. Where t_bw stands alone it becomes all of t_b."""
+    """Whether the backward is split into t_b and t_w. A t_bw given alone becomes t_b."""
     missing = [stem for stem in ("t_b", "t_w") if values[f"{stem}_ns"] is None]
     if len(missing) == 2 and values["t_bw_ns"] is not None:
         values |= {"t_b_ns": values["t_bw_ns"], "t_w_ns": 0, "t_bw_ns": None}
@@ -241,7 +241,7 @@ def _check_backward(reader: Reader, values: dict[str, int | None]) -> bool:
 def _refuse_split_memory(
     reader: Reader, values: dict[str, int | None], levels: tuple[RecomputeLevel, ...]
 ) -> None:
-    """What is held between B and W is no number of a backward that is one."""
+    """Refuse `w` and its like where only the whole backward is given: nothing is held between B and W."""
     if values["w_bytes"]:
         raise reader.fail("w_mib", "is held from B to W: give t_b_ms and t_w_ms, or leave it out")
     for at, level in enumerate(levels):
@@ -282,7 +282,7 @@ def _levels(reader: Reader) -> tuple[RecomputeLevel, ...]:
 
 
 def _comm(reader: Reader) -> tuple[int, int]:
-    """(latency, occupancy) of one hop; a plain time is all occupancy."""
+    """Return (latency, occupancy) of one message; a plain time is all occupancy."""
     found = reader.quantity("t_comm", {"": 1, **TIME_UNITS})
     if found is None:
         return 0, 0

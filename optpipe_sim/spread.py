@@ -1,4 +1,4 @@
-"""Rows that differ in their seed alone, as one number with its spread."""
+"""Rows that differ only in their seed, as one number with its spread."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 
 class Spread(NamedTuple):
-    """A number over its seeds: the middle one, the least, the largest, and how many there are."""
+    """A number over seeds: median, least, largest, and how many there are."""
 
     median: float
     least: float
@@ -17,11 +17,11 @@ class Spread(NamedTuple):
 
     @property
     def share(self) -> float:
-        """How far apart the least and the largest are, over the median."""
+        """The difference between the largest and the least, over the median."""
         return (self.most - self.least) / self.median if self.median else 0.0
 
     def differs(self, other: Spread) -> bool:
-        """Whether no seed of the one reaches any of the other: a smaller difference is no finding."""
+        """Whether the ranges of two numbers do not overlap; a smaller difference is no finding."""
         return self.most < other.least or other.most < self.least
 
 
@@ -40,8 +40,8 @@ def spread(values: Iterable[float]) -> Spread:
 def over_seeds(
     rows: Iterable[Mapping[str, Any]], same: Sequence[str], numbers: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """One row for those that have the same in the columns `same`: of the columns `numbers` the median
-    of what is there (None where nothing is), ``fits`` where all of them fit, the rest as in the first."""
+    """Merge rows with equal values in the columns `same`: the median of each column in `numbers`
+    (None where no row has a value), ``fits`` if all fit, all else as in the first row."""
     found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for row in rows:
         found.setdefault(tuple(row[key] for key in same), []).append(row)

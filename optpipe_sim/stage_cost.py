@@ -20,10 +20,10 @@ class RecomputeLevel:
 
     Attributes:
         name: what to call it; levels of the same name belong together across stages.
-        t_ns: how long recomputing what was dropped takes.
+        t_ns: how long it takes to recompute what was dropped.
         keep_bytes: what stays after F, never less than the stage's input; at most act_bytes.
-        work_bytes: the most that is held beside it while the stage runs forward, or backward with
-            the recomputation inside; None: act - keep, everything at once.
+        work_bytes: working memory beside it while the stage runs forward, or backward with
+            the recomputation inside; None: act - keep, all recomputed at once.
         b_work_bytes: the same for a split B, which ends holding w; None: as `work_bytes`.
         layers: how many of the stage's layers are recomputed, where that is whole layers.
 
@@ -82,10 +82,10 @@ class StageCost:
 
     `act_bytes` are held from F to B, `w_bytes` of them still from B to W; `offload_bytes` is what
     an offload moves (default: all of act). `t_bw_ns` is the fused backward (default: B + W).
-    `static_bytes` stay for ever: weights, gradients, optimizer, reserve. A stage of so many
-    `layers` (embedding and head may count as one each) divides only between them; one that does not
-    say divides anywhere. `recompute` has the levels of recomputation, from the least that is dropped
-    to the most. Where only the whole backward is known (`splits` is False), `t_b_ns` is all of it,
+    `static_bytes` are always held: weights, gradients, optimizer, reserve. A stage of so many
+    `layers` (embedding and head may count as one each) divides only between them; without `layers`
+    it divides anywhere. `recompute` has the levels of recomputation, from the one that drops least
+    to the one that drops most. Where only the whole backward is known (`splits` is False), `t_b_ns` is all of it,
     `t_w_ns` and `w_bytes` are 0, and no schedule may run B and W of the stage apart. Where
     sequences are cut, `slices` has the cost of each slice in order (see `join`), and the numbers of
     the stage are those of a whole microbatch; `kv_bytes` of a slice's act are its keys and values,
@@ -148,7 +148,7 @@ class StageCost:
 
     @property
     def offloadable(self) -> int:
-        """`offload_bytes`, as a number for certain."""
+        """`offload_bytes` as a number, never None."""
         return self.offload_bytes or 0
 
     @property
@@ -172,7 +172,7 @@ class StageCost:
 
     @property
     def fused_ns(self) -> int:
-        """What BW takes."""
+        """The duration of BW."""
         return self.t_b_ns + self.t_w_ns if self.t_bw_ns is None else self.t_bw_ns
 
     @property

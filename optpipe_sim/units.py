@@ -1,4 +1,4 @@
-"""Units at the doors; integers (nanoseconds, bytes) inside."""
+"""Read and write units; inside, times and sizes are integers (nanoseconds, bytes)."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _FACTORS = {
 
 
 def exact(value: Any) -> Fraction:
-    """A number as the fraction its decimal notation says (`0.601` is 601/1000).
+    """Return a number as the exact fraction of its decimal notation (`0.601` is 601/1000).
 
     Raises:
-        ValueError: for what is not a finite number.
+        ValueError: for anything but a finite number.
     """
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal | Fraction):
         raise ValueError(f"expected a number, got {value!r}")
@@ -87,7 +87,7 @@ def parse_share(text: str) -> Fraction:
 
 
 def as_size(key: str, value: Size) -> int:
-    """Bytes of ``24GiB`` or of a whole number: what every argument that is a size goes through.
+    """Return the bytes of ``24GiB`` or of a whole number; reads every argument that is a size.
 
     Raises:
         OptPipeError: names the argument, for anything else.
@@ -103,7 +103,7 @@ def as_size(key: str, value: Size) -> int:
 
 
 def format_size(size: int, digits: int = 4) -> str:
-    """Bytes for people: ``13.2 GiB``."""
+    """Write bytes with a unit: ``13.2 GiB``."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(size) >= factor:
             return f"{size / factor:.{digits}g} {unit}"
@@ -111,13 +111,13 @@ def format_size(size: int, digits: int = 4) -> str:
 
 
 def format_sizes(*sizes: int) -> list[str]:
-    """Bytes for people, with as many digits as tell different ones apart: ``24 GiB``,
+    """Bytes for people, with as many digits as distinguish different ones: ``24 GiB``,
     ``24.00000001 GiB``."""
     return _apart(format_size, _FACTORS, sizes) or [f"{size} B" for size in sizes]
 
 
 def format_times(*times_ns: int) -> list[str]:
-    """Times for people, with as many digits as tell different ones apart: ``1.5 ms``,
+    """Times for people, with as many digits as distinguish different ones: ``1.5 ms``,
     ``1.499999 ms``."""
     units = {name[1:]: factor for name, factor in TIME_UNITS.items()}
     return _apart(format_time, units, times_ns) or [f"{time} ns" for time in times_ns]
@@ -147,7 +147,7 @@ def size_text(size: int) -> str:
 
 
 def size_above(size: int) -> str:
-    """At least these bytes, as options take them, and hardly more: ``16.91GiB``."""
+    """Write a size of at least these bytes, rounded up, as options take it: ``16.91GiB``."""
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if size >= factor:
             hundredths = -(-size * 100 // factor)
@@ -166,7 +166,7 @@ def counted(number: int, thing: str, things: str = "") -> str:
 
 
 def format_time(time_ns: float, digits: int = 4) -> str:
-    """Nanoseconds for people: ``1.234 s``, ``18.5 ms``."""
+    """Write nanoseconds with a unit: ``1.234 s``, ``18.5 ms``."""
     for unit, factor in (("s", 10**9), ("ms", 10**6), ("us", 10**3)):
         if abs(time_ns) >= factor:
             return f"{time_ns / factor:.{digits}g} {unit}"
@@ -207,7 +207,7 @@ def parse_instant(text: str | int) -> tuple[Fraction, bool]:
 
 
 def html_table(rows: Mapping[str, object]) -> str:
-    """A table of two columns for notebooks; whatever the texts hold is shown as text."""
+    """Return a table of two columns for notebooks; texts are escaped."""
     cells = "".join(
         f"<tr><th style='text-align:left'>{escape(key)}</th><td>{escape(str(value))}</td></tr>"
         for key, value in rows.items()

@@ -1,7 +1,7 @@
 """YAML as files of this program use it: exact decimals, keys that occur once, sizes that stay sensible.
 
-What is refused here is refused while the text is read, before anything is built of it: aliases that
-expand to more than a file can hold, a value that contains itself, tags that are no plain data.
+Some texts are refused while they are read, before any value is made: aliases that
+expand beyond a limit, a value that contains itself, tags that are not plain data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _KEPT = ("null", "bool", "str", "seq", "map")
 
 
 class Number(Decimal):
-    """A decimal that errors print as users wrote it: ``31.2`` and not ``Decimal('31.2')``."""
+    """A decimal that is printed as the user wrote it: ``31.2`` and not ``Decimal('31.2')``."""
 
     __slots__ = ()
 
@@ -153,7 +153,7 @@ def parse_yaml(text: str) -> Any:
 
     Raises:
         yaml.YAMLError: for what is no YAML, or is refused; it has the place.
-        ValueError, RecursionError: for a number too long, and for endless nesting.
+        ValueError, RecursionError: for a number that is too long, and for too deep nesting.
     """
     loader = _Loader(text)
     try:

@@ -3,8 +3,8 @@ by side (``compare_chart``), of memory against time (``frontier_chart``), of adv
 a solution has to idle for (``solution_chart``), of a run beside its prediction (``confirm_figure``); and
 ``slider``, for notebooks.
 
-``trace.plot()`` is the shortest way to one. A module of this room is not called like its function, which would
-hide the one behind the other.
+``trace.plot()`` is the shortest way to one. No module of this room has the name of its function, because one would
+hide the other.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .solution import solution_chart as solution_chart
     from .text import text_gantt as text_gantt
 
-# Looked up on first use: matplotlib comes with the first figure and not before.
+# Looked up on first use: matplotlib is imported with the first figure.
 _HOME = {
     "advice_chart": ".advise",
     "compare_chart": ".compare",

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 FITS, OVER, FRONT, BEST, BOUGHT = "#3F7FBF", "#B9B9B9", "#5E2D79", "#D9622B", "#2E8B57"
 _WIDTH, _HEIGHT, _FONT = 9.0, 5.4, 7.5  # inches; points, of names
-_SLOWEST = 2.5  # what takes more than this many times the best's time is out of the picture
+_SLOWEST = 2.5  # configurations slower than this many times the best are left out
 _LEFT, _RIGHT = 0.085, 0.885  # of the width: where the axis begins, how wide it is
 
 
 def advice_chart(advice: Advice) -> Figure:
-    """A point per configuration, the Pareto front of those that fit, and the rows of the answer.
+    """Draw a point per configuration, the Pareto front of those that fit, and the rows of the answer.
 
     What lies far above the best, or far beyond the limit, is left out and counted.
     """
@@ -42,7 +42,7 @@ def save_advice(advice: Advice, path: str | os.PathLike[str]) -> Path:
 
 
 def pareto(found: list[Point]) -> list[Point]:
-    """Those of which no other is both faster and leaner, leanest first."""
+    """Return those of which no other is both faster and smaller in memory, smallest first."""
     front: list[Point] = []
     for point in sorted(found, key=lambda point: (point.peak_bytes, point.iteration_ns)):
         if not front or point.iteration_ns < front[-1].iteration_ns:
@@ -129,7 +129,7 @@ def _short(schedule: str) -> str:
 
 
 def _name(ax: Axes, places: list[tuple[float, float]], names: list[str]) -> None:
-    """The rows' names in a column beside their points, none on another, each with a thin line to
+    """Write the rows' names in a column beside their points, without overlaps, each with a thin line to
     its point."""
     wide, high = points(ax)
     at = [ax.transLimits.transform(place) for place in places]

@@ -1,4 +1,4 @@
-"""Where axes stand on a figure, in inches, what part of a trace they show, and their units."""
+"""Positions of axes on a figure in inches, the part of a trace they show, and their units."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..errors import OptPipeError
 from ..trace import Trace
 from ..units import format_time, format_times, parse_instant
 
-WIDTH, LEFT, RIGHT, BOTTOM = 12.0, 0.72, 1.75, 0.5  # legends stand in the right margin
+WIDTH, LEFT, RIGHT, BOTTOM = 12.0, 0.72, 1.75, 0.5  # legends are in the right margin
 
 _TIMES = (("s", 10**9), ("ms", 10**6), ("µs", 10**3), ("ns", 1))
 _SIZES = (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1))
@@ -33,10 +33,10 @@ class Window(NamedTuple):
 
 
 def window_of(trace: Trace, start: Instant | None = None, end: Instant | None = None) -> Window:
-    """The part of a trace between two instants; without them from its first op to its last end.
+    """Return the part of a trace between two instants; by default all of it.
 
     Raises:
-        OptPipeError: for what is no instant, a beginning after the last op ends, or an end that is
+        OptPipeError: for anything but an instant, a beginning after the last op ends, or an end that is
             not later than the beginning.
     """
     whole = trace.makespan_ns
@@ -58,7 +58,7 @@ def _instant(value: Instant, whole_ns: int) -> int:
 
 
 def place(figure: Figure, top: float, height: float, share: Axes | None = None) -> Axes:
-    """An axis `top` inches below the figure's top edge, with the usual margins at its sides;
+    """Add an axis `top` inches below the figure's top edge, with the usual margins at its sides;
     `share`: the axis whose x it shares."""
     width, total = figure.get_size_inches()
     box = (LEFT / width, 1 - (top + height) / total, 1 - (LEFT + RIGHT) / width, height / total)
@@ -92,13 +92,13 @@ def text_inches(text: str, points: float, **font: str) -> float:
 
 
 def shortened(text: str, inches: float, points: float, **font: str) -> str:
-    """`text`, or as much of its beginning as fits, with an ellipsis."""
+    """Return `text`, or as much of its beginning as fits, with an ellipsis."""
     whole = text_inches(text, points, **font)
     if whole <= inches:
         return text
     text = text[
         : int(1.1 * len(text) * max(inches, 0) / whole)
-    ]  # nearly right; then letter by letter
+    ]  # first an estimate, then letter by letter
     while text and text_inches(f"{text}…", points, **font) > inches:
         text = text[:-1]
     return f"{text.rstrip()}…"

@@ -20,7 +20,7 @@ from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
 
 BUSY, BUBBLE, HELD = "#3F7FBF", "#C9DCEE", "#7A6FA8"
 _HATCH = "/////"
-_OUTLIER = 5  # times the middle peak; what is above does not set the scale
+_OUTLIER = 5  # times the median peak; larger ones do not set the scale
 _FONT = 8  # points, of names and numbers
 _WIDTH, _ROW, _TOP, _BOTTOM = 11.0, 0.3, 0.45, 0.85  # inches
 _NUMBERS, _GAP = (1.3, 0.95), 0.3  # inches: the columns of numbers right of the two axes
@@ -29,7 +29,7 @@ _NUMBERS, _GAP = (1.3, 0.95), 0.3  # inches: the columns of numbers right of the
 def compare_chart(
     rows: Sequence[Mapping[str, Any]], memory_limit: int | Sequence[int] | None = None
 ) -> Figure:
-    """Horizontal bars, a schedule a row: time per iteration on the left, peak memory on the right.
+    """Draw horizontal bars, one row per schedule: time per iteration on the left, peak memory on the right.
 
     The bubble is the light end of a time bar; a tick marks the lower bound. Schedules that do not
     fit the limit are hatched: their numbers are those of a replay without it. A peak far above all
@@ -51,7 +51,7 @@ def compare_chart(
         height = _TOP + _ROW * len(rows) + _BOTTOM
         figure = new_figure(_WIDTH, height)
         names = [str(row["schedule"]) for row in rows]
-        # the names have the room they need, the two axes share what they and the numbers leave
+        # names and numbers take the width they need, the two axes share the rest
         left = 0.3 + max(text_inches(name, _FONT) for name in names)
         wide = (_WIDTH - left - sum(_NUMBERS) - _GAP) / 2
         bottom, tall = _BOTTOM / height, _ROW * len(rows) / height
@@ -94,7 +94,7 @@ def save_compare_chart(
 
 
 def _drawn(rows: Sequence[Mapping[str, Any]]) -> list[tuple[int, Mapping[str, Any]]]:
-    """The rows with numbers, and where they stand."""
+    """Return the rows with numbers, and their positions."""
     return [(at, row) for at, row in enumerate(rows) if row.get("cost_ns") is not None]
 
 
@@ -172,14 +172,14 @@ def _sizes(rows: Sequence[Mapping[str, Any]], ax: Axes, limit: int | None) -> No
 
 
 def _reach(peaks: Sequence[int]) -> int:
-    """The largest of the peaks that leaves the others their length: at most `_OUTLIER` times the
-    middle one. Larger ones have broken bars."""
+    """Return the largest peak that sets the scale: at most `_OUTLIER` times the
+    median one. Larger ones have broken bars."""
     middle = sorted(peaks)[(len(peaks) - 1) // 2] if peaks else 1
     return max((peak for peak in peaks if peak <= _OUTLIER * middle), default=1) or 1
 
 
 def _break(ax: Axes, y: float) -> None:
-    """A gap near the end of a bar that goes on beyond the axis."""
+    """Draw a gap near the end of a bar that is longer than the axis."""
     for left in (0.93, 0.945):
         ax.plot(
             [left, left + 0.012],
@@ -192,7 +192,7 @@ def _break(ax: Axes, y: float) -> None:
 
 
 def _number(ax: Axes, y: float, inches: float, text: str, color: str = INK) -> None:
-    """A text that ends so many inches right of the axis, level with row `y`."""
+    """Write a text that ends so many inches right of the axis, at the height of row `y`."""
     ax.annotate(
         text,
         (1, y),
@@ -208,7 +208,7 @@ def _number(ax: Axes, y: float, inches: float, text: str, color: str = INK) -> N
 
 
 def _digits(value: float, largest: float) -> str:
-    """`value` with as many decimals as give the largest of its column three digits."""
+    """Format `value` with as many decimals as give the largest of its column three digits."""
     return f"{value:.{max(0, 3 - len(str(int(largest))))}f}"
 
 

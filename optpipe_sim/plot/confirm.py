@@ -1,4 +1,4 @@
-"""Predicted against measured: both timelines of every device, one over the other, and the causes."""
+"""Predicted against measured: both timelines of every device, one above the other, and the causes of the difference."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .style import (
 # of a device's lane, which is 1 high: predicted above, measured below it
 LANES = {"predicted": (0.08, 0.48), "measured": (0.52, 0.92)}
 COPIES = 0.22  # share of a lane that copies take, at its lower edge
-PALE = 0.45  # opacity of what is only predicted
+PALE = 0.45  # opacity of predicted ops
 CAUSE_NAMES = {
     "message": "messages late",
     "copy": "copies late",
@@ -43,8 +43,8 @@ CAUSE_NAMES = {
 
 
 def confirm_figure(difference: Difference, title: str = "") -> Figure:
-    """Both timelines of every device above, pale what was predicted, full what was measured; below,
-    how the measured makespan comes about: the predicted one plus the causes on the measured
+    """Draw both timelines of every device above, predicted ops pale and measured ops in full colour; below,
+    the measured makespan as the predicted one plus the causes on the measured
     critical path (see `Difference.causes_ns`)."""
     devices = difference.measured.schedule.shape.devices
     lanes = devices * float(np.interp(devices, [2, 8, 16, 32, 64], [0.62, 0.5, 0.34, 0.22, 0.14]))

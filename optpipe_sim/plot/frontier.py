@@ -29,15 +29,15 @@ _AROUND = (
     (7, 0), (-7, 0), (5, 9), (5, -9), (-5, 9), (-5, -9), (5, 18), (5, -18), (-5, 18), (-5, -18),
     (8, 27), (8, -27), (-8, 27), (-8, -27),
 )  # fmt: skip
-_SLOWEST = 1.6  # published schedules slower than the best by more than this are out of the picture
+_SLOWEST = 1.6  # published schedules slower than the best by more than this are left out
 
 
 def frontier_chart(frontier: Frontier) -> Figure:
-    """The curve from its lowest limit that works to its highest; between curve and bound lies what
-    is not decided.
+    """Draw the curve from the lowest feasible limit to the highest, and the bound; the optimum lies between
+    the two.
 
-    A point of a published schedule says what it takes of time and memory when nothing holds it
-    back. Those to the right of the picture or far above it are left out, and counted.
+    The point of a published schedule is its time and memory without a limit.
+    Points to the right of the picture or far above it are left out, and counted.
 
     Raises:
         OptPipeError: where no limit has a schedule.
@@ -128,7 +128,7 @@ def _draw(frontier: Frontier, ax: Axes) -> None:
 
 
 def _corners(limits: list[float], values: list[float], right: float) -> list[_Place]:
-    """The corners of a curve that holds each value up to the next limit."""
+    """Return the corners of a curve that holds each value up to the next limit."""
     return [
         (limit, value)
         for at, value in enumerate(values)
@@ -139,7 +139,7 @@ def _corners(limits: list[float], values: list[float], right: float) -> list[_Pl
 def _published(
     frontier: Frontier, ax: Axes, span: tuple[float, float], ceiling: float, scale: tuple[int, int]
 ) -> dict[tuple[float, float], str]:
-    """The published schedules as points, with their names; those of one place share theirs."""
+    """Draw the published schedules as points with their names; points in one place share a label."""
     places: dict[tuple[float, float], list[str]] = {}
     for each in frontier.schedules:
         place = each.peak_bytes / scale[0], each.cost_ns / scale[1]
@@ -198,10 +198,10 @@ def write_names(
             for box in boxes
             if box[0] > 0 and box[1] > 14 and box[2] < size[0] and box[3] < size[1]
         ]
-        box = min(inside or boxes, key=lambda box: _covered(box, taken))  # the first of the free
+        box = min(inside or boxes, key=lambda box: _covered(box, taken))  # the first free place
         taken.append(box)
         middle = (box[1] + box[3]) / 2
-        if abs(middle - y) > 12:  # too far off to be seen as its own
+        if abs(middle - y) > 12:  # too far away from its point
             near = min((box[0] - 1, box[2] + 1), key=lambda end: abs(end - x))
             ax.annotate(
                 "",

@@ -1,4 +1,4 @@
-"""Memory over time: what each device holds, as steps, with the limit and the static part."""
+"""Memory over time: the bytes each device holds, as steps, with the limit and the static part."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..units import format_size
 from .axis import BOTTOM, WIDTH, Window, place, size_unit, time_unit, window_of
 from .style import INK, LIMIT, MUTED, STATIC, new_figure, styled
 
-FEW_DEVICES = 4  # have a line each, however long
+FEW_DEVICES = 4  # have a line each, whatever their length
 LINES_UP_TO, STEPS_UP_TO = 8, 1200  # devices and steps of all; more are drawn as an envelope
 OFF_SCALE = 2.5  # a limit above so many times the peak is named, not drawn
 
@@ -26,12 +26,12 @@ def memory(
 
     Few devices have a line each; many are drawn as the range they span, with the
     tightest (which comes closest to its limit; without limits: has the highest peak), the middle
-    and the roomiest device as lines. What is static is
-    shaded, the limit dashed. Time is in the unit of `gantt`, so that the two can share an axis.
+    device and the one with the most room as lines. Static bytes are
+    shaded, the limit is dashed. Time is in the unit of `gantt`, so that the two can share an axis.
 
     Args:
         ax: where to draw; None: a new figure (``ax.figure``).
-        window: what part to draw (`window_of`); None: all of it.
+        window: the part to draw (`window_of`); None: all of it.
         legend: whether to put one to the right of the axis.
 
     Returns:
@@ -67,7 +67,7 @@ def memory(
 
 
 def tightest(trace: Trace) -> int:
-    """The device that comes closest to its limit; without one, that with the highest peak."""
+    """Return the device that comes closest to its limit; without limits, the one with the highest peak."""
     return int(np.argmin(_room(trace)))
 
 
@@ -83,7 +83,7 @@ def device_colours(devices: int) -> list[str]:
 
 
 def _few(trace: Trace) -> bool:
-    """Whether a line per device can be followed by eye."""
+    """Whether there are few enough devices for a line each."""
     steps = sum(len(steps.bytes) for steps in trace.memory)
     devices = trace.profile.devices
     return devices <= FEW_DEVICES or (devices <= LINES_UP_TO and steps <= STEPS_UP_TO)
@@ -124,7 +124,7 @@ def _envelope(trace: Trace, ax: Axes, scale: int) -> None:
         linewidth=0,
         label=f"all {count} devices",
     )
-    # from the roomiest to the tightest device: both ends and the one in the middle
+    # from the device with the most room to the tightest: both ends and the middle one
     order = np.argsort(_room(trace), kind="stable")
     what = "tightest" if trace.memory_limit is not None else "highest"
     for device, name, colour, width in (
@@ -140,7 +140,7 @@ def _envelope(trace: Trace, ax: Axes, scale: int) -> None:
 
 
 def _static(trace: Trace, ax: Axes, scale: int) -> None:
-    """What stays for ever, shaded: up to the least over the devices, lighter up to the most."""
+    """Shade the static bytes: up to the least over the devices, lighter up to the most."""
     least, most = min(trace.profile.static_bytes), max(trace.profile.static_bytes)
     if not most:
         return
@@ -152,7 +152,7 @@ def _static(trace: Trace, ax: Axes, scale: int) -> None:
 
 
 def _limits(trace: Trace, ax: Axes, scale: int) -> None:
-    """The limit of the tightest device (all have the same, as a rule) and the axis' reach."""
+    """Draw the limit of the tightest device (usually all have the same) and set the range of the axis."""
     peak = max(trace.peak_bytes)
     reach = max(peak, 1)
     if trace.memory_limit is not None:

@@ -13,7 +13,7 @@ from .axis import BOTTOM, LEFT, WIDTH, place, points, text_inches, time_unit
 from .lanes import gantt, gantt_height, lane_within
 from .style import INK, new_figure, styled
 
-# Pale, so that the ops stay in front; the names say what the tints alone would not.
+# Pale, so that the ops stand out; the names identify the tints.
 TINTS = {
     "fill": "#D6E4F2",
     "drain": "#E4ECF5",
@@ -26,10 +26,10 @@ _FONT, _TOP, _ROW = 7.0, 0.45, 0.2  # points; inches above the lanes, and of a r
 
 
 def idle_gantt(trace: Trace) -> Figure:
-    """Draw a trace as a Gantt chart whose gaps say what the device waits for.
+    """Draw a trace as a Gantt chart in which each gap shows what the device waits for.
 
-    The title has the idle time of all devices by cause; a gap carries its cause where there is
-    room for it. For a small trace: every gap is a box.
+    The title has the idle time of all devices by cause; a gap is labelled with its cause where there is
+    room. Meant for small traces: every gap is a box.
     """
     with styled():
         found = gaps(trace)
@@ -54,7 +54,7 @@ def idle_gantt(trace: Trace) -> Figure:
 
 
 def _box(trace: Trace, ax: Axes, gap: Gap) -> None:
-    """One gap, with its cause where that fits."""
+    """Draw one gap, with its cause where that fits."""
     _, size = time_unit(trace.makespan_ns)
     top, bottom = lane_within(trace)
     start, wide = gap.start_ns / size, gap.length_ns / size

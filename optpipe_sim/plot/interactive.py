@@ -17,17 +17,17 @@ from .style import styled
 def slider(
     draw: Callable[[str], Figure | Axes], choices: Sequence[str], start: str, label: str
 ) -> None:
-    """Display a slider, and below it the figure of what it stands at.
+    """Display a slider, and below it the figure of its current choice.
 
     A page without a kernel (a saved notebook, an exported one) shows the figure of `start`.
 
     Args:
-        draw: makes the figure of a choice; called once for each that is looked at.
-        choices: what the slider steps through, as it shows them. `start`: where it stands first.
-        label: what stands before it.
+        draw: makes the figure of a choice; called once for each choice that is shown.
+        choices: what the slider steps through, as it shows them. `start`: the first choice shown.
+        label: the text before the slider.
 
     Raises:
-        OptPipeError: where `start` is no choice, or ipywidgets is not there.
+        OptPipeError: where `start` is no choice, or ipywidgets is not installed.
     """
     if start not in choices:
         raise OptPipeError(f"slider: start must be one of {', '.join(choices)}, got {start!r}")
@@ -57,7 +57,7 @@ def slider(
         image.value = picture(change["new"])
 
     control.observe(moved, names="value")
-    # One output in several forms: a front end takes the richest that it can show.
+    # One output in several formats: a front end shows the richest that it supports.
     forms = {
         **VBox([control, image])._repr_mimebundle_(),
         "image/png": b64encode(picture(start)).decode(),

@@ -1,4 +1,4 @@
-"""How lines look, and names written beside them in the place of a legend, so that none covers another."""
+"""Styles of lines, and names beside them instead of a legend, without overlaps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUTLINE = [withStroke(linewidth=2.5, foreground="white")]
 
 
 def line_styles(count: int) -> list[dict[str, Any]]:
-    """So many looks of lines that differ in more than their colour, for ``ax.plot(**look)``."""
+    """Return styles of lines that differ in more than their colour, for ``ax.plot(**style)``."""
     looks = zip(
         cycle(COLOURS), cycle(MARKERS), (d for d, _ in product(DASHES * 9, COLOURS)), strict=False
     )
@@ -44,10 +44,10 @@ def schedule_label(name: str) -> str:
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:
-    """Places at least `gap` from one another, in the same order, each as near to where it was as
-    its neighbours let it be."""
+    """Move places apart to a distance of at least `gap`, in the same order, each as little as
+    its neighbours allow."""
     order = sorted(range(len(places)), key=lambda at: places[at])
-    # groups of neighbours that touch share their middle; a group: (sum of wishes, members)
+    # neighbours that touch form a group around their common middle; a group: (sum of places, members)
     groups: list[tuple[float, list[int]]] = []
     for at in order:
         total, members = places[at], [at]
@@ -73,7 +73,7 @@ def name_ends(
     """Write names, (x, y, text, colour) of the ends of lines, in a column at `x` (in data), with a
     thin line from each end to its name; `shift` points right of it.
 
-    Call it when the limits and the scale of the axis are as they will be.
+    Call it after the limits and the scale of the axis are final.
     """
     height = ax.get_window_extent().height * 72 / ax.figure.dpi
     unit = ax.transData + ax.transAxes.inverted()

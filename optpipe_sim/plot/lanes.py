@@ -19,16 +19,16 @@ from .axis import BOTTOM, WIDTH, Window, place, points, time_unit, window_of
 from .style import IDLE, IDLE_COPY, KIND_NAMES, MUTED, new_figure, shade, styled, text_colour
 from .text import unit_name
 
-RASTERISE_ABOVE = 6000  # boxes; a vector file of more is large and slow to show
+RASTERISE_ABOVE = 6000  # boxes; with more, a vector file is large and slow to draw
 LARGEST_LABEL, LEAST_LABEL = 8.0, 4.5  # points
 # widths in ems: a digit, and the name of each kind of compute op
 _DIGIT = 0.636
 _NAME = {OpKind.F: 0.575, OpKind.B: 0.686, OpKind.W: 0.989, OpKind.BW: 1.675, OpKind.C: 0.698}
-_FILL = 0.88  # how much of its box a label may take
+_FILL = 0.88  # the share of its box that a label may take
 _EDGE_FROM = 3.0  # points; where boxes are narrower, edges would cover them
 _APART_FROM = 2.0  # points; narrower ones blur into one another
 _DETAIL_LABEL = 5.5  # points, of the microbatches in a detail
-MAIN = (OpKind.F, OpKind.B, OpKind.BW)  # what every schedule has, and what is never short
+MAIN = (OpKind.F, OpKind.B, OpKind.BW)  # kinds that every schedule has and that are never short
 
 
 def gantt(
@@ -36,12 +36,12 @@ def gantt(
 ) -> Axes:
     """Draw a trace as a Gantt chart.
 
-    Boxes are coloured by kind, lighter for later chunks of a device, and carry their microbatch
-    where it can be read. The time axis is in the unit it names (ms or s, as the makespan asks).
+    Boxes are coloured by kind, lighter for later chunks of a device, and have the number of their microbatch
+    where it can be read. The time axis is in ms or s, depending on the makespan.
 
     Args:
         ax: where to draw; None: a new figure of fitting size (``ax.figure``).
-        window: what part to draw (`window_of`); None: all of it.
+        window: the part to draw (`window_of`); None: all of it.
         legend: whether to put one to the right of the axis.
 
     Returns:
@@ -62,7 +62,7 @@ def gantt(
 
 
 def gantt_height(trace: Trace) -> float:
-    """Inches that the lanes of a trace, or its legend, ask for."""
+    """Return the height in inches that the lanes of a trace, or its legend, need."""
     devices = trace.schedule.shape.devices
     lane = float(np.interp(devices, [4, 8, 16, 32, 64], [0.42, 0.36, 0.24, 0.16, 0.11]))
     return max(0.2 * len(_legend(trace)), devices * lane * (1.4 if trace.offloaded else 1))
@@ -78,8 +78,8 @@ def lane_within(trace: Trace, kind: OpKind = OpKind.F) -> tuple[float, float]:
 
 
 def legible_window(trace: Trace, ax: Axes) -> Window | None:
-    """The beginning of a trace of which an axis has room for the ops and their microbatches; None
-    where boxes are distinct in a picture of the whole."""
+    """Return the part from the beginning of a trace in which ops and their microbatches can be read on the axis; None
+    where the whole trace can be."""
     room = _narrowest(trace, ax, window_of(trace), MAIN)
     if min(room.values()) >= _APART_FROM:
         return None
@@ -95,7 +95,7 @@ def _longest_name(trace: Trace) -> int:
 
 
 def _axes(trace: Trace, ax: Axes, window: Window) -> None:
-    """Limits, ticks and names of the axes, and the light lanes that show where devices idle."""
+    """Set limits, ticks and names of the axes, and draw the light lanes that show where devices idle."""
     devices = trace.schedule.shape.devices
     unit, size = time_unit(trace.makespan_ns)
     begin, end = window.from_ns / size, window.to_ns / size
@@ -218,7 +218,7 @@ def boxes(
 
 
 class _Labels(NamedTuple):
-    """Which kinds of ops have labels, whether they name the kind, and their size in points."""
+    """The kinds of ops that have labels, whether labels name the kind, and their size in points."""
 
     kinds: tuple[OpKind, ...]
     named: bool
@@ -269,7 +269,7 @@ def _legend(trace: Trace) -> list[Patch]:
         if apart or (inside and kind is OpKind.C):
             label = f"{kind.name}  {KIND_NAMES[kind]}"
             handles.append(Patch(facecolor=shade(kind, 0, shape.chunks), label=label))
-        if kind is OpKind.F:  # one kind shows how the shades go
+        if kind is OpKind.F:  # one kind as an example of the shades
             handles += [
                 Patch(facecolor=shade(kind, chunk, shape.chunks), label=f"F  of chunk {chunk}")
                 for chunk in range(1, shape.chunks)

@@ -36,11 +36,11 @@ _Text = tuple[str, float, str, str]  # text, points, weight, colour
 def overview(trace: Trace, start: Instant | None = None, end: Instant | None = None) -> Figure:
     """Gantt chart and memory curves over one time axis, under a title with the measures.
 
-    Where all of a long trace would be a blur, its beginning is drawn above, as much of it as can be
-    read, and marked in the chart of all.
+    If a trace is too long to be read as a whole, as much of its beginning as can be read is drawn above
+    the chart of all, and framed in that chart.
 
     Args:
-        start, end: what part to draw: ``10%`` of the iteration, ``120ms``, or ns; default: all.
+        start, end: the part to draw: ``10%`` of the iteration, ``120ms``, or ns; default: all.
 
     Raises:
         OptPipeError: see `window_of`.
@@ -70,7 +70,7 @@ def overview(trace: Trace, start: Instant | None = None, end: Instant | None = N
 
 
 def _detail(trace: Trace) -> Window | None:
-    """The beginning that is to be drawn apart, or None."""
+    """Return the beginning that is to be drawn separately, or None."""
     height = gantt_height(trace)
     if height > _TALLEST:
         return None
@@ -99,7 +99,7 @@ def save_overview(
 
 
 def _title(trace: Trace, figure: Figure, window: Window | None) -> None:
-    """The schedule's name and its measures; below, smaller, what was replayed."""
+    """Write the schedule's name and its measures; below, smaller, what was replayed."""
     peak = max(trace.peak_bytes)
     bubble = trace.bubble_rate_flush if trace.objective == "flush" else trace.bubble_rate
     measures = (
@@ -139,7 +139,7 @@ def _counted(count: int, noun: str) -> str:
 
 
 def _line(figure: Figure, top: float, left: _Text, right: _Text) -> None:
-    """Two texts on one line `top` inches below the edge; the left one yields where both are long."""
+    """Write two texts on one line `top` inches below the edge; the left one is shortened where both are long."""
     width, height = figure.get_size_inches()
     taken = text_inches(right[0], right[1], weight=right[2])
     room = width - LEFT - taken - 2 * _EDGE

@@ -1,4 +1,4 @@
-"""Where devices idle in a solution, beside what the bound forces on them."""
+"""Idle time of devices in a solution, beside the idle time that the bound forces."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..units import format_time
 from .axis import BOTTOM, LEFT, WIDTH, place, time_unit
 from .style import INK, MUTED, check_ending, new_figure, save, styled
 
-# Idle causes and forced reasons that mean the same have the same colour; the forced are hatched.
+# Idle causes and forced reasons of the same meaning have the same colour; the latter are hatched.
 COLOURS = {
     "fill": "#9DB8CF",
     "drain": "#C9DCEE",
@@ -38,8 +38,8 @@ _ROW, _TOP = 0.36, 0.62  # inches per device; above the axis
 
 
 def solution_chart(solution: Solution, ax: Axes | None = None) -> Axes:
-    """Draw two bars per device: above its idle time by cause, below (hatched) what any schedule
-    that meets the lower bound has to idle there, by reason; the rest is the gap.
+    """Draw two bars per device: above its idle time by cause, below (hatched) the idle time of any schedule
+    that meets the lower bound, by reason; the rest is the gap.
 
     Args:
         ax: where to draw; None: a new figure (``ax.figure``).

@@ -1,4 +1,4 @@
-"""The one style sheet of all figures, and how they are made and written.
+"""The style of all figures; how they are made and written.
 
 No pyplot: figures are plain objects with a canvas of their own, so that drawing changes no global
 state and works in threads and without a display.
@@ -25,7 +25,7 @@ from ..errors import OptPipeError
 from ..files import write_bytes
 from ..ops import BW, B, C, F, O, OpKind, R, W
 
-# Distinct with every common colour blindness (a test simulates them): at least 16 apart in Lab.
+# Distinct with every common colour blindness (a test simulates them): a Lab distance of at least 16.
 COLOURS: dict[OpKind, str] = {
     F: "#3F7FBF",
     B: "#F0A830",
@@ -50,7 +50,7 @@ STATIC = "#D5D5D5"
 LIGHTEST = 0.6  # how far the last chunk's shade goes towards white
 
 FORMATS = (".png", ".svg", ".pdf")
-# for what DejaVu lacks, where one of them is installed
+# for signs that DejaVu lacks, if one of them is installed
 FALLBACKS = (
     "Noto Sans CJK SC",
     "Noto Sans CJK JP",
@@ -90,7 +90,7 @@ STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.2,
     "hatch.linewidth": 0.6,
     "pdf.fonttype": 42,  # whole fonts, so that texts stay texts
-    "svg.fonttype": "path",  # looks the same where the font is missing
+    "svg.fonttype": "path",  # looks the same without the font installed
     "svg.hashsalt": "optpipe_sim",  # the same figure is the same file
     "savefig.dpi": 160,
     "figure.dpi": 100,
@@ -99,9 +99,9 @@ STYLE: dict[Any, Any] = {
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """matplotlib's settings while a figure of ours is drawn or written.
+    """Apply our matplotlib settings while a figure is drawn or written.
 
-    A sign that no installed font has is drawn as a box, without a warning for each.
+    A sign that no installed font has is drawn as a box, without warnings.
     """
     settings = {**STYLE, "font.family": [STYLE["font.family"], *_fallbacks()]}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
@@ -116,14 +116,14 @@ def _fallbacks() -> tuple[str, ...]:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty white figure of so many inches, with a canvas of its own."""
+    """Return an empty white figure of so many inches, with a canvas of its own."""
     figure = Figure(figsize=(width, height), facecolor="white")
     FigureCanvasAgg(figure)
     return figure
 
 
 def shade(kind: OpKind, chunk: int, chunks: int) -> str:
-    """The colour of an op: its kind's, the lighter the later its chunk on the device."""
+    """Return the colour of an op: that of its kind, lighter for later chunks of the device."""
     towards_white = 0.0 if chunks < 2 else LIGHTEST * chunk / max(chunks - 1, 2)
     red, green, blue = (part + (1 - part) * towards_white for part in to_rgb(COLOURS[kind]))
     return to_hex((red, green, blue))
@@ -151,10 +151,10 @@ def save(figure: Figure, path: str | os.PathLike[str]) -> Path:
 
 
 def check_ending(path: str | os.PathLike[str]) -> str:
-    """The ending of a figure's file name, one of `FORMATS`.
+    """Return the ending of a figure's file name, one of `FORMATS`.
 
     Raises:
-        OptPipeError: for any other; worth asking before drawing.
+        OptPipeError: for any other. Call it before drawing.
     """
     ending = Path(path).suffix.lower()
     if ending not in FORMATS:

@@ -8,7 +8,7 @@ from ..trace import Span, Trace
 
 def label(op: Op, chunk: int) -> str:
     """``F0`` on chunk 0, ``f0`` on chunk 1, ``f0'`` on chunk 2, and so on; the number is the
-    microbatch, and behind a slash the slice where there are any."""
+    microbatch, followed by a slash and the slice where there are slices."""
     name = op.kind.name if chunk == 0 else op.kind.name.lower()
     return f"{name}{unit_name(op)}{chr(39) * max(0, chunk - 1)}"
 

@@ -1,4 +1,4 @@
-"""A training run: the loss, and what an iteration took, with switches of the schedule marked."""
+"""A training run: loss and iteration times, with switches of the schedule marked."""
 
 from __future__ import annotations
 

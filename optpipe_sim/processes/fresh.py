@@ -1,4 +1,4 @@
-"""Fresh Pythons that run a module of this package; how processes ended, and ending them."""
+"""Start fresh Pythons that run a module of this package, end processes, and report how they ended."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def start_python(
 ) -> subprocess.Popen[bytes]:
     """Start a fresh Python that runs a module of this package; its stderr goes to `log`.
 
-    It is in a session of its own: Ctrl-C is its caller's to handle.
+    It runs in a session of its own, so that only the caller receives Ctrl-C.
     """
     paths = filter(None, (str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")))
     return subprocess.Popen(
@@ -39,7 +39,7 @@ def start_python(
 
 
 def kill(processes: Sequence[subprocess.Popen[bytes]], after_s: float = 0.0) -> None:
-    """Kill those of some processes that have not ended after so many seconds."""
+    """Kill the processes that have not ended after so many seconds."""
     for process in processes:
         if after_s > 0:
             with suppress(subprocess.TimeoutExpired):
@@ -50,13 +50,13 @@ def kill(processes: Sequence[subprocess.Popen[bytes]], after_s: float = 0.0) -> 
 
 
 def how_it_ended(code: int | None) -> str:
-    """What an exit status says: ``killed by SIGKILL``, ``exit status 3``."""
+    """Describe an exit status: ``killed by SIGKILL``, ``exit status 3``."""
     if code is not None and code < 0:
         return f"killed by {signal.Signals(-code).name}"
     return f"exit status {code}"
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that is not empty; an empty text without one."""
+    """Return the last line of a log that is not empty, or an empty text."""
     lines = log.read_text(errors="replace").split("\n")
     return next((line for line in reversed(lines) if line.strip()), "")

@@ -1,4 +1,4 @@
-"""When a process leaves: once its parent is gone, and what Ctrl-C does to it."""
+"""Exit with the parent process, and control which process receives Ctrl-C."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-POLL_S = 0.5  # between two looks at whether the parent is still there
+POLL_S = 0.5  # between two checks that the parent is alive
 
 
 def leave_with_parent(
@@ -16,11 +16,11 @@ def leave_with_parent(
     leave: Callable[[], object] = lambda: os._exit(1),
     wait: Callable[[float], bool] | None = None,
 ) -> None:
-    """Have this process leave once its parent is gone; watched by a thread.
+    """Make this process exit once its parent has exited; a thread watches it.
 
     Args:
         parent: the process id of the parent.
-        leave: what is called then.
+        leave: called then.
         wait: waits for the given seconds and returns whether the parent has asked this process to leave.
     """
     asked_to_leave = wait or threading.Event().wait

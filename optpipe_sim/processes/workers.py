@@ -14,14 +14,14 @@ from typing import Any
 from .fresh import how_it_ended
 from .signals import ctrl_c_later, leave_with_parent
 
-STOP_S = 1.0  # that a worker that was asked to end may take before it is killed
+STOP_S = 1.0  # until a worker that was asked to end is killed
 POLL_S = 0.05  # between two calls of `idle`
 Report = Callable[..., None]  # sends its arguments as a message
 Newest = Callable[[], Any]  # the last message since the last call, or None
 
 
 class Workers:
-    """Functions at work, each in a process of its own.
+    """Run functions, each in a process of its own.
 
         workers = Workers()
         try:
@@ -31,8 +31,8 @@ class Workers:
         finally:
             died = workers.end()
 
-    A call is a function of (report, newest): it sends messages with the first, and asks for the last
-    message sent to it with the second. A process that dies takes nothing with it but itself.
+    A call is a function of (report, newest): it sends messages with the first, and gets the last
+    message sent to it from the second. A process that dies affects no other one.
     """
 
     def __init__(self) -> None:
@@ -61,7 +61,7 @@ class Workers:
                     self._inboxes.append(ours)
                     pipes.append(outgoing)
         finally:
-            # their threads begin once nothing is forked any more
+            # their threads start after the last fork
             self._outboxes += map(_Outbox, pipes)
 
     def messages(
@@ -70,7 +70,7 @@ class Workers:
         """Yield (worker, message) until it is over or all workers have exited.
 
         Args:
-            idle: called every now and then while there are none.
+            idle: called at intervals while no message arrives.
         """
         while len(self._exited) < len(self._processes) and not is_over():
             running = [n for n in range(len(self._processes)) if n not in self._exited]
@@ -82,7 +82,7 @@ class Workers:
                     continue
                 try:
                     message = self._inboxes[number].recv()
-                except (EOFError, OSError):  # also in the midst of a message
+                except (EOFError, OSError):  # also in the middle of a message
                     self._exited.add(number)
                     continue
                 yield number, message
@@ -94,7 +94,7 @@ class Workers:
                 outbox.put(message)
 
     def end(self) -> dict[int, str]:
-        """End all workers, by force if need be; says how those died that were not asked to end."""
+        """End all workers, by force if needed; returns how those died that were not asked to end."""
         died = {}
         for number, process in enumerate(self._processes):
             if number not in self._exited:
@@ -117,7 +117,7 @@ class Workers:
 
 
 class _Outbox:
-    """Sends a worker the newest message, and never makes the sender wait."""
+    """Send a worker the newest message without making the sender wait."""
 
     def __init__(self, pipe: Connection) -> None:
         self.pipe = pipe
@@ -173,8 +173,8 @@ def _context() -> Any:
 
 
 def shared_numbers(values: Sequence[int]) -> Any:
-    """An array of integers that a process and the workers it starts read and write alike; it has a
-    lock, `get_lock`."""
+    """Return an array of integers shared by a process and the workers it starts; its lock is
+    `get_lock`."""
     return _context().Array("q", list(values))
 
 

@@ -1,6 +1,6 @@
 """CostProfile: what each stage costs in time and memory, and what connects the devices.
 
-Integers inside (ns, bytes); units only in the keys of files (`profile_io`).
+Times and sizes are integers (ns, bytes); only the keys of files have units (`profile_io`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class CostProfile:
         name: what to call it.
         devices: p. `chunks`: v. `placement`: the device of each stage (``loop``, ``vee`` or a list).
         stages: one `StageCost` per stage, in model order.
-        latency_ns, occupancy_ns: one hop between devices takes their sum; with ``serial`` links a
+        latency_ns, occupancy_ns: a message between devices takes their sum; with ``serial`` links a
             message occupies its directed device pair for the latter, with ``blocking`` links the
             compute stream of its sender.
         links: ``latency`` (any number of messages in flight), ``serial`` (one per directed pair) or
@@ -51,7 +51,7 @@ class CostProfile:
         memory_limit: bytes per device, or None.
         slices: into how many slices the sequence of a microbatch is cut; with more than one, every
             stage has the cost of each (`StageCost.slices`).
-        meta: provenance and notes; plain data, no part of the costs. `items`: the model by layers.
+        meta: provenance and notes; plain data, not part of the costs. `items`: the model by layers.
 
     Raises:
         ProfileError: names the key and what is wrong with it.
@@ -140,12 +140,12 @@ class CostProfile:
 
     @property
     def t_comm_ns(self) -> int:
-        """One hop between two devices, on a free link."""
+        """The time of one message between two devices, on a free link."""
         return self.latency_ns + self.occupancy_ns
 
     @cached_property
     def op_table(self) -> OpTable:
-        """What every op takes, allocates and releases, by kind, stage and treatment."""
+        """Duration, allocation and release of every op, by kind, stage and treatment."""
         return make_table(self.stages)
 
     @cached_property
@@ -185,10 +185,9 @@ class CostProfile:
     def least_limits(self) -> tuple[int, ...]:
         """Per device, the least memory limit that any schedule can keep.
 
-        When F(s, j) or its backward runs, the device holds what that needs under the cheapest
-        treatment and, of the stages before s that live there, at least what can neither be
-        offloaded nor dropped of microbatch j; taking one microbatch at a time through the pipeline
-        needs no more.
+        While F(s, j) or its backward runs, the device holds what the op needs under the cheapest
+        treatment and, for the stages before s on that device, at least the part of microbatch j that can
+        neither be offloaded nor dropped. One microbatch at a time needs no more than that.
         """
         least, rest = list(self.static_bytes), list(self.static_bytes)
         offloads = self.offload is not None
@@ -229,7 +228,7 @@ class CostProfile:
         """The limit of each device: `memory_limit` (for all or per device), else the profile's.
 
         Raises:
-            OptPipeError: for what is no size. ProfileError: for a list of the wrong length.
+            OptPipeError: for anything but a size. ProfileError: for a list of the wrong length.
         """
         if memory_limit is None:
             return self.memory_limit
@@ -247,11 +246,11 @@ class CostProfile:
         return Shape(self.devices, self.chunks, microbatches, self.placement, self.slices)
 
     def rechunk(self, chunks: int, placement: str | Sequence[int] = "loop") -> CostProfile:
-        """The same model and devices with another number of chunks per device, or placement.
+        """Return the same model and devices with another number of chunks per device, or placement.
 
         Adjacent stages merge (times, act, w, offload, static add up) or a stage divides equally,
-        between its layers where it says how many it has; see `parts.divide`. Messages stay as
-        they are.
+        between its layers where their number is given; see `parts.divide`. Messages do not
+        change.
 
         Raises:
             ProfileError: for more chunks than `most_chunks`, a stage too short to divide, or a
@@ -278,12 +277,14 @@ class CostProfile:
     @cached_property
     def most_chunks(self) -> int | None:
         """The largest number of chunks per device that the stages' layers allow; None where no
-        stage says its layers."""
+        stage has a number of layers."""
         layers = [cost.layers for cost in self.stages]
         said = [count for count in layers if count is not None]
         if not said:
             return None
-        if len(said) < len(layers):  # some merged stages divide anywhere, those that say do not
+        if len(said) < len(
+            layers
+        ):  # some merged stages divide anywhere, those with a number of layers do not
             return self.chunks * min(said)
         for chunks in range(sum(said) // self.devices, self.chunks, -1):
             size = self.chunks // gcd(chunks, self.chunks)
@@ -332,14 +333,14 @@ class CostProfile:
         return replace(self, slices=slices, stages=stages)
 
     def map_stages(self, by: Callable[[int, StageCost], StageCost]) -> CostProfile:
-        """The profile with each stage's cost changed, slice by slice: ``by(stage, cost) -> cost``; without items."""
+        """Return the profile with each stage's cost changed, slice by slice: ``by(stage, cost) -> cost``; items are dropped."""
         stages = tuple(change(cost, partial(by, at)) for at, cost in enumerate(self.stages))
         return replace(self, stages=stages, items=())
 
     def scale(
         self, compute: float = 1, comm: float = 1, copy: float = 1, memory: float = 1
     ) -> CostProfile:
-        """Times of compute, messages and copies, and activation memory, multiplied."""
+        """Multiply the times of compute, messages and copies, and the activation memory."""
 
         def times(value: int | None, factor: float, least: int = 0) -> int | None:
             return None if value is None else max(least, round_half_up(value * exact(factor)))

@@ -1,4 +1,4 @@
-"""A model layer by layer: its items, and the stages that contiguous runs of them make."""
+"""A model layer by layer: its items, and the stages made of contiguous runs of them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MOST_ITEMS = 4096
 
 @dataclass(frozen=True)
 class Item:
-    """One layer of a model, which no stage border cuts.
+    """One layer of a model; stages begin and end between items.
 
     Attributes:
         name: `EMBEDDING`, `HEAD` (with the last norm and the loss), `MTP`, or any other for a decoder
             layer.
         cost: of the item alone, as a stage of one layer.
-        reserve_bytes: working memory that a stage needs once, however many such items it has.
+        reserve_bytes: working memory that a stage needs once, whatever its number of such items.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Item:
 
 
 class StageMaker:
-    """Stages of runs of `items` on devices with so many `chunks`; equal runs are made once."""
+    """Makes stages of runs of `items` for devices with `chunks` chunks; equal runs are cached."""
 
     def __init__(self, items: Sequence[Item], chunks: int) -> None:
         self.items, self.chunks = tuple(items), chunks
@@ -67,8 +67,8 @@ class StageMaker:
 
 
 def _stage(items: Sequence[Item], chunks: int) -> StageCost:
-    """Items as one stage. Devices work on one stage at a time: each of `chunks` has its part of the
-    reserve."""
+    """Merge items into one stage. A device works on one stage at a time, so each of its `chunks` has a part of
+    the reserve."""
     whole = merge([item.cost for item in items])
     return replace(
         whole,
@@ -105,7 +105,7 @@ def _levels(costs: Sequence[StageCost], whole: StageCost) -> tuple[RecomputeLeve
 def _ending(
     level: RecomputeLevel, having: Sequence[tuple[StageCost, RecomputeLevel]], whole: StageCost
 ) -> RecomputeLevel:
-    """A level of a stage whose split B works through its layers, and ends holding what their W's need."""
+    """Return a level with the working memory of a split B, which ends holding what the W's of its layers need."""
     if level.b_work_bytes is None:
         return level
     last = max(cost.act_bytes - cost.w_bytes for cost, _ in having)
@@ -115,7 +115,8 @@ def _ending(
 
 
 def pareto(levels: Sequence[RecomputeLevel]) -> list[RecomputeLevel]:
-    """Those that no other one beats in both bytes and time, from the least that is dropped to the most."""
+    """Return the levels that no other one beats in both bytes and time, from the one that drops least to the one
+    that drops most."""
     chosen: list[RecomputeLevel] = []
     for level in sorted(levels, key=lambda one: (-one.keep_bytes, -one.t_ns)):
         while chosen and chosen[-1].t_ns >= level.t_ns:
@@ -125,7 +126,7 @@ def pareto(levels: Sequence[RecomputeLevel]) -> list[RecomputeLevel]:
 
 
 def even_counts(items: int, stages: int) -> list[int]:
-    """An even share of items for each stage, the first ones with one more.
+    """Distribute items evenly over stages; the first ones get one more.
 
     Raises:
         ProfileError: for more stages than items.
@@ -142,7 +143,7 @@ def decoder_layers(items: Sequence[Item], counts: Sequence[int]) -> list[int]:
 
 
 def layout_words(items: Sequence[Item], counts: Sequence[int]) -> list[str]:
-    """What each stage of a layout holds, as ``embedding + 3``."""
+    """Describe what each stage of a layout holds, as in ``embedding + 3``."""
     words = []
     for first, last in pairwise([0, *accumulate(counts)]):
         names = [item.name for item in items[first:last] if not item.decoder]

@@ -1,4 +1,4 @@
-"""A profile whose model has other layers on its stages."""
+"""Move the layers of a model between the stages of its profile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .items import StageMaker, decoder_layers, even_counts
 
 
 def counts_of(profile: CostProfile) -> list[int]:
-    """How many items each stage of `profile` has: what its stages say, or an even share.
+    """Return how many items each stage of `profile` has: as its stages say, else an even share.
 
     Raises:
         ProfileError: for a profile without items, or with fewer than stages.
@@ -36,13 +36,13 @@ def with_layout(
     placement: str | Sequence[int] | None = None,
     maker: StageMaker | None = None,
 ) -> CostProfile:
-    """The profile with its items shared out anew: `counts` of them on each stage, in model order.
+    """Return the profile with its items distributed again: `counts` of them on each stage, in model order.
 
     Args:
         chunks, placement: None: the profile's. `maker`: of the profile's items on so many chunks.
 
     Raises:
-        ProfileError: for counts that are not those of stages, or do not add up to the items.
+        ProfileError: for a wrong number of counts, or counts that do not add up to the items.
     """
     chunks = profile.chunks if chunks is None else chunks
     if min(counts) < 1 or sum(counts) != len(profile.items):
@@ -63,7 +63,7 @@ def with_layout(
 
 
 def _meta(profile: CostProfile, counts: Sequence[int]) -> dict[str, Any]:
-    """The notes without what they say of another layout."""
+    """The notes without those on the previous layout."""
     left = ("parameters_per_device", "weights_bytes_per_device")
     meta = {key: value for key, value in profile.meta.items() if key not in left}
     return {**meta, "layers_per_stage": decoder_layers(profile.items, counts)}

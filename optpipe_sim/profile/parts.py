@@ -14,7 +14,7 @@ from ..units import counted
 def join(
     slices: Sequence[StageCost], static_bytes: int = 0, layers: int | None = None
 ) -> StageCost:
-    """A stage whose microbatches are cut into `slices`, in the order of the sequence.
+    """Return a stage whose microbatches are cut into `slices`, in the order of the sequence.
 
     Raises:
         ProfileError: for slices with different levels of recomputation.
@@ -35,7 +35,7 @@ def _sum(slices: Sequence[StageCost]) -> StageCost:
 
 
 def cut_sequence(cost: StageCost, slices: int) -> StageCost:
-    """A stage whose microbatches are cut into equal slices; what remains goes to the first one.
+    """Cut the microbatches of a stage into equal slices; the remainder goes to the first one.
 
     Raises:
         ProfileError: for a slice that would take less than 1 ns.
@@ -74,7 +74,7 @@ def cut_sequence(cost: StageCost, slices: int) -> StageCost:
 
 
 def change(cost: StageCost, by: Callable[[StageCost], StageCost]) -> StageCost:
-    """A stage changed, slice by slice where it has slices; static memory and layers as a whole."""
+    """Change a stage, slice by slice where it has slices; static memory and layers as a whole."""
     changed = by(replace(cost, slices=()))
     if not cost.slices:
         return changed
@@ -83,17 +83,17 @@ def change(cost: StageCost, by: Callable[[StageCost], StageCost]) -> StageCost:
 
 
 def evenly(count: int, parts: int) -> list[int]:
-    """`count` layers in `parts` contiguous runs; the first ones get one more."""
+    """Split `count` layers into `parts` contiguous runs; the first ones get one more."""
     low, more = divmod(count, parts)
     return [low + (at < more) for at in range(parts)]
 
 
 def divide(cost: StageCost, parts: int) -> list[StageCost]:
-    """A stage in `parts` parts: equal ones, or whole layers where it says how many it has.
+    """Divide a stage into `parts` parts: equal ones, or whole layers where it has a number of layers.
 
     Of L layers the first parts get one more where they do not divide equally. Every number n of a
-    stage (times, bytes) goes to a part of k layers as floor(n * k / L), and what remains of the
-    whole to the first part, so that the parts add up to the stage exactly; without layers each
+    stage (times, bytes) goes to a part of k layers as floor(n * k / L), and the remainder
+    to the first part, so that the parts add up to the stage exactly; without layers each
     part counts as one of `parts`. Where that would give the first part more w or offload than act
     (by a few bytes), the excess moves on to the next one.
 
@@ -111,7 +111,7 @@ def divide(cost: StageCost, parts: int) -> list[StageCost]:
 
 
 def _cut(cost: StageCost, weights: Sequence[int]) -> list[StageCost]:
-    """The parts of a stage that have so many of its ``sum(weights)`` layers; see `divide`."""
+    """Return the parts of a stage, each with its weight's share of the ``sum(weights)`` layers; see `divide`."""
     if len(weights) == 1:
         return [cost]
     if cost.slices:
@@ -147,13 +147,13 @@ def _cut(cost: StageCost, weights: Sequence[int]) -> list[StageCost]:
 
 
 def _share(value: int, weights: Sequence[int]) -> list[int]:
-    """`value` by weight, rounded down; what remains goes to the first part."""
+    """Split `value` by weight, rounded down; the remainder goes to the first part."""
     later = [value * weight // sum(weights) for weight in weights[1:]]
     return [value - sum(later), *later]
 
 
 def _within(shares: Sequence[int], most: Sequence[int]) -> list[int]:
-    """`shares` with none above its `most`: the excess moves on to the next one."""
+    """Limit each of `shares` to its `most`: the excess moves on to the next one."""
     fitting, rest = [], 0
     for share, limit in zip(shares, most, strict=True):
         fitting.append(min(share + rest, limit))
@@ -164,11 +164,11 @@ def _within(shares: Sequence[int], most: Sequence[int]) -> list[int]:
 def _cut_level(
     level: RecomputeLevel, weights: Sequence[int], acts: Sequence[int]
 ) -> list[RecomputeLevel]:
-    """A level of recomputation for each part of a stage, whose activations are `acts`.
+    """Return a level of recomputation for each part of a stage; `acts` are the parts' activations.
 
-    Time and kept bytes divide as all numbers do; given working bytes stay, at most act - keep of
-    the part: a part works through its layers as the whole did. How many layers are recomputed is
-    known of parts that get a whole number of them.
+    Time and kept bytes divide as all numbers do. Working bytes stay as given, at most act - keep of
+    the part, because a part works through its layers one by one as the whole did. The number of recomputed layers is
+    known for parts that get a whole number of them.
     """
     keeps = _within(_share(level.keep_bytes, weights), acts)
 
@@ -191,14 +191,14 @@ def _cut_level(
 
 
 def _whole(value: int, by: int) -> int | None:
-    """`value` / `by` where that is a whole number above 0."""
+    """Return `value` / `by` where that is a whole number above 0, else None."""
     return value // by if value and value % by == 0 else None
 
 
 def regroup(costs: Sequence[StageCost], parts: int) -> list[StageCost]:
-    """Adjacent stages as `parts` stages: merged, divided, or cut where the new stages begin.
+    """Turn adjacent stages into `parts` stages: merged, divided, or cut where the new stages begin.
 
-    Stages that all say their layers share them out: the first parts get one more. Others are each
+    If all stages have a number of layers, these are distributed: the first parts get one more. Otherwise each stage is
     divided into `parts`, which then merge.
 
     Raises:
@@ -231,7 +231,7 @@ def regroup(costs: Sequence[StageCost], parts: int) -> list[StageCost]:
 
 
 def merge(costs: Sequence[StageCost]) -> StageCost:
-    """Adjacent stages as one."""
+    """Merge adjacent stages into one."""
     if len(costs) == 1:
         return costs[0]
     if costs[0].slices:
@@ -243,7 +243,7 @@ def merge(costs: Sequence[StageCost]) -> StageCost:
         values = [cost.fused_ns if key == "t_bw_ns" else getattr(cost, key) for cost in costs]
         total[key] = None if None in values else sum(values)
     splits = all(cost.splits for cost in costs)
-    if not splits:  # what is known of the merged stage is its whole backward
+    if not splits:  # only the whole backward of the merged stage is known
         total |= {"t_b_ns": total["t_bw_ns"], "t_w_ns": 0, "w_bytes": 0}
     if not splits or all(cost.t_bw_ns is None for cost in costs):
         total["t_bw_ns"] = None
@@ -251,7 +251,7 @@ def merge(costs: Sequence[StageCost]) -> StageCost:
 
 
 def _merge_levels(costs: Sequence[StageCost]) -> tuple[RecomputeLevel, ...]:
-    """Levels merged by name; a stage without that name is kept whole."""
+    """Merge levels by name; a stage without that name is kept whole."""
     names = dict.fromkeys(level.name for cost in costs for level in cost.recompute)
     merged = []
     for name in names:
@@ -282,7 +282,7 @@ def _merge_levels(costs: Sequence[StageCost]) -> tuple[RecomputeLevel, ...]:
 
 
 def check_slices(cost: StageCost) -> None:
-    """Whether the slices of a stage add up to it.
+    """Refuse slices that do not add up to their stage.
 
     Raises:
         ProfileError: where they do not.

@@ -1,4 +1,4 @@
-"""Profiles written as mappings and files; `profile_io` reads them."""
+"""Write profiles as mappings and files; `profile_io` reads them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from . import CostProfile, Nvme, Offload
 
 
 def profile_to_json(profile: CostProfile) -> dict[str, Any]:
-    """The profile as a mapping of the file format, every number exact (ns and bytes)."""
+    """Return the profile as a mapping of the file format, every number exact (ns and bytes)."""
     stages = [_sliced_to_json(cost) if cost.slices else _to_json(cost) for cost in profile.stages]
     shape = profile.shape(1)
     data: dict[str, Any] = {
@@ -48,7 +48,7 @@ def profile_to_json(profile: CostProfile) -> dict[str, Any]:
 
 
 def _alike(values: list[Any]) -> Any:
-    """One value where all are the same, else the list."""
+    """Return one value where all are equal, else the list."""
     return values[0] if all(value == values[0] for value in values) else values
 
 
@@ -80,7 +80,7 @@ def _to_json(cost: StageCost) -> dict[str, Any]:
 
 
 def _items_to_json(profile: CostProfile) -> list[dict[str, Any]]:
-    """The model layer by layer, runs of equal ones as one entry."""
+    """Write the model layer by layer, runs of equal layers as one entry."""
     entries = []
     for item, run in groupby(profile.items):
         entry = {"name": item.name, "count": len(list(run)), **_to_json(item.cost)}
@@ -97,7 +97,7 @@ _ABSENT = {"kv_bytes": 0}  # what a slice has that does not say; else: null, wha
 
 
 def _sliced_to_json(cost: StageCost) -> dict[str, Any]:
-    """A stage with a number, or a list of one per slice, for each key."""
+    """Write a stage with a number, or a list of one per slice, for each key."""
     parts = [_to_json(part) for part in cost.slices]
     whole = _to_json(cost)
     keys = [key for key in whole if any(key in part for part in parts)]

@@ -1,4 +1,4 @@
-"""Schedule: order, and no time."""
+"""Schedule: the order of ops, without times."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _KINDS = tuple(OpKind)
 
 
 class Schedule:
-    """One program per device: its ops in issue order; and, if wanted, the order on shared links.
+    """One program per device: its ops in issue order; optionally the order on shared links.
 
     Args:
         shape: devices, chunks, microbatches and placement.
         programs: per device, its ops, as `Op` or in notation (``"F0.3"``).
         link_order: transfers in the order a shared link serves them, keyed by host-link group and
             direction (``"0/O"``, ``"0/R"``, or ``"0/OR"`` where one link serves both).
-        meta: anything worth keeping with the schedule (plain data); no part of its identity.
+        meta: notes to keep with the schedule (plain data); not part of its identity.
         recompute: the level of recomputation of a stage (``"3"``) or of one of its activations
-            (``"3.7"``, or ``"3.7/1"`` where there are slices; the narrower goes before):
-            ``{"3": "full", "3.7": "selective"}``; what is absent is kept whole. A ``C3.7`` in the
-            program recomputes it apart, else the backward does.
+            (``"3.7"``, or ``"3.7/1"`` where there are slices; the narrower takes precedence):
+            ``{"3": "full", "3.7": "selective"}``; all others are kept whole. A ``C3.7`` in the
+            program recomputes it apart; without it the backward does.
 
     Raises:
-        InvalidSchedule: for what is not an op, or an op outside the shape. Whether the ops make a
-            complete schedule is `validate`'s question.
+        InvalidSchedule: for what is not an op, or an op outside the shape. `validate` checks
+            that the schedule is complete.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Schedule:
         meta: Mapping[str, Any] | None = None,
         recompute: Mapping[str, str] | Levels | None = None,
     ) -> Schedule:
-        """A schedule from arrays: `table` (ops, 3) of kind, stage, unit (see `Shape`); device d's
+        """Make a schedule from arrays: `table` (ops, 3) of kind, stage, unit (see `Shape`); device d's
         program is the rows ``offsets[d]:offsets[d+1]``."""
         schedule = cls(shape, [()] * shape.devices, link_order, meta, recompute)
         schedule.table = np.ascontiguousarray(table, dtype=np.int32).reshape(-1, 3)
@@ -129,7 +129,7 @@ class Schedule:
     @cached_property
     def recompute(self) -> dict[str, str]:
         """The levels of recomputation as in a file: by stage where all its activations have the
-        same one, else one by one; nothing for what is kept whole."""
+        same level, else one by one; activations kept whole are left out."""
         found: dict[str, str] = {}
         for stage, row in enumerate(self.levels.table.tolist()):
             if row[0] and row.count(row[0]) == len(row):
@@ -162,7 +162,7 @@ class Schedule:
 
     @cached_property
     def devices(self) -> np.ndarray:
-        """The device whose program each op stands in."""
+        """The device of each op."""
         return np.repeat(np.arange(self.shape.devices), np.diff(self.offsets))
 
     @cached_property
@@ -234,7 +234,7 @@ class Schedule:
         )
 
     def _repr_html_(self) -> str:
-        """A small table for notebooks; a picture takes times, and those are a trace's."""
+        """A small table for notebooks; only a trace has the times for a picture."""
         shape = self.shape
         kinds, counts = np.unique(self.table[:, 0], return_counts=True)
         ops = zip((_KINDS[kind].name for kind in kinds), counts.tolist(), strict=True)
@@ -274,10 +274,10 @@ class Schedule:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], source: str = "schedule") -> Schedule:
-        """The schedule in a mapping of the file format.
+        """Read a schedule from a mapping of the file format.
 
         Raises:
-            InvalidSchedule: one line that names `source`, the key and what would be right.
+            InvalidSchedule: one line that names `source`, the key and what is expected.
         """
         try:
             return cls(**read_fields(data))
@@ -308,7 +308,7 @@ class Schedule:
 
     @classmethod
     def from_text(cls, shape: Shape, text: str) -> Schedule:
-        """The schedule that `to_text` wrote, for a shape.
+        """Read the text of `to_text`, for a shape.
 
         Raises:
             InvalidSchedule: for lines of another form.
@@ -335,10 +335,10 @@ def encode(shape: Shape, kind: Any, stage: Any, unit: Any) -> Any:
 
 
 def validate(schedule: Schedule) -> None:
-    """Refuse a schedule whose ops are not exactly those its shape asks for.
+    """Refuse a schedule whose ops are not exactly those of its shape.
 
     Each (stage, unit) has one F and either B and W or BW, on the device of its stage; an
-    offload has its reload, and the other way round; what a C recomputes has a level. Order is not looked at: a bad one deadlocks.
+    offload has its reload, and the other way round; what a C recomputes has a level. The order is not checked; a bad one deadlocks.
 
     Raises:
         InvalidSchedule: names the first op at fault.

@@ -17,7 +17,7 @@ def read_fields(data: Mapping[str, Any]) -> dict[str, Any]:
     """The arguments of `Schedule` in a mapping of the file format.
 
     Raises:
-        InvalidSchedule: names the key and what would be right.
+        InvalidSchedule: names the key and what is expected.
     """
     if data.get("format") != FORMAT:
         raise InvalidSchedule(f"format: expected {FORMAT!r}, got {data.get('format')!r}")

@@ -13,7 +13,7 @@ from . import Schedule
 
 
 def as_split(profile: CostProfile) -> CostProfile:
-    """The profile as patterns plan with it: a whole backward is a B after which W takes nothing."""
+    """Return the profile that patterns plan with: a whole backward is a B followed by a W of no time."""
     if all(cost.splits for cost in profile.stages):
         return profile
     return profile.map_stages(lambda _, cost: replace(cost, splits=True))
@@ -22,8 +22,8 @@ def as_split(profile: CostProfile) -> CostProfile:
 def fuse(schedule: Schedule, profile: CostProfile) -> Schedule:
     """The schedule with a BW in place of each B, and without the Ws, of stages that do not split.
 
-    Such a B is costed as the whole backward and its W as nothing, so that under a memory limit
-    nothing gets slower. The schedule itself where there is nothing to fuse.
+    Such a B costs the whole backward and its W nothing, so fusing makes nothing slower
+    under a memory limit. Returns the schedule itself where there is nothing to fuse.
     """
     whole = _at_whole_stages(schedule, profile)
     kinds = schedule.table[:, 0]
@@ -45,8 +45,8 @@ def fuse(schedule: Schedule, profile: CostProfile) -> Schedule:
 
 
 def fused_where_whole(schedule: Schedule, profile: CostProfile) -> Schedule:
-    """The schedule, fused where stages do not split and it does not need them to: where each W
-    follows its B at once, transfers aside.
+    """Fuse the schedule where stages do not split, if each W directly follows its B, transfers
+    aside.
 
     Raises:
         InvalidSchedule: where a W waits; names what the profile lacks.

@@ -17,8 +17,8 @@ _ACTIVATION = re.compile(r"(\d{1,9})(?:\.(\d{1,9})(?:/(\d{1,9}))?)?")
 class Levels(NamedTuple):
     """Which activations are recomputed, and at which level.
 
-    `table` (stages, units) has 0 for what is kept whole, else a number from 1 on: a place in
-    `names`, counted from 1.
+    `table` (stages, units) has 0 for activations kept whole, else the position in `names`,
+    counted from 1.
     """
 
     names: tuple[str, ...]
@@ -53,6 +53,8 @@ def read_levels(shape: Shape, recompute: Mapping[str, str]) -> Levels:
                 + (f", slices 0 to {shape.slices - 1}" if shape.slices > 1 else "")
             )
         single.append((at, names.setdefault(name, len(names) + 1)))
-    for at, number in sorted(single, key=lambda entry: len(entry[0])):  # the narrower goes before
+    for at, number in sorted(
+        single, key=lambda entry: len(entry[0])
+    ):  # the narrower takes precedence
         table[at] = number
     return Levels(tuple(names), table.reshape(shape.stages, shape.units))

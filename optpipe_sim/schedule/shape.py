@@ -11,14 +11,14 @@ from ..errors import InvalidSchedule
 from ..ops import Op, OpKind, SliceOp
 
 MOST_STAGES = 2**16
-MOST_FORWARDS = 2**21  # (stage, microbatch, slice): each takes 1 to 4 KB while it is at work
+MOST_FORWARDS = 2**21  # (stage, microbatch, slice): each takes 1 to 4 KB during a solve
 
 
 def require_stages(devices: int, chunks: int) -> None:
     """Refuse more stages than can be handled.
 
     Raises:
-        InvalidSchedule: says how many chunks would do.
+        InvalidSchedule: says how many chunks are possible.
     """
     if devices * chunks > MOST_STAGES:
         raise InvalidSchedule(
@@ -65,7 +65,7 @@ class Shape:
     """`devices` p, `chunks` v per device, `microbatches` m, the device of each of the p*v stages,
     and how many `slices` each microbatch's sequence is cut into.
 
-    What passes through the pipeline as one is a *unit*: slice k of microbatch j is unit
+    A *unit* passes through the pipeline as a whole: slice k of microbatch j is unit
     ``j * slices + k``; without slices a unit is a microbatch. `placement` may be given as ``loop``, ``vee`` or a list; it is kept as a tuple.
 
     Raises:
@@ -103,7 +103,7 @@ class Shape:
 
     @property
     def units(self) -> int:
-        """m times the slices: what passes through each stage."""
+        """m times the number of slices: the units that pass through each stage."""
         return self.microbatches * self.slices
 
     def unit(self, op: Op) -> int:
@@ -129,12 +129,12 @@ class Shape:
         return list(self.placement)
 
     def stages_of(self, device: int) -> tuple[int, ...]:
-        """The stages that live on `device`, in model order; chunk c is the c-th of them."""
+        """The stages on `device`, in model order; chunk c is the c-th of them."""
         return self._stages_of[device]
 
     @cached_property
     def chunk_of(self) -> tuple[int, ...]:
-        """Of each stage, which of its device's chunks it is."""
+        """For each stage, its number among the chunks of its device."""
         chunk = {s: c for d in range(self.devices) for c, s in enumerate(self.stages_of(d))}
         return tuple(chunk[stage] for stage in range(self.stages))
 

@@ -24,7 +24,7 @@ def simulate(
     engine: str = "replay",
     explain: bool = True,
 ) -> Trace:
-    """Replay `schedule` with the costs of `profile`; everything starts as early as it can.
+    """Replay `schedule` with the costs of `profile`; every op starts as early as it can.
 
     Args:
         schedule: any order; the profile is re-chunked to its shape.
@@ -38,7 +38,7 @@ def simulate(
     Raises:
         InvalidSchedule: where ops are missing, doubled or misplaced, or do not fit the profile.
         OutOfMemory: where the limit is below what any schedule of this shape needs.
-        Deadlock: where the program can never go on under the limit.
+        Deadlock: where the program cannot continue under the limit.
     """
     require("schedule", schedule, Schedule, "make one with build(NAME, profile, microbatches)")
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
@@ -72,8 +72,8 @@ def simulate_or_report(
     memory_limit: Size | Sequence[Size] | None = None,
     **options: str,
 ) -> tuple[Trace, str | None]:
-    """`simulate` under the limit; where that cannot go on, the replay without it, marked
-    ``fits = False``, and the reason in one line."""
+    """`simulate` under the limit; if that deadlocks, replay without it and return the trace, marked
+    ``fits = False``, with the reason in one line."""
     from dataclasses import replace
 
     try:

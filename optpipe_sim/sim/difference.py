@@ -16,7 +16,7 @@ from .lower import Lowered
 
 
 class KindRow(NamedTuple):
-    """The ops of one kind and stage: what the profile says of them, and what was measured.
+    """The ops of one kind and stage: predicted and measured durations.
 
     `predicted_ns` is the median as well, of backwards that recompute and others. `quartile_ns` are the lower and upper quartile of the measured durations.
     """
@@ -40,8 +40,8 @@ class PathStep(NamedTuple):
     """One op of the measured critical path.
 
     `longer_ns`: how much longer it took than predicted. `late_ns`: how much later it began than
-    what it waited for, with the predicted P2P latency, allows; `waited_for` names that (None for
-    the first). `between`: what lies there, ``message``, ``copy`` or ``launch``.
+    the op it waited for allows, predicted P2P latency included; `waited_for` names that op (None for
+    the first). `between`: the kind of gap, ``message``, ``copy`` or ``launch``.
     """
 
     op: Op
@@ -53,7 +53,7 @@ class PathStep(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """A measured trace beside the one predicted; both of the same lowered schedule."""
+    """A measured trace and the predicted one, of the same lowered schedule."""
 
     lowered: Lowered
     predicted: Trace
@@ -91,7 +91,7 @@ class Difference:
 
     @cached_property
     def causes_ns(self) -> dict[str, int]:
-        """What makes up measured minus predicted makespan: per kind of op how much longer those on
+        """The parts of measured minus predicted makespan: per kind of op how much longer those on
         the measured critical path took; how late messages, copies and launches came on it; less
         the slack that the path had. The parts add up to the difference."""
         causes: Counter[str] = Counter()
@@ -103,14 +103,14 @@ class Difference:
 
     @cached_property
     def _walk(self) -> tuple[tuple[PathStep, ...], int]:
-        """The path, and the slack it was predicted to have: from event to event, an event being
-        the begin (even) or the end (odd) of a node of the graph."""
+        """Return the path and its predicted slack. It goes from event to event: the begin (even) or
+        the end (odd) of a node of the graph."""
         graph, schedule, times = self.lowered.graph, self.lowered.schedule, self._event_times
         row_of = np.full(len(graph.durations), -1)
         row_of[graph.grant_at] = row_of[graph.op_at] = np.arange(len(schedule))
         steps: list[PathStep] = []
         event, planned = int(times.argmax()) | 1, 0
-        row, longer, late = -1, 0, 0  # of the op that is being passed
+        row, longer, late = -1, 0, 0  # of the current op
         while True:
             node = event // 2
             if event % 2:
@@ -148,8 +148,8 @@ class Difference:
 
     @cached_property
     def _event_times(self) -> np.ndarray:
-        """Measured begin and end of every node: ops and grants; messages of serial links, which
-        which are not measured, as late as their producers and the predicted link make them."""
+        """Measured begin and end of every node: ops and grants; messages of serial links,
+        which are not measured, follow from their producers and the predicted link."""
         graph, measured = self.lowered.graph, self.measured
         times = np.zeros(2 * len(graph.durations), np.int64)
         times[2 * graph.grant_at] = times[2 * graph.grant_at + 1] = measured.grant_ns

@@ -1,7 +1,7 @@
 """The discrete-event simulator: SimPy processes for streams, memory, copy engines and links.
 
-Per device one process works off the compute stream and one each queue of transfers; `_Memory`
-grants what allocates in program order; `_Link` serves the transfers of its devices. Everything runs
+Each device has a process for the compute stream and one for each queue of transfers; `_Memory`
+grants memory in program order; `_Link` serves the transfers of its devices. Every op runs
 as early as dependencies, engines and memory allow. At one instant ends come first, then grants
 and compute starts, then links are served: SimPy pops equal times by priority, then by age, and
 links are served at the lowest priority.
@@ -28,7 +28,7 @@ _Process = Generator[simpy.Event, Any, None]
 
 
 class _Memory:
-    """The memory of one device: grants what allocates in program order, each when it fits."""
+    """The memory of one device: grants allocations in program order, each as soon as it fits."""
 
     def __init__(self, run: _Run, queue: list[int], level: int, limit: int | None) -> None:
         self.run, self.queue, self.level, self.limit = run, queue, level, limit
@@ -48,7 +48,7 @@ class _Memory:
                 self.advance()
 
     def advance(self) -> None:
-        """Grant what can be granted. A compute op requests memory when it could start, an R when its anchor
+        """Grant memory in order, as far as it suffices. A compute op requests memory when it could start, an R when its anchor
         starts."""
         run, queue = self.run, self.queue
         while self.head < len(queue):
@@ -223,7 +223,7 @@ class _Run:
     # -- what processes call ---------------------------------------------------------------------------
 
     def anchor_started(self, row: int) -> None:
-        """The anchor of an R has started: it may be granted from now on."""
+        """The anchor of an R has started: its R's may be granted from now on."""
         self.memory[self.device[row]].ask(row, self.reload_grant[row])
 
     def transfer(self, row: int, link: _Link) -> None:
@@ -239,7 +239,7 @@ class _Run:
             link.busy = False
             self.engine_free[queue] = True
             self.finish(row)
-            # the freed engine may have been what the head of its queue lacked on another link
+            # the head of its queue, on another link, may have waited for the freed engine only
             self.serve_links(link)
             if self.started[queue] < len(self.queues[queue]):
                 self.serve_links(self.link_of[self.queues[queue][self.started[queue]]])
@@ -270,7 +270,7 @@ class _Run:
             event.succeed()
 
     def serve_links(self, link: _Link) -> None:
-        """Serve a link at the end of this instant, together with the others that have cause."""
+        """Serve a link at the end of this instant, together with all others that changed."""
         if not self.served_links:
             event = self.env.event()
             event._ok, event._value = True, None
@@ -316,7 +316,7 @@ def _explain_deadlock(run: _Run) -> str:
         row = next((row for row in queue if run.start[row] < 0), None)
         if row is not None:
             reasons.append(f"device {run.device[row]}: {_waits(run, row)}")
-    # those that wait for memory or in a circle within the device say more than those behind them
+    # first the ops that wait for memory or in a cycle within the device: they cause the others to wait
     reasons.sort(key=lambda reason: "memory" not in reason)
     more = f"; and {len(reasons) - 4} more" if len(reasons) > 4 else ""
     done = sum(end >= 0 for end in run.end)

@@ -23,10 +23,10 @@ from .waits import find_waits
 
 @dataclass(frozen=True, eq=False)
 class Lowered:
-    """A schedule in which all decisions that depend on times are made: executable as it is.
+    """A schedule in which all decisions that depend on times are fixed; it can be executed as it is.
 
     Attributes:
-        schedule: its programs in an order that a host thread can issue, one wait after the other;
+        schedule: its programs in an order in which a host thread can issue them without deadlock;
             `link_order` for every link that several queues share.
         profile: with the schedule's chunks and placement.
         memory_limit: the bytes per device that it keeps, or None.
@@ -44,7 +44,7 @@ class Lowered:
     @cached_property
     def waits(self) -> dict[Op, tuple[Op, ...]]:
         """For each op that waits for memory, the ops whose end it waits for: the last one on
-        the compute stream and the last O; the ones before them on their engines are implied."""
+        the compute stream and the last O; earlier ones on these engines are implied."""
         waits: dict[Op, tuple[Op, ...]] = {}
         for row, needed in zip(self.wait_rows.tolist(), self.wait_for_rows.tolist(), strict=True):
             op = self.schedule.op(row)
@@ -52,7 +52,7 @@ class Lowered:
         return waits
 
     def replay(self, durations_ns: np.ndarray | None = None, objective: str = "flush") -> Trace:
-        """The trace, with the profile's durations or with others, (ops,) in ns by rows.
+        """Replay with the profile's durations or with others, (ops,) in ns by rows.
 
         It never exceeds the limit, whatever the durations.
         """
@@ -136,8 +136,8 @@ def lower(
 def _issue_order(
     schedule: Schedule, profile: CostProfile, waits: tuple[np.ndarray, np.ndarray]
 ) -> tuple[Schedule, np.ndarray] | None:
-    """The schedule with every wait pointing backwards in its program, and the new row of each old
-    one; None where that is so already."""
+    """Return the schedule with every wait pointing backwards in its program, and the new row of each old
+    one; None where nothing has to move."""
     backwards = waits[1] > waits[0]
     if not backwards.any():
         return None
@@ -170,7 +170,7 @@ def _issue_order(
 
 
 def _around_last_slice(program: Sequence[Op], slices: int) -> Iterator[tuple[int, int]]:
-    """Each O and the F of its microbatch's last slice, in their order: it decides what the O moves."""
+    """Each O and the F of its microbatch's last slice, in program order, which decides what the O moves."""
     at = {op: here for here, op in enumerate(program)}
     for op, here in at.items():
         if op.kind is O and isinstance(op, SliceOp) and op.slice != slices - 1:
@@ -181,9 +181,9 @@ def _around_last_slice(program: Sequence[Op], slices: int) -> Iterator[tuple[int
 def _reorder(
     program: Sequence[Op], profile: CostProfile, asks: Sequence[bool], pairs: list[tuple[int, int]]
 ) -> list[int]:
-    """Positions in the order nearest to the program's own that has each pair (before, after) so,
-    and keeps: the order on each engine, of grants, R's behind their anchors, and what dependencies
-    the program already has in order."""
+    """Return positions in the order closest to the program's own that satisfies each pair (before, after).
+    It keeps the order on each engine, the order of grants, R's after their anchors, and the dependencies
+    that the program already satisfies."""
     shared = profile.shares_copy_engine
     after: list[list[int]] = [[] for _ in program]
     missing = [0] * len(program)
@@ -210,7 +210,7 @@ def _reorder(
     for before, behind in pairs:
         after[before].append(behind)
         missing[behind] += 1
-    # an O is issued as soon as what waits for it would like to be
+    # an O is issued as early as the first op that waits for it would be
     urgency = list(range(len(program)))
     for here in reversed(range(len(program))):
         if program[here].kind is O:

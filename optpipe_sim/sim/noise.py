@@ -1,4 +1,4 @@
-"""Many noisy copies of one lowered schedule: the distribution of its time."""
+"""The distribution of a lowered schedule's time over random durations."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from .lower import Lowered
 
 @dataclass(frozen=True)
 class Noise:
-    """How durations scatter: factors that are log-normal with mean 1, by their sigma.
+    """Random factors on durations: log-normal with mean 1, by their sigma.
 
     Attributes:
-        op: of every compute op on its own. `copy`: of every transfer on its own.
+        op: of every compute op independently. `copy`: of every transfer independently.
         device: one factor per device and sample (drift, mixed parts).
         comm: one factor per sample for all messages between devices.
         straggler: in each sample one random device is slower by this share (0.1: 10 %).
@@ -42,7 +42,7 @@ class Noise:
 def replay_noisy(
     lowered: Lowered, noise: Noise, samples: int, seed: int = 0, objective: str = "flush"
 ) -> np.ndarray:
-    """The cost (ns) of `samples` noisy copies of a lowered schedule, (samples,) int64.
+    """Return the cost (ns) of `samples` noisy copies of a lowered schedule, (samples,) int64.
 
     Every copy keeps the memory limit: its grants wait for the releases that the lowering chose.
     The same seed gives the same copies.

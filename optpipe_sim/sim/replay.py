@@ -24,12 +24,12 @@ def run_replay(
 ) -> Times:
     """Starts, ends and grants, as `engine.run_engine` gives them, to the nanosecond.
 
-    A longest path, where there is no limit and no link is served first come first served; else event
+    Computed as a longest path where there is no limit and no link is served first come, first served; else event
     by event.
 
     Raises:
-        Deadlock: as the engine words it, or without `explain`, which takes longer than the replay,
-            in one word.
+        Deadlock: worded as by the engine; without `explain`, which takes longer than the replay,
+            without naming ops.
     """
     if limits is None and shared_links(schedule, profile).keys() <= schedule.link_order.keys():
         orders = {key: given_order(schedule, key) or [] for key in schedule.link_order}
@@ -50,7 +50,7 @@ def run_events(
     events (for the order within one instant).
 
     Raises:
-        Deadlock: as the engine words it.
+        Deadlock: worded as by the engine.
     """
     costs = op_costs(schedule, profile)
     waiting, needed = edges(schedule, profile)

@@ -1,4 +1,4 @@
-"""Durations drawn once and for all, so that schedules can be compared on the very same samples.
+"""Durations drawn once, so that schedules can be compared on the same samples.
 
 `noise.replay_noisy` draws during the replay, in the order of one schedule's graph; here each op has one factor
 per sample in every schedule (common random numbers), so that a difference between two schedules is due to the
@@ -108,11 +108,11 @@ def replay_scenarios(
 def scenario_bounds(
     profile: CostProfile, scenarios: Scenarios, objective: str = "flush"
 ) -> np.ndarray:
-    """Per scenario, a cost in ns that no schedule can beat in it, (samples,) int64.
+    """Return a lower bound per scenario, in ns, for the cost of any schedule in it, (samples,) int64.
 
     The bound `bounds.bounds.naive`, sample by sample: a device does all its work, with
-    each backward as the cheaper of B + W and BW, and starts (for ``flush``) no sooner than the
-    quickest microbatch comes to its first stage. The rounding error, a ns per op, is subtracted.
+    each backward as the cheaper of B + W and BW, and starts (for ``flush``) no earlier than the
+    fastest microbatch reaches its first stage. The rounding error, a ns per op, is subtracted.
     """
     size = len(scenarios)
     place = np.array(profile.placement)

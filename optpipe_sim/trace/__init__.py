@@ -1,4 +1,4 @@
-"""Trace: when everything happened, and every measure derived from it."""
+"""Trace: start and end of every op, and every measure derived from them."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ class Trace:
         """Draw the Gantt chart with the memory curves below it; returns a matplotlib figure.
 
         Args:
-            start, end: what part to draw: ``10%`` of the iteration, ``120ms``, or ns; default: all.
+            start, end: the part to draw: ``10%`` of the iteration, ``120ms``, or ns; default: all.
 
         Raises:
-            OptPipeError: for a part that there is not.
+            OptPipeError: for a part outside the iteration.
         """
         return overview_of(self, start, end)
 
@@ -129,7 +129,7 @@ class Trace:
         """The span of one op.
 
         Raises:
-            OptPipeError: where the schedule does not have it.
+            OptPipeError: where the schedule does not have this op.
         """
         row = self.schedule.row(op)
         if row < 0:
@@ -184,7 +184,7 @@ class Trace:
 
     @property
     def cost_ns(self) -> int:
-        """What the objective counts: the makespan (flush) or the longest device span (span)."""
+        """The value of the objective: the makespan (flush) or the longest device span (span)."""
         return self.makespan_ns if self.objective == "flush" else max(self.span_ns)
 
     @property
@@ -201,7 +201,7 @@ class Trace:
 
     @cached_property
     def messages(self) -> Messages:
-        """The messages between devices; see SEMANTICS in the README for the two kinds of links."""
+        """The messages between devices; see docs/semantics.md for the kinds of links."""
         waiting, needed = self.schedule.edges
         device = self.schedule.devices
         across = device[waiting] != device[needed]
@@ -221,11 +221,11 @@ class Trace:
 
     @cached_property
     def waits_ns(self) -> dict[str, np.ndarray]:
-        """By cause, how long its device stood idle right before each op, in the order of
-        ``schedule.table``; transfers do not make a device wait and have 0.
+        """By cause, the idle time of the device right before each op, in the order of
+        ``schedule.table``; 0 for transfers, which do not make a device wait.
 
-        Before a device's first op all of it is ``fill``. A later wait is cut at the instants its
-        inputs came: until the device had sent its own message (``communication``, with blocking
+        Before a device's first op all of it is ``fill``. A later wait is divided at the instants when its
+        inputs arrived: until the device had sent its own message (``communication``, with blocking
         links), until the neighbour's op ended, then until its message was there, then until
         the reload ended, the rest is memory.
         """
@@ -248,7 +248,7 @@ class Trace:
 
     @cached_property
     def engine_load(self) -> dict[str, tuple[float, ...]]:
-        """Per device, the share of the makespan that compute, offload and reload are at work."""
+        """Per device, the shares of the makespan in which compute, offload and reload engines are busy."""
         lasting = self.end_ns - self.start_ns
         kinds = self.schedule.table[:, 0]
         load = {"compute": tuple(busy / self.makespan_ns for busy in self.busy_ns)}
@@ -282,7 +282,7 @@ class Trace:
 
     @cached_property
     def peak_bytes(self) -> tuple[int, ...]:
-        """Per device, the most it ever holds."""
+        """Per device, the peak of the bytes it holds."""
         return tuple(steps.peak for steps in self.memory)
 
     @cached_property
@@ -311,7 +311,7 @@ class Trace:
 
     @property
     def host_peak_bytes(self) -> int:
-        """The most pinned host memory any node ever holds."""
+        """The peak of pinned host memory over all nodes."""
         return max(steps.peak for steps in self.host_memory)
 
     @property
@@ -364,7 +364,7 @@ class Trace:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any], source: str = "trace") -> Trace:
-        """The trace in a mapping of the file format.
+        """Read a trace from a mapping of the file format.
 
         Raises:
             OptPipeError: one line that names `source` and what is wrong.

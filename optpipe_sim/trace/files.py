@@ -15,7 +15,7 @@ FORMAT, VERSION = "optpipe-trace", 1
 
 
 def read_fields(data: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """The fields of the trace in a mapping of the file format.
+    """Read the fields of a trace from a mapping of the file format.
 
     Raises:
         OptPipeError: one line that names `source` and what is wrong.

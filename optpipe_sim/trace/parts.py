@@ -1,4 +1,4 @@
-"""What a trace is read as: spans of ops, messages between devices."""
+"""Parts of a trace: spans of ops, messages between devices."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Span(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """What devices sent to one another: rows of producer and consumer, and ns of departure and
-    arrival (arrays of equal length)."""
+    """Messages between devices: rows of producer and consumer, departure and
+    arrival in ns (arrays of equal length)."""
 
     producer: np.ndarray
     consumer: np.ndarray

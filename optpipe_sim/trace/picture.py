@@ -1,6 +1,6 @@
-"""The picture of a trace or of a frontier, for who asks these for it.
+"""Pictures for `Trace.plot`, and for traces and frontiers in notebooks.
 
-Drawing stands above both: it is looked up by name, and only when it is asked for.
+The room `plot` imports both, so it is imported here by name, when a picture is drawn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def overview_of(trace: Any, start: int | str | None, end: int | str | None) -> A
 
 
 def picture_html(trace: Any) -> str:
-    """The overview as a small picture in HTML; nothing of a trace that is too long for it."""
+    """The overview as a small picture in HTML; empty for a trace that is too long."""
     if len(trace.schedule) > MOST_OPS:
         return ""
     return _as_html(overview_of(trace, None, None))

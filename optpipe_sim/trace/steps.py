@@ -1,4 +1,4 @@
-"""Step functions of time: how many bytes are held."""
+"""Step functions of time, for bytes held."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Steps(NamedTuple):
 
 
 def step_function(times: np.ndarray, changes: np.ndarray, level: int) -> Steps:
-    """The step function that starts at `level` at 0 and changes so; one step per instant, so that
-    releases come before allocations of the same instant."""
+    """Return the step function that starts at `level` at 0 and has these changes; changes of one instant
+    are one step, so releases count before allocations of the same instant."""
     times, changes = times[changes != 0], changes[changes != 0]
     instants, where = np.unique(np.concatenate(([0], times)), return_inverse=True)
     total = np.zeros(len(instants), np.int64)

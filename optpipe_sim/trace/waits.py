@@ -1,4 +1,4 @@
-"""How long a device stood idle right before each op, and for what."""
+"""Idle time of the device right before each op, by cause."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from ..ops import R
 
-# what a device idles for, by cause
+# the causes of idle time
 MEANINGS = {
     "fill": "before the first op",
     "neighbour": "for a neighbour's op",
