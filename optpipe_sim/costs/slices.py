@@ -21,11 +21,21 @@ def slice_length(seq: int, slices: int, work: Work) -> int:
     """
     if slices == 1 and not isinstance(slices, bool):
         return seq
-    if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1 or seq % slices:
-        raise OptPipeError(f"slices: must divide the {seq} tokens of a sequence, got {slices!r}")
+    lengths = slice_lengths(seq, slices)
     if not work.flash or work.cp > 1:
         raise OptPipeError("slices: costs are known of fused attention without context parallelism")
-    return seq // slices
+    return lengths[0]
+
+
+def slice_lengths(seq: int, slices: int) -> tuple[int, ...]:
+    """The tokens of each slice, where they are equally long.
+
+    Raises:
+        OptPipeError: if the sequence does not divide.
+    """
+    if isinstance(slices, bool) or not isinstance(slices, int) or slices < 1 or seq % slices:
+        raise OptPipeError(f"slices: must divide the {seq} tokens of a sequence, got {slices!r}")
+    return (seq // slices,) * slices
 
 
 def in_slices(

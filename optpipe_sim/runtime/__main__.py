@@ -104,6 +104,7 @@ def _task(arguments: argparse.Namespace) -> Any:
             seq=arguments.seq,
             microbatch=arguments.microbatch,
             dtype=arguments.dtype,
+            slices=schedule.shape.slices,
         )
     return Task(
         schedule,

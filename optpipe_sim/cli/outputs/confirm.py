@@ -114,7 +114,8 @@ def _results(out: Out, found: Confirmation) -> None:
     else:
         text = (
             f"{gradients.bitwise} of {gradients.parameters} equal the unpipelined model's bit by bit;"
-            f" the rest differ by at most {gradients.difference:.2g}, {gradients.relative:.2g} of"
+            + ("" if gradients.rounded is None else f" {gradients.rounded} are as near to fp64;")
+            + f" the rest differ by at most {gradients.difference:.2g}, {gradients.relative:.2g} of"
             f" the largest entry ({gradients.worst}; allowed: {found.tolerances.gradient:g})"
         )
     line(out, "gradients", text)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...costs import load_model
 from ...costs.models import Model
+from ...costs.slices import slice_lengths
 from ...errors import OptPipeError
 from ...profile import CostProfile
 from ...schedule import Schedule
@@ -25,8 +26,10 @@ def plan_of(
     microbatch: int | None = None,
     dtype: str | None = None,
     layers: Sequence[int] | None = None,
+    slices: int | None = None,
 ) -> Plan:
     """The model that a profile was measured on, and how it was cut; what is given takes precedence.
+    `slices`: as many as the schedule has; default: as the profile.
 
     Raises:
         OptPipeError: where neither says it.
@@ -59,7 +62,17 @@ def plan_of(
         int(sizes["microbatch"]),
         dtype or work.get("dtype") or "fp32",
         None if layers is None else tuple(map(int, layers)),
+        slices=_lengths(work.get("slices"), int(sizes["seq"]), slices or profile.slices),
     )
+
+
+def _lengths(said: Any, seq: int, slices: int) -> tuple[int, ...]:
+    """Tokens of each slice: those that a profile says, where they fit; else equal ones."""
+    if slices == 1:
+        return ()
+    if isinstance(said, list) and len(said) == slices and sum(said) == seq:
+        return tuple(map(int, said))
+    return slice_lengths(seq, slices)
 
 
 @dataclass(frozen=True)

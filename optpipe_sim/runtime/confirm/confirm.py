@@ -116,7 +116,10 @@ def _on_ranks(case: Case, mode: str, ranks: Ranks, progress: Progress) -> Confir
 def _compare(case: Case, found: dict[str, Tensor], loss: float) -> Gradients:
     m = case.schedule.shape.microbatches
     expected_loss, wanted = reference(case.stages, m, case.seed, case.device)
-    return compare_gradients(found, loss, wanted, expected_loss)
+    exact = None
+    if case.stages.slices:
+        _, exact = reference(case.stages, m, case.seed, case.device, exact=True)
+    return compare_gradients(found, loss, wanted, expected_loss, exact)
 
 
 def _peaks(case: Case, records: Sequence[Record]) -> tuple[Peak, ...]:

@@ -51,7 +51,12 @@ class Bench:
         self.slab = HostSlab(pinned=case.device == "cuda")
         self.contents = make_contents(case.stages, case.lowered.schedule, case.seed, case.device)
         loss, wanted = self._reference()
-        self.expected_loss, self.check = loss, GradientCheck(wanted)
+        exact = None
+        if case.stages.slices and case.device == "cpu":
+            _, exact = reference(
+                case.stages, self.shape.microbatches, case.seed, case.device, exact=True
+            )
+        self.expected_loss, self.check = loss, GradientCheck(wanted, exact)
         self._tied: dict[int, tuple[str, Tensor]] = {}
         self._messages: tuple[int, dict[Op, Tensor]] = (-1, {})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -125,10 +126,19 @@ class _Step:
         found = []
         for (stage, mb), kept in self.forward.items():
             if place[stage] != place[stage + 1]:
-                found.append((Op(F, stage, mb), kept))
+                found += [
+                    (self.shape.op(F, stage, unit), each) for unit, each in self._units(mb, kept)
+                ]
         for (stage, mb), kept in self.backward.items():
             if place[stage] != place[stage - 1]:
-                fused = Op(BW, stage, mb)
-                kind = BW if schedule.row(fused) >= 0 else B
-                found.append((Op(kind, stage, mb), kept))
+                for unit, each in self._units(mb, kept):
+                    fused = self.shape.op(BW, stage, unit)
+                    whole = schedule.row(fused) >= 0
+                    found.append((fused if whole else fused._replace(kind=B), each))
         return found
+
+    def _units(self, mb: int, kept: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The units of a microbatch, and their parts of a tensor of it."""
+        cut, slices = self.plan.cut, self.shape.slices
+        for unit in range(mb * slices, (mb + 1) * slices):
+            yield unit, self._kept(cut.of_batch(kept, unit)) if slices > 1 else kept

@@ -157,7 +157,7 @@ class _Run:
             self.held.append((op, self.iteration.meter.held()))
 
     def _do(self, issue: Issue) -> None:
-        step, (_, stage, mb) = issue.step, issue.step.op
+        step, (stage, unit) = issue.step, self.iteration.at(issue.step.op)
         if step.do == "post":
             self.iteration.post(step)
         elif step.do == "recv":
@@ -167,11 +167,11 @@ class _Run:
         elif step.do == "run":
             self.iteration.compute(step)
         elif step.do == "offload":
-            self.worker.offload(stage, mb)
+            self.worker.offload(stage, unit)
         elif step.do == "drop":
             # the compute stream waits for the copy, then the memory is its own again
-            self.worker.drop(stage, mb)
+            self.worker.drop(stage, unit)
         elif step.do == "grant":
-            self.worker.allocate(stage, mb)
+            self.worker.allocate(stage, unit)
         else:
-            self.worker.reload(stage, mb)
+            self.worker.reload(stage, unit)

@@ -231,19 +231,19 @@ class _Run:
         self._read_memory()
 
     def _offload(self, step: Step) -> None:
-        op, start = step.op, self.now_ns()
-        self.worker.offload(op.stage, op.microbatch)
+        op, start, at = step.op, self.now_ns(), self.iteration.at(step.op)
+        self.worker.offload(*at)
         end = self.now_ns()
-        self.worker.drop(op.stage, op.microbatch)
+        self.worker.drop(*at)
         self.record.times_ns[op] = start, end
         self.board.happen(Event("start", op), Event("end", op), Event("dropped", op))
         self._read_memory()
 
     def _grant(self, step: Step) -> None:
         # an R may be granted before its O has ended; then `reload` takes the memory
-        if self.board.has(Event("dropped", Op(O, *step.op[1:]))):
+        if self.board.has(Event("dropped", step.op._replace(kind=O))):
             self.record.granted_ns[step.op] = self.now_ns()
-            self.worker.allocate(step.op.stage, step.op.microbatch)
+            self.worker.allocate(*self.iteration.at(step.op))
         self.board.happen(Event("granted", step.op))
         self._read_memory()
 
@@ -256,7 +256,7 @@ class _Run:
     def _reload(self, step: Step) -> None:
         op, start = step.op, self.now_ns()
         self.record.granted_ns.setdefault(op, start)
-        self.worker.reload(op.stage, op.microbatch)
+        self.worker.reload(*self.iteration.at(op))
         self.record.times_ns[op] = start, self.now_ns()
         self.board.happen(Event("start", op), Event("end", op))
 

@@ -49,11 +49,16 @@ class Iteration:
         """Which one."""
         return self.program.rank
 
+    def at(self, op: Op) -> tuple[int, int]:
+        """Stage and unit of an op, as workers know it."""
+        return op.stage, self.schedule.shape.unit(op)
+
     def post(self, step: Step) -> None:
         """Expect a message."""
         # what F makes goes forward, what B makes is the gradient of what the stage before sent
         back = step.op.kind is not F
-        layout = self.worker.boundary(step.op.stage - back, gradient=back)
+        stage, unit = self.at(step.op)
+        layout = self.worker.boundary(stage - back, back, unit)
         self.transport.post(step.op, step.peer, layout)
 
     def recv(self, step: Step) -> None:
@@ -72,7 +77,7 @@ class Iteration:
         op, source = step.op, self.inputs.get(step.op)
         box = [self.results.pop(source)] if source is not None else [None]
         with record_function(str(op)):
-            made = compute(self.worker, op, box, self.program.levels.get(op[1:]))
+            made = compute(self.worker, op, self.at(op), box, self.program.levels.get(op[1:]))
         if made is not None:
             self.results[op] = made
         self.ended(op)

@@ -78,20 +78,20 @@ def run_serially(
         rank = place[op.stage]
         if rank not in workers:
             continue
-        worker = workers[rank]
+        worker, at = workers[rank], (op.stage, lowered.schedule.shape.unit(op))
         box = [] if granted else [_input(inputs.get(op), results, given)]
         scale.begin()
         if granted:
             # an R may be granted before its O has ended; then the reload takes the memory
-            if Op(O, *op[1:]) in run.duration_ns:
-                worker.allocate(op.stage, op.microbatch)
+            if op._replace(kind=O) in run.duration_ns:
+                worker.allocate(*at)
         else:
             scale.taken(box[0])
             with _Timer(worker.device) as timer:
-                made = _do(worker, op, box, levels.get(op[1:]))
+                made = _do(worker, op, at, box, levels.get(op[1:]))
             run.duration_ns[op] = timer.took_ns
             if op.kind is O:
-                worker.drop(op.stage, op.microbatch)
+                worker.drop(*at)
             scale.made(made)
             scale.end(rank)
             if op in consumers:
@@ -150,14 +150,16 @@ class _Scale:
         return self.accounts[rank] if self.meter else self.workers[rank].held_bytes()
 
 
-def _do(worker: StageWorker, op: Op, box: list[Tensor | None], level: str | None) -> Tensor | None:
+def _do(
+    worker: StageWorker, op: Op, at: tuple[int, int], box: list[Tensor | None], level: str | None
+) -> Tensor | None:
     """One op; see `worker.compute`."""
     if op.kind is O:
-        worker.offload(op.stage, op.microbatch)
+        worker.offload(*at)
     elif op.kind is R:
-        worker.reload(op.stage, op.microbatch)
+        worker.reload(*at)
     else:
-        return compute(worker, op, box, level)
+        return compute(worker, op, at, box, level)
     return None
 
 

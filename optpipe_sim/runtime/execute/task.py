@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from ...errors import OptPipeError
 from ...ops import Op
@@ -22,7 +22,7 @@ from ..measure.kineto import recorded
 from ..measure.memory import meter as meter_of
 from ..model.models import build_stage, layer_counts
 from ..model.split import zero_gradients
-from ..model.stage import StageWorker
+from ..model.stage import StageWorker, token_loss
 from ..program.program import Program, linear_programs
 from .executor import Record, run_program
 from .iteration import Iteration
@@ -181,6 +181,7 @@ def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None
 
 def stage_worker(plan: Plan | Modules, shape: Shape, rank: int, device: str = "cpu") -> StageWorker:
     """The stages of one rank, with the weights that the whole model has."""
+    check_slices(plan, shape)
     if isinstance(plan, Modules):
         return plan.worker(shape, rank)
     layers = plan.layers if plan.stages == shape.stages else None
@@ -198,7 +199,20 @@ def stage_worker(plan: Plan | Modules, shape: Shape, rank: int, device: str = "c
         )
         for stage in shape.stages_of(rank)
     }
-    return StageWorker(modules, shape.stages, plan.boundary, device=device, rank=rank)
+    return StageWorker(modules, shape.stages, plan.boundary, device=device, rank=rank, cut=plan.cut)
+
+
+def check_slices(plan: Plan | Modules, shape: Shape) -> None:
+    """Refuse a schedule whose slices are not those of the stages.
+
+    Raises:
+        OptPipeError: says how many there are of each.
+    """
+    there = 1 if isinstance(plan, Modules) else max(1, len(plan.slices))
+    if there != shape.slices:
+        raise OptPipeError(
+            f"slices: the schedule cuts sequences into {shape.slices}, the stages into {there}"
+        )
 
 
 def batch(plan: Plan | Modules, microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -222,18 +236,23 @@ def named_gradients(worker: StageWorker) -> dict[str, Tensor]:
 
 
 def reference(
-    plan: Plan, microbatches: int, seed: int, device: str = "cpu"
+    plan: Plan, microbatches: int, seed: int, device: str = "cpu", *, exact: bool = False
 ) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradients of the same step without pipeline, by plain autograd: what a pipelined
-    step on that kind of device is compared with."""
+    step on that kind of device is compared with.
+
+    `exact`: with the same weights in fp64, which shows how far the other one is off by rounding alone.
+    """
     whole = build_stage(
         plan.model, 0, 1, seq=plan.seq, dtype=plan.dtype, device=device, seed=plan.seed
     )
+    if exact:
+        whole = whole.double()
     losses = []
     data = [part.to(device) for part in batch(plan, microbatches, seed)]
     for tokens, targets in zip(*data, strict=True):
         logits = whole(tokens)
-        loss = nn.functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
+        loss = token_loss(logits, targets)
         (loss / microbatches).backward()
         losses.append(loss.detach())
     gradients = {name: p.grad for name, p in whole.named_parameters() if p.grad is not None}

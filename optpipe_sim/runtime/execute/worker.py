@@ -23,34 +23,38 @@ class Worker(Protocol):
     """The stages of one device, driven op by op; `stage.StageWorker` has the meaning of each."""
 
     def forward(
-        self, stage: int, mb: int, x: Tensor | None, level: str | None = None
+        self, stage: int, unit: int, x: Tensor | None, level: str | None = None
     ) -> Tensor | None: ...
 
-    def recompute(self, stage: int, mb: int) -> None: ...
+    def recompute(self, stage: int, unit: int) -> None: ...
 
-    def backward(self, stage: int, mb: int, dy: Tensor | None, *, fused: bool) -> Tensor | None: ...
+    def backward(
+        self, stage: int, unit: int, dy: Tensor | None, *, fused: bool
+    ) -> Tensor | None: ...
 
-    def weight(self, stage: int, mb: int) -> None: ...
+    def weight(self, stage: int, unit: int) -> None: ...
 
-    def offload(self, stage: int, mb: int) -> None: ...
+    def offload(self, stage: int, unit: int) -> None: ...
 
-    def drop(self, stage: int, mb: int) -> None: ...
+    def drop(self, stage: int, unit: int) -> None: ...
 
-    def allocate(self, stage: int, mb: int) -> None: ...
+    def allocate(self, stage: int, unit: int) -> None: ...
 
-    def reload(self, stage: int, mb: int) -> None: ...
+    def reload(self, stage: int, unit: int) -> None: ...
 
-    def boundary(self, stage: int, gradient: bool = False) -> Layout: ...
+    def boundary(self, stage: int, gradient: bool = False, unit: int = 0) -> Layout: ...
 
 
-def compute(worker: Worker, op: Op, box: list[Tensor | None], level: str | None) -> Tensor | None:
+def compute(
+    worker: Worker, op: Op, at: tuple[int, int], box: list[Tensor | None], level: str | None
+) -> Tensor | None:
     """One compute op, and what it makes for another stage.
 
     Args:
+        at: its stage and unit.
         box: holds its input, and releases it.
         level: of recomputation of its activation; None: it is kept whole.
     """
-    at = op.stage, op.microbatch
     if op.kind is F:
         return worker.forward(*at, box.pop(), level)
     if op.kind in (B, BW):
@@ -71,44 +75,45 @@ class SyntheticWorker:
     def __init__(self, lowered: Lowered) -> None:
         schedule = lowered.schedule
         duration_ns = op_costs(schedule, lowered.profile).duration_ns.tolist()
-        self.duration_ns = {schedule.op(row): time for row, time in enumerate(duration_ns)}
+        ops = map(tuple, schedule.table.tolist())  # kind, stage, unit
+        self.duration_ns = dict(zip(ops, duration_ns, strict=True))
 
-    def forward(self, stage: int, mb: int, x: Tensor | None, level: str | None = None) -> Tensor:
+    def forward(self, stage: int, unit: int, x: Tensor | None, level: str | None = None) -> Tensor:
         """F takes its time."""
-        return self._take(F, stage, mb)
+        return self._take(F, stage, unit)
 
-    def recompute(self, stage: int, mb: int) -> None:
+    def recompute(self, stage: int, unit: int) -> None:
         """C likewise."""
-        self._take(C, stage, mb)
+        self._take(C, stage, unit)
 
-    def backward(self, stage: int, mb: int, dy: Tensor | None, *, fused: bool) -> Tensor:
+    def backward(self, stage: int, unit: int, dy: Tensor | None, *, fused: bool) -> Tensor:
         """B or BW likewise."""
-        return self._take(BW if fused else B, stage, mb)
+        return self._take(BW if fused else B, stage, unit)
 
-    def weight(self, stage: int, mb: int) -> None:
+    def weight(self, stage: int, unit: int) -> None:
         """W likewise."""
-        self._take(W, stage, mb)
+        self._take(W, stage, unit)
 
-    def offload(self, stage: int, mb: int) -> None:
+    def offload(self, stage: int, unit: int) -> None:
         """O likewise."""
-        self._take(O, stage, mb)
+        self._take(O, stage, unit)
 
-    def drop(self, stage: int, mb: int) -> None:
+    def drop(self, stage: int, unit: int) -> None:
         """Do nothing: there is no memory."""
 
-    def allocate(self, stage: int, mb: int) -> None:
+    def allocate(self, stage: int, unit: int) -> None:
         """Do nothing: there is no memory."""
 
-    def reload(self, stage: int, mb: int) -> None:
+    def reload(self, stage: int, unit: int) -> None:
         """R takes its time."""
-        self._take(R, stage, mb)
+        self._take(R, stage, unit)
 
-    def boundary(self, stage: int, gradient: bool = False) -> Layout:
+    def boundary(self, stage: int, gradient: bool = False, unit: int = 0) -> Layout:
         """Messages carry one number: when they arrive (see `transport.DelayedGloo`)."""
         return (1,), torch.int64
 
-    def _take(self, kind: OpKind, stage: int, mb: int) -> Tensor:
-        sleep_until(time.monotonic_ns() + self.duration_ns[Op(kind, stage, mb)])
+    def _take(self, kind: OpKind, stage: int, unit: int) -> Tensor:
+        sleep_until(time.monotonic_ns() + self.duration_ns[kind, stage, unit])
         return EMPTY
 
 

@@ -53,6 +53,9 @@ class StageBytes:
         taken: by a GPU's allocator for all of it, at most: what was ``requested``, what was
             ``allocated`` (whole blocks) and ``reserved`` (whole segments).
         levels: of recomputation, by name.
+        kv, kv_gradients: of a slice, its keys and values, part of what it holds; of the stage, the room for
+            their gradients.
+        slices: where sequences are cut, of each slice; then `held` and `copied` are of all of them.
     """
 
     held: tuple[int, int]
@@ -63,6 +66,9 @@ class StageBytes:
     parameters: int
     taken: dict[str, int] = field(default_factory=dict)
     levels: dict[str, LevelBytes] = field(default_factory=dict)
+    kv: int = 0
+    kv_gradients: int = 0
+    slices: tuple[StageBytes, ...] = ()
 
     @property
     def moved(self) -> int:
@@ -90,8 +96,10 @@ def stage_bytes(
     that drop nothing of this stage are left out.
 
     Raises:
-        OptPipeError: where the second microbatch gives other numbers than the first.
+        OptPipeError: where the second microbatch gives other numbers than the first; for levels of slices.
     """
+    if levels and plan.slices:
+        raise OptPipeError("levels: the runtime recomputes whole sequences; measure slices without")
     worker = plan.worker(stage, device, fill)
     zero_gradients(worker)
     worker.start_step(*plan.batch(device))
@@ -101,27 +109,32 @@ def stage_bytes(
     torch.cuda.empty_cache()  # so that memory reserved from here on belongs to what follows
     with meter(device) as counter:
         two = _Pass(worker, stage, plan, counter)
-        after_f, after_b, sizes, inside = two.run()
+        units = two.run()
         found = {
             name: replace(level, layers=level_of(name).whole_layers(plan.marked_layers(stage)))
-            for name, level in two.levels(levels, after_f, after_b)
+            for name, level in two.levels(levels, *units[0].held)
         }
     parameters = worker.parameters()
     trained = [parameter for parameter in parameters if parameter.requires_grad]
+    held = [unit.held for unit in units]
     return StageBytes(
-        held=(after_f, after_b),
-        copied=tuple(sizes),
-        inside=dict(inside),
+        held=(sum(after_f for after_f, _ in held), sum(after_b for _, after_b in held)),
+        copied=tuple(size for unit in units for size in unit.copied),
+        inside={op: max(unit.inside[op] for unit in units) for op in units[0].inside},
         weights=sum(p.numel() * p.element_size() for p in parameters),
         gradients=sum(p.numel() * gradient_dtype(p).itemsize for p in trained),
         parameters=sum(p.numel() for p in trained),
         taken=two.taken,
         levels=found,
+        kv=sum(unit.kv for unit in units),
+        kv_gradients=worker.cut.room_bytes(stage),
+        slices=tuple(units) if len(units) > 1 else (),
     )
 
 
 class _Pass:
-    """F F B W B BW of two microbatches, with the meter read around each."""
+    """F F B W BW of two microbatches, with the meter read around each; of slices in turn, the backward
+    passes in reverse."""
 
     def __init__(self, worker: StageWorker, stage: int, plan: Stages, counter: Meter) -> None:
         self.worker, self.stage, self.plan, self.meter = worker, stage, plan, counter
@@ -129,20 +142,39 @@ class _Pass:
         self.peaks = dict.fromkeys(OPS, 0)
         self.taken: dict[str, int] = {}
 
-    def run(self) -> tuple[int, int, list[int], tuple[tuple[str, int], ...]]:
-        """Bytes after F and after B, the storages that O copies, and inside each op."""
-        self.worker.start_step(*self.batch)
-        after_f = [self.change("F", mb) for mb in (0, 1)]
-        moved = self.worker.offload_sizes(self.stage, 0)
-        act = max(after_f)
-        after_b = act + self.change("B", 0)
-        self.change("W", 0)
-        self.change("BW", 1)
-        self.worker.finish_step()
-        self._same(*after_f)
+    def run(self) -> list[StageBytes]:
+        """By unit of a microbatch: bytes after F and after B, the storages that O copies, and inside each op."""
+        worker, slices = self.worker, self.worker.cut.slices
+        worker.start_step(*self.batch)
+        peaks: list[dict[str, int]] = [{} for _ in range(slices)]
+
+        def change(op: str, unit: int) -> int:
+            self.peaks = dict.fromkeys(OPS, 0)
+            changed = self.change(op, unit)
+            of = peaks[unit % slices]
+            of[op] = max(of.get(op, 0), self.peaks[op])
+            return changed
+
+        after_f = [change("F", unit) for unit in range(2 * slices)]
+        moved = [worker.offload_sizes(self.stage, unit) for unit in range(slices)]
+        kv = [worker.cut.kv_bytes(self.stage, unit) for unit in range(slices)]
+        after_b = [0] * slices
+        for unit in reversed(range(slices)):
+            after_b[unit] = after_f[unit] + change("B", unit)
+            change("W", unit)
+        for unit in reversed(range(slices)):
+            change("BW", slices + unit)
+        worker.finish_step()
+        for one, other in zip(after_f[:slices], after_f[slices:], strict=True):
+            self._same(one, other)
         # what F needs beyond act, which counts from its start
-        self.peaks["F"] = max(0, self.peaks["F"] - act)
-        return act, after_b, moved, tuple(self.peaks.items())
+        for act, of in zip(after_f, peaks, strict=False):
+            of["F"] = max(0, of["F"] - act)
+        self.peaks = {op: max(of[op] for of in peaks) for op in OPS}
+        return [
+            StageBytes((act, later), tuple(sizes), of, 0, 0, 0, kv=kept)
+            for act, later, sizes, of, kept in zip(after_f, after_b, moved, peaks, kv, strict=False)
+        ]
 
     def levels(
         self, names: Sequence[str], act: int, after_b: int
@@ -183,7 +215,7 @@ class _Pass:
         before = self.meter.held()
         self.meter.reset_peak()
         if op == "F":
-            x = self.plan.message(worker, stage - 1)
+            x = self.plan.message(worker, stage - 1, unit=mb)
             worker.forward(stage, mb, x, level)
             del x
         elif op == "C":
@@ -191,7 +223,7 @@ class _Pass:
         elif op == "W":
             worker.weight(stage, mb)
         else:
-            dy = self.plan.message(worker, stage, gradient=True)
+            dy = self.plan.message(worker, stage, gradient=True, unit=mb)
             worker.backward(stage, mb, dy, fused=op == "BW")
             del dy
         self.peaks[op] = max(self.peaks[op], self.meter.peak() - before)
@@ -251,6 +283,7 @@ def static_bytes(plan: Stages, sizes: Sequence[StageBytes]) -> list[dict[str, in
                 "gradients": size.gradients,
                 "optimizer": each * size.parameters,
                 "reserve": -(-reserve // plan.chunks),
+                **({"kv_gradients": size.kv_gradients} if size.kv_gradients else {}),
             }
         )
     return parts

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from ...costs.models import Model
 from .recompute import part
+from .sliced import SlicedAttention, attend, current, first_token
 from .split import batched
 
 EPSILON = 1e-5
@@ -34,9 +35,10 @@ class _RmsNorm(torch.autograd.Function):
             return torch.ops.aten._fused_rms_norm_backward(
                 dy, x, [x.shape[-1]], inverse, weight, [True, True]
             )
-        normed = x.float() * inverse
+        wide = torch.promote_types(x.dtype, torch.float32)
+        normed = x.to(wide) * inverse
         dw = (dy * normed).flatten(0, -2).sum(0)
-        grown = dy * weight.float()
+        grown = dy * weight.to(wide)
         dx = inverse * (grown - normed * (grown * normed).mean(-1, keepdim=True))
         return dx.to(x.dtype), dw.to(weight.dtype)
 
@@ -88,13 +90,14 @@ def rotary_table(width: int, seq: int) -> Tensor:
 
 def rotate(x: Tensor, table: Tensor) -> Tensor:
     """Rotary positions on (batch, seq, heads, width)."""
-    cos, sin = table[0, : x.shape[1]], table[1, : x.shape[1]]
+    start = first_token()
+    cos, sin = table[:, start : start + x.shape[1]]
     one, two = x.chunk(2, -1)
     return torch.cat((one * cos - two * sin, two * cos + one * sin), -1)
 
 
-class Attention(nn.Module):
-    """Causal attention with grouped keys and values."""
+class Attention(SlicedAttention):
+    """Causal attention with grouped keys and values, of whole sequences or slice by slice."""
 
     def __init__(self, model: Model) -> None:
         super().__init__()
@@ -125,13 +128,14 @@ class Attention(nn.Module):
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """The core: (batch, seq, heads * width)."""
-        mixed = functional.scaled_dot_product_attention(
-            query.transpose(1, 2),
-            key.transpose(1, 2),
-            value.transpose(1, 2),
-            is_causal=True,
-            enable_gqa=self.heads != self.kv_heads,
-        )
+        query, key, value = (each.transpose(1, 2) for each in (query, key, value))
+        one = current()
+        if one is not None:
+            mixed = attend(self, query, key, value, one)
+        else:
+            mixed = functional.scaled_dot_product_attention(
+                query, key, value, is_causal=True, enable_gqa=self.heads != self.kv_heads
+            )
         return mixed.transpose(1, 2).flatten(-2)
 
 

@@ -54,6 +54,16 @@ class Boundary:
         """One tensor, with a gradient."""
         return cls(pytree.tree_structure(0), (Leaf(tuple(shape), dtype, True),))
 
+    def of_slice(self, tokens: int) -> Boundary:
+        """The same for a slice of the sequence: tensors are (batch, tokens, ...)."""
+        leaves = [
+            leaf._replace(shape=(leaf.shape[0], tokens, *leaf.shape[2:]))
+            if isinstance(leaf, Leaf)
+            else leaf
+            for leaf in self.leaves
+        ]
+        return Boundary(self.spec, tuple(leaves))
+
     def __reduce__(self) -> tuple[Any, ...]:
         """To other processes a tree of numbers tells the structure: torch's own specs warn there."""
         return _rebuilt, (pytree.tree_unflatten(range(len(self.leaves)), self.spec), self.leaves)
@@ -166,3 +176,26 @@ def _views(message: Tensor, leaves: Sequence[Leaf]) -> list[Tensor]:
         found.append(piece.view(leaf.dtype).view(leaf.shape))
         at += -(-_size(leaf) // ALIGNMENT) * ALIGNMENT
     return found
+
+
+class Enter(torch.autograd.Function):
+    """The entry into a stage's graph: no leaf that would hold the input, no accumulated gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, anchor: Tensor, box: list[Tensor], boundary: Boundary
+    ) -> tuple[Tensor, ...]:
+        ctx.box, ctx.boundary = box, boundary
+        found = tuple(boundary.unpack(box.pop()))
+        leaves = boundary.tensors
+        ctx.mark_non_differentiable(
+            *(t for t, leaf in zip(found, leaves, strict=True) if not leaf.differentiable)
+        )
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
+        leaves = ctx.boundary.tensors
+        wanted = [g for g, leaf in zip(gradients, leaves, strict=True) if leaf.differentiable]
+        ctx.box.append(ctx.boundary.pack(wanted, wanted[0].device))
+        return None, None, None

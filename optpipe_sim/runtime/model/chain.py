@@ -11,23 +11,30 @@ Kept = tuple[int, str | None]  # a stage, and what it keeps: a level of recomput
 
 
 def run_chain(worker: StageWorker, kept: Kept, *, fused: bool) -> list[int]:
-    """Run F B W, or F BW, of microbatch 0; return the bytes of each storage that an O would copy.
+    """Run F B W, or F BW, of microbatch 0 (of its slices in turn, backwards in reverse); return the bytes
+    of each storage that an O of the first unit would copy.
 
     The step has to be started; gradients are added to.
     """
     stage, level = kept
-
-    worker.forward(stage, 0, zeros(worker, stage - 1), level)
+    units = range(worker.cut.slices)
+    for unit in units:
+        worker.forward(stage, unit, zeros(worker, stage - 1, unit=unit), level)
     sizes = worker.offload_sizes(stage, 0)
-    worker.backward(stage, 0, zeros(worker, stage, gradient=True), fused=fused)
-    if not fused:
-        worker.weight(stage, 0)
+    for unit in reversed(units):
+        dy = zeros(worker, stage, gradient=True, unit=unit)
+        worker.backward(stage, unit, dy, fused=fused)
+        del dy
+        if not fused:
+            worker.weight(stage, unit)
     return sizes
 
 
-def zeros(worker: StageWorker, boundary: int, gradient: bool = False) -> Tensor | None:
+def zeros(
+    worker: StageWorker, boundary: int, gradient: bool = False, unit: int = 0
+) -> Tensor | None:
     """A message across a boundary, or the gradient that comes back; None where there is none."""
     if not 0 <= boundary < worker.stages - 1:
         return None
-    shape, kind = worker.boundary(boundary, gradient)
+    shape, kind = worker.boundary(boundary, gradient, unit)
     return torch.zeros(shape, dtype=kind, device=worker.device)

@@ -16,6 +16,7 @@ from ...costs.roofline import head_gemm
 from ...errors import OptPipeError
 from .blocks import Block, norm, rotary_table
 from .recompute import LAYER, part
+from .sliced import first_token
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 SPREAD = 0.02  # of the random matrices
@@ -97,7 +98,8 @@ class Decoder(nn.Module):
         if self.tokens is not None:
             tokens, x = x, self.tokens(x)
             if self.positions is not None:
-                x = x + self.positions.weight[: tokens.shape[1]]
+                start = first_token()
+                x = x + self.positions.weight[start : start + tokens.shape[1]]
         for at, block in enumerate(self.layers.values()):
             x = part(LAYER, block, x, self.table, place=(at, len(self.layers)))
         if self.head is None or self.norm is None:

@@ -12,6 +12,7 @@ from ...costs.models import Model
 from ...costs.parallelism import GRADIENT_BYTES, OPTIMIZER_BYTES, stage_kinds
 from ...errors import OptPipeError
 from .chain import zeros
+from .cut import Cut
 from .models import build_stage, check_model, layer_counts, torch_dtype
 from .stage import StageWorker
 
@@ -21,6 +22,7 @@ class Stages(Protocol):
 
     Attributes:
         layers: per stage; None: unknown.
+        slices: tokens of each, where sequences are cut.
         adam_bytes: what the optimizer keeps per weight.
         title: of the model.
     """
@@ -36,6 +38,8 @@ class Stages(Protocol):
     @property
     def layers(self) -> tuple[int, ...] | None: ...
     @property
+    def slices(self) -> tuple[int, ...]: ...
+    @property
     def title(self) -> str: ...
     @property
     def adam_bytes(self) -> int: ...
@@ -48,6 +52,7 @@ class Stages(Protocol):
         boundary: int,
         gradient: bool = False,
         generator: torch.Generator | None = None,
+        unit: int = 0,
     ) -> Tensor | None: ...
     def marked_layers(self, stage: int) -> int: ...
     def name(self, kind: str) -> str: ...
@@ -59,6 +64,7 @@ class Plan:
     """What is profiled: a model cut into ``devices * chunks`` stages, and one microbatch of it.
 
     `optimizer_bytes`: per weight, for the static memory; default: Adam, as in ``estimate``.
+    `slices`: tokens of each slice that sequences are cut into, in order; none: they stay whole.
     """
 
     model: Model
@@ -70,6 +76,7 @@ class Plan:
     layers: tuple[int, ...] | None = None
     seed: int = 0
     optimizer_bytes: int | None = None
+    slices: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for key in ("devices", "chunks", "microbatch", "seq"):
@@ -81,6 +88,26 @@ class Plan:
         check_model(self.model, self.seq)
         counts = layer_counts(self.model, self.stages, seq=self.seq, layers=self.layers)
         object.__setattr__(self, "layers", tuple(counts))
+        self._check_slices()
+
+    def _check_slices(self) -> None:
+        if not self.slices:
+            return
+        if min(self.slices) < 1 or sum(self.slices) != self.seq:
+            raise OptPipeError(
+                f"slices: expected tokens of slices that add up to the {self.seq} of a sequence, got"
+                f" {', '.join(map(str, self.slices))}"
+            )
+        if self.model.experts:
+            raise OptPipeError(
+                f"slices: {self.model.name} has experts, whose room is a share of the tokens of a whole"
+                " sequence: slice by slice they would drop other tokens"
+            )
+
+    @property
+    def cut(self) -> Cut:
+        """The slices, for one worker."""
+        return Cut(self.slices, self.microbatch)
 
     @property
     def stages(self) -> int:
@@ -112,7 +139,7 @@ class Plan:
             layers=self.layers,
             fill=fill,
         )
-        return StageWorker({stage: module}, self.stages, self.boundary, device=device)
+        return StageWorker({stage: module}, self.stages, self.boundary, device=device, cut=self.cut)
 
     @property
     def boundary(self) -> tuple[tuple[int, ...], torch.dtype]:
@@ -131,10 +158,11 @@ class Plan:
         boundary: int,
         gradient: bool = False,
         generator: torch.Generator | None = None,
+        unit: int = 0,
     ) -> Tensor | None:
         """What goes across a boundary, or the gradient that comes back: zeros, or drawn at random;
         None before the first stage and after the last."""
-        made = zeros(worker, boundary, gradient)
+        made = zeros(worker, boundary, gradient, unit)
         if made is None or generator is None:
             return made
         made.normal_(generator=generator)
@@ -147,7 +175,8 @@ class Plan:
 
     def name(self, kind: str) -> str:
         """What a profile of it on such a device is called."""
-        size = f"s{self.seq}-b{self.microbatch}-{self.dtype}"
+        sliced = f"-{len(self.slices)}slices" if self.slices else ""
+        size = f"s{self.seq}{sliced}-b{self.microbatch}-{self.dtype}"
         return f"{self.model.name}-{kind}-p{self.devices}-{size}"
 
     @property
@@ -160,9 +189,16 @@ class Plan:
     def facts(self) -> dict[str, Any]:
         """What a profile of it tells of its origin."""
         model = self.model
+        work: dict[str, Any] = {
+            "microbatch": self.microbatch,
+            "seq": self.seq,
+            "dtype": self.dtype,
+        }
+        if self.slices:
+            work["slices"] = list(self.slices)
         return {
             "model": {"name": model.name, "source": model.source, "shape": model_shape(model)},
-            "work": {"microbatch": self.microbatch, "seq": self.seq, "dtype": self.dtype},
+            "work": work,
         }
 
 

@@ -15,9 +15,11 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from ...errors import OptPipeError, RuntimeFault
-from .boundary import Boundary, Layout, call
+from .boundary import Boundary, Enter, Layout, call
+from .cut import Cut
 from .ready import Ready
 from .recompute import STAGE, Dropping, NoSuchPart, level_of, part
+from .sliced import Slice, running
 from .split import WeightQueue, deferring, split_linears
 from .stash import HostSlab, Slot, storage_key
 
@@ -25,16 +27,18 @@ Loss = Callable[[Any, Any], Tensor]
 
 
 def token_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Mean cross entropy over all tokens, in fp32."""
-    return functional.cross_entropy(logits.float().flatten(0, -2), targets.flatten())
+    """Mean cross entropy over all tokens, in fp32 at least."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    return functional.cross_entropy(wide.flatten(0, -2), targets.flatten())
 
 
 @dataclass
 class _Flight:
-    """One microbatch in one stage, from F to W."""
+    """One unit in one stage, from F to W."""
 
     slot: Slot
     queue: WeightQueue
+    slice: Slice | None = None
     dropping: Dropping | None = None
     entry: list[Tensor] = field(default_factory=list)  # what F takes, then what B gives
     edges: list[GradientEdge | None] = field(default_factory=list)  # of what F returns
@@ -42,7 +46,8 @@ class _Flight:
 
 
 class StageWorker:
-    """The stages of one device: F, B, W, BW, C, O, drop and R of every microbatch, in any legal order.
+    """The stages of one device: F, B, W, BW, C, O, drop and R of every unit, in any legal order. A unit
+    is a microbatch, or a slice of one where sequences are `cut` (see `Cut`).
 
     Any module will do as a stage: what one returns the next one takes, a tensor or a tree of them
     (`boundary`). What that costs: only plain
@@ -66,6 +71,8 @@ class StageWorker:
         loss: of the last stage's output and the microbatch's targets.
         slab: host memory for offloads, to share it between workers.
         allocated: called with every storage that a reload allocates, for a memory meter.
+        cut: the slices of each sequence; the modules' attention has to be `sliced.SlicedAttention`. The
+            boundary is that of whole sequences.
     """
 
     def __init__(
@@ -79,7 +86,9 @@ class StageWorker:
         loss: Loss = token_loss,
         slab: HostSlab | None = None,
         allocated: Callable[[torch.UntypedStorage], None] | None = None,
+        cut: Cut | None = None,
     ) -> None:
+        self.cut = cut or Cut()
         self.modules = dict(modules if isinstance(modules, Mapping) else enumerate(modules))
         self.stages, self.device, self.loss = stages, torch.device(device), loss
         wrong = [stage for stage in self.modules if not 0 <= stage < stages]
@@ -123,6 +132,7 @@ class StageWorker:
         self._inputs, self._targets, self._losses = inputs, targets, {}
         if self.device.type == "cuda":
             self._compute = torch.cuda.current_stream(self.device)
+        self.cut.start_step(self.modules, self.device)
         batch = pytree.tree_leaves((list(inputs), list(targets)))
         self._left_out = {storage_key(self._anchor)}
         self.leave_out(value for value in batch if isinstance(value, Tensor))
@@ -141,170 +151,185 @@ class StageWorker:
         """
         if self._flights:
             raise RuntimeFault(f"{self.where}: ops are missing: {self._open()}")
+        targets = len(self._targets)
         self._inputs = self._targets = ()
         first, last = self.tied(0), self.tied(self.stages - 1)
         if first is not None and last is not None and first is not last:
             sum_tied(first, last)
         if not self._losses:
             return None
-        return torch.stack([loss for _, loss in sorted(self._losses.items())]).mean()
+        losses = torch.stack([loss for _, loss in sorted(self._losses.items())])
+        if self.cut.slices == 1:
+            return losses.mean()
+        shares = [self.cut.share(unit) for unit in sorted(self._losses)]
+        return (losses * losses.new_tensor(shares)).sum() / targets
 
     def _open(self) -> str:
         return ", ".join(
-            f"{s}.{j} has only had {flight.done}" for (s, j), flight in self._flights.items()
+            f"{self.cut.name(*at)} has only had {flight.done}"
+            for at, flight in self._flights.items()
         )
 
     # -- ops ---------------------------------------------------------------------------------------
 
     def forward(
-        self, stage: int, mb: int, x: Tensor | None, level: str | None = None
+        self, stage: int, unit: int, x: Tensor | None, level: str | None = None
     ) -> Tensor | None:
         """Run F; return the tensor to send on, detached (None on the last stage, which keeps the loss).
 
         `level`: what is dropped, to be recomputed by a C or inside of the backward. The caller has to release
         `x` (and, once it is sent, the result): memory that it still refers to cannot be offloaded.
         """
-        name = f"{stage}.{mb}"
-        if (stage, mb) in self._flights:
+        name = self.cut.name(stage, unit)
+        if (stage, unit) in self._flights:
             raise RuntimeFault(f"F{name} on {self.where}: runs twice")
-        slot = Slot(name, self.where, self._left_out, self.slab, self.allocated)
-        flight = _Flight(slot, WeightQueue())
+        left_out = set(self._left_out)
+        slot = Slot(name, self.where, left_out, self.slab, self.allocated)
+        one = self.cut.forward(stage, unit, left_out, self.where)
+        flight = _Flight(slot, WeightQueue(), one)
         if level is not None:
             flight.dropping = Dropping(level_of(level), slot, flight.queue, self.device)
         dropping = nullcontext() if flight.dropping is None else flight.dropping.active()
-        with slot.saving(), deferring(flight.queue), dropping:
+        with slot.saving(), deferring(flight.queue), dropping, running(flight.slice):
             if stage == 0:
-                taken, spec = pytree.tree_flatten(self._of_batch(self._inputs, "input", name, mb))
+                taken, spec = pytree.tree_flatten(self._of_batch(self._inputs, "input", name, unit))
             elif x is None:
                 raise RuntimeFault(f"F{name} on {self.where}: no input was received")
             else:
-                before = self._boundary(stage - 1)
+                before = self._boundary(stage - 1, unit)
                 flight.entry.append(x.detach())
                 del x
                 tree = before.tree(Enter.apply(self._anchor, flight.entry, before))
                 taken, spec = pytree.tree_flatten(tree)
                 del tree
-            y = part(STAGE, partial(self._run, stage, mb, spec), *taken)
+            y = part(STAGE, partial(self._run, stage, unit, spec), *taken)
             del taken
         if flight.dropping is not None and not flight.dropping.regions:
             raise NoSuchPart(
                 f"F{name} on {self.where}: level {level!r}: the stage has no such part to recompute"
             )
         torch.clear_autocast_cache()  # copies of weights: of this microbatch, as its graph has them
-        self._flights[stage, mb] = flight
+        self._flights[stage, unit] = flight
         if stage == self.stages - 1:
             flight.edges = [_edge(y)]
-            self._losses[mb] = y.detach()
+            self._losses[unit] = y.detach()
             return None
-        after = self._boundary(stage)
+        after = self._boundary(stage, unit)
         made = after.check(y, f"F{name} on {self.where}: the stage")
         flight.edges = [_edge(tensor) for tensor in made if tensor.requires_grad]
         return after.pack([tensor.detach() for tensor in made], self.device)
 
-    def _run(self, stage: int, mb: int, spec: Any, *leaves: Any) -> Any:
+    def _run(self, stage: int, unit: int, spec: Any, *leaves: Any) -> Any:
         """What a stage does with its input; the last one goes on to the loss."""
-        found = self._call(stage, mb, pytree.tree_unflatten(leaves, spec))
+        found = self._call(stage, unit, pytree.tree_unflatten(leaves, spec))
         if stage < self.stages - 1:
             return found
-        return self.loss(found, self._of_batch(self._targets, "target", f"{stage}.{mb}", mb))
+        name = self.cut.name(stage, unit)
+        return self.loss(found, self._of_batch(self._targets, "target", name, unit))
 
-    def _call(self, stage: int, mb: int, tree: Any) -> Any:
+    def _call(self, stage: int, unit: int, tree: Any) -> Any:
         return call(self.modules[stage], tree)
 
-    def recompute(self, stage: int, mb: int) -> None:
+    def recompute(self, stage: int, unit: int) -> None:
         """Run C: recompute what F dropped. Without it B does so, part by part."""
-        flight = self._flight(stage, mb, "C", "F")
+        flight = self._flight(stage, unit, "C", "F")
         if flight.dropping is None:
-            raise RuntimeFault(f"C{stage}.{mb} on {self.where}: nothing is dropped")
-        for region in flight.dropping.regions:
-            region.recompute()
+            raise RuntimeFault(f"C{self.cut.name(stage, unit)} on {self.where}: nothing is dropped")
+        with running(flight.slice):
+            for region in flight.dropping.regions:
+                region.recompute()
         flight.dropping = None
 
-    def backward(self, stage: int, mb: int, dy: Tensor | None, *, fused: bool) -> Tensor | None:
+    def backward(self, stage: int, unit: int, dy: Tensor | None, *, fused: bool) -> Tensor | None:
         """Run B, or BW where `fused`; return the gradient to send back (None on the first stage)."""
         op = "BW" if fused else "B"
-        flight = self._flight(stage, mb, op, "F")
+        flight = self._flight(stage, unit, op, "F")
         if stage == self.stages - 1:
-            share = self.share or 1.0 / len(self._targets)
-            gradients = [torch.full((), share, device=self.device, dtype=self._losses[mb].dtype)]
+            share = (self.share or 1.0 / len(self._targets)) * self.cut.share(unit)
+            gradients = [torch.full((), share, device=self.device, dtype=self._losses[unit].dtype)]
         elif dy is None:
-            raise RuntimeFault(f"{op}{stage}.{mb} on {self.where}: no gradient was received")
+            raise RuntimeFault(
+                f"{op}{self.cut.name(stage, unit)} on {self.where}: no gradient was received"
+            )
         else:
-            gradients = self._boundary(stage).unpack_gradient(dy) if flight.edges else []
+            gradients = self._boundary(stage, unit).unpack_gradient(dy) if flight.edges else []
             del dy
+        one = self.cut.backward(stage, unit, self.modules[stage], self.where)
         edges, flight.edges = flight.edges, []
         flight.queue.fused = fused
         # a checkpoint of the user's own runs its part again in here; autocast is for forwards
         with (
             torch.autograd.set_multithreading_enabled(False),
             deferring(flight.queue),
+            running(one),
             torch.autocast(self.device.type, enabled=False),
         ):
             _backward(edges, gradients)
         flight.slot.close()
+        self.cut.over(stage, unit)
         flight.dropping = None
         flight.done = op
         if self.ready is not None:
             self.ready.after_backward(stage, fused)
         if fused:
-            del self._flights[stage, mb]
+            del self._flights[stage, unit]
         if not stage:
             return None
         if not flight.entry:  # nothing of the input had a part in the result
-            shape, dtype = self._boundary(stage - 1).gradient
+            shape, dtype = self._boundary(stage - 1, unit).gradient
             return torch.zeros(shape, dtype=dtype, device=self.device)
         return flight.entry.pop()
 
-    def weight(self, stage: int, mb: int) -> None:
+    def weight(self, stage: int, unit: int) -> None:
         """Run W: compute the weight gradients that B has queued."""
-        flight = self._flight(stage, mb, "W", "B")
+        flight = self._flight(stage, unit, "W", "B")
         complete = None if self.ready is None else self.ready.on_weight(stage)
-        flight.queue.run(f"W{stage}.{mb} on {self.where}", complete)
+        flight.queue.run(f"W{self.cut.name(stage, unit)} on {self.where}", complete)
         if self.ready is not None:
             self.ready.after_weight(stage)
-        del self._flights[stage, mb]
+        del self._flights[stage, unit]
 
-    def offload(self, stage: int, mb: int) -> None:
+    def offload(self, stage: int, unit: int) -> None:
         """Run O: copy the activation to the host, on the current stream; device memory stays allocated until
         `drop`."""
-        self._flight(stage, mb, "O", "F").slot.offload()
+        self._flight(stage, unit, "O", "F").slot.offload()
 
-    def drop(self, stage: int, mb: int) -> None:
+    def drop(self, stage: int, unit: int) -> None:
         """Release the device memory of an offloaded activation; memory falls here."""
-        self._flight(stage, mb, "drop ", "F").slot.drop(self._compute)
+        self._flight(stage, unit, "drop ", "F").slot.drop(self._compute)
 
-    def allocate(self, stage: int, mb: int) -> None:
+    def allocate(self, stage: int, unit: int) -> None:
         """Allocate the memory of an R, on the compute stream; memory rises here.
 
         Call it where R is granted: before the compute op that R may overlap is issued.
         """
-        slot = self._flight(stage, mb, "R", "F").slot
+        slot = self._flight(stage, unit, "R", "F").slot
         with nullcontext() if self._compute is None else torch.cuda.stream(self._compute):
             slot.allocate()
 
-    def reload(self, stage: int, mb: int) -> None:
+    def reload(self, stage: int, unit: int) -> None:
         """Run R: copy the activation back, on the current stream.
 
         That stream has to wait for the compute stream as it stood at `allocate`, and the compute
         stream for the end of this before B. Without an `allocate` before, memory is allocated here.
         """
-        slot = self._flight(stage, mb, "R", "F").slot
+        slot = self._flight(stage, unit, "R", "F").slot
         if slot.state != "allocated":
-            self.allocate(stage, mb)
+            self.allocate(stage, unit)
         slot.reload()
 
     # -- facts -------------------------------------------------------------------------------------
 
-    def boundary(self, stage: int, gradient: bool = False) -> Layout:
-        """Shape and dtype of what `stage` sends forward, or of the `gradient` that it gets for it."""
-        boundary = self._boundary(stage)
+    def boundary(self, stage: int, gradient: bool = False, unit: int = 0) -> Layout:
+        """Shape and dtype of what `stage` sends forward of a unit, or of the `gradient` that it gets for it."""
+        boundary = self._boundary(stage, unit)
         return boundary.gradient if gradient else boundary.message
 
-    def _boundary(self, stage: int) -> Boundary:
+    def _boundary(self, stage: int, unit: int = 0) -> Boundary:
         found = self.boundaries[stage] if 0 <= stage < self.stages - 1 else None
         if found is None:
             raise OptPipeError(f"boundary: stage {stage} of {self.stages} sends nothing on")
-        return found
+        return self.cut.boundary(found, unit)
 
     def held_bytes(self) -> int:
         """Activation bytes on the device now: each storage that a saved tensor or a queued weight
@@ -315,11 +340,12 @@ class StageWorker:
             for tensor in flight.queue.tensors():
                 if storage_key(tensor) not in self._left_out:
                     found[storage_key(tensor)] = tensor.untyped_storage().nbytes()
+        found.update((storage_key(t), t.untyped_storage().nbytes()) for t in self.cut.tensors())
         return sum(found.values())
 
-    def offload_sizes(self, stage: int, mb: int) -> list[int]:
+    def offload_sizes(self, stage: int, unit: int) -> list[int]:
         """Bytes of each storage that an O of this activation copies."""
-        return [size for _, size in self._flight(stage, mb, "O", "F").slot.storages()]
+        return [size for _, size in self._flight(stage, unit, "O", "F").slot.storages()]
 
     def parameters(self) -> list[nn.Parameter]:
         """Of all stages, each once: for the optimizer."""
@@ -333,19 +359,22 @@ class StageWorker:
 
     # -- pieces ------------------------------------------------------------------------------------
 
-    def _flight(self, stage: int, mb: int, op: str, after: str) -> _Flight:
-        flight = self._flights.get((stage, mb))
+    def _flight(self, stage: int, unit: int, op: str, after: str) -> _Flight:
+        flight = self._flights.get((stage, unit))
         if flight is None or flight.done != after:
             had = "it never had F, or is over" if flight is None else f"it has had {flight.done}"
-            raise RuntimeFault(f"{op}{stage}.{mb} on {self.where}: needs {after} before; {had}")
+            raise RuntimeFault(
+                f"{op}{self.cut.name(stage, unit)} on {self.where}: needs {after} before; {had}"
+            )
         return flight
 
-    def _of_batch(self, batch: Sequence[Any] | Tensor, what: str, name: str, mb: int) -> Any:
+    def _of_batch(self, batch: Sequence[Any] | Tensor, what: str, name: str, unit: int) -> Any:
+        mb = unit // self.cut.slices
         if not 0 <= mb < len(batch):
             raise RuntimeFault(
                 f"F{name} on {self.where}: no {what}; start_step gave {len(batch)} microbatches"
             )
-        return batch[mb]
+        return self.cut.of_batch(batch[mb], unit)
 
 
 def sum_tied(first: nn.Parameter, last: nn.Parameter) -> None:
@@ -369,26 +398,3 @@ def _backward(edges: list[GradientEdge | None], gradients: list[Tensor]) -> None
         roots, shares = zip(*pairs, strict=True)
         pairs.clear()
         torch.autograd.backward(roots, shares)
-
-
-class Enter(torch.autograd.Function):
-    """The entry into a stage's graph: no leaf that would hold the input, no accumulated gradient."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, anchor: Tensor, box: list[Tensor], boundary: Boundary
-    ) -> tuple[Tensor, ...]:
-        ctx.box, ctx.boundary = box, boundary
-        found = tuple(boundary.unpack(box.pop()))
-        leaves = boundary.tensors
-        ctx.mark_non_differentiable(
-            *(t for t, leaf in zip(found, leaves, strict=True) if not leaf.differentiable)
-        )
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None, None]:
-        leaves = ctx.boundary.tensors
-        wanted = [g for g, leaf in zip(gradients, leaves, strict=True) if leaf.differentiable]
-        ctx.box.append(ctx.boundary.pack(wanted, wanted[0].device))
-        return None, None, None

@@ -20,8 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import OptPipeError
 from ...schedule.shape import Shape
-from ..model.boundary import Boundary, call
-from ..model.stage import Enter
+from ..model.boundary import Boundary, Enter, call
 from .pipeline_group import PipelineGroup
 
 SHARDED = (FSDPModule, FullyShardedDataParallel)

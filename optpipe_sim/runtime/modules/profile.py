@@ -107,6 +107,11 @@ class ModuleStages:
         return
 
     @property
+    def slices(self) -> tuple[int, ...]:
+        """Whole sequences: nothing is known of what these stages attend to."""
+        return ()
+
+    @property
     def boundaries(self) -> list[Boundary | None]:
         """By the stage that sends."""
         return [self.passed[stage].boundary for stage in range(self.stages - 1)]
@@ -136,6 +141,7 @@ class ModuleStages:
         boundary: int,
         gradient: bool = False,
         generator: torch.Generator | None = None,
+        unit: int = 0,
     ) -> Tensor | None:
         """What the stage before sent when it was examined; a gradient of zeros, or drawn."""
         if not 0 <= boundary < self.stages - 1:

@@ -67,7 +67,7 @@ def _hoisted(steps: list[Step]) -> Iterator[Step]:
             continue
         anchor = max((run for run in runs if run < at), default=-1)
         needed = [event for event in step.after if event.point != "start"]
-        own = Event("dropped", Op(O, *step.op[1:]))
+        own = Event("dropped", step.op._replace(kind=O))
         # grants keep their order: one that stays keeps those behind it
         stays = any(
             steps[other].do == "grant" and other not in moved for other in range(anchor + 1, at)
@@ -86,7 +86,7 @@ def _delayed(steps: list[Step]) -> Iterator[Step]:
     dropped: set[Op] = set()
     waiting: dict[Op, Step] = {}
     for step in steps:
-        if step.do == "grant" and (own := Op(O, *step.op[1:])) not in dropped:
+        if step.do == "grant" and (own := step.op._replace(kind=O)) not in dropped:
             waiting[own] = step
             continue
         yield step

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import OptPipeError
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim.lower import Lowered, lower
@@ -27,12 +28,17 @@ class Prepared:
 
 
 def prepare(schedule: Schedule, profile: CostProfile, limit: Any = None) -> Prepared:
-    """Lower and check a schedule.
+    """Lower and check a schedule for modules of a user's own.
 
     Raises:
-        OptPipeError: where it is not sound, does not keep the limit, or recomputes at a level that
-            the runtime does not have.
+        OptPipeError: where it is not sound, does not keep the limit, runs slices of sequences, or recomputes
+            at a level that the runtime does not have.
     """
+    if schedule.shape.slices > 1:
+        raise OptPipeError(
+            f"slices: the schedule cuts sequences into {schedule.shape.slices}; modules of one's own and"
+            " training runs take whole sequences (`optpipe-sim confirm` runs slices of a named model)"
+        )
     for name in schedule.levels.names:
         level_of(name)
     lowered = lower(schedule, profile, limit)

@@ -68,13 +68,13 @@ class Program:
 
     Attributes:
         rank: its number. steps: in issue order.
-        levels: by stage and microbatch, the level of recomputation of what is not kept whole; where
-            there is no C the backward recomputes.
+        levels: by stage and microbatch (and slice), the level of recomputation of what is not kept
+            whole; where there is no C the backward recomputes.
     """
 
     rank: int
     steps: tuple[Step, ...]
-    levels: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    levels: Mapping[tuple[int, ...], str] = field(default_factory=dict)
 
     def by_engine(self) -> dict[str, list[Step]]:
         """The steps of each engine's queue."""
@@ -107,13 +107,13 @@ def linear_programs(lowered: Lowered) -> tuple[Program, ...]:
     )
 
 
-def levels_of(schedule: Schedule) -> dict[tuple[int, int], str]:
-    """By stage and microbatch, the level of recomputation of what is not kept whole."""
+def levels_of(schedule: Schedule) -> dict[tuple[int, ...], str]:
+    """By stage and microbatch (and slice), the level of recomputation of what is not kept whole."""
     names, table = schedule.levels
     return {
-        (stage, mb): names[number - 1]
+        tuple(schedule.shape.op(F, stage, unit)[1:]): names[number - 1]
         for stage, row in enumerate(table.tolist())
-        for mb, number in enumerate(row)
+        for unit, number in enumerate(row)
         if number
     }
 
@@ -170,14 +170,14 @@ def _steps(
                 [
                     own
                     for back_op in _anchored(program, at)
-                    if (own := Op(O, *back_op[1:])) in copied
+                    if (own := back_op._replace(kind=O)) in copied
                     and spans[own].end_ns < spans[op].start_ns
                 ]
             )
             after = [Event("dropped", o) for o in gone]
             if granted is not None and asks[schedule.row(op)]:
                 after.append(Event("granted", granted))
-            if op.kind in (B, BW, C) and schedule.row(back_op := Op(R, *op[1:])) >= 0:
+            if op.kind in (B, BW, C) and schedule.row(back_op := op._replace(kind=R)) >= 0:
                 after.append(Event("end", back_op))
             source, target = inputs.get(op), consumers.get(op)
             if source is not None and place[source.stage] != rank:
@@ -190,10 +190,10 @@ def _steps(
         if op.kind is O:
             copied.append(op)
             yield from turns.get(op, ())
-            yield Step("offload", op, out, (Event("end", Op(F, *op[1:])),))
+            yield Step("offload", op, out, (Event("end", op._replace(kind=F)),))
             yield from passes.get(op, ())
             continue
-        own = Op(O, *op[1:])
+        own = op._replace(kind=O)
         granted_ns = spans[op].grant_ns
         early = own in gone or (granted_ns is not None and spans[own].end_ns < granted_ns)
         yield from drops([*gone, own] if early else gone)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from ...errors import InvalidSchedule
-from ...ops import BW, B, C, F, O, Op, R, W
+from ...ops import BW, B, C, F, O, Op, R, SliceOp, W
 from ...schedule import Schedule
 from .program import Event, Program, Step, inputs_of
 
@@ -103,26 +103,37 @@ def _check_steps(program: Program, schedule: Schedule, inputs: Mapping[Op, Op]) 
 def _needs(step: Step, expected: set[Op], inputs: Mapping[Op, Op]) -> Iterator[Event]:
     """What has to have happened before a step; the end of an op elsewhere is its message."""
     op = step.op
-    stage, mb = op.stage, op.microbatch
     if step.do == "send":
         yield Event("end", op)
     elif step.do == "offload":
-        yield Event("end", Op(F, stage, mb))
+        yield Event("end", op._replace(kind=F))
     elif step.do == "drop":
         yield Event("end", op)
     elif step.do == "reload":
         yield Event("granted", op)
-        yield Event("dropped", Op(O, stage, mb))
+        yield Event("dropped", op._replace(kind=O))
     elif step.do == "run":
         if op in inputs:
             yield Event("end", inputs[op])
         if op.kind in (B, BW, C):
-            yield Event("end", Op(F, stage, mb))
-            for before in (R, C):
-                if op.kind is not before and Op(before, stage, mb) in expected:
-                    yield Event("end", Op(before, stage, mb))
+            yield Event("end", op._replace(kind=F))
+            for kind in (R, C):
+                if op.kind is not kind and (before := op._replace(kind=kind)) in expected:
+                    yield Event("end", before)
         elif op.kind is W:
-            yield Event("end", Op(B, stage, mb))
+            yield Event("end", op._replace(kind=B))
+        if isinstance(op, SliceOp):
+            yield from (Event("end", before) for before in _neighbours(op, expected))
+
+
+def _neighbours(op: SliceOp, expected: set[Op]) -> Iterator[Op]:
+    """The op of another slice that has to come before: F's in the order of the slices, backwards in reverse."""
+    if op.kind is F and op.slice:
+        yield op._replace(slice=op.slice - 1)
+    elif op.kind in (B, BW):
+        for kind in (B, BW):
+            if (behind := op._replace(kind=kind, slice=op.slice + 1)) in expected:
+                yield behind
 
 
 def _check_messages(programs: Sequence[Program]) -> None:

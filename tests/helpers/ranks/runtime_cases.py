@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from optpipe_sim.costs.models import Model
 from optpipe_sim.ops import BW, COMPUTE, B, C, F, O, Op, R
 from optpipe_sim.profile import CostProfile, Offload
+from optpipe_sim.profile.parts import join
 from optpipe_sim.runtime.execute.task import Modules
-from optpipe_sim.runtime.measure.footprint import stage_bytes
+from optpipe_sim.runtime.measure.footprint import StageBytes, stage_bytes
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.stage import StageWorker
 from optpipe_sim.schedule import Schedule
@@ -38,9 +39,9 @@ EXPERTS = Model(
 MS = 10**6
 
 
-def plan_of(model: Model, devices: int, chunks: int = 1) -> Plan:
+def plan_of(model: Model, devices: int, chunks: int = 1, slices: tuple[int, ...] = ()) -> Plan:
     """Two sequences per microbatch."""
-    return Plan(model, devices, chunks, seq=SEQ, microbatch=2)
+    return Plan(model, devices, chunks, seq=SEQ, microbatch=2, slices=slices)
 
 
 @cache
@@ -50,13 +51,15 @@ def profile_of(
     chunks: int = 1,
     offload: Offload | None = None,
     levels: tuple[str, ...] = (),
+    slices: tuple[int, ...] = (),
 ) -> CostProfile:
     """The true bytes of these stages, and times that are about alike; nothing static."""
-    plan = plan_of(model, devices, chunks)
+    plan = plan_of(model, devices, chunks, slices)
     first = {at: stage_bytes(plan, at, "cpu", levels=levels) for at in set(plan.alike())}
     sizes = [first[at] for at in plan.alike()]
-    stages = tuple(
-        StageCost(
+
+    def cost(size: StageBytes) -> StageCost:
+        return StageCost(
             t_f_ns=2 * MS,
             t_b_ns=2 * MS,
             t_w_ns=1 * MS,
@@ -65,11 +68,15 @@ def profile_of(
             act_bytes=max(size.held),
             w_bytes=size.held[1],
             offload_bytes=min(size.moved, max(size.held)),
+            kv_bytes=size.kv,
             recompute=tuple(
                 RecomputeLevel(name, MS, level.keep, level.work, level.b_work)
                 for name, level in size.levels.items()
             ),
         )
+
+    stages = tuple(
+        join([cost(part) for part in size.slices], 0, None) if slices else cost(size)
         for size in sizes
     )
     return CostProfile(
@@ -80,6 +87,7 @@ def profile_of(
         stages=stages,
         latency_ns=MS // 10,
         offload=offload or Offload(),
+        slices=max(1, len(slices)),
     )
 
 
@@ -93,16 +101,16 @@ def with_offloads(schedule: Schedule) -> Schedule:
         out: list[Op] = []
         reload_before: dict[Op, Op] = {}
         for op in compute:
-            forward = Op(F, *op[1:])
+            forward = op._replace(kind=F)
             if op.kind in (B, BW) and op.microbatch % 2 == 0 and at[op] - at[forward] > 3:
-                reload_before[compute[at[op] - 1]] = Op(R, *op[1:])
+                reload_before[compute[at[op] - 1]] = op._replace(kind=R)
         gone = {op[1:] for op in reload_before.values()}
         for op in compute:
             if op in reload_before:
                 out.append(reload_before[op])
             out.append(op)
             if op.kind is F and op[1:] in gone:
-                out.append(Op(O, *op[1:]))
+                out.append(op._replace(kind=O))
         programs.append(out)
     return Schedule(schedule.shape, programs)
 

@@ -140,6 +140,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             microbatch=arguments.microbatch,
             dtype=arguments.dtype,
             layers=layers,
+            slices=schedule.shape.slices,
         )
     elif arguments.stretch > 1:
         profile = profile.scale(*(arguments.stretch,) * 3)

@@ -1,0 +1,216 @@
+"""Slices of sequences on real stages: the gradients of whole sequences, and memory as predicted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+import runtime_cases as cases
+import torch
+from runtime_cases import EXPERTS, SEQ, plan_of, profile_of, with_offloads
+from torch import Tensor
+
+from optpipe_sim import build
+from optpipe_sim.costs.models import Model
+from optpipe_sim.errors import InvalidSchedule, OptPipeError, RuntimeFault
+from optpipe_sim.ops import O
+from optpipe_sim.runtime.confirm.verdict import compare_gradients, peaks_after_ops
+from optpipe_sim.runtime.execute.launch import Ranks
+from optpipe_sim.runtime.execute.serial import SerialRun, run_serially
+from optpipe_sim.runtime.execute.task import Task, batch, named_gradients, reference, stage_worker
+from optpipe_sim.runtime.measure.memory import LiveBytes
+from optpipe_sim.runtime.model.plan import Plan
+from optpipe_sim.runtime.model.split import zero_gradients
+from optpipe_sim.runtime.program.prepare import prepare
+from optpipe_sim.runtime.program.program import linear_programs, without
+from optpipe_sim.runtime.program.soundness import check_programs
+from optpipe_sim.sim.lower import Lowered, lower
+
+SMALL = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 50}
+GPT = Model("gpt", **SMALL, style="gpt", positions=SEQ)
+TIED = Model("tied", **SMALL, style="gpt", positions=SEQ, tied=True)
+LLAMA = Model("llama", **SMALL, kv_heads=2, ffn=48)
+EQUAL = {s: (SEQ // s,) * s for s in (2, 4)}
+UNEQUAL = (12, 10, 6, 4)
+NAMES = ("seq1f1b", "seq1f1b-i:chunks=2", "seq-zb", "mepipe:chunks=2", "slimpipe")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As ranks have it: so that kernels add up in the same order."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Ranks]:
+    with Ranks(2) as ranks:
+        yield ranks
+
+
+def case_of(
+    name: str, model: Model, p: int, slices: tuple[int, ...], m: int = 4
+) -> tuple[Plan, Lowered]:
+    chunks = 2 if "chunks" in name else 1
+    profile = profile_of(model, p, chunks, slices=slices)
+    return plan_of(model, p, chunks, slices), lower(build(name, profile, m), profile)
+
+
+def serially(plan: Plan, lowered: Lowered) -> tuple[SerialRun, dict[str, Tensor]]:
+    """A run of all ranks, its memory measured, and its gradients."""
+    shape = lowered.schedule.shape
+    workers = {rank: stage_worker(plan, shape, rank) for rank in range(shape.devices)}
+    for worker in workers.values():
+        zero_gradients(worker)
+        worker.start_step(*batch(plan, shape.microbatches, 0))
+    with LiveBytes() as meter:
+        for worker in workers.values():
+            worker.allocated = meter.add
+        found = run_serially(lowered, workers, meter=meter)
+    return found, {n: g for worker in workers.values() for n, g in named_gradients(worker).items()}
+
+
+def losses_bytes(lowered: Lowered) -> int:
+    """The last stage keeps the loss of every unit to the end of the step."""
+    return 4 * lowered.schedule.shape.units
+
+
+def in_order(plan: Plan, m: int) -> tuple[float, dict[str, Tensor]]:
+    """Loss and gradients slice by slice in one process: each microbatch forward, then back."""
+    worker = Plan(plan.model, 1, 1, plan.seq, plan.microbatch, slices=plan.slices).worker(0, "cpu")
+    zero_gradients(worker)
+    worker.start_step(*batch(plan, m, 0))
+    for mb in range(m):
+        units = range(mb * len(plan.slices), (mb + 1) * len(plan.slices))
+        for unit in units:
+            worker.forward(0, unit, None)
+        for unit in reversed(units):
+            worker.backward(0, unit, None, fused=True)
+    loss = worker.finish_step()
+    assert loss is not None
+    return float(loss), named_gradients(worker)
+
+
+@pytest.mark.parametrize(
+    ("p", "model", "slices", "names"),
+    [
+        (2, GPT, EQUAL[2], NAMES),
+        (2, LLAMA, UNEQUAL, NAMES),
+        (4, LLAMA, EQUAL[4], ("seq1f1b", "seq-zb", "mepipe")),
+    ],
+    ids=["gpt", "llama", "four"],
+)
+def test_gradients_of_whole_sequences_and_memory_after_every_op(p, model, slices, names) -> None:
+    """As near to fp64 as the unsliced model's gradients, bitwise the same in every schedule; and the bytes
+    that the profile says."""
+    plan = plan_of(model, p, 1, slices)
+    loss, found = in_order(plan, p)
+    expected, wanted = reference(plan, p, 0)
+    _, exact = reference(plan, p, 0, exact=True)
+    verdict = compare_gradients(found, loss, wanted, expected, exact)
+    assert verdict.bitwise + (verdict.rounded or 0) == verdict.parameters, verdict
+    assert verdict.problems(1e-6) == []
+    for name in names:
+        plan, lowered = case_of(name, model, p, slices, p)
+        run, gradients = serially(plan, lowered)
+        assert run.loss == loss, name
+        assert gradients.keys() == found.keys()
+        assert [n for n in found if not torch.equal(gradients[n], found[n])] == [], name
+        held = [run.held[rank] for rank in range(p)]
+        for peak in peaks_after_ops(lowered.schedule, lowered.profile, held):
+            last = peak.rank == lowered.schedule.shape.placement[-1]
+            assert 0 <= peak.off_bytes <= last * losses_bytes(lowered), (name, peak)
+
+
+def test_keys_and_values_are_part_of_the_profile() -> None:
+    """2 sequences, 2 layers each, 2 heads of 8 for keys and values, 4 bytes each."""
+    for cost in profile_of(LLAMA, 2, slices=UNEQUAL).stages:
+        kv = [part.kv_bytes for part in cost.slices]
+        assert kv == [2 * tokens * 2 * 2 * 2 * 8 * 4 for tokens in UNEQUAL]
+        for part in cost.slices:  # but for the loss, which nothing offloads
+            assert 0 <= part.act_bytes - part.kv_bytes - part.offload_bytes <= 4
+
+
+def test_offloaded_slices_leave_their_keys_and_values() -> None:
+    profile = profile_of(LLAMA, 2, slices=EQUAL[4])
+    base = build("seq-zb", profile, 4)
+    lowered = lower(with_offloads(base), profile)
+    assert any(op.kind is O for program in lowered.schedule.programs for op in program)
+    plan = plan_of(LLAMA, 2, 1, EQUAL[4])
+    run, gradients = serially(plan, lowered)
+    _, expected = serially(plan, lower(base, profile))
+    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+    held = [run.held[rank] for rank in range(2)]
+    for peak in peaks_after_ops(lowered.schedule, lowered.profile, held):
+        assert 0 <= peak.off_bytes <= losses_bytes(lowered), peak
+
+
+def test_ranks_run_slices(two: Ranks) -> None:
+    """Threads and gloo: unequal slices, a copy engine at work, and a tied head."""
+    for name, model, change in (
+        ("seq1f1b", GPT, lambda schedule: schedule),
+        ("seq-zb", GPT, with_offloads),
+        ("mepipe:chunks=2", TIED, lambda schedule: schedule),
+    ):
+        plan, lowered = case_of(name, model, 2, UNEQUAL)
+        lowered = lower(change(lowered.schedule), lowered.profile)
+        task = Task(lowered.schedule, lowered.profile, mode="gradient", plan=plan, gradients=True)
+        results = two.run(task)
+        loss, wanted = in_order(plan, 4)
+        assert [r.records[0].loss for r in results if r.records[0].loss is not None] == [loss]
+        for result in results:
+            for each in result.gradients.keys() & wanted.keys():
+                gradient = result.gradients[each]
+                if model is TIED and each == "tokens.weight":  # first per stage, then both
+                    torch.testing.assert_close(gradient, wanted[each], rtol=1e-5, atol=1e-7)
+                else:
+                    assert torch.equal(gradient, wanted[each]), (name, each)
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_slices_in_a_wrong_order() -> None:
+    worker = plan_of(GPT, 1, 1, EQUAL[2]).worker(0, "cpu")
+    with pytest.raises(
+        RuntimeFault, match=r"F0\.0/1 on rank 0 .*keys and values of 1 slices; 0 have"
+    ):
+        worker.forward(0, 1, None)
+    worker.forward(0, 0, None)
+    with pytest.raises(RuntimeFault, match=r"B0\.0/0 on rank 0 .*1 slices add .*; 0 have"):
+        worker.backward(0, 0, None, fused=False)
+
+
+def test_a_program_whose_slices_are_out_of_order() -> None:
+    _, lowered = case_of("seq1f1b", GPT, 2, EQUAL[2])
+    programs = list(linear_programs(lowered))
+    check_programs(programs, lowered.schedule)
+    first = next(step for step in programs[0].steps if step.do == "run")
+    left = without(programs[0], "run", first.op)
+    programs[0] = replace(left, steps=(*left.steps[:1], *left.steps[1:], first))
+    with pytest.raises(
+        InvalidSchedule, match=r"rank 0: run F0\.0/1: it does not wait for the end of F0"
+    ):
+        check_programs(programs, lowered.schedule)
+
+
+def test_what_cannot_run_in_slices() -> None:
+    profile = profile_of(GPT, 2, slices=EQUAL[2])
+    schedule = build("seq1f1b", profile, 4)
+    with pytest.raises(
+        OptPipeError, match="slices: the schedule cuts sequences into 2; modules of"
+    ):
+        prepare(schedule, profile)
+    with pytest.raises(OptPipeError, match="the schedule cuts sequences into 2, the stages into 4"):
+        stage_worker(plan_of(GPT, 2, 1, EQUAL[4]), schedule.shape, 0)
+    with pytest.raises(OptPipeError, match="the schedule cuts sequences into 2, the stages into 1"):
+        stage_worker(cases.RESIDUAL, schedule.shape, 0)
+    with pytest.raises(OptPipeError, match="slices: experts has experts"):
+        plan_of(EXPERTS, 2, 1, EQUAL[2])
+    with pytest.raises(
+        OptPipeError, match=r"slices: expected .* add up to the 32 of a sequence, got 16, 8"
+    ):
+        plan_of(GPT, 2, 1, (16, 8))
