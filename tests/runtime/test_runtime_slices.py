@@ -23,7 +23,7 @@ from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.program.prepare import prepare
-from optpipe_sim.runtime.program.program import linear_programs, without
+from optpipe_sim.runtime.program.program import linear_programs
 from optpipe_sim.runtime.program.soundness import check_programs
 from optpipe_sim.sim.lower import Lowered, lower
 
@@ -174,7 +174,9 @@ def test_ranks_run_slices(two: Ranks) -> None:
 
 
 def test_slices_in_a_wrong_order() -> None:
-    worker = plan_of(GPT, 1, 1, EQUAL[2]).worker(0, "cpu")
+    plan = plan_of(GPT, 1, 1, EQUAL[2])
+    worker = plan.worker(0, "cpu")
+    worker.start_step(*batch(plan, 1, 0))
     with pytest.raises(
         RuntimeFault, match=r"F0\.0/1 on rank 0 .*keys and values of 1 slices; 0 have"
     ):
@@ -188,11 +190,12 @@ def test_a_program_whose_slices_are_out_of_order() -> None:
     _, lowered = case_of("seq1f1b", GPT, 2, EQUAL[2])
     programs = list(linear_programs(lowered))
     check_programs(programs, lowered.schedule)
-    first = next(step for step in programs[0].steps if step.do == "run")
-    left = without(programs[0], "run", first.op)
-    programs[0] = replace(left, steps=(*left.steps[:1], *left.steps[1:], first))
+    steps = list(programs[1].steps)
+    one, other = [at for at, step in enumerate(steps) if step.do == "run"][:2]
+    steps.insert(other, steps.pop(one))
+    programs[1] = replace(programs[1], steps=tuple(steps))
     with pytest.raises(
-        InvalidSchedule, match=r"rank 0: run F0\.0/1: it does not wait for the end of F0"
+        InvalidSchedule, match=r"rank 1: run F1\.0/1: it does not wait for the end of F1\.0/0"
     ):
         check_programs(programs, lowered.schedule)
 
