@@ -36,15 +36,6 @@ UNEQUAL = (12, 10, 6, 4)
 NAMES = ("seq1f1b", "seq1f1b-i:chunks=2", "seq-zb", "mepipe:chunks=2", "slimpipe")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """As ranks have it: so that kernels add up in the same order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def two() -> Iterator[Ranks]:
     with Ranks(2) as ranks:
