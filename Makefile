@@ -17,11 +17,12 @@ DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
 DEMO_LIMIT := 24GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help docs demo test lint format bench confirm-cpu confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture report-example clean
+.PHONY: help docs demo compile test lint format bench confirm-cpu confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture report-example clean
 
 help:
 	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
 	@echo "make test            run the tests"
+	@echo "make compile         compile the loops ahead, as the first search would (a minute and a half)"
 	@echo "make lint            ruff and mypy     (make format: let ruff repair the layout)"
 	@echo "make bench           how fast the simulator is, on this machine"
 	@echo "make confirm-cpu     a small model profiled and run on this CPU, beside its prediction (3 minutes)"
@@ -59,7 +60,11 @@ demo: $(RUN)
 	  --gantt out/demo-gantt.png --chart out/demo-compare.png --trace out/demo-trace.json --save out/demo-best.json
 	@echo "now make the command known to this shell:  . $(VENV)/bin/activate"
 
-test: $(DEV)
+# once, before several processes of the tests would each do it
+compile: $(DEV)
+	@$(BIN)/python -m optpipe_sim.solvers.race.compiling
+
+test: $(DEV) compile
 	@$(BIN)/python -m pytest -n auto -m "not timing"
 	@$(BIN)/python -m pytest -m timing  # alone on the machine: it measures
 

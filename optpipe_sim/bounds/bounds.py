@@ -1,6 +1,6 @@
 """Lower bounds on the cost of any schedule, each with its proof.
 
-Words: device d holds the stages s_1 < ... < s_k (model order); work(d) is the compute time of one
+Notation: device d holds the stages s_1 < ... < s_k (model order); work(d) is the compute time of one
 microbatch on it, every backward counted as the cheaper of B + W and BW; cap(d) is its memory limit
 less its static bytes; `back` of a stage is the cheaper of B and BW (what the stage before waits
 for). Messages take at least `t_comm` between devices, on serial links too; shared host links and
@@ -50,7 +50,7 @@ def lower_bound(
     objective: str = "flush",
     memory_limit: int | Sequence[int] | None = None,
 ) -> Bound:
-    """The best of the bounds of this module (with slices: of `slices`) for schedules with the profile's
+    """Return the best bound of this module (with slices: of `slices`) for schedules with the profile's
     chunks, placement and slices.
 
     Args:
@@ -70,7 +70,7 @@ def lower_bound(
         Bound(fill_and_drain(profile, microbatches, objective, memory_limit), "fill and drain"),
         Bound(residency(profile, microbatches, objective, memory_limit), "residency"),
     ]
-    return max(bounds, key=lambda bound: bound.ns)  # the simplest of equal ones
+    return max(bounds, key=lambda bound: bound.ns)  # of equal bounds the simplest
 
 
 def naive(profile: CostProfile, microbatches: int, objective: str = "flush") -> int:
@@ -120,14 +120,14 @@ def fill_and_drain(
     Proof. Let t be the start of d's first backward. Then t >= b, the end of the chain of F's to the
     last stage and of backwards down to s_k. Before t only F's run on d, x ns of them in all; after t
     it has at least m work(d) - x to do. Let E be the end of its last backward; after E only W's
-    run, u ns of them in all. Hence ``E >= t - x + m work(d) - u``. After E the device works for u,
+    run, u ns of them in all. So ``E >= t - x + m work(d) - u``. After E the device works for u,
     and other devices take the last microbatch down the stages below s_1: a chain of length
     q. So ``makespan >= E + max(u, q) >= t - x + m work(d) + max(0, q - u)``. It remains to bound
     t - x from below and u from above.
 
     *u*: when the last backward starts, its own act and the w_bytes of each W pending are held, within
     cap(d). So u is at most its own W and what W's of w_bytes that fit into cap(d) - act(s_1)
-    last: with one stage floor of that over w_bytes, at most m - 1; with more, at most the fractional
+    take: with one stage floor of that over w_bytes, at most m - 1; with more, at most the fractional
     optimum.
 
     *t - x, one stage*: if n F's run before t, ``t - x >= max(b, h + g_n) - n F``, h being the earliest
@@ -139,16 +139,16 @@ def fill_and_drain(
     *t - x, several stages*: let y be the F time before b. As x <= y + t - b, ``t - x >= b - y``. Now
     y <= b - h; and all F's that start before b have their act within cap(d) plus what O's have
     released by then. Those O's start after the first F (of s_1) has ended; on one engine
-    they release at most the fractional optimum for that time, and F's of so many bytes last at most
+    they release at most the fractional optimum for that time, and F's of that many bytes take at most
     the fractional optimum for these.
 
     *After the last F, one stage*: let its last F start at s, within e - s = F, and let t <= s, so that
-    nothing before t is counted twice. The microbatch of that F comes back no sooner than delay D after e.
-    Until e + D the device runs B's and W's of others only: when s comes, others' activations and w_bytes
+    nothing before t is counted twice. The backward of that microbatch starts no sooner than delay D after e.
+    Until e + D the device runs B's and W's of others only: at s, the others' activations and w_bytes
     of pending W's lie within cap(d) - act, and what is on the host has a B no sooner than its R, granted after
-    s, has ended, the n-th of them no sooner than n R after s. What all that lasts at most is less than D by
-    some idle time. After the last B, which ends after e + D, a device idles q - u, as before. Or else
-    all of it is added up until e + D + B + q, its own microbatch included. If t > s, all m F's come
+    s, has ended, the n-th of them no sooner than n R after s. The longest that all of this can take is less than D by
+    some idle time. After the last B, which ends after e + D, a device idles q - u, as before. Alternatively
+    all of it is added up until e + D + B + q, the microbatch itself included. If t > s, all m F's come
     before t (n = m), and only q - u is counted.
 
     For a span all times count from the first F of d, to which the chain to t goes back as well (the
@@ -170,7 +170,7 @@ class Parts(NamedTuple):
 
     @property
     def ns(self) -> int:
-        """The bound that this device gives."""
+        """The bound from this device."""
         return self.wait + self.work + self.tail
 
 
@@ -181,7 +181,7 @@ def fill_and_drain_parts(
     memory_limit: int | Sequence[int] | None = None,
     only: int | None = None,
 ) -> list[Parts]:
-    """The bound `fill_and_drain`, device by device; `only`: of that device."""
+    """Return the parts of `fill_and_drain` device by device; `only`: of that device."""
     chains = Chains(profile, objective)
     limits = profile.limits(memory_limit)
     parts = []
@@ -201,7 +201,7 @@ def fill_and_drain_parts(
         if capacity is None or capacity < max(
             relaxed_cost(profile.stages[s]).act_bytes for s in stages
         ):
-            wait = head  # no limit, or one that nothing keeps
+            wait = head  # no limit, or one that no schedule can keep
         elif len(stages) == 1:
             wait, after = _one_stage(
                 profile, stages[0], microbatches, capacity, head, first_back, tail, drains
@@ -248,7 +248,7 @@ def _one_stage(
     tail: int,
     drains: Sequence[Drain],
 ) -> tuple[int, int]:
-    """t - x, and what the device loses from its last forward on, where their sum is the least.
+    """Return t - x, and the time that the device loses from its last forward on, where their sum is least.
 
     What is recomputed after the first backward counts before it, or after the last forward, but not
     in both.
@@ -339,7 +339,7 @@ def residency(
 
 
 def _held_byte_ns(cost: StageCost, wait_ns: int) -> int:
-    """The byte-ns that one microbatch holds if it is kept, and what its backward holds at least."""
+    """Return the byte-ns that one microbatch holds if it is kept, and the least that its backward holds."""
     backward = min(
         way.held_bytes * (cost.t_b_ns + way.extra_ns) + cost.w_bytes * cost.t_w_ns
         if way.split
@@ -350,7 +350,7 @@ def _held_byte_ns(cost: StageCost, wait_ns: int) -> int:
 
 
 def _saved_byte_ns(cost: StageCost, wait_ns: int) -> int:
-    """How many byte-ns fewer one microbatch holds at most if it is offloaded."""
+    """Return the most byte-ns that offloading one microbatch can save."""
     copies = min(
         copy_ns(cost, cost.t_offload_ns, keep) + copy_ns(cost, cost.t_reload_ns, keep)
         for keep in kept_bytes(cost)
@@ -359,7 +359,7 @@ def _saved_byte_ns(cost: StageCost, wait_ns: int) -> int:
 
 
 def _engine_ns(profile: CostProfile, stages: Sequence[int]) -> list[list[int]]:
-    """Per copy engine of a device, how long each of its stages keeps it to leave and return, at least."""
+    """Return, per copy engine of a device, the least time that the copies of each stage occupy it."""
     costs = [profile.stages[s] for s in stages]
     out = [_whole_copy_ns(cost, cost.t_offload_ns) for cost in costs]
     back = [_whole_copy_ns(cost, cost.t_reload_ns) for cost in costs]
@@ -369,7 +369,7 @@ def _engine_ns(profile: CostProfile, stages: Sequence[int]) -> list[list[int]]:
 
 
 def _whole_copy_ns(cost: StageCost, time_ns: int | None) -> int:
-    """How long all that can be moved takes, at the rate of the level that moves fastest (times of
+    """Return the time to copy everything that can be moved, at the rate of the fastest level (times of
     copies are rounded)."""
     rate = copy_rate(cost, time_ns)
     if not rate:
@@ -384,8 +384,8 @@ def _least_window(
     work: int,
     relief: Sequence[tuple[Step, int]],
 ) -> int:
-    """The least T with ``capacity T >= held - what engine time T saves - what recomputing for the time
-    beside the work does``: both sides are monotone."""
+    """The least T with ``capacity T >= held - what engine time T saves - what recomputing in the
+    remaining time saves``: both sides are monotone."""
     low, high = 0, max(work, -(-held // capacity))
     while low < high:
         middle = (low + high) // 2

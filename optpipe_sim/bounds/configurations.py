@@ -1,8 +1,8 @@
 """Configurations: the sets of ops that a device can run concurrently within its memory.
 
 At every moment a device is in one *configuration*: its compute stream runs F, B, W, BW or C of one of its
-stages or nothing, its O engine moves an activation of some stage or none, and so its R
-engine. All that runs holds memory (F, B, BW, C, O and R their act_bytes, or what a level of recomputation
+stages or nothing, its O engine moves an activation of some stage or none, and so does its
+R engine. All that runs holds memory (F, B, BW, C, O and R their act_bytes, or what a level of recomputation
 keeps and works on, W its w_bytes, each of another microbatch), so not all configurations are possible, and
 each leaves some *room* for activations that only wait. Room counts in whole activations: the largest sum
 of what activations that wait can hold that fits beside what runs.
@@ -146,10 +146,10 @@ def add_ops(
     hosted: int,
     waiting: Sequence[tuple[int, int]],
 ) -> list[int]:
-    """The rows of ops and of waiting; `uses`: configurations and the variables of their times.
+    """Add the rows of ops and of waiting; `uses`: configurations and the variables of their times.
 
-    `coming` microbatches per stage with all their ops, `hosted` whose activation is on the host
-    already; `waiting`: see `waits`. Six rows per stage (F, B, W, BW, O, R), then the row of waiting. Returns, per stage, the
+    `coming`: microbatches per stage with all ops left to run; `hosted`: those whose activation is
+    already on the host; `waiting`: see `waits`. Six rows per stage (F, B, W, BW, O, R), then the row of waiting. Returns, per stage, the
     variable of how many are offloaded.
     """
     held, gone = 0, []
@@ -190,7 +190,7 @@ def waits(device: OneDevice, s: int, level: int = 0) -> tuple[int, int]:
 
 
 def empty(device: OneDevice) -> int:
-    """Byte-ns of room that nothing can fill: while the j-th F runs, or the j-th backward but the last
+    """Return the byte-ns of room that nothing can fill: while the j-th F runs, or the j-th backward but the last
     ones (the last itself aside), there are no more than j activations on the device."""
     act = max(cost.act_bytes for cost in device.costs)
     if not act:

@@ -1,4 +1,4 @@
-"""The ends of a device's work: what it loses before its first backward and after its last forward.
+"""The time that a device loses before its first backward and after its last forward.
 
 Where a stage has levels of recomputation, time is lost to waiting or to recomputing; each bound here
 says which of the two it counts. The proofs are in `bounds.fill_and_drain`.
@@ -33,7 +33,7 @@ def waits_of_one(
         if over > 0:
             needed = -(-over // moved) if moved else n
             if needed >= n:
-                break  # it waits for a B
+                break  # it has to wait for a B
             while len(offloads) <= needed:
                 at = len(offloads)
                 offloads.append(max(offloads[-1], forwards[at]) + (cost.t_offload_ns or 0))
@@ -46,7 +46,7 @@ def waits_of_one(
 def relief_of_one(
     profile: CostProfile, s: int, waits: Sequence[int], capacity: int, head: int
 ) -> list[int]:
-    """The same `waits`, and the time to recompute what does not fit when the first backward starts."""
+    """Return the same `waits`, and the time to recompute what does not fit when the first backward starts."""
     cost = profile.stages[s]
     if not cost.recompute:
         return list(waits)
@@ -87,14 +87,14 @@ def wait_of_many(
 
 def _forwards(cost: StageCost, microbatches: int) -> list[tuple[int, int]]:
     """F time less the time to recompute, and bytes: first with what the most thorough level keeps, then
-    what each level less adds to that. Items of ever less time per byte: each comes after those before it."""
+    what each level less adds to that. Items are in order of falling time per byte."""
     if not cost.recompute:
         return [(cost.t_f_ns * microbatches, cost.act_bytes * microbatches)]
     every = steps(cost)
     size = cost.act_bytes - sum(step.saved_bytes for step in every)
     time = cost.t_f_ns - sum(step.cost_ns for step in every)
     items = [(time, size), *((step.cost_ns, step.saved_bytes) for step in reversed(every))]
-    # a first item that is worth less per byte than the next is no item by itself
+    # a first item that is worth less per byte than the next is merged with it
     while len(items) > 1 and items[0][0] * items[1][1] <= items[1][0] * items[0][1]:
         (time, size), (more, bytes_) = items[:2]
         items[:2] = [(time + more, size + bytes_)]
@@ -102,7 +102,7 @@ def _forwards(cost: StageCost, microbatches: int) -> list[tuple[int, int]]:
 
 
 class LastForward(NamedTuple):
-    """What a device idles at least after the end of its last forward, in ns.
+    """The least idle time of a device after the end of its last forward, in ns.
 
     `before` that microbatch's backward can start, whatever its backwards take; and `in_all`, until the
     makespan, less what it works beyond m times its least work (B and W where BW is shorter). Where
@@ -122,7 +122,7 @@ def after_last_forward(
     drains: Sequence[Drain],
     offloads: bool,
 ) -> LastForward:
-    """The idle time after the last forward of a device with one stage.
+    """Return the idle time after the last forward of a device with one stage.
 
     Args:
         capacity: bytes for activations. `offloads`: whether they can go to the host.
@@ -141,7 +141,7 @@ def after_last_forward(
     moved = small.offloadable if offloads else 0
 
     def work(window: int, each: int) -> int:
-        """What the others' backwards can take within so long a time, if one takes as long as given."""
+        """Return the time that the others' backwards can take within a given time, if one takes as long as given."""
         held = _held_work(small, microbatches - 1, room, each)
         if not moved:
             return held
@@ -161,7 +161,7 @@ def after_last_forward(
 
 
 def _held_work(cost: StageCost, others: int, room: int, each: int) -> int:
-    """What the backwards (each so long) and pending W's of other microbatches last that fit."""
+    """Return the total time of the backwards (each as long as given) and pending W's of other microbatches that fit."""
     stay = min(others, room // cost.act_bytes) if cost.act_bytes else others
     best = 0
     for count in range(stay + 1):
@@ -173,7 +173,7 @@ def _held_work(cost: StageCost, others: int, room: int, each: int) -> int:
 
 
 def _lost(cost: StageCost, others: int, room: int, delay: int, reloads: int | None) -> int:
-    """The least time, of `delay`, that a device idles or recomputes, if it has `room` for other
+    """Return the least part of `delay` that a device idles or recomputes, if it has `room` for other
     microbatches; 0 where these can come from the host."""
     if reloads is not None:
         return 0

@@ -31,12 +31,12 @@ class Linear:
         self.rows.append((row, right))
 
     def dual(self, unit: int = ONE) -> tuple[list[int], float]:
-        """Dual prices of the rows (at least 0, in 1/unit) and the value of the LP, both rounded."""
+        """Return dual prices of the rows (at least 0, in 1/unit) and the value of the LP, both rounded."""
         from scipy.optimize import linprog
         from scipy.sparse import csr_matrix
 
         count = len(self.limits)
-        # times count in the longest of them, so that no factor is lost for being small
+        # times are scaled by the longest of them, so that no small coefficient is lost
         most = self.unit
         sizes = [most if limit is None else 1 for limit in self.limits]
         scale = [
@@ -67,7 +67,7 @@ class Linear:
         return prices, float(solved.fun or 0) * most
 
     def proven(self) -> int:
-        """A bound on variable 0 that rounded prices prove.
+        """Return a bound on variable 0 that rounded prices prove.
 
         For prices y >= 0, ``sum y right <= sum_k x_k (sum y a_k)`` for whatever satisfies the rows;
         what a column has above its cost counts with the largest value that x_k can have. Every

@@ -1,20 +1,20 @@
-"""The configuration LP: how long devices spend in each combination of what runs at the same time.
+"""The configuration LP: how long devices spend in each combination of concurrent ops.
 
 The *events* of a device's stages are the starts of the first F and B, and of the last F and B, of each.
 Dependencies put the first F's in model order, then the first B's in the reverse, and the last ones
 likewise; how the two interleave is not known, so each way is a case (`orders`), and the least of what
-they prove counts. All the first come before all the last, unless all F's of the lowest stage start
-before any B of it: that, taken alone, covers all other cases, too, and is quicker. Events cut the time into
+they prove counts. All first events precede all last ones, unless all F's of the lowest stage start
+before any B of it; that condition alone covers all other cases, too, and is quicker to solve. Events cut the time into
 *phases*. Devices that share a host link go into one LP, with the events of them all.
 
 Proof. Read off a schedule how long each configuration takes in each phase on each device, how many
-microbatches of each stage are offloaded and how many have BW. These numbers satisfy the rows below, so the
+microbatches of each stage are offloaded and how many use BW. These numbers satisfy the rows below, so the
 least T that any numbers allow is a bound.
 
 - *Kinds*: F, O and R of a stage run only between its first F and its last B, B and W only after its
   first B; from the start of the last F (B) on one F (B or BW) of the stage runs.
 - *Ops*: F takes m times its time, O and R as often as microbatches are offloaded, B, W and BW likewise.
-- *Chains*: between two events at least the chain of F's, B's and hops lies that leads from one stage to
+- *Chains*: between two events at least the chain of F's, B's and messages lies that leads from one stage to
   the other.
 - *Levels*: at each event what has been allocated and not released fits; where an F starts, it as
   well. An op that runs counts as begun and as ended by the part of its time that is over:
@@ -61,7 +61,7 @@ def configuration_bounds(
     objective: str = "flush",
     memory_limit: int | Sequence[int] | None = None,
 ) -> Iterator[int]:
-    """What the configuration LP proves, in ns, of one device or link after the other."""
+    """Yield the bounds of the configuration LP, in ns, for one device or link after the other."""
     limits = profile.limits(memory_limit)
     if limits is None:
         return
@@ -86,7 +86,7 @@ def configuration_bounds(
 def _group_bound(
     profile: CostProfile, devices: Sequence[OneDevice], objective: str, enough: int
 ) -> int:
-    """What devices prove together; perhaps less, where that is no more than `enough`."""
+    """Return the bound of several devices together; perhaps less, where that is no more than `enough`."""
     chains = Chains(profile, objective)
     stages = sorted(s for device in devices for s in device.stages)
     low = min(devices, key=lambda device: device.stages[0])
@@ -112,23 +112,23 @@ def _half(stages: Sequence[int]) -> list[tuple[str, int]]:
 
 
 def usual_order(stages: Sequence[int]) -> list[Event]:
-    """All first events before all last ones."""
+    """Return the order with all first events before all last ones."""
     return [(which, kind, s) for which in ("first", "last") for kind, s in _half(stages)]
 
 
 def early_order(s: int) -> list[Event]:
-    """All F's of a stage before its first B."""
+    """Return the order with all F's of a stage before its first B."""
     return [("first", "F", s), ("last", "F", s), ("first", "B", s), ("last", "B", s)]
 
 
 def orders(stages: Sequence[int]) -> list[list[Event]]:
-    """The orders in which the events of stages can come: the first F's in the order of the model, then
+    """Return the orders in which the events of stages can occur: the first F's in the order of the model, then
     the first B's in the reverse; the last ones likewise, each after the first of its kind. The one that
     has all the first before all the last comes first."""
     half = _half(stages)
 
     def merged(first: int, last: int) -> Iterator[list[Event]]:
-        """What can follow so many first and last events."""
+        """Yield the continuations after the given numbers of first and last events."""
         if last == len(half):
             yield []
         if first < len(half):
@@ -160,7 +160,7 @@ def _bound(
         model.at_least(everything, chains.head(low))
         tail = back_ns(profile.stages[low]) + (chains.tail(low) if low else 0)
         model.at_least(everything[:-1], chains.head(low) + tail)
-        if profile.stages[low].recompute:  # the last backward takes as long as it does
+        if profile.stages[low].recompute:  # the duration of the last backward
             below = chains.tail(low) if low else 0
             owner = next(part for part in parts if low in part.tracked)
             last = less(owner.backward_times(low))

@@ -31,7 +31,7 @@ def less(terms: Iterable[tuple[int, int]]) -> Terms:
 
 @dataclass
 class DeviceRows:
-    """The variables of one device: for each phase its configurations and how long each takes."""
+    """The variables of one device: per phase, the time spent in each configuration."""
 
     model: Linear
     device: OneDevice
@@ -72,7 +72,7 @@ class DeviceRows:
 
     @cached_property
     def tracked(self) -> dict[int, int]:
-        """The stages that have events, and which of the device they are."""
+        """The stages that have events, and their positions on the device."""
         return {s: i for i, s in enumerate(self.device.stages) if ("first", "F", s) in self.at}
 
     @cached_property
@@ -99,11 +99,11 @@ class DeviceRows:
         return k >= self.at["first", "B", s]
 
     def levels(self, i: int) -> range:
-        """0 for what is kept whole, and the levels of recomputation of a stage."""
+        """Return 0 (kept whole) and the levels of recomputation of a stage."""
         return range(len(self.device.costs[i].recompute) + 1)
 
     def times(self, part: Part, begin: int, end: int) -> Terms:
-        """What an op's runs in some phases last; where they take no time, how many they are."""
+        """Return the time that an op runs in some phases; for ops of zero duration, their number."""
         if part in self.timeless:
             return [(variable, 1) for variable in self.timeless[part][begin:end]]
         return [
@@ -111,7 +111,7 @@ class DeviceRows:
         ]
 
     def done(self, part: Part, end: int, *, up: bool = False) -> Terms:
-        """How many of an op have run before a phase, in 1/MANY, rounded down or up."""
+        """Return how many of an op have run before a phase, in 1/MANY, rounded down or up."""
         duration = duration_ns(self.device.costs[part.stage], part.kind, part.level) or 1
         each = -(-MANY // duration) if up else MANY // duration
         return [(variable, each) for variable, _ in self.times(part, 0, end)]
@@ -126,7 +126,7 @@ class DeviceRows:
         ]
 
     def add_rows(self, phases: Sequence[int]) -> None:
-        """All rows that tell of this device alone."""
+        """Add all rows that concern only this device."""
         for phase, used in zip(phases, self.uses, strict=True):
             self.model.at_least([(phase, 1), *((variable, -1) for _, variable in used)], 0)
         self._add_ops()
@@ -182,7 +182,7 @@ class DeviceRows:
             self._add_last(s, i)
 
     def _add_waits(self, i: int, level: int, way: _Level, whole: int) -> Terms:
-        """What a level saves of the byte-ns that wait; `whole`: of an activation that is kept."""
+        """Add the byte-ns that a level saves while activations wait; `whole`: of an activation that is kept."""
         cost = self.device.costs[i]
         chosen = [(way.apart, 1), (way.split, 1), (way.fused, 1)]
         offloads = self.device.offloads and cost.offloadable
@@ -212,24 +212,24 @@ class DeviceRows:
             self._equal(whole + split, cost.t_b_ns * cost.fused_ns)
             return
         parts = [Part(kind, i, level) for level in self.levels(i) for kind in ("B", "BW")]
-        for up in (True, False):  # one of them, whichever, in 1/MANY rounded
+        for up in (True, False):  # any one of them, in 1/MANY rounded
             terms = [term for part in parts for term in self.runs(part, begin, up=up)]
             self.model.at_least(terms if up else less(terms), MANY if up else -MANY)
 
     def backward_times(self, s: int) -> Terms:
-        """How long the last backward of a stage takes."""
+        """Return the duration of the last backward of a stage."""
         i, begin, count = self.tracked[s], self.at["last", "B", s], len(self.events)
         parts = [Part(kind, i, level) for level in self.levels(i) for kind in ("B", "BW")]
         return [term for part in parts for term in self.times(part, begin, count)]
 
     def runs(self, part: Part, begin: int, *, up: bool) -> Terms:
-        """How many of an op run from a phase on, in 1/MANY, rounded down or up."""
+        """Return how many of an op run from a phase on, in 1/MANY, rounded down or up."""
         duration = duration_ns(self.device.costs[part.stage], part.kind, part.level) or 1
         each = -(-MANY // duration) if up else MANY // duration
         return [(variable, each) for variable, _ in self.times(part, begin, len(self.events))]
 
     def _add_level(self, k: int) -> None:
-        """Memory when an event comes, and which ops come after which."""
+        """Add the rows of memory at an event, and of the order of ops."""
         _, kind, s = self.events[k]
         starts = 0
         if kind == "F" and s in self.tracked:
@@ -250,7 +250,7 @@ class DeviceRows:
         self.model.at_least(level, (starts - self.device.capacity) * MANY)
 
     def _add_order_of(self, i: int, level: int, k: int) -> None:
-        """No more is taken from what a level keeps than has come to it."""
+        """Require that no more activations leave a level than have entered it."""
         parts = {name: Part(name, i, level) for name in ("F", "R", "B", "BW", "O", "C")}
         up = {name: self.done(part, k, up=True) for name, part in parts.items()}
         taken = [t for name in ("B", "BW", "O") for t in self.done(parts[name], k)]
@@ -273,7 +273,7 @@ class DeviceRows:
             for term in self.times(Part("W", i), last, len(self.events))
         ]
         model.at_least(less(after), -device.after_ns)
-        if device.costs[0].recompute:  # the last backward, as it runs, lets these fit after it
+        if device.costs[0].recompute:  # these fit after the last backward, depending on how it runs
             admitted = [
                 (variable, factor * drain.weights_ns)
                 for drain in device.drains
@@ -303,13 +303,13 @@ class DeviceRows:
         idle: int,
         kinds: Sequence[str] = COMPUTE,
     ) -> None:
-        """No more compute in phases [begin, end) than leaves so much idle time."""
+        """Limit the compute in phases [begin, end) so that the given idle time is left."""
         self.model.at_least(
             [*((phase, 1) for phase in phases[begin:end]), *self.busy(begin, end, kinds)], idle
         )
 
     def busy(self, begin: int, end: int, kinds: Sequence[str] = COMPUTE) -> Terms:
-        """Less the compute time in phases [begin, end)."""
+        """Return minus the compute time in phases [begin, end)."""
         return [
             (variable, -1)
             for used in self.uses[begin:end]

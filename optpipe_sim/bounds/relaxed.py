@@ -10,10 +10,10 @@ from ..stage_cost import StageCost
 
 
 def relaxed(profile: CostProfile) -> CostProfile:
-    """The profile with every activation as small as the most thorough level makes it, for nothing.
+    """Return the profile with every activation as small as the most thorough level makes it, at no cost.
 
-    Proof that a bound on the result bounds the profile. Take a schedule, drop its C's and let its
-    backwards take as long as without recomputation; every other op starts when it did. Engines and
+    Proof that a bound on the result bounds the profile. Take a schedule, drop its C's and shorten its
+    backwards to those without recomputation; every other op starts when it did. Engines and
     dependencies are kept. An activation held keep, or more, from its F to its backward and during
     that, and w from then until its W; now it holds ``a = min(act, keeps)``, and ``min(w, a)``. One
     that was on the host held keep - min(offload, keep) there, which is least where keep is. Copies

@@ -1,7 +1,7 @@
-"""What recomputation and offloading make room for, and what that costs in time.
+"""The memory that recomputation and offloading free, and its cost in time.
 
-Of an activation of act bytes a level of recomputation keeps fewer, for so many ns of compute. Only
-levels on the lower convex hull of (bytes, ns) count here: a mixture of two others takes no more of
+Of an activation of act bytes a level of recomputation keeps fewer, at a cost in ns of compute. Only
+levels on the lower convex hull of (bytes, ns) count here: a mixture of two others needs no more of
 either.
 """
 
@@ -17,7 +17,7 @@ from ..stage_cost import StageCost
 
 
 class Step(NamedTuple):
-    """Bytes per activation that one more level drops, and what that costs in ns."""
+    """The bytes per activation that one more level drops, and the cost in ns."""
 
     saved_bytes: int
     cost_ns: int
@@ -29,7 +29,7 @@ class Step(NamedTuple):
 
 
 def steps(cost: StageCost) -> list[Step]:
-    """From keeping all to the level that keeps least, along the convex hull: ever more expensive per byte."""
+    """Return the steps from keeping all to the level that keeps least, along the convex hull: each more expensive per byte."""
     points = [(cost.act_bytes, 0), *((one.keep_bytes, one.t_ns) for one in cost.recompute)]
     hull: list[tuple[int, int]] = []  # from the most bytes to the fewest
     for size, time in sorted(points, key=lambda point: (-point[0], point[1])):
@@ -42,7 +42,7 @@ def steps(cost: StageCost) -> list[Step]:
 
 
 def _needless(before: tuple[int, int], point: tuple[int, int], after: tuple[int, int]) -> bool:
-    """Whether a point of bytes and ns lies on or above what joins its neighbours."""
+    """Whether a point of bytes and ns lies on or above the line that joins its neighbours."""
     return (point[1] - before[1]) * (before[0] - after[0]) >= (after[1] - before[1]) * (
         before[0] - point[0]
     )
@@ -51,18 +51,18 @@ def _needless(before: tuple[int, int], point: tuple[int, int], after: tuple[int,
 def least_ns(
     need_bytes: int | Fraction, relief: Iterable[tuple[Step, int]], rate: Fraction | None
 ) -> Fraction | None:
-    """The least time in which `need_bytes` of memory are made room for; None: that is impossible.
+    """Return the least time that frees `need_bytes` of memory; None if that is impossible.
 
     Args:
         relief: steps, and for how many activations each can be taken.
-        rate: bytes per ns that offloading frees while compute waits; None: as many as wanted.
+        rate: bytes per ns that offloading frees while compute waits; None: without limit.
     """
     if need_bytes <= 0 or rate is None:
         return Fraction(0)
     left, spent = Fraction(need_bytes), Fraction(0)
     for step, count in sorted(relief, key=lambda one: one[0].price):
         if rate and step.price * rate >= 1:
-            break  # to wait for copies is cheaper
+            break  # waiting for copies is cheaper
         taken = min(left, Fraction(step.saved_bytes * count))
         spent += taken * step.price
         left -= taken
@@ -72,7 +72,7 @@ def least_ns(
 
 
 def most_saved(relief: Iterable[tuple[Step, int]], budget_ns: int) -> Fraction:
-    """The most bytes that recomputing for so long saves, if each step counts as often as given."""
+    """Return the most bytes that recomputing for the given time saves, if each step counts as often as given."""
     saved, left = Fraction(0), Fraction(budget_ns)
     for step, count in sorted(relief, key=lambda one: one[0].price):
         taken = min(left, Fraction(step.cost_ns * count))
@@ -84,17 +84,17 @@ def most_saved(relief: Iterable[tuple[Step, int]], budget_ns: int) -> Fraction:
 
 
 def kept_bytes(cost: StageCost) -> list[int]:
-    """What an activation takes from its F to its backward, kept whole and at each level."""
+    """Return the bytes of an activation between its F and its backward, kept whole and at each level."""
     return [cost.act_bytes, *(level.keep_bytes for level in cost.recompute)]
 
 
 def copy_ns(cost: StageCost, time_ns: int | None, keep_bytes: int) -> int:
-    """How long a copy takes of an activation of which so much is kept; `time_ns`: kept whole."""
+    """Return the duration of a copy of an activation of which the given bytes are kept; `time_ns`: kept whole."""
     return in_proportion(time_ns or 0, min(cost.offloadable, keep_bytes), cost.offloadable)
 
 
 def copy_rate(cost: StageCost, time_ns: int | None) -> Fraction | None:
-    """Bytes per ns that copies move at most; None: some take no time."""
+    """Return the most bytes per ns that copies move; None if some take no time."""
     best = Fraction(0)
     for keep in kept_bytes(cost):
         moved, duration = min(cost.offloadable, keep), copy_ns(cost, time_ns, keep)
@@ -116,7 +116,7 @@ class Backward(NamedTuple):
 
 
 def backwards(cost: StageCost) -> list[Backward]:
-    """All ways to run a backward."""
+    """Return all ways to run a backward."""
     act, w = cost.act_bytes, cost.w_bytes
     ways = [Backward(0, True, 0, act), Backward(0, False, 0, act)]
     for number, level in enumerate(cost.recompute, 1):
@@ -127,5 +127,5 @@ def backwards(cost: StageCost) -> list[Backward]:
 
 
 def backward_bytes(cost: StageCost) -> int:
-    """The least that a device holds for an activation while its backward runs."""
+    """Return the least bytes that a device holds for an activation while its backward runs."""
     return min(way.held_bytes for way in backwards(cost))

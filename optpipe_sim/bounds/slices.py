@@ -1,7 +1,7 @@
 """Lower bounds on schedules over slices of the sequence.
 
-They hold for every order and every treatment: recomputation counts as nothing, a backward as the
-cheaper of B + W and BW. `back` of a slice is the cheaper of B and BW.
+They hold for every order and every treatment: recomputation is not counted, a backward counts as
+the cheaper of B + W and BW. `back` of a slice is the cheaper of B and BW.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def best(
     objective: str,
     memory_limit: int | Sequence[int] | None = None,
 ) -> tuple[int, str]:
-    """The best of the bounds of this module, in ns, and its name; of equal ones the plainest."""
+    """Return the best bound of this module, in ns, and its name; of equal bounds the simplest."""
     given = (profile, microbatches, objective)
     bounds = [
         (work(*given), "work"),
@@ -32,10 +32,10 @@ def best(
 
 
 def work(profile: CostProfile, microbatches: int, objective: str) -> int:
-    """Every device does all its work between the first slice that comes and the last that leaves.
+    """Every device does all its work between the arrival of the first slice and the departure of the last.
 
     Proof. Let device d hold stages from s_1 on, in model order. Its first op is an F of a first
-    slice at s_1, behind the F's of that slice at all stages before. Of each microbatch its last
+    slice at s_1, after the F's of that slice at all earlier stages. Of each microbatch its last
     backward is that of the first slice at s_1: backwards of a microbatch come in reverse, and down
     the stages. So after the last backward of all, that slice still goes down the stages before s_1;
     and by then all F's and backwards of d are done. W's may follow. A span has neither end.
@@ -48,7 +48,7 @@ def work(profile: CostProfile, microbatches: int, objective: str) -> int:
         full = microbatches * sum(part.work_ns for part in parts)
         direct = microbatches * sum(part.t_f_ns + back_ns(part) for part in parts)
         if objective == "span":
-            # what it sends behind its last op is no part of a span
+            # messages after its last op are not part of a span
             best = max(best, full + max(0, sends - profile.sending_ns))
             continue
         head, tail = _head(profile, chains, stages[0]), _tail(profile, chains, stages[0])
@@ -71,7 +71,7 @@ def one_microbatch(profile: CostProfile, objective: str) -> int:
     for number, cost in enumerate(stages):
         latency = chains.latency(number, number - 1)
         at = _passed([time + latency for time in at], [part.t_f_ns for part in cost.slices])
-    at = [at[-1]] * n  # the last stage's backwards start behind the F of the last slice
+    at = [at[-1]] * n  # the last stage's backwards start after the F of the last slice
     for number in reversed(range(len(stages))):
         backs = [back_ns(part) for part in reversed(stages[number].slices)]
         latency = chains.latency(number, number + 1)
@@ -81,7 +81,7 @@ def one_microbatch(profile: CostProfile, objective: str) -> int:
 
 
 def _passed(ready: list[int], durations: list[int]) -> list[int]:
-    """The ends of ops that follow one another, each not before it is ready."""
+    """Return the ends of ops that run one after another, each no earlier than it is ready."""
     ends, free = [], 0
     for time, duration in zip(ready, durations, strict=True):
         free = max(free, time) + duration
@@ -100,12 +100,12 @@ def fill_and_drain(
 
     Proof, as of `bounds.fill_and_drain`. Let t be the start of d's first backward, x the F time before
     it, E the end of its last backward (of a first slice at s_1) and u the W time after E. Then
-    ``E >= t - x + m work(d) - u``, and ``makespan >= E + max(u, q)``, where q is the way of that slice
+    ``E >= t - x + m work(d) - u``, and ``makespan >= E + max(u, q)``, where q is the chain of that slice
     down the stages below s_1. The first backward is of a last slice at s_k at the earliest, so t is
     at least b, the longest chain to it. Let y be the F time before b: as x <= y + t - b, t - x >= b - y.
     Nothing but O's releases anything of an activation before b: so the F's that start before b keep no
     more bytes than cap(d) and what O's release by then, on one engine, after the first F has ended.
-    When E has come, the w_bytes of the W's that follow lie within cap(d).
+    At E, the w_bytes of the W's that follow lie within cap(d).
     """
     limits = profile.limits(memory_limit)
     if limits is None:
@@ -140,10 +140,10 @@ def residency(
     memory_limit: int | Sequence[int] | None = None,
 ) -> int:
     """Little's law: bytes held, summed over time, fit into the limit times the device's span; 0 without a
-    limit. What is offloaded counts as away all the time between F and backward.
+    limit. Offloaded bytes count as not resident all the time between F and backward.
 
     Proof. From the start of a slice's F to that of its backward passes at least the longest chain up
-    the stages and slices behind it and back. F and backward take what is kept at least; in between
+    the later stages and slices and back. F and backward hold at least what is kept; in between
     what can neither be dropped nor offloaded is held. All of it lies between the device's first F
     and its last op.
     """
@@ -168,12 +168,12 @@ def residency(
 
 
 def _head(profile: CostProfile, chains: Chains, first: int) -> int:
-    """The earliest start of an F at a stage."""
+    """Return the earliest start of an F at a stage."""
     return sum(profile.stages[s].slices[0].t_f_ns + chains.latency(s, s + 1) for s in range(first))
 
 
 def _tail(profile: CostProfile, chains: Chains, first: int) -> int:
-    """From the end of a first slice's backward at a stage to the end of it at the first stage."""
+    """Return the time from the end of a first slice's backward at a stage to its end at the first stage."""
     return sum(
         back_ns(profile.stages[s].slices[0]) + chains.latency(s, s + 1) for s in range(first)
     )
@@ -182,7 +182,7 @@ def _tail(profile: CostProfile, chains: Chains, first: int) -> int:
 def _chains_of_slices(
     profile: CostProfile, chains: Chains
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Per stage and slice, the longest chain of one microbatch from the start of its F to the end of the last
+    """Return, per stage and slice, the longest chain of one microbatch from the start of its F to the end of the last
     F of all, and from there to the start of its backward."""
     stages, n = profile.stages, profile.slices
     up = [[0] * n for _ in stages]
@@ -203,7 +203,7 @@ def _chains_of_slices(
 
 
 def _released(profile: CostProfile, stages: Sequence[int], window_ns: int) -> int | None:
-    """The most bytes that a device's O's release in a time; None where some take no time."""
+    """Return the most bytes that a device's O's release in a given time; None if some take no time."""
     if profile.offload is None or window_ns <= 0:
         return 0
     durations = profile.slice_tables.duration_ns[:, :, O][:, :, list(stages)]

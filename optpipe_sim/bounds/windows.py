@@ -3,26 +3,26 @@
 The one-device problem (`device`) replaces the other devices by times that no schedule can beat. Given a goal they
 can be replaced by more: a schedule below the goal has to start the n-th F of s in a window, from the
 earliest that the stages before can feed it to the latest from which the rest can still be done in time. Each
-device by itself then narrows its windows, and hands them on:
+device then narrows its own windows and propagates them:
 
 - Shave: if a device has no schedule below the goal in which its n-th F starts at t or later (the search
   of `device.best_first` says so), then it starts sooner; likewise for too early, and for backwards.
-- Hand on: the n-th F of s + 1 starts no sooner than the n-th F of s has ended and the P2P latency is over, whichever
+- Propagate: the n-th F of s + 1 starts no sooner than the n-th F of s has ended and the P2P latency is over, whichever
   microbatches those are; and the n-th F of s ends the P2P latency before the latest start of the n-th F of s + 1. Backwards
   likewise, the other way.
 
 When a window is empty, or a device is left without a schedule, there is none below the goal: the goal is
-a lower bound. That is how what two devices want at the same time comes to count, which no bound of
-a device alone sees. Where nothing more can be shaved, the windows hold for every schedule below the
+a lower bound. That is how conflicts between devices count, which no bound of a
+single device sees. Where nothing more can be shaved, the windows hold for every schedule below the
 goal: an exact solver can start from them (`cpsat.order`).
 
 Proof: by induction over the steps. Take a schedule below the goal. On each stage it has an n-th F and an n-th B; that they
 lie in the windows so far is what the device's problem with those windows assumes (windows are releases
 and tails of that problem; its search allows whatever is no worse, see `device.search`), so the
-schedule is among those it covers, and what it excludes the schedule does not do. Handing on only
+schedule is among those it covers, and what it excludes the schedule does not do. Propagation only
 counts: n F's of s + 1 have begun only after n F's of s.
 
-For makespans; a span has no clock that two devices share.
+For makespans only; spans of two devices have no common time origin.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from .device.prices import prices
 from .device.problem import OneDevice, one_device
 from .device.search import device_bound
 
-NODES = 4_000  # room for a search; one that does not end in it shaves nothing
+NODES = 4_000  # nodes per search; a search that needs more shaves nothing
 FINEST = 8  # windows are shaved in steps of the shortest op by this at least
 
 
@@ -66,7 +66,7 @@ class Windows(NamedTuple):
 
     @property
     def slack_ns(self) -> int:
-        """The widths of all windows together."""
+        """The total width of all windows."""
         return int((self.latest_f - self.earliest_f + self.latest_b - self.earliest_b).sum())
 
     def copy(self) -> Windows:
@@ -78,7 +78,7 @@ class OutOfTime(Exception):
 
 
 class Pipeline:
-    """All devices of a pipeline and what narrowing their windows needs to know of them."""
+    """All devices of a pipeline, with the data for narrowing their windows."""
 
     def __init__(self, profile: CostProfile, microbatches: int, limits: Sequence[int]) -> None:
         self.profile, self.microbatches = profile, microbatches
@@ -97,7 +97,7 @@ class Pipeline:
         self.searches = 0
 
     def widest(self, goal_ns: int) -> Windows:
-        """The windows that the devices' own problems give."""
+        """Return the windows that the devices' own problems give."""
         shape = (len(self.forward), self.microbatches)
         windows = Windows(*(np.zeros(shape, np.int64) for _ in range(4)))
         for one in self.devices:
@@ -108,7 +108,7 @@ class Pipeline:
         return windows
 
     def hand_on(self, windows: Windows) -> None:
-        """From stage to stage, and from each op to the next of its kind."""
+        """Propagate from stage to stage, and from each op to the next of its kind."""
         order = np.arange(self.microbatches)
         early, late = np.maximum.accumulate, np.minimum.accumulate
         f, b = self.forward[:, None] * order, self.back[:, None] * order
@@ -132,7 +132,7 @@ class Pipeline:
             w.latest_f[s] = late((w.latest_f[s] - f[s])[::-1])[::-1] + f[s]
 
     def narrow(self, goal_ns: int, until: float = float("inf")) -> Windows | None:
-        """The windows of all schedules that cost less than `goal_ns`; None: there is no such schedule.
+        """Return the windows of all schedules that cost less than `goal_ns`; None: there is no such schedule.
 
         Stops at `until` (of `time.monotonic`) with what it has; the windows are valid, but may be wide.
         """
@@ -151,7 +151,7 @@ class _Narrowing:
         self.windows = pipeline.widest(goal_ns)
 
     def run(self) -> bool:
-        """Until nothing changes; returns whether schedules below the goal may be left."""
+        """Narrow until nothing changes; return whether schedules below the goal may be left."""
         pipe, waiting = self.pipeline, list(range(len(self.pipeline.devices)))
         pipe.hand_on(self.windows)
         if self.windows.empty:
@@ -205,7 +205,7 @@ class _Narrowing:
         )
 
     def shave_all(self, device: int) -> bool:
-        """Both ends of every window of a device; returns whether something is left."""
+        """Narrow both ends of every window of a device; return whether any schedule is left."""
         for s in self.pipeline.devices[device].stages:
             for n in range(self.pipeline.microbatches):
                 for back in (False, True):
@@ -243,7 +243,7 @@ class _Narrowing:
 
 
 def _longest_back_ns(cost: StageCost) -> int:
-    """The longest that a backward takes: it may be a BW, or recompute inside."""
+    """Return the longest duration of a backward, which may be a BW or recompute inside."""
     if cost.recompute:
         return max(cost.t_b_ns, cost.fused_ns) + max(level.t_ns for level in cost.recompute)
     fuses = cost.fused_ns < cost.t_b_ns + cost.t_w_ns
@@ -257,10 +257,10 @@ def _ends(windows: Windows, back: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _raise(earliest: np.ndarray, s: int, n: int, least: int) -> None:
-    """The n-th starts at `least` or later, and so do those after it."""
+    """Require that the n-th op and those after it start at `least` or later."""
     earliest[s, n:] = np.maximum(earliest[s, n:], least)
 
 
 def _lower(latest: np.ndarray, s: int, n: int, most: int) -> None:
-    """The n-th starts by `most`, and so do those before it."""
+    """Require that the n-th op and those before it start by `most`."""
     latest[s, : n + 1] = np.minimum(latest[s, : n + 1], most)

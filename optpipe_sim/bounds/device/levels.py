@@ -7,8 +7,8 @@ inside, or a C makes the activation whole before. Of the exchanges there these h
   its backward, the newest to be offloaded, and a reloaded one goes before one that stayed.
 - C takes the oldest, and those that stay at the level lose their newest: that is no less than what any
   choice leaves (a relaxation).
-- A compute op that starts when a W could have ended already may let that go first. (Not so for backwards:
-  those of other levels take other times.)
+- A compute op that starts when a W could have ended already may run after it. (Not so for backwards:
+  their durations depend on the level.)
 - Of two nodes with the same counts, in each place at each level, the one that is no later in anything
   makes the other needless: what is held when all that runs has ended is the same.
 
@@ -33,7 +33,7 @@ KEEP = 6  # ends of F's distinguished per stage and level
 def device_bound_with_levels(
     problem: OneDevice, nodes: int = 100_000, goal_ns: int = NEVER
 ) -> tuple[int, bool]:
-    """What every schedule costs at least, by one of its devices; see `search.device_bound`."""
+    """Return a lower bound on the cost of every schedule, from one of its devices; see `search.device_bound`."""
     if not problem.possible:
         return 0, True
     stages, m = len(problem.stages), problem.microbatches

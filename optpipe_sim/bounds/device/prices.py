@@ -1,4 +1,4 @@
-"""What an op is worth: prices per ns of each kind of op, from the configuration LP of one device.
+"""Values of ops: prices per ns of each kind of op, from the configuration LP of one device.
 
 Prices are *fair* when no configuration earns more per ns than 1: its ops' prices and that of the bytes it leaves
 to what waits, together. Then all that is still to run, at these prices, is no more than the time it
@@ -50,7 +50,7 @@ def _fair(device: OneDevice, coming: int, hosted: int, free: int = 0) -> list[li
         for s in range(len(device.stages))
         for k, kind in enumerate(KINDS)
     }
-    # rounding may have made a configuration earn too much: all prices give way in proportion
+    # rounding may have made a configuration earn too much: all prices shrink in proportion
     earned = max(
         sum(price[part] for part in one.parts) * BYTE + per_byte * one.room * ONE for one, _ in uses
     )
@@ -61,8 +61,8 @@ def _fair(device: OneDevice, coming: int, hosted: int, free: int = 0) -> list[li
 
 
 def _waits(device: OneDevice, s: int) -> tuple[int, int]:
-    """As `bounds.lp.waits`, but no more than the search itself asks for: it takes what was offloaded to be ready
-    when it is back, and does not tell apart more than KEEP that stay."""
+    """As `bounds.lp.waits`, but no more than the search itself assumes: offloaded activations are ready
+    once reloaded, and at most KEEP of those that stay are distinguished."""
     act = device.costs[s].act_bytes
     if not act or device.capacity // act > KEEP:
         return 0, 0

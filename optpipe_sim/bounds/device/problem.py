@@ -1,4 +1,4 @@
-"""One device of a pipeline as a problem of its own: what the rest of the pipeline asks of it at least.
+"""One device of a pipeline as a problem of its own: the least constraints that the rest imposes.
 
 A device d has to run F, B and W (or BW) of its stages s_1 < ... < s_k for all m microbatches, O and R of
 those it offloads, within its memory. `OneDevice` keeps all that and replaces the other devices
@@ -8,7 +8,7 @@ microbatch that is; all are alike.
 - **Releases**: the n-th F of s starts at ``releases[n]`` or later. A stage u before s, on a device e,
   has run n F's before, one at a time: from the earliest start of u on, n times what e runs per
   microbatch between u and s, and then the chain from there to s.
-- **Delay**: a microbatch comes back to s no sooner than ``delay`` after its F there has ended: the
+- **Delay**: the backward of a microbatch starts at s no sooner than ``delay`` after its F there has ended: the
   chain of F's to the last stage and of backwards down to s.
 - **Backs**: the n-th backward of s starts at ``backs[n]`` or later. A device e with stages after s has run n
   forwards of all its stages and n backwards of those after s; a device with one stage also all W's but
@@ -39,10 +39,10 @@ from ..relief import backward_bytes
 
 @dataclass(frozen=True)
 class OneDevice:
-    """See the module.
+    """The problem of one device; see the module.
 
     Attributes:
-        device, stages, microbatches: whose problem it is.
+        device, stages, microbatches: of the problem.
         costs: of each stage.
         capacity: bytes for activations: the limit less the static bytes.
         delay: per stage, ns from the end of a microbatch's F to the start of its backward.
@@ -84,7 +84,7 @@ def one_device(
     objective: str,
     limits: Sequence[int],
 ) -> OneDevice:
-    """The problem of a device; `limits` in bytes per device."""
+    """Return the problem of a device; `limits` in bytes per device."""
     chains = Chains(profile, objective)
     stages = tuple(chains.stages_of[device])
     capacity = limits[device] - profile.static_bytes[device]
@@ -149,8 +149,8 @@ class _Around:
         return self.chains.until_back(s) - self.chains.forward_from(self.base)
 
     def _held_back(self, s: int, count: np.ndarray) -> np.ndarray:
-        """What the weight gradients of `count` backwards take that memory does not let wait; 0 for
-        a device with other stages beside s."""
+        """Return the time of the weight gradients of `count` backwards that memory forces to run; 0 for
+        a device with stages other than s."""
         device = self.profile.placement[s]
         cost = self.profile.stages[s]
         room = self.limits[device] - self.profile.static_bytes[device] - backward_bytes(cost)
@@ -162,7 +162,7 @@ class _Around:
         return held
 
     def releases(self, s: int) -> np.ndarray:
-        """(m,) the earliest start of the n-th F of s."""
+        """Return (m,) the earliest start of the n-th F of s."""
         best = np.full(self.microbatches, self._at(s))
         for stages in self.devices:
             before = [u for u in stages if u < s]
@@ -176,7 +176,7 @@ class _Around:
         return best
 
     def backs(self, s: int) -> np.ndarray:
-        """(m,) the earliest start of the n-th backward of s."""
+        """Return (m,) the earliest start of the n-th backward of s."""
         costs = self.profile.stages
         best = np.full(self.microbatches, self._back_at(s))
         for stages in filter(None, self.devices):
@@ -194,7 +194,7 @@ class _Around:
         return best
 
     def tails(self, s: int) -> np.ndarray:
-        """(m,) what follows the end of the n-th backward of s."""
+        """Return (m,) the least time from the end of the n-th backward of s to the makespan."""
         costs, chains = self.profile.stages, self.chains
         left = self.microbatches + 1 - self.count
         end = self._back_at(s) + back_ns(costs[s])

@@ -12,7 +12,7 @@ goes through all orders, except those that another of no greater cost replaces:
 - The backward takes a reloaded activation rather than one that stayed, if there is one: the other one can
   still do whatever it could have.
 - A compute op that starts when a W, or the backward of a reloaded activation (or of one that stayed, while none is
-  reloaded), could have ended already may let that go first: it only gives memory back.
+  reloaded), could have ended already may run after it: that only releases memory.
 - Two nodes with the same counts: the one that is no later in anything makes the other needless.
 
 Nodes are taken in the order of what they cost at least (work left and weight gradients
@@ -38,15 +38,15 @@ def device_bound(
     nodes: int = 100_000,
     goal_ns: int = NEVER,
 ) -> tuple[int, bool]:
-    """What every schedule costs at least, by one of its devices.
+    """Return a lower bound on the cost of every schedule, from one of its devices.
 
     Args:
         prices: (sets, stages, 10), from `bounds.lp.prices`; None: without.
         nodes: room for the search; it stops when that is full.
-        goal_ns: no better bound is wanted.
+        goal_ns: the search stops at this bound.
 
     Returns:
-        (bound in ns, whether more nodes cannot better it).
+        (bound in ns, whether more nodes cannot improve it).
     """
     if any(cost.recompute for cost in problem.costs):
         return device_bound_with_levels(problem, nodes, goal_ns)

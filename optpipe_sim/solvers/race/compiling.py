@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 
 from ...compiled import njit
@@ -118,3 +119,13 @@ def _replay(chunks: bool, linked: bool, levels: bool) -> None:
 
 
 PARTS = (_search, _greedy, _treated, _bounds, _replay)
+
+
+def compile_all() -> None:
+    """Compile everything for every kind of problem, in this process."""
+    for chunks, linked, levels in product((False, True), repeat=3):
+        _compile(chunks, linked, levels, treated=True)
+
+
+if __name__ == "__main__":  # make compile
+    compile_all()
