@@ -157,8 +157,7 @@ def _views(
             shown.append(0)
             continue
         room -= len(row.trace.schedule)
-        heading = f"<h2>{escape(_heading(row))}</h2>"
-        views.append(trace_view(row.trace, f"schedule-{len(views)}", heading))
+        views.append(trace_view(row.trace, f"schedule-{len(views)}", _heading(row)))
         shown.append(len(views))
     points = [
         Mark(row.name, row.memory_bytes, row.time_ns, row.kind, view)

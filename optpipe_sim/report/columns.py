@@ -6,6 +6,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from bokeh.core.properties import field, value
+from bokeh.models import Dodge
+from bokeh.transform import transform
 
 from ..op_costs import op_costs
 from ..ops import BW, B, Op
@@ -16,14 +19,30 @@ from ..trace.steps import Steps
 from .layout import COMPUTE, INSIDE, Layout, Place, curve
 from .texts import gap_texts, life_texts, memory_texts, op_texts
 
+LETTER, BESIDE = 6.2, 3  # pixels of a name: of each letter, and beside them
+SHOWN = 4  # times the length of what a click on idle time leads to is in sight
 Columns = dict[str, Any]  # of arrays, and of lists of texts
 
 
 class TraceColumns:
     """The columns of one trace; times in ns, heights as in `layout`, ops as rows of ``schedule.table``."""
 
-    def __init__(self, trace: Trace) -> None:
-        self.trace, self.layout = trace, Layout.of(trace)
+    def __init__(self, trace: Trace, moves: bool = False) -> None:
+        """The columns of a trace; `moves`: its times may be shifted (by `shift`)."""
+        self.trace, self.layout, self.moves = trace, Layout.of(trace), moves
+        self.shift = Dodge(value=0)
+
+    def moved(self, name: str) -> Any:
+        """A column of times, for a glyph."""
+        return transform(name, self.shift) if self.moves else field(name)
+
+    def at(self, time_ns: int) -> Any:
+        """One time, for a glyph."""
+        return value(time_ns, transform=self.shift) if self.moves else value(time_ns)
+
+    def _times(self, values: Any) -> np.ndarray:
+        """Times; those that are shifted as floats of 64 bits, since what is shifted gets others else."""
+        return np.asarray(values, np.float64) if self.moves else narrow(values)
 
     @cached_property
     def ops(self) -> Columns:
@@ -36,19 +55,21 @@ class TraceColumns:
         top, bottom = self.layout.ops(kinds, schedule.devices)
         start, end, level = trace.start_ns, trace.end_ns, (top + bottom) // 2
         by = np.array([self._row(reason.by) for reason in self.reasons])
+        texts = op_texts(trace, self.reasons)
         return {
-            "start": narrow(start),
-            "end": narrow(end),
+            "start": self._times(start),
+            "end": self._times(end),
             "top": narrow(top),
             "bottom": narrow(bottom),
             "level": narrow(level),
+            "room": _room(texts["name"], np.where(schedule.is_transfer, 0, end - start)),
             "look": narrow(kinds * shape.chunks + np.array(shape.chunk_of)[stages]),
             "by": narrow(by),
             # a reload's anchor has only begun when the reload does
-            "since": narrow(np.where(by < 0, start, np.minimum(end[by], start))),
+            "since": self._times(np.where(by < 0, start, np.minimum(end[by], start))),
             "before": narrow(np.where(by < 0, level, level[by])),
             "life": narrow(stages.astype(np.int64) * shape.units + units),
-            **op_texts(trace, self.reasons),
+            **texts,
         }
 
     @cached_property
@@ -70,25 +91,30 @@ class TraceColumns:
     @cached_property
     def gaps(self) -> Columns:
         """One row per idle interval: its box, its device, its cause (a place in `trace.CAUSES`), the op that
-        it waits for (-1: none), from when to when both are in sight, and texts."""
+        it waits for (-1: none), from when to when both are in sight, with room around them, and texts."""
         found = self.idle
         devices = np.array([gap.device for gap in found], np.int64)
         top, bottom = self.layout.within(COMPUTE, devices)
         start = np.array([gap.start_ns for gap in found], np.int64)
         end = np.array([gap.end_ns for gap in found], np.int64)
         by = np.array([self._row(gap.by) for gap in found], np.int64)
+        first = np.where(by < 0, start, np.minimum(start, self.trace.start_ns[by]))
+        last = np.where(by < 0, end, np.maximum(end, self.trace.end_ns[by]))
+        first, last = _around(first, last, self.trace.makespan_ns)
+        texts = gap_texts(self.trace, found)
         return {
-            "start": narrow(start),
-            "end": narrow(end),
+            "start": self._times(start),
+            "end": self._times(end),
             "top": narrow(top),
             "bottom": narrow(bottom),
             "level": narrow((top + bottom) // 2),
             "device": narrow(devices),
             "cause_at": narrow([CAUSES.index(gap.cause) for gap in found]),
             "by": narrow(by),
-            "from": narrow(np.where(by < 0, start, np.minimum(start, self.trace.start_ns[by]))),
-            "to": narrow(np.where(by < 0, end, np.maximum(end, self.trace.end_ns[by]))),
-            **gap_texts(self.trace, found),
+            "room": _room(texts["name"], end - start),
+            "from": self._times(first),
+            "to": self._times(last),
+            **texts,
         }
 
     @cached_property
@@ -103,8 +129,8 @@ class TraceColumns:
         share = np.rint(took * (again[rows] / planned[rows])).astype(np.int64)
         top, bottom = self.layout.within(INSIDE, trace.schedule.devices[rows])
         return {
-            "start": narrow(trace.start_ns[rows]),
-            "end": narrow(trace.start_ns[rows] + share),
+            "start": self._times(trace.start_ns[rows]),
+            "end": self._times(trace.start_ns[rows] + share),
             "top": narrow(top),
             "bottom": narrow(bottom),
         }
@@ -114,8 +140,8 @@ class TraceColumns:
         """One row per message between devices: departure, arrival, and the heights of both ops."""
         found, ops = self.trace.messages, self.ops
         return {
-            "depart": narrow(found.depart_ns),
-            "arrive": narrow(found.arrive_ns),
+            "depart": self._times(found.depart_ns),
+            "arrive": self._times(found.arrive_ns),
             "sender": ops["level"][found.producer],
             "receiver": ops["level"][found.consumer],
         }
@@ -125,7 +151,7 @@ class TraceColumns:
         end = self.trace.makespan_ns
         texts = memory_texts(steps, end)
         return {
-            "start": narrow(np.append(steps.times_ns, end)),
+            "start": self._times(np.append(steps.times_ns, end)),
             "level": curve(place, np.append(steps.bytes, steps.bytes[-1]), scale_bytes),
             **{name: [*found, found[-1]] for name, found in texts.items()},
         }
@@ -137,6 +163,19 @@ class TraceColumns:
 
     def _row(self, op: Op | None) -> int:
         return -1 if op is None else self.trace.schedule.row(op)
+
+
+def _around(first: np.ndarray, last: np.ndarray, end_ns: int) -> tuple[np.ndarray, np.ndarray]:
+    """Parts of the time axis with as much again on both sides, not much beyond its ends."""
+    room = np.maximum(SHOWN * (last - first), end_ns // 200)
+    start = np.maximum(-end_ns // 50, (first + last - room) // 2)
+    return start, np.minimum(end_ns + end_ns // 50, start + room)
+
+
+def _room(names: list[str], took_ns: np.ndarray) -> np.ndarray:
+    """By box, how many ns a pixel may stand for where its name has room in it."""
+    needed = LETTER * np.array([len(name) for name in names], np.float64) + BESIDE
+    return (took_ns / needed).astype(np.float32)
 
 
 def narrow(values: Any) -> np.ndarray:

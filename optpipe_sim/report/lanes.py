@@ -6,13 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from bokeh.events import AxisClick
 from bokeh.models import (
-    BoxZoomTool,
     CDSView,
     ColumnDataSource,
-    CustomJS,
-    CustomJSFilter,
     CustomJSHover,
     CustomJSTickFormatter,
     FixedTicker,
@@ -20,14 +16,7 @@ from bokeh.models import (
     HoverTool,
     LinearColorMapper,
     LinearInterpolator,
-    PanTool,
     Range1d,
-    ResetTool,
-    SaveTool,
-    TapTool,
-    WheelZoomTool,
-    ZoomInTool,
-    ZoomOutTool,
 )
 from bokeh.models.renderers import GlyphRenderer
 from bokeh.plotting import figure
@@ -37,6 +26,7 @@ from ..ops import OpKind
 from ..plot.axis import time_unit
 from ..plot.style import shade, text_colour
 from ..trace import CAUSES, Trace
+from .actions import Parts, add_actions, named_view
 from .columns import TraceColumns, narrow
 from .layout import COMPUTE, ROWS
 from .memory import Scales, memory_areas, memory_lanes, other_memory
@@ -66,10 +56,9 @@ FOLDED_FROM = 9  # devices: a page of more begins with all of them folded
 
 
 def time_range(traces: Sequence[Trace]) -> Range1d:
-    """The time axis of a figure: all of the longest trace. Alone it cannot be left."""
+    """The time axis of one figure, or of several: all of the longest trace."""
     end = max(trace.makespan_ns for trace in traces)
-    bounds = (-0.02 * end, 1.02 * end) if len(traces) == 1 else None
-    return Range1d(0, end, bounds=bounds, min_interval=max(1, end // 10**6))
+    return Range1d(0, end, bounds=(-0.02 * end, 1.02 * end), min_interval=max(1, end // 10**6))
 
 
 def lanes(
@@ -77,21 +66,27 @@ def lanes(
     name: str,
     scales: Scales,
     times: Range1d,
-    other: tuple[TraceColumns, Range1d] | None = None,
+    *,
+    changed: Sequence[int] = (),
+    other: TraceColumns | None = None,
 ) -> Any:
-    """The figure, which page.js knows by `name`, as it knows its models: ``NAME-ops``, ``NAME-gaps``...
+    """The figure called `name`; its callbacks are in `actions`.
 
     Args:
         times: its time axis.
-        other: whose memory is drawn as lines over this one's, on that one's time axis.
+        changed: rows of the ops that `other` does differently.
+        other: whose memory is drawn as lines over this one's, by that one's ``shift``.
     """
-    trace, layout = columns.trace, columns.layout
+    layout, devices = columns.layout, columns.layout.devices
+    unfolded, folded = layout.shapes()
+    opened = [at for at in range(len(folded)) if _opens(columns.trace, at)]
+    placed = layout.placed(opened)
     plot = figure(
         name=name,
         sizing_mode="stretch_width",
-        height=200,
+        height=placed.pixels,
         x_range=times,
-        y_range=Range1d(1, 0),
+        y_range=Range1d(placed.bottom, 0),
         tools="",
         toolbar_location="above",
         background_fill_color=None,
@@ -99,71 +94,52 @@ def lanes(
         outline_line_color=None,
         min_border_right=12,
     )
-    # where heights of the layout are, now that some devices are folded; what is of no use there is NaN
+    columns.shift.name = f"{name}-shift"
     knots = [float(knot) for knot in layout.knots]
-    places = LinearInterpolator(x=knots, y=knots, clip=False, name=f"{name}-places")
-    inside = LinearInterpolator(x=knots, y=knots, clip=False, name=f"{name}-inside")
-    _axes(plot, trace)
+    places = LinearInterpolator(x=knots, y=placed.knots, clip=False, name=f"{name}-places")
+    _axes(plot, columns.trace, placed.labels)
     ops, idle = _boxes(plot, columns, places)
     memory = memory_lanes(columns, scales)
-    areas = memory_areas(plot, columns, memory, places, inside)
+    areas = memory_areas(plot, columns, memory, places)
     if other is not None:
-        plot.extra_x_ranges = {"other": other[1]}
-        other_memory(plot, memory, memory_lanes(other[0], scales), other[0], inside)
-    _arrows(plot, columns, ops.data_source, places)
-    inks = _coloured([text_colour(look) for look in _looks(trace)])
-    _names(plot, ops.data_source, f"{name}-names", places, inks)
-    _names(plot, idle[0].data_source, f"{name}-causes", places, INK, background_fill_color="white")
-    wheel = WheelZoomTool(dimensions="width", modifiers={"ctrl": True})
-    pan = PanTool(dimensions="width")
-    tapped = CustomJS(code=f"optpipe.tapped('{name}', cb_data.source)")
+        other_memory(plot, memory, memory_lanes(other, scales), other, places)
+    messages, arrows = _arrows(plot, columns, ops.data_source, places)
+    inks = _coloured([text_colour(look) for look in _looks(columns.trace)])
+    names = [
+        _names(plot, columns, ops.data_source, places, inks),
+        _names(plot, columns, idle[0].data_source, places, INK, background_fill_color="white"),
+    ]
+    source = ColumnDataSource({"unfolded": unfolded, "folded": folded}, name=f"{name}-lanes")
+    source.selected.indices = opened
+    parts = Parts(plot, ops, idle, arrows, messages, names, places, columns.shift, source)
+    add_actions(parts, devices, {"critical": columns.critical, "changed": changed})
     plot.add_tools(
-        pan,
-        wheel,
-        BoxZoomTool(dimensions="width"),
-        ZoomInTool(dimensions="width"),
-        ZoomOutTool(dimensions="width"),
-        ResetTool(),
-        SaveTool(filename=name),
-        TapTool(renderers=[ops, *idle], callback=tapped),
         _op_hover(columns, ops),
         _hover(idle, [("idle", "@idle"), ("cause", "@cause")]),
         _hover(areas, [("held", "@held"), ("time", "@time"), ("of", "$name")]),
     )
-    plot.toolbar.active_scroll, plot.toolbar.active_drag = wheel, pan
-    plot.toolbar.logo = None
     return plot
 
 
-def description(columns: TraceColumns) -> dict[str, Any]:
-    """What page.js has to know of a figure beside its models; plain data."""
-    trace, devices = columns.trace, columns.trace.schedule.shape.devices
+def _opens(trace: Trace, lane: int) -> bool:
+    """Whether a lane is unfolded from the start: few devices are, or else the fullest and the hosts."""
+    devices = trace.schedule.shape.devices
     fullest = int(np.argmax(trace.peak_bytes))
-    lanes = columns.layout.lanes()
-    return {
-        "makespan": trace.makespan_ns,
-        "critical": columns.critical,
-        "lanes": lanes,
-        "open": [
-            devices < FOLDED_FROM or at in (fullest, *range(devices, len(lanes)))
-            for at in range(len(lanes))
-        ],
-    }
+    return devices < FOLDED_FROM or lane == fullest or lane >= devices
 
 
-def _axes(plot: Any, trace: Trace) -> None:
+def _axes(plot: Any, trace: Trace, labels: dict[float, str]) -> None:
     unit, size = time_unit(trace.makespan_ns)
     plot.xaxis.axis_label = f"time ({unit})"
     plot.xaxis.formatter = CustomJSTickFormatter(
         code=f"return (tick / {size}).toLocaleString('en', {{maximumFractionDigits: 6}})"
     )
-    plot.yaxis.ticker = FixedTicker(ticks=[])
+    plot.yaxis.ticker = FixedTicker(ticks=[*labels])
+    plot.yaxis.major_label_overrides = labels
     plot.yaxis.axis_line_width = plot.yaxis.major_tick_line_width = 0
     plot.xaxis.minor_tick_line_color = None
     plot.xgrid.grid_line_alpha = 0.35
     plot.ygrid.visible = False
-    fold = CustomJS(code=f"optpipe.foldAt('{plot.name}', cb_obj.value)")
-    plot.yaxis.js_on_event(AxisClick, fold)
 
 
 def _boxes(
@@ -176,12 +152,20 @@ def _boxes(
     tops, bottoms = np.hstack([layout.within(row, devices) for row in rows])
     under = ColumnDataSource({"top": narrow(tops), "bottom": narrow(bottoms)})
     _quads(
-        plot, under, places, left=0, right=trace.makespan_ns, fill_color="#8A8A8A", fill_alpha=0.13
+        plot,
+        columns,
+        under,
+        places,
+        left=columns.at(0),
+        right=columns.at(trace.makespan_ns),
+        fill_color="#8A8A8A",
+        fill_alpha=0.13,
     )
     source = ColumnDataSource(columns.gaps, name=f"{plot.name}-gaps")
     idle = [
         _quads(
             plot,
+            columns,
             source,
             places,
             # a pattern for each box of one glyph would be drawn for each box; one for all, once
@@ -195,12 +179,12 @@ def _boxes(
             hatch_weight=0.7,
         )
         for at, cause in enumerate(CAUSES)
-        if trace.idle_ns[cause] or at == 0  # page.js asks for the source
+        if trace.idle_ns[cause] or at == 0  # the source is asked for
     ]
     source = ColumnDataSource(columns.ops, name=f"{plot.name}-ops")
-    ops = _quads(plot, source, places, fill_color=_coloured(_looks(trace)))
+    ops = _quads(plot, columns, source, places, fill_color=_coloured(_looks(trace)))
     inside = ColumnDataSource(columns.inside)
-    _quads(plot, inside, places, fill_color=shade(OpKind.C, 0, 1))
+    _quads(plot, columns, inside, places, fill_color=shade(OpKind.C, 0, 1))
     return ops, idle
 
 
@@ -215,7 +199,11 @@ def _coloured(palette: list[str]) -> Any:
 
 
 def _quads(
-    plot: Any, source: ColumnDataSource, places: LinearInterpolator, **look: Any
+    plot: Any,
+    columns: TraceColumns,
+    source: ColumnDataSource,
+    places: LinearInterpolator,
+    **look: Any,
 ) -> GlyphRenderer:
     """The boxes of a source; those that are not marked while others are fade."""
     alpha = look.get("fill_alpha", 1.0)
@@ -225,71 +213,70 @@ def _quads(
         source=source,
         top=transform("top", places),
         bottom=transform("bottom", places),
-        **{"left": "start", "right": "end", "line_color": None, **look, **faded, **marked},
+        **{
+            "left": columns.moved("start"),
+            "right": columns.moved("end"),
+            "line_color": None,
+            **look,
+            **faded,
+            **marked,
+        },
     )
     return renderer
 
 
 def _arrows(
     plot: Any, columns: TraceColumns, ops: ColumnDataSource, places: LinearInterpolator
-) -> None:
+) -> tuple[GlyphRenderer, GlyphRenderer]:
     """What appears on demand: messages, and lines to marked ops from what they waited for."""
-    plot.segment(
-        x0="depart",
-        x1="arrive",
+    messages: GlyphRenderer = plot.segment(
+        x0=columns.moved("depart"),
+        x1=columns.moved("arrive"),
         y0=transform("sender", places),
         y1=transform("receiver", places),
         source=ColumnDataSource(columns.messages),
-        name=f"{plot.name}-messages",
+        name=f"{plot.name}-sent",
         line_color=MESSAGE,
         line_alpha=0.75,
         visible=False,
     )
-    plot.segment(
-        x0="since",
-        x1="start",
+    arrows: GlyphRenderer = plot.segment(
+        x0=columns.moved("since"),
+        x1=columns.moved("start"),
         y0=transform("before", places),
         y1=transform("level", places),
         source=ops,
         name=f"{plot.name}-arrows",
         line_color=MARK,
         line_width=1.6,
+        line_alpha=0,
         nonselection_line_alpha=0,
+        selection_line_alpha=1,
         visible=False,
     )
-
-
-NAMED = """
-const { start, end, top, bottom, name } = source.data, from = times.start, to = times.end;
-const pixels = plot.properties.inner_width.is_unset ? 0 : plot.inner_width / (to - from);
-const high = (at) => places.compute(bottom[at]) - places.compute(top[at]);
-const room = (at) => (end[at] - start[at]) * pixels > 6.2 * name[at].length + 3 && high(at) > 35;
-return Array.from(start, (left, at) => left < to && end[at] > from && room(at));
-"""
+    return messages, arrows
 
 
 def _names(
     plot: Any,
+    columns: TraceColumns,
     source: ColumnDataSource,
-    name: str,
     places: LinearInterpolator,
     ink: Any,
     **look: Any,
-) -> None:
-    """Names in the boxes that are in sight and have room for them; page.js asks again after a zoom.
+) -> GlyphRenderer:
+    """Names in the boxes that are in sight and have room for them.
 
-    What stands on a tint has a ground of its own, to be read on light and dark alike.
+    What stands on a tint has a ground of its own.
     """
-    args = {"plot": plot, "times": plot.x_range, "places": places}
-    plot.text(
-        name=name,
-        x="start",
+    renderer: GlyphRenderer = plot.text(
+        x=columns.moved("start"),
         x_offset=3,
         y=transform("level", places),
         text="name",
         text_color=ink,
         source=source,
-        view=CDSView(filter=CustomJSFilter(code=NAMED, args=args)),
+        view=named_view(plot, columns.shift),
         text_baseline="middle",
         text_font_size="11px",
         background_fill_alpha=0.6,
@@ -297,6 +284,7 @@ def _names(
         padding=(0, 3),
         **look,
     )
+    return renderer
 
 
 def _op_hover(columns: TraceColumns, ops: GlyphRenderer) -> HoverTool:

@@ -10,7 +10,8 @@ from typing import NamedTuple
 class Cell(NamedTuple):
     """A cell of a table: what it shows, the number it sorts by, and whether it is prose.
 
-    `link` names what a click opens: attributes of a button (``gap``, ``device``, ``open``, ``chart``).
+    `link` says what a click does: ``open`` a view, or ``run`` a callback (see `actions`) that is given the
+    rest, and go ``to`` a figure.
     """
 
     text: str
@@ -58,10 +59,10 @@ def tiles(numbers: Iterable[tuple[str, str, str, object]]) -> str:
     )
 
 
-def switch(text: str, *, on: bool = False, **data: object) -> str:
-    """A button that stays pressed; the first of `data` is what page.js does then."""
-    pressed = str(on).lower()
-    return f"<button{_attributes(data)} aria-pressed='{pressed}'>{escape(text)}</button>"
+def switch(text: str, run: str, *, on: bool = False, **data: object) -> str:
+    """A button that stays pressed, and runs callbacks (see `actions`), by their names."""
+    attributes = _attributes({"run": run, **data})
+    return f"<button{attributes} aria-pressed='{str(on).lower()}'>{escape(text)}</button>"
 
 
 def folded(title: str, content: str) -> str:

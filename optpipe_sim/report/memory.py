@@ -90,12 +90,11 @@ def memory_areas(
     columns: TraceColumns,
     found: list[MemoryLane],
     places: LinearInterpolator,
-    inside: LinearInterpolator,
 ) -> list[GlyphRenderer]:
     """What each device and host holds, as an area, with what is static in it and its limit above."""
     areas = [
         plot.varea_step(
-            x="start",
+            x=columns.moved("start"),
             y1=value(lane.place[1], transform=places),
             y2=transform("level", places),
             source=ColumnDataSource(
@@ -121,9 +120,10 @@ def memory_areas(
         levels = [
             float(curve(lane.place, np.array(size), lane.scale_bytes)) for lane, size in lines
         ]
-        level = transform("level", inside)
+        level = transform("level", places)
         source = ColumnDataSource({"level": levels})
-        plot.segment(x0=0, x1=columns.trace.makespan_ns, y0=level, y1=level, source=source, **look)
+        start, end = columns.at(0), columns.at(columns.trace.makespan_ns)
+        plot.segment(x0=start, x1=end, y0=level, y1=level, source=source, **look)
     return areas
 
 
@@ -132,7 +132,7 @@ def other_memory(
     own: list[MemoryLane],
     others: list[MemoryLane],
     columns: TraceColumns,
-    inside: LinearInterpolator,
+    places: LinearInterpolator,
 ) -> None:
     """What the devices and hosts of another trace hold, as lines in the lanes of the same names."""
     place = {lane.name: lane.place for lane in own}
@@ -140,12 +140,11 @@ def other_memory(
         if lane.name in place:
             data = columns.memory(lane.steps, place[lane.name], lane.scale_bytes)
             plot.step(
-                x="start",
-                y=transform("level", inside),
+                x=columns.moved("start"),
+                y=transform("level", places),
                 source=ColumnDataSource(
                     {key: data[key] for key in ("start", "level")}, name=f"{plot.name}-other"
                 ),
-                x_range_name="other",
                 mode="after",
                 line_color=OTHER,
                 line_width=1.2,

@@ -25,12 +25,12 @@ class View:
 
     Attributes:
         html: what stands around the figures, which go to their slots (see `slot`).
-        figures: Bokeh's models. `known`: what page.js has to know of those that are lanes, by name.
+        figures: Bokeh's models. `heading`: of a view that opens and closes; others are always open.
     """
 
     html: str
     figures: tuple[Any, ...]
-    known: dict[str, dict[str, Any]] = field(default_factory=dict)
+    heading: str = ""
 
 
 @dataclass(frozen=True)
@@ -46,15 +46,9 @@ def write_page(title: str, views: Sequence[View], opened: int, provenance: Prove
     """The HTML of a page.
 
     Args:
-        opened: how many of the views are open from the start; a link opens the others, which are
-            drawn then.
+        opened: how many of the views are open from the start; the others are drawn once they are.
     """
-    sections = "\n".join(
-        f"<section class='view' id='view-{at}'{'' if at < opened else ' hidden'}>"
-        f"{_with_figures(view)}<script type='application/gzip' class='data'>{_packed(view)}</script>"
-        "</section>"
-        for at, view in enumerate(views)
-    )
+    sections = "\n".join(_section(view, at, at < opened) for at, view in enumerate(views))
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -65,7 +59,7 @@ def write_page(title: str, views: Sequence[View], opened: int, provenance: Prove
 <style>{_asset("page.css")}</style>
 </head>
 <body>
-<header><h1>{escape(title)}</h1><button data-colours>light / dark</button></header>
+<header><h1>{escape(title)}</h1><label><input type="checkbox" id="other-colours"> light / dark</label></header>
 {sections}
 {_provenance(provenance)}
 <script type="application/gzip" class="data">{_bokeh()}</script>
@@ -73,6 +67,14 @@ def write_page(title: str, views: Sequence[View], opened: int, provenance: Prove
 </body>
 </html>
 """
+
+
+def _section(view: View, at: int, opened: bool) -> str:
+    content = f"{_with_figures(view)}<script type='application/gzip' class='data'>{_packed(view)}</script>"
+    if not view.heading:
+        return f"<section class='view' id='view-{at}'>{content}</section>"
+    head = f"<summary><h2>{escape(view.heading)}</h2></summary>"
+    return f"<details class='view' id='view-{at}'{' open' * opened}>{head}{content}</details>"
 
 
 def _with_figures(view: View) -> str:
@@ -110,7 +112,7 @@ def _packed(view: View) -> str:
         document.add_root(figure)
     names = {figure.id: figure.name for figure in view.figures}
     items = [{"docid": "view", "roots": names, "root_ids": list(names)}]
-    data = {"docs": {"view": document.to_json(deferred=False)}, "items": items, "known": view.known}
+    data = {"docs": {"view": document.to_json(deferred=False)}, "items": items}
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return _zipped(text)
 
@@ -125,6 +127,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _bokeh() -> str:
-    """Bokeh's own code, compressed, without the line that sets (and announces) its level of logging."""
+    """Bokeh's own code, compressed; its level of logging is set by a line that does not announce it."""
     found: list[str] = Resources(mode="inline", components=["bokeh"], minified=True).js_raw
-    return _zipped("\n".join(part for part in found if not part.startswith("Bokeh.set_log_level")))
+    code = [part for part in found if not part.startswith("Bokeh.set_log_level")]
+    return _zipped("\n".join([*code, "Bokeh.logger.set_level('warn')"]))

@@ -100,7 +100,9 @@ def by_device(trace: Trace, name: str) -> str:
     for device in sorted(range(len(trace.busy_ns)), key=lambda at: (trace.busy_ns[at], at)):
         idle = trace.idle_by_device_ns[device]
         away = sum(idle.values())
-        row = [Cell(str(device), device, link={"device": device, "chart": name})]
+        row = [
+            Cell(str(device), device, link={"run": f"{name}-fold", "device": device, "to": name})
+        ]
         row += [_time(away), Cell(f"{away / total:.2%}", away / total)]
         row += [_time(idle[cause]) for cause in causes]
         row.append(_time(trace.busy_ns[device]))
@@ -119,7 +121,7 @@ def longest_gaps(columns: TraceColumns, name: str) -> str:
     found, total = columns.idle, columns.trace.makespan_ns
     rows = [
         [
-            Cell(format_time(gap.length_ns), gap.length_ns, link={"gap": at, "chart": name}),
+            Cell(format_time(gap.length_ns), gap.length_ns, link={"run": f"{name}-why", "gap": at}),
             Cell(f"{gap.length_ns / total:.2%}", gap.length_ns / total),
             Cell(str(gap.device), gap.device),
             Cell(gap.cause),

@@ -59,18 +59,16 @@ def op_texts(trace: Trace, reasons: Sequence[Reason]) -> Texts:
 
 def gap_texts(trace: Trace, gaps: Sequence[Gap]) -> Texts:
     """Of each idle interval its place and length, and its cause."""
-    return {
-        "name": [gap.cause for gap in gaps],
-        "idle": [
-            f"device {gap.device}, {span(gap.start_ns, gap.end_ns)}, {format_time(gap.length_ns)}"
-            for gap in gaps
-        ],
-        "cause": [
-            f"{gap.cause}: {gap.op or 'the end'} comes after"
-            + ("" if gap.by is None else f", it waits for {_where(trace, gap.by)}")
-            for gap in gaps
-        ],
-    }
+    idle = [
+        f"device {gap.device}, {span(gap.start_ns, gap.end_ns)}, {format_time(gap.length_ns)}"
+        for gap in gaps
+    ]
+    cause = [
+        f"{gap.cause}: {gap.op or 'the end'} comes after"
+        + ("" if gap.by is None else f", it waits for {_where(trace, gap.by)}")
+        for gap in gaps
+    ]
+    return {"name": [gap.cause for gap in gaps], "idle": idle, "cause": cause}
 
 
 def memory_texts(steps: Steps, end_ns: int) -> Texts:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from ..trace import Trace
+from ..units import format_time
+from .actions import align
 from .columns import TraceColumns
 from .difference import (
     changes,
@@ -14,7 +17,7 @@ from .difference import (
     memory_table,
     treatment_table,
 )
-from .lanes import FOLDED_FROM, description, lanes, time_range
+from .lanes import FOLDED_FROM, lanes, time_range
 from .markup import folded, switch
 from .memory import Scales
 from .page import View, slot
@@ -28,18 +31,18 @@ def trace_view(trace: Trace, name: str, heading: str = "") -> View:
     """The lanes of one trace between its measures and its tables; `name` is that of its figure."""
     columns = TraceColumns(trace)
     html = (
-        f"{heading}<p class='what'>{escape(facts(trace))}</p>{measures(trace)}"
-        f"{_bar(trace)}{slot(0)}{legend(trace)}{_tables(columns, name)}"
+        f"<p class='what'>{escape(facts(trace))}</p>{measures(trace)}"
+        f"{_bar([name], trace)}{slot(0)}{legend(trace)}{_tables(columns, name)}"
         f"{path_and_hints(trace, name)}"
     )
     plot = lanes(columns, name, Scales.of(trace), time_range([trace]))
-    return View(html, (plot,), {name: description(columns)})
+    return View(html, (plot,), heading)
 
 
 def pair_view(one: Trace, two: Trace) -> View:
     """Two traces, one above the other on one time axis, with what differs between them."""
     traces, names = (one, two), ("a", "b")
-    columns = [TraceColumns(trace) for trace in traces]
+    columns = [TraceColumns(trace, moves=True) for trace in traces]
     found = changes(one, two)
     titles, measured = titles_of(one, two), ""
     if is_run_of(two, one):
@@ -48,13 +51,11 @@ def pair_view(one: Trace, two: Trace) -> View:
         f"<h2>{escape(title)}</h2><p class='what'>{escape(facts(trace))}</p>{measures(trace)}"
         for trace, title in zip(traces, titles, strict=True)
     ]
-    edges = "".join(
-        switch(f"aligned by {edge}", on=edge == "start", align=edge, group="edge")
-        for edge in ("start", "end")
-    )
-    bar = _bar(
-        one, switch("what differs", mark="changed", group="marks") if any(found.rows) else "", edges
-    )
+    later = two.makespan_ns - one.makespan_ns
+    shorter = 1 if later < 0 else 0
+    differs = switch("what differs", _all(names, "changed"), mark="") if any(found.rows) else ""
+    ends = switch("ends aligned", f"{names[shorter]}-align")
+    bar = _bar(names, one, differs, ends)
     tables = [
         f"<h2>{escape(title)}</h2>{_tables(each, name)}{path_and_hints(each.trace, name)}"
         for each, name, title in zip(columns, names, titles, strict=True)
@@ -66,16 +67,14 @@ def pair_view(one: Trace, two: Trace) -> View:
         f"{folded('Memory of each device, and treatments', memory_table(one, two, titles) + treatment_table(one, two, titles))}"
         f"{bar}{heads[0]}{slot(0)}{heads[1]}{slot(1)}{legend(one, two)}{tables[0]}{tables[1]}"
     )
-    known = {
-        name: {**description(each), "changed": rows}
-        for each, name, rows in zip(columns, names, found.rows, strict=True)
-    }
-    scales, times = Scales.of(*traces), [time_range(traces), time_range(traces)]
-    figures = tuple(
-        lanes(columns[at], names[at], scales, times[at], (columns[1 - at], times[1 - at]))
+    scales, times = Scales.of(*traces), time_range(traces)
+    figures = [
+        lanes(columns[at], names[at], scales, times, changed=found.rows[at], other=columns[1 - at])
         for at in (0, 1)
-    )
-    return View(html, figures, known)
+    ]
+    text = f"{format_time(abs(later))} after its own, so that both end together"
+    align(figures[shorter], columns[shorter].shift, abs(later), text)
+    return View(html, tuple(figures))
 
 
 def titles_of(one: Trace, two: Trace) -> tuple[str, str]:
@@ -90,13 +89,18 @@ def titles_of(one: Trace, two: Trace) -> tuple[str, str]:
     return first, f"{second} (the other)"
 
 
-def _bar(trace: Trace, *more: str) -> str:
+def _all(names: Sequence[str], action: str) -> str:
+    """An action of several figures."""
+    return " ".join(f"{name}-{action}" for name in names)
+
+
+def _bar(names: Sequence[str], trace: Trace, *more: str) -> str:
     """The buttons above the lanes, and the line that answers clicks."""
     unfolded = trace.schedule.shape.devices < FOLDED_FROM
     buttons = (
-        switch("critical path", mark="critical", group="marks"),
-        switch("messages", messages=""),
-        switch("all devices unfolded", on=unfolded, unfold=""),
+        switch("critical path", _all(names, "critical"), mark=""),
+        switch("messages", _all(names, "messages")),
+        switch("all devices unfolded", _all(names, "unfold"), on=unfolded),
         *more,
     )
     return (

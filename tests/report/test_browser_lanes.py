@@ -86,13 +86,14 @@ def test_a_click_on_an_op_marks_its_causes_back_to_the_start(page: Browser, trac
     wanted = chain(columns, row)
     page.tap_for(lambda: len(page.marked("a")) > 1, *page.box("a", "ops", row))
     assert page.marked("a") == wanted
-    note = page.note()
+    note = page.wait(page.note)
     assert note.startswith(f"{trace.schedule.op(row)} waited: ")
     assert f"its chain of {len(wanted)} causes" in note
-    assert page.run("return optpipe.charts.a.arrows.visible") is True
+    assert page.run("return optpipe.named('a-arrows').visible") is True
     page.press("Escape")
-    assert page.marked("a") == []
-    assert page.run("return optpipe.charts.a.arrows.visible") is False
+    page.wait(lambda: page.marked("a") == [])
+    assert page.note() == ""
+    assert page.run("return optpipe.named('a-arrows').visible") is False
 
 
 def test_a_click_on_idle_time_names_its_cause_and_goes_to_the_op_waited_for(
@@ -113,14 +114,25 @@ def test_a_click_on_idle_time_names_its_cause_and_goes_to_the_op_waited_for(
 
 
 def test_the_critical_path_is_a_switch(page: Browser, trace: Trace) -> None:
-    page.click("[data-mark=critical]")
+    switch, on = (
+        "[data-run=a-critical]",
+        "return document.querySelector('{}').ariaPressed === 'true'",
+    )
+    page.click(switch)
+    page.wait(on.format(switch))
     assert page.marked("a") == sorted(TraceColumns(trace).critical)
-    page.click("[data-mark=critical]")
-    assert page.marked("a") == []
-    assert page.run("return optpipe.charts.a.messages.visible") is False
-    page.click("[data-messages]")
-    assert page.run("return optpipe.charts.a.messages.visible") is True
-    page.click("[data-messages]")
+    page.click(switch)
+    page.wait(lambda: page.marked("a") == [])
+    page.click(switch)
+    page.wait(on.format(switch))
+    # another mark takes its place
+    page.tap_for(lambda: page.note().startswith("Idle"), *page.box("a", "gaps", 0))
+    assert page.run(on.format(switch)) is False
+    assert page.run("return optpipe.named('a-sent').visible") is False
+    page.click("[data-run=a-messages]")
+    page.wait("return optpipe.named('a-sent').visible")
+    page.click("[data-run=a-messages]")
+    page.wait("return !optpipe.named('a-sent').visible")
 
 
 def test_zoom_and_pan_by_mouse_keys_and_touch(page: Browser, trace: Trace) -> None:
@@ -165,21 +177,28 @@ def test_zoom_and_pan_by_mouse_keys_and_touch(page: Browser, trace: Trace) -> No
 def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
     trace = replayed("zb-h1", load_profile(PROFILES / "zb-14.6b-p16-m48.yaml"), 16)
     shown(Report.of(trace))
-    opened = "return optpipe.charts.a.open.map(Number).reduce((a, b) => a + b)"
-    height = "return optpipe.charts.a.figure.height"
-    assert chromium.run(opened) == 1  # the fullest
-    low = chromium.run(height)
+
+    def opened() -> list[int]:
+        return chromium.marked("a", "lanes")
+
+    height = "return optpipe.named('a').height"
+    layout = "return [...optpipe.named('a-places').y].map(String)"
+    fullest = int(np.argmax(trace.peak_bytes))
+    assert opened() == [fullest]
+    low, placed = chromium.run(height), chromium.run(layout)
     chromium.click("#a-devices [data-device='5']")
-    assert chromium.run(opened) == 2
-    assert chromium.run(height) > low
+    chromium.wait(lambda: opened() == [fullest, 5])
+    chromium.wait(lambda: chromium.run(height) > low)
+    chromium.click("#a-devices [data-device='5']")
+    # what the script adds up is what Python did
+    chromium.wait(lambda: chromium.run(height) == low)
+    assert chromium.run(layout) == placed
     chromium.run("document.getElementById('a').scrollIntoView()")
     x, y = chromium.lane("a", 0, 9 * Layout.of(trace).height + 50)
-    chromium.tap_for("return optpipe.charts.a.open[9]", x - 12, y)  # on the axis
-    assert chromium.run(opened) == 3
-    chromium.click("[data-unfold]")
-    assert chromium.run(opened) == 16
-    chromium.click("[data-unfold]")
-    assert chromium.run(opened) == 0
+    chromium.tap_for(lambda: opened() == [fullest, 9], x - 12, y)  # on the axis
+    for wanted in ([*range(16)], []):
+        chromium.click("[data-run=a-unfold]")
+        chromium.wait(lambda wanted=wanted: opened() == wanted)
     # where the boxes are drawn is where hovers find them
     row = trace.schedule.row(Op(OpKind.B, 9, 3))
     (said,) = chromium.hover(*chromium.box("a", "ops", row))
@@ -191,10 +210,11 @@ def test_the_tables_sort_and_lead_to_the_lanes(page: Browser, trace: Trace) -> N
     at = 4
     page.click(f"#a-idle [data-gap='{at}']")
     found = columns.idle[at]
+    page.wait(lambda: page.reach("a") != (0, trace.makespan_ns))
     start, end = page.reach("a")
     assert start <= found.start_ns
     assert found.end_ns <= end
-    assert page.run("return Array.from(optpipe.charts.a.gaps.selected.indices)") == [at]
+    assert page.marked("a", "gaps") == [at]
     first = "return document.querySelector('#a-idle tbody td').dataset.value"
     longest, shortest = columns.idle[0].length_ns, columns.idle[-1].length_ns
     assert page.run(first) == str(longest)

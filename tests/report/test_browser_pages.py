@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from browser import Browser
 from pages import LEVELS, replayed
@@ -16,6 +17,7 @@ from optpipe_sim.ops import Op, OpKind
 from optpipe_sim.report.columns import TraceColumns
 from optpipe_sim.report.difference import changes
 from optpipe_sim.study.compare import compare_all
+from optpipe_sim.units import format_time
 
 PROFILES = Path(__file__).parents[2] / "experiments/profiles"
 
@@ -32,7 +34,7 @@ def test_pages_load_without_a_message(shown: Any, chromium: Browser, tmp_path: P
     assert chromium.messages() == []
     # which would have been seen
     (tmp_path / "bad.html").write_text(
-        "<section class=view data-drawn></section><script>console.warn('heard')</script>"
+        "<section class=view data-drawn=yes></section><script>console.warn('heard')</script>"
     )
     chromium.open(tmp_path / "bad.html")
     assert any("heard" in message for message in chromium.messages())
@@ -44,21 +46,39 @@ def test_two_schedules_on_one_axis(shown: Any, chromium: Browser) -> None:
     shown(Report.of(one, two))
     longer = two.makespan_ns - one.makespan_ns
     assert chromium.reach("a") == chromium.reach("b") == (0, two.makespan_ns)
-    chromium.click("[data-align=end]")
-    assert chromium.reach("a") == (-longer, one.makespan_ns)
-    assert chromium.reach("b") == (0, two.makespan_ns)
-    chromium.run("optpipe.charts.a.figure.x_range.setv({ start: 1e8, end: 3e8 })")
-    assert chromium.reach("b") == (1e8 + longer, 3e8 + longer)
-    chromium.run("optpipe.charts.b.figure.x_range.setv({ start: 1e8, end: 3e8 })")
-    assert chromium.reach("a") == (1e8 - longer, 3e8 - longer)
-    chromium.click("[data-mark=changed]")
-    rows = changes(one, two).rows
-    assert (chromium.marked("a"), chromium.marked("b")) == rows
+    # the last op of each is under the other's once they end together
+    rows = [int(np.argmax(trace.end_ns)) for trace in (one, two)]
+
+    def ends() -> list[float]:
+        places = [chromium.box(name, "ops", row)[0] for name, row in zip("ab", rows, strict=True)]
+        half = [(trace.end_ns - trace.start_ns)[row] / 2 for trace, row in zip((one, two), rows, strict=True)]  # fmt: skip
+        scale = "const { x_scale } = [...Bokeh.index].find((each) => each.model.name === 'a').frame; return x_scale.compute(1) - x_scale.compute(0)"  # fmt: skip
+        pixel = chromium.run(scale)
+        return [place + pixel * length for place, length in zip(places, half, strict=True)]
+
+    assert ends()[1] - ends()[0] > 50
+    chromium.click("[data-run=a-align]")
+    chromium.wait("return document.querySelector('[data-run=a-align]').ariaPressed === 'true'")
+    assert ends()[1] == pytest.approx(ends()[0], abs=1)
+    assert format_time(longer) in chromium.run("return optpipe.named('a').below[0].axis_label")
+    row = rows[0]
+    (said,) = chromium.hover(*chromium.box("a", "ops", row))
+    assert said[0].startswith(f"{one.schedule.op(row)}: ")
+    chromium.click("[data-run='a-changed b-changed']")
+    chromium.wait(
+        "return document.querySelector('[data-run=\"a-changed b-changed\"]').ariaPressed === 'true'"
+    )
+    assert (chromium.marked("a"), chromium.marked("b")) == changes(one, two).rows
     # each shows the other's memory
-    others = "return optpipe.charts.a.figure.renderers.filter((each) => each.data_source.name === 'a-other').length"  # fmt: skip
+    others = "return optpipe.named('a').renderers.filter((each) => each.data_source.name === 'a-other').length"  # fmt: skip
     assert chromium.run(others) == 8
     chromium.click("#b-idle [data-gap='0']")
-    assert chromium.run("return Array.from(optpipe.charts.b.gaps.selected.indices)") == [0]
+    chromium.wait(lambda: chromium.marked("b", "gaps") == [0])
+    chromium.click("#a-idle [data-gap='3']")
+    gap = TraceColumns(one).idle[3]
+    chromium.wait(lambda: chromium.marked("a", "gaps") == [3])
+    start, end = chromium.reach("a")
+    assert start <= gap.start_ns + longer < gap.end_ns + longer <= end
     assert chromium.messages() == []
 
 
@@ -69,23 +89,23 @@ def test_schedules_of_other_shapes_stand_side_by_side(shown: Any, chromium: Brow
     for two in (replayed("zb-h1", small, 8), replayed("zb-h1", large, 12)):
         shown(Report.of(one, two))
         assert "cannot be set side by side one by one" in chromium.run("return document.body.innerText")  # fmt: skip
-        assert chromium.run("return document.querySelectorAll('[data-mark=changed]').length") == 0
-        chromium.click("[data-unfold]")
-        chromium.click("[data-align=end]")
-        chromium.click("[data-mark=critical]")
+        assert chromium.run("return document.querySelectorAll('[data-run~=a-changed]').length") == 0
+        for switch in ("unfold", "align", "critical"):
+            chromium.click(f"[data-run$={switch}]")
         for name, trace in (("a", one), ("b", two)):
-            assert chromium.marked(name) == sorted(TraceColumns(trace).critical)
+            critical = sorted(TraceColumns(trace).critical)
+            chromium.wait(lambda name=name, wanted=critical: chromium.marked(name) == wanted)
         assert chromium.messages() == []
 
 
 def test_a_notebook_shows_the_page_in_a_frame(
     trace: Trace, chromium: Browser, tmp_path: Path
 ) -> None:
-    around = "<section class='view' data-drawn='yes'></section>" + Report.of(trace)._repr_html_()
+    around = "<section class='view' data-drawn=yes></section>" + Report.of(trace)._repr_html_()
     (tmp_path / "notebook.html").write_text(around)
     chromium.open(tmp_path / "notebook.html")
     inside = "document.querySelector('iframe').contentDocument"
-    chromium.wait(f"return !!{inside}.querySelector('section.view[data-drawn]')")
+    chromium.wait(f"return !!{inside}.querySelector('.view[data-drawn=yes]')")
     assert chromium.run(f"return {inside}.querySelectorAll('#a *').length") > 0
     assert chromium.messages() == []
 
@@ -94,12 +114,12 @@ def test_points_and_rows_open_their_schedule(shown: Any, chromium: Browser) -> N
     profile = load_profile(PROFILES / "zb-1.5b-p8-m24.yaml")
     found = compare_all(profile, 8, ["1f1b", "zb-h1", "gpipe"])
     shown(Report.of_comparison(found))
-    hidden = "return [...document.querySelectorAll('section.view')].map((each) => each.hidden)"
-    assert chromium.run(hidden) == [False, False, True, True]
+    opened = "return [...document.querySelectorAll('details.view')].map((each) => each.open)"
+    assert chromium.run(opened) == [True, False, False]
     chromium.click("#choices [data-open='2']")
     chromium.wait("return document.getElementById('view-2').dataset.drawn === 'yes'")
-    assert chromium.run(hidden) == [False, False, False, True]
-    assert chromium.run("return optpipe.charts['schedule-1'].makespan") == found.rows[1].trace.makespan_ns  # fmt: skip
+    assert chromium.run(opened) == [True, True, False]
+    assert chromium.reach("schedule-1") == (0, found.rows[1].trace.makespan_ns)
     chromium.run("window.scrollTo(0, 0)")
     x, y = chromium.run(
         "const view = [...Bokeh.index].find((each) => each.model.name === 'chart');"
@@ -111,49 +131,33 @@ def test_points_and_rows_open_their_schedule(shown: Any, chromium: Browser) -> N
     assert chromium.messages() == []
 
 
-# whether the label of the time axis is drawn in a light ink: on the screen, or on what is printed
-LIGHT_INK = """
-const screen = [...Bokeh.index][0].canvas_view.primary.canvas;
-const canvas = document.querySelector('.lanes > canvas') ?? screen;
-const copy = new OffscreenCanvas(canvas.width, 25).getContext('2d', { willReadFrequently: true });
-copy.drawImage(canvas, 0, 25 - canvas.height);
-const { data } = copy.getImageData(0, 0, canvas.width, 25);
-const opaque = data.findIndex((value, at) => at % 4 === 3 && value > 250);
-return data[opaque - 1] + data[opaque - 2] + data[opaque - 3] > 380;
-"""
-
-
 def test_light_dark_and_paper(page: Browser) -> None:
     paper = "return getComputedStyle(document.body).backgroundColor"
+    turned = "return getComputedStyle(document.getElementById('a')).filter"
     light = page.run(paper)
-    assert page.run(LIGHT_INK) is False
+    assert page.run(turned) == "none"
     try:
         page.media(**{"color-scheme": "dark"})
-        page.wait(f"return (() => {{{LIGHT_INK}}})()")
+        page.wait(lambda: page.run(paper) != light)
         dark = page.run(paper)
-        assert dark != light
+        assert page.run(turned).startswith("invert(1)")
         page.hover(*page.box("a", "ops", 0))
         tip = "return getComputedStyle(document.querySelector('.bk-Tooltip')).{}"
         assert page.run(tip.format("backgroundColor")) == page.run("return getComputedStyle(document.querySelector('.tile')).backgroundColor")  # fmt: skip
         assert page.run(tip.format("color")) == page.run("return getComputedStyle(document.body).color")  # fmt: skip
-        page.click("[data-colours]")
-        page.wait(f"return !(() => {{{LIGHT_INK}}})()")
-        assert page.run(paper) == light
-        page.click("[data-colours]")
-        assert page.run(paper) == dark
-        page.run("dispatchEvent(new Event('beforeprint'))")
-        # a picture that scales stands for the figure on paper, and goes away again
-        assert page.run("return document.querySelector('#a > canvas').width") > 1000
-        assert (page.run(paper), page.run(LIGHT_INK)) == (light, False)
-        page.run("dispatchEvent(new Event('afterprint'))")
-        assert page.run("return document.querySelectorAll('.lanes > canvas').length") == 0
-        assert page.run(paper) == dark
+        for wanted in (light, dark):
+            page.click("#other-colours")
+            page.wait(lambda wanted=wanted: page.run(paper) == wanted)
+            assert (page.run(turned) == "none") == (wanted == light)
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+        page.wait(lambda: page.run(paper) == light)
+        assert page.run(turned) == "none"
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
         printed = page.driver.execute_cdp_cmd("Page.printToPDF", {})["data"]
         assert base64.b64decode(printed).startswith(b"%PDF")
-        assert page.run(paper) == dark
     finally:
+        page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
         page.media(**{"color-scheme": "light"})
-        page.click("[data-colours]")
 
 
 def test_hostile_names_do_nothing(shown: Any, chromium: Browser) -> None:

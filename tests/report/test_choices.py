@@ -64,8 +64,12 @@ def test_compare_shows_every_schedule_and_opens_each(cli: Any) -> None:
     assert {row[4][0] for row in rows} == {"yes", "no"}
     assert opened(page) == [str(at) for at in range(1, len(rows) + 1)]
     assert views(page) == [f"view-{at}" for at in range(len(rows) + 1)]
-    hidden = [attributes["id"] for _, attributes in page.tags if "hidden" in attributes]
-    assert hidden == views(page)[2:]
+    closed = [
+        attributes["id"]
+        for tag, attributes in page.tags
+        if tag == "details" and "id" in attributes and "open" not in attributes
+    ]
+    assert closed == views(page)[2:]
 
 
 def test_a_page_that_would_be_too_large_leaves_lanes_out(

@@ -32,13 +32,14 @@ look();
 """
 # the middle of a box of lanes
 _BOX = """
-const [name, part, row] = arguments, { [part]: { data }, figure, places } = optpipe.charts[name];
-const { start, end } = figure.x_range;
-const middle = (Math.max(start, data.start[row]) + Math.min(end, data.end[row])) / 2;
+const [name, part, row] = arguments, { data } = optpipe.named(`${name}-${part}`);
+const { start, end } = optpipe.named(name).x_range, places = optpipe.named(`${name}-places`);
+const by = optpipe.named(`${name}-shift`).value;
+const middle = (Math.max(start, data.start[row] + by) + Math.min(end, data.end[row] + by)) / 2;
 return [middle, places.compute((data.top[row] + data.bottom[row]) / 2)];
 """
-_REACH = "const { start, end } = optpipe.charts[arguments[0]].figure.x_range; return [start, end]"
-_MARKED = "return Array.from(optpipe.charts[arguments[0]].ops.selected.indices)"
+_REACH = "const { start, end } = optpipe.named(arguments[0]).x_range; return [start, end]"
+_MARKED = "return Array.from(optpipe.named(`${arguments[0]}-${arguments[1]}`).selected.indices)"
 # the texts of all hovers that are shown, row by row; Bokeh keeps them in shadow trees
 _HOVERS = """
 const found = [];
@@ -66,7 +67,7 @@ class Browser:
 
         self.messages()  # of the page before
         self.driver.get(path.resolve().as_uri())
-        script = "return !!document.querySelector('section.view[data-drawn]') || window.failed"
+        script = "return !!document.querySelector('.view[data-drawn=yes]') || window.failed"
         WebDriverWait(self.driver, READY_S, 0.05).until(lambda d: d.execute_script(script))
         return self.settle()
 
@@ -98,9 +99,9 @@ class Browser:
         start, end = self.run(_REACH, chart)
         return start, end
 
-    def marked(self, chart: str) -> list[int]:
-        """The ops that are marked in a chart."""
-        return list(self.run(_MARKED, chart))
+    def marked(self, chart: str, part: str = "ops") -> list[int]:
+        """The rows of the ops that are marked in a chart, or of its ``gaps``."""
+        return sorted(self.run(_MARKED, chart, part))
 
     def note(self) -> str:
         """The line that answers clicks."""
@@ -142,7 +143,7 @@ class Browser:
 
     def lane(self, chart: str, time_ns: float, height: float) -> tuple[float, float]:
         """Where a time and a height (see `report.layout`) of a chart are in the window."""
-        y = self.run("return optpipe.charts[arguments[0]].places.compute(arguments[1])", chart, height)  # fmt: skip
+        y = self.run("return optpipe.named(`${arguments[0]}-places`).compute(arguments[1])", chart, height)  # fmt: skip
         return self.point(chart, time_ns, y)
 
     def point(self, figure: str, x: float, y: float) -> tuple[float, float]:
