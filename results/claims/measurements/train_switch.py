@@ -11,6 +11,6 @@ def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("train_switch")
     other = [row for row in rows if row["loss"] != row["loss_unpipelined"]]
     yield (
-        f"A run of {len(rows)} steps on two CPU ranks goes over from 1F1B to a solved schedule; its loss differs from the"
+        f"A run of {len(rows)} steps on two CPU ranks switches from 1F1B to a solved schedule; its loss differs from the"
         f" unpipelined model's in {len(other)} of them."
     )
