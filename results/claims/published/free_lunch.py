@@ -31,6 +31,6 @@ def sentences(tables: Tables) -> Iterator[str]:
     fast = min(row["published_slowdown_percent"] for row in measured)
     rising = max(row["k"] - row["published_k"] for row in rows if row["published_k"] is not None)
     yield (
-        f"full offload was measured up to {-fast:.1f} % faster than 1F1B, which nothing in a schedule explains;"
+        f"full offload was measured up to {-fast:.1f} % faster than 1F1B, which no property of a schedule explains;"
         f" k by the formula is up to {rising:.2f} above the printed one."
     )
