@@ -1,1 +1,1 @@
-"""The checker: judges schedules and traces without the simulator or the solvers."""
+"""The checker: validates schedules and traces without the simulator or the solvers."""

@@ -27,18 +27,18 @@ check_trace = check_times
 def check(
     schedule: Schedule, profile: CostProfile, memory_limit: Size | Sequence[Size] | None = None
 ) -> list[str]:
-    """The problems of a schedule under a profile, one sentence each; empty where it is valid.
+    """Return the problems of a schedule under a profile, one sentence each; empty if it is valid.
 
     Checked in this order: the number of devices and chunks; missing, doubled and misplaced ops;
-    link orders; orders that can never go on; limits that nothing can keep; whether the replay runs
-    through under the memory limit, and stays within the pinned memory of the host. Checks that depend on an
+    link orders; orders that deadlock whatever the memory; limits that no schedule can keep; whether the
+    replay completes under the memory limit, and stays within the pinned memory of the host. Checks that depend on an
     earlier problem are left out.
 
     Args:
         memory_limit: bytes, for all devices or per device; None: the profile's own.
 
     Raises:
-        ProfileError: where `memory_limit` is a list of the wrong length.
+        ProfileError: if `memory_limit` is a list of the wrong length.
     """
     require("schedule", schedule, Schedule, "make one with build(NAME, profile, microbatches)")
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
@@ -78,14 +78,14 @@ def check(
 
 
 def _kept_and_work(cost: StageCost) -> Iterator[tuple[int, int]]:
-    """What stays after F, and the most that is held beside it, at each level of recomputation."""
+    """Yield, per level of recomputation, the bytes kept after F and the most held in addition."""
     for level in cost.recompute:
         dropped = cost.act_bytes - level.keep_bytes
         yield level.keep_bytes, dropped if level.work_bytes is None else level.work_bytes
 
 
 def _too_small(profile: CostProfile, limits: Sequence[int]) -> list[str]:
-    """Limits below what one microbatch needs on its way through the stages of a device."""
+    """Return the limits below the need of one microbatch passing through the stages of a device."""
     problems = []
     for device, limit in enumerate(limits):
         stays = static(profile, device)

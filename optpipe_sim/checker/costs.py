@@ -1,4 +1,4 @@
-"""The checker's own rules for what ops take, allocate, release and wait for."""
+"""The checker's own rules: durations of ops, what they allocate, release and wait for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..units import round_half_up
 
 
 class Costs:
-    """What the ops of a schedule take, allocate and release, by the definition, op by op."""
+    """Durations, allocations and releases of the ops of a schedule, op by op, by the definition."""
 
     def __init__(self, schedule: Schedule, profile: CostProfile) -> None:
         self.profile = profile
@@ -37,7 +37,7 @@ class Costs:
         return stage if op.slice is None else stage.slices[op.slice]
 
     def level_name(self, op: Op) -> str | None:
-        """The level of recomputation of an op's activation; what names it alone goes before."""
+        """The level of recomputation of an op's activation; an entry for it alone takes precedence."""
         names = [f"{op.stage}.{op.microbatch}/{op.slice}", f"{op.stage}.{op.microbatch}"]
         return next(
             (self.levels[name] for name in [*names, f"{op.stage}"] if name in self.levels), None
@@ -61,8 +61,8 @@ class Costs:
         return min(self.cost(op).offload_bytes or 0, kept)
 
     def needs(self, op: Op) -> Iterator[Op]:
-        """What an op waits for, whether or not it is there: its inputs; and, if it is an O that takes
-        keys and values along, the F that reads them last."""
+        """The ops that an op waits for, whether or not the schedule has them: its inputs; and, for an O that
+        moves keys and values too, the F that reads them last."""
         yield from dependencies(op)
         if isinstance(op, SliceOp) and op.kind is O and op[1:] in self.read:
             left = self.kept(op) - self.cost(op).kv_bytes
@@ -74,7 +74,7 @@ class Costs:
         return self.level(op) is not None and op[1:] not in self.apart
 
     def working(self, op: Op) -> int:
-        """Bytes held beside the kept ones while this F, or this backward with recomputation inside, runs."""
+        """Bytes held in addition to the kept ones while this F, or this backward with recomputation inside, runs."""
         level, cost = self.level(op), self.cost(op)
         if level is None:
             return 0
@@ -87,7 +87,7 @@ class Costs:
         return work
 
     def duration_ns(self, op: Op) -> int:
-        """How long an op takes, in ns."""
+        """The duration of an op, in ns."""
         cost, level = self.cost(op), self.level(op)
         again = 0 if level is None else level.t_ns
         inside = again if self.is_inside(op) else 0

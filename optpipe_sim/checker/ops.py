@@ -66,7 +66,7 @@ def split_problems(schedule: Schedule, profile: CostProfile) -> list[str]:
 
 
 def _of_activation(count: Counter[Op], op: Op) -> Iterator[str]:
-    """What is wrong with the ops of one activation, given one of them."""
+    """Yield the problems of the ops of one activation, given one of them."""
     f, b, w, bw, c, o, r = (op._replace(kind=kind) for kind in (F, B, W, BW, C, O, R))
     for op in (f, b, w, bw, c, o, r):
         if count[op] > 1:
@@ -88,9 +88,9 @@ def _of_activation(count: Counter[Op], op: Op) -> Iterator[str]:
 
 
 def link_problems(schedule: Schedule, profile: CostProfile) -> list[str]:
-    """Link orders of unknown links, and those that do not list each transfer of theirs once."""
+    """Yield link orders of unknown links, and those that do not list each of their transfers once."""
     if profile.offload is None:
-        # an empty order of a device's link orders nothing, and does no harm
+        # an empty order of a device's link is harmless
         known = {f"{device}/{kind.name}" for device in range(profile.devices) for kind in TRANSFERS}
         return [
             f"link order {key}: there is no such link, as the profile {profile.name} has no offload"
@@ -134,7 +134,7 @@ def _at(schedule: Schedule, op: Op) -> str:
 
 
 def circle(schedule: Schedule, profile: CostProfile) -> list[str]:
-    """Orders that can never go on, whatever the memory: the ops that wait for one another."""
+    """Describe orders that deadlock whatever the memory: the ops that wait for one another."""
     waits = _order_edges(schedule, profile)
     missing = {op: len(needs) for op, needs in waits.items()}
     waiters: dict[Op, list[Op]] = {op: [] for op in waits}
@@ -150,7 +150,7 @@ def circle(schedule: Schedule, profile: CostProfile) -> list[str]:
     blocked = {op: waits[op] for op, number in missing.items() if number}
     if not blocked:
         return []
-    # from any of them, back over what has not ended, one comes into a circle
+    # from any of them, going back over ops that have not ended leads into a cycle
     op, seen = next(iter(blocked)), set()
     while op not in seen:
         seen.add(op)
@@ -164,7 +164,7 @@ def circle(schedule: Schedule, profile: CostProfile) -> list[str]:
 
 
 def _order_edges(schedule: Schedule, profile: CostProfile) -> dict[Op, dict[Op, str]]:
-    """What each op waits for, and why, memory aside."""
+    """Return what each op waits for, and why, memory aside."""
     costs = Costs(schedule, profile)
     here = {op for program in schedule.programs for op in program}
     waits: dict[Op, dict[Op, str]] = {op: {} for op in here}
@@ -190,7 +190,7 @@ def _order_edges(schedule: Schedule, profile: CostProfile) -> dict[Op, dict[Op, 
 
 
 def _shortest_circle(start: Op, waits: dict[Op, dict[Op, str]]) -> list[Op]:
-    """The shortest circle of waiting ops through `start`, which lies on one."""
+    """Return the shortest cycle of waiting ops through `start`, which lies on one."""
     came: dict[Op, Op] = {}
     queue = deque([start])
     while start not in came:

@@ -1,4 +1,4 @@
-"""A plain replay for the checker: instant by instant, written apart from the simulator.
+"""A plain replay for the checker: instant by instant, written independently of the simulator.
 
 It shares nothing with `optpipe_sim.sim`, so that the two check each other. At every instant with an event it
 visits all devices: ops that have ended, ops that can be granted memory or start, and last the transfers that
@@ -19,8 +19,8 @@ from .costs import Costs
 
 @dataclass
 class Times:
-    """Start, end and grant (F, R) of each op that was reached, in ns; `stuck` says, a clause per device, what
-    the others wait for."""
+    """Start, end and grant (F, R) of each op that was reached, in ns; `stuck` has a clause per
+    device on what the others wait for."""
 
     start_ns: dict[Op, int] = field(default_factory=dict)
     end_ns: dict[Op, int] = field(default_factory=dict)
@@ -44,7 +44,7 @@ def link_of(profile: CostProfile, device: int, op: Op) -> str:
 
 
 def static(profile: CostProfile, device: int) -> int:
-    """The bytes a device holds all the time."""
+    """Return the bytes that a device holds all the time."""
     return sum(
         cost.static_bytes
         for cost, owner in zip(profile.stages, profile.placement, strict=True)
@@ -53,7 +53,7 @@ def static(profile: CostProfile, device: int) -> int:
 
 
 def engines(profile: CostProfile, program: tuple[Op, ...]) -> list[list[Op]]:
-    """A device's transfers by copy engine, each in program order."""
+    """Return a device's transfers by copy engine, each in program order."""
     shared = profile.shares_copy_engine
     queues = [
         [op for op in program if op.kind in kinds]
@@ -63,7 +63,7 @@ def engines(profile: CostProfile, program: tuple[Op, ...]) -> list[list[Op]]:
 
 
 def anchors(program: tuple[Op, ...]) -> dict[Op, Op | None]:
-    """The compute op that precedes each R in the program; None where there is none."""
+    """Return the compute op that precedes each R in the program; None if there is none."""
     found: dict[Op, Op | None] = {}
     before = None
     for op in program:
@@ -126,12 +126,13 @@ class _World:
         self.held = [static(profile, at) for at in range(len(programs))]
         self.arrival: dict[Op, int] = {}
         self.pair_free: dict[tuple[int, int], int] = {}
-        self.sending: list[tuple[int, int]] = []  # until when which device sends, links blocking
+        # per device, when its message ends (blocking links)
+        self.sending: list[tuple[int, int]] = []
         self.moments: list[int] = []  # instants to look at, a heap
         self.ending: dict[int, list[Op]] = {}
 
     def settle(self) -> None:
-        """All that happens at `now`: ends; grants and starts until nothing more can; links."""
+        """Process the instant `now`: ends; grants and starts until no more are possible; links."""
         while self.end_now() | self.grant_and_compute() or self.serve_links():
             pass
 
@@ -177,7 +178,7 @@ class _World:
         heappush(self.moments, self.arrival[op])
 
     def arrived(self, op: Op, at: int) -> bool:
-        """Whether the result of `op` is there on device `at`."""
+        """Whether the result of `op` is available on device `at`."""
         if op not in self.times.end_ns:
             return False
         return self.device[op] == at or self.arrival[op] <= self.now
@@ -210,7 +211,7 @@ class _World:
         self.begin(op)
 
     def may_grant(self, op: Op, at: int) -> bool:
-        """Whether the next op of the program that allocates asks for its memory now, and gets it."""
+        """Whether the next op of the program that allocates can be granted its memory now."""
         if op.kind in COMPUTE:
             asks = bool(self.compute[at]) and self.may_compute(op, at)
         else:
@@ -257,7 +258,7 @@ class _World:
     # -- where it stopped ------------------------------------------------------------------------
 
     def reasons(self) -> list[str]:
-        """For each device that cannot go on, what its next compute op or transfer waits for."""
+        """For each blocked device, what its next compute op or transfer waits for."""
         found = []
         for at, compute in enumerate(self.compute):
             if compute:

@@ -17,15 +17,15 @@ from .stepped import anchors, engines, link_of, static
 
 
 def check_times(trace: Trace, asap: bool = False) -> list[str]:
-    """The problems of a trace, one sentence each with op, device and time; empty where it is valid.
+    """Return the problems of a trace, one sentence each with op, device and time; empty if it is valid.
 
     Checked: durations, dependencies with their messages, program order on streams and engines, one
     op at a time on each of them and on each host link, link orders, grants, the memory limit (unless
     the trace says that it does not fit), the pinned memory of the host.
 
     Args:
-        asap: report as well what could have started or been granted earlier, and links that do not
-            serve first come, first served: what a replay never does, though a plan may.
+        asap: report as well ops that could have started or been granted memory earlier, and links that
+            do not serve first come, first served. Replays never do either; plans may.
     """
     schedule, profile = trace.schedule, trace.profile
     if (profile.devices, profile.placement) != (schedule.shape.devices, schedule.shape.placement):
@@ -78,11 +78,11 @@ class _Facts:
             self.links[key] = list(ordered) if ordered else sorted(ops, key=self.when)
 
     def when(self, op: Op) -> tuple[int, int, int]:
-        """Sorts transfers as they follow one another; one of no length before what starts with it."""
+        """The sort key of transfers in sequence; one of zero duration precedes others that start with it."""
         return self.start[op], self.end[op], self.comes[op]
 
     def sending(self, op: Op) -> int:
-        """How long the message of a compute op keeps its device busy after its end."""
+        """Return how long the message of a compute op blocks its device after its end."""
         sends = op in self.senders and self.profile.links == "blocking"
         return self.profile.occupancy_ns if sends else 0
 
@@ -90,7 +90,7 @@ class _Facts:
         return f"device {self.device[op]}: {op}"
 
     def inputs(self, op: Op) -> Iterator[tuple[Op, int]]:
-        """The inputs of `op`, and when each is available."""
+        """Return the inputs of `op`, and when each is available."""
         for need in self.costs.needs(op):
             if need in self.device:
                 yield need, self.arrival.get((need, op), self.end[need])
@@ -171,7 +171,7 @@ def _links(facts: _Facts) -> Iterator[str]:
 
 
 def _one_at_a_time(facts: _Facts, ops: list[Op], order: str, engine: str) -> Iterator[str]:
-    """`ops` run in their order, each after the end of the one before it."""
+    """Check that `ops` run in order, each after the end of the previous one."""
     for before, op in pairwise(ops):
         start = facts.start[op]
         if start < facts.start[before]:
@@ -212,7 +212,7 @@ def _grants(facts: _Facts) -> Iterator[str]:
 
 
 def _memory(facts: _Facts) -> Iterator[str]:
-    """The bytes held at each instant, releases before allocations."""
+    """Check the bytes held at each instant, releases before allocations."""
     if facts.limits is None:
         return
     for device, program in enumerate(facts.programs):
@@ -334,7 +334,7 @@ def _early_transfers(facts: _Facts) -> Iterator[str]:
             continue
         for first, second in pairwise(ops):
             keys = [(comes[op], facts.device[op], op.kind) for op in (first, second)]
-            # two that come at the very instant of a start may have come one after the other
+            # two requests at the very instant of a start may have been made one after the other
             tie = keys[0][0] == keys[1][0] == facts.start[first]
             if keys[1] < keys[0] and not tie:
                 later, sooner = format_times(comes[second], comes[first])

@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     for stream in (sys.stdout, sys.stderr):
-        # a character that the terminal cannot show becomes a question mark, not an error
+        # a character that the terminal cannot encode becomes a question mark, not an error
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
     complaint = _Complaint(words)

@@ -1,4 +1,4 @@
-"""What commands read: profiles with the limit of the command line, schedules by name or from a file."""
+"""Inputs of commands: profiles with the limit of the command line, schedules by name or from a file."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ..trace.files import FORMAT as TRACE_FORMAT
 
 
 def read_profile(arguments: argparse.Namespace) -> CostProfile:
-    """The profile, with the limit of the command line in the place of its own."""
+    """Read the profile; the limit of the command line replaces its own."""
     profile = load_profile(arguments.profile)
     limit = getattr(arguments, "memory_limit", None)
     return profile if limit is None else replace(profile, memory_limit=profile.limits(limit))
 
 
 def read_schedule(text: str, microbatches: int | None, profile: CostProfile | None) -> Schedule:
-    """The schedule that a name or a file stands for."""
+    """Return a schedule by name or from a file."""
     if is_file(text):
         schedule = Schedule.load(text)
         m = schedule.shape.microbatches
@@ -46,8 +46,8 @@ def read_schedule(text: str, microbatches: int | None, profile: CostProfile | No
 def read_trace(
     text: str, microbatches: int | None, profile: CostProfile | None, objective: str | None
 ) -> tuple[Trace, str | None]:
-    """The trace in a trace file, or the replay of a schedule by name or from a file; with why it does
-    not fit, where it does not.
+    """Return the trace in a trace file, or the replay of a schedule by name or from a file; and why it
+    does not fit, if so.
 
     Args:
         objective: None: what the schedule was solved for, or flush.
@@ -66,14 +66,14 @@ def read_trace(
 
 
 def is_file(text: str) -> bool:
-    """Whether a word names a schedule file, and not a schedule."""
+    """Whether an argument is a schedule file rather than the name of a schedule."""
     return text.endswith(".json") or Path(text).is_file()
 
 
 def check_start(
     start: Schedule | str | None, path: str, profile: CostProfile, microbatches: int
 ) -> None:
-    """Refuse a warm start that is for another problem.
+    """Raise for a warm start of another problem.
 
     Raises:
         OptPipeError: names what differs.

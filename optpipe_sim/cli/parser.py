@@ -1,4 +1,4 @@
-"""What the command line understands; light, so that ``--help`` and mistakes answer at once."""
+"""The parser of the command line; imports little, so that ``--help`` and usage errors are instant."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 
 class Command(Protocol):
-    """What the module of a command has."""
+    """The interface of a command's module."""
 
     EXAMPLE: str
     SUMMARY: str
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Add what the command understands."""
+        """Add the options of the command."""
 
     def run(self, arguments: argparse.Namespace, out: Out) -> int:
-        """Do what the arguments ask for; returns the exit status."""
+        """Run the command; return the exit status."""
 
 
 COMMANDS: dict[str, Command] = {
@@ -60,21 +60,21 @@ EXAMPLES = {name: command.EXAMPLE for name, command in COMMANDS.items()}
 
 
 class UsageError(OptPipeError):
-    """Arguments that make no sense; the message begins with the command."""
+    """Invalid arguments; the message begins with the command."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An `ArgumentParser` whose complaints are one line."""
+    """An `ArgumentParser` whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {one_line(message)} (see {self.prog} --help)")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The arguments of a command.
+    """Parse the arguments of a command.
 
     Raises:
-        UsageError: where they make no sense.
+        UsageError: if they are invalid.
         SystemExit: after ``--help`` and ``--version``.
     """
     parser, commands = _parsers()
@@ -84,7 +84,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if words[0] not in commands:
         _check_first(parser, commands, words[0])
     else:
-        # a misspelt option first, before what is then missing
+        # report a misspelt option before the arguments that are then missing
         chosen = commands[words[0]]
         for word in words[1:]:
             if (

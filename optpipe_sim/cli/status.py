@@ -2,5 +2,5 @@
 
 DONE, NO, BAD_INPUT, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 130, 141
 
-# Raised where a key changes its meaning or goes away; new keys may come at any time.
+# Raised when a key changes its meaning or is removed; keys may be added at any time.
 SCHEMA = 1

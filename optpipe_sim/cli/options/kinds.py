@@ -1,4 +1,4 @@
-"""The kinds of values that options take; each refuses others in a few words."""
+"""The types of option values; each refuses other values with a short message."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def count(text: str) -> int:
 
 
 def count_to(most: int) -> Callable[[str], int]:
-    """Counts of at most `most`."""
+    """Return the type of counts of at most `most`."""
 
     def limited(text: str) -> int:
         value = count(text)
@@ -43,7 +43,7 @@ def slices(text: str) -> int | str:
 
 
 def whole(text: str) -> int:
-    """A whole number of at least 0, of which a seed can be made."""
+    """A whole number of at least 0, usable as a seed."""
     try:
         value = int(text)
     except ValueError:
@@ -147,7 +147,7 @@ def treatments(text: str) -> list[str]:
 
 
 def names(text: str) -> list[str]:
-    """``1f1b,gis:group=6,chunks=3,zb-v`` as three names: KEY=VALUE goes on with the one before."""
+    """``1f1b,gis:group=6,chunks=3,zb-v`` as three names: KEY=VALUE continues the previous name."""
     names: list[str] = []
     for part in filter(None, map(str.strip, text.split(","))):
         if names and "=" in part and ":" not in part:

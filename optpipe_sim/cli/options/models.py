@@ -1,4 +1,4 @@
-"""What `estimate`, `advise` and `profile` ask of a model and a machine alike."""
+"""The options of models and machines that `estimate`, `advise` and `profile` share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def add_machine(parser: argparse.ArgumentParser) -> None:
-    """``--machine``, and what its rates are to be fitted to."""
+    """``--machine`` and ``--calibrate``."""
     parser.add_argument(
         "--machine", required=True, help="a name (a100, h100, ...) or a machine file (.yaml)"
     )
@@ -70,7 +70,7 @@ def add_layers(parser: argparse.ArgumentParser) -> None:
 
 
 def layer_list(text: str | None) -> list[int] | None:
-    """What ``--layers`` says."""
+    """Parse ``--layers``."""
     if text is None:
         return None
     try:
@@ -93,14 +93,14 @@ def add_levels(parser: argparse.ArgumentParser) -> None:
 
 
 def level_list(text: str | None) -> list[str] | None:
-    """What ``--levels`` says: an empty list for the usual ones."""
+    """Parse ``--levels``: an empty list for the usual ones."""
     return None if text is None else list(filter(None, text.split(",")))
 
 
 def model_and_machine(
     arguments: argparse.Namespace,
 ) -> tuple[Model, Machine, Calibration | None]:
-    """The model, the machine, and its rates as ``--calibrate`` fits them."""
+    """Return the model and the machine, with rates fitted by ``--calibrate``."""
     from ...costs import load_machine, load_model
 
     model, machine = load_model(arguments.model), load_machine(arguments.machine)

@@ -12,7 +12,7 @@ from .shared import add_objective
 
 
 def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
-    """The options of whatever searches."""
+    """Add the options of a search."""
     parser.add_argument(
         "--engine",
         choices=ENGINES,
@@ -65,7 +65,7 @@ def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
 
 
 def add_shape(parser: ArgumentParser, kind: Callable[[str], object], help: str) -> None:
-    """The options for other chunks and placements than the profile's."""
+    """Add the options for other chunks and placements than the profile's."""
     metavar = "V|any|profile" if kind is chunks else "V"
     parser.add_argument("--chunks", metavar=metavar, type=kind, help=help)
     parser.add_argument(
@@ -85,7 +85,7 @@ def add_shape(parser: ArgumentParser, kind: Callable[[str], object], help: str) 
 
 
 def search_options(arguments: Namespace, **changes: Any) -> SolveOptions:
-    """The options of `solve` that the command line gives; `changes` come before them."""
+    """Return the options of `solve` given on the command line; `changes` take precedence."""
     given = {name: value for name, value in vars(arguments).items() if name in KINDS}
     given = {name: value for name, value in given.items() if value is not None}
     for name in ("chunks", "slices"):

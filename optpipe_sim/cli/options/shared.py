@@ -42,14 +42,14 @@ def add_limit(parser: ArgumentParser) -> None:
 
 
 def add_problem(parser: ArgumentParser) -> None:
-    """A profile, ``-m`` and ``--memory-limit``: what a search or a comparison is about."""
+    """Add a profile, ``-m`` and ``--memory-limit``: the problem of a search or a comparison."""
     add_profile(parser)
     add_microbatches(parser, required=True)
     add_limit(parser)
 
 
 def add_schedule_problem(parser: ArgumentParser) -> None:
-    """``-m`` and ``--memory-limit`` for one schedule by name or file."""
+    """Add ``-m`` and ``--memory-limit`` for one schedule by name or file."""
     add_microbatches(parser, "needed with a name; a file says it itself")
     add_limit(parser)
 

@@ -1,4 +1,4 @@
-"""How ``compare`` looks: a table as wide as the terminal allows, and what to read from it."""
+"""The output of ``compare``: a table as wide as the terminal allows, and its conclusions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ...profile import CostProfile
     from ...trace import Trace
 
-# What gives way, step by step, where the terminal is narrow: cells of the idle bar, columns left out.
+# What is dropped, step by step, on narrow terminals: cells of the idle bar, then columns.
 LAYOUTS: tuple[tuple[int, frozenset[str]], ...] = (
     (24, frozenset()),
     (18, frozenset()),
@@ -54,7 +54,7 @@ def show_comparison(
     result: Comparison,
     files: dict[str, str],
 ) -> None:
-    """The table of `compare`, and what to read from it."""
+    """Print the table of `compare` and its conclusions."""
 
     out.print(Text("Schedules", "bold"), "on", headline(profile, arguments.microbatches))
     out.print()
@@ -65,7 +65,7 @@ def show_comparison(
     if result.interrupted:
         left = f"; not compared: {', '.join(result.left_out)}" if result.left_out else ""
         out.print(Text(f"interrupted: the rows so far{left}", "yellow"), soft_wrap=True)
-    alike: dict[str, list[str]] = {}  # many schedules may lack the same
+    alike: dict[str, list[str]] = {}  # many schedules may be refused for the same reason
     for name, reason in result.refused.items():
         alike.setdefault(reason.removeprefix(f"{name}: "), []).append(name)
     for reason, names in alike.items():
@@ -87,7 +87,7 @@ def show_comparison(
 
 
 def _verdict(out: Out, result: Comparison) -> None:
-    """What to read from the table."""
+    """Return the conclusions from the table."""
     best = result.rows[0]
     time = format_time(best.trace.cost_ns)
     if result.memory_limit is None:
@@ -122,7 +122,7 @@ def _verdict(out: Out, result: Comparison) -> None:
 
 
 def _memory(out: Out, result: Comparison) -> None:
-    """Where no limit is given: what the schedules take of memory, before one is called the fastest."""
+    """Without a limit: the memory that the schedules need, before one is called the fastest."""
     ordered = sorted(result.rows, key=lambda row: max(row.trace.peak_bytes))
     least, most = ordered[0], ordered[-1]
     text = f"No memory limit was given. On the fullest device {least.schedule} holds {_peak(least.trace)}"
@@ -136,7 +136,7 @@ def _peak(trace: Trace) -> str:
 
 
 def table(result: Comparison, console: Console) -> Table:
-    """The widest layout that the console has room for (in a pipe: about 100 columns, or 120 where
+    """Return the widest layout that fits the console (in a pipe: about 100 columns, or 120 where
     there are levels)."""
     most = 120 if any(row.levels for row in result.shown) else 100
     room = min(console.width, most) if console.width == PIPE_WIDTH else console.width
@@ -149,7 +149,7 @@ def table(result: Comparison, console: Console) -> Table:
 
 
 def legend(result: Comparison) -> Text:
-    """What the letters of the idle bars say."""
+    """Explain the letters of the idle bars."""
     used = [cause for cause in CAUSES if any(row.trace.idle_ns[cause] for row in result.shown)]
     text = Text("idle: ", "dim")
     for at, cause in enumerate(used):
@@ -176,7 +176,7 @@ def _table(result: Comparison, width: int, left_out: frozenset[str]) -> Table:
     ]
     if result.memory_limit is None:
         left_out |= {"of limit", "fits"}
-    if not any(row.levels for row in result.shown):  # no treatments are to choose from
+    if not any(row.levels for row in result.shown):  # there is no choice of treatments
         left_out |= {"recompute", "offload"}
     shown = [head for head in heads if head not in left_out]
     for head in shown:
@@ -223,7 +223,7 @@ def _cells(row: Row, width: int, most: float, time: _Unit, size: _Unit) -> dict[
 
 
 def _levels(row: Row) -> str:
-    """The level at which a schedule recomputes; how much, where it chooses for itself."""
+    """The level at which a schedule recomputes; the share of activations, if it chooses levels itself."""
     if row.plain is not None or not row.trace.recomputed:
         return ", ".join(row.levels if row.plain else ())
     shape = row.trace.schedule.shape
@@ -238,7 +238,7 @@ class _Unit(NamedTuple):
 
 
 def _unit(most: int, units: dict[str, int]) -> _Unit:
-    """The unit in which `most` has at least one digit before the point; one for a whole column."""
+    """The unit for a column, in which `most` has at least one digit before the point."""
     name, factor = next(
         (pair for pair in sorted(units.items(), key=lambda pair: -pair[1]) if most >= pair[1]),
         min(units.items(), key=lambda pair: pair[1]),
@@ -249,7 +249,7 @@ def _unit(most: int, units: dict[str, int]) -> _Unit:
 def idle_bar(shares: dict[str, float], most: float, width: int) -> Text:
     """A stacked bar of `width` cells for the share `most`: a letter per cell, coloured by cause.
 
-    Cells are dealt out by the running sum, so that a bar is as long as its sum says.
+    Cells follow the running sum, so that the length of a bar matches its sum.
     """
     bar, total, drawn = Text(), 0.0, 0
     for cause, share in shares.items():

@@ -1,4 +1,4 @@
-"""How ``confirm`` looks: the makespan, the ops, the ranks, where the difference arises, what is open."""
+"""The output of ``confirm``: makespan, ops, ranks, the causes of the difference, what was not checked."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from ...sim.difference import KindRow
     from .show import Out
 
-MOST_STEPS = 5  # of the critical path that are shown
-SHORTEST_NS = 5_000_000  # below it what the machine itself takes shows in a synthetic run
+MOST_STEPS = 5  # most steps of the critical path that are shown
+SHORTEST_NS = 5_000_000  # shorter ops show the overhead of the machine in a synthetic run
 HOW = {
     "synthetic": "one process per rank; ops sleep, messages are real",
     "gradient": "one process per rank; stages and messages are real",
@@ -40,7 +40,7 @@ def show_confirmation(
     found: Confirmation,
     files: dict[str, str],
 ) -> None:
-    """All of it, for people."""
+    """Print the whole confirmation."""
     machine, m = found.machine, found.difference.measured.schedule.shape.microbatches
     out.print(Text(arguments.schedule, "bold"), "on", headline(profile, m))
     load = "" if machine["load"] is None else f", load {machine['load']:g}"
@@ -123,7 +123,7 @@ def _results(out: Out, found: Confirmation) -> None:
 
 
 def _ops(out: Out, found: Confirmation) -> None:
-    """A row per stage: what its ops took in the median, and how much of the profile's that is."""
+    """Print a row per stage: the median durations of its ops, and their ratio to the profile's."""
     rows = {(row.kind, row.stage): row for row in found.difference.kinds}
     kinds = [kind for kind in OpKind if any(kind is known for known, _ in rows)]
     table = plain_table("stage", *(kind.name for kind in kinds))
@@ -176,7 +176,7 @@ def _signed(size: int) -> str:
 
 
 def _causes(out: Out, found: Confirmation) -> None:
-    """Where the difference arises, on the measured critical path."""
+    """Print where the difference arises on the measured critical path."""
     difference = found.difference
     total = difference.measured.makespan_ns - difference.predicted.makespan_ns
     sign = "+" if total > 0 else ""

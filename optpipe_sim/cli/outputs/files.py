@@ -2,8 +2,8 @@
 
 An output is refused before work begins where it cannot be written, where it is also an input or
 another output of the command (links and hard links seen through), and where it is a default name
-that is taken. What goes to standard output is not mixed with the answer: text for people then goes
-to standard error, and ``--json`` refuses.
+that is taken. Standard output is never shared with the answer: text for people then goes
+to standard error, and ``--json`` is refused.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def check_files(arguments: argparse.Namespace) -> bool:
     """Fill in default names and refuse outputs that would destroy something or cannot be written.
 
     Returns:
-        Whether an output goes to standard output, so that nothing else may.
+        Whether an output goes to standard output, so that nothing else may go there.
 
     Raises:
         OptPipeError: one line that names the option, the file and what is wrong.
@@ -95,12 +95,12 @@ def check_files(arguments: argparse.Namespace) -> bool:
 
 
 def rewritable(path: str | None) -> str | None:
-    """`path`, if it can be written again and again while work goes on; None for a device or a pipe."""
+    """Return `path` if it can be rewritten repeatedly during a run; None for a device or a pipe."""
     return None if path is None or is_stream(path) else path
 
 
 def _fill_in(arguments: argparse.Namespace) -> None:
-    """Give a name where users left it out (`export`); never that of a file which exists."""
+    """Fill in a name that the user left out (`export`); never that of an existing file."""
     endings = getattr(arguments, "default_endings", None)
     if endings is None or arguments.out is not None:
         return
@@ -113,7 +113,7 @@ def _fill_in(arguments: argparse.Namespace) -> None:
 
 
 def _check_window(arguments: argparse.Namespace) -> None:
-    """Refuse a part of a picture where none is drawn, and one that is empty whatever is drawn."""
+    """Refuse a window without a picture, and one that is always empty."""
     start, end = (getattr(arguments, f"window_{edge}", None) for edge in ("from", "to"))
     if (start or end) and not arguments.gantt:
         raise OptPipeError(
@@ -170,7 +170,7 @@ def _check_writable(output: _File) -> None:
 
 
 def _check_apart(inputs: list[_File], outputs: list[_File]) -> None:
-    """Refuse an output that is an input or another output, by whatever name."""
+    """Refuse an output that is an input or another output, also through links."""
     # a terminal is read and written; what is written to /dev/null is discarded
     read = {file_identity(file.path): file for file in inputs if not _is_device(file.path)}
     written: dict[tuple[int, int] | str, _File] = {}

@@ -1,4 +1,4 @@
-"""How ``frontier`` looks: a table by memory limit, and what next."""
+"""The output of ``frontier``: a table by memory limit, and the next commands."""
 
 from __future__ import annotations
 

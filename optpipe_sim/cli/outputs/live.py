@@ -1,4 +1,4 @@
-"""What `solve` shows and logs while it works."""
+"""What `solve` shows and logs while it runs."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Watch = Callable[["Race"], None]
 
 @contextmanager
 def watching(out: Out, title: str, seconds: float) -> Iterator[Watch]:
-    """A line on stderr that says how far a solver is; nothing where stderr is no terminal.
+    """Show a solver's progress in a line on stderr; nothing if stderr is not a terminal.
 
-    No thread of its own moves it: engines are started as copies of this process.
+    No thread updates it, since engines are started as copies of this process.
     """
     if out.json or out.quiet or not sys.stderr.isatty():
         yield lambda race: None
@@ -46,7 +46,7 @@ def watching(out: Out, title: str, seconds: float) -> Iterator[Watch]:
 
 
 class _View:
-    """The line, drawn anew each time it is asked for."""
+    """The line, rendered afresh at each refresh."""
 
     def __init__(self, title: str, seconds: float) -> None:
         self.title, self.seconds = title, seconds
@@ -79,10 +79,10 @@ def _told(race: Race, seconds: float) -> list[Spinner | Text]:
 class Log:
     """A CSV of seconds, objective and bound, a row per improvement; the file is whole at all times.
 
-    A device or a pipe, which nothing can rewrite, gets its rows in the end, from `write`.
+    A device or a pipe, which cannot be rewritten, gets its rows at the end, from `write`.
 
     Attributes:
-        error: why it could not be written the last time, as when a disk is full; the rows are kept.
+        error: why the last write failed, as when a disk is full; the rows are kept.
     """
 
     def __init__(self, path: str) -> None:
@@ -103,7 +103,7 @@ class Log:
                 self.write()
 
     def write(self) -> None:
-        """The rows so far; a search does not end because of its log."""
+        """Write the rows so far; an error does not end the search."""
         try:
             write_text(self.path, "\n".join(self.rows) + "\n")
             self.error = None

@@ -1,4 +1,4 @@
-"""Where answers go (a terminal, a pipe without colours, JSON), and the pieces they are made of."""
+"""The destination of answers (a terminal, a pipe without colours, JSON), and their parts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ CAUSE_STYLES = {
     "memory": "black on #cc79a7",
     "drain": "white on #0072b2",
 }
-PIPE_WIDTH = 1000  # without a terminal nothing has to be cut or wrapped
+PIPE_WIDTH = 1000  # without a terminal nothing needs to be cut or wrapped
 
 
 class _Console(Console):
@@ -42,7 +42,7 @@ class _Console(Console):
 
 
 class Out:
-    """Where a command's answer goes: JSON, or text with or without the extras.
+    """The destination of a command's answer: JSON, or text with or without hints.
 
     Args:
         aside: text goes to stderr, as a file of the command goes to stdout.
@@ -54,29 +54,29 @@ class Out:
         self.console = _Console(width=piped, highlight=False, soft_wrap=False, stderr=aside)
 
     def result(self, data: Mapping[str, Any]) -> None:
-        """The JSON object, where it is asked for, with the version of its keys."""
+        """Print the JSON object, with the version of its keys, if ``--json`` is given."""
         if self.json:
             print(json.dumps({"schema": SCHEMA, **data}, allow_nan=False))
             self.answered = True
 
     def print(self, *parts: Any, **options: Any) -> None:
-        """Text for people."""
+        """Print text for people."""
         if not self.json:
             self.console.print(*parts, **options)
 
     def wait(self, text: str) -> None:
-        """What takes a while, for people who did not ask for quiet; on stderr, as progress is."""
+        """Announce something slow on stderr, as progress does, unless ``--quiet`` is given."""
         if not self.json and not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
     def hint(self, *parts: Any, **options: Any) -> None:
-        """Text for people who did not ask for quiet."""
+        """Print text for people unless ``--quiet`` is given."""
         if not self.quiet:
             self.print(*parts, **options)
 
     @contextmanager
     def progress(self, title: str) -> Iterator[Progress]:
-        """A bar on stderr while something takes long; nothing where stderr is no terminal."""
+        """Show a progress bar on stderr; nothing if stderr is not a terminal."""
         if self.json or self.quiet or not sys.stderr.isatty():
             yield lambda name, done, total: None
             return
@@ -94,10 +94,10 @@ class Out:
 
 
 def plain_table(*heads: str, left: Collection[str] = (), gap: int = 2) -> Table:
-    """An empty table without lines but one below its heads.
+    """Return an empty table with only a line below its headers.
 
     Args:
-        left: columns of text; by default the first. The others are aligned to the right, as numbers are.
+        left: columns of text (default: the first). Others are right-aligned, as numbers.
         gap: spaces between columns.
     """
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, gap, 0, 0))
@@ -124,7 +124,7 @@ def limit_text(profile: CostProfile) -> str:
 
 
 def program() -> str:
-    """How to call this program again: by name where the PATH has it, else as it was called."""
+    """Return the command for this program: its name if that is on the PATH, else as it was called."""
     called = Path(sys.argv[0])
     if called.name == "__main__.py":
         return "python -m optpipe_sim"
@@ -132,7 +132,7 @@ def program() -> str:
 
 
 def warn(out: Out, profile: CostProfile) -> None:
-    """What an estimated profile warns of."""
+    """Print the warnings of an estimated profile."""
     for text in profile.meta.get("warnings", ()):
         out.print(Text(f"warning: {text}", "yellow"), soft_wrap=True)
 
@@ -155,7 +155,7 @@ def peak_text(trace: Trace) -> str:
 
 
 def failed(out: Out, failures: Mapping[str, str]) -> None:
-    """What went wrong in a search that has an answer nevertheless."""
+    """Report the failures of a search that has an answer nevertheless."""
     for engine, reason in failures.items():
         if engine != "save":  # the command ends with it
             line(out, "failed", Text(f"{engine}: {reason}", "yellow"))
@@ -171,12 +171,12 @@ def hint(out: Out, text: str, code: bool = False) -> None:
 
 
 def percent(share: float) -> str:
-    """A share for people: ``97%``, and no more digits than they would read."""
+    """Format a share for people: ``97%``, with few digits."""
     return f"{share:.0%}" if share < 10 else ">999%"
 
 
 def idle_shares(trace: Trace) -> dict[str, float]:
-    """Idle time by cause as a share of all device time."""
+    """Return idle time by cause as a share of all device time."""
     total = trace.makespan_ns * trace.schedule.shape.devices
     idle = trace.idle_ns
     return {cause: idle[cause] / total for cause in CAUSES}

@@ -1,4 +1,4 @@
-"""How ``solve`` looks: the schedule's measures, its proof, the published schedules beside it, what next."""
+"""The output of ``solve``: the schedule's measures, its proof, the published schedules, the next commands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ...solvers.result import SolveResult
     from ...trace import Trace
 
-KNOWN = ("warm start", "cache", "cache, adapted")  # who finds without searching
-TUNING_S = 1.0  # to look for the best options of a published schedule
+KNOWN = ("warm start", "cache", "cache, adapted")  # sources of schedules that need no search
+TUNING_S = 1.0  # seconds to find the best options of a published schedule
 MANY_OPS = 200_000  # beyond this the published schedules are not built for comparison
 
 
@@ -73,7 +73,7 @@ def show_solution(
 
 
 def _show_margin(out: Out, margin: dict[str, Any]) -> None:
-    """What the plan takes within its margins, and what each of them costs."""
+    """Print the time of the plan within its margins, and the cost of each margin."""
     planned, bound = margin["planned_ns"], margin["planned_bound_ns"]
     text = f"{Margins(**margin['margins'])}: at most {format_time(planned)} within them"
     line(out, "margins", f"{text}, at most {planned / max(1, bound) - 1:.2%} above the best plan")
@@ -122,7 +122,7 @@ def _untried(result: SolveResult) -> Text:
 
 
 def _fixed(profile: CostProfile, result: SolveResult) -> tuple[str, Trace] | None:
-    """The fastest published schedule that fits."""
+    """Return the fastest published schedule that fits."""
     from ...solvers.fixed import best_fixed, best_tuned, published
     from ...solvers.variants import GROUPED
 
@@ -138,7 +138,7 @@ def _fixed(profile: CostProfile, result: SolveResult) -> tuple[str, Trace] | Non
 
 
 def _against(trace: Trace, fixed: tuple[str, Trace] | None) -> Text:
-    """How it stands to the fastest published schedule that fits."""
+    """Compare with the fastest published schedule that fits."""
     if fixed is None:
         return Text("no published schedule fits this limit", "green")
     name, other = fixed
@@ -158,7 +158,7 @@ def _hints(
     result: SolveResult,
     fixed: tuple[str, Trace] | None,
 ) -> None:
-    """What to try next."""
+    """Suggest the next commands."""
     trace = result.trace
     assert trace is not None
     path, m = shlex.quote(arguments.profile), arguments.microbatches
@@ -183,6 +183,6 @@ def _hints(
 
 
 def _steps(least: int, top: int) -> tuple[int, int, int]:
-    """From, to and step of six limits or more between two, in round numbers."""
+    """Return start, end and step of at least six limits between two, in round numbers."""
     step = 1 << (max(1, (top - least) // 6).bit_length() - 1)
     return -(-least // step) * step, top // step * step, step

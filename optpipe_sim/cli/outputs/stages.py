@@ -16,11 +16,11 @@ def show_stages(
     times: Callable[[int], Sequence[str]],
     more: tuple[str, Callable[[int], str]] | None = None,
 ) -> None:
-    """A row for each run of equal stages.
+    """Print a row for each run of equal stages.
 
     Args:
-        ops, times: heads of the columns of times, and the cells of a stage there.
-        more: head of a last column, and the cell of a stage.
+        ops, times: headers of the columns of times, and a stage's cells in them.
+        more: header of a last column, and a stage's cell in it.
     """
     heads = ["stages", "layers", *ops, "kept F to B", "to W", "O", "R", "static"]
     table = plain_table(*heads, *([more[0]] if more else []))
@@ -40,7 +40,7 @@ def show_stages(
 
 
 def show_levels(out: Out, profile: CostProfile) -> None:
-    """The levels of recomputation of a stage in the middle of the pipeline."""
+    """Print the levels of recomputation of a stage in the middle of the pipeline."""
     stage = len(profile.stages) // 2
     cost = profile.stages[stage]
     if not cost.recompute:
@@ -59,7 +59,7 @@ def show_levels(out: Out, profile: CostProfile) -> None:
 
 
 def most_chunks_text(profile: CostProfile) -> str:
-    """How far the stages divide, in a sentence."""
+    """Say in a sentence into how many chunks the stages can be divided."""
     most = profile.most_chunks
     if most is None:
         return "stages divide anywhere"
@@ -73,7 +73,7 @@ def _layers_text(profile: CostProfile, stage: int) -> str:
 
 
 def _runs(profile: CostProfile) -> list[tuple[int, int]]:
-    """First and last stage of each run of equal ones."""
+    """Yield the first and the last stage of each run of equal ones."""
     found: list[tuple[int, int]] = []
     for at, cost in enumerate(profile.stages):
         if found and profile.stages[found[-1][0]] == cost:

@@ -1,4 +1,4 @@
-"""The files that commands write of one trace, and the page that several write."""
+"""The files that commands write for a trace, and the page that several commands write."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def write_trace(
     arguments: argparse.Namespace, trace: Trace, progress: Progress | None = None
 ) -> dict[str, str]:
-    """The files asked for of one trace, each with what it holds."""
+    """Write the requested files of a trace; return each with its content in words."""
     files: dict[str, str] = {}
     if arguments.save:
         trace.schedule.save(arguments.save)
@@ -42,10 +42,10 @@ def write_trace(
 def write_page(
     arguments: argparse.Namespace, make: Callable[[tuple[str, ...]], Report]
 ) -> dict[str, str]:
-    """The page, where one is asked for.
+    """Write the page if it is requested.
 
     Args:
-        make: makes it; is given the command line, which the page shows.
+        make: makes the page, given the command line, which the page shows.
     """
     if not arguments.report:
         return {}
@@ -54,7 +54,7 @@ def write_page(
 
 
 def write_trace_page(arguments: argparse.Namespace, trace: Trace) -> dict[str, str]:
-    """The page of one trace, where it is asked for."""
+    """Write the page of a trace if it is requested."""
 
     def make(command: tuple[str, ...]) -> Report:
         from ...report.report import Report

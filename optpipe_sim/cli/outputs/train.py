@@ -25,7 +25,7 @@ _Row = Mapping[str, Any]
 
 
 def phase_cells(phase: _Row) -> list[str]:
-    """One row of the table: a schedule and what came of it."""
+    """Return one row of the table: a schedule and its measures."""
     held = phase.get("held_bytes")
 
     def time(ns: int | None) -> str:
@@ -94,7 +94,7 @@ def _switch(switch: _Row) -> str:
 
 
 def csv_text(rows: Sequence[_Row], losses: Sequence[float] | None) -> str:
-    """Every step, a line each."""
+    """Return the CSV, a line per step."""
     keys = ["step", "loss", "epoch", "makespan_ns", "wall_ns", "between_ns"]
     lines = [",".join([*keys, "usual", "loss_unpipelined"])]
     for at, row in enumerate(rows):
@@ -105,7 +105,7 @@ def csv_text(rows: Sequence[_Row], losses: Sequence[float] | None) -> str:
 
 
 def markdown(arguments: argparse.Namespace, task: TrainTask, answer: _Row) -> str:
-    """The page of a run, with its provenance."""
+    """Return the Markdown page of a run, with its provenance."""
     from ...runtime.measure.machine import provenance
     from ...runtime.measure.profiler import check_device
 
@@ -132,7 +132,7 @@ def markdown(arguments: argparse.Namespace, task: TrainTask, answer: _Row) -> st
 
 
 def command(arguments: argparse.Namespace) -> str:
-    """The command that does it again."""
+    """Return the command that repeats the run."""
     words = ["optpipe-sim train", "--model", arguments.model, "--stages", str(arguments.stages)]
     words += ["-m", str(arguments.microbatches), "--steps", str(arguments.steps)]
     if arguments.memory_limit is not None:

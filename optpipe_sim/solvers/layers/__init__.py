@@ -1,1 +1,1 @@
-"""Which layers go on which stage, chosen together with schedule and treatments."""
+"""The search for the layers of each stage together with schedule and treatments."""

@@ -1,4 +1,4 @@
-"""What no schedule of any layout beats: the least, over all ways to cut a model into stages, of a bound.
+"""A lower bound for every layout: the least bound over all ways to cut a model into stages.
 
 A layout gives every stage a run of at least one item, in model order.
 
@@ -7,13 +7,13 @@ A layout gives every stage a run of at least one item, in model order.
 backwards behind it, the backwards before it. These depend on i, j and s alone where every other stage
 counts as the sum of its items, each backward as the cheaper of B and BW, no weight gradient: none of
 them is longer in any layout. So the least over layouts of the worst stage's bound is found by dynamic
-programming over (s, j). The bound of a run costs milliseconds, the work of its items after the head of
-the pipeline nothing: runs start with the latter, and those of the best layout get the former until all
-runs of the best layout have it. Stopped before, what has been reached is a bound as well.
+programming over (s, j). The bound of a run takes milliseconds to compute, a simpler one (the head of the
+pipeline and the work of its items) almost nothing: all runs start with the simpler one, and those of the
+best layout are refined until all of its runs are. The value is a bound at any time before, too.
 
-*Several stages per device.* A device works for m times the items that it has, whichever they are, after
-as many hops and first items as there are stages before its first one. The least over all ways to deal
-out the items, contiguous or not, of the longest such time is no more than that of any layout.
+*Several stages per device.* A device works for m times its items, whichever they are, after as many
+messages and first items as there are stages before its first one. The least over all ways to
+distribute the items, contiguous or not, of the longest such time is no more than that of any layout.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from ...profile.items import StageMaker
 from ...stage_cost import StageCost
 
 MOST_CELLS = 2**22  # runs of items on stages; with more only the work of all items is counted
-MOST_RARE = 64  # items that are unlike most
+MOST_RARE = 64  # most items that differ from the usual kind
 
 
 class Runs:
-    """Bounds of every run of items as every stage, one stage per device, and the best layouts by them.
+    """Bounds of every run of items on every stage, one stage per device, and the best layouts by them.
 
     Attributes:
         ns: (stages, items + 1, items + 1) int64: of stage s with the items from i on, before j.
@@ -63,7 +63,7 @@ class Runs:
         hop = profile.t_comm_ns if objective == "flush" else 0
         self.ns = np.array([run + s * hop for s in range(p)])
         at = np.arange(count + 1)
-        for s in range(p):  # at least one item each, here, before and behind
+        for s in range(p):  # at least one item each, here, before and after
             allowed = (at[:, None] < at[None, :]) & (at[:, None] >= s)
             allowed &= (at[None, :] <= count - (p - 1 - s)) & ((at[:, None] == 0) == (s == 0))
             allowed &= (at[None, :] == count) == (s == p - 1)
@@ -71,15 +71,15 @@ class Runs:
         self.known = np.zeros(self.ns.shape, bool)
 
     def best(self, over: Callable[[], bool]) -> tuple[int, list[int]]:
-        """The bound of the best layout and how many items its stages have; with all bounds of its runs,
-        unless `over` ends it before."""
+        """Return the bound of the best layout and the number of items of its stages; all of its runs have
+        their bounds, unless `over` ends the search before."""
         while True:
             least, counts = self.layout()
             if least >= NEVER or over() or not self._look(counts):
                 return least, counts
 
     def _look(self, counts: Sequence[int]) -> bool:
-        """Work out the bounds of the runs of a layout; whether any was missing."""
+        """Compute the bounds of the runs of a layout; return whether any was missing."""
         missing = False
         for s, (first, last) in enumerate(pairwise([0, *accumulate(counts)])):
             if not self.known[s, first, last]:
@@ -89,7 +89,7 @@ class Runs:
         return missing
 
     def _bound(self, s: int, first: int, last: int) -> int:
-        """The bound of stage s with these items."""
+        """Return the bound of stage s with these items."""
         p, count = self.profile.devices, len(self.profile.items)
         own = self.maker.stage(first, last)
         before = [*range(s), first] if s else [0]
@@ -105,14 +105,14 @@ class Runs:
         return fill_and_drain_parts(others, self.microbatches, self.objective, limit, only=s)[0].ns
 
     def _chain(self, first: int, last: int) -> StageCost:
-        """Another stage with these items, as long as it takes to pass it."""
+        """Return another stage with these items, which counts with the time to pass it."""
         f, back = (line[last] - line[first] for line in (self.forward, self.backward))
         copies = None if self.profile.offload is None else 0
         return StageCost(f, back, 0, t_offload_ns=copies, t_reload_ns=copies)
 
     def layout(self) -> tuple[int, list[int]]:
-        """The least bound of a layout by what is known so far; of the layouts that have it, the one
-        whose stages have the least sum of squares."""
+        """Return the least bound of a layout by the bounds so far; among the layouts that have it, the one
+        with the least sum of squares over its stages."""
         least = int(_dp(self.ns, np.maximum)[0])
         if least >= NEVER:
             return NEVER, []
@@ -126,7 +126,7 @@ def _ends(borders: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def _dp(ns: np.ndarray, joined: np.ufunc) -> tuple[float, list[int]]:
-    """The least value of a layout, and its counts: the values of its runs joined, stage by stage."""
+    """Return the least value of a layout, and its counts: the values of its runs joined, stage by stage."""
     reach, choices = ns[0, 0], []
     for own in ns[1:]:
         values = joined(reach[:, None], own)
@@ -146,11 +146,11 @@ def layout_bound(
     memory_limit: int | Sequence[int] | None = None,
     seconds: float = 5.0,
 ) -> tuple[Bound, list[int] | None]:
-    """A bound for every layout of the profile's items on its chunks and placement; and, with one
-    chunk per device, the layout whose own bound is about that.
+    """Return a bound for every layout of the profile's items on its chunks and placement; and, with one
+    chunk per device, a layout whose own bound is close to it.
 
     Args:
-        seconds: after which a weaker bound will do.
+        seconds: after which a weaker bound is returned.
     """
     passing = Bound(_one_microbatch(profile, objective), "one microbatch, any layout")
     count, p = len(profile.items), profile.devices
@@ -165,7 +165,7 @@ def layout_bound(
 
 
 def _one_microbatch(profile: CostProfile, objective: str) -> int:
-    """All F's and backwards of a microbatch, and its messages."""
+    """Return the time of all F's and backwards of a microbatch, and of its messages."""
     if objective != "flush":
         return 0
     chain = sum(item.cost.t_f_ns + min(item.cost.t_b_ns, item.cost.fused_ns) for item in profile.items)  # fmt: skip
@@ -174,7 +174,7 @@ def _one_microbatch(profile: CostProfile, objective: str) -> int:
 
 
 def _dealt(profile: CostProfile, microbatches: int, objective: str) -> int:
-    """The least longest device time over all ways to deal out the items."""
+    """Return the least maximum device time over all ways to distribute the items."""
     first, *body, last = profile.items
     place, m, p = profile.placement, microbatches, profile.devices
     heads, pinned, held = [0] * p, [0] * p, [0] * p
@@ -210,8 +210,8 @@ def _dealt(profile: CostProfile, microbatches: int, objective: str) -> int:
 def _holds(
     room: Sequence[int], least: Sequence[int], ns: int, count: int, other: int, few: int
 ) -> bool:
-    """Whether `count` items of `ns` each and `few` of `other` fit into what room devices have, each of
-    which takes its least number of items."""
+    """Whether `count` items of `ns` each and `few` of `other` fit into the time left on the devices, each of
+    which takes at least its least number of items."""
     reach = [0] + [
         -1
     ] * few  # the most items of the usual kind, by how many of the other are placed

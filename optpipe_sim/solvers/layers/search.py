@@ -1,9 +1,9 @@
-"""The best schedule where the layers on each stage are free as well.
+"""The best schedule when the layers of each stage are free, too.
 
-The given layout comes first, as `solve` would have it. Then layouts that bounds and work suggest, one
-for each number of chunks and placement. Then moves: a layer goes from one stage to another, those
-between pass one on, and the best schedule so far is replayed in its order; what gains is kept, and
-searched again. So the result is never above that of the given layout.
+First the given layout is solved, as by `solve`; then layouts that bounds and work suggest, one for each
+number of chunks and placement; then moves: a layer goes from one stage to another, the stages between pass
+one on, and the best schedule so far is replayed in its order. Improvements are kept and searched
+again, so the result is never slower than that of the given layout.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class LayersResult:
 
     @property
     def words(self) -> list[str]:
-        """What each stage holds, as ``embedding + 3``."""
+        """The items of each stage, as ``embedding + 3``."""
         return layout_words(self.profile.items, self.counts)
 
     @property
     def saved(self) -> float:
-        """How much less time it takes than the best found for the given layout."""
+        """The share of time saved against the best schedule found for the given layout."""
         return 1 - self.result.objective_ns / self.given.objective_ns
 
     @property
     def surely_saved(self) -> float:
-        """How much less time it takes than any schedule of the given layout, which is proven."""
+        """The proven share of time saved against any schedule of the given layout."""
         return max(0.0, 1 - self.result.objective_ns / self.given.lower_bound_ns)
 
     def measures(self) -> dict[str, Any]:
@@ -101,11 +101,11 @@ def solve_layers(
     on_wait: Callable[[], None] = no_report,
     **options: Any,
 ) -> LayersResult:
-    """The best schedule for any layout of the profile's items on its stages, and a bound for all of them.
+    """Find the best schedule over all layouts of the profile's items on its stages, and a bound for all of them.
 
     Args:
         profile: with `items`. The layout of its own stages is the given one.
-        options: of `solve` (see `SolveOptions`), but for margins and evaluations. With ``chunks``
+        options: of `solve` (see `SolveOptions`), except margins and evaluations. With ``chunks``
             ``any`` every number of chunks and placement has layouts of its own.
         watch, on_wait: as for `solve`.
 
@@ -141,7 +141,7 @@ class _Search:
         self.makers: dict[int, StageMaker] = {}
 
     def run(self) -> LayersResult:
-        """All of it."""
+        """Run the whole search."""
         given = self._given()
         for one in given:
             with suppress(OutOfMemory):
@@ -168,8 +168,8 @@ class _Search:
     # -- layouts ----------------------------------------------------------------------------------
 
     def _given(self) -> list[CostProfile]:
-        """The given layout, with each number of chunks and placement that may be chosen: its stages
-        merged or divided where that is possible, else an even share."""
+        """Return the given layout with each number of chunks and placement that may be chosen: its stages
+        merged or divided if possible, else an even share."""
         own, count = self.profile, len(self.profile.items)
         if self.options.chunks == "any":
             most = min(MOST_CHUNKS, count // own.devices)
@@ -202,7 +202,7 @@ class _Search:
         )
 
     def _bounds(self, given: Sequence[CostProfile]) -> tuple[list[Bound], list[CostProfile]]:
-        """Per shape, a bound for all of its layouts; and the layouts that may be better than given ones."""
+        """Return, per shape, a bound for all of its layouts; and layouts that may be better than the given ones."""
         bounds, found = [], []
         share = BOUND_SHARE * self.options.time_limit / len(given)
         for one in given:
@@ -218,11 +218,11 @@ class _Search:
 
     @property
     def left(self) -> float:
-        """Seconds."""
+        """Seconds left."""
         return self.options.time_limit - (time.monotonic() - self.began)
 
     def _done(self, bound: Bound) -> bool:
-        """Whether the time is up, or nothing can be better than the best by more than the gap."""
+        """Whether the time is up, or the incumbent is within the gap of the bound."""
         if self.best is None:
             return False
         done = within(self.best.objective_ns, bound.ns, self.options.gap)
@@ -231,7 +231,7 @@ class _Search:
     def _solve(
         self, shapes: Sequence[CostProfile], share: float, start: Schedule | None = None
     ) -> SolveResult:
-        """Search among some layouts for a share of the time."""
+        """Search some layouts for a share of the time."""
         seconds = max(LEAST_S, min(share * self.options.time_limit, self.left))
         own = replace(self.options, time_limit=seconds, chunks="own", placement="own")
         passed = time.monotonic() - self.began
@@ -249,7 +249,7 @@ class _Search:
         return found
 
     def _move(self) -> bool:
-        """Move layers of the best as long as that gains, then search on; whether there was any time."""
+        """Move layers of the incumbent as long as that helps, then search again; return whether any move helped."""
         assert self.best is not None
         assert self.best.trace is not None
         trace = self.best.trace
@@ -268,7 +268,7 @@ class _Search:
     def _better(
         self, layout: CostProfile, schedule: Schedule, cost_ns: int, until: float
     ) -> tuple[CostProfile, int] | None:
-        """The first layout that one move makes in which the same order takes less time, and that time."""
+        """Return the first layout one move away in which the same order takes less time, and that time."""
         for counts in moves(_counts(layout), layout):
             if time.monotonic() > until:
                 return None
@@ -301,7 +301,7 @@ class _Search:
         )
         first = given or self.best
         assert first.trace is not None
-        if first.trace.profile == layout:  # what searching on gains is not saved by the layout
+        if first.trace.profile == layout:  # gains from searching longer are not due to the layout
             first = self.best
         before = layout if first.trace is None else first.trace.profile
         return LayersResult(result, layout, _counts(layout), first, _counts(before))
@@ -314,8 +314,8 @@ def _counts(layout: CostProfile) -> list[int]:
 def moves(
     counts: Sequence[int], layout: CostProfile, load: Sequence[int] | None = None
 ) -> Iterator[list[int]]:
-    """Layouts with one item less on one stage and one more on another; from the busiest devices to the
-    idlest first (by `load`; None: by work), and with many stages only between neighbours."""
+    """Yield layouts with one item less on one stage and one more on another: first from the busiest to the
+    idlest devices (by `load`; None: by work), and with many stages only between neighbours."""
     busy = device_work(layout) if load is None else load
     work = [busy[device] for device in layout.placement]
     pairs = sorted((work[b] - work[a], abs(a - b), a, b) for a, b in _pairs(counts))
@@ -323,7 +323,7 @@ def moves(
 
 
 def _pairs(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Stages from and to which an item may move; with many stages only neighbours."""
+    """Yield the stages from and to which an item may move; with many stages only neighbours."""
     for a, b in permutations(range(len(counts)), 2):
         if counts[a] > 1 and (len(counts) <= MOST_STAGES or abs(a - b) == 1):
             yield a, b
@@ -337,7 +337,7 @@ def _moved(counts: Sequence[int], a: int, b: int) -> list[int]:
 
 
 def device_work(layout: CostProfile) -> list[int]:
-    """Per device, the work of a microbatch, ns."""
+    """Return, per device, the work of a microbatch in ns."""
     busy = [0] * layout.devices
     for device, cost in zip(layout.placement, layout.stages, strict=True):
         busy[device] += cost.work_ns
@@ -345,8 +345,8 @@ def device_work(layout: CostProfile) -> list[int]:
 
 
 def balanced(profile: CostProfile) -> list[int]:
-    """A layout whose busiest device has little work: an even share, improved by moves of one item for as
-    long as the busiest devices get less to do."""
+    """Return a layout whose busiest device has little work: an even share, improved by moves of one item
+    while that reduces the load of the busiest devices."""
     work = np.cumsum([0, *(item.cost.work_ns for item in profile.items)])
     place = np.array(profile.placement)
 

@@ -112,7 +112,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Run, set side by side, show."""
+    """Run, compare, print."""
     from ...inputs import read_profile, read_schedule
     from ...outputs.confirm import show_confirmation
     from ..costs.profile import need_torch
@@ -180,7 +180,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 
 def _check_mode(arguments: argparse.Namespace, profile: CostProfile) -> None:
-    """Refuse options that this mode would not heed."""
+    """Refuse options that this mode would ignore."""
     mode = arguments.mode
     if arguments.stretch > 1 and mode != "synthetic":
         raise OptPipeError(f"--stretch: only for --mode synthetic; ops of {mode} are real")
@@ -200,7 +200,7 @@ def _model(arguments: argparse.Namespace) -> Model | None:
 
 
 def _write(arguments: argparse.Namespace, found: Confirmation) -> dict[str, str]:
-    """The files asked for."""
+    """Write the requested files."""
     files: dict[str, str] = {}
     trace: Any = found.difference.measured
     if arguments.figure:

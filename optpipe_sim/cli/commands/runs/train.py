@@ -1,4 +1,4 @@
-"""``train``: a real training run on this machine's CPU, which goes over to better schedules."""
+"""``train``: a real training run on this machine's CPU that switches to better schedules."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
         limit=limit,
         lr=arguments.lr,
         online=None if arguments.no_switch else online,
-        # as ranks see it, wherever they are
+        # as ranks see it, whatever their working folder
         checkpoints=arguments.checkpoint and str(Path(arguments.checkpoint).absolute()),
         every=arguments.every,
         resume=arguments.resume,
@@ -200,7 +200,7 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
 
 
 def _measured(plan: Any, levels: list[str] | None, out: Out) -> CostProfile:
-    """Bytes, copies and first times of the stages, each alone."""
+    """Measure bytes, copies and first times of the stages, each by itself."""
     from ....runtime.measure.footprint import USUAL_LEVELS
     from ....runtime.train.train import first_costs
 
@@ -209,7 +209,7 @@ def _measured(plan: Any, levels: list[str] | None, out: Out) -> CostProfile:
 
 
 def _news(progress: Any, steps: int) -> Any:
-    """Shows rows and events on the bar as they come."""
+    """Shows rows and events on the bar as they arrive."""
     last = "starting"
     step = 0
 

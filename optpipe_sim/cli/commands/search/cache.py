@@ -22,7 +22,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Say what is kept on disk, or forget it."""
+    """List the schedules on disk, or delete them."""
     from ....solvers.race.cache import open_cache
     from ....units import format_size
     from ...outputs import show

@@ -113,7 +113,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 
 def _write(arguments: argparse.Namespace, out: Out, curve: Frontier, files: dict[str, str]) -> None:
-    """The files that are asked for."""
+    """Write the requested files."""
     if arguments.csv:
         _write_csv(arguments.csv, curve.points)
         files[arguments.csv] = "the points"
@@ -134,7 +134,7 @@ def _page(curve: Frontier, command: tuple[str, ...]) -> Report:
 
 
 class _Teller:
-    """Says on stderr which limit is at work, and keeps the CSV whole."""
+    """Shows the current limit on stderr, and keeps the CSV complete."""
 
     def __init__(
         self, arguments: argparse.Namespace, progress: Progress, done: list[Point]
@@ -150,7 +150,7 @@ class _Teller:
     def point(self, point: Point) -> None:
         self.done.append(point)
         if rewritable(self.arguments.csv):
-            with suppress(OptPipeError):  # in the end it is said
+            with suppress(OptPipeError):  # reported at the end
                 _write_csv(self.arguments.csv, self.done)
         self.next()
 

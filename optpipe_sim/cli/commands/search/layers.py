@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ....solvers.layers.search import LayersResult
     from ...outputs.show import Out
 
-# options of `solve` that are about one layout, or another question
+# options of `solve` that concern a single layout, or another question
 REFUSED = ("warm_start", "write_model", "noise", "evaluations", "log", "margin", "family")
 
 
@@ -35,7 +35,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Search over layouts; the best so far on Ctrl-C."""
+    """Search over layouts; print the best so far on Ctrl-C."""
     from ....profile_io import save_profile
     from ....solvers.layers.search import solve_layers
     from ....solvers.treatments import restrict
@@ -114,6 +114,6 @@ def _tell(out: Out, found: LayersResult, files: dict[str, str]) -> None:
 
 
 def runs(words: list[str]) -> str:
-    """Equal neighbours once: ``embedding + 6 | 14 x 5 | 4 + head``."""
+    """Join equal neighbours: ``embedding + 6 | 14 x 5 | 4 + head``."""
     parts = [(word, len(list(same))) for word, same in groupby(words)]
     return " | ".join(f"{count} x {word}" if count > 1 else word for word, count in parts)

@@ -1,4 +1,4 @@
-"""``optpipe-sim solve --noise``: the schedule that is best when durations scatter."""
+"""``optpipe-sim solve --noise``: the best schedule when durations vary."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run(
     """Search for the schedule with the least mean, or quantile, of its time over samples.
 
     Args:
-        hooks: what `solve` is to save and to tell, as it takes them.
+        hooks: what `solve` saves and reports, in its form.
     """
     from ....sim.noise import Noise
     from ....solvers.robust import solve_robust

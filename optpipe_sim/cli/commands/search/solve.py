@@ -1,4 +1,4 @@
-"""``solve``: search for the best schedule, and prove how good it is."""
+"""``solve``: search for the best schedule, and prove a bound on its optimality gap."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """Search for the best schedule; the best so far on Ctrl-C."""
+    """Search for the best schedule; print the best so far on Ctrl-C."""
     from ....schedule import Schedule
     from ....solvers.problem import make_problem
     from ....solvers.solve import solve
@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         raise OptPipeError("--placement: --chunks any has placements of its own; leave one out")
     options = search_options(
         arguments,
-        # it may be meant for --write-model alone
+        # it may be for --write-model only
         force=arguments.force and (arguments.engine == "milp" or not arguments.write_model),
         **({"chunks": "any"} if any_shape else {}),
     )
@@ -143,7 +143,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         "on_wait": lambda: out.wait(COMPILING),
         "save": rewritable(arguments.save),
     }
-    # the profile has the chunks and the placement by now
+    # the profile already has the chunks and the placement
     settled = options if any_shape else replace(options, chunks="own", placement="own")
     if options.slices != "any":
         settled = replace(settled, slices="own")
@@ -216,7 +216,7 @@ def _all(watchers: Sequence[Callable[[Race], None]]) -> Callable[[Race], None]:
 def _write_model(
     arguments: argparse.Namespace, profile: CostProfile, start: Schedule | str | None
 ) -> dict[str, str]:
-    """The reconstructed MILP into a file; the file and what it is."""
+    """Write the reconstructed MILP; return the file with its description."""
     from ....schedule import Schedule
     from ....solvers.milp.engine import write_model
     from ....solvers.problem import make_problem
@@ -240,7 +240,7 @@ def _write_model(
 
 
 def _describe(result: SolveResult, problem: Problem) -> None:
-    """Write into the schedule's notes where it comes from."""
+    """Record the origin of the schedule in its metadata."""
     from ....solvers.known import note
 
     assert result.schedule is not None

@@ -18,8 +18,7 @@ SCHEDULES = ("--schedule", "--schedules")  # options whose values are names of s
 
 
 class Option(NamedTuple):
-    """An option of a command: its names, its values where they are known, what it is for; `takes`:
-    whether it takes a value."""
+    """An option of a command: its names, its known values, its help; `takes`: whether it takes a value."""
 
     names: tuple[str, ...]
     values: tuple[str, ...]
@@ -100,7 +99,7 @@ def _bash(commands: Mapping[str, list[Option]], helps: Mapping[str, str]) -> str
 
 
 def _offers(option: Option) -> str:
-    """What `compgen` is to offer as the value of an option: words, or files."""
+    """Return what `compgen` offers as the value of an option: words, or files."""
     return f"-W {_quoted(option.values)}" if option.values else "-f"
 
 

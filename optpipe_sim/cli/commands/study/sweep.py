@@ -1,4 +1,4 @@
-"""``sweep``: run experiments, and say where their results lie."""
+"""``sweep``: run experiments, and print where their results are."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     read = [load_experiment(path, arguments.fast) for path in arguments.experiments]
     chosen, left_out = (read, []) if arguments.under is None else _shortest(read, arguments.under)
     for experiment in chosen:
-        plan(experiment)  # all of them are sound before the first one runs
+        plan(experiment)  # all of them are valid before the first one runs
     done = []
     for experiment in chosen:
         with _watching(out, experiment.name) as progress:
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 def _shortest(
     experiments: list[Experiment], minutes: float
 ) -> tuple[list[Experiment], list[Experiment]]:
-    """Those that fit into so many minutes together, the shortest first, and the others."""
+    """Return the shortest experiments that fit into the given minutes together, and the others."""
     chosen: list[Experiment] = []
     left_out: list[Experiment] = []
     spent = 0.0
@@ -131,7 +131,7 @@ def _shortest(
 
 
 class _Counter:
-    """Passes progress on and remembers the last of it."""
+    """Forwards progress and remembers the last report."""
 
     def __init__(self, progress: Progress) -> None:
         self.progress, self.finished, self.total = progress, 0, 0
@@ -143,7 +143,7 @@ class _Counter:
 
 @contextmanager
 def _watching(out: Out, name: str) -> Iterator[Progress]:
-    """A bar on stderr with the time left; nothing where stderr is no terminal."""
+    """Show a bar on stderr with the time left; nothing if stderr is not a terminal."""
     if out.json or out.quiet or not sys.stderr.isatty():
         yield lambda finished, total, failed: None
         return
@@ -172,7 +172,7 @@ def _watching(out: Out, name: str) -> Iterator[Progress]:
 
         def show(finished: int, total: int, failed: int) -> None:
             summary = f"{failed} failed" if failed else ""
-            if not bar.tasks:  # what was known before says nothing of the time left
+            if not bar.tasks:  # stored points say nothing about the time left
                 bar.add_task(name, completed=finished, total=total, failed=summary)
             bar.update(bar.task_ids[0], completed=finished, failed=summary)
 

@@ -1,4 +1,4 @@
-"""``versions``: the versions of the package and of what it runs on."""
+"""``versions``: the versions of the package and its dependencies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
-    """The versions of the package and of what it runs on."""
+    """Print the versions of the package and its dependencies."""
     import platform
 
     from ....study.versions import SOLVERS
