@@ -126,7 +126,7 @@ class _World:
         self.held = [static(profile, at) for at in range(len(programs))]
         self.arrival: dict[Op, int] = {}
         self.pair_free: dict[tuple[int, int], int] = {}
-        # per device, when its message ends (blocking links)
+        # (end, device) of messages that block their device
         self.sending: list[tuple[int, int]] = []
         self.moments: list[int] = []  # instants to look at, a heap
         self.ending: dict[int, list[Op]] = {}

@@ -1,6 +1,6 @@
 """Costs: from a model and a machine to a profile.
 
-`estimate(model, machine, devices, ...)` is the door; `load_model` and `load_machine` take a name or
+`estimate(model, machine, devices, ...)` is the entry point; `load_model` and `load_machine` take a name or
 a file. Everything is plain arithmetic over the shapes of a layer, so that one estimate takes
 milliseconds.
 """

@@ -1,6 +1,6 @@
 """Rates fitted to measurements: op times, messages, whole iterations, memory.
 
-A measurement is one number and how the estimate gives it for any rates. `calibrate` fits the few
+A measurement is one number with a function that estimates it for any rates. `calibrate` fits the few
 rates that the measurements at hand determine, and keeps the error of every one, before and after.
 """
 
@@ -66,7 +66,7 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class Setup:
-    """What was measured: a model on a machine, split in one way, perhaps under one schedule."""
+    """The subject of a measurement: a model on a machine with its parallelism, perhaps under one schedule."""
 
     model: str
     devices: int
@@ -84,7 +84,7 @@ class Measurement:
     """A measured number.
 
     Attributes:
-        label: which one, for people.
+        label: its name, for people.
         kind: ``time`` (of an op), ``hop``, ``iteration`` or ``memory``.
         value: in ms or GiB.
         predict: the same number as estimated at some rates.
@@ -100,7 +100,7 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Residual:
-    """One measurement and what the estimate says: `error` is estimated / measured - 1."""
+    """One measurement and its estimate: `error` is estimated / measured - 1."""
 
     label: str
     kind: str
@@ -134,7 +134,7 @@ def median_error(residuals: Sequence[Residual], kind: str | None = None) -> floa
 
 
 def residuals(measurements: Sequence[Measurement], rates: Rates) -> tuple[Residual, ...]:
-    """What the estimate says of each measurement at these rates."""
+    """Return the estimate of each measurement at these rates, with its error."""
     return tuple(Residual(m.label, m.kind, m.value, m.predict(rates)) for m in measurements)
 
 
@@ -147,7 +147,7 @@ def calibrate(
     """Fit rates of the machine to measurements, by least squares on the logarithms.
 
     Args:
-        source: what the fit goes by, for the provenance of profiles.
+        source: the origin of the measurements, for the provenance of profiles.
         names: the rates to fit; by default those that the measurements determine.
 
     Raises:
@@ -179,7 +179,7 @@ def calibrate(
         rates = replace(start, **changes)
         return np.log([one.predict(rates) for one in measurements]) - measured
 
-    # the soft loss keeps one odd row from bending the rest
+    # the soft loss limits the influence of outliers
     found = least_squares(
         errors, first, bounds=(low, high), loss="soft_l1", f_scale=0.05, diff_step=[1e-3]
     )
@@ -199,7 +199,7 @@ def op_times(setup: Setup, machine: Machine, measured: Mapping[str, float]) -> l
     middle = setup.devices // (setup.options.get("tp", 1) * setup.options.get("cp", 1))
     middle = middle * setup.options.get("chunks", 1) // 2
 
-    @lru_cache(maxsize=2)  # one estimate gives all keys
+    @lru_cache(maxsize=2)  # one estimate yields all keys
     def profiled(rates: Rates) -> CostProfile:
         return setup.profile(machine, rates)
 
@@ -343,7 +343,7 @@ def _row(row: dict[str, Any], machine: Machine) -> list[Measurement]:
         made += run(setup, machine, whole.get("iteration_ms"), whole.get("peak_gib"))
     if not made:
         raise OptPipeError(f"nothing measured: give some of {', '.join(_MEASURED)}")
-    for one in made:  # bad options show here, not in the middle of the fit
+    for one in made:  # report bad options here, not in the middle of the fit
         one.predict(machine.rates)
     return made
 

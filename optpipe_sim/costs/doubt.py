@@ -1,8 +1,8 @@
-"""How far an estimate can be trusted: what was compared with published runs, and what was not.
+"""The uncertainty of an estimate: what was compared with published runs, and what was not.
 
-``data/compared/runs.yaml`` has every published run that an estimate was held against (written by
-``python -m experiments.costs_runs.run``). The doubt of a case is what those runs say of its
-machine, kind of model and number format, and which of its features none of them has.
+``data/compared/runs.yaml`` has every published run that was compared with an estimate (written by
+``python -m experiments.costs_runs.run``). The doubt of a case is the error of the runs with its
+machine, kind of model and number format, and the features that none of them has.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .machines import Machine, Rates
 from .models import Model
 from .parallelism import Layout
 
-FEW = 3  # runs that share all features of a case: fewer, and all of its kind count
+FEW = 3  # with fewer runs that share all features of a case, all of its kind count
 
 
 class Compared(NamedTuple):
@@ -33,12 +33,12 @@ class Compared(NamedTuple):
         features: as `features` names them.
         error: estimated / published iteration time - 1; None where no time was published.
         mfu, mfu_causal: of the published run (0 without a time), every score or the causal half counted.
-        run: which one, for people; `source`: who published it.
+        run: its name; `source`: its publication.
         memory: estimated / published peak memory - 1; None where none was published.
         role: ``fit`` where a rate of the machine file was fitted to it, else ``check``. Doubt is taken from the
             latter only.
         measured_ms, measured_gib: what was published, a time per iteration and a peak.
-        ablation: of the runs that differ in one choice, the name they share; the first is the plain one.
+        ablation: the common name of runs that differ in one choice; the first is the baseline.
     """
 
     machine: str
@@ -67,7 +67,7 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True)
 class Doubt:
-    """What is known of an estimate's error.
+    """The known error of an estimate.
 
     Attributes:
         error: median absolute relative error of iteration times of comparable runs; None where no
@@ -75,7 +75,7 @@ class Doubt:
         bias, worst: their median signed and largest error (negative: estimated too fast); None
             without any.
         runs: how many.
-        basis: a sentence with all of that.
+        basis: a sentence with these numbers.
         unmeasured: features of the case that no compared run of this machine and kind has.
     """
 
@@ -104,7 +104,7 @@ def kind_of(model: Model) -> str:
 
 
 def features(model: Model, machine: Machine, layout: Layout, work: Work) -> frozenset[str]:
-    """What distinguishes a case beyond its machine, kind of model and number format."""
+    """Return the features of a case beyond its machine, kind of model and number format."""
     node = machine.devices_per_node
     has = {
         "pipeline parallelism": layout.pipeline > 1,
@@ -127,7 +127,7 @@ def features(model: Model, machine: Machine, layout: Layout, work: Work) -> froz
 def doubt(
     model: Model, machine: Machine, layout: Layout, work: Work, offloads: bool = False
 ) -> Doubt:
-    """What compared runs say of this case; `offloads`: its schedule moves activations to the host."""
+    """Return the doubt of this case from compared runs; `offloads`: its schedule moves activations to the host."""
     asked = features(model, machine, layout, work)
     if offloads:
         asked |= {"offloading"}
@@ -180,7 +180,7 @@ def _unknown(basis: str, asked: Iterable[str]) -> Doubt:
 
 
 def _told(runs: list[Compared]) -> str:
-    """Number, errors and sources of compared runs, in words."""
+    """Describe number, errors and sources of compared runs."""
     errors = [one.error for one in runs if one.error is not None]
     sources = "; ".join(dict.fromkeys(one.source.split(",")[0] for one in runs))
     count = f"{len(runs)} published runs" if len(runs) > 1 else "1 published run"
@@ -193,7 +193,7 @@ def _told(runs: list[Compared]) -> str:
 
 
 def best_published(machine: Machine, kind: str, dtype: str) -> Best | None:
-    """The best of the published runs of this kind and format on chips of the same bf16 peak."""
+    """Return the best published run of this kind and format on chips with the same bf16 peak."""
     peak = machine.peak_tflops.get("bf16")
     rows: list[Best] = [
         Best(one.mfu_causal, one.run, one.source)
@@ -211,7 +211,7 @@ def best_published(machine: Machine, kind: str, dtype: str) -> Best | None:
 def plausibility(
     machine: Machine, kind: str, dtype: str, mfu_causal: float
 ) -> tuple[bool | None, str]:
-    """Whether some published run reached so much, and a sentence; None where there is none."""
+    """Return whether some published run reached this MFU, and a sentence; None if there is no run."""
     best = best_published(machine, kind, dtype)
     if best is None:
         return (
@@ -244,7 +244,7 @@ def _data() -> Mapping[str, Any]:
 
 @cache
 def compared() -> tuple[Compared, ...]:
-    """Every published run that an estimate was held against."""
+    """Return every published run that was compared with an estimate."""
     return tuple(
         Compared(**{**row, "features": frozenset(row["features"])}) for row in _data()["rows"]
     )

@@ -1,4 +1,4 @@
-"""The door of the costs: a model, a machine and a split give a profile."""
+"""`estimate`: from a model, a machine and a parallelism to a profile."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def estimate(
     rates: Rates | None = None,
     name: str | None = None,
 ) -> CostProfile:
-    """The profile of a model on a machine, from its shapes.
+    """Estimate the profile of a model on a machine from its shapes.
 
     Args:
         model, machine: a name, a file, a mapping, or what `load_model` and `load_machine` return.

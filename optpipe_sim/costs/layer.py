@@ -1,10 +1,10 @@
-"""What one layer does, per device and microbatch: GEMMs, attention, bytes moved, bytes kept.
+"""The work of one layer, per device and microbatch: GEMMs, attention, bytes moved, bytes kept.
 
 Notation: s sequence, b microbatch, h hidden, a heads; a token is one of s*b positions. Activation
 bytes follow Korthikanti et al. (arXiv 2205.05198): without flash attention and recompute a GPT
 layer keeps s b (34 h + 5 a s) bytes, 32 s b h of them (the inputs and output gradients of its
-linears) until W. Model FLOPs count every score, as that paper and MFU do; what a causal flash
-kernel really executes stands beside them.
+linears) until W. Model FLOPs count every score, as that paper and MFU do; the FLOPs that a causal flash
+kernel really executes are given in addition.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Work:
         microbatch, seq: sequences, and tokens of each.
         tp, cp, ep: devices that share a layer's matrices, the sequence, the experts.
         expert_tp: devices that share one expert's matrices (tp, or 1 where experts take its place).
-        flash: the scores never reach memory.
+        flash: attention scores are never written to memory.
         recompute: ``none``; ``norms`` (norm outputs, activation functions, dropout: recomputed in
             the backward pass from what is kept); ``full`` (only the layer's input is kept).
         dtype: of the GEMMs.
@@ -88,15 +88,17 @@ class Gemm(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Bytes that stay from F to B, unless what they hold is recomputed."""
+    """Bytes kept from F to B unless they are recomputed."""
 
     name: str
     size: int
-    recomputed_with: str = ""  # the least recompute choice that drops them: norms, or "" for full
+    recomputed_with: str = (
+        ""  # the cheapest recompute choice that drops them: norms, or "" for full
+    )
 
 
 class Message(NamedTuple):
-    """Bytes that each device sends within its stage during an op, and what may hide them."""
+    """Bytes that each device sends within its stage during an op, and the work that may hide them."""
 
     group: str  # tp, cp, ep
     op: str  # F, B, W
@@ -107,7 +109,7 @@ class Message(NamedTuple):
 
 @dataclass(frozen=True)
 class Layer:
-    """Everything that one layer costs on one device, for one microbatch."""
+    """The costs of one layer on one device, for one microbatch."""
 
     gemms: tuple[Gemm, ...]
     score_gemms: tuple[Gemm, ...]  # unfused attention only
@@ -137,7 +139,7 @@ class Layer:
 
 @lru_cache(maxsize=4096)
 def layer(model: Model, dense: bool, work: Work) -> Layer:
-    """The costs of one layer with a plain MLP (`dense`) or with experts."""
+    """Return the costs of one layer with a plain MLP (`dense`) or with experts."""
     t, n, e = work.tokens, work.norm_tokens, work.element
     h, a = model.hidden, model.heads // work.tp
     gemms, kept, held = _attention(model, work)

@@ -1,6 +1,6 @@
-"""Levels of recomputation from a model's shapes: what a stage can drop, and what bringing it back takes.
+"""Levels of recomputation from a model's shapes: the bytes that a stage can drop, and the time to recompute them.
 
-Per layer there are a few *parts* that can be dropped after F and made again from what stays: norms
+Per layer there are a few *parts* that can be dropped after F and recomputed from the rest: norms
 with activation functions and dropout, the scores of unfused attention (Korthikanti et al., arXiv
 2205.05198, section 5: "selective"), queries, keys and values, the up-projection of the MLP or of
 the experts. Dropped one after the other, the cheapest per byte first, they make a chain of levels.
@@ -20,7 +20,7 @@ from .machines import Machine
 from .models import Model
 from .roofline import gemm_seconds, op_time
 
-# Part: the names of what it keeps, and of the GEMMs that make it again.
+# Part: the names of the tensors it keeps, and of the GEMMs that recompute it.
 PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "attention": (
         ("softmax output", "score dropout mask", "dropped scores"),
@@ -34,14 +34,14 @@ WHOLE = {f"full-{name}": share for name, share in PARTIAL.items()} | {"full": 1.
 
 
 class Part(NamedTuple):
-    """Something that one layer can drop: bytes, and the seconds that making it again takes."""
+    """A part that one layer can drop: bytes, and the seconds to recompute it."""
 
     size: int
     seconds: float
 
 
 class Dropped(NamedTuple):
-    """What a level drops of one stage: bytes, seconds to make it again, the most bytes that one of
+    """What a level drops of one stage: bytes, seconds to recompute them, the most bytes that one of
     its layers drops, and how many layers it drops whole (None: parts of all of them)."""
 
     size: float
@@ -51,7 +51,7 @@ class Dropped(NamedTuple):
 
 
 def parts_of(layer: Layer, machine: Machine, work: Work) -> dict[str, Part]:
-    """What a layer can drop, by name."""
+    """Return the parts that a layer can drop, by name."""
     bandwidth = machine.memory_gb_per_s * 1e9 * machine.rates.bandwidth
     scores = PARTS["attention"][0]
     norms = [
@@ -82,7 +82,7 @@ def stage_levels(
     machine: Machine,
     work: Work,
 ) -> tuple[RecomputeLevel, ...]:
-    """The levels of a stage, from the least that is dropped to the most.
+    """Return the levels of a stage, from the fewest bytes dropped to the most.
 
     Args:
         layers: each kind of layer of the stage, and how many of it there are.
@@ -116,7 +116,7 @@ def stage_levels(
 def _drops(
     layers: Sequence[tuple[Layer, int]], model: Model, machine: Machine, work: Work
 ) -> dict[str, Dropped]:
-    """What each level drops, by name."""
+    """Return what each level drops, by name."""
     found: dict[str, Dropped] = {}
     parts = [(parts_of(layer, machine, work), number) for layer, number in layers]
     totals: dict[str, Part] = {}
@@ -150,7 +150,7 @@ def _drops(
 
 
 def _pareto(drops: Mapping[str, Dropped]) -> dict[str, Dropped]:
-    """Those that no other one beats in both bytes and seconds, from the least dropped to the most."""
+    """Return the Pareto-optimal ones in bytes and seconds, from the fewest bytes dropped to the most."""
     order = sorted(drops, key=lambda name: (drops[name].size, -drops[name].seconds))
     chosen: list[str] = []
     for name in order:

@@ -21,10 +21,10 @@ T = TypeVar("T", Pcie, Drives)
 
 
 def load_machine(source: str | os.PathLike[str] | Mapping[str, Any]) -> Machine:
-    """The machine of that name, or in a YAML or JSON file, or in a mapping.
+    """Load a machine by name, from a YAML or JSON file, or from a mapping.
 
     A file has the fields of `Machine`, with `pcie`, `nvme` and `achieved` (the fields of `Rates`)
-    as mappings; ``base: a100-80gb`` takes everything it leaves out from another machine.
+    as mappings; ``base: a100-80gb`` takes all missing keys from another machine.
 
     Raises:
         MachineError: one line with the machine or file, the key, and what would be right.
@@ -57,7 +57,7 @@ _ALIASES = {
 
 
 def machine_names() -> list[str]:
-    """The machines that go by name."""
+    """Return the names of the built-in machines."""
     folder = files("optpipe_sim.costs") / "data" / "machines"
     return sorted(e.name[:-5] for e in folder.iterdir() if e.name.endswith(".yaml"))
 
@@ -136,7 +136,7 @@ def _over(base: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(under, Mapping) and isinstance(value, Mapping)
         merged[key] = _over(under, value) if both else value  # type: ignore[arg-type]
     fitted = base.get("fitted")
-    if isinstance(fitted, Mapping) and "fitted" not in data:  # a rate given anew is not fitted
+    if isinstance(fitted, Mapping) and "fitted" not in data:  # a rate given here is not fitted
         merged["fitted"] = {key: source for key, source in fitted.items() if key not in data}
     return merged
 
@@ -199,5 +199,5 @@ def _refuse_unknown(data: Mapping[str, Any], known: list[str], where: str, prefi
 
 
 def template(kind: str) -> str:
-    """The text of a commented YAML file of that kind, which loads as it is."""
+    """Return the text of a commented YAML file of that kind, which can be loaded unchanged."""
     return (files("optpipe_sim.costs") / "data" / "templates" / f"{kind}.yaml").read_text()

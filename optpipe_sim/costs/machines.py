@@ -1,4 +1,4 @@
-"""Machines: what a device can do at most, and what it is known to achieve."""
+"""Machines: the peak rates of a device, and the rates that it achieves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ..errors import OptPipeError
 
 
 class MachineError(OptPipeError):
-    """A machine that cannot be; names the machine, the key, and what would be right."""
+    """An invalid machine; names the machine, the key, and what would be right."""
 
 
 _SHARES = (
@@ -39,16 +39,16 @@ class Rates:
         p2p, p2p_network: of the links' and of the network's bandwidth, of messages between stages
             (point-to-point transfers use few of a node's links).
         p2p_latency_us: of one such message.
-        half_inner, half_waves: a GEMM reaches half of `gemm` when its inner dimension is the
-            former, or when its tiles fill the latter part of the device once.
+        half_inner, half_waves: a GEMM reaches half of `gemm` when its inner dimension is
+            `half_inner`, or when its tiles fill a share `half_waves` of the device once.
         half_rows: an expert's GEMMs reach half of that when it has this many tokens.
         expert_us: of one layer with experts and one microbatch, F and B together, that is in no
             kernel (many small launches, waiting for how many tokens each expert gets).
         attention_backward: what a fused attention's backward kernel reaches, as a share of
             `attention`.
-        attention_us: of one fused attention kernel, besides what its FLOPs take.
-        exposed_sums: of the time that W's sums of gradients take in memory, the part that its GEMM
-            does not hide.
+        attention_us: of one fused attention kernel, in addition to the time of its FLOPs.
+        exposed_sums: the part of the memory time of W's gradient sums that its GEMM does not
+            hide.
         collective_us: latency of one collective within a stage, for each device that takes part.
         update_bytes: moved once per iteration for each weight whose optimizer states the device
             holds. 30: read the gradient, read and write the weight and two moments, write the weight in the
@@ -56,16 +56,16 @@ class Rates:
             cast the weight in a pass of its own.
         gemm_overlap: part of a GEMM's time behind which a collective that allows it can hide.
         memory_factor: activation bytes in use per byte counted (fragmentation, buffers).
-        working_set: of one layer's activations (without recompute), what its backward pass needs
-            besides them while it runs.
+        working_set: memory that the backward pass of one layer needs while it runs, as a share of
+            its activations (without recompute).
         weight_buffers: copies of the weights of one layer's linears and of the head, in the
-            dtype of the GEMMs, that W keeps at hand (TransformerEngine keeps a buffer per shape of a weight whose gradient is
+            dtype of the GEMMs, that W keeps (TransformerEngine keeps a buffer per shape of a weight whose gradient is
             summed up in place).
         logit_bytes: of one logit, kept for the backward pass of the loss: 4 where the loss is
             computed in fp32, 2 where a fused kernel overwrites the logits with their gradients.
         workspace_mib: memory that libraries keep for their kernels through the framework's allocator.
         context_gib: memory the driver, libraries and communicators take from every device.
-        overhead: part of an iteration that is in no op (host, gaps, logging).
+        overhead: part of an iteration outside all ops (host, gaps, logging).
         fitted: which of these were fitted, and to what.
     """
 
@@ -151,7 +151,7 @@ class Drives:
 
     @property
     def rated_bytes(self) -> int | None:
-        """What may be written to all of them in their life; None where their size is unknown."""
+        """The bytes that may be written to all of them in their lifetime; None if their size is unknown."""
         if self.terabytes is None:
             return None
         each = self.terabytes * self.writes_per_day * 365 * self.rated_years
@@ -163,17 +163,17 @@ class Machine:
     """A node of equal devices, and the network between nodes.
 
     Attributes:
-        peak_tflops: dense FLOP/s by dtype, in 10^12.
+        peak_tflops: dense TFLOP/s by dtype.
         units: multiprocessors (compute units); the tiles of a GEMM are distributed over them.
-        memory_gib: what a device reports in all.
+        memory_gib: total memory that a device reports.
         memory_gb_per_s: bandwidth of its memory.
         link_gb_per_s: to the other devices of its node, one direction, all links of one device.
         network_gb_per_s: to other nodes, one direction, per device.
-        pcie: None where nothing is known of it; then no offloading.
+        pcie: None if unknown; then no offloading.
         host_memory_gib: of a node; None: unknown.
         nvme: the drives of a node; None: unknown. `offload_to`: ``host`` or ``nvme``.
-        rates: what is achieved.
-        sources: per key, where its number is from; ``assumed`` where it is a guess.
+        rates: the achieved rates.
+        sources: the source of each key's number; ``assumed`` for a guess.
     """
 
     name: str

@@ -86,10 +86,10 @@ _WITH_EXPERTS = (
 
 
 def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
-    """The model of that name, or in a YAML or JSON file, or in a mapping.
+    """Load a model by name, from a YAML or JSON file, or from a mapping.
 
-    A folder stands for the ``config.json`` in it, ``owner/Name`` of a hub for the model of that name
-    that ships. A file or mapping is a short config (the fields of `Model`) or a Hugging Face ``config.json``
+    A folder stands for the ``config.json`` in it, ``owner/Name`` of a hub for the built-in model of
+    that name. A file or mapping is a short config (the fields of `Model`) or a Hugging Face ``config.json``
     (it has ``model_type``).
 
     Raises:
@@ -121,15 +121,15 @@ def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
 
 
 def _bare(name: str) -> str:
-    """What is left of a name, or a hub's ``owner/Name-Instruct``, without owner, signs and variants
-    that change no shape."""
+    """Reduce a name, or a hub's ``owner/Name-Instruct``, to the part that determines the shape: without owner,
+    signs and variants."""
     text = name.lower().rpartition("/")[2]
     text = re.sub(r"-(instruct|chat|base|hf|it|pt|v0\.\d)(?=-|$)", "", text)
     return re.sub(r"[^a-z0-9]", "", text.removeprefix("meta-"))
 
 
 def model_names() -> list[str]:
-    """The models that go by name."""
+    """Return the names of the built-in models."""
     return list(_builtin())
 
 
@@ -185,7 +185,7 @@ def _hugging_face_name(data: Mapping[str, Any], name: str) -> str:
 
 
 def _hugging_face(data: dict[str, Any], name: str) -> Model:
-    """A model from ``config.json``; keys that do not change costs are passed over."""
+    """Return the model of a ``config.json``; keys that do not change costs are ignored."""
     inner = data.get("text_config")
     if isinstance(inner, Mapping) and data.get("model_type") not in _TYPES:
         return _hugging_face({**inner, "_name_or_path": data.get("_name_or_path")}, name)
@@ -210,7 +210,7 @@ def _hugging_face(data: dict[str, Any], name: str) -> Model:
             raise ModelError(f"model {name}: {theirs}: missing in the config.json")
     if kind in ("mixtral", "gpt_oss", "llama4_text"):  # there every expert has the width of the MLP
         made["expert_ffn"] = made.get("ffn", 0)
-    if kind == "llama4_text":  # but where a layer has no experts; one is shared by all tokens
+    if kind == "llama4_text":  # except in layers without experts; one is shared by all tokens
         made["shared_ffn"] = made["expert_ffn"]
         made["ffn"] = data.get("intermediate_size_mlp") or made["expert_ffn"]
     if kind.startswith("deepseek"):
@@ -224,7 +224,7 @@ def _hugging_face(data: dict[str, Any], name: str) -> Model:
 
 
 def _stretched(context: Any, scaling: Mapping[str, Any]) -> Any:
-    """The context with what ``rope_scaling`` makes of a shorter one."""
+    """Return the context length, extended by ``rope_scaling``."""
     factor, before = scaling.get("factor"), scaling["original_max_position_embeddings"]
     if not (isinstance(factor, int | float) and isinstance(before, int) and 1 <= factor <= 1e6):
         return context

@@ -11,7 +11,7 @@ MOST_LAYERS = 10_000  # the deepest models have a few hundred
 
 
 class ModelError(OptPipeError):
-    """A model that cannot be; names the model, the key, and what would be right."""
+    """An invalid model; names the model, the key, and what would be right."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Model:
             all 0 without it.
         positions: rows of the learned position table (gpt).
         context: tokens of the longest sequence that the model is made for; 0: unknown.
-        published_parameters, published_active: what its authors state; 0: nothing.
-        source: where the shape is from.
+        published_parameters, published_active: as its authors state; 0: not stated.
+        source: the source of the shape.
     """
 
     name: str
@@ -191,7 +191,7 @@ def norm_parameters(model: Model) -> int:
 
 
 def layer_parameters(model: Model, dense: bool, active: bool = False) -> int:
-    """Weights of one layer; with `active` only those that one token meets."""
+    """Weights of one layer; with `active` only those used for one token."""
     total = attention_parameters(model) + 2 * norm_parameters(model)
     if dense:
         return total + mlp_parameters(model, model.ffn)
@@ -220,7 +220,7 @@ def parameters(model: Model) -> int:
 
 
 def active_parameters(model: Model, embedding: bool = True) -> int:
-    """Weights that one token meets: without the experts it is not routed to.
+    """Weights used for one token: without the experts it is not routed to.
 
     `embedding`: count the token table, of which a token only reads a row (some authors do).
     """

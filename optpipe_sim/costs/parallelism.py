@@ -1,4 +1,4 @@
-"""How a model is spread over devices: stages, static bytes, and what replicas exchange."""
+"""How a model is distributed over devices: stages, static bytes, and communication of replicas."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ GRADIENT_BYTES = 4
 
 @dataclass(frozen=True)
 class Layout:
-    """Who shares what.
+    """The parallelism of a model.
 
     Attributes:
-        devices: of one replica of the model: tp * cp * the pipeline's.
+        devices: of one replica of the model: tp * cp * pipeline devices.
         tp, cp: devices that share a layer's matrices; the sequence.
         ep: devices that share the experts, among the tp * cp * dp of a stage.
-        dp: replicas. `zero`: what they share out: 0 nothing; 1 optimizer states; 2 gradients too;
+        dp: replicas. `zero`: what they shard: 0 nothing; 1 optimizer states; 2 gradients too;
             3 weights too.
     """
 
@@ -63,7 +63,7 @@ class Layout:
 
     @property
     def expert_tp(self) -> int:
-        """Devices that share one expert: tp where experts spread over cp and dp alone, else 1."""
+        """Devices that share one expert: tp if experts are distributed over cp and dp only, else 1."""
         return self.tp if (self.cp * self.dp) % self.ep == 0 else 1
 
     @property
@@ -78,7 +78,7 @@ class Layout:
 
 
 def static_bytes(counts: tuple[int, int], layout: Layout, weight_bytes: int = 2) -> int:
-    """Weights, gradients and optimizer states of a stage on one device.
+    """Return the bytes of weights, gradients and optimizer states of a stage on one device.
 
     Args:
         counts: weights outside the experts, and of the experts, on one device.
@@ -92,7 +92,7 @@ def static_bytes(counts: tuple[int, int], layout: Layout, weight_bytes: int = 2)
 
 
 def optimizer_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> float:
-    """The update of a stage's weights, bound by memory."""
+    """Return the time to update a stage's weights, bound by memory bandwidth."""
     total = 0.0
     for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
         total += count / (copies if layout.zero else 1) * machine.rates.update_bytes
@@ -100,9 +100,9 @@ def optimizer_seconds(counts: tuple[int, int], layout: Layout, machine: Machine)
 
 
 def sync_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> float:
-    """Once per iteration: gradients reduced over the replicas, updated weights gathered.
+    """Return the time per iteration to reduce gradients over the replicas and gather updated weights.
 
-    Nothing of it is hidden here. ZeRO 2 and 3 reduce with every W instead: `zero_seconds`.
+    None of it is hidden here. ZeRO 2 and 3 reduce with every W instead: `zero_seconds`.
     """
     total = 0.0
     for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
@@ -114,7 +114,7 @@ def sync_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> f
 
 
 def zero_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> dict[str, float]:
-    """Per microbatch: what ZeRO 2 and 3 exchange in F, B and W, before anything hides it."""
+    """Return the time that ZeRO 2 and 3 add to F, B and W of a microbatch, before any overlap."""
     found = {"F": 0.0, "B": 0.0, "W": 0.0}
     for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
         part = count * (copies - 1) / copies / _replica_bandwidth(layout, copies, machine)
@@ -127,10 +127,10 @@ def zero_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> d
 
 
 def _replica_bandwidth(layout: Layout, copies: int, machine: Machine) -> float:
-    """Bytes per second of one device in a collective over `copies` of the same weights.
+    """Return the bytes per second of one device in a collective over `copies` of the same weights.
 
-    Replicas lie in different nodes as soon as a whole one fills a node. Members of one node share
-    what crosses the network: it enters their node once, over all their adapters.
+    Replicas are in different nodes as soon as one fills a node. Members of one node share the
+    traffic of the network: data enters their node once, over all their adapters.
     """
     span = layout.devices * copies // max(1, layout.cp)
     together = max(1, min(copies, machine.devices_per_node * copies // span))
@@ -140,14 +140,14 @@ def _replica_bandwidth(layout: Layout, copies: int, machine: Machine) -> float:
 def split_layers(
     costs: Sequence[float], first: float, last: float, stages: int, name: str = "the model"
 ) -> list[int]:
-    """Layers per stage, in order, so that the slowest stage is as fast as can be.
+    """Return the layers per stage, in order, that make the slowest stage as fast as possible.
 
     `first` and `last` are the times of the embedding and of the head, which stay on the first and
-    the last stage; these may have no layer at all. Of the best splits, the one whose other stages
-    are most alike.
+    the last stage; these may have no layer at all. Among the best splits the one whose other stages
+    are most alike is taken.
 
     Raises:
-        OptPipeError: where there are more stages than layers, embedding and head.
+        OptPipeError: if there are more stages than layers, embedding and head.
     """
     layers = len(costs)
     if stages > layers + 2 or (stages > layers and stages < 3):
@@ -208,12 +208,12 @@ def _split_equal(layers: int, each: float, first: float, last: float, stages: in
     assert best is not None
     _, head, tail = best
     low, more = divmod(layers - head - tail, middle)
-    # the earlier a stage, the more microbatches it holds: the longer ones come last
+    # earlier stages hold more microbatches, so the stages with more layers come last
     return [head] + [low] * (middle - more) + [low + 1] * more + [tail]
 
 
 def stage_layers(counts: Sequence[int]) -> list[int | None]:
-    """What a profile calls the `layers` of each stage: where it may be divided.
+    """Return the `layers` of each stage in a profile, which say where it may be divided.
 
     Embedding and head count as one layer each, on the first and the last stage. None for a stage
     in the middle without any layer.
@@ -223,7 +223,7 @@ def stage_layers(counts: Sequence[int]) -> list[int | None]:
 
 
 def stage_kinds(model: Model, counts: Sequence[int]) -> list[tuple[int, int]]:
-    """Per stage, how many layers with a plain MLP and how many with experts it holds."""
+    """Return, per stage, the numbers of layers with a plain MLP and with experts."""
     kinds, at = [], 0
     for count in counts:
         dense = sum(model.is_dense(layer) for layer in range(at, at + count))
@@ -233,10 +233,10 @@ def stage_kinds(model: Model, counts: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def hop(model: Model, machine: Machine, layout: Layout, work: Work) -> tuple[int, int]:
-    """Latency and occupancy of one message between stages, in ns.
+    """Return latency and occupancy of one message between stages, in ns.
 
-    A profile has one figure for all hops: their mean. Along the pipeline the hops add up, and so
-    do as many means; a hop within a node takes the node's links, one in so many the network.
+    A profile has one number for all messages: their mean, so that sums along the pipeline are right.
+    Messages within a node use the node's links, the others the network.
     """
     p = layout.pipeline
     if p == 1:
@@ -327,7 +327,7 @@ def _per_link(nvme: Nvme, pcie: Pcie, sharers: int, per_switch: int, per_node: i
 
 
 def check_work(model: Model, work: Work) -> None:
-    """Refuse what cannot be divided.
+    """Raise for work that cannot be divided over the devices.
 
     Raises:
         OptPipeError: one line with the numbers that do not fit.

@@ -1,4 +1,4 @@
-"""What an estimated profile says of itself, and what follows from it for a whole iteration."""
+"""The provenance of estimated profiles, and the time and MFU of a whole iteration."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def provenance(
     counts: Sequence[int],
     notes: dict[str, Any],
 ) -> dict[str, Any]:
-    """What a profile says of itself: the plan, and which of its numbers are estimated or fitted."""
+    """Return the provenance of a profile: the plan, and which of its numbers are estimated or fitted."""
     rates = machine.rates
     how = {key: f"fitted to {source}" for key, source in rates.fitted.items()}
     used = (*_USED, "all_to_all", "expert_us") if model.experts else _USED
@@ -89,14 +89,14 @@ def provenance(
 
 
 def iteration_ns(profile: CostProfile, makespan_ns: float) -> float:
-    """The time of an iteration: the schedule's, what lies between ops, gradient sync, update."""
+    """Return the time of an iteration: the schedule, gaps between ops, gradient sync, update."""
     extra: Mapping[str, float] = profile.meta.get("iteration", {})
     once = (extra.get("optimizer_ms", 0.0) + extra.get("gradient_sync_ms", 0.0)) * 1e6
     return makespan_ns / (1 - extra.get("overhead", 0.0)) + once
 
 
 def mfu(profile: CostProfile, iteration: float, microbatches: int, causal: bool = False) -> float:
-    """Model FLOPs per second over the peak of all devices, for an iteration of so many ns.
+    """Model FLOPs per second over the peak of all devices, for an iteration of the given ns.
 
     Recomputation does not count. Of the attention's scores every one does (as in Megatron-LM's logs
     and Korthikanti et al., arXiv 2205.05198), or with `causal` the half that a causal mask leaves

@@ -1,7 +1,7 @@
 """Times from shapes: GEMMs by their efficiency, attention by its kernel, the rest by bytes.
 
 A GEMM of (m x k) by (k x n) reaches ``gemm * k / (k + half_inner) * w / (w + half_waves)`` of the
-peak, times what padding to tiles of 128 leaves; w is how often its tiles fill all multiprocessors.
+peak, times the share left by padding to tiles of 128; w is how often its tiles fill all multiprocessors.
 The grouped GEMMs of experts reach ``m / (m + half_rows)`` of that, m tokens each.
 It takes at least the time its operands need to pass through memory. With fp8 the router and the
 head stay in bf16, and every other GEMM has its operands cast first.
@@ -21,8 +21,8 @@ GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32: W reads and wri
 
 
 class OpTime(NamedTuple):
-    """Seconds of one op, by what they are spent on; `messages` is the exposed part, `launches` what
-    layers with experts spend in no kernel."""
+    """Seconds of one op by cause; `messages` is the exposed part, `launches` the time that layers with
+    experts spend outside kernels."""
 
     gemm: float = 0.0
     attention: float = 0.0
@@ -32,7 +32,7 @@ class OpTime(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it."""
+        """The whole duration."""
         return sum(self)
 
     def plus(self, other: OpTime) -> OpTime:
@@ -40,12 +40,12 @@ class OpTime(NamedTuple):
         return OpTime(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def times(self, number: int) -> OpTime:
-        """So many of it."""
+        """Multiply each part."""
         return OpTime(*(number * mine for mine in self))
 
 
 def gemm_seconds(gemm: Gemm, op: str, machine: Machine, dtype: str, element: int) -> float:
-    """How long F, B or W of one linear takes (0 for a W without weights)."""
+    """Return the seconds of F, B or W of one linear (0 for a W without weights)."""
     rows, inner, columns = gemm.rows, gemm.inner, gemm.columns
     if op == "W":
         if not gemm.weights:
@@ -143,7 +143,7 @@ def _attention_seconds(layer: Layer, op: str, machine: Machine, dtype: str, elem
 
 
 def message_seconds(message: Message, machine: Machine, model: Model, work: Work) -> float:
-    """How long a message takes; tokens for experts go over the links and the network at once.
+    """Return the seconds of a message; tokens for experts use the links and the network concurrently.
 
     Sent once per node, a token crosses the network as often as its experts, drawn evenly, lie in
     other nodes, and reaches them from there over the links.

@@ -1,4 +1,4 @@
-"""`evaluate`: the configuration that one runs today, predicted, beside what it really takes."""
+"""`evaluate`: predict a configuration in use, beside its measurements."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Evaluation:
 
     Attributes:
         advice: the question, with the configuration as its only row.
-        measured_ns, measured_bytes: an iteration, and the peak of the fullest GPU; None: not said.
+        measured_ns, measured_bytes: an iteration, and the peak of the fullest GPU; None: not given.
     """
 
     advice: Advice
@@ -80,7 +80,7 @@ class Evaluation:
         return None if self.measured_ns is None else self.row.tokens / (self.measured_ns * 1e-9)
 
     def findings(self) -> list[str]:
-        """What the measured numbers say of the prediction, and what doubt remains, in sentences."""
+        """Compare the measured numbers with the prediction, and list the remaining doubts, in sentences."""
         found = []
         if self.measured_ns is not None:
             found += self._of_time(self.measured_ns)
@@ -154,10 +154,10 @@ class Evaluation:
         }
 
     def measurement(self) -> dict[str, Any]:
-        """The measured numbers as a row of a calibration file.
+        """Return the measured numbers as a row of a calibration file.
 
         Raises:
-            OptPipeError: where nothing was measured.
+            OptPipeError: if nothing was measured.
         """
         if self.measured_ns is None and self.measured_bytes is None:
             raise OptPipeError("measurement: nothing was measured; give a time or a peak")
@@ -214,9 +214,9 @@ def evaluate(
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
         pp, tp, cp, ep, zero, chunks, recompute, layers, flash, dtype, exchange, context: as for `estimate`;
             zero is 1 by default where there are replicas.
-        memory_limit: per device; None: what driver and libraries leave. Nothing is held back by it.
+        memory_limit: per device, not enforced; None: what driver and libraries leave.
         calibration: what `calibrate` returned; its rates are used.
-        measured_ns: what an iteration takes. `measured_bytes`: the peak of the fullest GPU.
+        measured_ns: the time of an iteration. `measured_bytes`: the peak of the fullest GPU.
 
     Raises:
         OptPipeError: one line, for what can never be.

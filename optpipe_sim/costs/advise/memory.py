@@ -1,4 +1,4 @@
-"""What more or less memory per device would buy: the time of the best split as a function of the limit."""
+"""The value of memory: the time of the best split as a function of the limit per device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...units import format_size, format_time
 from ..provenance import iteration_ns
 
 GIB = 2**30
-SHARES = (0.05, 0.1, 0.2)  # of the limit: how much more, and how much less; whole GiB
+SHARES = (0.05, 0.1, 0.2)  # shares of the limit, added and subtracted; rounded to whole GiB
 LEAST_S = 0.2  # for one limit; with less, nothing is searched
 
 
@@ -26,7 +26,7 @@ class Bought:
 
     Attributes:
         limit_bytes: per device.
-        iteration_ns: of the best plan that is known to fit; None: none is.
+        iteration_ns: of the best known plan that fits; None: none is known.
         bound_ns: no plan has a shorter iteration under this limit; None: there is none at all.
     """
 
@@ -48,7 +48,7 @@ class Bought:
 
 
 def limits_around(limit_bytes: int) -> list[int]:
-    """The limit, and some below and above it that are whole GiB away, in order."""
+    """Return the limit, and some whole GiB below and above it, in order."""
     away = {max(1, round(share * limit_bytes / GIB)) * GIB for share in SHARES}
     found = {limit_bytes, *(limit_bytes + sign * step for step in away for sign in (-1, 1))}
     return sorted(limit for limit in found if limit > 0)
@@ -64,8 +64,8 @@ def what_memory_buys(
 ) -> tuple[Bought, ...]:
     """The time under a limit and those around it, each searched for from the plan of the limit below.
 
-    A plan that fits a limit fits higher ones, and what no plan beats under a limit none beats under
-    a lower one: neither times nor bounds rise with memory.
+    A plan that fits a limit fits higher ones, and a bound for a limit holds for lower ones: neither
+    times nor bounds rise with memory.
 
     Args:
         profile: with its levels of recomputation, where these may be used.

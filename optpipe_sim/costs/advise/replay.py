@@ -1,4 +1,4 @@
-"""One choice replayed: its profile under the question's limit, and a named schedule on it."""
+"""The replay of one choice: its profile under the question's limit, and a named schedule on it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ...units import size_text
 from ..estimate import estimate
 from .space import Choice, Question
 
-# these take longer to build than their bound does; in the order in which to try them
+# these take longer to build than to bound; in the order in which they are tried
 PLANNED = (
     "adaoffload",
     "adaoffload-r",
@@ -56,9 +56,9 @@ def profile_of(
 def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, Trace]:
     """A named schedule's replay on a profile with a limit, and the name with its options.
 
-    What is built for no limit is replayed without one and fits where its peak does; it would not be
-    itself if it had to wait for memory. Long ones are first tried with a few microbatches: what
-    does not fit with those fits no better with more.
+    Schedules that are not built for a limit are replayed without one and fit if their peak does, since
+    waiting for memory would change them. Long ones are first tried with a few microbatches:
+    those that do not fit with few do not fit with more.
 
     Raises:
         OptPipeError: where the schedule does not admit the profile, or nothing keeps the limit.
@@ -79,8 +79,8 @@ def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, T
 
 
 def replayed_freely(profile: CostProfile, microbatches: int, name: str) -> Trace:
-    """A named schedule's replay, not held back by the profile's limit (unless the schedule plans for
-    it), and whether it fits.
+    """Replay a named schedule without enforcing the profile's limit (unless the schedule plans for it);
+    return also whether it fits.
 
     Raises:
         OptPipeError: where the schedule does not admit the profile, or nothing keeps the limit.

@@ -27,8 +27,8 @@ MFU_COUNTS = (
     " (mfu_causal); recomputation does not"
 )
 PLAIN = ("gpipe", "1f1b", "1f1b-i", "zb-h1", "dualpipe-v")
-LOSS = 0.05  # of an iteration: a smaller loss does not count as what limits it
-LIMITS = {  # what the parts of an iteration are put down to
+LOSS = 0.05  # share of an iteration; smaller losses are not reported as its limit
+LIMITS = {  # the causes of the parts of an iteration
     "bubble": ("bubble",),
     "communication": ("collectives", "hops", "gradients"),
     "memory": ("recompute", "waiting for memory"),
@@ -87,7 +87,7 @@ class Row:
 
     @property
     def key(self) -> tuple[float, int, str]:
-        """Faster first, then leaner."""
+        """The sort key: time, then memory."""
         return self.iteration_ns, self.peak_bytes, f"{self.choice} {self.schedule}"
 
     @cached_property
@@ -97,7 +97,7 @@ class Row:
 
     @property
     def treatment(self) -> str:
-        """What becomes of activations: what the choice recomputes, and the shares that the schedule
+        """The treatment of activations: what the choice recomputes, and the shares that the schedule
         recomputes at levels and offloads."""
         trace, found = self.trace, []
         activations = trace.schedule.shape.stages * trace.schedule.shape.units
@@ -126,7 +126,7 @@ class Row:
 
     @property
     def gap(self) -> float:
-        """How much shorter an iteration another schedule of this profile could at most have."""
+        """The most that another schedule of this profile could shorten the iteration, as a share."""
         return 1 - self.bound_ns / self.iteration_ns
 
     def to_json(self, advice: Advice) -> dict[str, Any]:
@@ -164,13 +164,13 @@ class Advice:
         pruned: why others were not, and how many: ``memory`` (the least they need is above the
             limit), ``bound`` (no schedule can make them fast enough), ``shape`` (not admitted).
         unsearched: configurations that time did not allow to search further.
-        hope_ns: nothing among those can be faster than this (None where nothing is left).
+        hope_ns: a lower bound on their iteration times (None if none are left).
         seconds: what it took.
         points: everything replayed, fitting or not.
         calibration: what the machine's rates were fitted to for this question, if anything.
         interrupted: Ctrl-C has ended the search.
-        memory: what more or less of it would buy the best row, by limit, the question's own among
-            them; nothing where no schedule is searched for.
+        memory: the time of the best row under other limits, the question's own among them; empty if
+            no schedule is searched for.
     """
 
     question: Question = field(repr=False)
@@ -207,22 +207,22 @@ class Advice:
 
     @property
     def basis(self) -> str:
-        """What that error rests on, or what is missing."""
+        """The basis of that error, or what is missing."""
         return self.doubt(self.rows[0]).basis
 
     @property
     def plainest(self) -> Point | None:
-        """The fastest of what fits under a schedule that is neither planned nor searched for, so
-        that frameworks have it; None where nothing of that kind fits."""
+        """The fastest that fits under a published schedule that frameworks have, neither planned nor
+        searched for; None if none fits."""
         plain = [p for p in self.points if p.fits and p.schedule in PLAIN]
         return min(plain, key=lambda point: point[:2], default=None)
 
     def parts(self, row: Row) -> dict[str, float]:
-        """Where the iteration's device time goes, as shares that add up to 1."""
+        """Return the iteration's device time by cause, as shares that add up to 1."""
         return _parts(row, self.question)
 
     def doubt(self, row: Row) -> Doubt:
-        """What measured runs say of the error of this row's time."""
+        """Return the error of measured runs that are comparable with this row."""
         if self.calibration is not None:
             return _of_calibration(self.calibration)
         question, choice = self.question, row.choice
@@ -253,13 +253,13 @@ class Advice:
         )
 
     def tied(self, row: Row) -> bool:
-        """Whether the row is within the error of the best, or nothing tells; most of the error is
-        shared by all rows of one machine, so that their order is surer than their times."""
+        """Whether the row is within the error of the best, or the error is unknown. Most of the error is
+        common to all rows of one machine, so their order is more certain than their times."""
         error = self.error
         return error is None or row.iteration_ns <= self.rows[0].iteration_ns * (1 + error)
 
     def doubts(self, row: Row) -> list[str]:
-        """What makes this row less sure than the others, and whether it is plausible at all."""
+        """Return what makes this row less certain than the others, and whether it is plausible at all."""
         machine, choice = self.question.machine, row.choice
         plausible, reason = self.plausibility(row)
         found = []
@@ -316,8 +316,8 @@ class Advice:
 
 
 def limited_by(parts: dict[str, float]) -> str:
-    """What costs most besides computing: ``bubble``, ``communication``, ``memory`` or ``copies``;
-    ``compute`` where none of them is above 5 %."""
+    """Return the largest loss besides computing: ``bubble``, ``communication``, ``memory`` or ``copies``;
+    ``compute`` if none of them is above 5 %."""
     losses = {name: sum(parts[key] for key in keys) for name, keys in LIMITS.items()}
     worst = max(losses, key=lambda name: losses[name])
     return worst if losses[worst] >= LOSS else "compute"

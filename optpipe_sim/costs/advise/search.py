@@ -1,9 +1,9 @@
 """The search behind `advise`.
 
-Best first: every split, microbatch size and recomputation has a bound that costs next to nothing
-(its work, evenly spread); those that are left are replayed under the published schedules, after a
-bound of their own (`bounds.bounds`); what could still win is planned greedily (AdaOffload, the
-automatic zero-bubble schedules, offloading), and only the rows of the answer are solved.
+Best first: every split, microbatch size and recomputation has a bound that is almost free to compute
+(its work, evenly spread). Those not excluded are bounded better (`bounds.bounds`) and replayed under the
+published schedules; those that could still win are planned greedily (AdaOffload, the automatic
+zero-bubble schedules, offloading), and only the rows of the answer are solved.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Split = tuple[int, ...]
 
 
 class Candidate(NamedTuple):
-    """A choice with its chunks that could still be in the answer, with what it costs at least."""
+    """A choice with its chunks that could still be in the answer, with its lower bound."""
 
     bound: float
     choice: Choice
@@ -51,7 +51,7 @@ class Candidate(NamedTuple):
 
 
 class Search:
-    """The search for one question; `run` is all of it."""
+    """The search for one question; start with `run`."""
 
     def __init__(
         self, question: Question, top: int, seconds: float, tolerance: float, tell: OnProgress
@@ -111,8 +111,8 @@ class Search:
     # -- steps ------------------------------------------------------------------------------------
 
     def _ranked(self) -> list[tuple[float, Choice]]:
-        """Every choice whose weights fit, in the order in which to look at them, each with a time
-        that no chunks and no schedule can beat: its work, evenly spread over the pipeline."""
+        """Return every choice whose weights fit, in search order, each with a time that no chunks and no
+        schedule can beat: its work, evenly spread over the pipeline."""
         works: dict[tuple[Any, ...], int] = {}
         promised = []
         choices = self.question.choices()
@@ -151,7 +151,7 @@ class Search:
         return [(least, choice) for _, least, choice in ordered]
 
     def _publish(self, ranked: Sequence[tuple[float, Choice]]) -> list[Candidate]:
-        """The published schedules of whatever its bound does not exclude; what is left to plan."""
+        """Replay the published schedules of candidates that bounds do not exclude; return what is left to plan."""
         left: list[Candidate] = []
         at = 0
         bases = {parse_name(name)[0] for name in self.question.names}

@@ -14,23 +14,23 @@ from ..machines import Machine, MachineError
 from ..models import Model
 from ..parallelism import Layout, check_work
 
-OFFLOADING = ("po", "po-h", "po-f", "adaoffload")  # senseless without a link to the host
+OFFLOADING = ("po", "po-h", "po-f", "adaoffload")  # useless without a link to the host
 ANY_SHAPE = ("adaoffload", "adaoffload-r", "optpipe")
 # 1f1b does what gpipe does in less memory; stages are estimated for whole sequences
 SCHEDULES = tuple(name for name, entry in ENTRIES.items() if name != "gpipe" and not entry.sliced)
 MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4)
-LEAST_SHARE = 8192  # tokens of a sequence, below which no device shares it unless it is asked for
+LEAST_SHARE = 8192  # sequences of fewer tokens per device are not shared unless requested
 MOST_SEQUENCES = 2**18  # in a global batch
 
 
 @dataclass(frozen=True)
 class Choice:
-    """One way to train: a split of the GPUs, and how each replica works.
+    """One way to train: a split of the GPUs, and the work of each replica.
 
     Attributes:
         pp, tp, cp, dp, ep, zero: pipeline stages' devices, devices that share layers, sequences and
-            experts, replicas and what they share out; see `parallelism.Layout`.
+            experts, replicas and their ZeRO stage; see `parallelism.Layout`.
         microbatch: sequences of a microbatch. `microbatches`: m, per replica and iteration.
         recompute: what is recomputed in B.
         chunks, placement: of the pipeline.
@@ -50,12 +50,12 @@ class Choice:
 
     @property
     def split(self) -> tuple[int, ...]:
-        """Who shares what: (pp, tp, cp, dp, ep)."""
+        """The degrees of parallelism: (pp, tp, cp, dp, ep)."""
         return self.pp, self.tp, self.cp, self.dp, self.ep
 
     @property
     def layout(self) -> dict[str, Any]:
-        """The arguments of `estimate` that say all of it."""
+        """The arguments of `estimate` for this choice."""
         keys = ("tp", "cp", "ep", "dp", "zero", "microbatch", "chunks", "placement", "recompute")
         return {"devices": self.pp * self.tp * self.cp, **{key: getattr(self, key) for key in keys}}
 
@@ -66,8 +66,8 @@ class Choice:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked: a model, GPUs, a batch, a limit; each list is what may be chosen from, None:
-    whatever makes sense. Checks itself.
+    """The question: a model, GPUs, a batch, a limit; each list has the allowed values, None: all that
+    make sense. Validates itself.
 
     Raises:
         OptPipeError: one line, for what can never be.
@@ -165,7 +165,7 @@ class Question:
         return tuple(name for name in SCHEDULES if not name.startswith("po"))
 
     def choices(self) -> list[Choice]:
-        """Every split with every microbatch size and recomputation, chunks left at 1.
+        """Yield every split with every microbatch size and recomputation, with 1 chunk.
 
         Raises:
             OptPipeError: where there is none.
@@ -201,7 +201,7 @@ class Question:
                     yield from self._of_split(pp, tp, cp, dp)
 
     def _sequence_shares(self, gpus: int, node: int) -> Iterator[int]:
-        """Devices that may share a sequence: of one node, and each with enough of it to do."""
+        """Return the numbers of devices that may share a sequence: of one node, each with enough tokens."""
         for cp in divisors(gpus):
             if node % cp == 0 and (cp == 1 or self.seq >= cp * LEAST_SHARE):
                 yield cp
@@ -221,11 +221,11 @@ class Question:
                         check_work(self.model, replace(work, sequence_parallel=tp > 1))
                         for zero in zeros:
                             yield Choice(pp, tp, cp, dp, ep, zero, size, share // size, recompute)
-                except OptPipeError:  # what this model cannot be divided by
+                except OptPipeError:  # the model cannot be divided so
                     continue
 
     def shapes(self, choice: Choice) -> Iterator[tuple[Choice, tuple[str, ...]]]:
-        """A choice with each number of chunks and placement, and the schedules for it."""
+        """Yield the choice with each number of chunks and placement, and the schedules for it."""
         bases = {name: parse_name(name)[0] for name in self.names}
         for chunks in self.chunks:
             for placement in ("loop", "vee"):
@@ -242,12 +242,12 @@ class Question:
 
 
 def divisors(number: int) -> list[int]:
-    """Of a whole number, in order."""
+    """Return the divisors of a whole number, in order."""
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def as_choices(key: str, value: Any) -> tuple[Any, ...] | None:
-    """One value, several, or None (whatever makes sense) as a tuple."""
+    """Return one value, several, or None (all that make sense) as a tuple."""
     if value is None:
         return None
     if isinstance(value, int | str):
@@ -262,7 +262,7 @@ def _enough_layers(stages: int, layers: int) -> bool:
 
 
 def require_count(key: str, value: Any) -> None:
-    """Refuse what is no whole number of at least 1."""
+    """Raise unless it is a whole number of at least 1."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         kind = InvalidSchedule if key == "chunks" else OptPipeError
         raise kind(f"{key}: must be a whole number of at least 1, got {value!r}")
