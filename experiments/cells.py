@@ -1,4 +1,4 @@
-"""Tables whose cells take seconds each: finished cells stay in a CSV file and are not run again."""
+"""Tables with expensive cells: finished cells are kept in a CSV file and not run again."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from optpipe_sim.files import read_text, write_text
 from optpipe_sim.study.versions import versions
 
 Row = dict[str, str]
-PROVENANCE = ("date", "load")  # of a cell: the day, and how busy the machine was with other things
+PROVENANCE = ("date", "load")  # of a cell: the day, and the machine's load by other processes
 
 
 def finish_cells(
@@ -27,17 +27,17 @@ def finish_cells(
     fresh: bool = False,
     progress: Callable[[int, int, Row], None] = lambda done, of, row: None,
 ) -> list[Row]:
-    """The row of each cell, from the file where it is there already, else computed.
+    """Return the row of each cell, from the file if it is there, else computed.
 
-    The file is rewritten, whole or not at all, after each computed cell, so that a run that is
-    killed goes on where it was. Rows of other cells stay in it.
+    The file is rewritten, whole or not at all, after each computed cell, so a killed run
+    continues where it was. Rows of other cells stay in it.
 
     Args:
         path: a CSV file; it need not exist.
-        cells: what tells one cell from another (all with the same keys): the first columns.
+        cells: what identifies a cell (all with the same keys): the first columns.
         compute: the other columns of a cell.
-        fresh: forget what the file holds.
-        progress: called after each computed cell with how many are done, of how many, and its row.
+        fresh: ignore the rows in the file.
+        progress: called after each computed cell with the number done, the total, and its row.
 
     Raises:
         OptPipeError: where the file has other columns than the cells, or two cells are the same.
@@ -62,7 +62,7 @@ def finish_cells(
 
 
 def read_rows(path: str | os.PathLike[str]) -> list[Row]:
-    """The rows of a CSV file; none where there is no file."""
+    """Return the rows of a CSV file; none without a file."""
     if not Path(path).exists():
         return []
     return list(csv.DictReader(io.StringIO(read_text(path))))
@@ -80,7 +80,7 @@ def _read(path: str | os.PathLike[str], keys: tuple[str, ...]) -> dict[tuple[str
 
 
 def to_csv(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows as CSV; the columns are those of the first row, then what others have beside them."""
+    """Write rows as CSV; the columns are those of the first row, then further ones of others."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     stream = io.StringIO()
     writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
@@ -90,8 +90,8 @@ def to_csv(rows: Sequence[Mapping[str, str]]) -> str:
 
 
 def to_markdown(head: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """The lines of a table: `head` maps columns of the rows to what they are called; columns whose
-    entries are all numbers stand to the right."""
+    """The lines of a table: `head` maps columns of the rows to headings; columns whose
+    entries are all numbers are aligned to the right."""
 
     def number(text: str) -> bool:
         return text.strip("+-=%. ").replace(".", "").isdigit() or not text
@@ -105,7 +105,7 @@ def to_markdown(head: Mapping[str, str], rows: Sequence[Mapping[str, str]]) -> l
 
 
 def provenance(rows: Sequence[Row]) -> str:
-    """A line for people: when and with what the rows were measured."""
+    """Describe when and with which versions the rows were measured."""
     days = sorted({row["date"] for row in rows})
     loads = [float(row["load"]) for row in rows if row.get("load")]
     words = [f"Measured {days[0]}" + (f" to {days[-1]}" if len(days) > 1 else "")]

@@ -12,7 +12,7 @@ from optpipe_sim.plot.style import MUTED, new_figure, styled
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A row per run, a mark per kind of link; the band is 2 % either way."""
+    """Draw a row per run, a mark per kind of link; the band is 2 % to either side."""
     cases = list(dict.fromkeys(row["case"] for row in rows))
     kinds = list(dict.fromkeys((row["links"], row["times"]) for row in rows))
     with styled():

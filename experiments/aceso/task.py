@@ -21,7 +21,7 @@ VERSION = 2
 def run(case: str, links: str, times: str = "stages") -> Row:
     """The replayed makespan (ms) of one run beside the measured iteration without its optimizer.
 
-    One hop is the mean over the stage boundaries of message size over the rate measured for that
+    The message time is the mean over the stage boundaries of message size over the rate measured for that
     size. With `times` ``stages``, the measured times of each stage, gradient and embedding all-reduces are
     left in the measured time. With ``tables`` stage times are sums over the ops timed one by one, with
     those flagged recomputed in the backward pass, and the whole iteration is compared, optimizer and
@@ -43,7 +43,7 @@ def run(case: str, links: str, times: str = "stages") -> Row:
         for size in found["message_mib"]
     ]
     stages = [
-        # 1F1B runs the backward fused: how it would divide does not matter
+        # 1F1B runs the backward fused, so its split does not matter
         {"t_f_ms": forward, "t_b_ms": back, "t_w_ms": 0, "t_bw_ms": back, "act_mib": 1}
         for forward, back in (
             zip(found["forward_ms"], found["backward_ms"], strict=True)

@@ -1,5 +1,5 @@
-"""What each engine makes of AdaOffload's schedule, or of nothing: strips over time, the better the
-darker."""
+"""How each engine improves AdaOffload's schedule, or starts from none: strips over time, darker where
+better."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from optpipe_sim.plot.labels import FONT
 from optpipe_sim.plot.style import INK, MUTED, new_figure, styled, text_colour
 
 Row = Mapping[str, Any]
-# engine, start, what it is called, and its place from the top
+# engine, start, label, and position from the top
 LINES = (
     ("adaoffload", "adaoffload", "AdaOffload alone", 0.0),
     ("milp", "adaoffload", "MILP", 1.6),
@@ -34,13 +34,16 @@ FIRST_S = 0.03
 TICKS = (0.1, 1, 5, 20, 60, 300)
 SHADES = colormaps[
     "YlGnBu"
-]  # lightness falls all the way: reads in grey and with any colour vision
-LOW, HIGH = 0.003, 3.0  # shares over the best known from which on it is darkest, and lightest
+]  # lightness falls monotonically: readable in grey and with any colour vision
+LOW, HIGH = (
+    0.003,
+    3.0,
+)  # shares above the best known: darkest up to the first, lightest from the last
 PROVEN = 1e-6  # gap up to which a solver's tolerances count as none
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """A panel per instance, a strip per engine and start."""
+    """Draw a panel per instance, a strip per engine and start."""
     rows = middle_seeds(rows)
     sizes = sorted({(row["profile.devices"], row["microbatches"]) for row in rows})
     with styled():
@@ -72,8 +75,8 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 
 def middle_seeds(rows: Iterable[Row]) -> list[Row]:
-    """The rows of one run per instance, engine and start: of several seeds the one that is in the middle
-    by what it has at the end, and by when it had that."""
+    """The rows of one run per instance, engine and start: of several seeds the median
+    by final value, then by the time of reaching it."""
     runs: dict[tuple[Any, ...], dict[Any, list[Row]]] = {}
     for row in rows:
         key = row["profile.devices"], row["engine"], row["start"]
@@ -125,7 +128,7 @@ def _panel(ax: Axes, rows: Sequence[Row], names: bool) -> None:
 def _strip(
     ax: Axes, y: float, rows: Sequence[Row], found: Sequence[Sequence[float]], best: int
 ) -> None:
-    # what ended by itself keeps what it has; what was stopped early was not seen later
+    # a run that ended by itself keeps its value; one that was stopped early has none later
     last = rows[-1]["after_s"]
     gap = _gap(rows[-1])
     proven = gap is not None and gap < PROVEN

@@ -17,12 +17,12 @@ COPY = "profile.offload.t_offload_ns"
 
 
 def over(row: Row) -> float:
-    """How much longer it takes than the best that is proven with an engine each way."""
+    """Return by how much it is slower than the proven optimum with one engine per direction."""
     return float(row["makespan_ns"] / row["profile.meta.best_ns"] - 1)
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """A sign per cell; copies shorter and longer than half a forward and backward, engines separate and shared."""
+    """Draw a marker per cell; copies shorter and longer than half a forward and backward, engines separate and shared."""
     kinds = sorted({(row[ENGINES], row[COPY]) for row in rows})
     with styled():
         figure = new_figure(6.4, 3.6)

@@ -1,4 +1,4 @@
-"""How long each engine took on the random instances, from the quickest."""
+"""Time of each engine on the random instances, fastest first."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ ENGINES = {"auto": "auto", "cpsat": "CP-SAT", "milp": "reconstructed MILP on HiG
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Without levels of recomputation and with, a line per engine: in how many instances it ended
-    within so many seconds with a proof."""
+    """Draw, without and with levels of recomputation, a line per engine: the number of instances proven
+    within a time."""
     looks = line_styles(len(ENGINES))
     with styled():
         figure = new_figure(7.4, 3.4)

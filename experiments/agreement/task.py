@@ -28,7 +28,7 @@ VERSION = 1
 
 
 def random_levels(random: Random, act: int, longest: int) -> list[dict[str, Any]]:
-    """None to two levels, which drop more and more."""
+    """Draw none to two levels, each of which drops more than the one before."""
     found, keep = [], act
     for name in random.choice(((), ("light",), ("full",), ("light", "full"))):
         keep = random.randint(0, keep)
@@ -103,7 +103,7 @@ def instance(seed: int, levels: bool = False) -> Problem:
 
 
 def run(seed: int = 0, levels: bool = False, time_limit: Seconds = 5.0, cores: Count = 2) -> Row:
-    """What each engine says of an instance, and in ``problems`` what is wrong with it: a bound of any
+    """Return each engine's result on an instance, and in ``problems`` the contradictions: a bound of any
     engine above a schedule, `auto` above the proven optimum, a MILP that proves another, a schedule
     that the checker refuses. CP-SAT has three times the time of the others."""
     problem = instance(seed, levels)

@@ -13,7 +13,7 @@ from optpipe_sim.plot.style import INK, MUTED, new_figure, styled
 from optpipe_sim.spread import Spread, spread
 
 ALL = "this search"
-ONE = "this search, 1 chunk, offload"  # OptPipe as it is read here
+ONE = "this search, 1 chunk, offload"  # our reading of OptPipe
 ONE_ALL = "this search, 1 chunk"
 OFFLOAD = "this search, offload"
 RECOMPUTE = "this search, recompute"
@@ -29,7 +29,7 @@ LOOKS = {
 FAMILIES = tuple(LOOKS)
 FILLS: dict[str, Any] = {"none": "none", "selective": "left", "full": "full", CHOSEN: "bottom"}
 SHIFTS = {"none": -0.24, "selective": -0.08, CHOSEN: 0.08, "full": 0.24}
-# What the search is without, and what then remains of it; the order is taken away by taking a rule's.
+# The search without an ingredient: its label and its method; without an order of its own it is a rule's.
 WITHOUT = {
     "the order of a rule": "", "one chunk per device": ONE_ALL, "no offloading": RECOMPUTE,
     "no recomputation": OFFLOAD,
@@ -74,12 +74,12 @@ class Setting(NamedTuple):
 
 
 class Cell(NamedTuple):
-    """A method and what it may do with activations, over its seeds.
+    """A method and the treatments that it may use, over its seeds.
 
     Attributes:
         fits: whether it has a schedule with every seed.
         time: ns; None where nothing fits.
-        bound: the largest lower bound that was proven for what it may do, ns; None for a rule.
+        bound: the largest lower bound proven for its treatments, ns; None for a rule.
         rows: its rows.
     """
 
@@ -90,7 +90,7 @@ class Cell(NamedTuple):
 
     @property
     def ns(self) -> float:
-        """The median of its times, of a cell that has some."""
+        """The median of its times; the cell must have some."""
         assert self.time is not None
         return self.time.median
 
@@ -120,7 +120,7 @@ def limits(rows: Sequence[_Row]) -> dict[int, Methods]:
 
 
 def _same(row: _Row) -> tuple[str, int]:
-    """What rows of one setting share, whatever their limit."""
+    """What the rows of one setting share at all limits."""
     return row["profile"], row["microbatches"]
 
 
@@ -157,7 +157,7 @@ def best_rule(
     families: Sequence[str] = FAMILIES,
     treated: Sequence[str] = (*TREATED, CHOSEN),
 ) -> Best | None:
-    """The fastest of some rules, with some of the ways to recompute; None where none fits."""
+    """Return the fastest of some rules with some ways to recompute; None where none fits."""
     able = [
         Best(*key, cell)
         for key, cell in methods.items()
@@ -167,7 +167,7 @@ def best_rule(
 
 
 def without(methods: Methods, method: str) -> Cell | None:
-    """What remains without an ingredient: a search, or with ``""`` the fastest rule; None where
+    """Return the search without an ingredient, or with ``""`` the fastest rule; None where
     nothing fits."""
     rule = best_rule(methods)
     found = search(methods, method) if method else rule and rule.cell
@@ -175,7 +175,7 @@ def without(methods: Methods, method: str) -> Cell | None:
 
 
 def draw(rows: Sequence[_Row]) -> dict[str, Figure]:
-    """The page."""
+    """Draw the page."""
     cells = settings(rows)
     with styled():
         figure = new_figure(11.5, 0.56 * len(cells) + 5.2)
@@ -238,7 +238,7 @@ def _lay_out(every: Any, wins: Any, adds: Any, names: Sequence[Setting]) -> None
 
 
 def _methods(ax: Any, down: int, methods: Methods) -> None:
-    """All methods of one setting: rules as signs, filled by what they recompute; the search as a bar."""
+    """Draw all methods of one setting: rules as markers, filled by what they recompute; the search as a bar."""
     ours = search(methods)
     if ours.time is None or not ours.bound:
         return
@@ -252,7 +252,7 @@ def _methods(ax: Any, down: int, methods: Methods) -> None:
 
 
 def _winner(ax: Any, down: int, methods: Methods) -> None:
-    """The fastest rule, and what the search takes beside it, from its fastest seed to its slowest."""
+    """Draw the fastest rule, and the search from its fastest seed to its slowest."""
     best, ours = best_rule(methods), search(methods)
     if best is None:
         ax.text(0.02, down, "none fits", fontsize=7, va="center", color=MUTED)
@@ -266,7 +266,7 @@ def _winner(ax: Any, down: int, methods: Methods) -> None:
 
 
 def _ingredients(ax: Any, down: int, methods: Methods) -> None:
-    """What the search takes without one of its ingredients: medians, and from the fastest seed to
+    """Draw the search without one of its ingredients: medians, and from the fastest seed to
     the slowest; the black line is the search with all of them."""
     ours = search(methods)
     if ours.time is None:
@@ -284,7 +284,7 @@ def _ingredients(ax: Any, down: int, methods: Methods) -> None:
 
 
 def _over_memory(ax: Any, found: Mapping[int, Methods], cells: Mapping[Setting, Methods]) -> None:
-    """Time over the memory limit: families of rules, without and with recomputation, and the search."""
+    """Draw time over the memory limit: families of rules, without and with recomputation, and the search."""
     if not found:
         ax.axis("off")
         return

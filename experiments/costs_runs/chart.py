@@ -14,7 +14,7 @@ FITTED = "a100-80gb-megatron"  # of the A100's two files, the one whose rates we
 
 
 def draw(rows: Sequence[Compared]) -> Figure:
-    """Errors of times above, of peaks below. Open marks judge, filled ones were fitted to."""
+    """Draw errors of times above, of peaks below. Open markers are held-out runs, filled ones were fitted."""
     shown = [row for row in rows if row.machine != "a100-80gb"]
     names = sorted({_name(row) for row in shown})
     with styled():

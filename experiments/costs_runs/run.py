@@ -1,10 +1,10 @@
-"""Estimates held against whole runs that others published.
+"""Estimates compared with whole runs that others published.
 
     python -m experiments.costs_runs.run
 
-estimates every run of ``costs/data/published/runs.yaml``, takes the held-out rows of
-``results/costs_cells.csv`` beside them, and writes ``costs_runs.csv``, ``.md`` and ``.png``, and what
-estimates say of their own error, ``optpipe_sim/costs/data/compared/runs.yaml``.
+estimates every run of ``costs/data/published/runs.yaml``, adds the held-out rows of
+``results/costs_cells.csv``, and writes ``costs_runs.csv``, ``.md`` and ``.png``, and the
+errors that estimates report, ``optpipe_sim/costs/data/compared/runs.yaml``.
 """
 
 from __future__ import annotations
@@ -284,7 +284,7 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
 
 
 def beyond() -> list[str]:
-    """Why the data sheet's A100 promises more than the fitted one, for a case where it is flagged."""
+    """Explain why the data sheet's A100 is faster than the fitted one, for a case where it is flagged."""
     found = []
     for name in VARIANTS["a100-80gb"]:
         asked = evaluate("qwen2.5-32b", name, 24, 4096, microbatches=96, pp=6, tp=2)
@@ -303,7 +303,7 @@ def beyond() -> list[str]:
 
 
 class Arm(NamedTuple):
-    """What a choice changes in one run: of its time, and of its peak in GiB; published and estimated."""
+    """The effect of an option on one run's time and peak (GiB), published and estimated."""
 
     run: str
     choice: str
@@ -353,7 +353,7 @@ def _errors(rows: Sequence[Compared]) -> str:
 
 
 def _spread(errors: Sequence[float]) -> str:
-    """How many, their median absolute and signed, and the largest."""
+    """Return their number, the median absolute and signed error, and the largest."""
     if not errors:
         return "0 |  |  | "
     return (

@@ -1,4 +1,4 @@
-"""The page of `costs_tables` for people."""
+"""The Markdown page of `costs_tables`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Medians = Mapping[tuple[str, str], tuple[int, float, float]]
 
 @dataclass(frozen=True)
 class Split:
-    """One way to spread a model over 32 devices, and what is predicted of it."""
+    """One way to spread a model over 32 devices, and its predictions."""
 
     model: str
     seq: int

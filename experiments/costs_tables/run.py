@@ -46,7 +46,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Row:
-    """One published number beside what is estimated without and with calibration."""
+    """One published number, and its estimates without and with calibration."""
 
     table: str
     model: str
@@ -66,8 +66,8 @@ class Row:
 def fit(cells: Sequence[Cell], machine: Machine) -> tuple[Calibration, Calibration]:
     """The rates of times, then those of memory, from the cells whose role is ``fit``.
 
-    Memory is fitted to schedules without offloading: what an offloading one holds depends as much
-    on where its copies go.
+    Memory is fitted to schedules without offloading: what an offloading one holds depends also
+    on the timing of its copies.
     """
     chosen = [cell for cell in cells if cell.role == "fit"]
     times = [cell.measurement for cell in chosen if cell.measurement.kind != "memory"]

@@ -1,4 +1,4 @@
-"""The fastest published schedule of all that fit, one by one, and what `solve` starts from."""
+"""The fastest of all published schedules that fit, each replayed, against the start of `solve`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from optpipe_sim.study.tasks import Count, Limit, Row
 
 VERSION = 1
 
-AMPLE_S = 600.0  # for what `solve` starts from: it takes seconds, and the clock is to have no part
+AMPLE_S = 600.0  # for the start of `solve`: it takes seconds; the clock must not influence it
 SHARES = (1.0, 0.9, 0.8, 0.7, 0.6, 0.5)  # of the limit, to plan for
 
 
 def run(profile: Profile, microbatches: Count, memory_limit: Limit = None) -> Row:
-    """``tried`` schedules, of which ``fit`` so many; the ``best`` of them; and what AdaOffload and
-    the published schedules that ``solve`` looks at give (``start``), whose bound covers ``covers``."""
+    """Return how many schedules were ``tried`` and how many ``fit``; the ``best`` of them; and the ``start`` of
+    ``solve`` from AdaOffload and published schedules, whose bound covers ``covers``."""
     limits = profile.limits(memory_limit)
     costs: dict[str, int] = {}
     tried = 0

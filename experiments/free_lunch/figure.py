@@ -1,4 +1,4 @@
-"""k over hidden size and sequence, and what offloading all of 1F1B costs at each k."""
+"""k over hidden size and sequence, and the cost of offloading all of 1F1B at each k."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PipeOffload's figure 1: the ratio k, and what offloading all of 1F1B costs where copies are slow."""
+"""PipeOffload's figure 1: the ratio k, and the cost of offloading all of 1F1B where copies are slow."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ def run(
     paired: bool = False,
     overhead: float = 0.0,
 ) -> Row:
-    """k by the formula, the slowdown of fully offloaded 1F1B in percent, and what was published of
-    both (None where nothing was).
+    """Return k by the formula, the slowdown of fully offloaded 1F1B in percent, and the published
+    values (None where there are none).
 
     One GPT layer per device, at the two rates: F, B and W by their FLOPs, 20 s h bytes (the ratio of
-    times knows nothing of the number of layers). One copy engine per device, for both directions.
-    What lives shorter than three round trips stays, as in the authors' code. `paired`: two devices
+    times does not depend on the number of layers). One copy engine per device, for both directions.
+    Activations held for less than three round trips stay, as in the authors' code. `paired`: two devices
     share a switch of twice the rate, one transfer at a time, so that a device gets `offload_gb_per_s`
     where its neighbour copies as well and twice as much alone. `overhead`: the part of the time that
-    belongs to no op, by which everything that computes takes longer.
+    belongs to no op, by which all compute ops take longer.
     """
     profile = _profile(
         hidden, seq, devices, compute_tflops / (1 + overhead), offload_gb_per_s, paired

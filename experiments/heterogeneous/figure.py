@@ -1,4 +1,4 @@
-"""What patterns lose where stages or devices differ, and plans that do not know it."""
+"""Loss of patterns where stages or devices differ, and of plans made for equal devices."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LOOKS = {  # colour and marker
     "adaoffload": ("#0072B2", "s"),
     "optpipe": ("#000000", "o"),
 }
-WIDE = 0.29  # how far the axis goes; what is beyond is drawn at its end
+WIDE = 0.29  # end of the axis; larger values are drawn at its end
 
 
 def draw(rows: Sequence[Row]) -> Figure:

@@ -1,4 +1,4 @@
-"""What shared copy engines and links cost those who know of them, and those who do not."""
+"""Cost of shared copy engines and links for plans that know of them, and for plans that do not."""
 
 from __future__ import annotations
 

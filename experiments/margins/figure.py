@@ -1,4 +1,4 @@
-"""What plans with a margin for slower copies take, where copies are slower and where they are not."""
+"""Times of plans with a margin for slower copies, where copies are slower and where they are not."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ LIMITS = {"1x 1f1b": "memory of 1F1B", "0.5x 1f1b": "half of its activations"}
 
 
 def losses(rows: Iterable[Row]) -> Losses:
-    """By limit, margin and how much slower copies are: what is lost, as a share, over the best plan for
-    that (the least median over the margins)."""
+    """Return, by limit, margin and slowdown of copies, the loss as a share over the best plan for
+    that slowdown (the least median over the margins)."""
     times: dict[tuple[str, float, float], list[float]] = {}
     for row in rows:
         key = row["memory_limit"], float(row["margin"]), float(row["slower"])

@@ -25,8 +25,8 @@ def run(
     seed: int = 0,
 ) -> list[Row]:
     """A plan by this search (so many `evaluations`, whatever the clock) with a margin of copies (0.1: they may take 10 % longer), lowered for
-    the longest copies within it, so that it keeps the limit whatever happens, and run with copies `slower` by so much: a row for each.
-    ``planned_ns`` is what the plan promises within its margin."""
+    the longest copies within it, so that it keeps the limit in any case, and run with copies `slower` by so much: one row each.
+    ``planned_ns`` is the time that the plan promises within its margin."""
     shaped = profile.rechunk(chunks)
     found = solve(
         shaped, microbatches, memory_limit, engine="search", evaluations=evaluations, time_limit=600,
@@ -34,7 +34,7 @@ def run(
     )  # fmt: skip
     assert found.schedule is not None  # solve raises otherwise
     margin_info: dict[str, Any] = found.info.get("margin", {"planned_ns": found.objective_ns})
-    # what waits for what is decided as if copies took all that they may
+    # waits are chosen for the longest copies within the margin
     worst = padded(shaped, Margins(copies=margin))
     lowered = lower(found.schedule, worst, shaped.limits(memory_limit))
     rows = []

@@ -19,7 +19,7 @@ Row = Mapping[str, Any]
 GIB = 2**30
 PROVEN = "dashed: proven bound, 1 to 3 chunks"
 TICKS = (1.1, 1.2, 1.3, 1.5, 1.75, 2, 2.5, 3, 4, 5, 7)
-# families that plan for the limit, or have settings to choose from: name, colour, marker, dash, and
+# families that plan for the limit, or have options to choose from: name, colour, marker, dash, and
 # the limits (GiB) at one of which there is room for the name
 CURVES = {
     "zb-1p": ("ZB-1p", "#7A7A7A", "v", (0, (1, 1)), (17.1, 24.0)),
@@ -30,7 +30,7 @@ CURVES = {
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """Time over the limit; of this search the median of its seeds, and a bar from least to most."""
+    """Draw time over the limit; for this search the median of its seeds, and a bar from least to most."""
     low = min(row["lower_bound_ns"] for row in rows if row.get("lower_bound_ns")) / 1e9
     high = max(each.most for each in solved_by_limit(rows).values())
     with styled():
@@ -44,7 +44,7 @@ def draw(rows: Sequence[Row]) -> Figure:
 
 
 def solved_by_limit(rows: Sequence[Row]) -> dict[float, Spread]:
-    """By limit in GiB, what this search takes in the best of its shapes, in seconds, over its seeds."""
+    """Return, by limit in GiB, the time of this search in its best shape, in seconds, over its seeds."""
     seeds: dict[int, list[Row]] = {}
     for row in rows:
         if row["part"] == "solved":
@@ -55,7 +55,7 @@ def solved_by_limit(rows: Sequence[Row]) -> dict[float, Spread]:
 
 
 def bound_by_limit(rows: Sequence[Row]) -> dict[float, float]:
-    """By limit in GiB, the least over the shapes of the largest bound of any seed, in seconds."""
+    """Return, by limit in GiB, the least over the shapes of the largest bound of any seed, in seconds."""
     shapes: dict[tuple[float, int, str], float] = {}
     for row in rows:
         if row["part"] == "solved" and row["lower_bound_ns"]:

@@ -1,4 +1,4 @@
-"""How little memory a schedule can do with, and what margin holds when activations vary in size."""
+"""The least memory a schedule can run with, and the margin that suffices when activations vary in size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How little memory a schedule can do with, and what margin holds when activations vary in size."""
+"""The least memory a schedule can run with, and the margin that suffices when activations vary in size."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def run(
     With `margins` and `spreads` (``part`` ``noise``): made for a limit below `memory_limit`, such
     that what is held beyond what is static may grow by the margin, it is lowered and run with every
     activation larger or smaller by up to the spread: each one on its own, all of a microbatch alike
-    (longer sequences), or all alike (a wrong profile). Copies last as long as their bytes, the rest
+    (longer sequences), or all alike (a wrong profile). Copies take time in proportion to their bytes, all else is
     as profiled. ``fits_share``: of the samples within `memory_limit`; ``excess_*``: quantiles of
-    how much of the planned room is needed beyond it: the margin that would have done.
+    the memory needed beyond the plan, as a share: the margin that would have sufficed.
     """
     rows: list[Row] = []
     if shares:
@@ -153,7 +153,7 @@ def _noise(
             for alike in ALIKE:
                 peaks, times = noisy_peaks(lowered, spread, alike, samples, seed)
                 statics = np.array(lowered.profile.static_bytes)
-                # by how much the dynamic part outgrows what was planned for, on the worst device
+                # excess of the dynamic part over the plan, on the worst device
                 excess = ((peaks - statics) / (planned - statics) - 1).max(1)
                 rows.append(
                     {
@@ -212,8 +212,8 @@ def noisy_peaks(
 
 
 def most_held(start: np.ndarray, end: np.ndarray, taken: np.ndarray, given: np.ndarray) -> int:
-    """The most bytes held at once, where ops take some when they start and give some back when they
-    end; at one instant they are given back first."""
+    """Return the most bytes held at once, where ops allocate at their start and release at their
+    end; at one instant releases come first."""
     when = np.concatenate((start, end))
     change = np.concatenate((taken, -given))
     order = np.lexsort((change > 0, when))

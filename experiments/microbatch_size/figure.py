@@ -20,7 +20,7 @@ GIB = 2**30
 
 
 def joined(rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """The rows with one for all seeds of this search: the medians."""
+    """Return the rows with the seeds of this search joined to their medians."""
     named = [{**row, "schedule": re.sub(r",seed=\d+", "", row["schedule"])} for row in rows]
     same = ("schedule", SIZE, BATCH, "memory_limit")
     return over_seeds(named, same, ("makespan_ns", "peak_bytes"))

@@ -1,9 +1,9 @@
-"""How good the MILP is on HiGHS, honestly: proof, gap with offloads, what each acceleration
-contributes, and how large the model gets.
+"""Quality of the MILP on HiGHS: proof, gap with offloads, contribution of each acceleration,
+and size of the model.
 
     python -m experiments.milp_quality.run [--seconds 30] [--write results/milp_quality] [TABLE ...]
 
-TABLE: proof, gap, switches, solvers, sizes (default: all; solvers is for those who have gurobipy). Uniform stages F = 10, B = 11, W = 9, hop 1, act 100
+TABLE: proof, gap, switches, solvers, sizes (default: all; solvers needs gurobipy). Uniform stages F = 10, B = 11, W = 9, P2P latency 1, act 100
 bytes of which 50 stay until W. With `--write` finished runs are kept in the CSV file.
 """
 
@@ -147,12 +147,12 @@ def sizes() -> list[str]:
 
 
 def page(rows: list[Row], tables: list[str]) -> str:
-    """The tables for people."""
+    """Return the Markdown page."""
     lines = [
         "# The MILP on HiGHS, and on Gurobi",
         "",
         "Regenerate with `python -m experiments.milp_quality.run --write results/milp_quality` (about 20"
-        " minutes). Uniform stages F = 10, B = 11, W = 9, hop 1, act 100 bytes, w 50; times in ns."
+        " minutes). Uniform stages F = 10, B = 11, W = 9, P2P latency 1, act 100 bytes, w 50; times in ns."
         " A run ends when the solver has proven its schedule optimal, or at the time given; `by` says"
         " whose bound it is.",
     ]

@@ -18,7 +18,7 @@ _GIB = 2**30
 
 
 def run(model: str, seq: Count, schedule: ScheduleName, machine: str = "a100-80gb-megatron") -> Row:
-    """What the machine file's rates say of a cell, and what was published of it.
+    """Return the estimate of a cell with the machine file's rates, and the published values.
 
     ``outcome`` is ``ran``, ``oom``, ``host`` (out of host memory) or, published only, ``skip`` (not
     run). Activation memory is the fullest device's peak less its weights, gradients and optimizer
@@ -35,7 +35,7 @@ def run(model: str, seq: Count, schedule: ScheduleName, machine: str = "a100-80g
         raise OptPipeError(f"figure 15 has no {schedule} of {model} at sequence {seq}")
     device = load_machine(machine)
     # as in the calibration: built at the data sheet's rates, where F and B are nearest to equal, as
-    # GIS-H is meant; at slower hops it would have two groups under way, for twice the memory
+    # GIS-H is meant; with slower messages it would have two groups in flight, for twice the memory
     cell.replays.trace(cell.replays.machine.rates)
     trace = cell.replays.trace(device.rates)
     profile = trace.profile

@@ -1,4 +1,4 @@
-"""What plans lose when durations are not as profiled, against the best known in hindsight."""
+"""Loss of plans when durations are not as profiled, against the best known in hindsight."""
 
 from __future__ import annotations
 

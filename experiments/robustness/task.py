@@ -1,5 +1,5 @@
-"""Schedules made for the profiled durations and run with others: what is lost against the best in
-hindsight, and what planning anew gives back."""
+"""Schedules made for the profiled durations and run with others: the loss against the best in
+hindsight, and how much of it replanning recovers."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def run(
     seed: int = 0,
     cores: Count = 1,
 ) -> list[Row]:
-    """Each schedule is made for the profile, lowered, so that it keeps the limit whatever happens,
+    """Each schedule is made for the profile, lowered, so that it keeps the limit in any case,
     and run with durations that are off by `level` (0.1: 10 %).
 
-    `kind`: ``op`` (each compute op and copy on its own, anew in every iteration: log-normal with this
-    sigma), ``device`` (all compute of a device alike, for good: log-normal), ``straggler`` (one
+    `kind`: ``op`` (each compute op and copy independently in every iteration: log-normal with this
+    sigma), ``device`` (all compute of a device by one factor, permanently: log-normal), ``straggler`` (one
     device's compute slower: as many of them as `samples`, spread evenly) or ``copy`` (all copies
-    slower). What stays as it is can be planned for: each schedule is made anew, and `optpipe`
-    (`chunks` per device in a loop; the plan takes so many `evaluations`) solves anew from its plan
-    for `time_limit` seconds. What changes with every iteration cannot; there `optpipe` plans for the
-    scatter instead (`solve_robust`, three times as long).
+    slower). Permanent changes can be planned for: each schedule is built again, and `optpipe`
+    (`chunks` per device in a loop; the plan takes so many `evaluations`) solves again from its plan
+    for `time_limit` seconds. Changes in every iteration cannot; for these `optpipe` plans for the
+    distribution instead (`solve_robust`, three times as long).
 
     The reference in hindsight, ``reference_ns``, is the best of all these in each sample; with
     ``op``, the best of some dozens of schedules, chosen in each sample. ``loss`` and
-    ``replanned_loss``: the means over the samples of what the plan, and the new one, take more than
-    that (with ``op``: of the means); ``loss_most``: in the worst sample.
+    ``replanned_loss``: by how much the plan, and the new one, exceed it in the mean over the samples
+    (with ``op``: of the means); ``loss_most``: in the worst sample.
     """
     limits = profile.limits(memory_limit)
     world = World(replace(profile, memory_limit=limits), microbatches, chunks, evaluations, seed)
@@ -93,7 +93,7 @@ def _plan(world: World, name: str) -> Schedule:
     """The schedule for the profile as it is.
 
     Raises:
-        OutOfMemory, NoSolution: where it does not run under the limit.
+        OutOfMemory, NoSolution: where it does not fit the limit.
     """
     profile, m = world.profile, world.microbatches
     if _solved(name):
@@ -107,7 +107,7 @@ def _plan(world: World, name: str) -> Schedule:
 
 @lru_cache(maxsize=4)
 def _optimum(world: World) -> tuple[Schedule, tuple[Schedule, ...]]:
-    """The search's plan, which depends on no clock, and all that came before it."""
+    """Return the search's plan, which depends on no clock, and its incumbents."""
     seen: list[Schedule] = []
     found = solve(
         world.profile.rechunk(world.chunks), world.microbatches, engine="search",
@@ -122,14 +122,14 @@ def _solved(name: str) -> bool:
     return parse_name(name)[0] == "optpipe"
 
 
-# -- what stays as it is --------------------------------------------------------------------------
+# -- permanent changes ----------------------------------------------------------------------------
 
 
 def _changed(
     world: World, plans: dict[str, Schedule], kind: str, level: float, samples: int,
     time_limit: float, cores: int,
 ) -> dict[str, Row]:  # fmt: skip
-    """Durations that are off for good: run as planned, and planned anew."""
+    """Run the plans with permanently changed durations, and replan."""
     settings = list(changes(kind, level, world.profile.devices, samples, world.seed))
     planned = {
         name: [_run(world, plan, *each) for each in settings] for name, plan in plans.items()
@@ -158,7 +158,7 @@ def _changed(
 def changes(
     kind: str, level: float, devices: int, samples: int, seed: int
 ) -> Iterator[tuple[tuple[float, ...], float]]:
-    """Per sample, how much longer each device's compute takes, and all copies."""
+    """Return, per sample, the factors of each device's compute and of all copies."""
     if kind == "copy":
         yield (1.0,) * devices, 1 + level
         return
@@ -172,7 +172,7 @@ def changes(
 
 
 def slower(profile: Profile, compute: Sequence[float], copy: float) -> Profile:
-    """The profile with the compute of each device, and all copies, so many times as long."""
+    """Scale the compute of each device, and all copies, of the profile."""
     changed = profile.scale(copy=copy)
     for device, factor in enumerate(compute):
         if factor != 1:
@@ -181,7 +181,7 @@ def slower(profile: Profile, compute: Sequence[float], copy: float) -> Profile:
 
 
 def _run(world: World, plan: Schedule, compute: Sequence[float], copy: float) -> int:
-    """What a plan takes where durations are others."""
+    """Run a plan with other durations."""
     lowered = lower(plan, world.profile)
     kinds, stages = lowered.schedule.table[:, 0], lowered.schedule.table[:, 1]
     true = slower(lowered.profile, compute, copy)
@@ -192,7 +192,7 @@ def _again(
     world: World, name: str, plan: Schedule, time_limit: float, cores: int,
     compute: Sequence[float], copy: float,
 ) -> int:  # fmt: skip
-    """What the same schedule takes once it is made for these durations; never more than the plan."""
+    """Build the same schedule for these durations; never slower than the plan."""
     planned = _run(world, plan, compute, copy)
     true = slower(world.profile.for_shape(plan.shape), compute, copy)
     if _solved(name):
@@ -205,14 +205,14 @@ def _again(
     return planned if reason is not None else min(planned, trace.cost_ns)
 
 
-# -- what changes with every iteration ------------------------------------------------------------
+# -- changes in every iteration -------------------------------------------------------------------
 
 
 def _scattered(
     world: World, plans: dict[str, Schedule], kind: str, level: float, samples: int,
     time_limit: float, cores: int,
 ) -> dict[str, Row]:  # fmt: skip
-    """Durations that are others in every iteration; the best schedule of each sample in hindsight."""
+    """Run the plans with durations that change in every iteration; the reference is the best schedule of each sample."""
     noise = Noise(op=level, copy=level)
     shaped = {plan.shape: world.profile.for_shape(plan.shape) for plan in plans.values()}
     drawn = {
@@ -267,7 +267,7 @@ def _for_scatter(world: World, noise: Noise, time_limit: float, cores: int) -> S
 
 @lru_cache(maxsize=4)
 def _pool(world: World) -> tuple[Schedule, ...]:
-    """Good schedules of the search's shape that differ."""
+    """Return different good schedules of the search's shape."""
     problem = make_problem(world.profile.rechunk(world.chunks), world.microbatches)
     found = list(_optimum(world)[1])
     found += greedy_search(problem, lambda: False, runs=300, seed=world.seed, keep=POOL)

@@ -18,7 +18,7 @@ from optpipe_sim.trace import Trace
 
 Counts = tuple[int, ...]  # layers of a chunk by kind of recomputation, the least first
 MIB = 2**20
-LOSS = 0.01  # by which a division may be worse than the best on the way to a better one
+LOSS = 0.01  # by which a division may be worse than the best one in the middle of a search
 
 
 class Kind(NamedTuple):
@@ -32,7 +32,7 @@ class Kind(NamedTuple):
 class Balancer:
     """The problem: `facts` as in ``sapp_llama2_70b.yaml``.
 
-    `memory`: what a stage holds, ``sapp``: as SAPP's constraint counts it, with the parameters of the
+    `memory`: how memory is counted, ``sapp``: as SAPP's constraint counts it, with the parameters of the
     tail on the first stage as well; ``replay``: as interleaved 1F1B does.
 
     A chunk of a stage is a *slot*, chunk by chunk: slot c p + s is chunk c of stage s, so slots are
@@ -51,8 +51,8 @@ class Balancer:
         self._recomputed: dict[tuple[int, Counts], tuple[Counts, ...] | None] = {}
 
     def in_flight(self, s: int) -> list[tuple[int, ...]]:
-        """Of how many microbatches the slots of a stage hold activations at once in interleaved 1F1B;
-        what is less in each is left out."""
+        """The numbers of microbatches whose activations the slots of a stage hold at once in interleaved 1F1B;
+        dominated ones are left out."""
         if not self.as_sapp:
             return self._in_flight[s]
         more = self.p - 2 * s - 1
@@ -62,7 +62,7 @@ class Balancer:
 
     @cached_property
     def even(self) -> list[int]:
-        """As many layers in each slot."""
+        """The even division."""
         return [self.facts["layers"] // self.slots] * self.slots
 
     @cached_property
@@ -96,7 +96,7 @@ class Balancer:
         return mb
 
     def own_time(self, slot: int) -> int:
-        """The forward of what a slot has beside its layers."""
+        """The forward of a slot's parts beside its layers."""
         time = self.facts["head"]["time"] if slot == 0 else 0
         return int(time + (self.facts["tail"]["time"] if slot == self.slots - 1 else 0))
 
@@ -130,7 +130,7 @@ class Balancer:
         return found
 
     def recomputed(self, s: int, layers: Sequence[int]) -> tuple[Counts, ...] | None:
-        """The recomputation of a stage's slots, with so many layers each, that fits and takes least; of
+        """The recomputation of a stage's slots, with so many layers each, that fits and takes the least time; among
         equal ones that with the shortest slot. None where none fits."""
         key = s, tuple(layers)
         if key not in self._recomputed:
@@ -170,7 +170,7 @@ class Balancer:
         return tuple(plan)
 
     def least_load(self) -> tuple[int, list[int]]:
-        """The least that the busiest stage can have to do for one microbatch, over all divisions (each
+        """The least work of the busiest stage for one microbatch, over all divisions (each
         slot at least a layer), and a division that reaches it: a dynamic program over stages."""
         most = len(self.ways) - 1
         best: dict[int, tuple[int, list[tuple[int, ...]]]] = {0: (0, [])}

@@ -1,4 +1,4 @@
-"""What each plan takes over its bound, and where the layers of the best one in the family are."""
+"""Time of each plan over its bound, and the division of the best plan in the family."""
 
 from __future__ import annotations
 

@@ -23,10 +23,10 @@ def run(
     seed: int = 0,
     cores: Count = 2,
 ) -> Row:
-    """What a plan takes, in SAPP's units of time, its peak, a bound, and its lists.
+    """Return a plan's time in SAPP's units, its peak, a bound, and its lists.
 
     Args:
-        plan: ``even`` (as many layers in each chunk), ``family`` (the best division that `tries`
+        plan: ``even`` (the same number of layers in each chunk), ``family`` (the best division that `tries`
             changes find), ``free`` (order and treatment of each activation searched for
             `time_limit` seconds, with the division of ``family``).
         memory: see `Balancer`.
@@ -36,7 +36,7 @@ def run(
     with that of communication, each with or without the other, and the former also in full.
 
     The bound of ``free`` is on every order with its layers; the others' on their family over all
-    divisions: the busiest stage has no less to do than in the division where it has least.
+    divisions: the least work of the busiest stage over all divisions.
 
     Raises:
         OptPipeError: for an unknown plan, or a division that does not fit.

@@ -1,4 +1,4 @@
-"""Predicted memory and speed over the number of slices, and what was measured."""
+"""Predicted and measured memory and speed over the number of slices."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ CAPACITY_GIB = 77.5
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """A column per table; reserved memory above, tokens per second below; a line per sequence.
-    Filled marks were fitted, open ones are checks."""
+    """Draw a column per table; reserved memory above, tokens per second below; a line per sequence.
+    Filled markers were fitted, open ones are checks."""
     with styled():
         figure = new_figure(8.2, 5.6)
         axes = figure.subplots(2, 2, sharex=True, sharey="row")

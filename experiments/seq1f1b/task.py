@@ -1,8 +1,8 @@
 """Seq1F1B's runs, predicted from the first two cells of their table.
 
-Memory: reserved = b + a * sequence * held, where b is what does not grow with the sequence and held the
-most that the replay holds on the first device, as a share of the model's activations. Time: F + B of
-a stage for a slice are t * sequence / slices + o, where o is what cutting costs per slice (kernels
+Memory: reserved = b + a * sequence * held, where b does not grow with the sequence and held is the
+peak of the replay on the first device, as a share of the model's activations. Time: F + B of
+a stage for a slice are t * sequence / slices + o, where o is the overhead of cutting per slice (kernels
 get short); two cells of the same sequence are taken where there are two, else those of the first
 one. Attention is linear in these runs, so that all slices cost the same.
 """
@@ -40,7 +40,7 @@ class Fit(NamedTuple):
 
 
 def run(table: str, sequence: int, microbatches: int, slices: int) -> Row:
-    """A cell as predicted, and as measured where it was.
+    """Return a cell's prediction, and its measurement where there is one.
 
     Returns:
         GiB reserved on the fullest stage, seconds per iteration, whether it runs out of memory; the

@@ -1,4 +1,4 @@
-"""Problems with other costs than the uniform ones: what `solve_quality` runs beside them."""
+"""Problems of `solve_quality` with other than uniform costs."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ BEST = {
 
 
 def uniform(devices: int, limit: int, copy_ns: int, engines: str) -> CostProfile:
-    """Uniform stages; all of an activation is copied in so many ns each way."""
+    """Uniform stages; copying a whole activation takes so many ns in each direction."""
     return load_profile(
         {
             "name": "uniform",
@@ -115,7 +115,7 @@ def synthetic(
 
 
 def uneven(devices: int, slots: float, seed: int) -> CostProfile:
-    """Stages that differ by up to a third each way in every cost; `slots` mean activations fit."""
+    """Stages whose costs differ by up to a third up or down; `slots` mean activations fit."""
     random = Random(seed)
     stages = [
         {
@@ -143,7 +143,7 @@ def uneven(devices: int, slots: float, seed: int) -> CostProfile:
 
 
 def with_copies(profile: CostProfile, gb_per_s: int) -> CostProfile:
-    """The profile with an engine each way that copies so many GB/s."""
+    """The profile with one engine per direction that copies so many GB/s."""
 
     def change(_: int, cost: StageCost) -> StageCost:
         duration = (2 * cost.offloadable + gb_per_s) // (2 * gb_per_s)  # to the nearest ns

@@ -1,14 +1,14 @@
-"""How good `solve` is: what it finds and proves in a given time, cell by cell.
+"""Quality of `solve`: its schedule and bound in a given time, cell by cell.
 
     python -m experiments.solve_quality.run [--only reference|large|other] [--largest P] [--fresh]
     python -m experiments.solve_quality.run --long SECONDS [--seed N]
 
-writes ``results/solve_quality.csv`` and ``.md``. Finished cells are kept; `--fresh` forgets them. With
-`--long` the cases of other costs that are not proven are solved in so many seconds first, and what is
-found kept in ``results/best_known.csv``: what the short runs are measured by.
+writes ``results/solve_quality.csv`` and ``.md``. Finished cells are kept, unless `--fresh`. With
+`--long` the unproven cases of other costs are first solved for so many seconds, and the schedules
+kept in ``results/best_known.csv``, to compare the short runs with.
 
-*Reference*: uniform stages F = 10, B = 11, W = 9, hop 1, act 100 bytes, w 50, all of act offloaded
-in a copy of the given length each way; the least makespans are proven. *Other costs*: uneven stages, published profiles, chunks, spans, shared engines and
+*Reference*: uniform stages F = 10, B = 11, W = 9, P2P latency 1, act 100 bytes, w 50, all of act offloaded
+in a copy of the given duration in each direction; the optimal makespans are proven. *Other costs*: uneven stages, published profiles, chunks, spans, shared engines and
 host links, beside the best published schedule of the same chunks that fits; "best known" is the least
 of all runs, long ones included.
 """
@@ -42,7 +42,7 @@ HARD = {
     (8, 32, 200, 16),
     (16, 64, 400, 16),
 }
-NEAR = 0.01  # what counts as as good, where nothing is proven
+NEAR = 0.01  # counts as equally good, where nothing is proven
 LARGE = {(32, 128): 5, (64, 256): 20}  # p, m: seconds
 NAMES = {"fixed": "best fixed that fits", "ada": "AdaOffload"}
 
@@ -118,7 +118,7 @@ def run(cell: Mapping[str, Any]) -> dict[str, Any]:
         "first_s": f"{first:.2f}",
         "best_s": f"{best:.2f}",
         "total_s": f"{found.seconds:.2f}",
-        # the most that any process took so far, this one's and two of its engines'
+        # the peak memory of any process so far: this one and two of its engines
         "mib": (
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             + 2 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
@@ -147,7 +147,7 @@ def run(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verdict(row: Row, best: Mapping[str, int]) -> tuple[str, bool]:
-    """What was to be reached, and whether it was; `best`: of each case, the least of all runs."""
+    """Return the target, and whether it was reached; `best`: of each case, the least of all runs."""
     if row["table"] == "other":
         near = int(row["ours"]) <= best[row["case"]] * (1 + NEAR)
         return "proven or within 1 %", near or row["status"] == "optimal"
@@ -161,7 +161,7 @@ def verdict(row: Row, best: Mapping[str, int]) -> tuple[str, bool]:
 
 
 def shown(row: Row, best: Mapping[str, int]) -> dict[str, str]:
-    """A row as the page has it."""
+    """Format a row for the page."""
     ours, bound = int(row["ours"]), int(row["bound"])
     goal, reached = verdict(row, best)
     more = {
@@ -191,7 +191,7 @@ def _time(ns: str) -> str:
 
 
 def page(rows: list[Row], long: list[Row]) -> str:
-    """The tables for people."""
+    """Return the Markdown page."""
     best: dict[str, int] = {}
     for row in [*(row for row in rows if row["table"] == "other"), *long]:
         best[row["case"]] = min(int(row["ours"]), best.get(row["case"], 1 << 62))

@@ -1,4 +1,4 @@
-"""How large the models are, when the first schedule comes, and what gap is left, by stages."""
+"""Size of the models, time to the first schedule, and final gap, by number of stages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _of(rows: Sequence[Row], engine: str, copies: bool) -> list[Row]:
     last: dict[int, Row] = {}
     for row in rows:
         if row["engine"] == engine and (row[RATE] is not None) == copies:
-            last[row["profile.devices"]] = row  # rows of a point come by time
+            last[row["profile.devices"]] = row  # the rows of a point are ordered by time
     return [last[devices] for devices in sorted(last)]
 
 

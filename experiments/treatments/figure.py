@@ -1,4 +1,4 @@
-"""Offload only, recompute only, both: published profiles, LLaMA-2-7B over copy rates, and the map of who wins."""
+"""Offload only, recompute only, both: published profiles, LLaMA-2-7B over copy rates, and a map of the faster one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def llama(rows: Iterable[Row]) -> dict[tuple[Any, ...], Cell]:
 
 
 def the_map(rows: Sequence[Row]) -> dict[tuple[float, float], Cell]:
-    """By the time of a copy and of recomputing, ms; either alone depends on one of them only."""
+    """Return times by duration of a copy and of recomputation, ms; either method alone depends on one of the two only."""
     mine = [row for row in rows if row["part"] == "map" and row["fits"]]
     copy, again = "profile.offload.t_offload_ms", "profile.stages.recompute"
     cells: dict[tuple[float, float], Cell] = {}
@@ -91,7 +91,7 @@ def the_map(rows: Sequence[Row]) -> dict[tuple[float, float], Cell]:
 
 
 def cost_of(levels: Any) -> float:
-    """What the one level of a stage takes, ms; the column has it as JSON."""
+    """The time of a stage's only level, ms; the column has it as JSON."""
     found = json.loads(levels) if isinstance(levels, str) else levels
     return float(found[0]["t_ms"]) if found else 0.0
 
@@ -213,7 +213,7 @@ def _map(rows: Sequence[Row]) -> Figure:
 
 
 def _signed(share: float) -> str:
-    """A share in percent with its sign; what is nothing has none."""
+    """Format a share in percent with its sign; 0 has none."""
     text = f"{share:+.1%}"
     return "0 %" if text in ("+0.0%", "-0.0%") else text
 

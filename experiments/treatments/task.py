@@ -1,4 +1,4 @@
-"""Offload only, recompute only, both: what this search finds at equal memory, and what rules do."""
+"""Offload only, recompute only, both: this search at equal memory, and rules."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def run(
 
     Of `methods`, ``offload``, ``recompute`` and ``all`` are this search with these treatments of each
     activation, ``all, per stage`` with one per stage (these two from the best of the methods before them); ``rules`` is the fastest schedule that is built
-    by rule, with every level of recomputation, for each of what it does: ``rule, keep``, ``rule, offload``,
+    by rule, with every level of recomputation, for each kind of treatment: ``rule, keep``, ``rule, offload``,
     ``rule, recompute`` or ``rule, both``. ``bound``: a lower bound on the time with all treatments, searched
-    for as long as `bound_limit`. These two draw nothing at random, and come with seed 0 alone. `part` tells the figure what a point is for.
+    for as long as `bound_limit`. These two do not depend on the seed and run with seed 0 only. `part` is the part of the figure that the point is for.
     """
     limits = profile.limits(memory_limit)
     profile = replace(profile, memory_limit=limits)
@@ -80,7 +80,7 @@ def _searched(
     cores: int,
     start: Schedule | None,
 ) -> tuple[Row, Trace | None]:
-    """What this search finds with the treatments of a method."""
+    """Run this search with the treatments of a method."""
     per_stage = method == STAGES
     try:
         found = solve(
@@ -97,7 +97,7 @@ def _searched(
 
 
 def _alike(schedule: Schedule) -> bool:
-    """Whether all activations of a stage are treated alike."""
+    """Whether all activations of each stage have the same treatment."""
     try:
         require_alike(schedule)
     except InvalidSchedule:

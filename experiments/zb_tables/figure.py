@@ -1,4 +1,4 @@
-"""Published and simulated bubble rates of the zero-bubble papers, and how far they are apart."""
+"""Published and simulated bubble rates of the zero-bubble papers, and their differences."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bubble rates that a profile's ``meta`` says were published, beside the simulated ones."""
+"""The published bubble rates in a profile's ``meta``, beside the simulated ones."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from optpipe_sim.study.tasks import CostProfile, Row
 
 VERSION = 1
 
-# The automatic schedules may beat the published rate, or miss it by this much; the others must
-# show the same four decimals.
+# Automatic schedules may be better than the published rate, or worse by this much; the others must
+# equal it to four decimals.
 TOLERANCE = 0.0002
 # Of the automatic ones, the memory: so many activations per device of the pipeline.
 HELD = {"ZB-1p": 1, "ZB-2p": 2, "ZB-V": 2}
