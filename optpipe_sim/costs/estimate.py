@@ -23,17 +23,15 @@ from .parallelism import (
     check_work,
     hop,
     offloading,
-    optimizer_seconds,
     split_layers,
     stage_kinds,
     stage_layers,
     static_bytes,
-    sync_seconds,
     zero_seconds,
 )
-from .provenance import provenance
+from .provenance import iteration_facts, provenance, weight_bytes
 from .roofline import OpTime, embedding_time, head_gemm, head_time, op_time
-from .slices import in_slices, slice_length
+from .slices import SLICE_BY, Piece, in_slices, lengths_of_equal_time, placed, slice_length
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 OPS = ("F", "B", "W")
@@ -65,6 +63,7 @@ def estimate(
     levels: bool = False,
     items: bool = False,
     slices: int = 1,
+    slice_by: str = "length",
     rates: Rates | None = None,
     name: str | None = None,
 ) -> CostProfile:
@@ -84,7 +83,8 @@ def estimate(
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
         levels: whether stages get levels of recomputation (see `levels`); not with `recompute`.
-        slices: equal slices of each sequence (see `slices`); messages are then those of a slice.
+        slices: of each sequence (see `slices`); messages are then those of a slice, on average.
+        slice_by: slices of equal ``length`` or of equal ``time``.
         items: whether the profile has the costs layer by layer, too, for other layouts.
         rates: achieved rates in the place of the machine's own, such as `calibrate` returns.
 
@@ -115,6 +115,7 @@ def estimate(
     check_work(model, work)
     machine.peak(dtype)
     plan = _Plan(model, machine, layout, work, slices)
+    lengths = plan.lengths(slice_by)
     stages = layout.pipeline * chunks
     counts = plan.counts(stages, layers)
     if levels and recompute != "none":
@@ -123,7 +124,14 @@ def estimate(
         )
     costs, notes = plan.stages(counts, chunks, levels)
     costs, section = offloading(costs, machine, layout, offload)
-    costs = in_slices(costs, stage_kinds(model, counts), plan.times, model, work, slices)
+    known = {work.seq: Piece(costs, plan.layers, plan.times, work)}
+    for length in set(lengths) - {work.seq}:
+        check_work(model, replace(work, seq=length))
+        own = _Plan(model, machine, layout, replace(work, seq=length), slices)
+        first, _ = offloading(own.stages(counts, chunks, levels)[0], machine, layout, offload)
+        known[length] = Piece(first, own.layers, own.times, own.work)
+    pieces = [known[length]._replace(start=start) for start, length in placed(lengths)]
+    costs = in_slices(pieces, stage_kinds(model, counts), model, machine)
     own = plan.items(levels) if items and slices == 1 else []
     moved, _ = offloading([one.cost for one in own], machine, layout, offload)
     latency, occupancy = hop(model, machine, layout, work)
@@ -144,7 +152,7 @@ def estimate(
         occupancy_ns=occupancy,
         offload=section,
         memory_limit=(limit,) * layout.pipeline,
-        meta=provenance(model, machine, layout, replace(work, seq=seq), counts, notes),
+        meta=provenance(model, machine, layout, replace(work, seq=seq), counts, notes, lengths),
         items=tuple(map(Item.costing, own, moved)),
     )
 
@@ -181,6 +189,20 @@ class _Plan:
             {op: edge(op, machine, model, work) for op in OPS}
             for edge in (embedding_time, head_time)
         ]
+
+    def lengths(self, by: str) -> tuple[int, ...]:
+        """The tokens of each slice, of equal length or of equal time.
+
+        Raises:
+            OptPipeError: where it is neither.
+        """
+        if by not in SLICE_BY:
+            raise OptPipeError(f"slice_by: expected {' or '.join(SLICE_BY)}, got {by!r}")
+        equal = (self.work.seq,) * self.slices
+        if by == "length" or self.slices == 1:
+            return equal
+        kind = self.model.is_dense(self.model.layers - 1)
+        return lengths_of_equal_time(equal, self.times[kind], self.work.cp * self.work.tp)
 
     def counts(self, stages: int, given: Sequence[int] | None) -> list[int]:
         """Layers per stage, checked or balanced."""
@@ -220,7 +242,8 @@ class _Plan:
         said = stage_layers(counts)
         made = [replace(costs[key], layers=said[at]) for at, key in enumerate(keys)]
         weights = [known[key].weights for key in keys]
-        return made, self._notes(spent, weights, chunks)
+        work = replace(self.work, seq=self.slices * self.work.seq)
+        return made, iteration_facts(self.model, self.machine, self.layout, work, spent, weights)
 
     def items(self, levels: bool) -> list[Item]:
         """The model layer by layer, embedding and head included."""
@@ -278,10 +301,10 @@ class _Plan:
             op: times[op].total + max(0.0, exchange[op] - hidden * times[op].gemm) for op in OPS
         }
         factor = self.machine.rates.memory_factor
-        weight_bytes = _weight_bytes(self.work)
-        static = static_bytes(weights, self.layout, weight_bytes)
+        each = weight_bytes(self.work)
+        static = static_bytes(weights, self.layout, each)
         if self.layout.zero == 3:  # one layer's weights gathered, the next one's on the way
-            static += 2 * max(sum(w) for w in self.weights.values()) * weight_bytes
+            static += 2 * max(sum(w) for w in self.weights.values()) * each
         kept = round(act * factor)
         return StageCost(
             t_f_ns=max(1, round(seconds["F"] * 1e9)),
@@ -339,56 +362,4 @@ class _Plan:
     def _buffers(self, gemms: Sequence[Gemm]) -> int:
         """Buffers that W keeps for weights of these shapes."""
         weights = sum(gemm.inner * gemm.columns for gemm in gemms if gemm.weights)
-        return round(self.machine.rates.weight_buffers * _weight_bytes(self.work) * weights)
-
-    def _notes(
-        self, spent: Mapping[str, OpTime], weights: Sequence[tuple[int, int]], chunks: int
-    ) -> dict[str, Any]:
-        devices = self.layout.pipeline
-        # as with placement loop; others differ only where stages differ
-        held = [
-            tuple(sum(pair[i] for pair in weights[d::devices]) for i in (0, 1))
-            for d in range(devices)
-        ]
-        pairs = [(int(pair[0]), int(pair[1])) for pair in held]
-        whole = sum(time.total for time in spent.values()) or 1.0
-        return {
-            "parameters_per_device": [sum(pair) for pair in pairs],
-            "weights_bytes_per_device": [
-                static_bytes(pair, self.layout, _weight_bytes(self.work)) for pair in pairs
-            ],
-            "optimizer_ms": _ms(
-                max(optimizer_seconds(p, self.layout, self.machine) for p in pairs)
-            ),
-            "gradient_sync_ms": _ms(max(sync_seconds(p, self.layout, self.machine) for p in pairs)),
-            "time_spent": {
-                part: round(sum(getattr(time, part) for time in spent.values()) / whole, 4)
-                for part in OpTime._fields
-            },
-            "flops_per_microbatch": self._flops(),
-            "flops_per_microbatch_causal": self._flops(causal=True),
-        }
-
-    def _flops(self, causal: bool = False) -> int:
-        """Model FLOPs of the whole model's F, B and W of one microbatch, as MFU counts them.
-
-        Every score is counted, or with `causal` half of them, and no recomputation.
-        """
-        whole = Work(self.work.microbatch, self.slices * self.work.seq)
-        total = 3 * head_gemm(self.model, whole).flops
-        dense = sum(self.model.is_dense(at) for at in range(self.model.layers))
-        for kind, number in ((True, dense), (False, self.model.layers - dense)):
-            if number:
-                one = layer(self.model, kind, whole)
-                total += number * sum(one.flops(op) for op in OPS)
-                if causal:  # F once, B twice
-                    total -= number * 3 * one.attention_flops // 2
-        return total
-
-
-def _weight_bytes(work: Work) -> int:
-    return 4 if work.dtype in ("fp32", "tf32") else 2
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1e3, 6)
+        return round(self.machine.rates.weight_buffers * weight_bytes(self.work) * weights)

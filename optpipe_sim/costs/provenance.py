@@ -7,10 +7,13 @@ from typing import Any
 
 from ..profile import CostProfile
 from .doubt import doubt, kind_of
-from .layer import Work
+from .layer import Work, layer
 from .machines import Machine
 from .models import Model, beyond_context
-from .parallelism import Layout
+from .parallelism import Layout, optimizer_seconds, static_bytes, sync_seconds
+from .roofline import OpTime, head_gemm
+
+OPS = ("F", "B", "W")
 
 _USED = (
     "gemm",
@@ -37,6 +40,7 @@ def provenance(
     work: Work,
     counts: Sequence[int],
     notes: dict[str, Any],
+    lengths: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Return the provenance of a profile: the plan, and which of its numbers are estimated or fitted."""
     rates = machine.rates
@@ -59,6 +63,7 @@ def provenance(
             "flash": work.flash,
             "dtype": work.dtype,
             **({"exchange": work.exchange} if work.ep > 1 else {}),
+            **({"slices": list(lengths)} if len(lengths) > 1 else {}),
         },
         "layers_per_stage": list(counts),
         "iteration": {key: notes[key] for key in _ONCE}
@@ -118,3 +123,66 @@ def mfu_ceiling(profile: CostProfile, causal: bool = False) -> float:
         busy[device] += cost.t_f_ns + cost.t_b_ns + cost.t_w_ns
     whole = max(busy) / (1 - profile.meta["iteration"].get("overhead", 0.0))
     return mfu(profile, whole, 1, causal)
+
+
+def iteration_facts(
+    model: Model,
+    machine: Machine,
+    layout: Layout,
+    work: Work,
+    spent: Mapping[str, OpTime],
+    weights: Sequence[tuple[int, int]],
+) -> dict[str, Any]:
+    """What holds for the whole iteration, as `provenance` takes it.
+
+    Args:
+        work: whole sequences. spent: by op, on one microbatch by all stages.
+        weights: per stage, outside and inside experts.
+    """
+    devices = layout.pipeline
+    # as with placement loop; others differ only where stages differ
+    held = [
+        tuple(sum(pair[i] for pair in weights[d::devices]) for i in (0, 1)) for d in range(devices)
+    ]
+    pairs = [(int(pair[0]), int(pair[1])) for pair in held]
+    whole = sum(time.total for time in spent.values()) or 1.0
+    return {
+        "parameters_per_device": [sum(pair) for pair in pairs],
+        "weights_bytes_per_device": [
+            static_bytes(pair, layout, weight_bytes(work)) for pair in pairs
+        ],
+        "optimizer_ms": _ms(max(optimizer_seconds(p, layout, machine) for p in pairs)),
+        "gradient_sync_ms": _ms(max(sync_seconds(p, layout, machine) for p in pairs)),
+        "time_spent": {
+            part: round(sum(getattr(time, part) for time in spent.values()) / whole, 4)
+            for part in OpTime._fields
+        },
+        "flops_per_microbatch": _flops(model, work),
+        "flops_per_microbatch_causal": _flops(model, work, causal=True),
+    }
+
+
+def weight_bytes(work: Work) -> int:
+    """Of one weight."""
+    return 4 if work.dtype in ("fp32", "tf32") else 2
+
+
+def _flops(model: Model, work: Work, causal: bool = False) -> int:
+    """Model FLOPs of the whole model's F, B and W of one microbatch, as MFU counts them.
+
+    Every score is counted, or with `causal` half of them, and no recomputation.
+    """
+    whole = Work(work.microbatch, work.seq)
+    total = 3 * head_gemm(model, whole).flops
+    dense = sum(model.is_dense(at) for at in range(model.layers))
+    for kind, number in ((True, dense), (False, model.layers - dense)):
+        if number:
+            one = layer(model, kind, whole)
+            total += number * sum(one.flops(op) for op in OPS)
+            if causal:  # F once, B twice
+                total -= number * 3 * one.attention_flops // 2
+    return total
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1e3, 6)

@@ -1,29 +1,57 @@
-"""What slices of a sequence cost: equal lengths, of which each later one has more keys to attend to."""
+"""What slices of a sequence cost, each of which has the keys of all earlier ones to attend to: slices of
+equal length, or of equal time."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, pairwise
+from math import sqrt
+from typing import NamedTuple
 
 from ..errors import OptPipeError
 from ..profile.parts import join
 from ..stage_cost import RecomputeLevel, StageCost
-from .layer import Work
+from .layer import Layer, Work
+from .machines import Machine
 from .models import Model
-from .roofline import OpTime
+from .roofline import OpTime, message_seconds
+
+SLICE_BY = ("length", "time")
+TILE = 128  # tokens: slices of equal time are whole numbers of these, where they are long enough
+
+
+class Piece(NamedTuple):
+    """A slice: what a first slice as long as it costs, and where in its sequence it is.
+
+    Attributes:
+        costs: per stage. `layers`, `times`: of one layer, by whether it is plain.
+        work: a slice. start: its first token.
+    """
+
+    costs: Sequence[StageCost]
+    layers: Mapping[bool, Layer]
+    times: Mapping[bool, Mapping[str, OpTime]]
+    work: Work
+    start: int = 0
+
+    @property
+    def ahead(self) -> float:
+        """The tokens before it, in slices as long as it."""
+        return self.start / self.work.seq
 
 
 def slice_length(seq: int, slices: int, work: Work) -> int:
-    """The tokens of a slice.
+    """The tokens of a slice; on average, where they are not equally long.
 
     Raises:
-        OptPipeError: if the sequence does not divide, or attention is not fused or shared by devices.
+        OptPipeError: if the sequence does not divide, or attention is not fused.
     """
     if slices == 1 and not isinstance(slices, bool):
         return seq
     lengths = slice_lengths(seq, slices)
-    if not work.flash or work.cp > 1:
-        raise OptPipeError("slices: costs are known of fused attention without context parallelism")
+    if not work.flash:
+        raise OptPipeError("slices: costs are known of fused attention")
     return lengths[0]
 
 
@@ -38,49 +66,82 @@ def slice_lengths(seq: int, slices: int) -> tuple[int, ...]:
     return (seq // slices,) * slices
 
 
-def in_slices(
-    costs: Sequence[StageCost],
-    kinds: Sequence[tuple[int, int]],
-    times: Mapping[bool, Mapping[str, OpTime]],
-    model: Model,
-    work: Work,
-    slices: int,
-) -> list[StageCost]:
-    """Stages of whole sequences, from what a first slice costs on each.
+def lengths_of_equal_time(
+    lengths: Sequence[int], times: Mapping[str, OpTime], shared: int = 1
+) -> tuple[int, ...]:
+    """The tokens of slices that a layer takes equally long for, in the place of equally long ones.
 
-    Slice k (from 0) attends to k slices before it in full and to half of its own tokens: 2 k + 1 times
-    what a first slice's causal attention takes; all else is the same for each. Keys and values stay
-    at every level of recomputation. Gradients of earlier slices' keys and values are not counted.
+    Attention to all tokens before is linear in the position, all else constant per token, so the time up to
+    a token is a parabola, which is cut into equal parts; the efficiency of kernels is that of the mean length.
 
     Args:
-        costs: of a slice alone, per stage. `work`: a slice.
-        kinds: plain and expert layers of each stage. `times`: of one layer, by whether it is plain.
+        times: F, B and W of a first slice of a layer.
+        shared: devices that share a slice, which divide its tokens.
     """
-    if slices == 1:
-        return list(costs)
+    seq, slices, first = sum(lengths), len(lengths), lengths[0]
+    attention = sum(time.attention for time in times.values())
+    each = sum(time.total for time in times.values()) / first - attention / first
+    growth = 2 * attention / first**2  # seconds per token and token before it
+    whole = each * seq + growth * seq * seq / 2
+    step = shared
+    while step < TILE * shared and seq % (2 * step) == 0 and seq >= 8 * step * slices:
+        step *= 2
+    ends = [0]
+    for at in range(1, slices):
+        part = whole * at / slices
+        end = 2 * part / (each + sqrt(each * each + 2 * growth * part))
+        most = seq - (slices - at) * step
+        ends.append(min(max(round(end / step) * step, ends[-1] + step), most))
+    return tuple(after - before for before, after in pairwise([*ends, seq]))
+
+
+def placed(lengths: Sequence[int]) -> list[tuple[int, int]]:
+    """Of each slice its first token, and how many it has."""
+    return list(zip([0, *accumulate(lengths)], lengths, strict=False))
+
+
+def in_slices(
+    pieces: Sequence[Piece], kinds: Sequence[tuple[int, int]], model: Model, machine: Machine
+) -> list[StageCost]:
+    """Stages of whole sequences, from what their slices cost.
+
+    A slice attends to all tokens before it in full and to half of its own, so with k slices as long as itself
+    before it 2 k + 1 times what a first slice's causal attention takes; all else is the same for each. Where
+    devices share sequences in a ring, the keys and values of k + 1 slices go round, behind that attention; those
+    that exchange heads have the earlier ones of their heads already. Keys and values stay at every level of
+    recomputation. Gradients of earlier slices' keys and values are not counted.
+
+    Args:
+        kinds: plain and expert layers of each stage.
+    """
+    if len(pieces) == 1:
+        return list(pieces[0].costs)
     return [
         join(
-            [_later(cost, kind, times, model, work, k) for k in range(slices)],
-            cost.static_bytes,
-            cost.layers,
+            [_placed(piece, stage, kind, model, machine) for piece in pieces],
+            max(piece.costs[stage].static_bytes for piece in pieces),
+            pieces[0].costs[stage].layers,
         )
-        for cost, kind in zip(costs, kinds, strict=True)
+        for stage, kind in enumerate(kinds)
     ]
 
 
-def _later(
-    cost: StageCost,
-    kind: tuple[int, int],
-    times: Mapping[bool, Mapping[str, OpTime]],
-    model: Model,
-    work: Work,
-    k: int,
+def _placed(
+    piece: Piece, stage: int, kind: tuple[int, int], model: Model, machine: Machine
 ) -> StageCost:
-    """The k-th slice."""
+    """A slice of a stage where it is in its sequence."""
+    cost, times, work = piece.costs[stage], piece.times, piece.work
     layers = [(dense, number) for dense, number in zip((True, False), kind, strict=True) if number]
     more = {
         op: round(
-            2 * k * 1e9 * sum(number * times[dense][op].attention for dense, number in layers)
+            2
+            * piece.ahead
+            * 1e9
+            * sum(number * times[dense][op].attention for dense, number in layers)
+        )
+        + round(
+            1e9
+            * sum(number * _exposed(piece, dense, op, model, machine) for dense, number in layers)
         )
         for op in ("F", "B")
     }
@@ -108,6 +169,19 @@ def _later(
         static_bytes=0,
         layers=None,
     )
+
+
+def _exposed(piece: Piece, dense: bool, op: str, model: Model, machine: Machine) -> float:
+    """Seconds that the exchange of earlier slices' keys and values adds to a layer, beyond what attention
+    hides."""
+    attention = piece.times[dense][op].attention
+    added = 0.0
+    for message in piece.layers[dense].messages:
+        if (message.group, message.op, message.behind) == ("cp", op, "attention"):
+            once = message_seconds(message, machine, model, piece.work)
+            shown = (piece.ahead + 1) * once - (2 * piece.ahead + 1) * attention
+            added += max(0.0, shown) - max(0.0, once - attention)
+    return added
 
 
 def key_bytes(model: Model, work: Work) -> int:

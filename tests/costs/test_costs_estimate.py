@@ -17,6 +17,7 @@ from optpipe_sim.costs.parallelism import split_layers
 from optpipe_sim.costs.provenance import iteration_ns, mfu
 from optpipe_sim.costs.roofline import efficiency
 from optpipe_sim.errors import OptPipeError
+from optpipe_sim.stage_cost import StageCost
 
 
 def test_published_stage_before_any_calibration() -> None:
@@ -292,6 +293,45 @@ def test_slices_add_up_to_the_sequence() -> None:
     assert full is not None
     assert full.keep_bytes == part.kv_bytes + 8 * 65536 // 8 * 4096 * 2
     assert full.t_ns > 0.9 * part.t_f_ns
-    for wrong in ({"slices": 3}, {"slices": 2, "flash": False}, {"slices": 2, "cp": 2}):
+    for wrong in ({"slices": 3}, {"slices": 2, "flash": False}):
         with pytest.raises(OptPipeError, match="slices: "):
             estimate("llama3-8b", "h100", 4, seq=65536, **wrong)
+
+
+def test_slices_of_equal_time_are_shorter_the_later_they_are() -> None:
+    """A stage in the middle takes equally long for each, but for what shorter kernels lose; they add up to
+    the sequence, in whole tiles, and to its keys and values."""
+    found = estimate("llama3-8b", "h100", 4, seq=65536, slices=8, slice_by="time")
+    lengths = found.meta["work"]["slices"]
+    assert sum(lengths) == 65536
+    assert lengths == sorted(lengths, reverse=True)
+    assert all(length % 128 == 0 for length in lengths)
+    parts = found.stages[1].slices
+    times = [part.t_f_ns + part.t_b_ns + part.t_w_ns for part in parts]
+    assert max(times) < 1.03 * min(times)
+    equal = estimate("llama3-8b", "h100", 4, seq=65536, slices=8).stages[1]
+    assert sum(part.kv_bytes for part in parts) == sum(part.kv_bytes for part in equal.slices)
+    assert abs(sum(times) / (equal.t_f_ns + equal.t_b_ns + equal.t_w_ns) - 1) < 0.01
+    with pytest.raises(OptPipeError, match="slice_by: expected length or time, got 'tokens'"):
+        estimate("llama3-8b", "h100", 4, slices=2, slice_by="tokens")
+
+
+def test_slices_that_devices_share() -> None:
+    """Each holds its part of keys and values. In a ring those of earlier slices go round once more with each
+    slice, which attention of few tokens cannot hide; heads have them already."""
+
+    def of(slices: int, seq: int = 16384, cp: int = 16, context: str = "ring") -> StageCost:
+        return estimate(
+            "llama3-8b", "h100", 4 * cp, seq=seq, cp=cp, slices=slices, context=context
+        ).stages[1]
+
+    assert of(4).slices[0].kv_bytes == 8 * 16384 // 4 // 16 * 2 * 8 * 128 * 2
+    assert of(4).t_f_ns > 1.5 * of(1).t_f_ns
+    steps = {b.t_f_ns - a.t_f_ns for a, b in pairwise(of(4).slices)}
+    assert max(steps) - min(steps) <= 1  # one slice's keys and values more each time
+    assert of(8, 65536, 2).t_f_ns < 1.02 * of(1, 65536, 2).t_f_ns  # hidden
+    heads = of(4, cp=8, context="heads")
+    alone = estimate("llama3-8b", "h100", 4, seq=16384, slices=4).stages[1]
+    more = [b.t_f_ns - a.t_f_ns for a, b in pairwise(heads.slices)]
+    own = [b.t_f_ns - a.t_f_ns for a, b in pairwise(alone.slices)]
+    assert all(8 * got <= 1.2 * full for got, full in zip(more, own, strict=True))

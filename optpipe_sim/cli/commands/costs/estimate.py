@@ -53,7 +53,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1,
         metavar="N",
-        help="equal slices of each sequence, of which later ones attend to more tokens (1)",
+        help="slices of each sequence, of which later ones attend to more tokens (1)",
+    )
+    parser.add_argument(
+        "--slice-by",
+        choices=("length", "time"),
+        default="length",
+        help="slices of equal length, or of equal time: later ones are shorter (length)",
     )
     parser.add_argument(
         "--zero",
@@ -104,6 +110,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             key: getattr(arguments, key)
             for key in ["tp", "cp", "ep", "dp", "zero", "microbatch", "seq", "slices", "chunks"]
         },
+        slice_by=arguments.slice_by,
         placement=arguments.placement,
         recompute=arguments.recompute,
         levels=arguments.levels,
