@@ -127,9 +127,9 @@ def estimate(
     known = {work.seq: Piece(costs, plan.layers, plan.times, work)}
     for length in set(lengths) - {work.seq}:
         check_work(model, replace(work, seq=length))
-        own = _Plan(model, machine, layout, replace(work, seq=length), slices)
-        first, _ = offloading(own.stages(counts, chunks, levels)[0], machine, layout, offload)
-        known[length] = Piece(first, own.layers, own.times, own.work)
+        part = _Plan(model, machine, layout, replace(work, seq=length), slices)
+        first, _ = offloading(part.stages(counts, chunks, levels)[0], machine, layout, offload)
+        known[length] = Piece(first, part.layers, part.times, part.work)
     pieces = [known[length]._replace(start=start) for start, length in placed(lengths)]
     costs = in_slices(pieces, stage_kinds(model, counts), model, machine)
     own = plan.items(levels) if items and slices == 1 else []
