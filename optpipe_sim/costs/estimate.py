@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -124,14 +124,12 @@ def estimate(
         )
     costs, notes = plan.stages(counts, chunks, levels)
     costs, section = offloading(costs, machine, layout, offload)
-    known = {work.seq: Piece(costs, plan.layers, plan.times, work)}
-    for length in set(lengths) - {work.seq}:
-        check_work(model, replace(work, seq=length))
-        part = _Plan(model, machine, layout, replace(work, seq=length), slices)
-        first, _ = offloading(part.stages(counts, chunks, levels)[0], machine, layout, offload)
-        known[length] = Piece(first, part.layers, part.times, part.work)
-    pieces = [known[length]._replace(start=start) for start, length in placed(lengths)]
-    costs = in_slices(pieces, stage_kinds(model, counts), model, machine)
+    if slices > 1:
+
+        def of(part: _Plan) -> list[StageCost]:
+            return offloading(part.stages(counts, chunks, levels)[0], machine, layout, offload)[0]
+
+        costs = in_slices(plan.pieces(lengths, of), stage_kinds(model, counts), model, machine)
     own = plan.items(levels) if items and slices == 1 else []
     moved, _ = offloading([one.cost for one in own], machine, layout, offload)
     latency, occupancy = hop(model, machine, layout, work)
@@ -203,6 +201,18 @@ class _Plan:
             return equal
         kind = self.model.is_dense(self.model.layers - 1)
         return lengths_of_equal_time(equal, self.times[kind], self.work.cp * self.work.tp)
+
+    def pieces(
+        self, lengths: Sequence[int], costs: Callable[[_Plan], list[StageCost]]
+    ) -> list[Piece]:
+        """The slices, in order, with what `costs` says of a plan for one as long."""
+        known = {}
+        for length in set(lengths):
+            work = replace(self.work, seq=length)
+            check_work(self.model, work)
+            own = _Plan(self.model, self.machine, self.layout, work, self.slices)
+            known[length] = Piece(costs(own), own.layers, own.times, work)
+        return [known[length]._replace(start=start) for start, length in placed(lengths)]
 
     def counts(self, stages: int, given: Sequence[int] | None) -> list[int]:
         """Layers per stage, checked or balanced."""

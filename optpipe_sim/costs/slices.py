@@ -114,8 +114,6 @@ def in_slices(
     Args:
         kinds: plain and expert layers of each stage.
     """
-    if len(pieces) == 1:
-        return list(pieces[0].costs)
     return [
         join(
             [_placed(piece, stage, kind, model, machine) for piece in pieces],
