@@ -84,7 +84,7 @@ def test_they_are_small_and_in_order() -> None:
     assert {"1_", "2_", "3_", "5_"} <= {name[:2] for name in NAMES}
 
 
-def test_a_slider_draws_what_it_stands_at(monkeypatch) -> None:
+def test_a_slider_draws_its_current_choice(monkeypatch) -> None:
     from matplotlib.figure import Figure
 
     drawn, shown = [], []

@@ -229,7 +229,7 @@ def test_one_version_everywhere() -> None:
     assert (ROOT / "LICENSE").read_text().startswith("MIT License")
 
 
-def test_conda_environment_says_what_pyproject_says() -> None:
+def test_the_conda_environment_has_the_requirements_of_pyproject() -> None:
     conda_names = {
         "torch": "pytorch-cpu",
         "types-PyYAML": "types-pyyaml",

@@ -36,7 +36,7 @@ from optpipe_sim.stage_cost import RecomputeLevel, StageCost
         ),
     ],
 )
-def test_memory_worked_by_hand(
+def test_memory_equals_a_hand_computed_example(
     program: str, level: str | None, levels_of_memory: list[tuple[int, int]], makespan: int
 ) -> None:
     recompute = {"0": level} if level else {}
@@ -86,7 +86,7 @@ def test_recomputed_time_is_shown_as_overhead() -> None:
     ],
 )
 @pytest.mark.parametrize("apart", ["no", "yes"])
-def test_every_name_takes_a_level(name: str, apart: str) -> None:
+def test_every_named_schedule_accepts_a_level(name: str, apart: str) -> None:
     costs = profile(4, memory_limit_bytes=2000)
     schedule = build(f"{name}:recompute=full,apart={apart}", costs, 8)
     assert check(schedule, costs) == []
@@ -211,7 +211,7 @@ def test_levels_merge_by_name_and_divide() -> None:
     assert divide(two, 10)[5].recompute == (RecomputeLevel("full", 1, 0, 10),)
 
 
-def test_the_more_particular_level_goes_before() -> None:
+def test_the_level_of_one_activation_takes_precedence() -> None:
     shape = Shape(1, 1, 2)
     program = [["F0.0", "F0.1", "BW0.0", "BW0.1"]]
     schedule = Schedule(shape, program, recompute={"0.1": "light", "0": "full"})

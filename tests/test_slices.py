@@ -62,7 +62,7 @@ def test_ops_name_a_slice_that_there_is(op: str, problem: str) -> None:
 
 @settings(max_examples=60)
 @given(cases(levels=True, slices=True))
-def test_files_give_back_what_was_written(case: tuple[CostProfile, Schedule]) -> None:
+def test_files_read_back_what_was_written(case: tuple[CostProfile, Schedule]) -> None:
     profile, schedule = case
     assert load_profile(profile_to_json(profile)) == profile
     assert Schedule.from_json(schedule.to_json()) == schedule

@@ -276,7 +276,7 @@ def test_a_limit_below_one_activation_bounds_nothing() -> None:
     assert device_bound(device) == (0, True)
 
 
-def test_big_sizes_are_quick_enough_to_look_at() -> None:
+def test_bounds_of_large_problems_are_quick() -> None:
     profile = uniform(16, 400, 16)
     device = one_device(profile, 64, 15, "flush", profile.memory_limit or ())
     assert device_bound(device, goal_ns=NEVER) == (lower_bound(profile, 64).ns, True)

@@ -235,7 +235,7 @@ def test_the_least_limit_works_and_one_byte_less_does_not(profile: CostProfile) 
             assert f"the {least[device]} B" in problem
 
 
-def test_limits_that_print_alike_are_told_apart() -> None:
+def test_limits_that_print_alike_get_more_digits() -> None:
     profile = unit_profile(2, stages={"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_gib": 24})
     schedule = Schedule(profile.shape(1), [["F0.0", "BW0.0"], ["F1.0", "BW1.0"]])
     first, _ = check(schedule, profile, 24 * 2**30 - 1)

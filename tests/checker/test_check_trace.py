@@ -81,7 +81,7 @@ def test_unlawful_times(change: Callable[[Trace], Trace], sentence: str) -> None
 
 
 @pytest.mark.parametrize("op", ["F0.0", "F0.1", "O0.0", "R1.1", "B0.1", "BW0.0", "BW1.0", "O1.1"])
-def test_what_starts_late_is_told_only_if_asked(op: str) -> None:
+def test_late_starts_are_reported_only_on_request(op: str) -> None:
     """A trace that is moved as a whole from some op on stays lawful, but is not as soon as possible."""
     trace = traced()
     row = trace.schedule.row(parse_op(op))

@@ -144,7 +144,7 @@ def test_tensor_parallelism_divides_a_layer() -> None:
     assert whole.messages == ()
 
 
-def test_experts_compute_what_a_token_meets() -> None:
+def test_only_the_experts_of_a_token_count_as_compute() -> None:
     model = load_model("mixtral-8x7b")
     one = layer(model, False, Work(1, 4096))
     routed = sum(g.flops for g in one.gemms if g.name.startswith("experts"))
@@ -241,7 +241,7 @@ def test_work_that_cannot_be_divided(options, problem) -> None:
         check_work(load_model("qwen3-8b"), Work(**{"microbatch": 1, "seq": 4096} | options))
 
 
-def test_every_model_says_where_it_is_from() -> None:
+def test_every_model_names_its_source() -> None:
     for name in model_names():
         model = load_model(name)
         assert model.source, name

@@ -82,7 +82,7 @@ def test_two_schedules_on_one_axis(shown: Any, chromium: Browser) -> None:
     assert chromium.messages() == []
 
 
-def test_schedules_of_other_shapes_stand_side_by_side(shown: Any, chromium: Browser) -> None:
+def test_schedules_of_other_shapes_are_shown_side_by_side(shown: Any, chromium: Browser) -> None:
     small = load_profile(PROFILES / "zb-1.5b-p8-m24.yaml")
     large = load_profile(PROFILES / "zb-14.6b-p16-m48.yaml")
     one = replayed("zb-v", small, 8)

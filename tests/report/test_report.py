@@ -113,7 +113,7 @@ def test_every_chain_of_causes_leads_back_to_the_start(trace: Trace) -> None:
     assert [str(trace.schedule.op(row)) for row in columns.critical] == names
 
 
-def test_an_op_says_what_it_waited_for(trace: Trace) -> None:
+def test_an_op_names_what_it_waited_for(trace: Trace) -> None:
     columns, reasons = TraceColumns(trace), Reasons(trace)
     for row in range(0, len(trace.schedule), 7):
         op = trace.schedule.op(row)
@@ -134,7 +134,7 @@ def test_an_op_says_what_it_waited_for(trace: Trace) -> None:
 
 @given(st.lists(st.integers(-(2**31), 2**53), max_size=8))
 @settings(max_examples=50)
-def test_narrow_columns_hold_what_they_are_given(values: list[int]) -> None:
+def test_narrow_columns_show_their_contents(values: list[int]) -> None:
     array = narrow(values)
     assert array.tolist() == values
     assert array.dtype in (np.uint8, np.uint16, np.int16, np.uint32, np.int32, np.float64)

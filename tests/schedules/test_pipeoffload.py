@@ -87,7 +87,7 @@ def test_short_lived_activations_stay() -> None:
         assert (forward[1:] in gone) == (life > 3 * 3_000_000)
 
 
-def test_overload_drops_and_says_how_many() -> None:
+def test_where_copies_are_too_slow_some_are_dropped_and_counted() -> None:
     profile = profile_of(4, copy_ms=6, copy_engines="shared")
     schedule = build("po-f", profile, 16)
     trace = simulate(schedule, profile)

@@ -24,7 +24,7 @@ COPIES = {"t_offload_ms": 0.5, "t_reload_ms": 0.5}
 @pytest.mark.parametrize("p", [1, 2, 4])
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 @pytest.mark.parametrize("m", [1, 3, 8])
-def test_seq1f1b_takes_its_closed_form(p: int, n: int, m: int) -> None:
+def test_seq1f1b_takes_the_time_of_its_closed_form(p: int, n: int, m: int) -> None:
     stage = {"t_f_ms": 7, "t_b_ms": 8, "t_w_ms": 3, "act_bytes": 10}
     profile = unit_profile(p, slices=n, stages=stage)
     trace = simulate(build("seq1f1b", profile, m), profile)

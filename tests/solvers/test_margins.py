@@ -144,7 +144,7 @@ def test_margins_over_any_chunks() -> None:
 
 
 @pytest.mark.parametrize("chunks", ["own", "any"])
-def test_an_interrupted_plan_is_told_with_what_is_known(chunks: str) -> None:
+def test_an_interrupted_plan_reports_what_is_known(chunks: str) -> None:
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -29,7 +29,7 @@ def children(pid: int) -> list[int]:
     return [int(word) for word in found.stdout.split()]
 
 
-def test_it_is_asked_while_it_works_and_stops_when_told() -> None:
+def test_it_can_be_polled_and_stopped_while_it_works() -> None:
     with SolverProcess(hard(), 12, 250, time_limit=120) as solver:
         assert solver.bound() >= 0
         until(solver.best)
@@ -74,7 +74,7 @@ def test_killed_it_leaves_the_best_it_found_and_no_process(tmp_path: Path) -> No
     assert (solver.state()["status"], solver.state()["error"]) == ("failed", "killed by SIGKILL")
 
 
-def test_a_caller_that_is_killed_takes_it_along(tmp_path: Path) -> None:
+def test_it_ends_with_a_killed_caller(tmp_path: Path) -> None:
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[1]);"
         "from test_online import *;"
@@ -92,7 +92,7 @@ def test_a_caller_that_is_killed_takes_it_along(tmp_path: Path) -> None:
     assert check(Schedule.load(tmp_path / "best.json"), hard(), 250) == []
 
 
-def test_what_it_cannot_solve_it_says(tmp_path: Path) -> None:
+def test_it_reports_what_it_cannot_solve(tmp_path: Path) -> None:
     for options, status, error in (
         ({"memory_limit": 10}, "infeasible", "the least limit that works is 100B"),
         ({"engine": "magic"}, "failed", "engine: expected one of"),
@@ -107,7 +107,7 @@ def test_what_it_cannot_solve_it_says(tmp_path: Path) -> None:
         SolverProcess(unit_profile(3), 4, watch=print)
 
 
-def test_it_starts_from_what_it_is_given() -> None:
+def test_it_starts_from_the_given_schedule() -> None:
     profile = unit_profile(4)
     start = build("zb-h2", profile, 8)
     solver = SolverProcess(profile, 8, warm_start=start, engine="adaoffload")

@@ -107,7 +107,9 @@ DOORS: dict[str, Callable[..., SolveOptions]] = {
 
 @pytest.mark.parametrize("option", WRITTEN)
 @pytest.mark.parametrize("door", DOORS)
-def test_every_option_comes_through_every_door(door: str, option: str, tmp_path: Path) -> None:
+def test_every_option_works_in_cli_names_experiments_and_python(
+    door: str, option: str, tmp_path: Path
+) -> None:
     written = WRITTEN[option]
     found = DOORS[door](written, tmp_path)
     time_limit = 10.0 if door == "experiment" else 60.0  # their defaults

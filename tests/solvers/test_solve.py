@@ -68,7 +68,7 @@ def test_chunks_may_be_free() -> None:
     assert free.objective_ns <= trace.makespan_ns
 
 
-def test_a_warm_start_is_a_floor_and_its_incumbents_are_told() -> None:
+def test_a_warm_start_is_a_floor_and_its_incumbents_are_reported() -> None:
     profile = uniform(4, 16)
     reported: list[int] = []
     start = solve(profile, 8, 200, "search", 20, evaluations=4000).schedule
@@ -131,7 +131,7 @@ def _waits_for_word(problem: Problem, report: Any, others: Any) -> None:
     report("bound", problem.replay(schedule).cost_ns)
 
 
-def test_engines_hear_what_others_find() -> None:
+def test_engines_receive_each_others_incumbents() -> None:
     race = Race(make_problem(uniform(4), 8, 400))
     run_race(race, [("waits", _waits_for_word, {}), ("good", _finds, {})], until=20.0)
     assert race.proven
@@ -139,7 +139,7 @@ def test_engines_hear_what_others_find() -> None:
     assert race.seconds < 10
 
 
-def test_a_part_of_a_search_goes_on_while_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_part_of_a_search_continues_while_it_gains(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(engine.time, "monotonic", lambda: now[0])
     clock = engine._Clock(10.0)

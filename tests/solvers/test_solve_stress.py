@@ -158,7 +158,7 @@ def test_without_time_shapes_are_left_out(monkeypatch: Any) -> None:
     assert 0 < found.lower_bound_ns <= found.objective_ns  # also of the others
 
 
-def test_windows_that_take_all_the_time_leave_the_best(monkeypatch: Any) -> None:
+def test_windows_that_take_all_the_time_keep_the_incumbent(monkeypatch: Any) -> None:
     tried: list[float] = []
 
     def late(self: Search, upper_ns: int, seconds: float) -> Any:

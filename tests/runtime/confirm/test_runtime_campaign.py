@@ -136,7 +136,7 @@ def test_a_deadlock_is_one_where_nothing_can_explain_it(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].startswith("optpipe_sim.errors.Deadlock: deadlock (")
 
 
-def test_a_part_that_fails_is_told_and_the_rest_goes_on(
+def test_a_part_that_fails_is_reported_and_the_rest_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = campaigns.confirm
@@ -179,7 +179,7 @@ def test_what_there_is_no_time_for_is_left_out(tmp_path: Path) -> None:
     assert found["works"]["tiny-s16"]["confirmed"] == {}
 
 
-def test_the_works_are_as_large_as_they_are_said_to_be() -> None:
+def test_the_models_of_the_campaign_have_their_stated_sizes() -> None:
     """About 2 billion parameters; every model of the long run has the positions that it needs."""
     works = confirm_gpu().works
     (first,) = works(long=False, rehearse=False)

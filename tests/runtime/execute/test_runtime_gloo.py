@@ -301,7 +301,7 @@ def mutated(change: Callable[..., object]) -> Task:
     )
 
 
-def test_a_missing_reload_is_told(mortal: Ranks):
+def test_a_missing_reload_is_reported(mortal: Ranks):
     def change(programs: list) -> None:
         back = next(step for step in programs[0].steps if step.do == "reload")
         steps = without(without(programs[0], "reload", back.op), "grant", back.op).steps
@@ -365,7 +365,7 @@ def test_a_rank_that_is_killed(mortal: Ranks):
     assert fault(mortal, task) == "rank 1 died (killed by SIGKILL); its last op was F1.3"
 
 
-def test_ranks_end_with_whoever_started_them(tmp_path: Path):
+def test_ranks_end_with_the_process_that_started_them(tmp_path: Path):
     code = (
         "import os, sys; sys.path.insert(0, sys.argv[1]);"
         "from runtime_cases import GPT, profile_of; from optpipe_sim import build;"

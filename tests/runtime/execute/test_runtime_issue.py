@@ -218,7 +218,7 @@ def test_the_order_of_issue_gives_the_gradients_and_the_memory(name: str, quick_
     assert trace.makespan_ns > 0
 
 
-def test_a_device_that_stands_still_is_noticed(quick_device: None, monkeypatch: pytest.MonkeyPatch):
+def test_a_device_that_hangs_is_noticed(quick_device: None, monkeypatch: pytest.MonkeyPatch):
     lowered = lower(build("1f1b", profile_of(GPT, 2), 4), profile_of(GPT, 2))
     plan = plan_of(GPT, 2)
     own = stage_worker(plan, lowered.schedule.shape, 0)

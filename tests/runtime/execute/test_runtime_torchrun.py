@@ -56,7 +56,7 @@ def complaint(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return err
 
 
-def test_what_cannot_be_run_is_said_in_one_line(
+def test_what_cannot_run_is_refused_in_one_line(
     profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.delenv("WORLD_SIZE", raising=False)

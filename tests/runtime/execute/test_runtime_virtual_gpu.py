@@ -137,7 +137,7 @@ SEEDED = {
 
 
 @pytest.mark.parametrize("fault", SEEDED)
-def test_faults_that_are_put_in_are_found(
+def test_seeded_faults_are_found(
     fault: str, gpu: VirtualGpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     do, what, expected = SEEDED[fault]

@@ -233,7 +233,7 @@ def test_the_norm_is_that_of_the_whole_model_bit_by_bit():
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "zb-v"])
-def test_each_parameter_is_told_once_and_when_it_is_complete(name: str):
+def test_each_parameter_is_reported_once_when_its_gradient_is_complete(name: str):
     profile = profile_of(2 * chunks_of(name, 2), 2)
     schedule = build(name, profile, 4)
     modules = own.stages_of(schedule.shape.stages)
@@ -273,7 +273,7 @@ def cut(stages: int, blocks: int = 4) -> list[nn.Module]:
     ]
 
 
-def test_another_number_of_stages_goes_on_from_a_checkpoint(tmp_path):
+def test_another_number_of_stages_resumes_from_a_checkpoint(tmp_path):
     def made(stages: int) -> tuple[PipelineStep, torch.optim.Optimizer, object]:
         schedule = build("1f1b", profile_of(stages, stages), 4)
         step = PipelineStep(cut(stages), schedule, lambda y, t: (y - t).square().mean())

@@ -85,7 +85,7 @@ def test_what_is_refused_is_the_same_line_on_all_ranks(two: Ranks, fault: str):
     assert [result["refused"] for result in results] == [f"stage 1: {REFUSED[fault]}"] * 2
 
 
-def test_a_rank_that_is_killed_is_told_in_one_line_and_no_process_is_left(two: Ranks):
+def test_a_killed_rank_is_reported_in_one_line_and_no_process_is_left(two: Ranks):
     job, start, pids = (
         OwnJob(build("1f1b", costs(2), 4), fault="killed"),
         time.monotonic(),

@@ -48,7 +48,7 @@ def test_programs_are_sound(lowered):
 
 
 @given(lowered_cases())
-def test_receives_come_in_the_senders_order_and_one_compute_op_ahead(lowered):
+def test_receives_are_posted_in_the_senders_order_one_compute_op_ahead(lowered):
     programs = linear_programs(lowered)
     inputs = inputs_of(lowered.schedule)
     for program in programs:
@@ -198,7 +198,7 @@ def test_a_recomputation_that_comes_too_late_or_too_early_is_refused(lowered, se
             check_programs(moved, lowered.schedule)
 
 
-def test_levels_are_told_by_stage_and_microbatch(unit):
+def test_levels_are_listed_by_stage_and_microbatch(unit):
     schedule = build("1f1b", unit(2), 2)
     levels = {"1": "full", "1.1": "light"}
     profile = replace(unit(2), stages=tuple(replace(c, recompute=LEVELS) for c in unit(2).stages))

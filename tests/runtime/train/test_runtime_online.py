@@ -225,7 +225,7 @@ def test_orders_that_add_up_gradients_in_the_same_order_are_known(profile) -> No
 # -- checkpoints, the command -------------------------------------------------------------------------
 
 
-def test_a_run_goes_on_as_if_never_stopped(profile, ranks, tmp_path) -> None:
+def test_a_resumed_run_equals_one_that_was_never_stopped(profile, ranks, tmp_path) -> None:
     kept = {"checkpoints": str(tmp_path), "every": 4}
     there = build("zb-h1", profile, M)
     job = scripted(profile, 100, [(1, there)], **kept)
@@ -307,7 +307,7 @@ def test_refusals_are_one_line(command_line, tmp_path, options, said) -> None:
     assert said in answer.complaint
 
 
-def test_the_committed_run_is_what_it_says() -> None:
+def test_the_committed_run_switches_and_has_equal_losses() -> None:
     results = Path(__file__).parents[3] / "results"
     with (results / "train_switch.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -41,7 +41,7 @@ def test_the_evaluation_is_the_replay_or_later(case: tuple[Problem, Schedule]) -
 
 
 @given(problems(), SEEDS)
-def test_what_is_found_fits_and_costs_what_is_said(
+def test_solutions_fit_and_have_their_reported_cost(
     case: tuple[Problem, Schedule], seed: int
 ) -> None:
     problem, schedule = case
@@ -102,7 +102,7 @@ def test_the_span_can_be_the_objective() -> None:
     assert spans[1] < spans[0]
 
 
-def test_it_stops_at_the_goal_and_when_told() -> None:
+def test_it_stops_at_the_goal_and_on_request() -> None:
     problem = make_problem(uniform(4), 8, 400)
     start = build("zb-h1", uniform(4), 8)
     cost = problem.replay(start).makespan_ns
@@ -129,7 +129,7 @@ def test_host_memory_is_kept_to(bytes_per_node: int) -> None:
     assert search(ample, starts, evaluations=300) == search(plain, starts, evaluations=300)
 
 
-def test_nothing_that_takes_too_much_host_memory_counts() -> None:
+def test_schedules_over_the_host_limit_do_not_count() -> None:
     copies = {"t_offload_ns": 5, "t_reload_ns": 5, "host_limit_bytes": 100}
     problem = make_problem(uniform(4, offload=copies), 8, 200)
     with pytest.raises(OutOfMemory, match=r"offload\.host_limit: .* but only 100 B are allowed"):

@@ -54,7 +54,7 @@ def order(schedule: Schedule, kind: OpKind, stage: int) -> list[int]:
 
 
 @given(problems(), SEEDS)
-def test_whoever_passes_whom_the_programs_stay_valid(
+def test_programs_stay_valid_when_microbatches_overtake(
     case: tuple[Problem, Schedule], seed: int
 ) -> None:
     problem, schedule = case

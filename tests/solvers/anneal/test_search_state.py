@@ -145,7 +145,7 @@ def walk(case: tuple[Problem, Schedule], seed: int) -> Walk:
     return found
 
 
-def test_what_changes_is_what_would_be_found_anew() -> None:
+def test_incremental_updates_equal_a_full_evaluation() -> None:
     covered: Counter[str] = Counter()
 
     @given(problems(shared=False), SEEDS)

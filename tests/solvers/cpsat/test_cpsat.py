@@ -226,7 +226,7 @@ def test_stop_and_ctrl_c_keep_what_was_found(how):
     assert found.objective_ns <= problem.replay(start).cost_ns
 
 
-def test_bounds_and_models_are_told():
+def test_bounds_and_models_are_reported():
     bounds, models = [], []
     problem = pipeline(3, limit=200, copy_ns=16, m=4)
     found = solve_cpsat(

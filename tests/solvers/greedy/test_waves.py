@@ -150,7 +150,7 @@ def test_the_search_repeats_and_beats_adaoffload_where_chunks_meet_little_memory
     assert costs[0] < 0.95 * plain
 
 
-def test_the_search_stops_when_told() -> None:
+def test_the_search_stops_on_request() -> None:
     problem = make_problem(uniform(4).rechunk(2), 8, 300)
     asked = iter([False, False, True])
     reported: list[Schedule] = []

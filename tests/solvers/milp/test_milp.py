@@ -339,7 +339,7 @@ def test_ctrl_c_keeps_the_incumbent() -> None:
     assert len(found.incumbents) == len(heard)
 
 
-def test_bounds_are_told_as_they_rise(solver: str) -> None:
+def test_bounds_are_reported_as_they_rise(solver: str) -> None:
     heard: list[int] = []
     found = solve_milp(
         uniform(), 20, solver=solver, threads=1, options=SCRATCH, on_bound=heard.append

@@ -159,7 +159,7 @@ def test_optimum_of_a_search_over_everything(limit: int) -> None:
     assert found.objective_ns == least_cost(wanted, 5000)
 
 
-def test_a_warm_start_with_levels_is_taken() -> None:
+def test_a_warm_start_with_levels_is_used() -> None:
     wanted = make_problem(profile(2), 2, 130)
     begun = solve_cpsat(wanted, 100, workers=1)
     assert begun.schedule is not None

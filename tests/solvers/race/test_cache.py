@@ -157,7 +157,7 @@ def test_solve_starts_from_what_it_found_before(cache: Cache) -> None:
     assert cache.info()["problems"] == 1
 
 
-def test_a_cache_nobody_can_write_is_no_cache(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_cache_that_cannot_be_written_is_not_used(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OPTPIPE_SIM_CACHE", str(tmp_path / "file" / "cache"))
     result = solve(offloading(), 6, 250, "adaoffload", cache=True)
@@ -292,7 +292,7 @@ def test_more_microbatches_are_spliced_into_the_steady_part() -> None:
     assert few.replay(back).cost_ns == few.replay(schedule).cost_ns
 
 
-def test_a_lower_limit_is_kept_by_putting_off_and_offloading() -> None:
+def test_a_lower_limit_is_kept_by_delaying_and_offloading() -> None:
     schedule = build("zb-h1", offloading(copy_ms=0.5), 8)
     for limit in (300, 200):
         problem = make_problem(offloading(copy_ms=0.5), 8, limit)

@@ -24,7 +24,9 @@ def test_every_part_runs_through(chunks: bool, linked: bool) -> None:
 
 
 @pytest.mark.parametrize("kept", [False, True])
-def test_who_waits_is_told_so(kept: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_caller_that_waits_for_compiling_is_notified(
+    kept: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits: list[str] = []
     ran: list[tuple[bool, ...]] = []
     monkeypatch.setattr(compiling, "_kept", lambda: kept)

@@ -78,7 +78,7 @@ def in_order(schedule: Schedule) -> bool:
 
 
 @given(problems(), SEEDS)
-def test_what_is_found_fits_and_costs_what_is_said(
+def test_solutions_fit_and_have_their_reported_cost(
     case: tuple[Problem, Schedule], seed: int
 ) -> None:
     problem, schedule = case
@@ -100,9 +100,7 @@ def test_what_is_found_fits_and_costs_what_is_said(
 
 
 @given(problems(), SEEDS)
-def test_a_stage_is_treated_alike_where_that_is_asked_for(
-    case: tuple[Problem, Schedule], seed: int
-) -> None:
+def test_per_stage_treatments_are_uniform(case: tuple[Problem, Schedule], seed: int) -> None:
     problem, schedule = case
     problem = replace(problem, per_stage=True)
     try:

@@ -107,7 +107,7 @@ def test_samples_beside_copies_that_ended_before_are_dropped(
     assert set(found["BW"]) == {"idle"}
 
 
-def test_what_a_profile_says_of_copies_both_ways() -> None:
+def test_a_profile_has_the_slowdown_of_copies_in_both_directions() -> None:
     facts = interference_facts([{}], COPIES, 1 << 20)["interference"]
     assert facts == {"stages": [{}], "copies": {"d2h": 2.0, "h2d": 2.0}, "idle_ns": 10 * MS}
 
