@@ -7,23 +7,39 @@
 One GPU plays all ranks, one after the other: each rank's whole program with its real copies, its
 neighbours played back over modelled links. Needs torch, numpy, scipy and yaml; numba makes it quick.
 `--rehearse` is the same on the CPU with a tiny model.
+
+A process of its own does the work. Where it crashes or hangs, another goes on with the parts that are left;
+everything found until then is in the folder.
 """
 
 from __future__ import annotations
 
 import argparse
 import platform
+import shutil
+import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from optpipe_sim import __version__
-from optpipe_sim.costs.models import Model
-from optpipe_sim.errors import OptPipeError
+try:
+    from datetime import UTC, datetime
 
+    import torch
+
+    from optpipe_sim import __version__
+    from optpipe_sim.costs.models import Model
+    from optpipe_sim.errors import OptPipeError
+    from optpipe_sim.processes.fresh import how_it_ended
+    from optpipe_sim.runtime.confirm.parts import LOST, crashed, hung, kept_in
+    from optpipe_sim.runtime.measure.environment import prepare_cuda
+except ImportError as missing:
+    sys.exit(f"confirm_gpu: {missing}; it needs Python 3.11, torch, numpy, scipy and yaml")
+
+DONE, PROBLEMS, BAD_INPUT, INTERRUPTED = 0, 10, 2, 130  # a process that hangs is ended with 1
 FIRST = ("1f1b", "zb-h1", "adaoffload", "optimised")
 LEVELS = ("norms+mlp", "full", "stage")
 RECOMPUTING = ("1f1b:recompute=full", "1f1b:recompute=stage,apart=yes", "zb-h1:recompute=norms+mlp")
@@ -33,6 +49,33 @@ LENGTHS = {"llama2-7b": (2048, 4096, 8192), "gpt-14.6b": (1024, 2048)}
 
 
 def main() -> int:
+    arguments = _parser().parse_args()
+    folder = Path(arguments.write)
+    if arguments.goes_on is not None:
+        return campaign(arguments, folder, resume=arguments.goes_on)
+    over, status = 0, LOST
+    while True:
+        command = [sys.executable, __file__, *sys.argv[1:], "--goes-on", "yes" if over else "no"]
+        try:
+            status = subprocess.call(command)
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        if status in (DONE, PROBLEMS, BAD_INPUT, INTERRUPTED):
+            break
+        how = {LOST: "its device answers no more"}.get(status, how_it_ended(status))
+        how = "it hung, see failures.txt" if hung(folder) else how
+        before, over = over, crashed(folder, how)
+        if over <= before:  # it ends outside of any part
+            print(f"confirm_gpu: {how}; what was found until then is in {folder}", file=sys.stderr)
+            return 1
+        print(f"confirm_gpu: {how}; going on with the parts that are left", flush=True)
+    if status in (DONE, PROBLEMS):
+        shutil.rmtree(kept_in(folder), ignore_errors=True)
+        print((folder / "report.md").read_text())
+    return 1 if status == PROBLEMS else status
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--write", metavar="FOLDER", required=True, help="where the files go")
     parser.add_argument("--long", action="store_true", help="7B and 14B models, several lengths")
@@ -40,17 +83,20 @@ def main() -> int:
     parser.add_argument("--deterministic", action="store_true", help="kernels that repeat bitwise")
     parser.add_argument("--seconds", type=float, help="in all (500; --long: 560)")
     parser.add_argument("--no-tests", action="store_true", help="leave the tests for GPUs out")
-    arguments = parser.parse_args()
-    from optpipe_sim.runtime.measure.environment import prepare_cuda
+    parser.add_argument(  # of the process that does the work: whether one has begun it
+        "--goes-on", type=lambda text: text == "yes", help=argparse.SUPPRESS
+    )
+    return parser
 
+
+def campaign(arguments: argparse.Namespace, folder: Path, resume: bool) -> int:
+    """Do the work, or go on with it."""
     environment = {} if arguments.rehearse else prepare_cuda(arguments.deterministic)
     if arguments.rehearse:
-        import torch
-
         torch.set_num_threads(1)
     from optpipe_sim.runtime.confirm.campaign import Campaign, Runner
 
-    campaign = Campaign(
+    planned = Campaign(
         works(arguments.long, arguments.rehearse),
         device="cpu" if arguments.rehearse else "cuda",
         seconds=arguments.seconds or (560 if arguments.long else 500),
@@ -58,18 +104,25 @@ def main() -> int:
         traces=not arguments.long,
         meta={
             "made": datetime.now(UTC).isoformat(timespec="seconds"),
-            "by": f"optpipe_sim {__version__}, {' '.join(['confirm_gpu.py', *sys.argv[1:]])}",
+            "by": f"optpipe_sim {__version__}, {' '.join(['confirm_gpu.py', *_given(sys.argv[1:])])}",
             "host": f"{platform.system()} {platform.release()}, {platform.machine()}",
             "environment": environment,
         },
     )
     try:
-        found = Runner(campaign, Path(arguments.write), lambda text: print(text, flush=True)).run()
-    except OptPipeError as error:
+        found = Runner(planned, folder, lambda text: print(text, flush=True), resume).run()
+    except (OptPipeError, OSError) as error:
         print(f"confirm_gpu: {error}", file=sys.stderr)
-        return 2
-    print((Path(arguments.write) / "report.md").read_text())
-    return 1 if any(part["problem"] for part in found["parts"]) else 0
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print(f"confirm_gpu: interrupted; what was found is in {folder}", file=sys.stderr)
+        return INTERRUPTED
+    return PROBLEMS if any(part["problem"] for part in found["parts"]) else DONE
+
+
+def _given(words: Sequence[str]) -> list[str]:
+    """The command line without what this program adds to it."""
+    return list(words[: words.index("--goes-on")] if "--goes-on" in words else words)
 
 
 def works(long: bool, rehearse: bool):

@@ -13,8 +13,6 @@ import os
 import re
 import subprocess
 import sys
-import time
-import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -39,6 +37,7 @@ from ..measure.profiler import check_device, measure
 from ..model.plan import Plan
 from .case import Case
 from .confirm import confirm
+from .parts import Parts
 from .verdict import Confirmation
 
 OPTIMISED = "optimised"
@@ -100,30 +99,36 @@ class Campaign:
 
 
 class Runner:
-    """Runs a campaign and writes what it finds into a folder."""
+    """Runs a campaign and writes what it finds into a folder.
+
+    Args:
+        resume: go on where an earlier process of the same campaign ended (`parts`).
+    """
 
     def __init__(
-        self, campaign: Campaign, folder: Path, say: Callable[[str], None] = lambda text: None
+        self,
+        campaign: Campaign,
+        folder: Path,
+        say: Callable[[str], None] = lambda text: None,
+        resume: bool = False,
     ) -> None:
-        self.campaign, self.folder, self.say = campaign, folder, say
-        self.begun = time.monotonic()
-        self.parts: list[dict[str, Any]] = []
-        self.found: dict[str, Any] = {"meta": campaign.meta, "parts": self.parts, "works": {}}
-        self.confirmed: dict[str, dict[str, Confirmation]] = {}
-        self.failures: list[str] = []
+        self.campaign, self.folder = campaign, folder
         folder.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return self.campaign.seconds - (time.monotonic() - self.begun)
+        alive = partial(_clean, campaign.device)
+        least_s = 150.0 if campaign.device == "cuda" else 900.0  # a CPU may have other work
+        self.parts = Parts(folder, campaign.seconds, say, alive, resume, least_s)
+        self.found: dict[str, Any] = {
+            "meta": campaign.meta,
+            "parts": self.parts.entries,
+            "works": {},
+        }
+        self.confirmed: dict[str, dict[str, Confirmation]] = {}
 
     def run(self) -> dict[str, Any]:
         """Run all parts; return the contents of `results.json`."""
         plan = _plan(self.campaign.works[0])
         place = check_device(self.campaign.device)
-        probes = self.part("probes", 30, lambda: probe(place, plan))
-        self.found["probes"] = probes
+        self.found["probes"] = self.part("probes", 30, lambda: probe(place, plan))
         if self.campaign.tests:
             self.found["tests"] = self.part("tests", 60, self._tests)
         for work in self.campaign.works:
@@ -133,23 +138,7 @@ class Runner:
 
     def part(self, name: str, needs: float, do: Callable[[], _Found]) -> _Found | None:
         """Run a part, unless fewer than `needs` seconds are left."""
-        entry: dict[str, Any] = {"name": name, "seconds": 0.0, "problem": None}
-        self.parts.append(entry)
-        if self.left < needs:
-            entry["problem"] = f"left out: {self.left:.0f} s were left, it takes about {needs:.0f}"
-            self.say(f"{name}: {entry['problem']}")
-            return None
-        self.say(f"{name} ({self.left:.0f} s left)")
-        start = time.monotonic()
-        found = None
-        try:
-            found = do()
-        except Exception as error:  # the rest may do
-            entry["problem"] = f"{type(error).__name__}: {error}".splitlines()[0]
-            self.failures.append(f"## {name}\n{traceback.format_exc()}")
-            self.say(f"{name}: {entry['problem']}")
-        entry["seconds"] = round(time.monotonic() - start, 1)
-        _clean(self.campaign.device)
+        found = self.parts.run(name, needs, do)
         self._write()
         return found
 
@@ -228,7 +217,7 @@ class Runner:
         found = {}
         for name, more in (("plain", {}), ("sanitizer", {"TORCH_CUDA_SANITIZER": "1"})):
             command = [sys.executable, "-m", "pytest", TESTS, "-q", "-p", "no:cacheprovider"]
-            seconds = max(10.0, min(90.0, self.left - 60))
+            seconds = max(10.0, min(90.0, self.parts.left - 60))
             try:
                 done = subprocess.run(
                     command,
@@ -249,12 +238,10 @@ class Runner:
     def _write(self) -> None:
         from .campaign_report import report
 
-        self.found["seconds"] = round(time.monotonic() - self.begun, 1)
+        self.found["seconds"] = round(self.campaign.seconds - self.parts.left, 1)
         text = json.dumps(self.found, indent=1, default=str)
         write_text(self.folder / "results.json", text + "\n")
         write_text(self.folder / "report.md", report(self.found, self.confirmed))
-        if self.failures:
-            write_text(self.folder / "failures.txt", "\n".join(self.failures))
 
 
 def limit_of(work: Work, profile: CostProfile) -> tuple[int, ...]:

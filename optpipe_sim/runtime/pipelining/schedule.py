@@ -117,6 +117,14 @@ class PlanSchedule(Runtime):
         self._loss_keywords: dict[str, Any] = {}
         self._transport: Transport | None = None
 
+    def _load_csv(self, filename: str, format: str = "compute_only") -> None:
+        """Refuse: torch's runtime would read the file, and this step would not look at it.
+
+        Raises:
+            OptPipeError: always.
+        """
+        raise OptPipeError(f"csv: this class has a plan already; leave {filename} out")
+
     def _step_microbatches(
         self,
         arg_mbs: list[Any] | None = None,

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
+from torch.distributed.tensor import distribute_tensor
 
 from optpipe_sim.errors import OptPipeError, RuntimeFault
 from optpipe_sim.ops import Op
@@ -34,8 +35,10 @@ class TorchJob:
     compute op; what is refused if there is a `fault`.
 
     Attributes:
-        fault: ``ddp``, ``hooks``, ``builder`` or ``in place``: of the last stage.
+        fault: ``ddp``, ``dtensor``, ``hooks``, ``builder`` or ``in place``: of the last stage.
         own: whether `PipelineStep` runs too. evaluate: forwards alone as well, first and last.
+        titan: as torchtitan makes and calls its schedules: the loss scaled beforehand, gradients not
+            scaled, no list of losses where there is no last stage, extra keywords.
     """
 
     lowered: Lowered
@@ -43,6 +46,7 @@ class TorchJob:
     fault: str = ""
     own: bool = True
     evaluate: bool = False
+    titan: bool = False
     timeout_s: float = 20.0
 
     @property
@@ -62,7 +66,12 @@ class TorchJob:
         try:
             stages = [self.stage(at, module) for at, module in sorted(modules.items())]
             made = schedule_class(self.schedule, self.lowered.profile, limit, self.timeout_s)
-            schedule = made(stages, n_microbatches=shape.microbatches, loss_fn=token_loss)
+            m = shape.microbatches
+            if self.titan:
+                scaled = lambda found, wanted: token_loss(found, wanted) / m  # noqa: E731
+                schedule = made(stages, n_microbatches=m, loss_fn=scaled, scale_grads=False)
+            else:
+                schedule = made(stages, n_microbatches=m, loss_fn=token_loss)
             schedule.begun = lambda op: (
                 begun(op),
                 held.append((op, schedule.worker.held_bytes())),
@@ -70,7 +79,9 @@ class TorchJob:
             schedule.measure = True
             if self.evaluate:
                 evaluated.append(schedule.eval(*x, target=y, losses=losses))
-            schedule.step(*x, target=y, losses=losses, return_outputs=False)
+            told = losses if y is not None or not self.titan else None
+            schedule.step(*x, target=y, losses=told, return_outputs=False)
+            losses = [m * loss if self.titan else loss for loss in losses]
             if self.evaluate:
                 evaluated.append(schedule.eval(*x, target=y))
         except OptPipeError as problem:
@@ -112,6 +123,11 @@ class TorchJob:
         if fault == "ddp":
             mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
             module = nn.parallel.DistributedDataParallel(module, process_group=mine)
+        if fault == "dtensor":  # as tensor parallelism leaves its weights
+            mine = dist.new_group([dist.get_rank()], use_local_synchronization=True)
+            head = next(part for part in module.modules() if isinstance(part, nn.Linear))
+            mesh = DeviceMesh.from_group(mine, "cpu")
+            head.weight = nn.Parameter(distribute_tensor(head.weight.detach(), mesh))
         if fault == "hooks":
             next(module.parameters()).register_hook(lambda gradient: None)
         if fault == "in place":

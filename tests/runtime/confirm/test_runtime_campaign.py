@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from optpipe_sim import load_profile
 from optpipe_sim.costs.models import Model, parameters
 from optpipe_sim.runtime.confirm import campaign as campaigns
 from optpipe_sim.runtime.confirm.campaign import Campaign, Runner, Work
+from optpipe_sim.runtime.confirm.parts import LOST, crashed, hung, kept_in
 
 ROOT = Path(__file__).parents[3]
 ABSENT = ("simpy", "pyomo", "highspy", "ortools")
@@ -154,6 +156,86 @@ def test_a_part_that_fails_is_reported_and_the_rest_continues(
     assert "at length" in (tmp_path / "failures.txt").read_text()
     assert "loop of 1f1b" in found["works"]["tiny-s16"]["confirmed"]
     assert "the first is broken" in (tmp_path / "report.md").read_text()
+
+
+CRASHING = """
+import os, sys, time
+from pathlib import Path
+from optpipe_sim.runtime.confirm.parts import Parts
+
+folder, run = Path(sys.argv[1]), int(sys.argv[2])
+
+def alive():
+    if run == 2 and len(made.entries) == 5:
+        raise RuntimeError("CUDA error: unspecified launch failure")
+
+say = lambda text: print(text, flush=True)
+made = Parts(folder, 600, say, alive, resume=run > 0, least_s=0.3)
+print([made.run("one", 1, lambda: {"ran": run}),
+       made.run("crashes", 1, os.abort),
+       made.run("hangs", 0, lambda: time.sleep(60)),
+       made.run("raises", 1, lambda: 1 / 0),
+       made.run("takes the device along", 1, lambda: 2),
+       made.run("last", 1, lambda: {"ran": run})])
+"""
+
+
+def test_another_process_goes_on_after_a_crash_and_a_hang(tmp_path: Path) -> None:
+    """As the command does it: each process runs the parts that none before it has run."""
+    said = []
+    for run, (status, how) in enumerate(((-6, "SIGABRT"), (1, "hung"), (LOST, "lost"), (0, ""))):
+        done = subprocess.run(
+            [sys.executable, "-c", CRASHING, str(tmp_path), str(run)],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == status, done.stderr
+        assert hung(tmp_path) is (how == "hung")
+        said.append(done.stdout)
+        if how:
+            assert crashed(tmp_path, how) == (2, 3, 5)[run]
+    assert "the device answers no more" in said[2]
+    assert said[3].splitlines()[1] == "[{'ran': 0}, None, None, None, 2, {'ran': 3}]"
+    state = json.loads((kept_in(tmp_path) / "state.json").read_text())
+    ended = "the process ended while it ran: "
+    assert {part["name"]: part["problem"] for part in state["parts"]} == {
+        "one": None,
+        "crashes": f"{ended}SIGABRT",
+        "hangs": f"{ended}hung",
+        "raises": "ZeroDivisionError: division by zero",
+        "takes the device along": None,
+        "last": None,
+    }
+    failures = (tmp_path / "failures.txt").read_text()
+    assert "## hangs\nTimeout (" in failures
+    assert "in <lambda>" in failures
+    assert "ZeroDivisionError" in failures
+
+
+@pytest.mark.parametrize("name", ["torch", "yaml"])
+def test_what_the_command_lacks_is_one_line(name: str, tmp_path: Path) -> None:
+    line = [sys.executable, str(ROOT / "benchmarks" / "confirm_gpu.py"), "--write", "out"]
+    done = subprocess.run(
+        line, env=without(tmp_path, name), cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == [
+        f"confirm_gpu: no {name}; it needs Python 3.11, torch, numpy, scipy and yaml"
+    ]
+
+
+def test_a_machine_without_a_gpu_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    line = ["confirm_gpu.py", "--write", str(tmp_path), "--goes-on", "no"]
+    monkeypatch.setattr(sys, "argv", line)
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    assert confirm_gpu().main() == 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("confirm_gpu: --device cuda: ")
 
 
 def test_levels_of_recomputation_are_timed(tmp_path: Path) -> None:

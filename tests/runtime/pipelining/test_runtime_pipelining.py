@@ -7,10 +7,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 from runtime_cases import GPT, SEQ, plan_of, profile_of, with_levels, with_offloads
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from torch_pipeline import ShardedJob, TorchJob
 
 from optpipe_sim import build
+from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import O, Op
+from optpipe_sim.runtime import schedule_class
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.execute.task import reference
 from optpipe_sim.sim.lower import Lowered, lower
@@ -53,9 +56,11 @@ def offloads(lowered: Lowered) -> list[Op]:
     return [op for program in lowered.schedule.programs for op in program if op.kind is O]
 
 
-def check(two: Ranks, lowered: Lowered, why: str = "", exact: bool = True, **changes) -> list[dict]:
+def check(
+    ranks: Ranks, lowered: Lowered, why: str = "", exact: bool = True, **changes
+) -> list[dict]:
     """Run it: gradients and losses of one process, peaks as predicted and as our executor's."""
-    results = two.run(TorchJob(lowered, plan_of(GPT, 2), **changes))
+    results = ranks.run(TorchJob(lowered, plan_of(GPT, 2), **changes))
     loss, expected = reference(plan_of(GPT, 2), lowered.schedule.shape.microbatches, 0)
     found = {n: g for result in results for n, g in result["gradients"].items()}
     assert found.keys() == expected.keys(), why
@@ -125,7 +130,22 @@ def test_weights_that_fsdp_shards(two: Ranks, name: str, reshard: bool):
         assert [n for n in theirs if not torch.equal(theirs[n], ours[n])] == []
 
 
+def test_four_ranks_called_as_torchtitan_calls_its_schedules():
+    """A loop of two stages per rank, with offloads; another step and an evaluation are the same calls."""
+    with Ranks(4) as four:
+        check(four, lowered_of("1f1b-i", 4), own=False, titan=True, evaluate=True)
+        check(four, lowered_of("zb-h1", 4), own=False, titan=True)
+
+
+def test_torchtitan_takes_it_for_a_schedule_of_several_stages_but_not_from_a_csv():
+    made = schedule_class(lowered_of("zb-h1", 2).schedule)
+    assert issubclass(made, PipelineScheduleMulti)
+    with pytest.raises(OptPipeError, match="csv: this class has a plan already"):
+        made._load_csv(made.__new__(made), "plan.csv")
+
+
 REFUSED = {
+    "dtensor": "stage 1: parameter layers.4.",
     "ddp": "stage 1: it is in DistributedDataParallel, whose hooks expect a whole backward; hand over"
     " its .module and ",
     "hooks": "stage 1: parameter layers.4.",
