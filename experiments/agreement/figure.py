@@ -21,7 +21,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
         figure = new_figure(7.4, 3.4)
         panels = figure.subplots(1, 2, sharex=True, sharey=True)
         for levels, ax in zip((False, True), panels, strict=True):
-            some = [row for row in rows if bool(row["levels"]) is levels]
+            some = [row for row in rows if bool(row["level_count"]) is levels]
             for (engine, name), look in zip(ENGINES.items(), looks, strict=True):
                 ends = sorted(row[f"{engine}_s"] for row in some if _proven(row, engine))
                 ax.step(ends, range(1, len(ends) + 1), where="post", label=name, color=look["color"],

@@ -24,7 +24,7 @@ from optpipe_sim.solvers.result import OPTIMAL, SolveResult
 from optpipe_sim.solvers.solve import solve
 from optpipe_sim.study.tasks import Count, Row, Seconds
 
-VERSION = 1
+VERSION = 2
 
 
 def random_levels(random: Random, act: int, longest: int) -> list[dict[str, Any]]:
@@ -122,7 +122,7 @@ def run(seed: int = 0, levels: bool = False, time_limit: Seconds = 5.0, cores: C
         "p": profile.devices, "v": profile.chunks, "m": m,
         "ops": 3 * len(profile.stages) * m, "limit": max(limits), "objective": problem.objective,
         "engines": profile.offload.copy_engines if profile.offload else "",
-        "levels": sum(len(cost.recompute) for cost in profile.stages),
+        "level_count": sum(len(cost.recompute) for cost in profile.stages),
         "per_stage": problem.per_stage,
         "bound": bound.ns, "bound_by": bound.name,
     }  # fmt: skip

@@ -22,7 +22,7 @@ def found(rows: Sequence[Mapping[str, Any]]) -> str:
 def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("agreement")
     plain, treated = (
-        [row for row in rows if bool(row["levels"]) is levels] for levels in (False, True)
+        [row for row in rows if bool(row["level_count"]) is levels] for levels in (False, True)
     )
     yield f"On {len(plain)} random small instances {found(plain)}."
     yield f"On {len(treated)} with levels of recomputation {found(treated)}."
