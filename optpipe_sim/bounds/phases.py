@@ -18,6 +18,8 @@ from .configurations import (
 )
 from .device.problem import OneDevice
 from .linear import Linear
+from .patterns import Waits
+from .relief import kept_bytes
 
 MANY = 1 << 70  # counts of ops are in 1/MANY where their times do not divide
 COMPUTE = ("F", "B", "W", "BW", "C")
@@ -143,6 +145,7 @@ class DeviceRows:
         m, held = device.microbatches, empty(device)
         until = self.at["last", "B", self.low]  # from then on nothing waits
         room = [(variable, one.room) for used in self.uses[:until] for one, variable in used]
+        waiting = Waits(m)
         for i, cost in enumerate(device.costs):
             moves = model.variable(m if device.offloads and cost.offloadable else 0)
             fused = model.variable(m if cost.fused_ns < cost.t_b_ns + cost.t_w_ns else 0)
@@ -175,9 +178,17 @@ class DeviceRows:
             stays, leaves = waits(device, i)
             held += m * stays
             room.append((moves, stays - leaves))
+            if ways:
+                self._add_waiting(waiting, i, moves, ways)
             for level, way in enumerate(ways, 1):
                 room += self._add_waits(i, level, way, stays)
         model.at_least(room, held)
+        if all(cost.recompute for cost in device.costs):
+            rooms: dict[int, list[int]] = {}
+            for used in self.uses[:until]:
+                for one, variable in used:
+                    rooms.setdefault(one.room, []).append(variable)
+            waiting.constrain(model, rooms)
         for s, i in self.tracked.items():
             self._add_last(s, i)
 
@@ -196,6 +207,16 @@ class DeviceRows:
             (way.fused, whole - stays),
             (way.moved, stays - leaves),
         ]
+
+    def _add_waiting(self, waiting: Waits, i: int, moves: int, ways: Sequence[_Level]) -> None:
+        """How long activations of a stage wait at each of its sizes; see `patterns`."""
+        cost, delay, m = self.device.costs[i], self.device.delay[i], self.device.microbatches
+        again = [v for way in ways for v in (way.apart, way.split, way.fused)]
+        waiting.add(cost.act_bytes, [(v, delay) for v in (moves, *again)], m * delay)
+        for level, (way, keep) in enumerate(zip(ways, kept_bytes(cost)[1:], strict=True), 1):
+            apart = max(0, delay - duration_ns(cost, "C", level))
+            each = [(way.apart, -apart), (way.split, -delay), (way.fused, -delay)]
+            waiting.add(keep, [*each, (way.moved, delay)])
 
     def _add_last(self, s: int, i: int) -> None:
         """From the start of the last F (B) of a stage on one F (B or BW) of it runs."""
