@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from cli_cases import MEASURES, PROFILE
+import yaml
+from cli_cases import MEASURES, OFFLOADING, PROFILE
 
 from optpipe_sim import Schedule, build, load_profile, simulate
 
@@ -30,6 +31,19 @@ def test_simulate_for_people(cli) -> None:
     assert "✓ yes" in answer.out
     assert "next:" in answer.out
     assert "next:" not in cli("simulate p.yaml --schedule 1f1b -m 8 -q").out
+
+
+def test_simulate_says_what_drives_bear(cli) -> None:
+    drives = {"write_gb_per_s": 1, "read_gb_per_s": 1, "rated_tb_written": 1}
+    data = {**OFFLOADING, "offload": {**OFFLOADING["offload"], "nvme": drives}}
+    Path("n.yaml").write_text(yaml.safe_dump(data))
+    line = "simulate n.yaml --schedule po-f:chunks=2 -m 8"
+    nvme = cli(f"{line} --json").json["nvme"]
+    assert nvme["written_bytes"] > 0
+    said = cli(line).out
+    assert "written to a node's drives per iteration" in said
+    assert "worn out after" in said
+    assert "nvme" not in cli(f"{line} --json".replace("n.yaml", "o.yaml")).json
 
 
 def test_simulate_objective(cli) -> None:
