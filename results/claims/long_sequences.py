@@ -8,6 +8,9 @@ from collections.abc import Iterator
 from optpipe_sim.costs.published import published
 from optpipe_sim.study.claims import Row, Tables, percent, span
 
+NEAR = 0.01  # ways that take so much longer than the fastest count as fast
+SMALL = 40  # GiB, the smaller limit
+
 
 def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("long_sequences")
@@ -22,67 +25,95 @@ def _length(tokens: int) -> str:
     return f"{tokens // 1024}k"
 
 
+def _size(model: str) -> str:
+    return model.rpartition("-")[2].upper()
+
+
+def _sizes(rows: list[Row]) -> str:
+    return ", ".join(dict.fromkeys(_size(row["model"]) for row in rows))
+
+
 def _best(rows: list[Row], key: str = "ms") -> Row:
     return min((row for row in rows if row[key] is not None), key=lambda row: row[key])
 
 
 def _settings(rows: list[Row]) -> dict[tuple[str, int], list[Row]]:
+    """The rows by how the devices, the model and the length go together; keyed by model and devices, and length."""
     found: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
-        found.setdefault((row["model"], row["seq"]), []).append(row)
+        found.setdefault((f"{row['model']} {row['devices']}", row["seq"]), []).append(row)
     return found
 
 
 def _fastest(rows: list[Row]) -> str:
-    """Which way is fastest, under either limit; ways within 1 % of it count as well."""
+    """Which family of ways is fastest, under either limit; families within 1 % of it count as well."""
     settings = _settings(rows)
+    names = {
+        "nothing": "none of them",
+        "context": "context parallelism",
+        "recompute": "recomputation",
+    }
 
     def won(key: str) -> str:
         wins: Counter[str] = Counter()
         for group in settings.values():
-            least = _best(group, key)[key]
-            near = {
+            fitting = [row for row in group if row[key] is not None]
+            near = {"nothing that fits"} if not fitting else {
                 row["way"].split("+")[0]
-                for row in group
-                if row[key] is not None and row[key] <= 1.01 * least
-            }
+                for row in fitting
+                if row[key] <= (1 + NEAR) * min(one[key] for one in fitting)
+            }  # fmt: skip
             wins.update(near)
-        return ", ".join(f"{way} {count}" for way, count in wins.most_common())
+        return ", ".join(f"{names.get(way, way)} in {count}" for way, count in wins.most_common())
 
+    lengths = [seq for _, seq in settings]
     return (
-        f"In {len(settings)} settings (LLaMA-2 of 7, 13 and 70 billion parameters, {_length(min(s for _, s in settings))} to"
-        f" {_length(max(s for _, s in settings))} tokens, 64 H100s) the fastest named schedule that fits, ties within 1 %"
-        f" counted for each, is of: {won('ms')}; in 40 GiB per device: {won('ms_40')}."
+        f"In {len(settings)} settings (LLaMA {_sizes(rows)}, {_length(min(lengths))} to"
+        f" {_length(max(lengths))} tokens, {rows[0]['devices']} H100s) the fastest named schedule that fits (families within {percent(NEAR, 0)} of it"
+        f" count too) has {won('ms')}; in {SMALL} GiB per device {won('ms_40')}."
     )
 
 
 def _longest(rows: list[Row]) -> str:
     """The longest sequence of each way, of each model."""
-    ways = ("nothing", "recompute", "offload", "context", "slices", "slices+recompute", "slices+offload")
+    names = {
+        "nothing": "none of them", "recompute": "recomputation", "offload": "offloading", "slices": "slices",
+        "context": "context parallelism", "slices+recompute": "slices with recomputation",
+        "slices+offload": "slices with offloading", "context+recompute": "context parallelism with recomputation",
+    }  # fmt: skip
 
-    def longest(way: str) -> str:
-        return "/".join(
-            _length(max((row["seq"] for row in rows if (row["model"], row["way"]) == (model, way)
-                         and row["ms"] is not None), default=0))
-            for model in dict.fromkeys(row["model"] for row in rows)
-        )  # fmt: skip
+    def longest(way: str, model: str) -> str:
+        found = [
+            row["seq"] for row in rows if (row["model"], row["way"]) == (model, way) and row["ms"]
+        ]
+        return _length(max(found)) if found else "none"
 
-    return f"The longest sequences that fit (7B/13B/70B): {', '.join(f'{way} {longest(way)}' for way in ways)}."
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    each = ", ".join(
+        f"{name} {' / '.join(longest(way, model) for model in models)}"
+        for way, name in names.items()
+    )
+    return f"The longest of these sequences that fit ({' / '.join(_size(model) for model in models)}): {each}."
 
 
 def _drives(rows: list[Row]) -> str:
-    pairs = []
-    for group in _settings([row for row in rows if row["devices"] == 64]).values():
+    """Drives in the place of the host's memory; where the host's is too small for its part."""
+    pairs, only = [], []
+    for (_, seq), group in _settings(rows).items():
         by_way = {row["way"]: row for row in group}
         host, drives = by_way["slices+offload"], by_way["slices+drives"]
-        if host["ms"] is not None and drives["ms"] is not None:
-            pairs.append((drives["ms"] / host["ms"] - 1, drives["years"]))
-    near = sum(slower <= 0.01 for slower, _ in pairs)
-    years = [one for _, one in pairs if one is not None]
+        if drives["ms"] is not None and host["ms"] is not None:
+            pairs.append((drives["ms"] / host["ms"] - 1, drives))
+        elif drives["ms"] is not None:
+            only.append((seq, by_way["slices+recompute"], drives))
+    slower = max(one for one, _ in pairs)
+    years = [row["years"] for _, row in pairs if row["devices"] == rows[0]["devices"]]
+    ((seq, recomputed, drives),) = only
     return (
-        f"Where slices are offloaded to drives instead of the host, {near} of {len(pairs)} settings are within 1 % of the"
-        f" host's time, the others up to {percent(max(slower for slower, _ in pairs), 0)} longer; eight drives rated for one write a"
-        f" day are worn out after {span(years, lambda one: f'{one:.2f}')} years."
+        f"Slices that are offloaded to drives instead of the host take at most {percent(slower)} longer in {len(pairs)} settings;"
+        f" eight drives rated for one write a day are worn out after {span(years, lambda one: f'{one:.2f}')} years on {rows[0]['devices']} H100s."
+        f" A {_size(drives['model'])} model with {_length(seq)} tokens on {drives['devices']} H100s needs more than the host's memory: drives give"
+        f" {percent(drives['mfu'], 0)} MFU, slices with recomputation {percent(recomputed['mfu'], 0)}."
     )
 
 
@@ -91,6 +122,7 @@ def _sppo(rows: list[Row]) -> str:
     longest = claim["longest"]
     at = {row["way"]: row for row in rows if row["seq"] == longest["tokens"]}
     ours = at["slices+offload"]
+    size = _size(ours["model"])
     ratios = []
     for group in _settings(rows).values():
         by_way = {row["way"]: row for row in group}
@@ -100,8 +132,8 @@ def _sppo(rows: list[Row]) -> str:
         if sliced["ms"] is not None and ran:
             ratios.append(_best(ran)["ms"] / sliced["ms"])
     return (
-        f"SPPO's abstract: a 7B model with {longest['tokens']:,} tokens on {longest['devices']} A100s. Here slices with offloading"
-        f" hold it in {ours['peak_gib']:.0f} GiB per device and {ours['host_gib']:.0f} GiB of host memory per tensor-parallel rank at an MFU of"
+        f"SPPO's abstract: a {size} model with {longest['tokens']:,} tokens on {longest['devices']} A100s. Here slices with offloading"
+        f" hold it in {ours['peak_gib']:.0f} GiB per device and {ours['host_gib']:.0f} GiB of the host's memory for each, at an MFU of"
         f" {percent(ours['mfu'], 0)}. Up to {claim['faster']} times the throughput of Megatron-LM and DeepSpeed: here"
         f" {span(ratios, lambda one: f'{one:.2f}')} times that of the best recomputation or context parallelism."
     )
@@ -110,17 +142,20 @@ def _sppo(rows: list[Row]) -> str:
 def _slimpipe(rows: list[Row]) -> str:
     claims = published("long_context")["slimpipe"]
 
-    def best(seq: int, sliced: bool) -> Row | None:
-        found = [row for row in rows if row["seq"] == seq and ("slices" in row["way"]) == sliced and row["ms"]]
-        return _best(found) if found else None
+    def best(seq: int, sliced: bool) -> Row:
+        found = [
+            row
+            for row in rows
+            if row["seq"] == seq and ("slices" in row["way"]) == sliced and row["ms"]
+        ]
+        return _best(found)
 
     short, long = claims["mfu_ratio"], claims["mfu"]
     ours, other = best(short["tokens"], True), best(short["tokens"], False)
     far, rest = best(long["tokens"], True), best(long["tokens"], False)
-    assert ours and other and far and rest
     return (
-        f"SlimPipe's abstract: up to {short['value']} times the MFU of others for Llama 70B at {_length(short['tokens'])}; here on"
-        f" 256 H100s {percent(ours['mfu'], 0)} with slices and {percent(other['mfu'], 0)} without. Above {percent(long['value'], 0)} at"
+        f"SlimPipe's abstract: up to {short['value']} times the MFU of others for {short['model']} at {_length(short['tokens'])}; here on"
+        f" {rows[0]['devices']} H100s {percent(ours['mfu'], 0)} with slices and {percent(other['mfu'], 0)} without. Above {percent(long['value'], 0)} at"
         f" {_length(long['tokens'])} on {long['devices']} Hopper devices; here {percent(far['mfu'], 0)} with slices and"
         f" {percent(rest['mfu'], 0)} without."
     )
