@@ -3,7 +3,7 @@
 The replay lets every op take its profiled time, whatever runs beside it. On a real device a compute op takes
 longer beside copies, a copy takes longer while the other direction copies too, and an op that follows an idle
 gap starts on cold caches and lower clocks. A measured profile has these factors in its `meta`; the corrected
-replay stands beside the plain one and replaces it nowhere: schedules are found and checked without it.
+replay is reported beside the plain one and never replaces it: schedules are found and checked without it.
 """
 
 from __future__ import annotations

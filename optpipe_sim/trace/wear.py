@@ -1,4 +1,4 @@
-"""What offloads write to the drives of a node, and how long these stand it."""
+"""Bytes that offloads write to the drives of a node, and the lifetime of these drives."""
 
 from __future__ import annotations
 

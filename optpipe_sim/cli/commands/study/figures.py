@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ...outputs.show import Out
 
 EXAMPLE = "optpipe-sim figures zb_tables --format pdf,png"
-SUMMARY = "draw the figures of experiments from their results; of one's own, too"
+SUMMARY = "draw the figures of experiments, yours included, from their results"
 FORMATS = ("pdf", "svg", "png")
 
 
