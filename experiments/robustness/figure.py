@@ -11,6 +11,7 @@ from matplotlib.ticker import PercentFormatter
 
 from optpipe_sim.plot.labels import COLOURS, MARKERS, name_ends, schedule_label
 from optpipe_sim.plot.style import INK, new_figure, styled
+from optpipe_sim.spread import over_seeds
 
 Row = Mapping[str, Any]
 KINDS = {
@@ -21,13 +22,15 @@ KINDS = {
 }
 # schedules by the name before the colon: colour and marker
 LOOKS = {
-    "optpipe": 0, "po": 1, "adaoffload": 2, "zb-v": 3, "v-min": 3, "zb-h1": 4, "1f1b": 6,
+    "optpipe": 0, "po": 1, "adaoffload": 2, "zb-v": 3, "v-half": 3, "zb-h1": 4, "v-min": 4, "1f1b": 6,
 }  # fmt: skip
 PLANS_ANEW = ("optpipe", "adaoffload", "po")  # the others have nothing to change
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """A row of panels per memory limit, a panel per kind of change, a curve per schedule."""
+    """A row of panels per memory limit, a panel per kind of change, a curve per schedule: medians over
+    the seeds."""
+    rows = medians(rows)
     limits = list(dict.fromkeys(row["memory_limit"] for row in rows))
     with styled():
         tall = 1.12 + 2.5 * len(limits)
@@ -42,8 +45,7 @@ def draw(rows: Sequence[Row]) -> Figure:
                 if at:
                     ax.tick_params(labelleft=False)
                 else:
-                    share = float(str(limit).split("x")[0])
-                    ax.set_ylabel(f"over the best in hindsight\n{_memory(share)}")
+                    ax.set_ylabel(f"over the best in hindsight\n{_memory(limit)}")
                 if not down:
                     ax.set_title(KINDS[kind], loc="left", fontsize=9)
                 if down == len(limits) - 1:
@@ -58,8 +60,20 @@ def draw(rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _memory(share: float) -> str:
-    return "memory of 1F1B" if share == 1 else f"{share:.0%} of its activations"
+def medians(rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """One row per memory limit, kind, level and schedule: the medians over the seeds."""
+    return over_seeds(
+        rows, ("memory_limit", "kind", "level", "schedule"), ("cost_ns", "loss", "replanned_loss")
+    )
+
+
+def _memory(limit: str) -> str:
+    share, of_1f1b, _ = limit.partition("x")
+    return (
+        f"{float(share):.0%} of 1F1B's activations"
+        if of_1f1b
+        else f"in {limit.replace('GiB', ' GiB')}"
+    )
 
 
 def _panel(ax: Axes, rows: Sequence[Row], kind: str, top: float, last: bool) -> None:

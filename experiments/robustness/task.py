@@ -27,7 +27,7 @@ from optpipe_sim.study.tasks import CostProfile, Count, Limit, Row, ScheduleName
 from optpipe_sim.study.tasks.mismatch import with_others
 from optpipe_sim.study.tasks.simulate import refused
 
-VERSION = 1
+VERSION = 2
 POOL = 40  # runs of the greedy that are kept to choose from in hindsight
 
 
@@ -40,7 +40,8 @@ def run(
     memory_limit: Limit = None,
     samples: Count = 3,
     chunks: Count = 2,
-    evaluations: Count = 200_000,
+    placement: Literal["loop", "vee"] = "loop",
+    evaluations: Count = 400_000,
     time_limit: Seconds = 3.0,
     seed: int = 0,
     cores: Count = 1,
@@ -52,8 +53,8 @@ def run(
     sigma), ``device`` (all compute of a device by one factor, permanently: log-normal), ``straggler`` (one
     device's compute slower: as many of them as `samples`, spread evenly) or ``copy`` (all copies
     slower). Permanent changes can be planned for: each schedule is built again, and `optpipe`
-    (`chunks` per device in a loop; the plan takes so many `evaluations`) solves again from its plan
-    for `time_limit` seconds. Changes in every iteration cannot; for these `optpipe` plans for the
+    (`chunks` per device, `placement`; the plan takes so many `evaluations`) solves again from its plan
+    with as many evaluations. Changes in every iteration cannot; for these `optpipe` plans for the
     distribution instead (`solve_robust`, three times as long).
 
     The reference in hindsight, ``reference_ns``, is the best of all these in each sample; with
@@ -62,7 +63,9 @@ def run(
     (with ``op``: of the means); ``loss_most``: in the worst sample.
     """
     limits = profile.limits(memory_limit)
-    world = World(replace(profile, memory_limit=limits), microbatches, chunks, evaluations, seed)
+    world = World(
+        replace(profile, memory_limit=limits), microbatches, chunks, placement, evaluations, seed
+    )
     plans: dict[str, Schedule | OptPipeError] = {}
     for name in schedules:
         try:
@@ -70,8 +73,10 @@ def run(
         except (NoSolution, OutOfMemory) as error:
             plans[name] = error
     made = {name: plan for name, plan in plans.items() if isinstance(plan, Schedule)}
-    costs = _scattered if kind == "op" else _changed
-    able = costs(world, made, kind, level, samples, time_limit, cores)
+    if kind == "op":
+        able = _scattered(world, made, level, samples, time_limit, cores)
+    else:
+        able = _changed(world, made, kind, level, samples)
     return [
         {"schedule": name, **(refused(plan) if isinstance(plan, OptPipeError) else able[name])}
         for name, plan in plans.items()
@@ -84,8 +89,14 @@ class World(NamedTuple):
     profile: Profile
     microbatches: int
     chunks: int
+    placement: Literal["loop", "vee"]
     evaluations: int
     seed: int
+
+    @property
+    def searched(self) -> Profile:
+        """The profile in the chunks that `optpipe` plans."""
+        return self.profile.rechunk(self.chunks, self.placement)
 
 
 @lru_cache(maxsize=64)  # the same plans at every point of an experiment
@@ -110,7 +121,7 @@ def _optimum(world: World) -> tuple[Schedule, tuple[Schedule, ...]]:
     """Return the search's plan, which depends on no clock, and its incumbents."""
     seen: list[Schedule] = []
     found = solve(
-        world.profile.rechunk(world.chunks), world.microbatches, engine="search",
+        world.searched, world.microbatches, engine="search",
         evaluations=world.evaluations, time_limit=600, seed=world.seed, workers=1,
         on_incumbent=lambda schedule, _: seen.append(schedule),
     )  # fmt: skip
@@ -126,16 +137,15 @@ def _solved(name: str) -> bool:
 
 
 def _changed(
-    world: World, plans: dict[str, Schedule], kind: str, level: float, samples: int,
-    time_limit: float, cores: int,
-) -> dict[str, Row]:  # fmt: skip
+    world: World, plans: dict[str, Schedule], kind: str, level: float, samples: int
+) -> dict[str, Row]:
     """Run the plans with permanently changed durations, and replan."""
     settings = list(changes(kind, level, world.profile.devices, samples, world.seed))
     planned = {
         name: [_run(world, plan, *each) for each in settings] for name, plan in plans.items()
     }
     again = {
-        name: [_again(world, name, plan, time_limit, cores, *each) for each in settings]
+        name: [_again(world, name, plan, *each) for each in settings]
         for name, plan in plans.items()
     }
     best = [min(times) for times in zip(*planned.values(), *again.values(), strict=True)]
@@ -188,17 +198,14 @@ def _run(world: World, plan: Schedule, compute: Sequence[float], copy: float) ->
     return lowered.replay(true.durations_ns[kinds, stages]).cost_ns
 
 
-def _again(
-    world: World, name: str, plan: Schedule, time_limit: float, cores: int,
-    compute: Sequence[float], copy: float,
-) -> int:  # fmt: skip
+def _again(world: World, name: str, plan: Schedule, compute: Sequence[float], copy: float) -> int:
     """Build the same schedule for these durations; never slower than the plan."""
     planned = _run(world, plan, compute, copy)
     true = slower(world.profile.for_shape(plan.shape), compute, copy)
     if _solved(name):
         found = solve(
-            true, world.microbatches, engine="search", time_limit=time_limit, seed=world.seed,
-            workers=cores, warm_start=plan,
+            true, world.microbatches, engine="search", evaluations=world.evaluations, time_limit=600,
+            seed=world.seed, workers=1, warm_start=plan,
         )  # fmt: skip
         return min(planned, found.objective_ns)
     trace, reason = simulate_or_report(build(name, true, world.microbatches), true)
@@ -209,9 +216,13 @@ def _again(
 
 
 def _scattered(
-    world: World, plans: dict[str, Schedule], kind: str, level: float, samples: int,
-    time_limit: float, cores: int,
-) -> dict[str, Row]:  # fmt: skip
+    world: World,
+    plans: dict[str, Schedule],
+    level: float,
+    samples: int,
+    time_limit: float,
+    cores: int,
+) -> dict[str, Row]:
     """Run the plans with durations that change in every iteration; the reference is the best schedule of each sample."""
     noise = Noise(op=level, copy=level)
     shaped = {plan.shape: world.profile.for_shape(plan.shape) for plan in plans.values()}
@@ -259,7 +270,7 @@ def _scattered(
 def _for_scatter(world: World, noise: Noise, time_limit: float, cores: int) -> Schedule:
     """The search's schedule with the least mean time."""
     found = solve_robust(
-        world.profile.rechunk(world.chunks), world.microbatches, noise=noise, seed=world.seed,
+        world.searched, world.microbatches, noise=noise, seed=world.seed,
         time_limit=3 * time_limit, workers=cores, warm_start=_optimum(world)[0],
     )  # fmt: skip
     return found.schedule
@@ -268,7 +279,7 @@ def _for_scatter(world: World, noise: Noise, time_limit: float, cores: int) -> S
 @lru_cache(maxsize=4)
 def _pool(world: World) -> tuple[Schedule, ...]:
     """Return different good schedules of the search's shape."""
-    problem = make_problem(world.profile.rechunk(world.chunks), world.microbatches)
+    problem = make_problem(world.searched, world.microbatches)
     found = list(_optimum(world)[1])
     found += greedy_search(problem, lambda: False, runs=300, seed=world.seed, keep=POOL)
     for _, schedule in fixed_schedules(problem):

@@ -1,6 +1,6 @@
 """Quality of `solve`: its schedule and bound in a given time, cell by cell.
 
-    python -m experiments.solve_quality.run [--only reference|large|other] [--largest P] [--fresh]
+    python -m experiments.solve_quality.run [--only reference|large|other] [--largest P] [--seeds N] [--fresh]
     python -m experiments.solve_quality.run --long SECONDS [--seed N]
 
 writes ``results/solve_quality.csv`` and ``.md``. Finished cells are kept, unless `--fresh`. With
@@ -10,7 +10,7 @@ kept in ``results/best_known.csv``, to compare the short runs with.
 *Reference*: uniform stages F = 10, B = 11, W = 9, P2P latency 1, act 100 bytes, w 50, all of act offloaded
 in a copy of the given duration in each direction; the optimal makespans are proven. *Other costs*: uneven stages, published profiles, chunks, spans, shared engines and
 host links, beside the best published schedule of the same chunks that fits; "best known" is the least
-of all runs, long ones included.
+of all runs, long ones included. Each cell is solved with several seeds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,7 @@ HARD = {
 }
 NEAR = 0.01  # counts as equally good, where nothing is proven
 LARGE = {(32, 128): 5, (64, 256): 20}  # p, m: seconds
+SEEDS = 5
 NAMES = {"fixed": "best fixed that fits", "ada": "AdaOffload"}
 
 
@@ -72,10 +73,15 @@ def other_cells() -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
+def seeded(cells: list[dict[str, Any]], seeds: int) -> list[dict[str, Any]]:
+    """The cells with each seed."""
+    return [{**cell, "seed": seed} for cell in cells for seed in range(seeds)]
+
+
 def long_cells(rows: list[Row], seconds: int, seed: int) -> list[dict[str, Any]]:
     """The cases that the table's `rows` leave open."""
     opened = [row["case"] for row in rows if row["table"] == "other" and row["status"] != "optimal"]
-    return [{"case": case, "seconds": seconds, "seed": seed} for case in opened]
+    return [{"case": case, "seconds": seconds, "seed": seed} for case in dict.fromkeys(opened)]
 
 
 def run_long(cell: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,6 +113,7 @@ def run(cell: Mapping[str, Any]) -> dict[str, Any]:
         "auto",
         cell["seconds"],
         case.objective,
+        cell["seed"],
     )
     first, best = found.incumbents[0][0], found.incumbents[-1][0]
     row: dict[str, Any] = {
@@ -160,29 +167,46 @@ def verdict(row: Row, best: Mapping[str, int]) -> tuple[str, bool]:
     return "equal and proven", ours <= BEST[key] and row["status"] == "optimal"
 
 
-def shown(row: Row, best: Mapping[str, int]) -> dict[str, str]:
-    """Format a row for the page."""
-    ours, bound = int(row["ours"]), int(row["bound"])
-    goal, reached = verdict(row, best)
+def shown(rows: Sequence[Row], best: Mapping[str, int]) -> dict[str, str]:
+    """The rows of one cell, a seed each, as the page has them: the median seed, and what differs."""
+    rows = sorted(rows, key=lambda row: int(row["ours"]))
+    row = rows[len(rows) // 2]
+    bound = max(int(row["bound"]) for row in rows)
+    least, ours, most = (int(each["ours"]) for each in (rows[0], row, rows[-1]))
+    reached = sum(verdict(row, best)[1] for row in rows)
+    proven = sum(row["status"] == "optimal" for row in rows)
+    other = row["table"] == "other"
+    time = _time if other else str
     more = {
+        "ours": time(str(ours)),
+        "seeds": time(str(least)) if least == most else f"{time(str(least))} to {time(str(most))}",
+        "bound": time(str(bound)),
         "gap": f"{ours / bound - 1:.2%}",
-        "goal": goal,
-        "reached": "yes" if reached else "**no**",
-    }
-    if row["table"] == "other":
-        for key in ("ours", "bound", "ada"):
-            more[key] = _time(row[key])
+        "proven": f"{proven} of {len(rows)}",
+        "goal": verdict(row, best)[0],
+        "reached": f"{reached} of {len(rows)}" if reached == len(rows) else f"**{reached} of {len(rows)}**",
+    }  # fmt: skip
+    if other:
         known = best[row["case"]]
-        more["best"] = _time(str(known)) + ("=" if row["status"] == "optimal" else "")
+        more["ada"] = _time(row["ada"])
+        more["best"] = _time(str(known)) + ("=" if known == bound else "")
         more["over"] = f"{ours / known - 1:+.2%}"
         cost, *name = row["fixed"].split(" ", 1)
         more["fixed"] = f"{_time(cost)} {name[0]}" if name else "none"
-        return {**row, **more}
-    which = (int(row["p"]), int(row["m"]), int(row["limit"]), int(row["copy"]))
-    if row["table"] == "reference":
+    elif row["table"] == "reference":
+        which = (int(row["p"]), int(row["m"]), int(row["limit"]), int(row["copy"]))
         more["best"] = f"{BEST[which]}="
         more["over"] = f"{ours / BEST[which] - 1:+.2%}"
     return {**row, **more}
+
+
+def by_cell(rows: Sequence[Row]) -> list[list[Row]]:
+    """The rows of each cell."""
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        key = tuple(row[name] for name in ("table", "p", "m", "limit", "copy", "case"))
+        found.setdefault(key, []).append(row)
+    return list(found.values())
 
 
 def _time(ns: str) -> str:
@@ -198,38 +222,31 @@ def page(rows: list[Row], long: list[Row]) -> str:
     lines = [
         "# What `solve` finds and proves",
         "",
-        "Regenerate with `python -m experiments.solve_quality.run --fresh` (about eight minutes)."
-        " `solve(engine=\"auto\")`, the time per cell as given; \"best\" is the time to the best"
-        " schedule, \"first\" to the first; `=` marks best known values that are proven optimal."
-        " Several tasks may have shared the cores while this ran: see the load.",
+        "Regenerate with `python -m experiments.solve_quality.run --fresh` (about half an hour)."
+        f" `solve(engine=\"auto\")` with {len({row['seed'] for row in rows})} seeds, the time per cell as"
+        " given: the median of the seeds, from the least to the most, and the best bound; \"best s\" is"
+        " the time to the best schedule of the median seed, \"first s\" to its first; `=` marks best"
+        " known values that are proven optimal.",
         "",
         provenance(rows),
     ]  # fmt: skip
-    tables = {name: [row for row in rows if row["table"] == name] for name in TABLES}
-    for name in ("reference", "large"):
-        if tables[name]:
-            reached = sum(verdict(row, best)[1] for row in tables[name])
-            head = {"p": "p", "m": "m", "limit": "limit", "copy": "copy", "seconds": "given s"}
-            if name == "reference":
-                head |= {"best": "best known", "ours": "ours", "over": "over it"}
-            head |= {
-                "ours": "ours", "bound": "bound", "by": "by", "gap": "gap", "status": "status",
-                "engine": "found by", "first_s": "first s", "best_s": "best s", "mib": "MiB",
-                "goal": "goal", "reached": "reached",
-            }  # fmt: skip
-            title = "Reference cells" if name == "reference" else "Large"
-            lines += ["", f"## {title}: {reached} of {len(tables[name])} goals reached", ""]
-            lines += to_markdown(head, [shown(row, best) for row in tables[name]])
-    if tables["other"]:
-        head = {
-            "case": "case", "p": "p", "m": "m", "limit": "limit", "seconds": "given s",
-            "fixed": NAMES["fixed"], "ada": NAMES["ada"], "best": "best known", "ours": "auto",
-            "over": "over it", "bound": "bound", "by": "by", "gap": "gap", "status": "status",
-            "engine": "found by", "best_s": "best s", "reached": "reached",
-        }  # fmt: skip
-        reached = sum(verdict(row, best)[1] for row in tables["other"])
-        lines += ["", f"## Other costs: {reached} of {len(tables['other'])} goals reached", ""]
-        lines += to_markdown(head, [shown(row, best) for row in tables["other"]])
+    cells = {name: by_cell([row for row in rows if row["table"] == name]) for name in TABLES}
+    found = {"ours": "ours", "seeds": "seeds", "bound": "bound", "by": "by", "gap": "gap",
+             "proven": "proven", "engine": "found by"}  # fmt: skip
+    end = {"first_s": "first s", "best_s": "best s", "mib": "MiB", "goal": "goal", "reached": "reached"}  # fmt: skip
+    heads = {
+        "reference": {"p": "p", "m": "m", "limit": "limit", "copy": "copy", "seconds": "given s",
+                      "best": "best known", "over": "over it", **found, **end},
+        "large": {"p": "p", "m": "m", "limit": "limit", "copy": "copy", "seconds": "given s", **found, **end},
+        "other": {"case": "case", "p": "p", "m": "m", "limit": "limit", "seconds": "given s", **NAMES,
+                  "best": "best known", "over": "over it", **found, "best_s": "best s", "reached": "reached"},
+    }  # fmt: skip
+    for name, title in TITLES.items():
+        if cells[name]:
+            reached = sum(all(verdict(row, best)[1] for row in cell) for cell in cells[name])
+            lines += ["", f"## {title}: {reached} of {len(cells[name])} goals reached with every seed", ""]  # fmt: skip
+            lines += to_markdown(heads[name], [shown(cell, best) for cell in cells[name]])
+    if cells["other"]:
         lines += [
             "",
             "The goal: proven, or within 1 % of the best known, which is the least of all runs, long ones"
@@ -241,12 +258,14 @@ def page(rows: list[Row], long: list[Row]) -> str:
 
 
 TABLES = {"reference": reference_cells, "large": large_cells, "other": other_cells}
+TITLES = {"reference": "Reference cells", "large": "Large", "other": "Other costs"}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=tuple(TABLES), action="append")
     parser.add_argument("--largest", type=int, default=64, help="the largest p to run")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="default: %(default)s")
     parser.add_argument("--fresh", action="store_true", help="run finished cells again")
     parser.add_argument("--long", type=int, metavar="SECONDS", help="for each open case, first")
     parser.add_argument("--seed", type=int, default=0, help="of --long; default: %(default)s")
@@ -255,7 +274,7 @@ def main() -> int:
     cells = [
         cell
         for name in options.only or TABLES
-        for cell in TABLES[name]()
+        for cell in seeded(TABLES[name](), options.seeds)
         if cell["p"] <= options.largest
     ]
     solve(uniform(2, 200, 5, "separate"), 2, time_limit=2)  # compile, or load what is
@@ -263,7 +282,7 @@ def main() -> int:
     def report(done: int, of: int, row: Row) -> None:
         print(
             f"{done:3}/{of} {row['case']:28} p={row['p']} m={row['m']} limit={row['limit']}"
-            f" copy={row['copy']}: {row['ours']} (bound {row['bound']} by {row['by']},"
+            f" copy={row['copy']} seed={row['seed']}: {row['ours']} (bound {row['bound']} by {row['by']},"
             f" {row['status']}, best after {row['best_s']} s)",
             file=sys.stderr,
         )

@@ -128,7 +128,8 @@ def _ingredients(cells: Cells) -> Iterator[str]:
             f"{words} {span(found, percent)} (median {percent(median(found))})"
             + (f" and nothing that fits in {nothing}" if nothing else "")
         )
-    yield f"{', '.join(said)} longer; each search without an ingredient had {_part(cells)} of the time"
+    yield f"{', '.join(said)} longer"
+    yield f"Each search without an ingredient had {_part(cells)} of the time"
 
 
 def _part(cells: Cells) -> str:

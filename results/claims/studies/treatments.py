@@ -48,17 +48,12 @@ def sentences(tables: Tables) -> Iterator[str]:
     share = of_llama["memory_limit"]
     flash, rates = list(cells.values()), sorted({rate for _, rate in cells})
     slow = [cell for (_, rate), cell in cells.items() if rate < rates[-1]]
-    won = sum(cell.times["recompute"].most < cell.times["offload"].least for cell in slow)
-    fast = sum(
-        cell.times["offload"].most < cell.times["recompute"].least
-        for (_, rate), cell in cells.items()
-        if rate == rates[-1]
-    )
+    fast = [cell for (_, rate), cell in cells.items() if rate == rates[-1]]
     yield (
         f"With flash attention ({'-'.join(of_llama['profile'].split('-')[:2])} at {span((seq // 1024 for seq, _ in cells), '{:g}k'.format)} tokens, {percent(float(share.partition('x')[0]), 0)} of 1F1B's"
-        f" activations) recomputing alone is faster than offloading alone in {won} of {len(slow)} cells with copies of"
-        f" {span(rates[:-1], '{:g}'.format)} GB/s, and slower in {fast} of {len(flash) - len(slow)} with {rates[-1]:g} GB/s; both together"
-        f" are {over_bound(flash, 'all')} above the bound, and save"
+        f" activations) recomputing alone takes {over_bound(flash, 'recompute')} more than the bound, the best rule"
+        f" {over_bound(flash, RULE)}; offloading alone {over_bound(slow, 'offload')} with copies of"
+        f" {span(rates[:-1], '{:g}'.format)} GB/s and {over_bound(fast, 'offload')} with {rates[-1]:g} GB/s; both together save"
         f" {span((1 - cell.times['all'].median / better(cell) for cell in flash), percent)} of the better of the two."
     )
     grid = the_map(rows)
