@@ -18,6 +18,8 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ...schedule.shape import Shape
 from ...sim.lower import lower
+from ..group.pipeline_group import PipelineGroup
+from ..group.tied import TiedWeights
 from ..measure.kineto import recorded
 from ..measure.memory import meter as meter_of
 from ..model.models import build_stage, layer_counts
@@ -261,21 +263,15 @@ def reference(
 
 def exchange_tied(worker: StageWorker, shape: Shape, rank: int) -> None:
     """Add up the gradients of a tied weight whose copies two ranks have."""
-    ends = {shape.placement[0]: 0, shape.placement[-1]: shape.stages - 1}
-    if len(ends) < 2 or rank not in ends:
+    ends = {0: shape.placement[0], shape.stages - 1: shape.placement[-1]}
+    members = {stage: worker.tied(stage) for stage in ends}
+    if (
+        rank not in ends.values()
+        or len(set(ends.values())) < 2
+        or all(weight is None or weight.grad is None for weight in members.values())
+    ):
         return
-    weight = worker.tied(ends[rank])
-    if weight is None or weight.grad is None:
-        return
-    peer = next(other for other in ends if other != rank)
-    own = weight.grad.cpu()  # over gloo, whatever the device
-    theirs = torch.empty_like(own)
-    waiting = dist.irecv(theirs, src=peer, tag=0)
-    dist.send(own, dst=peer, tag=0)
-    waiting.wait()
-    # the first stage's share first on both, so that both get the same sum
-    pair = (own, theirs) if ends[rank] == 0 else (theirs, own)
-    weight.grad.copy_(pair[0] + pair[1])
+    TiedWeights([members], shape, PipelineGroup(shape.devices)).add_up()
 
 
 def clock_offset_ns(rank: int, ranks: int) -> int:

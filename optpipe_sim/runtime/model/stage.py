@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from ...errors import OptPipeError, RuntimeFault
+from ..group.tied import add_up
 from .boundary import Boundary, Enter, Layout, call
 from .cut import Cut
 from .ready import Ready
@@ -154,8 +155,8 @@ class StageWorker:
         targets = len(self._targets)
         self._inputs = self._targets = ()
         first, last = self.tied(0), self.tied(self.stages - 1)
-        if first is not None and last is not None and first is not last:
-            sum_tied(first, last)
+        if first is not None and last is not None:
+            add_up([first, last])
         if not self._losses:
             return None
         losses = torch.stack([loss for _, loss in sorted(self._losses.items())])
@@ -375,13 +376,6 @@ class StageWorker:
                 f"F{name} on {self.where}: no {what}; start_step gave {len(batch)} microbatches"
             )
         return self.cut.of_batch(batch[mb], unit)
-
-
-def sum_tied(first: nn.Parameter, last: nn.Parameter) -> None:
-    """Give both copies of a tied weight the sum of their gradients."""
-    if first.grad is not None and last.grad is not None:
-        total = first.grad + last.grad
-        first.grad, last.grad = total, total.clone()
 
 
 def _edge(tensor: Tensor) -> GradientEdge | None:

@@ -20,8 +20,8 @@ from torch.utils import _pytree as pytree
 
 from ...errors import OptPipeError
 from ...schedule.shape import Shape
+from ..group.pipeline_group import PipelineGroup
 from ..model.boundary import Boundary, Enter, call
-from .pipeline_group import PipelineGroup
 
 SHARDED = (FSDPModule, FullyShardedDataParallel)
 IN_PLACE = "modified by an inplace operation"

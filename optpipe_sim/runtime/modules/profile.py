@@ -13,11 +13,11 @@ from torch.utils import _pytree as pytree
 from ...errors import OptPipeError
 from ...profile import CostProfile
 from ...schedule.shape import Shape
+from ..group.pipeline_group import PipelineGroup
 from ..measure.profiler import Progress, measure
 from ..model.boundary import Boundary
 from ..model.stage import Loss, StageWorker
 from .examine import Passed, examine
-from .pipeline_group import PipelineGroup
 
 
 def profile_modules(

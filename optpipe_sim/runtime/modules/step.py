@@ -18,6 +18,8 @@ from ..execute.executor import run_program
 from ..execute.iteration import Iteration
 from ..execute.serial import run_serially
 from ..execute.transport import Gloo, Transport
+from ..group.pipeline_group import PipelineGroup
+from ..group.tied import Tied, TiedWeights
 from ..measure.memory import Meter
 from ..measure.memory import meter as meter_of
 from ..model.boundary import Boundary
@@ -26,8 +28,6 @@ from ..model.split import zero_gradients
 from ..model.stage import Loss, StageWorker
 from ..program.prepare import prepare
 from .examine import examine
-from .pipeline_group import PipelineGroup
-from .tied import Tied, TiedWeights
 
 
 class PipelineStep:
@@ -105,7 +105,7 @@ class PipelineStep:
         if profile is None and schedule.levels.names:
             raise OptPipeError("profile: the schedule recomputes; give the profile with its levels")
         self.prepared = prepare(schedule, profile or uniform(schedule), memory_limit)
-        self.tied = TiedWeights(tied, self.modules, shape, self.group)
+        self.tied = TiedWeights.named(tied, self.modules, shape, self.group)
         self.tied.start_equal()
         self.ready, self.accumulate = ready, accumulate
         if accumulate is not None and not hasattr(torch.Tensor, "grad_dtype"):

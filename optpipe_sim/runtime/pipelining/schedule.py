@@ -18,9 +18,9 @@ from ...schedule import Schedule
 from ..execute.executor import Record, run_program
 from ..execute.iteration import Iteration
 from ..execute.transport import Gloo, Transport
+from ..group.pipeline_group import PipelineGroup
 from ..measure.memory import meter as meter_of
 from ..modules.examine import examine
-from ..modules.pipeline_group import PipelineGroup
 from ..modules.step import uniform
 from ..program.prepare import Prepared, prepare
 from .probe import Action, Kind, Runtime, add_reduce_grad, add_unshard_reshard

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,31 +13,38 @@ from ...schedule.shape import Shape
 from .pipeline_group import PipelineGroup
 
 Tied = Sequence[tuple[int, str]]
+Members = Mapping[int, nn.Parameter | None]
 
 
 class TiedWeights:
     """Groups of parameters that are one weight of the model.
 
     Args:
-        groups: per weight the stages that have it, and its name in each.
-        modules: the stages of this process.
-
-    Attributes:
-        members: per group, by stage, its copy; None where another process has it.
-
-    Raises:
-        OptPipeError: where there is no such parameter.
+        members: per weight, by stage, its copy; None where another process has it.
+        ranks: of the pipeline, which all call these methods together.
     """
 
-    def __init__(
-        self,
+    def __init__(self, members: Sequence[Members], shape: Shape, ranks: PipelineGroup) -> None:
+        self.members, self.shape, self.ranks = members, shape, ranks
+
+    @classmethod
+    def named(
+        cls,
         groups: Sequence[Tied],
         modules: Mapping[int, nn.Module],
         shape: Shape,
         ranks: PipelineGroup,
-    ) -> None:
-        self.shape, self.ranks = shape, ranks
-        self.members: list[dict[int, nn.Parameter | None]] = []
+    ) -> TiedWeights:
+        """The weights of a user's own modules.
+
+        Args:
+            groups: per weight the stages that have it, and its name in each.
+            modules: the stages of this process.
+
+        Raises:
+            OptPipeError: where there is no such parameter.
+        """
+        found: list[Members] = []
         for group in groups:
             members: dict[int, nn.Parameter | None] = {}
             for stage, name in sorted(group):
@@ -45,7 +52,8 @@ class TiedWeights:
                     raise OptPipeError(f"tied: there is no stage {stage}")
                 module = modules.get(stage)
                 members[stage] = None if module is None else _parameter(module, stage, name)
-            self.members.append(members)
+            found.append(members)
+        return cls(found, shape, ranks)
 
     def start_equal(self) -> None:
         """Give all copies the numbers of the first stage's."""
@@ -72,8 +80,7 @@ class TiedWeights:
         for members in self.members:
             copies = {id(p): p for p in members.values() if p is not None}
             if self.ranks.rank is None:
-                if len(copies) > 1:
-                    self._set(copies.values(), _sum([p.grad for p in copies.values()]))
+                add_up(list(copies.values()))
                 continue
             owners = self._owners(members)
             root = owners[min(members)]
@@ -87,12 +94,12 @@ class TiedWeights:
                 total = _sum(shares)
                 for rank in others:
                     self.ranks.send(total, rank)
-                self._set(copies.values(), total)
+                _set(copies.values(), total)
             elif copies:
                 mine = [p for p in members.values() if p is not None]
                 for parameter in mine:
                     self.ranks.send(parameter.grad, root)
-                self._set(copies.values(), self.ranks.receive(mine[0].grad, root))
+                _set(copies.values(), self.ranks.receive(mine[0].grad, root))
 
     def repeated(self) -> set[int]:
         """The ids of those copies that are not the first of their weight."""
@@ -108,11 +115,18 @@ class TiedWeights:
     def _owners(self, members: Mapping[int, Any]) -> dict[int, int]:
         return {stage: self.shape.placement[stage] for stage in members}
 
-    @staticmethod
-    @torch.no_grad()
-    def _set(copies: Any, total: Tensor) -> None:
-        for parameter in copies:
-            parameter.grad.copy_(total)
+
+def add_up(copies: Sequence[nn.Parameter]) -> None:
+    """Give copies of a weight in one process, in the order of their stages, the sum of their gradients."""
+    each = list({id(copy): copy for copy in copies}.values())
+    if len(each) > 1 and all(copy.grad is not None for copy in each):
+        _set(each, _sum([copy.grad for copy in each]))
+
+
+@torch.no_grad()
+def _set(copies: Iterable[nn.Parameter], total: Tensor) -> None:
+    for parameter in copies:
+        parameter.grad.copy_(total)
 
 
 def _sum(gradients: Sequence[Tensor | None]) -> Tensor:
