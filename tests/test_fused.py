@@ -197,13 +197,13 @@ def test_solve_with_offloads_recomputation_shapes_and_noise(tmp_path: Path) -> N
     limit = 260 * 2**20
     seen: list[Schedule] = []
     found = solve(
-        profile, 6, limit, time_limit=2, workers=1, save=tmp_path / "s.json",
+        profile, 6, limit, time_limit=1, workers=1, save=tmp_path / "s.json",
         on_incumbent=lambda schedule, _: seen.append(schedule),
     )  # fmt: skip
     verify(found, profile, limit)
     assert Schedule.load(tmp_path / "s.json") == found.schedule
-    shaped = solve(profile, 6, limit, time_limit=2, workers=1, chunks="any")
-    robust = solve_robust(profile, 6, limit, noise=Noise(op=0.1), samples=20, time_limit=2)
+    shaped = solve(profile, 6, limit, time_limit=1, workers=1, chunks="any")
+    robust = solve_robust(profile, 6, limit, noise=Noise(op=0.1), samples=20, time_limit=1)
     for schedule in (*seen, found.schedule, shaped.schedule, robust.schedule):
         assert not {"B", "W"} & kinds_at_whole_stages(schedule, profile)
     assert check(robust.schedule, profile, limit) == []

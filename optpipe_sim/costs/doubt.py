@@ -152,13 +152,13 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
     family = [one for one in family if one.role == "check" and one.error is not None]
     same = [one for one in family if one.dtype in formats]
     if not same:
-        near = f"; in other formats {_told(family)}" if family else ""
+        near = f"; in other formats {_summary(family)}" if family else ""
         return _unknown(f"no published run of {what} on {name} was compared{near}", asked)
     missing = tuple(sorted(asked - covered))
     alike = [one for one in same if asked <= one.features]
     chosen = alike if len(alike) >= FEW else same
     errors = [one.error for one in chosen if one.error is not None]
-    basis = f"{what} on {name}: {_told(chosen)}"
+    basis = f"{what} on {name}: {_summary(chosen)}"
     if missing:
         basis += f"; none of them has {', '.join(missing)}"
     return Doubt(
@@ -179,7 +179,7 @@ def _unknown(basis: str, asked: Iterable[str]) -> Doubt:
     return Doubt(None, None, None, 0, basis, tuple(sorted(asked)))
 
 
-def _told(runs: list[Compared]) -> str:
+def _summary(runs: list[Compared]) -> str:
     """Describe number, errors and sources of compared runs."""
     errors = [one.error for one in runs if one.error is not None]
     sources = "; ".join(dict.fromkeys(one.source.split(",")[0] for one in runs))

@@ -141,7 +141,7 @@ def _activation(profile: CostProfile, device: int) -> int:
 WORDS = {OFFLOAD: "offloading", RECOMPUTE: "recomputation"}
 
 
-def said_of_binding(found: Binding) -> list[str]:
+def describe_binding(found: Binding) -> list[str]:
     """Describe which treatments the bound depends on, and the gain from relaxing a limit."""
     lines = [
         f"The closed forms prove {format_time(found.bound.ns)} ({found.bound.name}), for every order of"

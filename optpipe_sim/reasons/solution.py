@@ -23,7 +23,7 @@ from ..ops import BW, B, F, O, OpKind, R
 from ..profile import CostProfile
 from ..trace import CAUSES, Trace
 from ..units import format_size, format_time
-from .binding import Binding, analyse_binding, said_of_binding
+from .binding import Binding, analyse_binding, describe_binding
 
 FORCED = ("fill", "memory", "copies", "drain", "few W", "others")
 SHORT = "shorter span"  # for the objective span: how much earlier a device ends than the slowest
@@ -205,7 +205,7 @@ def explain_solution(trace: Trace, bound: Bound | None = None) -> str:
     found = analyse_solution(trace, bound)
     lines = [*_said_of_offloads(found), "", *_said_of_bound(found), _said_of_order(trace), ""]
     if found.limits is not None and found.limits.without:
-        lines += [*said_of_binding(found.limits), ""]
+        lines += [*describe_binding(found.limits), ""]
     lines += _said_of_idle(found)
     return "\n".join(lines) + "\n"
 

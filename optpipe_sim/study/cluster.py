@@ -88,7 +88,7 @@ class _Cluster:
             try:
                 return self.done.get(timeout=LOOK_S)
             except queue.Empty:
-                self._look()
+                self._check_alive()
 
     def result(self, future: Any) -> list[Finished]:
         """Return the result of a future; if its worker died, another one computes it again.
@@ -101,9 +101,9 @@ class _Cluster:
                 found: list[Finished] = future.result(timeout=LOOK_S)
                 return found
             except TimeoutError:
-                self._look()
+                self._check_alive()
 
-    def _look(self) -> None:
+    def _check_alive(self) -> None:
         where = f"--cluster {self.address}"
         if self.client.status != "running":
             raise OptPipeError(f"{where}: the scheduler has gone")

@@ -103,10 +103,10 @@ def test_two_devices_want_the_same_moment(case, alone: int, least: int) -> None:
     costs, microbatches, slots = case
     profile = like(costs, slots)
     assert best_device_bound(profile, microbatches) == alone
-    heard: list[tuple[int, str]] = []
+    reported: list[tuple[int, str]] = []
     problem = make_problem(profile, microbatches)
-    bound = best_bound(problem, 60.0, on_bound=lambda *news: heard.append(news))
-    assert (bound, "windows") == heard[-1]
+    bound = best_bound(problem, 60.0, on_bound=lambda *news: reported.append(news))
+    assert (bound, "windows") == reported[-1]
     assert bound == least
     # CP-SAT's model of first in, first out knows nothing of windows, and finds what they prove
     found = solve_cpsat(problem, 60.0, lower_bound_ns=least, options=CpsatOptions(order="fifo"))

@@ -110,12 +110,12 @@ def test_other_chunks_and_placement(cli: Any) -> None:
     assert Schedule.load("s.json").shape.placement_name == "vee"
     assert cli(f"{line} --placement vee").json["chunks"] == 2
     assert cli(f"{line} --chunks 3").json["chunks"] == 3
-    free = cli("solve p.yaml -m 4 --chunks any --time-limit 2 --no-cache --json").json
+    free = cli("solve p.yaml -m 4 --chunks any --time-limit 1 --no-cache --json").json
     assert free["objective_ns"] <= min(found["objective_ns"], cli(line).json["objective_ns"])
 
 
 def test_warm_start(cli: Any) -> None:
-    found = cli("solve p.yaml -m 6 --memory-limit 250B --time-limit 2 --save s.json --json").json
+    found = cli("solve p.yaml -m 6 --memory-limit 250B --time-limit 1 --save s.json --json").json
     line = "solve p.yaml -m 6 --memory-limit 250B --engine adaoffload --no-cache --json"
     again = cli(f"{line} --warm-start s.json").json
     assert again["objective_ns"] == found["objective_ns"]
@@ -146,21 +146,21 @@ def test_the_milp_is_written_whatever_the_engine(cli: Any) -> None:
 
 def test_durations_that_scatter(cli: Any) -> None:
     line = "solve p.yaml -m 6 --memory-limit 200B --noise op=10%,copy=20% --samples 50 --no-cache"
-    found = cli(f"{line} --quantile 90% --time-limit 2 --save s.json --json").json
+    found = cli(f"{line} --quantile 90% --time-limit 1 --save s.json --json").json
     assert found["noise"] == {"op": 0.1, "copy": 0.2}
     assert (found["measure"], found["samples"]) == ("quantile 0.9", 50)
     assert found["quantiles_ns"]["0.9"] == found["objective_ns"] <= found["nominal_objective_ns"]
     assert found["lower_bound_ns"] <= found["objective_ns"]
     profile = load_profile(PROFILE)
     assert simulate(Schedule.load("s.json"), profile, 200).cost_ns == found["cost_ns"]
-    text = cli(f"{line} --time-limit 2").out
+    text = cli(f"{line} --time-limit 1").out
     for words in ("mean time", "best without noise", "10% .. 50% .. 90%", "50 samples"):
         assert words in text
 
 
 def test_explain_knows_what_was_proven_and_for_which_objective(cli: Any) -> None:
     solved = cli(
-        "solve p.yaml -m 6 --memory-limit 400B --objective span --time-limit 4 --save s.json --json"
+        "solve p.yaml -m 6 --memory-limit 400B --objective span --time-limit 2 --save s.json --json"
         " --no-cache"
     ).json
     line = "explain s.json p.yaml --memory-limit 400B --solution"
@@ -321,7 +321,7 @@ def test_optpipe_is_solve() -> None:
 
 
 def test_compare_includes_it_and_takes_its_bound(cli: Any) -> None:
-    line = "compare p.yaml -m 3 --memory-limit 300B --time-limit 3 --json"
+    line = "compare p.yaml -m 3 --memory-limit 300B --time-limit 1 --json"
     rows = {row["schedule"]: row for row in cli(line).json["rows"]}
     assert rows["optpipe"]["fits"]
     same = [row for row in rows.values() if row["chunks"] == 1 and row["fits"]]

@@ -11,7 +11,7 @@ from typing import Any
 from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.ops import BW, B, C, F, Op
 from optpipe_sim.profile import CostProfile
-from optpipe_sim.reasons.binding import Binding, analyse_binding, said_of_binding
+from optpipe_sim.reasons.binding import Binding, analyse_binding, describe_binding
 from optpipe_sim.reasons.solution import analyse_solution, explain_solution, passing
 from optpipe_sim.schedule import Schedule
 
@@ -60,7 +60,7 @@ def test_recomputation_binds() -> None:
     assert eased(found)["if recomputing 'full' took no time"] == 82
     assert eased(found)["with room for one more activation per device"] == 82
     assert found.binds_with_more_room == ()
-    words = "\n".join(said_of_binding(found))
+    words = "\n".join(describe_binding(found))
     assert "Without recomputation they would prove 124 ns" in words
     assert "88 ns" in words
     assert "82 ns  if recomputing 'full' took no time (6 ns less)" in words
@@ -70,7 +70,7 @@ def test_recomputation_binds() -> None:
 def test_nothing_binds_where_everything_fits() -> None:
     found = bindings(costs(levels=[full(10)]), 200)
     assert (found.bound.ns, found.without, found.binds) == (82, {"recompute": 82}, ())
-    assert "No treatment binds" in "\n".join(said_of_binding(found))
+    assert "No treatment binds" in "\n".join(describe_binding(found))
 
 
 def test_copies_bind() -> None:
@@ -86,7 +86,7 @@ def test_copies_bind() -> None:
 def test_a_treatment_without_which_nothing_fits() -> None:
     found = bindings(costs(levels=[{**full(10), "work_bytes": 40}]), 90)
     assert found.without == {"recompute": None}
-    assert "Without recomputation nothing fits at all" in "\n".join(said_of_binding(found))
+    assert "Without recomputation nothing fits at all" in "\n".join(describe_binding(found))
 
 
 def test_it_is_part_of_what_explain_says() -> None:

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from optpipe_sim.runtime.execute.launch import Ranks
+
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
@@ -13,3 +15,13 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def ranks_of(count: int) -> Iterator[Ranks]:
+    with Ranks(count) as ranks:
+        yield ranks
+
+
+# started by the first test that uses them, and again after a failure
+two = pytest.fixture(scope="session", name="two")(lambda: (yield from ranks_of(2)))
+four = pytest.fixture(scope="session", name="four")(lambda: (yield from ranks_of(4)))

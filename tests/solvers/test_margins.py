@@ -136,7 +136,7 @@ def test_margins_of_nothing_change_nothing() -> None:
 
 def test_margins_over_any_chunks() -> None:
     profile = slow_copies(430)
-    found = solve(profile, 6, margin={"memory": "3%"}, chunks="any", time_limit=3, workers=1)
+    found = solve(profile, 6, margin={"memory": "3%"}, chunks="any", time_limit=1.5, workers=1)
     trace = simulate(found.schedule, profile.scale(memory=1.03))
     assert trace.makespan_ns <= found.info["margin"]["planned_ns"]
     assert found.lower_bound_ns <= found.objective_ns
@@ -158,7 +158,7 @@ def test_an_interrupted_plan_reports_what_is_known(chunks: str) -> None:
 def test_a_robust_plan_with_a_margin_keeps_the_limit_with_larger_sizes() -> None:
     profile = slow_copies(330)
     found = solve_robust(
-        profile, 6, noise=Noise(op=0.05), samples=20, margin="memory=5%,copies=20%", time_limit=3
+        profile, 6, noise=Noise(op=0.05), samples=20, margin="memory=5%,copies=20%", time_limit=2
     )
     lowered = lower(found.schedule, profile.scale(memory=1.05, copy=1.2))
     assert max(lowered.replay().peak_bytes) <= 330

@@ -100,17 +100,17 @@ def test_measure_is_the_mean_or_a_cost_that_so_many_do_not_exceed() -> None:
 @pytest.mark.parametrize("quantile", [None, 0.9])
 def test_robust_on_mixed_devices_is_no_worse_than_the_deterministic_optimum(quantile) -> None:
     profile, noise = mixed(2), Noise(op=0.08, copy=0.2, device=0.03)
-    heard = []
+    reported = []
     found = solve_robust(
         profile, 8, noise=noise, samples=200, quantile=quantile, time_limit=2.5,
-        on_incumbent=lambda schedule, cost: heard.append(cost),
+        on_incumbent=lambda schedule, cost: reported.append(cost),
     )  # fmt: skip
     assert found.objective_ns <= found.nominal_objective_ns
     assert found.lower_bound_ns <= found.objective_ns
     assert found.tried > 20
     assert check(found.schedule, profile) == []
     assert found.trace.cost_ns >= found.nominal.lower_bound_ns
-    assert min(heard) == found.nominal.objective_ns
+    assert min(reported) == found.nominal.objective_ns
     # the costs are those of the schedule on samples that anyone can draw again
     again = replay_scenarios(
         lower(found.schedule, profile), draw_scenarios(profile, 8, noise, 200, 1)

@@ -129,7 +129,7 @@ def test_any_shape_keeps_to_its_time_and_tells_of_all_shapes_as_one() -> None:
         if race.best is not None:
             seen.append((race.seconds, race.cost_ns, race.bound_ns))
 
-    found = solve(uniform(8, 16), 16, 300, time_limit=3, watch=watch, chunks="any")
+    found = solve(uniform(8, 16), 16, 300, time_limit=2, watch=watch, chunks="any")
     assert found.seconds < 6
     for (before, cost, bound), (after, less, more) in pairwise(seen):
         assert before <= after
@@ -201,7 +201,7 @@ def test_options_that_would_do_nothing_are_refused() -> None:
 def test_a_bound_on_all_shapes_is_in_no_unit_of_one_of_them() -> None:
     """One chunk costs whole ms, two cost halves: rounded up to ms a bound of 25.5 would be wrong."""
     profile = unit_profile(4)
-    found = solve(profile, 8, 400, time_limit=3, chunks="any")
+    found = solve(profile, 8, 400, time_limit=1.5, chunks="any")
     assert found.lower_bound_ns <= found.objective_ns
     assert found.objective_ns % 10**6 != 0
 
@@ -215,7 +215,7 @@ def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
     monkeypatch.setattr(shapes, "solve_problem", only_vee)
     monkeypatch.setattr(shapes, "run_adaoffload", lambda *_: None)
     monkeypatch.setattr(shapes, "run_rules", lambda *_: 0)
-    found = solve(uniform(4), 6, 400, time_limit=3, chunks="any")
+    found = solve(uniform(4), 6, 400, time_limit=1.5, chunks="any")
     assert found.schedule is not None
     assert found.schedule.shape.placement_name == "vee"
 

@@ -57,12 +57,12 @@ class _View:
         grid = Table.grid(padding=(0, 2, 0, 0))
         cells: list[Spinner | Text] = [self.spinner, Text(self.title, "bold")]
         if self.race is not None:
-            cells += _told(self.race, self.seconds)
+            cells += _state_text(self.race, self.seconds)
         grid.add_row(*cells)
         return grid
 
 
-def _told(race: Race, seconds: float) -> list[Spinner | Text]:
+def _state_text(race: Race, seconds: float) -> list[Spinner | Text]:
     cells: list[Spinner | Text] = [Text(f"{race.seconds:.0f} of {seconds:.0f} s", "dim")]
     if race.best is not None:
         best = Text("best ", "dim").append(format_time(race.cost_ns), "bold green")

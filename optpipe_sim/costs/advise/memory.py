@@ -60,7 +60,7 @@ def what_memory_buys(
     microbatches: int,
     limit_bytes: int,
     seconds: float,
-    tell: Callable[[int, int], None] = lambda *_: None,
+    report: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[Bought, ...]:
     """The time under a limit and those around it, each searched for from the plan of the limit below.
 
@@ -71,7 +71,7 @@ def what_memory_buys(
         profile: with its levels of recomputation, where these may be used.
         known: a plan for `limit_bytes`, which is not searched for again.
         seconds: in all; with too few, only what `known` fits is known.
-        tell: called with how many limits are done, and of how many.
+        report: called with how many limits are done, and of how many.
     """
     limits = limits_around(limit_bytes)
     until = time.monotonic() + seconds
@@ -79,7 +79,7 @@ def what_memory_buys(
     times: list[float | None] = []
     bounds: list[float | None] = []
     for at, limit in enumerate(limits):
-        tell(at, len(limits))
+        report(at, len(limits))
         limited = replace(profile, memory_limit=(limit,) * profile.devices)
         plans = [best, known if max(known.peak_bytes) <= limit else None]
         share = (until - time.monotonic()) / (len(limits) - at)

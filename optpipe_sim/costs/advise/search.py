@@ -54,12 +54,12 @@ class Search:
     """The search for one question; start with `run`."""
 
     def __init__(
-        self, question: Question, top: int, seconds: float, tolerance: float, tell: OnProgress
+        self, question: Question, top: int, seconds: float, tolerance: float, report: OnProgress
     ) -> None:
         if not seconds > 0:
             raise OptPipeError(f"time limit: must be above 0 seconds, got {seconds}")
         self.question, self.top, self.seconds = question, top, seconds
-        self.tolerance, self.tell = tolerance, tell
+        self.tolerance, self.report = tolerance, report
         self.began = time.monotonic()
         self.best: dict[Split, Row] = {}  # per split
         self.points: list[Point] = []
@@ -124,7 +124,7 @@ class Search:
             )
         for at, choice in enumerate(choices):
             if at % 50 == 0:
-                self.tell("estimating", at, len(choices))
+                self.report("estimating", at, len(choices))
             profile = profile_of(self.question, choice)
             static = sum(profile.static_bytes) // choice.pp
             if static > self.question.limit_bytes:  # of some device, however it is chunked
@@ -163,7 +163,7 @@ class Search:
                 elif self._spent(share):
                     self.left.append(least)
                 else:
-                    self.tell(f"replaying, {self._so_far()}", at, len(ranked))
+                    self.report(f"replaying, {self._so_far()}", at, len(ranked))
                     left += self._try_published(choice)
         except KeyboardInterrupt:
             self.left += [least for least, choice in ranked[at:] if self._open(least, choice)]
@@ -236,7 +236,7 @@ class Search:
         if self._spent(SHARES[1]):
             self.left.append(one.bound)
             return
-        self.tell(f"planning, {self._so_far()}", at, number)
+        self.report(f"planning, {self._so_far()}", at, number)
         tight = iteration_ns(one.profile, lower_bound(one.profile, one.choice.microbatches).ns)
         for name in planned:
             if self._open(tight * slack, one.choice):
@@ -250,7 +250,7 @@ class Search:
             left = SHARES[2] * self.seconds - (time.monotonic() - self.began)
             if left <= 0.2:
                 break
-            self.tell(f"solving, {self._so_far()}", at, len(rows))
+            self.report(f"solving, {self._so_far()}", at, len(rows))
             free = self._free(row)
             if row.choice.pp == 1 and not free.profile.has_levels:
                 continue  # nothing to choose
@@ -309,7 +309,7 @@ class Search:
             free.choice.microbatches,
             self.question.limit_bytes,
             self.seconds - (time.monotonic() - self.began),
-            lambda done, of: self.tell(f"other limits, {self._so_far()}", done, of),
+            lambda done, of: self.report(f"other limits, {self._so_far()}", done, of),
         )
 
     def _try(self, one: Candidate, name: str) -> None:

@@ -75,10 +75,10 @@ class Runs:
         their bounds, unless `over` ends the search before."""
         while True:
             least, counts = self.layout()
-            if least >= NEVER or over() or not self._look(counts):
+            if least >= NEVER or over() or not self._refine(counts):
                 return least, counts
 
-    def _look(self, counts: Sequence[int]) -> bool:
+    def _refine(self, counts: Sequence[int]) -> bool:
         """Compute the bounds of the runs of a layout; return whether any was missing."""
         missing = False
         for s, (first, last) in enumerate(pairwise([0, *accumulate(counts)])):

@@ -11,6 +11,7 @@ from typing import Any
 import own_modules as own
 import torch
 import torch.distributed as dist
+from runtime_cases import assert_equal, joined
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
@@ -78,6 +79,14 @@ class OwnJob:
                 for name, parameter in module.named_parameters()
             },
         }
+
+
+def assert_as_unpipelined(results: list[dict[str, Any]], schedule: Schedule) -> None:
+    """Loss and gradients of one step on all ranks are those of plain autograd, bitwise."""
+    plain = own.stages_of(schedule.shape.stages)
+    loss = own.unpipelined(plain, *own.batch(schedule.shape.microbatches, 0))
+    assert_equal(joined(results), own.gradients(plain))
+    assert [result["loss"] for result in results if result["loss"] is not None] == [loss]
 
 
 def _spoil(module: nn.Module, fault: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,19 @@ EXPERTS = Model(
     dense_layers=1,
 )
 MS = 10**6
+
+
+def joined(results: Iterable[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """The gradients of all ranks by name."""
+    return {name: grad for result in results for name, grad in result["gradients"].items()}
+
+
+def assert_equal(
+    found: Mapping[str, Tensor], expected: Mapping[str, Tensor], why: str = ""
+) -> None:
+    """Of the same names, and bitwise."""
+    assert found.keys() == expected.keys(), why
+    assert [n for n in expected if not torch.equal(found[n], expected[n])] == [], why
 
 
 def plan_of(model: Model, devices: int, chunks: int = 1, slices: tuple[int, ...] = ()) -> Plan:

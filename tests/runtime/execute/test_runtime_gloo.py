@@ -13,16 +13,16 @@ from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-import own_modules as own
 import pytest
 import runtime_cases as cases
 import torch
-from own_job import OwnJob
+from own_job import OwnJob, assert_as_unpipelined
 from runtime_cases import (
     EXPERTS,
     GPT,
     RESIDUAL,
     TIED,
+    assert_equal,
     plan_of,
     profile_of,
     with_levels,
@@ -46,15 +46,6 @@ from optpipe_sim.sim.lower import Lowered, lower
 OWN_OFFLOADS = ("adaoffload", "po", "po-h", "po-f")
 NEAR = 1.05
 SLACK_BYTES = 1 << 17  # messages
-
-
-def ranks_of(count: int) -> Iterator[Ranks]:
-    with Ranks(count) as ranks:
-        yield ranks
-
-
-two = pytest.fixture(scope="module", name="two")(lambda: (yield from ranks_of(2)))
-four = pytest.fixture(scope="module", name="four")(lambda: (yield from ranks_of(4)))
 
 
 def run(
@@ -130,9 +121,7 @@ def test_every_schedule_gives_the_gradients_of_one_process(p: int, request: pyte
                     ]
                     assert order == sorted(order), why
             results, gradients = run(ranks, lowered, GPT)
-            assert gradients.keys() == expected.keys(), why
-            wrong = [n for n in expected if not torch.equal(gradients[n], expected[n])]
-            assert not wrong, (why, wrong)
+            assert_equal(gradients, expected, why)
             assert [r.records[0].loss for r in results if r.records[0].loss is not None] == [loss]
             tries = 0
             while not near(lowered, results):
@@ -166,7 +155,7 @@ def test_recomputation_gives_the_gradients_and_holds_what_was_predicted(two: Ran
     lowered = lower(schedule, profile, lower(schedule, profile).replay().peak_bytes)
     results, gradients = run(two, lowered, GPT)
     _, expected = reference(plan_of(GPT, 2), 6, 0)
-    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+    assert_equal(gradients, expected)
     assert near(lowered, results) or near(lowered, run(two, lowered, GPT)[0])
 
 
@@ -182,7 +171,7 @@ def test_ranks_on_one_host_link_take_turns(two: Ranks, copy_engines: str, host_l
     assert any(step.do == "turn" for p in linear_programs(lowered) for step in p.steps)
     results, gradients = run(two, lowered, GPT)
     _, expected = reference(plan_of(GPT, 2), 4, 0)
-    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+    assert_equal(gradients, expected)
     times = {op: when for result in results for op, when in result.records[0].times_ns.items()}
     for order in lowered.schedule.link_order.values():
         for before, after in pairwise(order):
@@ -221,8 +210,7 @@ def test_modules_of_ones_own(two: Ranks):
         (cases.error(stages[1](stages[0](x)), target) / 4).backward()
     for result, stage in zip(results, stages, strict=True):
         expected = {name: p.grad for name, p in stage.named_parameters()}
-        assert result.gradients.keys() == expected.keys()
-        assert all(torch.equal(result.gradients[n], expected[n]) for n in expected)
+        assert_equal(result.gradients, expected)
 
 
 def test_a_step_of_ones_own_modules_on_four_ranks(four: Ranks):
@@ -231,14 +219,7 @@ def test_a_step_of_ones_own_modules_on_four_ranks(four: Ranks):
         base = build(name, profile_of(GPT, 4, stages // 4), 8)
         schedule = with_offloads(base)
         assert schedule != base
-        results = four.run(OwnJob(schedule))
-        plain = own.stages_of(stages)
-        loss = own.unpipelined(plain, *own.batch(8, 0))
-        found = {n: g for result in results for n, g in result["gradients"].items()}
-        wanted = own.gradients(plain)
-        assert found.keys() == wanted.keys()
-        assert [n for n in wanted if not torch.equal(found[n], wanted[n])] == []
-        assert [r["loss"] for r in results if r["loss"] is not None] == [loss]
+        assert_as_unpipelined(four.run(OwnJob(schedule)), schedule)
 
 
 def test_a_task_for_another_number_of_ranks(two: Ranks):

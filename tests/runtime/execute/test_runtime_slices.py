@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
@@ -34,12 +33,6 @@ LLAMA = Model("llama", **SMALL, kv_heads=2, ffn=48)
 EQUAL = {s: (SEQ // s,) * s for s in (2, 4)}
 UNEQUAL = (12, 10, 6, 4)
 NAMES = ("seq1f1b", "seq1f1b-i:chunks=2", "seq-zb", "mepipe:chunks=2", "slimpipe")
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def case_of(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from runtime_cases import assert_equal
 from stage_cases import (
     EXPERTS,
     GPT,
@@ -98,9 +99,7 @@ def test_any_legal_order_gives_the_unpipelined_gradients_bitwise(
     loss, wanted = unpipelined(model, 3, dtype)
     worker = worker_of(model, stages, dtype)
     assert torch.equal(run_step(worker, legal_order(stages, 3, seed), 3), loss)
-    found = dict(gradients(worker))
-    assert found.keys() == wanted.keys()
-    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
+    assert_equal(dict(gradients(worker)), wanted)
     assert worker.held_bytes() == 0
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
 import own_modules as own
 import pytest
 import torch
-from own_job import OwnJob
+from own_job import OwnJob, assert_as_unpipelined
 from runtime_cases import with_offloads
 from torch import nn
 
@@ -18,12 +17,6 @@ from optpipe_sim.errors import RuntimeFault
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.stage_cost import StageCost
-
-
-@pytest.fixture(scope="module", name="two")
-def _two(one_thread: None) -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def costs(stages: int, devices: int = 2) -> CostProfile:
@@ -36,13 +29,7 @@ def test_ranks_give_the_gradients_of_plain_autograd(two: Ranks, name: str):
     stages = 4 if name == "zb-v" else 2
     schedule = with_offloads(build(name, costs(stages), 4))
     results = two.run(OwnJob(schedule))
-    plain = own.stages_of(schedule.shape.stages)
-    loss = own.unpipelined(plain, *own.batch(4, 0))
-    found = {name: g for result in results for name, g in result["gradients"].items()}
-    wanted = own.gradients(plain)
-    assert found.keys() == wanted.keys()
-    assert [name for name in wanted if not torch.equal(found[name], wanted[name])] == []
-    assert [r["loss"] for r in results if r["loss"] is not None] == [loss]
+    assert_as_unpipelined(results, schedule)
     assert all(result["called"] for result in results)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+import runtime_cases as cases
 import torch
 from runtime_cases import GPT, SEQ, plan_of, profile_of, with_levels, with_offloads
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
@@ -34,12 +33,6 @@ FAMILIES = (
 )
 
 
-@pytest.fixture(scope="module", name="two")
-def _two(one_thread: None) -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
-
-
 def lowered_of(name: str, p: int, chunks: int = 1) -> Lowered:
     """A named schedule, with offloads where it has none, under the least limit that changes nothing."""
     base = profile_of(GPT, p, chunks)
@@ -62,13 +55,11 @@ def check(
     """Run it: gradients and losses of one process, peaks as predicted and as our executor's."""
     results = ranks.run(TorchJob(lowered, plan_of(GPT, 2), **changes))
     loss, expected = reference(plan_of(GPT, 2), lowered.schedule.shape.microbatches, 0)
-    found = {n: g for result in results for n, g in result["gradients"].items()}
-    assert found.keys() == expected.keys(), why
-    for name, gradient in expected.items():
-        if exact:
-            assert torch.equal(found[name], gradient), (why, name)
-        else:  # W's in another order: sums are rounded differently
-            torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-7)
+    found = cases.joined(results)
+    if exact:
+        cases.assert_equal(found, expected, why)
+    else:  # W's in another order: sums are rounded differently
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
     losses = next(result["losses"] for result in results if result["losses"])
     assert float(torch.tensor(losses).mean()) == loss, why
     for result, said in zip(results, lowered.replay().peak_bytes, strict=True):

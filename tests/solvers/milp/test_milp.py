@@ -248,16 +248,16 @@ def uniform(to: int | None = None, m: int = 4, limit: int = 200) -> Problem:
 def test_never_worse_than_its_start() -> None:
     wanted = uniform(16)
     begun = build("adaoffload", wanted.profile, 4, limit=200)
-    heard: list[tuple[Schedule, int]] = []
+    reported: list[tuple[Schedule, int]] = []
     found = solve_milp(
-        wanted, 1, warm_start=begun, threads=1, on_incumbent=lambda *pair: heard.append(pair)
+        wanted, 1, warm_start=begun, threads=1, on_incumbent=lambda *pair: reported.append(pair)
     )
     cost = wanted.replay(begun).cost_ns
     assert found.info["started"]
     assert found.lower_bound_ns <= found.objective_ns <= cost
     assert found.info["from_warm_start"] == (found.objective_ns == cost)
-    assert [cost for _, cost in heard] == [cost for _, cost in found.incumbents]
-    assert wanted.replay(heard[-1][0]).cost_ns == found.objective_ns
+    assert [cost for _, cost in reported] == [cost for _, cost in found.incumbents]
+    assert wanted.replay(reported[-1][0]).cost_ns == found.objective_ns
 
 
 def test_improves_on_a_poor_start() -> None:
@@ -326,28 +326,28 @@ def test_solvers_agree_and_take_a_start(solver: str) -> None:
 
 
 def test_ctrl_c_keeps_the_incumbent() -> None:
-    heard = []
+    reported = []
 
     def stop(_: Schedule, cost: int) -> None:
-        heard.append(cost)
-        if len(heard) == 2:
+        reported.append(cost)
+        if len(reported) == 2:
             raise KeyboardInterrupt
 
     found = solve_milp(uniform(limit=300), 20, options=SCRATCH, threads=1, on_incumbent=stop)
     assert found.info["interrupted"]
-    assert found.objective_ns <= heard[1] < heard[0]
-    assert len(found.incumbents) == len(heard)
+    assert found.objective_ns <= reported[1] < reported[0]
+    assert len(found.incumbents) == len(reported)
 
 
 def test_bounds_are_reported_as_they_rise(solver: str) -> None:
-    heard: list[int] = []
+    reported: list[int] = []
     found = solve_milp(
-        uniform(), 20, solver=solver, threads=1, options=SCRATCH, on_bound=heard.append
+        uniform(), 20, solver=solver, threads=1, options=SCRATCH, on_bound=reported.append
     )
-    assert len(heard) > 1
-    assert heard == sorted(set(heard))
-    assert heard == [bound for _, bound in found.bounds]
-    assert heard[-1] <= found.lower_bound_ns == found.objective_ns
+    assert len(reported) > 1
+    assert reported == sorted(set(reported))
+    assert reported == [bound for _, bound in found.bounds]
+    assert reported[-1] <= found.lower_bound_ns == found.objective_ns
     assert [at for at, _ in found.bounds] == sorted(at for at, _ in found.bounds)
 
 

@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         }
     )
     if losses and exported is not None:
-        _tell(out, schedule, exported, losses, cost)
+        _show(out, schedule, exported, losses, cost)
     written(out, files)
     return DONE
 
@@ -200,7 +200,7 @@ def _refusal(
     )
 
 
-def _tell(
+def _show(
     out: Out,
     schedule: Schedule,
     exported: Schedule,

@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if arguments.save_profile:
         save_profile(trace.profile, arguments.save_profile)
         files[arguments.save_profile] = "the profile with this layout"
-    return finish(arguments, out, trace, answer, files, lambda: _tell(out, answer, files))
+    return finish(arguments, out, trace, answer, files, lambda: _show(out, answer, files))
 
 
 _Best = tuple["Trace", dict[str, Any], dict[str, Any]]
@@ -170,7 +170,7 @@ def _free(arguments: argparse.Namespace, out: Out, profile: CostProfile) -> Solv
         return None
 
 
-def _tell(out: Out, answer: dict[str, Any], files: dict[str, str]) -> None:
+def _show(out: Out, answer: dict[str, Any], files: dict[str, str]) -> None:
     from ....units import format_size, format_time
     from ...outputs.show import line, written
 

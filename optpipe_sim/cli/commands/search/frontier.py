@@ -72,16 +72,16 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     profile = read_profile(arguments)
     done: list[Point] = []
     with out.progress("solving") as progress:
-        teller = _Teller(arguments, progress, done)
-        teller.next()
+        reporter = _Reporter(arguments, progress, done)
+        reporter.next()
         curve = frontier(
             profile,
             arguments.microbatches,
             arguments.limits,
             **vars(search_options(arguments)),
             schedules=arguments.schedules,
-            on_point=teller.point,
-            on_incumbent=teller.incumbent,
+            on_point=reporter.point,
+            on_incumbent=reporter.incumbent,
             on_wait=lambda: out.wait(COMPILING),
         )
     files: dict[str, str] = {}
@@ -133,7 +133,7 @@ def _page(curve: Frontier, command: tuple[str, ...]) -> Report:
     return Report.of_frontier(curve, command)
 
 
-class _Teller:
+class _Reporter:
     """Shows the current limit on stderr, and keeps the CSV complete."""
 
     def __init__(

@@ -77,10 +77,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     more = {"found_by": found.result.info["found_by"]}
     more["interrupted"] = found.result.info["interrupted"]
     answer: dict[str, Any] = {**found.measures(), **more}
-    return finish(arguments, out, trace, answer, files, lambda: _tell(out, found, files))
+    return finish(arguments, out, trace, answer, files, lambda: _show(out, found, files))
 
 
-def _tell(out: Out, found: LayersResult, files: dict[str, str]) -> None:
+def _show(out: Out, found: LayersResult, files: dict[str, str]) -> None:
     from rich.text import Text
 
     from ....units import format_time

@@ -103,11 +103,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search for the best schedule; print the best so far on Ctrl-C."""
-    from ....schedule import Schedule
     from ....solvers.problem import make_problem
     from ....solvers.solve import solve
     from ....solvers.treatments import restrict
-    from ...inputs import check_start, read_profile
+    from ...inputs import read_profile
     from ...outputs.files import rewritable
     from ...outputs.live import Log, watching
     from ...outputs.solve import show_solution
@@ -128,14 +127,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         **({"chunks": "any"} if any_shape else {}),
     )
     profile = options.rechunked(restrict(read_profile(arguments), options.treatments))
-    start: Schedule | str | None = arguments.warm_start
-    if start not in (None, "none"):
-        start = Schedule.load(start)  # type: ignore[arg-type]
-        if any_shape:
-            raise OptPipeError("--chunks any: starts from many schedules; leave out --warm-start")
-        if arguments.chunks is None and arguments.placement is None:
-            profile = profile.for_shape(start.shape)
-        check_start(start, arguments.warm_start, profile, arguments.microbatches)
+    start, profile = _warm_start(arguments, profile, any_shape)
     if arguments.noise is None and (arguments.quantile, arguments.samples) != (None, None):
         raise OptPipeError("--quantile, --samples: of what scatters; give --noise as well")
     files = _write_model(arguments, profile, start) if arguments.write_model else {}
@@ -188,6 +180,24 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         lambda: show_solution(out, arguments, profile, result, files),
         None if log is None else log.error,
     )
+
+
+def _warm_start(
+    arguments: argparse.Namespace, profile: CostProfile, any_shape: bool
+) -> tuple[Schedule | str | None, CostProfile]:
+    """Load the schedule to start from, and adapt the profile to its shape unless one is given."""
+    from ....schedule import Schedule
+    from ...inputs import check_start
+
+    if arguments.warm_start in (None, "none"):
+        return arguments.warm_start, profile
+    start = Schedule.load(arguments.warm_start)
+    if any_shape:
+        raise OptPipeError("--chunks any: starts from many schedules; leave out --warm-start")
+    if arguments.chunks is None and arguments.placement is None:
+        profile = profile.for_shape(start.shape)
+    check_start(start, arguments.warm_start, profile, arguments.microbatches)
+    return start, profile
 
 
 def _any_shape(arguments: argparse.Namespace) -> bool:
