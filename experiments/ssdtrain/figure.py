@@ -35,9 +35,9 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
                 name = f"{shape[0]} x {shape[1]} layers"
                 above.plot(rates, [row["reduction"] for row in line], label=name, **look)
                 below.plot(rates, [row["all_overhead"] for row in line], **look)
-            below.axhline(
-                sum(row["recompute_overhead"] for row in mine) / len(mine), color=MUTED, linewidth=1
-            )
+            if mine:
+                recomputed = sum(row["recompute_overhead"] for row in mine) / len(mine)
+                below.axhline(recomputed, color=MUTED, linewidth=1)
             below.set_yscale("symlog", linthresh=0.1)
             below.set_yticks([0, 0.1, 0.3, 1, 3], ["0 %", "10 %", "30 %", "100 %", "300 %"])
             below.set_xlabel("GB/s of a device's drives")
