@@ -43,7 +43,7 @@ def committed(name: str, labels: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["zb_tables", "free_lunch"])
+@pytest.mark.parametrize("name", ["zb_tables", "free_lunch", "ssdtrain", "long_sequences"])
 def test_a_quick_run_gives_the_committed_rows(name: str) -> None:
     task, points = points_of(name)
     assert len(points) >= 3
