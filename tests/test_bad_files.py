@@ -258,9 +258,9 @@ def test_bad_trace_files(tmp_path: Path, path: str, value: Any, message: str) ->
 PROGRAMS = ["F0.0 O0.0 F0.1 BW0.1 R0.0 BW0.0", "F1.0 F1.1 B1.0 W1.0 B1.1 W1.1"]
 BAD_PROGRAMS: list[tuple[str, str, type[Exception], str]] = [
     ("F0.1 ", "", InvalidSchedule, "device 0: F0.1 is missing"),
-    ("B1.1 ", "", InvalidSchedule, "device 1: B1.1 is missing (and no BW stands for it)"),
-    ("W1.0 ", "", InvalidSchedule, "device 1: W1.0 is missing (and no BW stands for it)"),
-    ("F1.0 ", "F1.0 F1.0 ", InvalidSchedule, "device 1: F1.0 stands in the program more than once"),
+    ("B1.1 ", "", InvalidSchedule, "device 1: B1.1 is missing (and there is no BW for it)"),
+    ("W1.0 ", "", InvalidSchedule, "device 1: W1.0 is missing (and there is no BW for it)"),
+    ("F1.0 ", "F1.0 F1.0 ", InvalidSchedule, "device 1: F1.0 is in the program more than once"),
     ("B1.0 W1.0", "B1.0 W1.0 BW1.0", InvalidSchedule, "device 1: B1.0 is there as well as its BW"),
     ("O0.0 ", "", InvalidSchedule, "device 0: R0.0 reloads what no O offloads"),
     ("R0.0 ", "", InvalidSchedule, "device 0: O0.0 offloads what no R reloads"),

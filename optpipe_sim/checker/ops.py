@@ -70,7 +70,7 @@ def _of_activation(count: Counter[Op], op: Op) -> Iterator[str]:
     f, b, w, bw, c, o, r = (op._replace(kind=kind) for kind in (F, B, W, BW, C, O, R))
     for op in (f, b, w, bw, c, o, r):
         if count[op] > 1:
-            yield f"{op} stands in the programs {count[op]} times"
+            yield f"{op} is in the programs {count[op]} times"
     if not count[f]:
         yield f"{f} is missing"
     if count[bw]:
@@ -80,7 +80,7 @@ def _of_activation(count: Counter[Op], op: Op) -> Iterator[str]:
     else:
         for op in (b, w):
             if not count[op]:
-                yield f"{op} is missing (and no BW stands for it)"
+                yield f"{op} is missing (and there is no BW for it)"
     if count[o] and not count[r]:
         yield f"{o} offloads what no R reloads"
     if count[r] and not count[o]:

@@ -27,7 +27,7 @@ class Workers:
         try:
             workers.start(calls)
             for number, message in workers.messages(is_over):
-                workers.tell_others(number, value)
+                workers.send_to_others(number, value)
         finally:
             died = workers.end()
 
@@ -87,7 +87,7 @@ class Workers:
                     continue
                 yield number, message
 
-    def tell_others(self, number: int, message: object) -> None:
+    def send_to_others(self, number: int, message: object) -> None:
         """Send a message to all workers but one, without waiting for any of them."""
         for other, outbox in enumerate(self._outboxes):
             if other != number and other not in self._exited:

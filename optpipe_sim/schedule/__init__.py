@@ -361,7 +361,7 @@ def validate(schedule: Schedule) -> None:
             raise InvalidSchedule(f"device {device}: {shape.op(kind, stage, unit)} {problem}")
 
     for kind in OpKind:
-        complain(counts[kind] > 1, kind, "stands in the program more than once")
+        complain(counts[kind] > 1, kind, "is in the program more than once")
     fused = counts[BW] == 1
     complain(counts[F] == 0, F, "is missing")
     kept = schedule.levels.table == 0
@@ -370,8 +370,8 @@ def validate(schedule: Schedule) -> None:
     )
     complain(fused & (counts[B] == 1), B, "is there as well as its BW; give B and W, or BW")
     complain(fused & (counts[W] == 1), W, "is there as well as its BW; give B and W, or BW")
-    complain(~fused & (counts[B] == 0), B, "is missing (and no BW stands for it)")
-    complain(~fused & (counts[W] == 0), W, "is missing (and no BW stands for it)")
+    complain(~fused & (counts[B] == 0), B, "is missing (and there is no BW for it)")
+    complain(~fused & (counts[W] == 0), W, "is missing (and there is no BW for it)")
     complain(counts[R] > counts[O], R, "reloads what no O offloads")
     complain(counts[O] > counts[R], O, "offloads what no R reloads")
 

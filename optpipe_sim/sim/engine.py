@@ -73,7 +73,7 @@ class _Link:
         self.line: dict[int, tuple[tuple[int, int, int], simpy.Event]] = {}
         self.busy = False
 
-    def come(self, row: int) -> simpy.Event:
+    def join(self, row: int) -> simpy.Event:
         """Join the queue; the event is triggered at the start of the transfer."""
         run = self.run
         event = run.env.event()
@@ -218,7 +218,7 @@ class _Run:
                     yield self.ended(needed)
             if self.kind[row] == R and self.grant[row] < 0:
                 yield self.reload_grant[row]
-            yield self.link_of[row].come(row)
+            yield self.link_of[row].join(row)
 
     # -- what processes call ---------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 that contain them.
 
 A module in a room of ``results/claims/`` has a function ``sentences(tables)`` that yields, with numbers
-computed from the rows of ``tables("NAME")``, the sentences of the pages. `unsaid` finds the
+computed from the rows of ``tables("NAME")``, the sentences of the pages. `missing_sentences` finds the
 sentences that no page contains (a number has changed), `unclaimed` the sentences of a page with a
 number that no claim covers.
 """
@@ -84,7 +84,7 @@ def load_sentences(folder: Path, tables: Tables) -> dict[str, list[str]]:
     return found
 
 
-def unsaid(sentences: Iterable[str], pages: Sequence[str]) -> Iterator[tuple[str, str]]:
+def missing_sentences(sentences: Iterable[str], pages: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield (sentence, nearest passage) for each sentence that none of the pages has."""
     texts = [_plain(page) for page in pages]
     passages = [part for text in texts for part in _SENTENCE_END.split(text) if part]
@@ -148,12 +148,12 @@ def main(root: str = ".") -> int:
     pages = [read_text(Path(root) / page) for page in PAGES]
     wrong = 0
     for name, sentences in load_sentences(results / "claims", open_tables(results)).items():
-        missing = dict(unsaid(sentences, pages))
+        missing = dict(missing_sentences(sentences, pages))
         wrong += len(missing)
         for sentence in sentences:
-            print(f"{'NOT SAID' if sentence in missing else 'said'}  {name}: {sentence}")
+            print(f"{'MISSING' if sentence in missing else 'found'}  {name}: {sentence}")
             if sentence in missing:
-                print(f"          nearest: {missing[sentence]}")
+                print(f"         nearest: {missing[sentence]}")
     return 1 if wrong else 0
 
 

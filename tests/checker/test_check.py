@@ -28,9 +28,9 @@ def test_a_valid_schedule_has_no_problems() -> None:
     ("schedule", "sentence"),
     [
         (edited("F0.1", ""), "device 0: F0.1 is missing"),
-        (edited("B0.1 W0.1", "W0.1"), "device 0: B0.1 is missing (and no BW stands for it)"),
-        (edited("W1.1", ""), "device 1: W1.1 is missing (and no BW stands for it)"),
-        (edited("F1.0", "F1.0 F1.0"), "device 1: F1.0 stands in the programs 2 times"),
+        (edited("B0.1 W0.1", "W0.1"), "device 0: B0.1 is missing (and there is no BW for it)"),
+        (edited("W1.1", ""), "device 1: W1.1 is missing (and there is no BW for it)"),
+        (edited("F1.0", "F1.0 F1.0"), "device 1: F1.0 is in the programs 2 times"),
         (
             edited("BW1.0", "BW1.0 B1.0"),
             "device 1: B1.0 and BW1.0 are both there, give B and W or BW",

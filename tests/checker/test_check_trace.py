@@ -176,7 +176,7 @@ def test_serial_links_carry_one_message_at_a_time() -> None:
 def test_traces_of_what_is_no_schedule() -> None:
     trace = traced()
     broken = replace(trace, schedule=edited("F0.1", "F0.0"))
-    assert check_trace(broken)[0] == "device 0: F0.0 stands in the programs 2 times"
+    assert check_trace(broken)[0] == "device 0: F0.0 is in the programs 2 times"
     assert "no offload section" in check_trace(replace(trace, profile=unit_profile(2)))[0]
     assert "other devices" in check_trace(replace(trace, profile=unit_profile(2, 2)))[0]
     loose = simulate(programs(*PROGRAMS), offloading(), enforce=False)

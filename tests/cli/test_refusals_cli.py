@@ -81,7 +81,7 @@ BAD = {
     "simulate placement.yaml --schedule 1f1b -m 8": "placement.yaml: placement",
     "simulate p.yaml --schedule cut.json": "cut.json: not valid JSON",
     "simulate p.yaml --schedule none.json": "none.json: no such file",
-    "simulate p.yaml --schedule doubled.json": "F1.2 stands in the program more than once",
+    "simulate p.yaml --schedule doubled.json": "F1.2 is in the program more than once",
     "simulate p.yaml --schedule lacking.json": "F1.2 is missing",
     "simulate p.yaml --schedule stuck.json": "device 3",
     "simulate o.yaml --schedule reload.json": "R1.2 reloads what no O offloads",

@@ -12,12 +12,12 @@ from optpipe_sim.study.claims import (
     NAMES,
     PAGES,
     load_sentences,
+    missing_sentences,
     open_tables,
     percent,
     sections,
     span,
     unclaimed,
-    unsaid,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +35,7 @@ def claims() -> dict[str, list[str]]:
 @pytest.mark.parametrize("name", sorted(path.stem for path in CLAIMS.rglob("*.py")))
 def test_the_pages_say_what_the_tables_give(name, claims) -> None:
     assert claims[name]
-    for sentence, nearest in unsaid(claims[name], list(TEXTS.values())):
+    for sentence, nearest in missing_sentences(claims[name], list(TEXTS.values())):
         pytest.fail(
             f"{name}: the table gives\n  {sentence}\nand the nearest passage is\n  {nearest}"
         )
@@ -56,7 +56,7 @@ def test_every_number_in_the_pages_is_a_claim_or_no_result(page, claims) -> None
 
 
 def test_texts_listed_as_no_result_are_in_a_page() -> None:
-    assert [text for text, _ in unsaid(NO_RESULTS["texts"], list(TEXTS.values()))] == []
+    assert [text for text, _ in missing_sentences(NO_RESULTS["texts"], list(TEXTS.values()))] == []
 
 
 @pytest.mark.parametrize("path", sorted(CLAIMS.rglob("*.py")), ids=lambda path: path.stem)
@@ -72,8 +72,8 @@ def test_claims_compute_their_numbers(path) -> None:
 
 def test_a_number_that_changes_is_found() -> None:
     page = "# A\n\nIt is 3 % slower in\n4 of 5 cells. See [2](x3.md), `4` and 1F1B on A100s.\n\n```\n7\n```\n"
-    assert list(unsaid(["It is 3 % slower in 4 of 5 cells."], [page])) == []
-    ((sentence, nearest),) = unsaid(["It is 2 % slower in 4 of 5 cells."], [page])
+    assert list(missing_sentences(["It is 3 % slower in 4 of 5 cells."], [page])) == []
+    ((sentence, nearest),) = missing_sentences(["It is 2 % slower in 4 of 5 cells."], [page])
     assert sentence.startswith("It is 2 %")
     assert "It is 3 %" in nearest
 

@@ -201,7 +201,7 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
             if race.proven:
                 break
             if race.best is not None and race.best is not known:
-                workers.tell_others(number, race.best)
+                workers.send_to_others(number, race.best)
     finally:
         for number, how in workers.end().items():
             race.failures[jobs[number][0]] = how

@@ -60,7 +60,7 @@ _SCHEDULES: list[tuple[str, Any, str]] = [
     ("programs.0", ["f0.0"], "'f0.0' is not an op"),
     ("programs.0", [31.2], "31.2 is not an op"),
     ("programs.0", [None], "None is not an op"),
-    ("programs.0", ["F0.0", "F0.0", "B0.0", "W0.0"], "F0.0 stands in the program more than once"),
+    ("programs.0", ["F0.0", "F0.0", "B0.0", "W0.0"], "F0.0 is in the program more than once"),
     ("programs.0", ["F0.0", "B0.0", "W0.0", "BW0.0"], "is there as well as its BW"),
     ("programs.0", ["F1.0", "B0.0", "W0.0"], "F1.0 belongs on device 1"),
     ("programs.0", ["B0.0", "F0.0", "W0.0"], "device 0: B0.0 waits for"),
