@@ -5,6 +5,7 @@ CUDA by events and the allocator's statistics; not confirmed on a GPU yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from ...costs.parallelism import stage_layers
 from ...errors import OptPipeError
 from ...profile import CostProfile, Offload
+from ...profile.parts import join
 from ...stage_cost import StageCost
 from ..model.plan import Stages
 from .communicator import communicator_bytes
@@ -56,7 +58,10 @@ def measure(
         raise OptPipeError(f"samples: must be at least 1, got {samples}; warmup at least 0")
     alike = plan.alike()
     different = sorted(set(alike))
-    total = len(different) * (samples + warmup + 2) + 4
+    beside = (
+        [] if plan.slices else different
+    )  # what copies do to ops is measured of whole sequences
+    total = len(different) * (samples + warmup + 1) + len(beside) + 4
     done = 0
 
     def tick(what: str) -> None:
@@ -78,7 +83,7 @@ def measure(
             )
         largest = max(size for one in sizes.values() for size in one.copied)
         copies = measure_copies(place, copy_sizes(largest), max(3, samples // 3), tick)
-        for stage in different:
+        for stage in beside:
             few, moved = max(2, samples // 5), sizes[stage].moved
             factors[stage] = op_factors(plan, stage, place, times[stage], copies, moved, few)
             tick(f"stage {stage} of {plan.stages} beside copies")
@@ -88,7 +93,8 @@ def measure(
             " take more stages, a shorter --seq or a smaller --microbatch"
         ) from None
     meta = provenance(plan, place)
-    meta |= interference_facts([factors[at] for at in alike], copies, largest)
+    if beside:
+        meta |= interference_facts([factors[at] for at in alike], copies, largest)
     meta["copies"] = {
         mode: {way: copy_facts(copy) for way, copy in both.items()} for mode, both in copies.items()
     }
@@ -132,32 +138,20 @@ def assemble(
 ) -> CostProfile:
     """A profile from measurements; O and R take the time of copies beside GEMMs."""
     costs = []
-    d2h, h2d = copies["loaded"]["d2h"], copies["loaded"]["h2d"]
     for at, (size, time_of, static) in enumerate(
         zip(sizes, times, static_bytes(plan, sizes), strict=True)
     ):
-        # with much in queued gradients, B may hold more than F: that counts from the start
-        act = max(size.held)
-        ns = {op: max(1, round(time_of[op].median)) for op in OPS}
-        costs.append(
-            StageCost(
-                t_f_ns=ns["F"],
-                t_b_ns=ns["B"],
-                t_w_ns=ns["W"],
-                t_bw_ns=ns["BW"],
-                act_bytes=act,
-                w_bytes=size.held[1],
-                offload_bytes=min(size.moved, act),
-                static_bytes=sum(static.values()),
-                t_offload_ns=d2h.time_ns(size.moved, len(size.copied)),
-                t_reload_ns=h2d.time_ns(size.moved, len(size.copied)),
-                # a stage of unknown layers is one: it is not divided
-                layers=1 if plan.layers is None else stage_layers(plan.layers)[at],
-                recompute=recompute_levels(
-                    size, {one: time_of[f"C {one}"].median for one in size.levels}
-                ),
-            )
-        )
+        # a stage of unknown layers is one: it is not divided
+        layers = 1 if plan.layers is None else stage_layers(plan.layers)[at]
+        fixed = sum(static.values())
+        if not size.slices:
+            costs.append(replace(_cost(size, time_of, copies), static_bytes=fixed, layers=layers))
+            continue
+        parts = [
+            _cost(part, {op: time_of[f"{op}/{number}"] for op in OPS}, copies)
+            for number, part in enumerate(size.slices)
+        ]
+        costs.append(join(parts, fixed, layers))
     meta["stages"] = [
         {
             "times_us": {
@@ -175,7 +169,31 @@ def assemble(
         stages=tuple(costs),
         offload=Offload(),
         memory_limit=memory_limit(plan, meta),
+        slices=max(1, len(plan.slices)),
         meta=meta,
+    )
+
+
+def _cost(
+    size: StageBytes, times: Mapping[str, Spread], copies: Mapping[str, Mapping[str, Copy]]
+) -> StageCost:
+    """The cost of a stage, or of a slice there, without what is static."""
+    d2h, h2d = copies["loaded"]["d2h"], copies["loaded"]["h2d"]
+    # with much in queued gradients, B may hold more than F: that counts from the start
+    act = max(size.held)
+    ns = {op: max(1, round(times[op].median)) for op in OPS}
+    return StageCost(
+        t_f_ns=ns["F"],
+        t_b_ns=ns["B"],
+        t_w_ns=ns["W"],
+        t_bw_ns=ns["BW"],
+        act_bytes=act,
+        w_bytes=size.held[1],
+        offload_bytes=min(size.moved, act),
+        t_offload_ns=d2h.time_ns(size.moved, len(size.copied)),
+        t_reload_ns=h2d.time_ns(size.moved, len(size.copied)),
+        recompute=recompute_levels(size, {one: times[f"C {one}"].median for one in size.levels}),
+        kv_bytes=size.kv,
     )
 
 

@@ -38,15 +38,19 @@ def stage_times(
     tick: Callable[[], None] = lambda: None,
     levels: Sequence[str] = (),
 ) -> dict[str, Spread]:
-    """Median and quartiles of F, B, W and BW, in chains F B W and F BW of one microbatch.
+    """Median and quartiles of F, B, W and BW, in chains F B W and F BW of one microbatch. Where sequences are
+    cut a chain has the F's of all slices, then their backward passes in reverse: of slice 2 the times are
+    ``F/2`` and so on, those of the whole are their sums.
 
     For each level of recomputation also of ``C level``, in chains F C BW, and of ``B level`` and
     ``BW level``, which recompute inside.
     """
     worker = plan.worker(stage, device)
     generator = torch.Generator(device=device).manual_seed(plan.seed)
-    x = plan.message(worker, stage - 1, generator=generator)
-    dy = plan.message(worker, stage, gradient=True, generator=generator)
+    units = range(max(1, len(plan.slices)))
+    xs = [plan.message(worker, stage - 1, generator=generator, unit=unit) for unit in units]
+    dys = [plan.message(worker, stage, True, generator, unit) for unit in units]
+    of = [f"/{unit}" if plan.slices else "" for unit in units]
     batch = plan.batch(device)
     clock = Clock(device)
     for at in range(samples + warmup):
@@ -54,21 +58,28 @@ def stage_times(
         keep = at >= warmup
         for chain in chains(levels):
             level = chain.level
-            with clock("F" if level is None else f"F {level}", keep):
-                worker.forward(stage, 0, x, level)
+            for unit in units:
+                with clock(("F" if level is None else f"F {level}") + of[unit], keep):
+                    worker.forward(stage, unit, xs[unit], level)
             if chain.apart:
                 with clock(f"C {level}", keep):
                     worker.recompute(stage, 0)
-            with clock(chain.backward, keep):
-                worker.backward(stage, 0, dy, fused=chain.fused)
-            if not chain.fused:
-                with clock("W", keep):
-                    worker.weight(stage, 0)
+            for unit in reversed(units):
+                with clock(chain.backward + of[unit], keep):
+                    worker.backward(stage, unit, dys[unit], fused=chain.fused)
+                if not chain.fused:
+                    with clock("W" + of[unit], keep):
+                        worker.weight(stage, unit)
         worker.finish_step()
         tick()
-    return {
+    found = {
         op: spread(times)._replace(issue=clock.issued_ns[op]) for op, times in clock.times().items()
     }
+    if plan.slices:
+        for op in ("F", "B", "W", "BW"):
+            parts = zip(*(found[op + one] for one in of), strict=True)
+            found[op] = Spread(*map(sum, parts))
+    return found
 
 
 class Chain(NamedTuple):

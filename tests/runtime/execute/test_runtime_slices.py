@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import runtime_cases as cases
@@ -10,15 +11,18 @@ import torch
 from runtime_cases import EXPERTS, SEQ, plan_of, profile_of, with_offloads
 from torch import Tensor
 
-from optpipe_sim import build
+from optpipe_sim import build, load_profile
 from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import InvalidSchedule, OptPipeError, RuntimeFault
 from optpipe_sim.ops import O
+from optpipe_sim.profile_io import save_profile
+from optpipe_sim.runtime.confirm.case import plan_of as plan_of_profile
 from optpipe_sim.runtime.confirm.verdict import compare_gradients, peaks_after_ops
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.execute.serial import SerialRun, run_serially
 from optpipe_sim.runtime.execute.task import Task, batch, named_gradients, reference, stage_worker
 from optpipe_sim.runtime.measure.memory import LiveBytes
+from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.split import zero_gradients
 from optpipe_sim.runtime.program.prepare import prepare
@@ -201,3 +205,25 @@ def test_what_cannot_run_in_slices() -> None:
         OptPipeError, match=r"slices: expected .* add up to the 32 of a sequence, got 16, 8"
     ):
         plan_of(GPT, 2, 1, (16, 8))
+
+
+def test_a_measured_profile_has_every_slice(tmp_path: Path) -> None:
+    """Its times and bytes; read again it runs the same slices, and says so where they do not fit."""
+    plan = plan_of(GPT, 2, 1, UNEQUAL)
+    save_profile(measure(plan, samples=1, warmup=0), tmp_path / "p.yaml")
+    profile = load_profile(tmp_path / "p.yaml")
+    for cost, true in zip(profile.stages, profile_of(GPT, 2, slices=UNEQUAL).stages, strict=True):
+        for part, known in zip(cost.slices, true.slices, strict=True):
+            assert min(part.t_f_ns, part.t_b_ns, part.t_w_ns) > 0
+            assert (part.act_bytes, part.w_bytes) == (known.act_bytes, known.w_bytes)
+            assert part.kv_bytes == known.kv_bytes
+    facts = profile.meta["stages"][0]
+    room = facts["static_bytes"]["kv_gradients"]  # fp32, of all slices but the last
+    assert room == sum(part.kv_bytes for part in profile.stages[0].slices[:-1])
+    assert facts["times_us"]["F"]["median"] == pytest.approx(
+        sum(facts["times_us"][f"F/{at}"]["median"] for at in range(4)), abs=0.1
+    )
+    assert plan_of_profile(profile) == plan
+    assert plan_of_profile(profile, slices=2).slices == EQUAL[2]
+    with pytest.raises(OptPipeError, match="levels: the runtime recomputes whole sequences"):
+        measure(plan, samples=1, warmup=0, levels=["full"])

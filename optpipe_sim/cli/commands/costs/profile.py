@@ -64,6 +64,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_layers(parser)
     parser.add_argument(
+        "--slices",
+        type=_slices,
+        default=(),
+        metavar="N|A,B,...",
+        help="cut each sequence into N equal slices, or into slices of so many tokens; measure each",
+    )
+    parser.add_argument(
         "--machine",
         metavar="NAME_OR_FILE",
         help=f"estimate what cannot be measured for this one: the P2P latency between devices, and with"
@@ -82,6 +89,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Measure, show, save."""
     from ....costs import load_model
+    from ....costs.slices import slice_lengths
     from ....profile_io import profile_to_json, save_profile
 
     model = load_model(arguments.model)
@@ -97,6 +105,11 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     layers = layer_list(arguments.layers)
     levels = level_list(arguments.levels)
     check_levels(levels or ())
+    slices = arguments.slices
+    if len(slices) == 1:
+        slices = () if slices == (1,) else slice_lengths(arguments.seq, slices[0])
+    if slices and fake:
+        raise OptPipeError("--slices: bytes and times of slices are measured: --device cpu or cuda")
     plan = Plan(
         model,
         arguments.stages,
@@ -107,6 +120,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         None if layers is None else tuple(layers),
         arguments.seed,
         arguments.optimizer_bytes,
+        slices,
     )
     with out.progress("profiling") as progress:
         if fake:
@@ -137,6 +151,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     _show(out, profile, model.name, fake, files)
     return 0
+
+
+def _slices(text: str) -> tuple[int, ...]:
+    return tuple(map(count, text.split(",")))
 
 
 def need_torch(command: str) -> None:
