@@ -39,13 +39,13 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield (
         f"Engines and links that devices share cost this search (medians of"
         f" {ours(limit, own).seeds} seeds) {' and '.join(parts)} of 1F1B's activation memory where it"
-        f" plans with them, more than its spread in {apart} of {cells} cells; a plan for links of one's"
-        f" own takes {span(blind, percent)} longer than that."
+        f" plans with them, more than its spread in {apart} of {cells} cells; a plan made for"
+        f" unshared links takes {span(blind, percent)} longer than that."
     )
     mine = [row for row in rows if row["schedule"] == "optpipe" and row["planned_for"] == "true"]
     activations = {8 * row["chunks"] * row["microbatches"] for row in mine}  # eight stages
     yield (
-        f"Copies at 15 GB/s are too slow for more: these plans offload"
+        f"Copies at the measured rate are too slow for more: these plans offload"
         f" {span({row['offloaded'] for row in mine})} of {span(activations)} activations."
     )
     half = next(limit for limit, words in SHARES.items() if words == "half")
