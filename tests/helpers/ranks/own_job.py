@@ -89,6 +89,35 @@ def assert_as_unpipelined(results: list[dict[str, Any]], schedule: Schedule) -> 
     assert [result["loss"] for result in results if result["loss"] is not None] == [loss]
 
 
+@dataclass(frozen=True)
+class ReplicaJob:
+    """A replica per rank, each a pipeline of one device on a batch of its own; gradients are added up over
+    the replicas as they are complete.
+
+    Attributes:
+        pipeline: what each runs. schedule: any of as many devices as there are replicas.
+    """
+
+    pipeline: Schedule
+    schedule: Schedule
+
+    def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> dict[str, Any]:
+        modules = own.stages_of(self.pipeline.shape.stages)
+        under_way: list[int] = []
+        step = PipelineStep(
+            modules,
+            self.pipeline,
+            own.loss,
+            ready=lambda parameter: (
+                under_way.append(len(under_way)),
+                dist.all_reduce(parameter.grad, async_op=True),
+            )[1],
+        )
+        step(*own.batch(self.pipeline.shape.microbatches, rank))
+        assert len(under_way) == len(step.parameters())
+        return own.gradients(modules)
+
+
 def _spoil(module: nn.Module, fault: str) -> None:
     plain, calls = module.forward, []
 

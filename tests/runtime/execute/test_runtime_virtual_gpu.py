@@ -3,6 +3,7 @@ memory that is reused too early, and faults that are put in are found."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -188,6 +189,16 @@ def test_no_step_takes_new_streams(gpu: VirtualGpu) -> None:
     for _ in range(3):
         run_alone(lowered, gpu, 0)
     assert gpu.pool_streams == 2
+
+
+def test_gates_open_while_the_host_issues(gpu: VirtualGpu) -> None:
+    """Threads of Python take turns of 5 ms, which is more than most messages are late."""
+    usual = sys.getswitchinterval()
+    gated = GatedLoopback({})
+    gated.start()
+    assert sys.getswitchinterval() == pytest.approx(1e-4)
+    gated.finish()
+    assert sys.getswitchinterval() == usual
 
 
 def test_host_memory_is_pinned_before_the_step(gpu: VirtualGpu) -> None:

@@ -8,7 +8,7 @@ import time
 import own_modules as own
 import pytest
 import torch
-from own_job import OwnJob, assert_as_unpipelined
+from own_job import OwnJob, ReplicaJob, assert_as_unpipelined
 from runtime_cases import with_offloads
 from torch import nn
 
@@ -52,6 +52,20 @@ def test_tied_weights_and_clipping_across_ranks(two: Ranks):
         results[1]["gradients"]["1.head.weight"],
     )
     assert torch.equal(first, last)
+
+
+def test_replicas_add_up_each_gradient_when_it_is_complete(two: Ranks):
+    """Data parallelism by `ready`: an all-reduce per parameter, while later ops run."""
+    job = ReplicaJob(build("zb-v", costs(2, 1), 4), build("1f1b", costs(2), 2))
+    first, second = two.run(job)
+    each = []
+    for replica in range(2):
+        plain = own.stages_of(2)
+        own.unpipelined(plain, *own.batch(4, replica))
+        each.append(own.gradients(plain))
+    for name, one in each[0].items():
+        assert torch.equal(first[name], second[name]), name
+        assert torch.equal(first[name], one + each[1][name]), name
 
 
 READY = "reduce gradients by ready=, which is called when one is complete"
