@@ -113,6 +113,22 @@ def test_fifty_plans_are_accepted() -> None:
         assert bool(plan.environment()) == (choice.fraction is not None)
 
 
+def test_megatrons_own_parser_reads_the_layouts_of_fifty_plans() -> None:
+    own = pytest.importorskip(
+        "megatron.core.transformer.pipeline_parallel_layer_layout",
+        reason="megatron-core is not installed",
+    )
+    letters = {"embedding": "E", "decoder": "t", "loss": "L"}
+    for profile, microbatches, choice in plans():
+        plan, _ = plan_of(choice, profile, microbatches)
+        read = own.PipelineParallelLayerLayout(plan.layout, profile.devices)
+        stages = stages_of(plan.layout)
+        for rank, chunks in enumerate(read.layout):  # by rank, chunk and position
+            for chunk, items in enumerate(chunks):
+                text = "".join(letters[item.name] for item in items)
+                assert text == stages[chunk * profile.devices + rank]
+
+
 def test_a_plan_runs_as_its_name_says_and_is_found_again() -> None:
     for profile, microbatches, choice in plans():
         assert choice_of(choice.name) == choice

@@ -6,7 +6,6 @@ from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from statistics import fmean, median
 from typing import Any
 
@@ -17,8 +16,10 @@ from ...ops import BW, B, F, Op, W
 from ...profile import CostProfile
 from ...schedule import Schedule, Shape, validate
 from ...sim import simulate
+from ...sim.lower import lower
 from ...stage_cost import StageCost
 from ...trace import Trace
+from .gaps import Gaps, edges, gaps
 from .idle import idle_of_run
 from .kineto import RankTrace
 
@@ -32,11 +33,11 @@ class Measured:
     Attributes:
         trace: the iteration of median time, from its first op on; its profile is `profile` without
             the host's overhead, so that its waits are those of the run.
-        profile: mean durations of ops as a replay needs them, including the host's overhead between
-            ops.
+        profile: durations of ops as a replay needs them, including the host's overhead between ops:
+            means over the half of the iterations whose time is nearest the median.
         iterations_ns: the time of each iteration.
-        late_ns: the median delay of ops that wait for no other op: the host's overhead, which is
-            part of every duration of `profile`.
+        gaps: between ops: the host's overhead, which is part of every duration of `profile`, and the time
+            of a message.
         shifted_ns: by rank, the shift of its clock, so that no message arrives before it is sent.
         unread: a sentence for each part of the files that was not imported.
     """
@@ -44,7 +45,7 @@ class Measured:
     trace: Trace
     profile: CostProfile
     iterations_ns: tuple[int, ...]
-    late_ns: int
+    gaps: Gaps
     shifted_ns: tuple[int, ...]
     unread: tuple[str, ...]
 
@@ -53,15 +54,33 @@ class Measured:
         """Replay the same order with the profile."""
         return simulate(self.trace.schedule, self.profile, enforce=False)
 
+    @property
+    def replay_of_ops(self) -> Trace:
+        """Replay the same order with the duration that each op had in the iteration of `trace`.
+
+        Its distance from the run is that of the host's overhead and of messages from their means; the
+        distance between the two replays comes from ops that took longer or shorter than their mean,
+        as where there are more ranks than cores.
+        """
+        schedule = self.trace.schedule
+        late = [self.gaps.before(op.stage, op.kind) for ops in schedule.programs for op in ops]
+        begins = self.trace.start_ns == 0  # with this op the iteration began
+        own = self.trace.end_ns - self.trace.start_ns + np.where(begins, 0, late)
+        free = replace(self.trace.profile, memory_limit=None)
+        return lower(schedule, free).replay(own)
+
     def to_json(self) -> dict[str, Any]:
         makespan, replayed = self.trace.makespan_ns, self.replay.makespan_ns
+        own = self.replay_of_ops.makespan_ns
         return {
             "iterations_ns": list(self.iterations_ns),
             "makespan_ns": makespan,
             "replay_ns": replayed,
             "replay_off": round(replayed / makespan - 1, 6),
+            "replay_of_ops_ns": own,
+            "replay_of_ops_off": round(own / makespan - 1, 6),
             "idle_by_device_ns": idle_of_run(self.trace),
-            "late_ns": self.late_ns,
+            "late_ns": self.gaps.mean,
             "shifted_ns": list(self.shifted_ns),
             "unread": list(self.unread),
         }
@@ -85,19 +104,20 @@ def read_run(traces: Sequence[RankTrace], name: str = "measured") -> Measured:
         [_moved(times, by) for times, by in zip(one, shifts, strict=True)] for one in iterations
     ]
     lengths = [_length(one) for one in iterations]
-    # the first one warms up
-    steady = range(1, count) if count > 1 else range(count)
-    middle = sorted(steady, key=lambda at: lengths[at])[(len(steady) - 1) // 2]
+    # The first one warms up, and a checkpoint or another process makes some long: half of them count.
+    steady = sorted(range(1, count) if count > 1 else range(count), key=lambda at: lengths[at])
+    middle = steady[(len(steady) - 1) // 2]
+    near = sorted(steady, key=lambda at: abs(lengths[at] - lengths[middle]))
     schedule = _schedule(shape, iterations[middle], name)
-    kept = [iterations[at] for at in steady]
-    late, hop = _late_and_hop(schedule, kept)
-    plain = _profile(shape, kept, ranks, hop, name)
-    profile = plain.map_stages(lambda _, cost: _later(cost, late))
+    kept = [iterations[at] for at in near[: (len(near) + 1) // 2]]
+    between = gaps(shape, kept)
+    plain = _profile(shape, kept, ranks, between.hop, name)
+    profile = plain.map_stages(lambda stage, cost: _delayed(stage, cost, between))
     return Measured(
         _trace(schedule, plain, iterations[middle]),
-        replace(profile, meta=_meta(ranks, count, late)),
+        replace(profile, meta=_meta(ranks, count, between.mean)),
         tuple(lengths),
-        late,
+        between,
         tuple(shifts),
         tuple(_unread(ranks, runs, count)),
     )
@@ -157,22 +177,6 @@ def _moved(times: Times, by: int) -> Times:
     return {op: (start + by, end + by) for op, (start, end) in times.items()}
 
 
-def _edges(shape: Shape, times: Mapping[Op, Any]) -> list[tuple[Op, Op]]:
-    """Yield producer and consumer of every message between devices."""
-    found = []
-    for op in times:
-        step = -1 if op.kind is F else 1
-        if op.kind not in (F, B, BW) or not 0 <= op.stage + step < shape.stages:
-            continue
-        if shape.placement[op.stage] == shape.placement[op.stage + step]:
-            continue
-        for kind in (F,) if op.kind is F else (B, BW):
-            source = op._replace(kind=kind, stage=op.stage + step)
-            if source in times:
-                found.append((source, op))
-    return found
-
-
 def _shifts(shape: Shape, iterations: Sequence[Sequence[Times]]) -> list[int]:
     """Return the shift of each rank's clock: 0, unless messages arrive before they are sent; then
     half of the difference of the one-way delays between neighbours (as in network time
@@ -180,7 +184,7 @@ def _shifts(shape: Shape, iterations: Sequence[Sequence[Times]]) -> list[int]:
     least: dict[tuple[int, int], int] = {}
     for iteration in iterations:
         times = {op: when for part in iteration for op, when in part.items()}
-        for source, op in _edges(shape, times):
+        for source, op in edges(shape, times):
             pair = shape.placement[source.stage], shape.placement[op.stage]
             delay = times[op][0] - times[source][1]
             least[pair] = min(least.get(pair, delay), delay)
@@ -223,32 +227,6 @@ def _trace(schedule: Schedule, profile: CostProfile, iteration: Sequence[Times])
     )
 
 
-def _late_and_hop(schedule: Schedule, iterations: Sequence[Sequence[Times]]) -> tuple[int, int]:
-    """Return the medians of the delay of ops that wait for no other op, and of the time of a
-    message beyond that. A message counts if its receiver was idle when it was sent; an op waits
-    for no other if its inputs had arrived when the op before it ended.
-    """
-    idle, hops = [], []  # how long before an op, and since when what it needs was sent
-    for iteration in iterations:
-        times = {op: when for part in iteration for op, when in part.items()}
-        sources: dict[Op, int] = {}
-        for source, op in _edges(schedule.shape, times):
-            sources[op] = max(sources.get(op, 0), times[source][1])
-        for part in iteration:
-            order = sorted(part, key=lambda op: part[op][0])
-            if order[0] in sources:
-                hops.append(part[order[0]][0] - sources[order[0]])
-            for before, op in pairwise(order):
-                free, start, sent = part[before][1], part[op][0], sources.get(op)
-                idle.append((max(0, start - free), None if sent is None else free - sent))
-                if sent is not None and sent >= free:
-                    hops.append(start - sent)
-    usual = median(hops or [0])
-    late = [gap for gap, since in idle if since is None or since >= usual]
-    lateness = median(late or [0])
-    return round(lateness), max(0, round(usual - lateness))
-
-
 def _profile(
     shape: Shape,
     iterations: Sequence[Sequence[Times]],
@@ -284,13 +262,17 @@ def _profile(
     )
 
 
-def _later(cost: StageCost, late: int) -> StageCost:
+def _delayed(stage: int, cost: StageCost, between: Gaps) -> StageCost:
+    """A stage whose ops include the host's delay before them."""
+    f, b, w, bw = (between.before(stage, kind) for kind in (F, B, W, BW))
+    if not cost.splits:
+        return replace(cost, t_f_ns=cost.t_f_ns + f, t_b_ns=cost.t_b_ns + bw)
     return replace(
         cost,
-        t_f_ns=cost.t_f_ns + late,
-        t_b_ns=cost.t_b_ns + late,
-        t_w_ns=cost.t_w_ns + late if cost.splits else 0,
-        t_bw_ns=None if cost.t_bw_ns is None else cost.t_bw_ns + late,
+        t_f_ns=cost.t_f_ns + f,
+        t_b_ns=cost.t_b_ns + b,
+        t_w_ns=cost.t_w_ns + w,
+        t_bw_ns=None if cost.t_bw_ns is None else cost.t_bw_ns + bw,
     )
 
 
@@ -328,7 +310,7 @@ def _meta(ranks: Sequence[RankTrace], count: int, late: int) -> dict[str, Any]:
         "source": f"optpipe-sim import: {len(ranks)} Kineto traces, {count} iterations",
         "provenance": {
             "t_f, t_b, t_w": f"measured: means, {late} ns of the host's time between ops included",
-            "t_comm": "measured: the median of those that delayed their receiver",
+            "t_comm": "measured: the mean of those that delayed their receiver",
             "act, w, static": "measured: changes of the allocator"
             if any(one.memory for one in ranks)
             else "not in the traces",

@@ -131,7 +131,12 @@ def _show(out: Out, found: Measured, answer: dict[str, Any]) -> None:
     shape = found.trace.schedule.shape
     line(out, "run", f"{shape.devices} ranks, {shape.chunks} chunks, m = {shape.microbatches}")
     line(out, "iteration", format_time(answer["makespan_ns"]))
-    line(out, "replay", f"{format_time(answer['replay_ns'])} ({answer['replay_off']:+.1%})")
+    line(
+        out,
+        "replay",
+        f"{format_time(answer['replay_ns'])} ({answer['replay_off']:+.1%});"
+        f" with each op's own time {answer['replay_of_ops_off']:+.1%}",
+    )
     for device, idle in enumerate(answer["idle_by_device_ns"]):
         parts = [f"{cause} {format_time(time)}" for cause, time in idle.items() if time]
         line(out, f"rank {device} idle", ", ".join(parts) or "never")
