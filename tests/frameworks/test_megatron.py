@@ -121,8 +121,9 @@ def test_megatrons_own_parser_reads_the_layouts_of_fifty_plans() -> None:
     letters = {"embedding": "E", "decoder": "t", "loss": "L"}
     for profile, microbatches, choice in plans():
         plan, _ = plan_of(choice, profile, microbatches)
-        read = own.PipelineParallelLayerLayout(plan.layout, profile.devices)
-        stages = stages_of(plan.layout)
+        layout = layout_string(plan.parts)
+        read = own.PipelineParallelLayerLayout(layout, profile.devices)
+        stages = stages_of(layout)
         for rank, chunks in enumerate(read.layout):  # by rank, chunk and position
             for chunk, items in enumerate(chunks):
                 text = "".join(letters[item.name] for item in items)
