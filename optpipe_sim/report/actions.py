@@ -192,13 +192,18 @@ def _tools(plot: Any, tap: TapTool, clear: CustomJS) -> None:
     plot.toolbar.logo = None
 
 
-def align(plot: Any, shift: Dodge, by_ns: int, shifted: str) -> None:
+def align(plot: Any, shift: Dodge, by_ns: int, says: str) -> None:
     """Let a switch end this trace with a longer one, `by_ns` later.
 
     Args:
-        shifted: what its time axis is called then.
+        says: what its time axis says of that.
     """
     axis = plot.xaxis[0]
-    args = {"shift": shift, "by": by_ns, "axis": axis, "labels": [axis.axis_label, shifted]}
+    args = {
+        "shift": shift,
+        "by": by_ns,
+        "axis": axis,
+        "labels": [axis.axis_label, f"{axis.axis_label}; {says}"],
+    }
     found = CustomJS(name=f"{plot.name}-align", code=ALIGN, args=args)
     plot.tags = [*plot.tags, found]

@@ -101,8 +101,8 @@ def chart(
         chosen = [mark.time_ns / unit for mark in marks if mark.view]
         high = max([SLOWEST * low, *chosen])
     plot.y_range.start, plot.y_range.end = 0.97 * low, 1.03 * high
-    opens = "const at = cb_data.source.data.view[cb_data.source.selected.indices[0]];"
-    opens += "if (at) optpipe.open(at)"
+    opens = "const { data, selected } = cb_data.source;"  # as the point's row of the table does
+    opens += "document.querySelector(`[data-to=view-${data.view[selected.indices[0]]}]`)?.click()"
     plot.add_tools(
         PanTool(),
         WheelZoomTool(modifiers={"ctrl": True}),

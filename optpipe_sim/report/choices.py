@@ -165,7 +165,7 @@ def _views(
         if row.trace is not None
     ]
     lines = [
-        [Cell(row.name, link={"open": view} if view else None), *row.cells]
+        [Cell(row.name, link={"to": f"view-{view}"} if view else None), *row.cells]
         for row, view in zip(rows, shown, strict=True)
     ]
     left = sum(row.trace is not None and not view for row, view in zip(rows, shown, strict=True))

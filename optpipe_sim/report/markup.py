@@ -10,8 +10,8 @@ from typing import NamedTuple
 class Cell(NamedTuple):
     """A cell of a table: what it shows, the number it sorts by, and whether it is prose.
 
-    `link` says what a click does: ``open`` a view, or ``run`` a callback (see `actions`) that is given the
-    rest, and go ``to`` a figure.
+    `link` says what a click does: ``run`` a callback (see `actions`) that is given the rest, and go ``to`` a
+    figure, or to a view, which opens.
     """
 
     text: str

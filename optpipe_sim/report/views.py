@@ -72,8 +72,8 @@ def pair_view(one: Trace, two: Trace) -> View:
         lanes(columns[at], names[at], scales, times, changed=found.rows[at], other=columns[1 - at])
         for at in (0, 1)
     ]
-    text = f"{format_time(abs(later))} after its own, so that both end together"
-    align(figures[shorter], columns[shorter].shift, abs(later), text)
+    begins = f"this one begins at {format_time(abs(later))}, so that both end together"
+    align(figures[shorter], columns[shorter].shift, abs(later), begins)
     return View(html, tuple(figures))
 
 

@@ -116,7 +116,7 @@ def test_points_and_rows_open_their_schedule(shown: Any, chromium: Browser) -> N
     shown(Report.of_comparison(found))
     opened = "return [...document.querySelectorAll('details.view')].map((each) => each.open)"
     assert chromium.run(opened) == [True, False, False]
-    chromium.click("#choices [data-open='2']")
+    chromium.click("#choices [data-to=view-2]")
     chromium.wait("return document.getElementById('view-2').dataset.drawn === 'yes'")
     assert chromium.run(opened) == [True, True, False]
     assert chromium.reach("schedule-1") == (0, found.rows[1].trace.makespan_ns)
@@ -149,6 +149,14 @@ def test_light_dark_and_paper(page: Browser) -> None:
             page.click("#other-colours")
             page.wait(lambda wanted=wanted: page.run(paper) == wanted)
             assert (page.run(turned) == "none") == (wanted == light)
+        # a picture that scales stands for the figure on paper, and goes away again
+        pictures = (
+            "return [...document.querySelectorAll('#a > canvas')].map((each) => each.width > 1000)"
+        )
+        page.run("dispatchEvent(new Event('beforeprint'))")
+        assert page.run(pictures) == [True]
+        page.run("dispatchEvent(new Event('afterprint'))")
+        assert page.run(pictures) == []
         page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
         page.wait(lambda: page.run(paper) == light)
         assert page.run(turned) == "none"

@@ -31,7 +31,11 @@ def cli(command_line: Any) -> Any:
 
 def opened(page: Page) -> list[str]:
     """What the buttons of the table open."""
-    return [attributes["data-open"] for _, attributes in page.tags if "data-open" in attributes]
+    return [
+        attributes["data-to"].removeprefix("view-")
+        for _, attributes in page.tags
+        if str(attributes.get("data-to")).startswith("view-")
+    ]
 
 
 def views(page: Page) -> list[str]:

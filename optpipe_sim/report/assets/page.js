@@ -22,17 +22,14 @@ const optpipe = (() => {
   }
   document.querySelectorAll(".view").forEach(draw);
   document.addEventListener("toggle", ({ target }) => draw(target), true);
-  function open(at) {
-    const view = document.getElementById(`view-${at}`);
-    view.open = true;
-    view.scrollIntoView();
-  }
 
   async function press(button) {
     const { run, to, ...data } = button.dataset, on = button.ariaPressed !== "true";
-    for (const name of run.split(" ")) await named(name).execute(button, { ...data, on });
+    const place = document.getElementById(to);
+    for (const name of run?.split(" ") ?? []) await named(name).execute(button, { ...data, on });
     if (button.ariaPressed) button.ariaPressed = String(on);
-    document.getElementById(to)?.scrollIntoView({ block: "nearest" });
+    if (place?.matches("details")) place.open = true;
+    place?.scrollIntoView({ block: place.open ? "start" : "nearest" });
   }
   function sort(head) {
     const body = head.closest("table").tBodies[0], down = head.ariaSort !== "descending";
@@ -43,15 +40,18 @@ const optpipe = (() => {
     body.append(...[...body.rows].sort((one, two) => (down ? order(two, one) : order(one, two))));
   }
   document.addEventListener("click", ({ target }) => {
-    const button = target.closest("[data-run], [data-open], th");
-    if (button?.dataset.run) press(button);
-    else if (button?.dataset.open) open(button.dataset.open);
-    else if (button) sort(button);
+    const pressed = target.closest("button, th");
+    if (pressed) (pressed.matches("th") ? sort : press)(pressed);
   });
   document.addEventListener("keydown", ({ key, ctrlKey, metaKey, altKey }) => {
     const seen = (each) => each.checkVisibility() && each.getBoundingClientRect().top < innerHeight / 2;
     const figure = [...document.querySelectorAll(".lanes")].findLast(seen);
     if (figure && !ctrlKey && !metaKey && !altKey) named(`${figure.id}-${key}`)?.do.emit();
   });
-  return { open, named };
+  // on paper a picture that scales stands for each figure, which would be cut off
+  addEventListener("beforeprint", () => {
+    for (const view of Bokeh.index) view.el.after(view.export().canvas);
+  });
+  addEventListener("afterprint", () => document.querySelectorAll(".lanes > canvas").forEach((each) => each.remove()));
+  return { named };
 })();
