@@ -131,14 +131,8 @@ class Evaluation:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the keys of ``evaluate --json``."""
-        question = self.advice.question
         return {
-            "model": question.model.name,
-            "machine": question.machine.name,
-            "gpus": question.gpus,
-            "global_batch": question.global_batch,
-            "seq": question.seq,
-            "memory_limit_bytes": question.limit_bytes,
+            **self.advice.question.to_json(),
             **self.row.to_json(self.advice),
             "fits": self.row.trace.fits,
             "bubble_rate": self.row.trace.bubble_rate,

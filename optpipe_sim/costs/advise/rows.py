@@ -284,14 +284,9 @@ class Advice:
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the keys of ``advise --json``."""
-        question, plain = self.question, self.plainest
+        plain = self.plainest
         return {
-            "model": question.model.name,
-            "machine": question.machine.name,
-            "gpus": question.gpus,
-            "global_batch": question.global_batch,
-            "seq": question.seq,
-            "memory_limit_bytes": question.limit_bytes,
+            **self.question.to_json(),
             "rows": [row.to_json(self) for row in self.rows],
             "plainest": plain
             and {

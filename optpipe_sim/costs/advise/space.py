@@ -95,6 +95,17 @@ class Question:
     context: str = "ring"
     sequence_parallel: bool = True
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; the first keys of ``advise --json`` and ``evaluate --json``."""
+        return {
+            "model": self.model.name,
+            "machine": self.machine.name,
+            "gpus": self.gpus,
+            "global_batch": self.global_batch,
+            "seq": self.seq,
+            "memory_limit_bytes": self.limit_bytes,
+        }
+
     @property
     def common(self) -> dict[str, Any]:
         """The arguments of `estimate` that all choices share."""
