@@ -286,6 +286,18 @@ def test_the_readme_is_short() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+    headings = re.findall(r"\]\((?!https?:)([^)#]*)#([^)]+)\)", page.read_text())
+    assert [
+        f"{name}#{anchor}"
+        for name, anchor in headings
+        if anchor not in _anchors(page.parent / name if name else page)
+    ] == []
+
+
+def _anchors(page: Path) -> set[str]:
+    """The anchors that Markdown makes of a page's headings."""
+    titles = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def test_readme_code_prints_what_it_says(monkeypatch, capsys) -> None:
