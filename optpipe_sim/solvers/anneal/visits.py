@@ -142,6 +142,13 @@ class Visits(Generic[P]):
                     on_incumbent(found, self.best)
         return self.unpack(self.problem, self.plan)
 
+    def evaluations_left(self) -> float:
+        """Return how many evaluations are left, by the clock at the rate so far."""
+        if self.stop.evaluations is not None:
+            return self.stop.evaluations - self.done
+        seconds = time.monotonic() - self.began
+        return self.done * (self.stop.time_limit / max(seconds, 1e-9) - 1)
+
     @property
     def _over(self) -> bool:
         if self.best <= self.stop.goal_ns or not self.fits or self.stop.asked():

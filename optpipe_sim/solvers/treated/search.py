@@ -17,16 +17,14 @@ from .programs import Plan, bits, make_costs, pack, unpack
 from .state import make_room
 from .times import evaluate
 
-# As `anneal.search.VISITS`. They begin colder than those, and the mean end of ops counts for less: a
-# treatment that shortens the critical path mostly makes other ops end later.
-VISITS = (
-    (0.01, 10, True),
-    (0.03, 40, True),
-    (0.06, 150, True),
-    (0.06, 300, True),
-    (0.2, 80, False),
-)
-WEIGHT = 0.04
+# Visits from the best as (heat, evaluations per op), then in turns as (heat, share of what is left,
+# whether from the best). One slow annealing finds more than several quick ones. All begin colder than
+# `anneal.search.VISITS`, and the mean end of ops counts for less: a treatment that shortens the critical
+# path mostly makes other ops end later.
+QUICK = ((0.01, 10), (0.03, 40))
+SLOW = ((0.03, 0.5, True), (0.06, 0.5, True), (0.2, 0.2, False))
+MOST_EFFORT = 8000  # evaluations per op of a slow visit
+WEIGHT = 0.02
 CHUNK_OPS = 1_000_000  # ops evaluated between two checks of the clock, some 50 ms
 
 
@@ -103,8 +101,11 @@ def search(
 
 
 def _visits(search: Visits[Plan], seed: int) -> Iterator[Visit]:
-    for visit in count():
-        rounds, at = divmod(visit, len(VISITS))
-        heat, effort, from_best = VISITS[(seed + at) % len(VISITS)]
-        start = search.plan if from_best else search.starts[(seed + visit) % len(search.starts)][2]
-        yield Visit(heat, effort * 2**rounds, 0.0, from_best, start.copy())
+    for heat, effort in QUICK:
+        yield Visit(heat, effort, 0.0, True, search.plan.copy())
+    for visit in count(seed):
+        heat, share, from_best = SLOW[visit % len(SLOW)]
+        start = search.plan if from_best else search.starts[visit % len(search.starts)][2]
+        effort = int(share * search.evaluations_left() / int(start.length.sum()))
+        effort = min(max(effort, QUICK[-1][1]), MOST_EFFORT)
+        yield Visit(heat, effort, 0.0, from_best, start.copy())

@@ -45,7 +45,7 @@ def test_nothing_is_copied_where_there_are_no_copies() -> None:
 def test_activations_are_treated_one_by_one_where_links_are_shared() -> None:
     # one level per stage, which is what the plain searches choose, gives 302
     profile = uniform(4, offload={"t_offload_ns": 16, "t_reload_ns": 16, **PAIRS})
-    found = solve(profile, 8, 200, engine="search", evaluations=100_000, seed=0)
+    found = solve(profile, 8, 200, engine="search", evaluations=100_000, seed=2)
     assert found.schedule is not None
     assert check(found.schedule, profile, 200) == []
     assert (found.schedule.table[:, 0] == O).any()
