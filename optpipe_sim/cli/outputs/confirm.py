@@ -109,12 +109,17 @@ def _results(out: Out, found: Confirmation) -> None:
     gradients = found.gradients
     if gradients is None:
         return
-    if gradients.bitwise == gradients.parameters:
-        text = f"all {gradients.parameters} equal the unpipelined model's bit by bit"
+    bitwise, all_of, rounded = gradients.bitwise, gradients.parameters, gradients.rounded or 0
+    if bitwise == all_of:
+        text = f"all {all_of} equal the unpipelined model's bit by bit"
+    elif bitwise + rounded == all_of:
+        text = (
+            f"all {all_of} are as close to fp64 as the unpipelined model's ({bitwise} bit by bit)"
+        )
     else:
         text = (
-            f"{gradients.bitwise} of {gradients.parameters} equal the unpipelined model's bit by bit;"
-            + ("" if gradients.rounded is None else f" {gradients.rounded} are as near to fp64;")
+            f"{bitwise} of {all_of} equal the unpipelined model's bit by bit;"
+            + f" {rounded} are as close to fp64;" * (rounded > 0)
             + f" the rest differ by at most {gradients.difference:.2g}, {gradients.relative:.2g} of"
             f" the largest entry ({gradients.worst}; allowed: {found.tolerances.gradient:g})"
         )
