@@ -163,8 +163,8 @@ def test_scarce_memory_makes_it_recompute_or_offload() -> None:
 
 
 def test_treatments_and_what_memory_buys_are_told() -> None:
-    """At 5 GiB whatever fits recomputes or offloads; the value of each GiB is reported beside it."""
-    limit = 5 * GIB
+    """At 4 GiB whatever fits recomputes or offloads; the value of each GiB is reported beside it."""
+    limit = 4 * GIB
     asked = {**SMALL, "pp": 4, "tp": 1, "microbatch": 1, "memory_limit": limit, "top": 1}
     found = advise(MODEL, "a100", time_limit=3, **asked)
     best = found.rows[0]
