@@ -177,7 +177,8 @@ def test_recomputation_is_confirmed_in_every_mode(mode: str, recomputing, ranks,
     found = confirm(recomputing, mode, ranks)
     apart = any(op.kind is C for program in recomputing.schedule.programs for op in program)
     assert apart == any(row.kind is C for row in found.difference.kinds)
-    assert [text for text in found.problems if "makespan" not in text] == []
+    timing = ("makespan", "come to rest")  # depend on how busy the machine is
+    assert [text for text in found.problems if not any(word in text for word in timing)] == []
     if mode == "synthetic":  # sleeps: a backward that recomputes sleeps longer
         assert all(row.median_ns >= row.predicted_ns for row in found.difference.kinds)
         return
