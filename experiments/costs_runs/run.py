@@ -16,12 +16,10 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple
+from typing import Any
 
 from optpipe_sim.costs import load_machine, load_model
-from optpipe_sim.costs.advise.evaluate import evaluate
-from optpipe_sim.costs.doubt import Compared, features, kind_of
+from optpipe_sim.costs.doubt import OFFLOADING, Compared, features, kind_of
 from optpipe_sim.costs.estimate import estimate
 from optpipe_sim.costs.layer import Work
 from optpipe_sim.costs.machines import Machine
@@ -37,9 +35,9 @@ from optpipe_sim.profile import CostProfile
 from optpipe_sim.sim import simulate
 
 from .chart import draw
+from .report import VARIANTS, report_text
 
 # Runs on A100s are estimated at the rates of the data sheet and at the fitted ones.
-VARIANTS = {"a100-80gb": ("a100-80gb", "a100-80gb-megatron")}
 _SPLIT = ("tp", "cp", "ep")
 _WORK = (
     "microbatch",
@@ -159,7 +157,7 @@ def held_out(path: Path) -> Iterator[Compared]:
         if offloading:
             names.add("recomputation of norms")
             seq, schedule = row["quantity"].split()[:2]
-            names |= {"offloading"} if schedule.startswith("po") else set()
+            names |= {OFFLOADING} if schedule.startswith("po") else set()
             shares = causal[row["model"], int(seq[2:]), schedule]
         else:
             names.add("unfused attention")
@@ -226,140 +224,6 @@ def table_text(rows: Sequence[Compared]) -> str:
     for row in rows:
         writer.writerow([*row[:3], " + ".join(sorted(row.features)), *row[4:]])
     return stream.getvalue()
-
-
-def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
-    """``costs_runs.md``."""
-    lines = [
-        "# Costs: estimated against whole runs that others published",
-        "",
-        "Regenerate with `python -m experiments.costs_runs.run`. Every run is in `costs_runs.csv`. Negative"
-        " errors: the estimate is too fast. `estimate` and `advise` state their doubt from these rows; what"
-        " is not here was not compared.",
-        "",
-        "## Per machine, kind of model, format and source",
-        "",
-        *_HEAD,
-    ]
-    groups: dict[tuple[str, ...], list[Compared]] = {}
-    for row in rows:
-        source = row.source.split(",")[0] + (", fitted to" if row.role == "fit" else "")
-        groups.setdefault((row.machine, row.kind, row.dtype, source), []).append(row)
-    lines += [
-        f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(groups.items())
-    ]
-    lines += [
-        "",
-        "## Per machine and feature",
-        "",
-        *_HEAD,
-    ]
-    by_feature: dict[tuple[str, ...], list[Compared]] = {}
-    for row in rows:
-        for name in row.features if row.role == "check" else ():
-            by_feature.setdefault((row.machine, row.kind, row.dtype, name), []).append(row)
-    lines += [
-        f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(by_feature.items())
-    ]
-    lines += [
-        "",
-        "## Arms of one run",
-        "",
-        "What a choice changes, against the first arm of the same run: published, and estimated.",
-        "",
-        "| run | arm | time, published | estimated | peak, published | estimated |",
-        "|---|---|--:|--:|--:|--:|",
-    ]
-    lines += [
-        f"| {arm.run} | {arm.choice} | {arm.time[0]:+.1%} | {arm.time[1]:+.1%} | {arm.gib[0]:+.1f} GiB"
-        f" | {arm.gib[1]:+.1f} GiB |"
-        for arm in arms(rows)
-    ]
-    lines += ["", "## An MFU that no run has reached", "", *beyond()]
-    lines += ["", "## Sources, and what an estimate cannot know of them", ""]
-    for source in data["sources"].values():
-        known = " ".join(source["known"].split())
-        lines.append(f"- {source['title']} ({source['where']}). {known}")
-    return "\n".join(lines) + "\n"
-
-
-def beyond() -> list[str]:
-    """Explain why the data sheet's A100 is faster than the fitted one, for a case where it is flagged."""
-    found = []
-    for name in VARIANTS["a100-80gb"]:
-        asked = evaluate("qwen2.5-32b", name, 24, 4096, microbatches=96, pp=6, tp=2)
-        plausible, rates = asked.advice.plausibility(asked.row)[0], load_machine(name).rates
-        found.append(
-            f"- {name}: {asked.row.mfu_causal:.1%} with the causal half counted,"
-            f" {'flagged' if plausible is False else 'plausible'}; GEMMs at {rates.gemm} of the peak,"
-            f" {rates.overhead:.1%} of an iteration in no op."
-        )
-    return [
-        "Qwen2.5-32B on 24 A100s (6 stages, 2 GPUs each, two replicas, 96 microbatches, 1F1B). The data sheet's"
-        " file assumes its rates and no time outside of ops; `a100` names the fitted one.",
-        "",
-        *found,
-    ]
-
-
-class Arm(NamedTuple):
-    """The effect of an option on one run's time and peak (GiB), published and estimated."""
-
-    run: str
-    choice: str
-    time: tuple[float, float]
-    gib: tuple[float, float]
-
-
-def arms(rows: Sequence[Compared]) -> Iterator[Arm]:
-    """Each arm of an ablation against the first one of its run."""
-    plain: dict[str, Compared] = {}
-    for row in rows:
-        if not row.ablation:
-            continue
-        base = plain.setdefault(row.ablation, row)
-        if row is base:
-            continue
-        (ms, gib), (ms0, gib0) = _both(row), _both(base)
-        yield Arm(
-            row.ablation,
-            " + ".join(sorted(row.features - base.features)),
-            (ms[0] / ms0[0] - 1, ms[1] / ms0[1] - 1),
-            (gib[0] - gib0[0], gib[1] - gib0[1]),
-        )
-
-
-def _both(row: Compared) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Time and peak of a run that has both, published and estimated."""
-    assert row.measured_ms is not None
-    assert row.measured_gib is not None
-    assert row.error is not None
-    assert row.memory is not None
-    return (
-        (row.measured_ms, row.measured_ms * (1 + row.error)),
-        (row.measured_gib, row.measured_gib * (1 + row.memory)),
-    )
-
-
-_HEAD = (
-    "| machine file | models | format | of | runs | time off by | signed | worst | peaks | off by | signed | worst |",
-    "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
-)
-
-
-def _errors(rows: Sequence[Compared]) -> str:
-    times = [row.error for row in rows if row.error is not None]
-    return f"{_spread(times)} | {_spread([row.memory for row in rows if row.memory is not None])}"
-
-
-def _spread(errors: Sequence[float]) -> str:
-    """Return their number, the median absolute and signed error, and the largest."""
-    if not errors:
-        return "0 |  |  | "
-    return (
-        f"{len(errors)} | **{median(map(abs, errors)):.1%}** | {median(errors):+.1%}"
-        f" | {max(errors, key=abs):+.1%}"
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,7 +7,7 @@ machine, kind of model and number format, and the features that none of them has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from importlib.resources import files
@@ -103,25 +103,36 @@ def kind_of(model: Model) -> str:
     return "experts" if model.experts else "dense"
 
 
+# A case has features beyond its machine, kind of model and number format, by name.
+FEATURES: Mapping[str, Callable[[Model, Machine, Layout, Work], bool]] = {
+    "pipeline parallelism": lambda model, machine, layout, work: layout.pipeline > 1,
+    "tensor parallelism": lambda model, machine, layout, work: layout.tp > 1,
+    "context parallelism": lambda model, machine, layout, work: layout.cp > 1,
+    "expert parallelism": lambda model, machine, layout, work: layout.ep > 1,
+    "expert parallelism across nodes": lambda model, machine, layout, work: (
+        layout.ep * layout.expert_tp > machine.devices_per_node
+    ),
+    "ZeRO 2 or 3": lambda model, machine, layout, work: layout.zero > 1,
+    "several nodes": lambda model, machine, layout, work: (
+        layout.devices * layout.dp > machine.devices_per_node
+    ),
+    "recomputation of norms": lambda model, machine, layout, work: work.recompute == "norms",
+    "full recomputation": lambda model, machine, layout, work: work.recompute == "full",
+    "unfused attention": lambda model, machine, layout, work: not work.flash,
+    "latent attention": lambda model, machine, layout, work: model.latent,
+    "overlapped exchange": lambda model, machine, layout, work: (
+        work.ep > 1 and work.exchange.endswith("overlapped")
+    ),
+    "no sequence parallelism": lambda model, machine, layout, work: (
+        layout.tp > 1 and not work.sequence_parallel
+    ),
+}
+OFFLOADING = "offloading"  # of a schedule, not of a case
+
+
 def features(model: Model, machine: Machine, layout: Layout, work: Work) -> frozenset[str]:
     """Return the features of a case beyond its machine, kind of model and number format."""
-    node = machine.devices_per_node
-    has = {
-        "pipeline parallelism": layout.pipeline > 1,
-        "tensor parallelism": layout.tp > 1,
-        "context parallelism": layout.cp > 1,
-        "expert parallelism": layout.ep > 1,
-        "expert parallelism across nodes": layout.ep * layout.expert_tp > node,
-        "ZeRO 2 or 3": layout.zero > 1,
-        "several nodes": layout.devices * layout.dp > node,
-        "recomputation of norms": work.recompute == "norms",
-        "full recomputation": work.recompute == "full",
-        "unfused attention": not work.flash,
-        "latent attention": model.latent,
-        "overlapped exchange": work.ep > 1 and work.exchange.endswith("overlapped"),
-        "no sequence parallelism": layout.tp > 1 and not work.sequence_parallel,
-    }
-    return frozenset(name for name, here in has.items() if here)
+    return frozenset(name for name, has in FEATURES.items() if has(model, machine, layout, work))
 
 
 def doubt(
@@ -130,7 +141,7 @@ def doubt(
     """Return the doubt of this case from compared runs; `offloads`: its schedule moves activations to the host."""
     asked = features(model, machine, layout, work)
     if offloads:
-        asked |= {"offloading"}
+        asked |= {OFFLOADING}
     return _doubt(machine.name, machine.rates, kind_of(model), work.dtype, asked)
 
 

@@ -8,7 +8,8 @@ from statistics import median
 
 import pytest
 
-from experiments.costs_runs.run import arms, compare, data_text, held_out, report_text, table_text
+from experiments.costs_runs.report import arms, report_text
+from experiments.costs_runs.run import compare, data_text, held_out, table_text
 from optpipe_sim.costs import estimate, load_machine, load_model
 from optpipe_sim.costs.doubt import best_published, compared, doubt, plausibility
 from optpipe_sim.costs.layer import Gemm, Message, Work, layer

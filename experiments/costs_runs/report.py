@@ -1,0 +1,178 @@
+"""``costs_runs.md``: errors per machine and feature, what was not compared, and what choices change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from optpipe_sim.costs import load_machine
+from optpipe_sim.costs.advise.evaluate import evaluate
+from optpipe_sim.costs.doubt import FEATURES, OFFLOADING, Compared
+from optpipe_sim.costs.machine_files import machine_names
+
+VARIANTS = {"a100-80gb": ("a100-80gb", "a100-80gb-megatron")}
+
+
+def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
+    """``costs_runs.md``."""
+    lines = [
+        "# Costs: estimated against whole runs that others published",
+        "",
+        "Regenerate with `python -m experiments.costs_runs.run`. Every run is in `costs_runs.csv`. Negative"
+        " errors: the estimate is too fast. `estimate` and `advise` state their doubt from these rows; what"
+        " is not here was not compared.",
+        "",
+        "## Per machine, kind of model, format and source",
+        "",
+        *_HEAD,
+    ]
+    groups: dict[tuple[str, ...], list[Compared]] = {}
+    for row in rows:
+        source = row.source.split(",")[0] + (", fitted to" if row.role == "fit" else "")
+        groups.setdefault((row.machine, row.kind, row.dtype, source), []).append(row)
+    lines += [
+        f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(groups.items())
+    ]
+    lines += [
+        "",
+        "## Per machine and feature",
+        "",
+        *_HEAD,
+    ]
+    by_feature: dict[tuple[str, ...], list[Compared]] = {}
+    for row in rows:
+        for name in row.features if row.role == "check" else ():
+            by_feature.setdefault((row.machine, row.kind, row.dtype, name), []).append(row)
+    lines += [
+        f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(by_feature.items())
+    ]
+    lines += [
+        "",
+        "## Without a measurement",
+        "",
+        "What no published run on a machine could be compared for. Elsewhere in these pages, and in the answers of"
+        " `estimate` and `advise`, nothing is claimed of it.",
+        "",
+        "| machine file | kinds of models and formats | features |",
+        "|---|---|---|",
+        *uncovered(rows),
+    ]
+    lines += [
+        "",
+        "## Arms of one run",
+        "",
+        "What a choice changes, against the first arm of the same run: published, and estimated.",
+        "",
+        "| run | arm | time, published | estimated | peak, published | estimated |",
+        "|---|---|--:|--:|--:|--:|",
+    ]
+    lines += [
+        f"| {arm.run} | {arm.choice} | {arm.time[0]:+.1%} | {arm.time[1]:+.1%} | {arm.gib[0]:+.1f} GiB"
+        f" | {arm.gib[1]:+.1f} GiB |"
+        for arm in arms(rows)
+    ]
+    lines += ["", "## An MFU that no run has reached", "", *beyond()]
+    lines += ["", "## Sources, and what an estimate cannot know of them", ""]
+    for source in data["sources"].values():
+        known = " ".join(source["known"].split())
+        lines.append(f"- {source['title']} ({source['where']}). {known}")
+    return "\n".join(lines) + "\n"
+
+
+def uncovered(rows: Sequence[Compared]) -> Iterator[str]:
+    """Yield a line per shipped machine: the kinds, formats and features that no run was compared for."""
+    for machine in machine_names():
+        here = [row for row in rows if row.machine == machine]
+        seen = frozenset[str]().union(*(row.features for row in here))
+        kinds = {(row.kind, row.dtype) for row in here}
+        without = [
+            f"{kind} in {dtype}"
+            for kind in ("dense", "experts")
+            for dtype in ("bf16", "fp16", "fp8")
+            if (kind, dtype) not in kinds
+        ]
+        missing = [name for name in (*FEATURES, OFFLOADING) if name not in seen]
+        yield (
+            f"| {machine} | {', '.join(without) if here else 'all'} |"
+            f" {', '.join(missing) if here else 'all'} |"
+        )
+
+
+def beyond() -> list[str]:
+    """Explain why the data sheet's A100 is faster than the fitted one, for a case where it is flagged."""
+    found = []
+    for name in VARIANTS["a100-80gb"]:
+        asked = evaluate("qwen2.5-32b", name, 24, 4096, microbatches=96, pp=6, tp=2)
+        plausible, rates = asked.advice.plausibility(asked.row)[0], load_machine(name).rates
+        found.append(
+            f"- {name}: {asked.row.mfu_causal:.1%} with the causal half counted,"
+            f" {'flagged' if plausible is False else 'plausible'}; GEMMs at {rates.gemm} of the peak,"
+            f" {rates.overhead:.1%} of an iteration in no op."
+        )
+    return [
+        "Qwen2.5-32B on 24 A100s (6 stages, 2 GPUs each, two replicas, 96 microbatches, 1F1B). The data sheet's"
+        " file assumes its rates and no time outside of ops; `a100` names the fitted one.",
+        "",
+        *found,
+    ]
+
+
+class Arm(NamedTuple):
+    """The effect of an option on one run's time and peak (GiB), published and estimated."""
+
+    run: str
+    choice: str
+    time: tuple[float, float]
+    gib: tuple[float, float]
+
+
+def arms(rows: Sequence[Compared]) -> Iterator[Arm]:
+    """Each arm of an ablation against the first one of its run."""
+    plain: dict[str, Compared] = {}
+    for row in rows:
+        if not row.ablation:
+            continue
+        base = plain.setdefault(row.ablation, row)
+        if row is base:
+            continue
+        (ms, gib), (ms0, gib0) = _both(row), _both(base)
+        yield Arm(
+            row.ablation,
+            " + ".join(sorted(row.features - base.features)),
+            (ms[0] / ms0[0] - 1, ms[1] / ms0[1] - 1),
+            (gib[0] - gib0[0], gib[1] - gib0[1]),
+        )
+
+
+def _both(row: Compared) -> tuple[tuple[float, float], tuple[float, float]]:
+    """Time and peak of a run that has both, published and estimated."""
+    assert row.measured_ms is not None
+    assert row.measured_gib is not None
+    assert row.error is not None
+    assert row.memory is not None
+    return (
+        (row.measured_ms, row.measured_ms * (1 + row.error)),
+        (row.measured_gib, row.measured_gib * (1 + row.memory)),
+    )
+
+
+_HEAD = (
+    "| machine file | models | format | of | runs | time off by | signed | worst | peaks | off by | signed | worst |",
+    "|---|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+)
+
+
+def _errors(rows: Sequence[Compared]) -> str:
+    times = [row.error for row in rows if row.error is not None]
+    return f"{_spread(times)} | {_spread([row.memory for row in rows if row.memory is not None])}"
+
+
+def _spread(errors: Sequence[float]) -> str:
+    """Return their number, the median absolute and signed error, and the largest."""
+    if not errors:
+        return "0 |  |  | "
+    return (
+        f"{len(errors)} | **{median(map(abs, errors)):.1%}** | {median(errors):+.1%}"
+        f" | {max(errors, key=abs):+.1%}"
+    )
