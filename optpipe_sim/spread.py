@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+_Row = TypeVar("_Row", bound=Mapping[str, Any])
 
 
 class Spread(NamedTuple):
@@ -37,16 +39,21 @@ def spread(values: Iterable[float]) -> Spread:
     return Spread(median(found), found[0], found[-1], len(found))
 
 
+def grouped(rows: Iterable[_Row], same: Sequence[str]) -> dict[tuple[Any, ...], list[_Row]]:
+    """The rows by what they have in the columns `same`, in the order in which each comes first."""
+    found: dict[tuple[Any, ...], list[_Row]] = {}
+    for row in rows:
+        found.setdefault(tuple(row[key] for key in same), []).append(row)
+    return found
+
+
 def over_seeds(
     rows: Iterable[Mapping[str, Any]], same: Sequence[str], numbers: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Merge rows with equal values in the columns `same`: the median of each column in `numbers`
     (None where no row has a value), ``fits`` if all fit, all else as in the first row."""
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(tuple(row[key] for key in same), []).append(row)
     made = []
-    for group in found.values():
+    for group in grouped(rows, same).values():
         one = dict(group[0])
         for key in numbers:
             values = [row[key] for row in group if row[key] is not None]

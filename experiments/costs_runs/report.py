@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -27,26 +27,17 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
         "",
         *_HEAD,
     ]
-    groups: dict[tuple[str, ...], list[Compared]] = {}
-    for row in rows:
-        source = row.source.split(",")[0] + (", fitted to" if row.role == "fit" else "")
-        groups.setdefault((row.machine, row.kind, row.dtype, source), []).append(row)
-    lines += [
-        f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(groups.items())
-    ]
+    lines += _lines(
+        (row, row.source.split(",")[0] + (", fitted to" if row.role == "fit" else ""))
+        for row in rows
+    )
     lines += [
         "",
         "## Per machine and feature",
         "",
         *_HEAD,
     ]
-    by_feature: dict[tuple[str, ...], list[Compared]] = {}
-    for row in rows:
-        for name in row.features if row.role == "check" else ():
-            by_feature.setdefault((row.machine, row.kind, row.dtype, name), []).append(row)
-    lines += [
-        f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(by_feature.items())
-    ]
+    lines += _lines((row, name) for row in rows if row.role == "check" for name in row.features)
     lines += [
         "",
         "## Without a measurement",
@@ -78,6 +69,14 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
         known = " ".join(source["known"].split())
         lines.append(f"- {source['title']} ({source['where']}). {known}")
     return "\n".join(lines) + "\n"
+
+
+def _lines(of: Iterable[tuple[Compared, str]]) -> list[str]:
+    """A line per machine, kind of model, format and what each row counts for."""
+    groups: dict[tuple[str, ...], list[Compared]] = {}
+    for row, what in of:
+        groups.setdefault((row.machine, row.kind, row.dtype, what), []).append(row)
+    return [f"| {' | '.join(key)} | {_errors(errors)} |" for key, errors in sorted(groups.items())]
 
 
 def uncovered(rows: Sequence[Compared]) -> Iterator[str]:

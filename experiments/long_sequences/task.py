@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from typing import NamedTuple
 
 from optpipe_sim.costs import estimate, load_machine
@@ -107,29 +108,35 @@ def _ways(way: str, seq: int) -> Iterator[Way]:
         raise OptPipeError(f"way: expected some of {', '.join(sorted(known))}, got {way!r}")
     shared = CONTEXT if "context" in parts else (1,)
     cuts = [n for n in SLICES if seq // n >= SHORTEST] if "slices" in parts else [1]
-    names = SLICED if "slices" in parts else WHOLE
-    target = "nvme" if "drives" in parts else "host"
-    if "offload" in parts or "drives" in parts:
-        for cp in shared:
-            for n in cuts:
-                if n > 1:
-                    for count in ("", f":offloaded={n - 1}", f":offloaded={n}"):
-                        yield Way(f"sppo{count}", cp, n, target=target)
-                        yield Way(f"sppo{count}", cp, n, target=target, levelled=True)
-                else:
-                    for name in OFFLOADED:
-                        yield from (Way(name, cp, n, v, target=target) for v in CHUNKS[1:])
+    for cp, slices in product(shared, cuts):
+        if {"offload", "drives"} & set(parts):
+            yield from _offloading(cp, slices, "nvme" if "drives" in parts else "host")
+        else:
+            yield from _keeping(
+                cp, slices, SLICED if "slices" in parts else WHOLE, "recompute" in parts
+            )
+
+
+def _offloading(cp: int, slices: int, target: str) -> Iterator[Way]:
+    """The candidates that offload."""
+    if slices == 1:
+        for name, v in product(OFFLOADED, CHUNKS[1:]):
+            yield Way(name, cp, slices, v, target=target)
         return
-    for cp in shared:
-        for n in cuts:
-            for name in names:
-                chunks = {"1f1b-i": CHUNKS[1:], "seq1f1b-i": (2,), "zb-v": (2,)}.get(name, (1,))
-                for v in chunks:
-                    plain = Way(name, cp, n, v, levelled=name == "slimpipe")
-                    if "recompute" not in parts:
-                        yield plain
-                    elif name in ("1f1b", "1f1b-i", "seq1f1b", "slimpipe"):
-                        yield from (plain._replace(level=level) for level in ("norms", "full"))
+    for count in ("", f":offloaded={slices - 1}", f":offloaded={slices}"):
+        for levelled in (False, True):
+            yield Way(f"sppo{count}", cp, slices, target=target, levelled=levelled)
+
+
+def _keeping(cp: int, slices: int, names: Sequence[str], recompute: bool) -> Iterator[Way]:
+    """The candidates that keep, or recompute."""
+    for name in names:
+        for v in {"1f1b-i": CHUNKS[1:], "seq1f1b-i": (2,), "zb-v": (2,)}.get(name, (1,)):
+            plain = Way(name, cp, slices, v, levelled=name == "slimpipe")
+            if not recompute:
+                yield plain
+            elif name in ("1f1b", "1f1b-i", "seq1f1b", "slimpipe"):
+                yield from (plain._replace(level=level) for level in ("norms", "full"))
 
 
 def _profile(model: str, machine: str, devices: int, seq: int, way: Way) -> CostProfile | None:

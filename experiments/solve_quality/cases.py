@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 from optpipe_sim import CostProfile, load_profile
 from optpipe_sim.profile import Offload
+from optpipe_sim.spread import grouped
 from optpipe_sim.stage_cost import StageCost
 from optpipe_sim.units import format_size
 
+R = TypeVar("R", bound=Mapping[str, Any])
 PROFILES = Path(__file__).parents[1] / "profiles"
 
 # p, m, limit in bytes, copy: the least makespan, found and proven.
@@ -53,6 +56,12 @@ BEST = {
     (16, 64, 800, 16): 2139,
     (16, 64, 400, 16): 2211,
 }
+
+
+def cells_of(rows: Iterable[R], table: str) -> list[list[R]]:
+    """The rows of each cell of a table, a seed each."""
+    here = (row for row in rows if row["table"] == table)
+    return list(grouped(here, ("p", "m", "limit", "copy", "case")).values())
 
 
 def uniform(devices: int, limit: int, copy_ns: int, engines: str) -> CostProfile:

@@ -31,7 +31,7 @@ from optpipe_sim.solvers.solve import solve
 from optpipe_sim.solvers.starts import fixed_schedules
 
 from ..cells import Row, finish_cells, provenance, read_rows, to_markdown
-from .cases import BEST, OTHER, Case, uniform
+from .cases import BEST, OTHER, Case, cells_of, uniform
 
 # The cells that few slots and expensive copies make hard: a gap of 1 % is enough.
 HARD = {
@@ -200,15 +200,6 @@ def shown(rows: Sequence[Row], best: Mapping[str, int]) -> dict[str, str]:
     return {**row, **more}
 
 
-def by_cell(rows: Sequence[Row]) -> list[list[Row]]:
-    """The rows of each cell."""
-    found: dict[tuple[str, ...], list[Row]] = {}
-    for row in rows:
-        key = tuple(row[name] for name in ("table", "p", "m", "limit", "copy", "case"))
-        found.setdefault(key, []).append(row)
-    return list(found.values())
-
-
 def _time(ns: str) -> str:
     """ns for small numbers, else ms."""
     return ns if not ns or int(ns) < 100_000 else f"{int(ns) / 1e6:.1f} ms"
@@ -230,7 +221,7 @@ def page(rows: list[Row], long: list[Row]) -> str:
         "",
         provenance(rows),
     ]  # fmt: skip
-    cells = {name: by_cell([row for row in rows if row["table"] == name]) for name in TABLES}
+    cells = {name: cells_of(rows, name) for name in TABLES}
     found = {"ours": "ours", "seeds": "seeds", "bound": "bound", "by": "by", "gap": "gap",
              "proven": "proven", "engine": "found by"}  # fmt: skip
     end = {"first_s": "first s", "best_s": "best s", "mib": "MiB", "goal": "goal", "reached": "reached"}  # fmt: skip

@@ -215,6 +215,11 @@ class CostProfile:
         return (self.offload and self.offload.devices_per_node) or self.devices
 
     @property
+    def nodes(self) -> int:
+        """How many hosts the devices are on; the last may have fewer."""
+        return -(-self.devices // self.devices_per_node)
+
+    @property
     def sending_ns(self) -> int:
         """How long a message keeps the compute stream of its sender busy."""
         return self.occupancy_ns if self.links == "blocking" else 0

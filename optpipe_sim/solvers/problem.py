@@ -69,7 +69,7 @@ class Problem:
         if offload is None or offload.host_limit_bytes is None:
             return None
         per_node = self.profile.devices_per_node
-        sizes = [0] * -(-self.profile.devices // per_node)
+        sizes = [0] * self.profile.nodes
         for device, cost in zip(self.profile.placement, self.profile.stages, strict=True):
             sizes[device // per_node] += cost.offloadable
         limit = offload.host_limit_bytes

@@ -290,12 +290,11 @@ class Trace:
         """Per node, the pinned host bytes over time: from the start of an O to the end of its R; with
         drives, those of copies under way, which stream through the host unless they go past it."""
         kinds, moved = self.schedule.table[:, 0], moved_bytes(self.schedule, self.profile)
-        per_node = self.profile.devices_per_node
-        node = self.schedule.devices // per_node
+        node = self.schedule.devices // self.profile.devices_per_node
         offload = self.profile.offload
         nvme = None if offload is None else offload.nvme
         steps = []
-        for at in range(-(-self.profile.devices // per_node)):
+        for at in range(self.profile.nodes):
             out, back = (kinds == O) & (node == at), (kinds == R) & (node == at)
             begun, over = (out, back) if nvme is None else (out | back, out | back)
             if nvme is not None and nvme.staging_bytes is None:

@@ -38,7 +38,7 @@ class Wear(NamedTuple):
 
 def most_written(profile: CostProfile) -> int:
     """The bytes that one microbatch writes to the drives of a node if everything that may is offloaded."""
-    written = [0] * -(-profile.devices // profile.devices_per_node)
+    written = [0] * profile.nodes
     for cost, device in zip(profile.stages, profile.placement, strict=True):
         parts = cost.slices or (cost,)
         written[device // profile.devices_per_node] += sum(part.offloadable for part in parts)
@@ -53,8 +53,7 @@ def wear_of(schedule: Schedule, profile: CostProfile, cost_ns: int) -> Wear | No
     moved = moved_bytes(schedule, profile)
     out = schedule.table[:, 0] == O
     node = schedule.devices // profile.devices_per_node
-    nodes = range(-(-profile.devices // profile.devices_per_node))
-    written = max(int(moved[out & (node == at)].sum()) for at in nodes)
+    written = max(int(moved[out & (node == at)].sum()) for at in range(profile.nodes))
     daily = written * DAY_NS // cost_ns
     rated = offload.nvme.rated_bytes
     return Wear(written, daily, None if not (rated and daily) else rated / daily / 365)

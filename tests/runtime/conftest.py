@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from optpipe_sim.profile import CostProfile
 from optpipe_sim.runtime.execute.launch import Ranks
 
 
@@ -25,3 +26,19 @@ def ranks_of(count: int) -> Iterator[Ranks]:
 # started by the first test that uses them, and again after a failure
 two = pytest.fixture(scope="session", name="two")(lambda: (yield from ranks_of(2)))
 four = pytest.fixture(scope="session", name="four")(lambda: (yield from ranks_of(4)))
+
+
+@pytest.fixture(scope="session")
+def with_recompute() -> CostProfile:
+    """The profile of the model that `train_cases` trains, measured here, with levels of recomputation."""
+    from train_cases import measured_costs
+
+    return measured_costs()
+
+
+@pytest.fixture(scope="session")
+def profile(with_recompute: CostProfile) -> CostProfile:
+    """The same without levels; test files with a model of their own have another of this name."""
+    from train_cases import without_levels
+
+    return without_levels(with_recompute)

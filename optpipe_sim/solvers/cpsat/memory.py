@@ -42,7 +42,7 @@ def host_memory(model: Model, order: str) -> None:
     if offload is None or offload.host_limit_bytes is None or order == RANKS:
         return
     per_node = costs.devices_per_node
-    for node in range(-(-costs.devices // per_node)):
+    for node in range(costs.nodes):
         held = [
             (_interval(model, model.start[Op(O, s, j)], model.end[Op(R, s, j)], moved), size)
             for (s, j), moved in model.moved.items()

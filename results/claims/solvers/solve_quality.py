@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from experiments.solve_quality.cases import cells_of
 from optpipe_sim.spread import spread
 from optpipe_sim.study.claims import Row, Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:
     everything = tables("solve_quality")
-    reference, large, other = (cells(everything, name) for name in ("reference", "large", "other"))
+    reference, large, other = (
+        cells_of(everything, name) for name in ("reference", "large", "other")
+    )
     proven = sum(all(row["status"] == "optimal" for row in cell) for cell in reference)
     yield (
         f"Of {len(reference)} reference cells (p = {span(every(reference, 'p'))},"
@@ -31,16 +34,6 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" (medians); it is at most {percent(max(over))} above the best of our own runs of up to"
         f" {max(row['seconds'] for row in long)} s, which is all that *best known* means there"
     )
-
-
-def cells(rows: Iterable[Row], table: str) -> list[list[Row]]:
-    """The rows of each cell of a table, a seed each."""
-    found: dict[tuple[object, ...], list[Row]] = {}
-    for row in rows:
-        if row["table"] == table:
-            key = tuple(row[name] for name in ("p", "m", "limit", "copy", "case"))
-            found.setdefault(key, []).append(row)
-    return list(found.values())
 
 
 def every(cells: Iterable[Iterable[Row]], column: str) -> set[float]:

@@ -15,12 +15,15 @@ from optpipe_sim.costs.models import Model
 from optpipe_sim.ops import BW, COMPUTE, B, C, F, O, Op, R
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.profile.parts import join
-from optpipe_sim.runtime.execute.task import Modules
+from optpipe_sim.runtime.execute.serial import SerialRun, run_serially
+from optpipe_sim.runtime.execute.task import Modules, batch, stage_worker, zero_gradients
 from optpipe_sim.runtime.measure.footprint import StageBytes, stage_bytes
+from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.stage import StageWorker
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.schedule.shape import Shape
+from optpipe_sim.sim.lower import Lowered
 from optpipe_sim.stage_cost import RecomputeLevel, StageCost
 
 SEQ, WIDTH = 32, 64
@@ -43,6 +46,19 @@ MS = 10**6
 def joined(results: Iterable[Mapping[str, Any]]) -> dict[str, Tensor]:
     """The gradients of all ranks by name."""
     return {name: grad for result in results for name, grad in result["gradients"].items()}
+
+
+def run_all(plan: Plan, lowered: Lowered) -> tuple[dict[int, StageWorker], SerialRun]:
+    """The stages of all ranks after a run in this thread, memory measured; and what was measured."""
+    shape = lowered.schedule.shape
+    workers = {rank: stage_worker(plan, shape, rank) for rank in range(shape.devices)}
+    for worker in workers.values():
+        zero_gradients(worker)
+        worker.start_step(*batch(plan, shape.microbatches, 0))
+    with LiveBytes() as meter:
+        for worker in workers.values():
+            worker.allocated = meter.add
+        return workers, run_serially(lowered, workers, meter=meter)
 
 
 def assert_equal(
@@ -187,7 +203,7 @@ def residual_batch(microbatches: int, seed: int) -> tuple[Tensor, Tensor]:
 RESIDUAL = Modules(residual_worker, residual_batch)
 
 
-class Broken(Residual):
+class Faulty(Residual):
     """A stage whose fourth forward fails."""
 
     calls = 0
@@ -195,33 +211,28 @@ class Broken(Residual):
     def forward(self, x: Tensor) -> Tensor:
         self.calls += 1
         if self.calls == 4:
-            raise ValueError("the fourth is one too many")
+            self.fail()
         return super().forward(x)
 
+    def fail(self) -> None:
+        raise ValueError("the fourth is one too many")
 
-def broken_worker(shape: Shape, rank: int) -> StageWorker:
+
+class Killed(Faulty):
+    """A stage whose fourth forward is the end of its process."""
+
+    def fail(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def broken_worker(shape: Shape, rank: int, kind: type[Faulty] = Faulty) -> StageWorker:
+    """With faulty stages on rank 1."""
     worker = residual_worker(shape, rank)
     if rank == 1:
         for stage in worker.modules:
-            worker.modules[stage] = Broken(stage)
+            worker.modules[stage] = kind(stage)
     return worker
-
-
-class Killed(Residual):
-    """A stage whose fourth forward is the end of its process."""
-
-    calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls == 4:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().forward(x)
 
 
 def killed_worker(shape: Shape, rank: int) -> StageWorker:
-    worker = residual_worker(shape, rank)
-    if rank == 1:
-        for stage in worker.modules:
-            worker.modules[stage] = Killed(stage)
-    return worker
+    return broken_worker(shape, rank, Killed)

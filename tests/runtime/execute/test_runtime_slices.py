@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import runtime_cases as cases
+import stage_cases
 import torch
-from runtime_cases import EXPERTS, SEQ, plan_of, profile_of, with_offloads
+from runtime_cases import EXPERTS, SEQ, plan_of, profile_of, run_all, with_offloads
+from stage_cases import LLAMA
 from torch import Tensor
 
 from optpipe_sim import build, load_profile
@@ -19,9 +21,8 @@ from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime.confirm.case import plan_of as plan_of_profile
 from optpipe_sim.runtime.confirm.verdict import compare_gradients, peaks_after_ops
 from optpipe_sim.runtime.execute.launch import Ranks
-from optpipe_sim.runtime.execute.serial import SerialRun, run_serially
+from optpipe_sim.runtime.execute.serial import SerialRun
 from optpipe_sim.runtime.execute.task import Task, batch, named_gradients, reference, stage_worker
-from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.split import zero_gradients
@@ -30,10 +31,7 @@ from optpipe_sim.runtime.program.program import linear_programs
 from optpipe_sim.runtime.program.soundness import check_programs
 from optpipe_sim.sim.lower import Lowered, lower
 
-SMALL = {"layers": 4, "hidden": 32, "heads": 4, "vocab": 50}
-GPT = Model("gpt", **SMALL, style="gpt", positions=SEQ)
-TIED = Model("tied", **SMALL, style="gpt", positions=SEQ, tied=True)
-LLAMA = Model("llama", **SMALL, kv_heads=2, ffn=48)
+GPT, TIED = (replace(model, positions=SEQ) for model in (stage_cases.GPT, stage_cases.TIED))
 EQUAL = {s: (SEQ // s,) * s for s in (2, 4)}
 UNEQUAL = (12, 10, 6, 4)
 NAMES = ("seq1f1b", "seq1f1b-i:chunks=2", "seq-zb", "mepipe:chunks=2", "slimpipe")
@@ -49,15 +47,7 @@ def case_of(
 
 def serially(plan: Plan, lowered: Lowered) -> tuple[SerialRun, dict[str, Tensor]]:
     """A run of all ranks, its memory measured, and its gradients."""
-    shape = lowered.schedule.shape
-    workers = {rank: stage_worker(plan, shape, rank) for rank in range(shape.devices)}
-    for worker in workers.values():
-        zero_gradients(worker)
-        worker.start_step(*batch(plan, shape.microbatches, 0))
-    with LiveBytes() as meter:
-        for worker in workers.values():
-            worker.allocated = meter.add
-        found = run_serially(lowered, workers, meter=meter)
+    workers, found = run_all(plan, lowered)
     return found, {n: g for worker in workers.values() for n, g in named_gradients(worker).items()}
 
 

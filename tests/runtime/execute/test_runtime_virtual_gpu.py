@@ -95,6 +95,16 @@ def run_alone(lowered: Lowered, gpu: VirtualGpu, rank: int) -> StageWorker:
     return worker
 
 
+def assert_sound(lowered: Lowered, gpu: VirtualGpu) -> None:
+    """Each rank alone runs without a fault, to the gradients of the unpipelined model."""
+    _, expected = reference(PLAN, M, 0)
+    for rank in (0, 1):
+        worker = run_alone(lowered, gpu, rank)
+        assert gpu.faults == []
+        for parameter, gradient in named_gradients(worker).items():
+            assert torch.equal(gradient, expected[parameter]), parameter
+
+
 def patched(monkeypatch: pytest.MonkeyPatch, at: Any, name: str, change: Any) -> None:
     monkeypatch.setattr(at, name, change(getattr(at, name)))
 
@@ -102,13 +112,7 @@ def patched(monkeypatch: pytest.MonkeyPatch, at: Any, name: str, change: Any) ->
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("name", ["gpipe", "zb-h1", "zb-v", "po-h"])
 def test_no_race_and_no_early_reuse(name: str, shared: bool, gpu: VirtualGpu) -> None:
-    lowered = lowered_of(name, shared)
-    _, expected = reference(PLAN, M, 0)
-    for rank in (0, 1):
-        worker = run_alone(lowered, gpu, rank)
-        assert gpu.faults == []
-        for parameter, gradient in named_gradients(worker).items():
-            assert torch.equal(gradient, expected[parameter]), parameter
+    assert_sound(lowered_of(name, shared), gpu)
     assert len({stream.name for stream in gpu.streams}) == (2 if shared else 3)
 
 
@@ -119,12 +123,7 @@ def test_no_race_where_activations_are_recomputed(name: str, apart: bool, gpu: V
     lowered = lowered_of(name, apart=apart)
     reloaded = {op[1:] for p in lowered.schedule.programs for op in p if op.kind is R}
     assert reloaded & levels_of(lowered.schedule).keys()
-    _, expected = reference(PLAN, M, 0)
-    for rank in (0, 1):
-        worker = run_alone(lowered, gpu, rank)
-        assert gpu.faults == []
-        for parameter, gradient in named_gradients(worker).items():
-            assert torch.equal(gradient, expected[parameter]), parameter
+    assert_sound(lowered, gpu)
 
 
 # what is left out, and what must be found then

@@ -9,26 +9,13 @@ import numpy as np
 import pytest
 from train_cases import (
     M,
-    measured_costs,
     one_by_one,
     timed,
-    without_levels,
 )
 
 from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.ops import BW, B, F, O, R, W
-from optpipe_sim.profile import CostProfile
 from optpipe_sim.runtime.measure.insitu import Sample, Window, drift, measured_profile
-
-
-@pytest.fixture(scope="module")
-def with_recompute() -> CostProfile:
-    return measured_costs()
-
-
-@pytest.fixture(scope="module")
-def profile(with_recompute) -> CostProfile:
-    return without_levels(with_recompute)
 
 
 def test_a_profile_measured_of_a_replay_is_the_one_replayed(profile) -> None:

@@ -13,7 +13,16 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from runtime_cases import EXPERTS, GPT, TIED, plan_of, profile_of, with_levels, with_offloads
+from runtime_cases import (
+    EXPERTS,
+    GPT,
+    TIED,
+    plan_of,
+    profile_of,
+    run_all,
+    with_levels,
+    with_offloads,
+)
 from strategies import schedules
 from torch import Tensor, nn
 
@@ -61,14 +70,7 @@ def confirm(schedule: Schedule, profile: CostProfile, model: Model) -> None:
     lowered = lower(schedule, profile)
     shape = schedule.shape
     plan = plan_of(model, shape.devices, shape.chunks)
-    workers = {rank: stage_worker(plan, shape, rank) for rank in range(shape.devices)}
-    for worker in workers.values():
-        zero_gradients(worker)
-        worker.start_step(*batch(plan, shape.microbatches, 0))
-    with LiveBytes() as meter:
-        for worker in workers.values():
-            worker.allocated = meter.add
-        run = run_serially(lowered, workers, meter=meter)
+    workers, run = run_all(plan, lowered)
     loss, expected = wanted(model, shape.microbatches)
     assert run.loss == loss
     for worker in workers.values():

@@ -20,37 +20,24 @@ from train_cases import (
     M,
     kinds,
     losses,
-    measured_costs,
     one_by_one,
     rows_after,
     scripted,
     task,
     timed,
     until,
-    without_levels,
 )
 
 from optpipe_sim import build
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.files import read_mapping
 from optpipe_sim.ops import BW, B, F, Op, W
-from optpipe_sim.profile import CostProfile
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.train.checkpoint import NAME
 from optpipe_sim.runtime.train.online import require_same_shape
 from optpipe_sim.runtime.train.planner import Planner, in_order
 from optpipe_sim.runtime.train.task import Slow
 from optpipe_sim.runtime.train.train import switch_costs, train, unpipelined
-
-
-@pytest.fixture(scope="module")
-def with_recompute() -> CostProfile:
-    return measured_costs()
-
-
-@pytest.fixture(scope="module")
-def profile(with_recompute) -> CostProfile:
-    return without_levels(with_recompute)
 
 
 @pytest.fixture(scope="module")
