@@ -42,7 +42,8 @@ def _looked_up(schedule: Schedule, profile: CostProfile, treatment: np.ndarray) 
     kinds, stages, units = schedule.table.T
     slices = schedule.shape.slices
     if slices == 1:
-        return OpCosts(*(array[kinds, stages, treatment] for array in profile.op_table))
+        flat = np.ravel_multi_index((kinds, stages, treatment), profile.op_table.asks.shape)
+        return OpCosts(*(array.ravel()[flat] for array in profile.op_table))
     whole = np.zeros((schedule.shape.stages, schedule.shape.units), np.int64)
     behind, _ = offloads_behind(schedule)
     whole[tuple(schedule.table[behind, 1:].T)] = 1

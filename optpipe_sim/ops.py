@@ -117,8 +117,7 @@ RULES = (
 )
 
 
-def rules() -> Iterator[Rule]:
-    """Return every rule, those of B repeated for BW on either side."""
+def _all_rules() -> Iterator[Rule]:
     for rule in RULES:
         for op in (B, BW) if rule.op is B else (rule.op,):
             for needs in (B, BW) if rule.needs is B else (rule.needs,):
@@ -126,7 +125,10 @@ def rules() -> Iterator[Rule]:
                     yield rule._replace(op=op, needs=needs)
 
 
-_RULES_OF = {kind: tuple(rule for rule in rules() if rule.op is kind) for kind in OpKind}
+# every rule, those of B repeated for BW on either side
+ALL_RULES = tuple(_all_rules())
+
+_RULES_OF = {kind: tuple(rule for rule in ALL_RULES if rule.op is kind) for kind in OpKind}
 
 
 def dependencies(op: Op) -> Iterator[Op]:

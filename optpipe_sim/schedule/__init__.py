@@ -13,7 +13,7 @@ import numpy as np
 
 from ..errors import InvalidSchedule
 from ..files import read_mapping, write_text
-from ..ops import BW, TRANSFERS, B, C, F, O, Op, OpKind, R, SliceOp, W, parse_op, rules
+from ..ops import ALL_RULES, BW, TRANSFERS, B, C, F, O, Op, OpKind, R, SliceOp, W, parse_op
 from ..units import counted, html_table
 from .files import FORMAT, VERSION, read_fields
 from .levels import Levels as Levels
@@ -176,18 +176,21 @@ class Schedule:
     def edges(self) -> tuple[np.ndarray, np.ndarray]:
         """The data dependencies: rows of the ops that wait, and of those they wait for."""
         kinds, stages, units = self.table.T.astype(np.int64)
-        waiting, needed = [], []
-        for op, needs, step, slices in rules():
-            if slices and self.shape.slices == 1:
+        rows_of = {kind: np.flatnonzero(kinds == kind) for kind in np.unique(kinds).tolist()}
+        waiting, needed = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for op, needs, step, slices in ALL_RULES:
+            if op not in rows_of or needs not in rows_of or (slices and self.shape.slices == 1):
                 continue
-            rows = np.flatnonzero(kinds == op)
+            rows = rows_of[op]
             other = stages[rows] + step
-            there = (other >= 0) & (other < self.shape.stages)
+            if step:
+                there = (other >= 0) & (other < self.shape.stages)
+                rows, other = rows[there], other[there]
             if slices:  # to another slice of the same microbatch
                 part = units[rows] % self.shape.slices + slices
-                there &= (part >= 0) & (part < self.shape.slices)
-            rows = rows[there]
-            found = self.rows[encode(self.shape, needs, other[there], units[rows] + slices)]
+                there = (part >= 0) & (part < self.shape.slices)
+                rows, other = rows[there], other[there]
+            found = self.rows[encode(self.shape, needs, other, units[rows] + slices)]
             waiting.append(rows[found >= 0])
             needed.append(found[found >= 0])
         return np.concatenate(waiting), np.concatenate(needed)
