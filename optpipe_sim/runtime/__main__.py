@@ -144,7 +144,7 @@ def _measure(task: Any, rank: int) -> dict[str, Any]:
     """What rank 0 has to show; of the other ranks, nothing."""
     import torch.distributed as dist
 
-    from ..sim.difference import Difference
+    from ..sim.difference import compare_traces
     from ..sim.lower import lower
     from .execute.executor import measured_trace
 
@@ -158,7 +158,8 @@ def _measure(task: Any, rank: int) -> dict[str, Any]:
     lowered = lower(task.schedule, task.profile, task.memory_limit)
     traces = [measured_trace(lowered, records) for records in zip(*gathered, strict=True)]
     best = min(traces, key=lambda trace: trace.makespan_ns)
-    difference = Difference(lowered, lowered.replay(), best)
+    difference = compare_traces(lowered, best, concurrent=task.mode == "gradient")
+    corrected = difference.corrected
     static = lowered.profile.static_bytes
     facts: dict[str, Any] = {
         "mode": task.mode,
@@ -166,6 +167,7 @@ def _measure(task: Any, rank: int) -> dict[str, Any]:
         "ranks": len(gathered),
         "microbatches": task.schedule.shape.microbatches,
         "predicted_makespan_ns": difference.predicted.makespan_ns,
+        "corrected_makespan_ns": None if corrected is None else corrected.makespan_ns,
         "measured_makespan_ns": best.makespan_ns,
         "ratio": difference.ratio,
         "iterations_ns": [trace.makespan_ns for trace in traces],
@@ -199,6 +201,12 @@ def _show(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
         f" predicted {format_time(times[0])}, measured {format_time(times[1])}"
         f" ({facts['ratio'] - 1:+.1%}; the fastest of {len(facts['iterations_ns'])})"
     )
+    if facts["corrected_makespan_ns"] is not None:
+        slower = facts["corrected_makespan_ns"]
+        print(
+            f"  predicted with ops slowed down by copies and idle gaps: {format_time(slower)};"
+            f" measured is {times[1] / slower - 1:+.1%} from that"
+        )
     causes = sorted(facts["causes_ns"].items(), key=lambda item: -abs(item[1]))
     print("  " + ", ".join(f"{cause} {format_time(time)}" for cause, time in causes))
     if facts["mode"] == "gradient":

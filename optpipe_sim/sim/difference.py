@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import InvalidSchedule
 from ..ops import TRANSFERS, Op, OpKind
 from ..trace import Trace
+from .interference import Interference, replay_with_interference
 from .lower import Lowered
 
 
@@ -19,6 +20,7 @@ class KindRow(NamedTuple):
     """The ops of one kind and stage: predicted and measured durations.
 
     `predicted_ns` is the median as well, of backwards that recompute and others. `quartile_ns` are the lower and upper quartile of the measured durations.
+    `corrected_ns` is the median of the prediction corrected by interference; None where the profile has none.
     """
 
     kind: OpKind
@@ -27,6 +29,7 @@ class KindRow(NamedTuple):
     predicted_ns: int
     median_ns: float
     quartile_ns: tuple[float, float]
+    corrected_ns: int | None = None
 
     @property
     def ratio(self) -> float:
@@ -34,6 +37,13 @@ class KindRow(NamedTuple):
         if self.predicted_ns:
             return self.median_ns / self.predicted_ns
         return float("inf") if self.median_ns else 1.0
+
+    @property
+    def expected_ratio(self) -> float | None:
+        """The ratio that the corrected prediction expects."""
+        if self.corrected_ns is None or not self.predicted_ns:
+            return None
+        return self.corrected_ns / self.predicted_ns
 
 
 class PathStep(NamedTuple):
@@ -53,11 +63,16 @@ class PathStep(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """A measured trace and the predicted one, of the same lowered schedule."""
+    """A measured trace and the predicted one, of the same lowered schedule.
+
+    `corrected`: the prediction with ops slowed down by what runs beside them, where ops did run beside each other
+    and the profile has measured that. It stands beside the plain one.
+    """
 
     lowered: Lowered
     predicted: Trace
     measured: Trace
+    corrected: Trace | None = None
 
     @property
     def ratio(self) -> float:
@@ -70,12 +85,16 @@ class Difference:
         table = self.measured.schedule.table
         lasting = self.measured.end_ns - self.measured.start_ns
         expected = self.predicted.end_ns - self.predicted.start_ns
+        slower = None if self.corrected is None else self.corrected.end_ns - self.corrected.start_ns
         rows = []
         for kind, stage in np.unique(table[:, :2], axis=0).tolist():
             here = np.flatnonzero((table[:, 0] == kind) & (table[:, 1] == stage))
             low, middle, high = np.percentile(lasting[here], (25, 50, 75)).tolist()
             predicted = round(float(np.median(expected[here])))
-            rows.append(KindRow(OpKind(kind), stage, len(here), predicted, middle, (low, high)))
+            corrected = None if slower is None else round(float(np.median(slower[here])))
+            rows.append(
+                KindRow(OpKind(kind), stage, len(here), predicted, middle, (low, high), corrected)
+            )
         return tuple(rows)
 
     @cached_property
@@ -166,6 +185,7 @@ class Difference:
             "predicted_makespan_ns": self.predicted.makespan_ns,
             "measured_makespan_ns": self.measured.makespan_ns,
             "ratio": self.ratio,
+            "corrected_makespan_ns": None if self.corrected is None else self.corrected.makespan_ns,
             "causes_ns": self.causes_ns,
             "ops": [
                 {
@@ -176,6 +196,7 @@ class Difference:
                     "median_ns": row.median_ns,
                     "quartiles_ns": list(row.quartile_ns),
                     "ratio": row.ratio if np.isfinite(row.ratio) else None,
+                    "expected_ratio": row.expected_ratio,
                 }
                 for row in self.kinds
             ],
@@ -192,15 +213,20 @@ class Difference:
         }
 
 
-def compare_traces(lowered: Lowered, measured: Trace) -> Difference:
+def compare_traces(lowered: Lowered, measured: Trace, *, concurrent: bool = False) -> Difference:
     """Compare a measured trace with the prediction of its lowered schedule.
+
+    Args:
+        concurrent: whether copies ran beside real ops: then they slow each other down (`interference`).
 
     Raises:
         InvalidSchedule: where the trace is of another schedule.
     """
     if measured.schedule.programs != lowered.schedule.programs:
         raise InvalidSchedule("the measured trace is of another schedule than the predicted one")
-    return Difference(lowered, lowered.replay(), measured)
+    found = Interference.of(lowered.profile) if concurrent else None
+    corrected = None if found is None else replay_with_interference(lowered, found)
+    return Difference(lowered, lowered.replay(), measured, corrected)
 
 
 def beside_copies(difference: Difference, measured: Trace | None = None) -> dict[str, float]:

@@ -93,16 +93,23 @@ class Interference:
         return said
 
 
-def replay_with_interference(lowered: Lowered, found: Interference) -> Trace:
+def replay_with_interference(
+    lowered: Lowered, found: Interference, durations_ns: np.ndarray | None = None
+) -> Trace:
     """The replay with every op as long as its surroundings make it.
 
     An op of d ns of which c run beside copies that slow it down by f takes ``d + c (1 - 1/f)``, a copy
     beside copies of the other direction likewise; after a gap of at least `idle_ns` on its device's compute
     stream an op takes d times that factor first. What runs beside what is that of the replay before, until
     durations stay as they are (at most `ROUNDS`).
+
+    Args:
+        durations_ns: of each op, by row, with nothing beside it; default: the profile's.
     """
-    own = op_costs(lowered.schedule, lowered.profile).duration_ns.astype(float)
-    trace, before = lowered.replay(), own
+    if durations_ns is None:
+        durations_ns = op_costs(lowered.schedule, lowered.profile).duration_ns
+    own = durations_ns.astype(float)
+    trace, before = lowered.replay(durations_ns), own
     for _ in range(ROUNDS):
         durations = np.round(_stretched(own, trace, found))
         if np.array_equal(durations, before):

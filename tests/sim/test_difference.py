@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from strategies import cases
 from unit_profiles import unit_profile
 
-from optpipe_sim import build, simulate
+from optpipe_sim import Schedule, build, load_profile, simulate
 from optpipe_sim.errors import Deadlock, InvalidSchedule
 from optpipe_sim.ops import parse_op
 from optpipe_sim.plot.confirm import confirm_figure
+from optpipe_sim.schedule.shape import Shape
 from optpipe_sim.sim.difference import beside_copies, compare_traces
 from optpipe_sim.sim.lower import lower
 
@@ -49,6 +50,32 @@ def test_a_slow_op_on_the_critical_path_is_blamed() -> None:
     assert difference.path[0].op == parse_op("F0.0")
     assert difference.path[0].longer_ns == 5 * MS
     assert difference.path[0].waited_for is None
+
+
+def test_where_ops_ran_beside_copies_the_corrected_prediction_stands_beside_the_ratios() -> None:
+    """F0.1 runs for 10 ms, beside an O for the first 4 of them: at half its speed it loses 2."""
+    factors = {"stages": [{"F": {"d2h": 2.0}}], "copies": {}, "idle_ns": 10**15}
+    profile = load_profile(
+        {
+            "name": "one",
+            "devices": 1,
+            "stages": {"t_f_ms": 10, "t_b_ms": 10, "t_w_ms": 10, "act_bytes": 100, "w_bytes": 50},
+            "offload": {"t_offload_ms": 4, "t_reload_ms": 8},
+            "meta": {"interference": factors},
+        }
+    )
+    program = ["F0.0", "O0.0", "F0.1", "R0.0", "B0.0", "W0.0", "B0.1", "W0.1"]
+    lowered = lower(Schedule(Shape(1, 1, 2), [program]), profile)
+    alone = compare_traces(lowered, lowered.replay())
+    assert alone.corrected is None
+    assert {row.expected_ratio for row in alone.kinds} == {None}
+    found = compare_traces(lowered, lowered.replay(), concurrent=True)
+    assert found.corrected is not None
+    ratios = {row.kind.name: (row.ratio, row.expected_ratio) for row in found.kinds}
+    assert ratios["F"] == (1.0, 1.1)  # the median of 1 and 1.2
+    assert ratios["B"] == ratios["O"] == (1.0, 1.0)
+    unknown = lower(lowered.schedule, replace(profile, meta={}))
+    assert compare_traces(unknown, lowered.replay(), concurrent=True).corrected is None
 
 
 def test_ops_beside_copies_are_told_from_the_others() -> None:

@@ -74,8 +74,9 @@ def show_confirmation(
 def _makespan(out: Out, found: Confirmation) -> None:
     predicted, measured = found.difference.predicted, found.difference.measured
     line(out, "predicted", format_time(predicted.makespan_ns))
-    if found.corrected is not None:
-        slower = _beside(found.corrected.makespan_ns, predicted.makespan_ns)
+    corrected = found.difference.corrected
+    if corrected is not None:
+        slower = _beside(corrected.makespan_ns, predicted.makespan_ns)
         line(
             out,
             "corrected",
@@ -93,6 +94,10 @@ def _makespan(out: Out, found: Confirmation) -> None:
         "loop": f"composed of per-op medians; of each of {len(ends)} sweeps: {span}",
     }[found.mode]
     line(out, "measured", _beside(measured.makespan_ns, predicted.makespan_ns).append(f" ({how})"))
+    if found.together is not None:
+        slower = _beside(found.together.makespan_ns, predicted.makespan_ns)
+        said = " (these medians, slowed down by copies and idle gaps, as profiled)"
+        line(out, "with copies", slower.append(said))
     if found.noise_ns is not None:
         share = found.noise_ns / predicted.makespan_ns
         text = f"{format_time(found.noise_ns)}, {share:.1%}: every other run against the rest"
@@ -138,8 +143,10 @@ def _ops(out: Out, found: Confirmation) -> None:
             *(_op(rows[kind, stage]) if (kind, stage) in rows else "" for kind in kinds),
         )
     out.print(table)
-    out.hint(Text("medians here, and how many times the profile's that is", "dim"))
-    if found.mode == "loop" and found.interference is not None:
+    corrected = found.difference.corrected is not None
+    how = ", with what runs beside it expected (exp.)" if corrected else ""
+    out.hint(Text(f"medians here, and how many times the profile's that is{how}", "dim"))
+    if found.interference is not None and (corrected or found.together is not None):
         said = "; ".join(found.interference.lines())
         out.hint(Text(f"profiled beside copies, over alone: {said}", "dim"), soft_wrap=True)
     out.print()
@@ -147,7 +154,8 @@ def _ops(out: Out, found: Confirmation) -> None:
 
 def _op(row: KindRow) -> str:
     ratio = f"×{row.ratio:.2f}" if row.predicted_ns else "none predicted"
-    return f"{format_time(round(row.median_ns))}  {ratio}"
+    expected = "" if row.expected_ratio is None else f" (exp. ×{row.expected_ratio:.2f})"
+    return f"{format_time(round(row.median_ns))}  {ratio}{expected}"
 
 
 def _ranks(out: Out, found: Confirmation) -> None:

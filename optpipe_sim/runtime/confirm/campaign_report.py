@@ -86,7 +86,7 @@ def _makespans(of_work: Mapping[str, Confirmation]) -> list[str]:
         predicted = one.difference.predicted.makespan_ns
         measured = one.difference.measured.makespan_ns
         low, high = min(one.makespans_ns), max(one.makespans_ns)
-        gradients, corrected = one.gradients, one.corrected
+        gradients, corrected = one.gradients, one.difference.corrected or one.together
         cells = [
             name,
             format_time(predicted),
@@ -125,7 +125,8 @@ def _ratios(of_work: Mapping[str, Confirmation]) -> list[str]:
     for name, one in of_work.items():
         by_kind: dict[str, list[str]] = {}
         for row in one.difference.kinds:
-            by_kind.setdefault(row.kind.name, []).append(f"{row.ratio:.3f}")
+            expected = "" if row.expected_ratio is None else f" (exp. {row.expected_ratio:.3f})"
+            by_kind.setdefault(row.kind.name, []).append(f"{row.ratio:.3f}{expected}")
         text = "; ".join(f"{kind} {' '.join(ratios)}" for kind, ratios in by_kind.items())
         causes = ", ".join(
             f"{cause} {format_time(time)}" for cause, time in one.difference.causes_ns.items()

@@ -32,6 +32,7 @@ from ..measure.memory import CappedCudaBytes, LiveBytes, Meter, meter
 from ..model.split import zero_gradients
 from ..model.stage import StageWorker
 from ..model.stash import HostSlab
+from ..program.prepare import check_tier
 from ..program.program import linear_programs
 from .case import Case, free_bytes
 from .verdict import Confirmation, GradientCheck, Gradients, Peak, peaks_after_ops
@@ -45,6 +46,7 @@ class Bench:
     """The device, with one rank on it at a time."""
 
     def __init__(self, case: Case) -> None:
+        check_tier(case.schedule, case.profile)
         self.case, self.lowered = case, case.lowered
         self.shape = case.lowered.schedule.shape
         self.programs = linear_programs(case.lowered)
@@ -196,7 +198,7 @@ def loop(case: Case, progress: Progress) -> Confirmation:
     return Confirmation(
         "loop",
         case.device,
-        compare_traces(lowered, compose(lowered, median_of(_found(sweeps)))),
+        compare_traces(lowered, compose(lowered, median_of(_found(sweeps))), concurrent=True),
         tuple(sweep.composed.makespan_ns for sweep in sweeps),
         noise_ns=_noise([compose(lowered, median_of(half)) for half in halves(_found(sweeps))]),
         closure_ns=sweeps[-1].moved_ns,

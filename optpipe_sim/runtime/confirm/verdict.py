@@ -285,13 +285,14 @@ class Confirmation:
         return self.mode != "gradient"
 
     @cached_property
-    def corrected(self) -> Trace | None:
-        """Of ``loop`` the prediction with ops slowed down by what runs beside them, as far as the profile
-        has measured that; it stands beside the plain one."""
-        found = self.interference
-        if self.mode != "loop" or found is None:
+    def together(self) -> Trace | None:
+        """Of ``replay``, where each op ran alone: its makespan with ops slowed down by what would run beside
+        them, as far as the profile has measured that; it is what ``loop`` should find."""
+        found, measured = self.interference, self.difference.measured
+        if self.mode != "replay" or found is None:
             return None
-        return replay_with_interference(self.difference.lowered, found)
+        lowered = self.difference.lowered
+        return replay_with_interference(lowered, found, measured.end_ns - measured.start_ns)
 
     @property
     def interference(self) -> Interference | None:
@@ -313,7 +314,7 @@ class Confirmation:
             how = "composed of per-op medians" if self.composed else "measured"
             found.append(
                 f"the makespan {how} is {format_time(time)}, {time / predicted - 1:+.1%} from the"
-                f" {format_time(predicted)} predicted"
+                f" {format_time(predicted)} predicted{self._as_corrected}"
             )
         if self.closure_ns is not None and self.closure_ns > self.tolerances.time * predicted:
             found.append(
@@ -324,6 +325,18 @@ class Confirmation:
         if self.gradients is not None:
             found += self.gradients.problems(self.tolerances.gradient or 0.0)
         return found
+
+    @property
+    def _as_corrected(self) -> str:
+        """How far the measured makespan is from the corrected prediction, as the end of a sentence."""
+        corrected = self.difference.corrected
+        if corrected is None:
+            return ""
+        off = self.difference.measured.makespan_ns / corrected.makespan_ns - 1
+        return (
+            f"; {off:+.1%} from the {format_time(corrected.makespan_ns)} corrected by what runs"
+            " beside each op"
+        )
 
     @property
     def not_confirmed(self) -> tuple[str, ...]:
@@ -357,7 +370,7 @@ class Confirmation:
             "composed_makespan_ns": (
                 self.difference.measured.makespan_ns if self.composed else None
             ),
-            "corrected_makespan_ns": None if self.corrected is None else self.corrected.makespan_ns,
+            "together_makespan_ns": None if self.together is None else self.together.makespan_ns,
             "noise_ns": self.noise_ns,
             "last_sweep_ns": None if self.last is None else self.last.makespan_ns,
             "closure_ns": self.closure_ns,

@@ -25,6 +25,7 @@ from ..measure.memory import meter as meter_of
 from ..model.models import build_stage, layer_counts
 from ..model.split import zero_gradients
 from ..model.stage import StageWorker, token_loss
+from ..program.prepare import check_tier
 from ..program.program import Program, linear_programs
 from .executor import Record, run_program
 from .iteration import Iteration
@@ -91,8 +92,10 @@ class Task:
             raise OptPipeError("mode synthetic: its ops sleep on the CPU; on cuda take gradient")
         if self.mode not in MODES:
             raise OptPipeError(f"mode: expected {' or '.join(MODES)}, got {self.mode!r}")
-        if self.mode == "gradient" and self.plan is None:
-            raise OptPipeError("mode gradient: needs a model")
+        if self.mode == "gradient":
+            if self.plan is None:
+                raise OptPipeError("mode gradient: needs a model")
+            check_tier(self.schedule, self.profile)
         if self.iterations < 1:
             raise OptPipeError(f"iterations: must be at least 1, got {self.iterations}")
 

@@ -17,6 +17,7 @@ from ...op_costs import op_costs
 from ...ops import BW, COMPUTE, B, C, F, O, OpKind, R, W
 from ...profile import CostProfile
 from ...schedule import Schedule
+from ...sim.interference import KEY as INTERFERENCE
 from ...stage_cost import StageCost
 
 KINDS = tuple(OpKind)
@@ -104,7 +105,8 @@ def measured_profile(given: CostProfile, measured: Sample, schedule: Schedule) -
     Of compute ops that the schedule does not have (a fused BW where it has B and W) the given times
     are scaled as the stage's others; copies that it does not have stay as given. Where a stage's
     activations are treated differently, an op's times are all scaled as their mean. Recomputing is
-    scaled as C, or else as the backward that it is part of. Bytes stay.
+    scaled as C, or else as the backward that it is part of. Bytes stay. Factors of interference go: what
+    runs beside an op is in its time.
     """
     expected = expected_ns(schedule, given)
 
@@ -140,7 +142,8 @@ def measured_profile(given: CostProfile, measured: Sample, schedule: Schedule) -
             ),
         )
 
-    meta = {**given.meta, "provenance": "times measured while training; bytes as given"}
+    meta = {key: value for key, value in given.meta.items() if key != INTERFERENCE}
+    meta["provenance"] = "times measured while training; bytes as given"
     stages = tuple(change(stage, cost) for stage, cost in enumerate(given.stages))
     profile = replace(given, stages=stages, meta=meta)
     if np.isnan(measured.latency_ns):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import OptPipeError
+from ...ops import O
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim.lower import Lowered, lower
@@ -31,17 +32,32 @@ def prepare(schedule: Schedule, profile: CostProfile, limit: Any = None) -> Prep
     """Lower and check a schedule for modules of a user's own.
 
     Raises:
-        OptPipeError: where it is not sound, does not keep the limit, runs slices of sequences, or recomputes
-            at a level that the runtime does not have.
+        OptPipeError: where it is not sound, does not keep the limit, runs slices of sequences, offloads to
+            drives, or recomputes at a level that the runtime does not have.
     """
     if schedule.shape.slices > 1:
         raise OptPipeError(
             f"slices: the schedule cuts sequences into {schedule.shape.slices}; modules of one's own and"
             " training runs take whole sequences (`optpipe-sim confirm` runs slices of a named model)"
         )
+    check_tier(schedule, profile)
     for name in schedule.levels.names:
         level_of(name)
     lowered = lower(schedule, profile, limit)
     programs = linear_programs(lowered)
     check_programs(programs, lowered.schedule)
     return Prepared(lowered, programs)
+
+
+def check_tier(schedule: Schedule, profile: CostProfile) -> None:
+    """Refuse offloads to drives: the runtime has host memory only.
+
+    Raises:
+        OptPipeError: says what to do instead.
+    """
+    drives = profile.offload is not None and profile.offload.nvme is not None
+    if drives and any(op.kind is O for program in schedule.programs for op in program):
+        raise OptPipeError(
+            f"profile {profile.name}: offload.nvme: the schedule offloads to NVMe drives, the runtime to host"
+            " memory only; take a profile without nvme, or a schedule without offloads"
+        )

@@ -45,6 +45,28 @@ def test_makespans_beyond_the_tolerance_do_not_hold(unit) -> None:
     assert "not come to rest" in late.problems[1]
 
 
+def test_what_copies_cost_is_said_where_ops_ran_beside_them_and_where_they_ran_alone(unit) -> None:
+    factors = {op: {"d2h": 2.0, "h2d": 2.0, "both": 2.0} for op in ("F", "B", "W")}
+    factors = {"stages": [factors] * 2, "copies": {}, "idle_ns": 10**15}
+    plain = unit(2, offload={"t_offload_ms": 1, "t_reload_ms": 1})
+    profile = replace(plain, meta={**plain.meta, "interference": factors})
+    lowered = lower(build("po-h", profile, 6), profile)
+    exact = lowered.replay()
+    corrected = compare_traces(lowered, exact, concurrent=True).corrected
+    # rank by rank in a loop: a run as slow as the factors say is off, and the sentence says why
+    loop = compare_traces(lowered, corrected, concurrent=True)
+    (said,) = Confirmation("loop", "cpu", loop, (corrected.makespan_ns,)).problems
+    assert "predicted; +0.0% from the" in said
+    assert Confirmation("loop", "cpu", loop, (corrected.makespan_ns,)).together is None
+    # op by op: nothing ran beside anything; with the factors it is what the loop found
+    replay = Confirmation("replay", "cpu", compare_traces(lowered, exact), (exact.makespan_ns,))
+    assert replay.holds
+    assert replay.together.makespan_ns == corrected.makespan_ns
+    assert replay.to_json()["together_makespan_ns"] == corrected.makespan_ns
+    slept = Confirmation("synthetic", "cpu", compare_traces(lowered, exact), (exact.makespan_ns,))
+    assert slept.together is None
+
+
 def test_gradients_are_compared_bit_by_bit_and_by_size() -> None:
     wanted = {"a": torch.tensor([1.0, -4.0]), "b": torch.zeros(2), "c": torch.ones(1)}
     same = compare_gradients(wanted, 1.0, wanted, 1.0)

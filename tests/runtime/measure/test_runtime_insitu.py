@@ -36,6 +36,12 @@ def test_a_profile_measured_of_a_replay_is_the_one_replayed(profile) -> None:
         assert found.allocated_bytes.tolist() == given.allocated_bytes.tolist()
 
 
+def test_what_was_measured_among_copies_is_not_slowed_down_by_them_again(profile) -> None:
+    found = measured_profile(profile, timed(one_by_one(), profile), one_by_one())
+    assert "interference" in profile.meta
+    assert found.meta.keys() == profile.meta.keys() - {"interference"}
+
+
 @pytest.mark.parametrize("how", ["recompute=full", "recompute=full,apart=yes"])
 def test_times_of_recomputation_are_measured_too(with_recompute, how: str) -> None:
     wanted = replace(with_recompute, latency_ns=0)

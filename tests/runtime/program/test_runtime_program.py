@@ -9,14 +9,22 @@ from itertools import pairwise
 from random import Random
 
 import pytest
+import torch
 from hypothesis import assume, given
 from lowered_cases import lowered_cases
+from runtime_cases import GPT, plan_of
 from strategies import SEEDS
 
 from optpipe_sim import Schedule, build
-from optpipe_sim.errors import InvalidSchedule
+from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.op_costs import op_costs
 from optpipe_sim.ops import BW, COMPUTE, B, C, O, Op, R, W
+from optpipe_sim.profile import Nvme
+from optpipe_sim.runtime import PipelineStep, schedule_class
+from optpipe_sim.runtime.confirm.case import Case
+from optpipe_sim.runtime.confirm.confirm import confirm
+from optpipe_sim.runtime.execute.task import Task
+from optpipe_sim.runtime.program.prepare import prepare
 from optpipe_sim.runtime.program.program import (
     Event,
     Program,
@@ -264,3 +272,27 @@ def test_a_step_can_be_left_out_by_name(unit):
     assert [s for s in program.steps if s not in less.steps] == [
         s for s in program.steps if s.do == "send"
     ]
+
+
+def test_offloads_to_drives_are_refused_before_anything_runs(unit):
+    """The runtime has host memory only; what goes nowhere may run, and ops that sleep take the drives' time."""
+    plain = unit(2, offload={"t_offload_ms": 1, "t_reload_ms": 1})
+    drives = replace(plain, offload=replace(plain.offload, nvme=Nvme(10**9, 10**9)))
+    schedule = build("po-h", plain, 4)
+    plan = plan_of(GPT, 2)
+    for runs in (
+        lambda: prepare(schedule, drives),
+        lambda: Task(schedule, drives, mode="gradient", plan=plan),
+        lambda: confirm(Case(schedule, drives, plan=plan), "replay"),
+        lambda: confirm(Case(schedule, drives, plan=plan), "loop"),
+        lambda: schedule_class(schedule, drives),
+        lambda: PipelineStep([torch.nn.Identity()] * 4, schedule, torch.sum, profile=drives),
+    ):
+        with pytest.raises(
+            OptPipeError, match=r"^profile unit: offload.nvme: .* to host memory only"
+        ) as refused:
+            runs()
+        assert "\n" not in str(refused.value)
+    assert prepare(build("1f1b", plain, 4), drives).programs
+    assert prepare(schedule, plain).programs
+    assert Task(schedule, drives).mode == "synthetic"
