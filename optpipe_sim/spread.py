@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
 
@@ -62,3 +63,18 @@ def over_seeds(
             one["fits"] = all(row["fits"] for row in group)
         made.append(one)
     return made
+
+
+def middle_runs(rows: Iterable[_Row], same: Sequence[str]) -> list[_Row]:
+    """The rows of one run for each value of the columns `same`, from rows of the task ``engines``: of
+    several seeds the one in the middle by its final value, then by the time of reaching it."""
+
+    def rank(run: Sequence[_Row]) -> tuple[float, float]:
+        improved = [at for row in run for at, _ in row["incumbents"] or ()]
+        return run[-1]["objective_ns"] or inf, max(improved, default=inf)
+
+    middle = []
+    for group in grouped(rows, same).values():
+        runs = sorted(grouped(group, ["seed"]).values(), key=rank)
+        middle += runs[len(runs) // 2]
+    return middle

@@ -4,7 +4,7 @@ better."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from math import inf, log10
+from math import log10
 from typing import Any
 
 from matplotlib import colormaps
@@ -16,6 +16,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from optpipe_sim.plot.labels import FONT
 from optpipe_sim.plot.style import INK, MUTED, new_figure, styled, text_colour
+from optpipe_sim.spread import middle_runs
 
 Row = Mapping[str, Any]
 # engine, start, label, and position from the top
@@ -44,7 +45,7 @@ PROVEN = 1e-6  # gap up to which a solver's tolerances count as none
 
 def draw(rows: Sequence[Row]) -> Figure:
     """Draw a panel per instance, a strip per engine and start."""
-    rows = middle_seeds(rows)
+    rows = middle_runs(rows, ("profile.devices", "engine", "start"))
     sizes = sorted({(row["profile.devices"], row["microbatches"]) for row in rows})
     with styled():
         figure = new_figure(10.4, 4.5)
@@ -72,22 +73,6 @@ def draw(rows: Sequence[Row]) -> Figure:
             fontsize=8, color=INK, va="center",
         )  # fmt: skip
     return figure
-
-
-def middle_seeds(rows: Iterable[Row]) -> list[Row]:
-    """The rows of one run per instance, engine and start: of several seeds the median
-    by final value, then by the time of reaching it."""
-    runs: dict[tuple[Any, ...], dict[Any, list[Row]]] = {}
-    for row in rows:
-        key = row["profile.devices"], row["engine"], row["start"]
-        runs.setdefault(key, {}).setdefault(row["seed"], []).append(row)
-
-    def rank(run: Sequence[Row]) -> tuple[float, float]:
-        improved = [at for row in run for at, _ in row["incumbents"] or ()]
-        return run[-1]["objective_ns"] or inf, max(improved, default=inf)
-
-    middle = (sorted(seeds.values(), key=rank)[len(seeds) // 2] for seeds in runs.values())
-    return [row for run in middle for row in run]
 
 
 def curves(rows: Iterable[Row], engine: str, start: str) -> tuple[list[Row], list[list[float]]]:

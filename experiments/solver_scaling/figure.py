@@ -12,6 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from optpipe_sim.plot.labels import COLOURS, FONT, MARKERS, OUTLINE, name_ends
 from optpipe_sim.plot.style import LIMIT, MUTED, new_figure, styled
 from optpipe_sim.solvers.milp.engine import MOST_ROWS
+from optpipe_sim.spread import middle_runs
 
 Row = Mapping[str, Any]
 ENGINES = {"auto": ("auto", 6), "cpsat": ("CP-SAT", 0), "milp": ("MILP", 5)}
@@ -21,7 +22,9 @@ MOST_PANELS = 4
 
 
 def draw(rows: Sequence[Row]) -> Figure:
-    """Sizes; seconds to a first schedule; and gap over time for each number of stages."""
+    """Sizes; seconds to a first schedule; and gap over time for each number of stages; of several seeds
+    the one in the middle."""
+    rows = middle_runs(rows, ("profile.devices", "memory_limit", "engine", "start"))
     with styled():
         figure = new_figure(10.2, 7.6)
         _sizes(figure.add_axes((0.075, 0.69, 0.29, 0.27)), rows)
