@@ -28,10 +28,9 @@ from optpipe_sim.study.claims import Tables, percent, span
 
 Cells = Mapping[Setting, Methods]
 LACKS = {
-    "Against the search with everything the best rule takes": "",
-    "one chunk per device": ONE_ALL,
-    "the search without offloading": RECOMPUTE,
-    "the search without recomputation": OFFLOAD,
+    "Without recomputation it takes": OFFLOAD,
+    "without offloading": RECOMPUTE,
+    "with one chunk per device": ONE_ALL,
 }
 NOT_OFFLOADING = ("1F1B", "1F1B-I", "ZB-H1, ZB-1p, ZB-2p", "ZB-V", "V-Half, V-Min", "GIS")
 FULL_COPIES, HALF_COPIES = 1, 2  # the largest k with which all, or half, of the copies hide
@@ -125,10 +124,10 @@ def _ingredients(cells: Cells) -> Iterator[str]:
         found = [cell.ns / ours.ns - 1 for cell, ours in pairs if cell is not None]
         nothing = len(pairs) - len(found)
         said.append(
-            f"{words} {span(found, percent)} (median {percent(median(found))})"
+            f"{words} {span(found, percent)}{'' if said else ' longer'} (median {percent(median(found))})"
             + (f" and nothing that fits in {nothing}" if nothing else "")
         )
-    yield f"{', '.join(said)} longer"
+    yield ", ".join(said)
     yield f"Each search without an ingredient had {_part(cells)} of the time"
 
 
