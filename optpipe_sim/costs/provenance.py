@@ -63,6 +63,7 @@ def provenance(
             "flash": work.flash,
             "dtype": work.dtype,
             **({"exchange": work.exchange} if work.ep > 1 else {}),
+            **({"sequence_parallel": False} if work.tp > 1 and not work.sequence_parallel else {}),
             **({"slices": list(lengths)} if len(lengths) > 1 else {}),
         },
         "layers_per_stage": list(counts),

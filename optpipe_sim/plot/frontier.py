@@ -20,7 +20,7 @@ from .style import INK, LIMIT, MUTED, check_ending, new_figure, save, styled
 if TYPE_CHECKING:
     from ..solvers.frontier import Frontier
 
-BEST, BOUND, FIXED = "#3F7FBF", "#5E2D79", "#D9622B"
+BEST, BOUND, FIXED, FAMILY = "#3F7FBF", "#5E2D79", "#D9622B", "#2E8B57"
 _WIDTH, _HEIGHT, _FONT = 9.0, 5.2, 7.5  # inches; points, of names
 _Box = tuple[float, float, float, float]
 _Place = tuple[float, float]
@@ -94,6 +94,11 @@ def _draw(frontier: Frontier, ax: Axes) -> None:
     )
     ax.step([*limits, right], [*times, times[-1]], where="post", color=BEST, lw=1.8)
     ax.plot(limits, times, "o", color=BEST, ms=5, label=f"best schedule found, {chunks}")
+    told = [(point.limit_bytes / per_size, point.family[1] / per_unit) for point in frontier.points if point.family]  # fmt: skip
+    if told:
+        label = "best schedule of the family"
+        xs, ys = zip(*told, (right, told[-1][1]), strict=True)
+        ax.step(xs, ys, where="post", color=FAMILY, lw=1.2, marker="s", ms=3.5, label=label)
     proven = [at for at, (_, result) in enumerate(solved) if result.status == "optimal"]
     ax.plot(
         [limits[at] for at in proven],
@@ -112,7 +117,7 @@ def _draw(frontier: Frontier, ax: Axes) -> None:
         ax.axvline(
             least, color=LIMIT, lw=0.9, linestyle=(0, (5, 2)), label="no schedule needs less"
         )
-    every = [*bounds, *times, *(y for _, y in names)]
+    every = [*bounds, *times, *(y for _, y in told), *(y for _, y in names)]
     low, high = min(every), max(every)
     ax.set_xlim(left, right)
     ax.set_ylim(low - 0.06 * (high - low or low), high + 0.09 * (high - low or high))

@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import NoSolution, OptPipeError, OutOfMemory, require
 from ..profile import CostProfile
 from ..schedule import Schedule
+from ..trace import Trace
 from ..trace.picture import curve_html
 from ..units import Size, as_size, format_size, format_time, html_table
 from .fixed import FixedPoint, best_fixed, fixed_points, published
@@ -31,6 +32,7 @@ class Point:
         status: that of the result, else ``infeasible`` (proven) or ``unknown``.
         reason: one line that says why there is no result.
         fixed: the fastest published schedule that fits, and its cost in ns; None if none fits.
+        family: the same of the fastest schedule of a framework's family; None as well if none was asked for.
     """
 
     limit_bytes: int
@@ -38,6 +40,7 @@ class Point:
     status: str = UNKNOWN
     reason: str | None = None
     fixed: tuple[str, int] | None = None
+    family: tuple[str, int] | None = None
 
     def __repr__(self) -> str:
         found = "no schedule" if self.result is None else format_time(self.result.objective_ns)
@@ -46,12 +49,15 @@ class Point:
     def to_json(self) -> dict[str, Any]:
         """The point as plain data; the keys are those of ``frontier --json``."""
         name, cost = self.fixed or (None, None)
+        told, told_ns = self.family or (None, None)
         data: dict[str, Any] = {
             "memory_limit_bytes": self.limit_bytes,
             "status": self.status,
             "reason": self.reason,
             "fixed": name,
             "fixed_cost_ns": cost,
+            "family": told,
+            "family_cost_ns": told_ns,
             "objective_ns": None,
             "lower_bound_ns": None,
             "gap": None,
@@ -106,6 +112,7 @@ def frontier(
     time_limit: float = 10.0,
     *,
     schedules: Sequence[str] | None = None,
+    family: Callable[[CostProfile], tuple[str, Trace] | None] | None = None,
     on_point: Callable[[Point], None] | None = None,
     on_incumbent: Callable[[Schedule, int], None] | None = None,
     on_wait: Callable[[], None] = no_report,
@@ -122,6 +129,8 @@ def frontier(
         limits: memory limits in bytes; each applies to every device.
         time_limit: seconds for each limit.
         schedules: names of published schedules to compare with; None: all of them.
+        family: called with the profile under each limit; returns the fastest schedule of some family, by
+            name, and its replay, to compare with; None if none fits. What fits a limit fits the next.
         on_point: called with each finished point. `on_incumbent, on_wait`: as for `solve`.
         options: the other options of `solve` (`SolveOptions`). With ``cache``, points that an
             earlier run solved for at least as long are reused, so that an interrupted frontier
@@ -175,6 +184,11 @@ def frontier(
             same = (limit,) * profile.devices
             fixed = best_fixed(built, profile, same, objective)
             point = replace(point, fixed=fixed and (fixed[0], fixed[1].cost_ns))
+            if family is not None:
+                told = family(replace(profile, memory_limit=same))
+                found = [told and (told[0], told[1].cost_ns), *(one.family for one in points[-1:])]
+                best = min(filter(None, found), key=lambda one: one[1], default=None)
+                point = replace(point, family=best)
             before = point.result or before
             points.append(point)
             if on_point is not None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from ..bounds.bounds import Bound, lower_bound
 from ..errors import InvalidSchedule, NoSolution, OptPipeError, OutOfMemory, require
+from ..frameworks.families import FAMILIES, Family
+from ..frameworks.nearest import replay_unlimited
 from ..names import ENTRIES, build, parse_name
 from ..profile import CostProfile
 from ..schedule import Schedule
@@ -15,7 +17,7 @@ from ..sim import simulate_or_report
 from ..solvers.treatments import restrict
 from ..solvers.variants import recomputed_at
 from ..trace import Trace
-from ..units import Size, format_size, format_time, html_table
+from ..units import Size, format_size, format_sizes, format_time, html_table
 
 BASELINE = "1f1b"
 ANY_CHUNKS = "optpipe:chunks=any"
@@ -108,7 +110,7 @@ class Comparison:
     """`rows`: those that fit first, fastest first; `refused`: the other schedules, and why they
     were refused; `baseline`: the replay of 1F1B; `interrupted`: whether Ctrl-C ended it, and
     `left_out`: the schedules left then; `every_level`: whether all levels of recomputation were
-    requested."""
+    requested; `replayed`: how many schedules were, of which some may have no row."""
 
     rows: list[Row]
     refused: dict[str, str]
@@ -117,6 +119,7 @@ class Comparison:
     left_out: tuple[str, ...] = ()
     interrupted: bool = False
     every_level: bool = False
+    replayed: int = 0
 
     @property
     def shown(self) -> list[Row]:
@@ -173,25 +176,34 @@ def compare_all(
     time_limit: float = 10.0,
     treatments: Iterable[str] | None = None,
     progress: Callable[[str, int, int], None] | None = None,
+    family: str | None = None,
 ) -> Comparison:
     """As `compare`; also returns the refused schedules and the baseline.
 
-    `progress` is called before each schedule with its name, the number done, and the total. Ctrl-C
-    ends it with the rows so far; it is raised if there are none yet.
+    Args:
+        progress: called before each schedule with its name, the number done, and the total.
+        family: ``megatron`` or ``torchtitan``: only schedules that this framework can run, replayed as
+            it runs them: no op waits for memory. Without `schedules`, all of its family, with a row for
+            each kind and number of chunks: its fastest that fits.
+
+    Ctrl-C ends it with the rows so far; it is raised if there are none yet.
     """
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     if isinstance(schedules, str):
         raise OptPipeError(f"schedules: expected a list of names, got {schedules!r}")
-    wanted = _everything(profile) if schedules is None else list(schedules)
-    for name in wanted:
-        if isinstance(name, str):
-            parse_name(name)
+    if family is not None and family not in FAMILIES:
+        raise OptPipeError(f"family: expected one of {', '.join(FAMILIES)}, got {family!r}")
+    own = None if family is None else FAMILIES[family]
     limits = profile.limits(memory_limit)
     treatments = None if treatments is None else tuple(treatments)
     profile = restrict(profile, treatments)
     profile = replace(profile, memory_limit=limits)  # the limit for which schedules plan
-    baseline, _ = _replay(build(BASELINE, profile, microbatches), profile, objective)
-    run = _Run(profile, microbatches, objective, time_limit)
+    wanted = _everything(profile, microbatches, own) if schedules is None else list(schedules)
+    for name in wanted:
+        if isinstance(name, str):
+            parse_name(name)
+    run = _Run(profile, microbatches, objective, time_limit, own)
+    baseline, _ = run.replay(build(BASELINE, profile, microbatches))
     names = list(dict.fromkeys(map(_name_of, wanted)))
     interrupted = False
     try:
@@ -213,13 +225,22 @@ def compare_all(
         name, reason = next(iter(run.refused.items()), ("schedules", "none were given"))
         raise InvalidSchedule(f"{name}: {reason}")
     rows = run.rows(baseline)
+    if own is not None and schedules is None:
+        rows = list({own.kind(row.schedule): row for row in reversed(rows)}.values())[::-1]
+        rows.sort(key=_by_time)
     left_out = tuple(name for name in names if name not in (*run.found, *run.refused))
     every = treatments is not None
-    return Comparison(rows, run.refused, baseline, limits, left_out, interrupted, every)
+    count = len(run.found)
+    return Comparison(rows, run.refused, baseline, limits, left_out, interrupted, every, count)
 
 
-def _everything(profile: CostProfile) -> list[str]:
-    """Return every name of the registry; those over slices only if the profile has slices."""
+def _everything(profile: CostProfile, microbatches: int, family: Family | None) -> list[str]:
+    """Return every name of a family, or of the registry; those over slices only if the profile has slices."""
+    if family is not None and family.names is not None:
+        return list(family.names(profile, microbatches))
+    if family is not None:
+        names = (name for name, entry in ENTRIES.items() if not entry.sliced and name != "optpipe")
+        return [*names, f"{ANY_CHUNKS},treatments=keep"]
     if profile.slices == 1:
         return [*(name for name, entry in ENTRIES.items() if not entry.sliced), ANY_CHUNKS]
     over_slices = [f"{name}:slices={profile.slices}" for name in ("gis", "gis-h", "po")]
@@ -230,16 +251,21 @@ class _Run:
     """A running comparison, schedule by schedule."""
 
     def __init__(
-        self, profile: CostProfile, microbatches: int, objective: str, time_limit: float
+        self,
+        profile: CostProfile,
+        microbatches: int,
+        objective: str,
+        time_limit: float,
+        family: Family | None,
     ) -> None:
-        self.profile, self.microbatches = profile, microbatches
+        self.profile, self.microbatches, self.family = profile, microbatches, family
         self.objective, self.time_limit = objective, time_limit
         self.found: dict[str, tuple[Trace, _Key, str | None]] = {}
         self.refused: dict[str, str] = {}
         self.plain: dict[str, str] = {}  # for names with a level, the name without it
-        self.levels = list(
-            dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
-        )
+        names = dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
+        known = names if family is None else family.levels(profile)
+        self.levels = [name for name in names if name in known]
         self.bounds: dict[_Key, Bound] = {}
 
     def add(self, entry: str | Schedule) -> bool:
@@ -255,7 +281,10 @@ class _Run:
             )
             if schedule.shape.microbatches != microbatches:
                 raise InvalidSchedule(f"is for {schedule.shape.microbatches} microbatches")
-            trace, reason = _replay(schedule, self.profile, objective)
+            reason = self.family and self.family.refusal(schedule, self.profile)
+            if reason:
+                raise InvalidSchedule(reason)
+            trace, reason = self.replay(schedule)
         except (InvalidSchedule, OutOfMemory, NoSolution) as error:
             self.refused[name] = str(error)
             return False
@@ -311,7 +340,24 @@ class _Run:
             Row(name, trace, self.bounds[key], baseline, why, self.plain.get(name))
             for name, (trace, key, why) in self.found.items()
         ]
-        return sorted(rows, key=lambda row: (not row.trace.fits, row.trace.cost_ns, row.schedule))
+        return sorted(rows, key=_by_time)
+
+    def replay(self, schedule: Schedule) -> tuple[Trace, str | None]:
+        """Replay a schedule, and say why it does not fit; in a family no op waits for memory."""
+        if self.family is None:
+            return simulate_or_report(schedule, self.profile, objective=self.objective)
+        trace = replace(replay_unlimited(schedule, self.profile), objective=self.objective)
+        if trace.fits:
+            return trace, None
+        peaks, limits = trace.peak_bytes, trace.memory_limit or trace.peak_bytes
+        worst = max(range(len(peaks)), key=lambda device: peaks[device] - limits[device])
+        peak, limit = format_sizes(peaks[worst], limits[worst])
+        return trace, f"device {worst} peaks at {peak}, above its limit of {limit}"
+
+
+def _by_time(row: Row) -> tuple[bool, int, str]:
+    """What fits first, then the fastest."""
+    return not row.trace.fits, row.trace.cost_ns, row.schedule
 
 
 def _build(
@@ -332,10 +378,6 @@ def _proven(name: str | Schedule, schedule: Schedule, objective: str) -> Bound:
         return Bound(0, "")
     same = schedule.meta.get("objective") == objective
     return Bound(schedule.meta["lower_bound_ns"], schedule.meta["bound"]) if same else Bound(0, "")
-
-
-def _replay(schedule: Schedule, profile: CostProfile, objective: str) -> tuple[Trace, str | None]:
-    return simulate_or_report(schedule, profile, objective=objective)
 
 
 def _name_of(entry: str | Schedule) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import shlex
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import yaml
 from megatron_grammar import accept
 
-from optpipe_sim import Schedule
+from optpipe_sim import Schedule, load_profile
 from optpipe_sim.cli.commands.costs import family
 
 STAGE = {
@@ -248,3 +249,65 @@ def test_advice_for_a_framework_ends_in_its_options(
     assert sum(answer["told_layers"]) == 28
     assert answer["told_iteration_ns"] <= answer["rows"][0]["iteration_ns"]
     assert answer["layout_bound_ns"] <= answer["free_ns"] <= answer["told_iteration_ns"]
+
+
+# -- compare and frontier --family ----------------------------------------------------------------
+
+
+def test_a_comparison_within_a_family(cli) -> None:
+    """A row for each kind and number of chunks: its best, which all are, as `solve --family` has it."""
+    line = "o.yaml -m 8 --memory-limit 330B --family megatron"
+    answer = cli(f"compare {line} --json").json
+    rows = answer["rows"]
+    kinds = [(row["schedule"].split(":")[0], row["chunks"]) for row in rows]
+    assert len(set(kinds)) == len(kinds)
+    assert {1, 2} <= {chunks for _, chunks in kinds}
+    assert answer["replayed"] > len(rows)
+    solved = cli(f"solve {line} --engine adaoffload --time-limit 1 --json").json
+    assert rows[0]["fits"]
+    assert rows[0]["cost_ns"] == solved["objective_ns"]
+    assert all("peaks at" in row["reason"] for row in rows if not row["fits"])
+    refused = cli("compare o.yaml -m 8 --family megatron --schedules zb-h1,1f1b --json").json
+    assert [row["schedule"] for row in refused["rows"]] == ["1f1b"]
+    assert "runs 1F1B and interleaved 1F1B" in refused["refused"]["zb-h1"]
+    names = "--schedules po:chunks=1,zb-h1,v-half,1f1b:recompute=full"
+    told = cli(f"compare o.yaml -m 8 --family torchtitan {names} --json").json
+    assert {row["schedule"] for row in told["rows"]} == {"zb-h1", "v-half", "1f1b:recompute=full"}
+    assert "torchtitan cannot express" in told["refused"]["po:chunks=1"]
+
+
+def test_a_frontier_beside_that_of_a_family(cli) -> None:
+    """Under each limit the family's best has the same chunks, so that the bound holds for it."""
+    line = "frontier o.yaml -m 8 --limits 120B,330B,700B --engine adaoffload --time-limit 0.4"
+    answer = cli(f"{line} --family megatron --csv f.csv --chart f.png --json").json
+    points = answer["points"]
+    told = [point["family_cost_ns"] for point in points]
+    assert told[-1] is not None
+    assert told[1:] == sorted(told[1:], reverse=True)
+    for point in points:
+        if point["family"] is not None:
+            assert point["lower_bound_ns"] <= point["family_cost_ns"]
+    limit = points[1]["memory_limit_bytes"]
+    same = f"compare o.yaml -m 8 --memory-limit {limit}B --family megatron --json"
+    one = next(row for row in cli(same).json["rows"] if row["chunks"] == 1)
+    assert (one["fits"], one["cost_ns"]) == (True, told[1])
+    with Path("f.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["family"] for row in rows] == [point["family"] or "" for point in points]
+    shown = cli(f"{line} --family torchtitan")
+    assert "× torchtitan" in shown.out
+
+
+def test_tensor_parallelism_without_sharing_the_norms(cli) -> None:
+    """Without sequence parallelism a device holds the inputs of the norms for all tokens, a message has
+    tp times the bytes, and Megatron-LM gets no --sequence-parallel."""
+    line = "estimate --model qwen3-0.6b --machine h100 --devices 4 --tp 2 --seq 2048"
+    assert cli(f"{line} --save s.yaml").code == 0
+    assert cli(f"{line} --no-sequence-parallel --save a.yaml").code == 0
+    shared, alone = load_profile("s.yaml"), load_profile("a.yaml")
+    assert alone.t_comm_ns > shared.t_comm_ns
+    for one, other in zip(alone.stages, shared.stages, strict=True):
+        assert one.act_bytes > other.act_bytes
+    words = cli("export 1f1b a.yaml -m 4 --format megatron --json").json["options"]
+    assert words["tensor-model-parallel-size"] == 2
+    assert "sequence-parallel" not in words

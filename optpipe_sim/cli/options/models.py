@@ -42,9 +42,14 @@ def add_machine(parser: argparse.ArgumentParser) -> None:
 
 
 def add_kernels(parser: argparse.ArgumentParser) -> None:
-    """``--no-flash`` and ``--dtype``."""
+    """``--no-flash``, ``--no-sequence-parallel``, ``--exchange``, ``--context`` and ``--dtype``."""
     parser.add_argument(
         "--no-flash", action="store_true", help="attention scores go through memory"
+    )
+    parser.add_argument(
+        "--no-sequence-parallel",
+        action="store_true",
+        help="with tp, norms and dropout are not shared: every device has them for all tokens",
     )
     parser.add_argument(
         "--exchange",

@@ -64,6 +64,10 @@ def add_objective(parser: ArgumentParser) -> None:
     )
 
 
+def add_family(parser: ArgumentParser, help: str) -> None:
+    parser.add_argument("--family", choices=FAMILIES, help=help)
+
+
 def add_report(parser: ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--report", metavar="F.html", help=f"write a page that works offline: {what}"

@@ -24,9 +24,10 @@ def show_frontier(
     head += f", {counted(curve.microbatches, 'microbatch', 'microbatches')}"
     out.print(Text("Best time by memory limit", "bold"), "on", Text(head))
     out.print()
-    table = plain_table(*HEADS, left=["× published"])
+    heads = [*HEADS, *([f"× {arguments.family}"] if arguments.family else [])]
+    table = plain_table(*heads, left=heads[6:])
     for point in curve.points:
-        table.add_row(*_cells(point))
+        table.add_row(*_cells(point, len(heads)))
     out.print(table)
     if curve.interrupted:
         total = len(set(arguments.limits))
@@ -51,7 +52,7 @@ def show_frontier(
         hint(out, "draw it with --chart frontier.png")
 
 
-def _cells(point: Point) -> list[Text]:
+def _cells(point: Point, count: int) -> list[Text]:
     limit = Text(format_size(point.limit_bytes))
     result = point.result
     if result is None or result.trace is None:
@@ -60,10 +61,10 @@ def _cells(point: Point) -> list[Text]:
     trace = result.trace
     flush = trace.objective == "flush"
     share = trace.offloaded / (trace.schedule.shape.stages * trace.schedule.shape.units)
-    fixed = Text("none fits", "dim")
-    if point.fixed is not None:
-        name, cost = point.fixed
-        fixed = Text(f"{cost / trace.cost_ns:.3f} {name}")
+    others = [
+        Text(f"{one[1] / trace.cost_ns:.3f} {one[0]}") if one else Text("none fits", "dim")
+        for one in (point.fixed, point.family)
+    ]
     optimal = result.status == "optimal"
     return [
         limit,
@@ -72,5 +73,5 @@ def _cells(point: Point) -> list[Text]:
         Text(format_time(result.lower_bound_ns)),
         Text("optimal", "green") if optimal else Text(f"{result.gap:.2%}"),
         Text(f"{share:.0%}"),
-        fixed,
+        *others[: count - len(HEADS) + 1],
     ]

@@ -50,6 +50,7 @@ def advise(
     dtype: str = "bf16",
     exchange: str = "plain",
     context: str = "ring",
+    sequence_parallel: bool = True,
 ) -> Advice:
     """The best configuration of each of the `top` best splits of a model over GPUs.
 
@@ -67,6 +68,7 @@ def advise(
         pp, tp, cp, dp, ep, zero, microbatch, chunks: what may be chosen, a number or several; see
             `parallelism.Layout` and `estimate`. By default whatever divides; devices share sequences (cp) where each has
             8,192 tokens of one at least.
+        flash, dtype, exchange, context, sequence_parallel: as for `estimate`.
 
     Raises:
         OutOfMemory: where nothing fits; names what needs the least.
@@ -104,6 +106,7 @@ def advise(
         dtype=dtype,
         exchange=exchange,
         context=context,
+        sequence_parallel=sequence_parallel,
         **listed,  # type: ignore[arg-type]
     )
     search = Search(question, top, time_limit, tolerance, on_progress or (lambda *_: None))

@@ -229,7 +229,8 @@ class Question:
                     layout = Layout(pp * tp * cp, tp, cp, ep, dp)
                     for recompute in self.recompute:
                         work = Work(size, self.seq, tp, cp, ep, layout.expert_tp, self.flash)
-                        check_work(self.model, replace(work, sequence_parallel=tp > 1))
+                        shared = self.sequence_parallel and tp > 1
+                        check_work(self.model, replace(work, sequence_parallel=shared))
                         for zero in zeros:
                             yield Choice(pp, tp, cp, dp, ep, zero, size, share // size, recompute)
                 except OptPipeError:  # the model cannot be divided so

@@ -8,6 +8,7 @@ layers of every chunk; nothing offloaded, or activations by the rule of `megatro
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -204,7 +205,7 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, int]]
         if parallel.get(key, 1) > 1:
             option = "context-parallel-size" if key == "cp" else f"{name}-model-parallel-size"
             yield option, parallel[key]
-    if parallel.get("tp", 1) > 1:
+    if parallel.get("tp", 1) > 1 and work.get("sequence_parallel", True):
         yield "sequence-parallel", True
     if parallel.get("zero", 0) == 1:
         yield "use-distributed-optimizer", True
@@ -267,21 +268,16 @@ def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Nearest]:
         InvalidSchedule: if the family is empty for this profile and number of microbatches.
     """
     shape = schedule.shape
-    for choice in _guesses(schedule):
-        try:
-            built = choice.build(profile, shape.microbatches)
-        except OptPipeError:
-            continue
-        if built == schedule:
-            return choice, compare(schedule, built, choice.name, profile)
+    known = member(schedule, profile)
+    if known is not None:
+        built = known.build(profile, shape.microbatches)
+        return known, compare(schedule, built, known.name, profile)
     found: list[tuple[tuple[int, int], int, Choice, Schedule]] = []
     for choice in choices(profile, shape.microbatches, shape.chunks):
         try:
             built = choice.build(profile, shape.microbatches)
         except OptPipeError:
             continue
-        if built == schedule:
-            return choice, compare(schedule, built, choice.name, profile)
         trace = replay_unlimited(built, profile)
         rank = (0, trace.makespan_ns) if trace.fits else (1, max(trace.peak_bytes))
         found.append((rank, len(found), choice, built))
@@ -293,6 +289,16 @@ def nearest(schedule: Schedule, profile: CostProfile) -> tuple[Choice, Nearest]:
         )
     _, _, choice, built = min(found)
     return choice, compare(schedule, built, choice.name, profile)
+
+
+def member(schedule: Schedule, profile: CostProfile) -> Choice | None:
+    """Return the choice whose schedule this is; None if it is not in the family."""
+    shape = schedule.shape
+    for choice in (*_guesses(schedule), *choices(profile, shape.microbatches, shape.chunks)):
+        with suppress(OptPipeError):
+            if choice.build(profile, shape.microbatches) == schedule:
+                return choice
+    return None
 
 
 def _guesses(schedule: Schedule) -> Iterator[Choice]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...options.kinds import count, names, seconds, size
 from ...options.models import add_kernels, add_machine, add_model, model_and_machine
-from ...options.shared import FAMILIES, add_report
+from ...options.shared import add_family, add_report
 from ...outputs.trace import write_page
 from . import family
 
@@ -66,11 +66,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="only these; default: all, offloading ones where the machine has PCIe data",
     )
-    parser.add_argument(
-        "--family",
-        choices=FAMILIES,
-        help="only plans that this framework can run, ending in the options to paste",
-    )
+    add_family(parser, "only plans that this framework can run, ending in the options to paste")
     add_kernels(parser)
     parser.add_argument(
         "--memory-limit",
@@ -115,6 +111,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             dtype=arguments.dtype,
             exchange=arguments.exchange,
             context=arguments.context,
+            sequence_parallel=not arguments.no_sequence_parallel,
         )
     files = _write(arguments, found)
     plan = family.plan_in(arguments.family, found) if arguments.family else {}
@@ -361,6 +358,7 @@ def _next(out: Out, arguments: argparse.Namespace, best: Row) -> None:
             words += [f"--{key}", str(value)]
         words += ["--levels"] * best.profile.has_levels
         words += ["--no-flash"] * arguments.no_flash
+        words += ["--no-sequence-parallel"] * arguments.no_sequence_parallel
         words += ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []
         words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
         words += ["--context", arguments.context] if arguments.context != "ring" else []

@@ -37,7 +37,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="GPUs of one replica of the model; the pipeline has N / (tp x cp) devices",
     )
     for name, text in (
-        ("tp", "devices that share each layer's matrices (with sequence parallelism)"),
+        ("tp", "devices that share each layer's matrices"),
         ("cp", "devices that share the sequence (context parallelism)"),
         ("ep", "devices that share the experts, among the tp x cp x dp of a stage"),
         ("dp", "replicas of the model"),
@@ -119,6 +119,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         dtype=arguments.dtype,
         exchange=arguments.exchange,
         context=arguments.context,
+        sequence_parallel=not arguments.no_sequence_parallel,
         offload={"auto": None, "yes": True, "no": False}[arguments.offload],
         layers=layer_list(arguments.layers),
     )

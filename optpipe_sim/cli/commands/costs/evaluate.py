@@ -123,6 +123,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         dtype=arguments.dtype,
         exchange=arguments.exchange,
         context=arguments.context,
+        sequence_parallel=not arguments.no_sequence_parallel,
         memory_limit=arguments.memory_limit,
         calibration=fitted,
         measured_ns=_measured_ns(arguments),

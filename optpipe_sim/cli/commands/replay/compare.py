@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ...options.kinds import names, seconds, treatments
-from ...options.shared import add_objective, add_pictures, add_problem
+from ...options.shared import add_family, add_objective, add_pictures, add_problem
 from ...status import DONE
 from ..examples import PROFILE
 
@@ -45,6 +45,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " with each level of recomputation (default: all that the profile has, and a level where a"
         " schedule does not fit without one)",
     )
+    add_family(
+        parser,
+        "only schedules that this framework can run, without any op that waits for memory; default: its"
+        " whole family, with a row for each kind",
+    )
     add_pictures(parser, "the best", "every schedule by time and memory, with their lanes")
     parser.add_argument(
         "--chart", metavar="F.png", help="draw time and peak memory of every schedule"
@@ -75,6 +80,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             objective=arguments.objective,
             time_limit=arguments.time_limit,
             treatments=arguments.treatments,
+            family=arguments.family,
             progress=progress,
         )
         files = write_trace(arguments, result.rows[0].trace, progress)
@@ -91,6 +97,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             "profile": profile.name,
             "microbatches": arguments.microbatches,
             "objective": arguments.objective,
+            "family": arguments.family,
+            "replayed": result.replayed,
             "memory_limit_bytes": profile.memory_limit and list(profile.memory_limit),
             "baseline": {
                 "schedule": "1f1b",

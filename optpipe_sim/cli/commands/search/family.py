@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
 from ...options.search import search_options
-from ...options.shared import FAMILIES
+from ...options.shared import add_family
 from .common import COMPILING, finish, needs_profile
 
 if TYPE_CHECKING:
@@ -23,11 +23,10 @@ REFUSED = ("warm_start", "write_model", "noise", "evaluations", "placement", "lo
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """``--family``."""
-    parser.add_argument(
-        "--family",
-        choices=FAMILIES,
-        help="the best plan that this framework can run, compared with the best of all, ending in"
-        " the options to paste",
+    add_family(
+        parser,
+        "the best plan that this framework can run, compared with the best of all, ending in the options"
+        " to paste",
     )
 
 

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import csv
+import io
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ....errors import OptPipeError
@@ -11,7 +15,7 @@ from ....files import write_text
 from ....units import format_size, format_time
 from ...options.kinds import count, names, sizes
 from ...options.search import add_search, add_shape, search_options
-from ...options.shared import add_microbatches, add_profile, add_report
+from ...options.shared import add_family, add_microbatches, add_profile, add_report
 from ...outputs.files import rewritable
 from ...outputs.trace import write_page
 from ...status import DONE, NO
@@ -19,9 +23,12 @@ from ..examples import OFFLOADING
 from .common import COMPILING
 
 if TYPE_CHECKING:
+    from ....profile import CostProfile
     from ....report.report import Report
     from ....schedule import Schedule
     from ....solvers.frontier import Frontier, Point
+    from ....solvers.options import SolveOptions
+    from ....trace import Trace
     from ...outputs.show import Out, Progress
 
 EXAMPLE = f"optpipe-sim frontier {OFFLOADING} -m 48 --limits 8GiB:48GiB:8GiB --chart f.png"
@@ -36,6 +43,8 @@ COLUMNS = (
     "offloaded",
     "fixed",
     "fixed_cost_ns",
+    "family",
+    "family_cost_ns",
 )
 
 
@@ -58,6 +67,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="published schedules to compare with; default: all of them",
     )
     add_shape(parser, count, "chunks per device; default: the profile's own")
+    add_family(
+        parser,
+        "under each limit also the best that this framework can run with these chunks (torchtitan: searched"
+        " for in half of the time)",
+    )
     parser.add_argument("--chart", "--gantt", metavar="F.png", help="draw the curve and its bound")
     add_report(parser, "the curve, and the lanes of each of its schedules")
     parser.add_argument("--csv", metavar="F.csv", help="write the points; whole after each of them")
@@ -71,6 +85,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
     profile = read_profile(arguments)
     done: list[Point] = []
+    options, family = _family(arguments)
     with out.progress("solving") as progress:
         reporter = _Reporter(arguments, progress, done)
         reporter.next()
@@ -78,8 +93,9 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             profile,
             arguments.microbatches,
             arguments.limits,
-            **vars(search_options(arguments)),
+            **vars(options),
             schedules=arguments.schedules,
+            family=family,
             on_point=reporter.point,
             on_incumbent=reporter.incumbent,
             on_wait=lambda: out.wait(COMPILING),
@@ -95,6 +111,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             "profile": profile.name,
             "microbatches": arguments.microbatches,
             "objective": arguments.objective,
+            "family": arguments.family,
             "least_limit_bytes": curve.least_limit_bytes,
             "points": [point.to_json() for point in curve.points],
             "schedules": [
@@ -110,6 +127,23 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     if failed is not None:
         raise failed
     return DONE if any(point.result for point in curve.points) else NO
+
+
+def _family(
+    arguments: argparse.Namespace,
+) -> tuple[SolveOptions, Callable[[CostProfile], tuple[str, Trace] | None] | None]:
+    """Return the options of the search, and what finds the best of ``--family``; they share the time."""
+    from ....frameworks.families import FAMILIES
+
+    options = search_options(arguments)
+    if arguments.family is None:
+        return options, None
+    own = FAMILIES[arguments.family]
+    if arguments.family == "torchtitan":
+        options = replace(options, time_limit=options.time_limit / 2)
+    plain = replace(options, chunks="own", placement="own", treatments=None)
+    m = arguments.microbatches
+    return options, lambda profile: own.best_that_fits(profile, m, plain)
 
 
 def _write(arguments: argparse.Namespace, out: Out, curve: Frontier, files: dict[str, str]) -> None:
@@ -159,9 +193,10 @@ class _Reporter:
 
 
 def _write_csv(path: str, points: list[Point]) -> None:
-    rows = [",".join(COLUMNS)]
+    text = io.StringIO()
+    rows = csv.writer(text, lineterminator="\n")
+    rows.writerow(COLUMNS)
     for point in points:
         data = point.to_json()
-        values = (data.get(name) for name in COLUMNS)
-        rows.append(",".join("" if value is None else str(value) for value in values))
-    write_text(path, "\n".join(rows) + "\n")
+        rows.writerow([data.get(name) for name in COLUMNS])  # None: an empty cell
+    write_text(path, text.getvalue())
