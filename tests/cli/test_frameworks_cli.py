@@ -249,6 +249,7 @@ def test_advice_for_a_framework_ends_in_its_options(
     assert sum(answer["told_layers"]) == 28
     assert answer["told_iteration_ns"] <= answer["rows"][0]["iteration_ns"]
     assert answer["layout_bound_ns"] <= answer["free_ns"] <= answer["told_iteration_ns"]
+    assert answer["layout_bound_by"] == "fill and drain, any layout"
 
 
 # -- compare and frontier --family ----------------------------------------------------------------

@@ -14,6 +14,7 @@ best layout are refined until all of its runs are. The value is a bound at any t
 *Several stages per device.* A device works for m times its items, whichever they are, after as many
 messages and first items as there are stages before its first one. The least over all ways to
 distribute the items, contiguous or not, of the longest such time is no more than that of any layout.
+This bound ignores the memory limit: what must be recomputed or offloaded to fit is not in it.
 """
 
 from __future__ import annotations
@@ -155,9 +156,8 @@ def layout_bound(
     passing = Bound(_one_microbatch(profile, objective), "one microbatch, any layout")
     count, p = len(profile.items), profile.devices
     if profile.chunks > 1 or p * count * count > MOST_CELLS:
-        return max(
-            passing, Bound(_dealt(profile, microbatches, objective), "work, any layout")
-        ), None
+        dealt = Bound(_dealt(profile, microbatches, objective), "work, any layout and memory")
+        return max(passing, dealt), None
     until = time.monotonic() + seconds
     runs = Runs(profile, microbatches, objective, memory_limit)
     least, counts = runs.best(lambda: time.monotonic() > until)

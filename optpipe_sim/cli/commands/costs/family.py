@@ -114,6 +114,7 @@ def _free(profile: CostProfile, m: int, own_ns: float) -> dict[str, Any]:
         "free_ns": round(best),
         "slower_than_free": own_ns / best - 1,
         "layout_bound_ns": round(iteration_ns(profile, bound.ns)),
+        "layout_bound_by": bound.name,
     }
 
 
@@ -131,7 +132,10 @@ def show(out: Out, plan: dict[str, Any]) -> None:
         slower = f"{plan['slower_than_free']:+.1%}"
         line(out, "free of the family", f"{format_time(plan['free_ns'])} (the plan: {slower})")
         bound = format_time(plan["layout_bound_ns"])
-        line(out, "bound", f"{bound}, for any schedule and layout of this split and chunks")
+        text = f"{bound}, for any schedule and layout of this split and chunks"
+        if "memory" in plan["layout_bound_by"]:
+            text += "; it counts their work alone, not the cost of fitting the memory"
+        line(out, "bound", text)
     for note in plan.get("notes", ()):
         out.print(f"note: {note}", soft_wrap=True)
     if plan:
