@@ -1,0 +1,40 @@
+"""The committed answers of `advise --family megatron`, without the search that found them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_grammar import accept, stages_of
+
+from optpipe_sim import build
+from optpipe_sim.costs import estimate
+from optpipe_sim.costs.provenance import iteration_ns
+from optpipe_sim.frameworks.nearest import replay_unlimited
+from optpipe_sim.profile.layout import with_layout
+from optpipe_sim.study.tables import load_table
+
+ROWS = load_table(Path(__file__).parents[2] / "results", "advice")
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row['model']}-{row['gpus']}")
+def test_a_plan_runs_in_megatron_and_takes_the_time_that_the_table_gives(
+    row: dict[str, Any],
+) -> None:
+    m = row["global_batch"] // row["dp"]  # sequences of a replica, one per microbatch
+    read = accept(row["command"], m)
+    assert [stage.count("t") for stage in stages_of(read.pipeline_model_parallel_layout)] == row[
+        "layers"
+    ]
+    split = {key: row[key] for key in ("tp", "cp", "ep", "dp", "zero", "chunks", "seq")}
+    devices = row["pp"] * row["tp"] * row["cp"]
+    profile = estimate(row["model"], row["machine"], devices, **split, levels=True, items=True)
+    first, *body, last = row["layers"]
+    layout = with_layout(profile, [first + 1, *body, last + 1])  # embedding and head are items
+    schedule = build(row["schedule"], layout, m)
+    trace = replay_unlimited(schedule, layout)
+    assert trace.fits
+    assert iteration_ns(layout, trace.makespan_ns) == pytest.approx(row["iteration_ns"], rel=1e-3)
+    assert row["bound_ns"] <= row["free_ns"] <= row["iteration_ns"]
+    assert row["seconds"] < 60
