@@ -84,14 +84,14 @@ def report(profile: CostProfile, found: dict[str, Confirmation]) -> str:
         f" {DEVICES * CHUNKS * MICROBATCHES} activations. {machine['name']}, {machine['cores']} cores, one"
         f" thread per rank; torch {machine['torch']}; profiled at load"
         f" {profile.meta['load_when_measured']}, run at load {min(loads)} to {max(loads)}"
-        " (above the number of cores, others take part of them).",
+        " (a load above the number of cores: other processes take part of them).",
         "",
         "| mode | predicted | measured | spread | largest peak, of predicted | gradients | holds |",
         "|---|--:|--:|--:|--:|---|---|",
         *(row(confirmation) for confirmation in found.values()),
         "",
-        "The spread is that of the iterations or sweeps, as a share of what was predicted. Makespans of"
-        " `replay` and `loop` are composed of what every op took in the median.",
+        "The spread is that of the iterations or sweeps, as a share of the prediction. Makespans of"
+        " `replay` and `loop` are composed of the median durations of the ops.",
         "",
         *slowdown(found["loop"]),
     ]

@@ -1,5 +1,5 @@
-"""How functions are compiled, and that none is run that was compiled from older sources; a heap of
-events, which several of the compiled loops have."""
+"""How functions are compiled, and how code compiled from older sources is removed; and the heap of events
+that several compiled loops use."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def _compile(function: _Function, **options: bool) -> _Function:
 
 
 def compiled(function: Any) -> Any:
-    """Compile a function that anybody calls, and that may allocate."""
+    """Compile a function that both Python and compiled code call, and that may allocate."""
     return _compile(function, cache=True)
 
 
 def entry(function: _Function) -> _Function:
     """Compile a function that Python calls."""
-    # nothing in these loops allocates: without reference counts it runs twice as fast
+    # these loops allocate nothing; without reference counts they run twice as fast
     return _compile(function, cache=True, _nrt=False)
 
 
 def step(function: _Function) -> _Function:
     """Compile a function that only compiled code calls."""
-    # wrappers for Python would double the time to compile; calls pass whole runs, array by array
+    # wrappers for Python would double the compile time; without inlining, a call passes each array of a run
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
     return _compile(function, cache=True, _nrt=False, **options)
 
@@ -49,15 +49,16 @@ def part(function: _Function) -> _Function:
 
 
 def loop(function: _Function) -> _Function:
-    """Compile a loop that is handed the compiled functions it calls; its callers keep it, with these in it."""
+    """Compile a loop whose arguments include compiled functions; it is inlined into its callers, whose code is
+    cached."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
     return _compile(function, _nrt=False, **options)
 
 
 def forget_older() -> None:
-    """Remove what numba has kept, if any source of it has changed since.
+    """Remove the compiled code that numba has cached, if any of its sources has changed since.
 
-    Numba itself looks at the source of each function only, not at what was compiled into it.
+    Numba itself checks the source of each function only, not of the functions inlined into it.
     """
     package = Path(__file__).parent
     sources = [
@@ -71,7 +72,7 @@ def forget_older() -> None:
     kept = package / "__pycache__" / "compiled.txt"
     if kept.exists() and kept.read_text() == now:
         return
-    with suppress(OSError):  # where nothing can be written, numba keeps nothing either
+    with suppress(OSError):  # where nothing can be written, numba caches nothing either
         for path in package.rglob("__pycache__/*.nb[ic]"):
             path.unlink(missing_ok=True)
         write_text(kept, now)
@@ -95,7 +96,7 @@ def push(heap: np.ndarray, size: int, time: int, code: int) -> None:
 
 @step
 def pop(heap: np.ndarray, size: int) -> int:
-    """Take the first event off the heap of `size` rows; returns its code."""
+    """Remove the first event from the heap of `size` rows; returns its code."""
     code = int(heap[0, 1])
     size -= 1
     time, last = heap[size, 0], heap[size, 1]

@@ -317,7 +317,7 @@ def hints(trace: Trace) -> list[str]:
     wait = idle_ns["communication"]
     if wait > 0.005 * total:
         found.append(
-            (wait, f"faster links or fewer hops: waiting for messages costs {share(wait)}")
+            (wait, f"faster links or fewer messages: waiting for messages costs {share(wait)}")
         )
     most, least = max(trace.busy_ns), min(trace.busy_ns)
     if most > 1.05 * least:

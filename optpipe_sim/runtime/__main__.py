@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"torchrun --nproc-per-node P -m {NAME}",
-        description="run a schedule on P ranks, and set what it takes beside what was predicted",
+        description="run a schedule on P ranks and compare its measured times with the predicted ones",
     )
     parser.add_argument("schedule", help="a name, with its options, or a file")
     parser.add_argument("profile", help="a profile (.yaml or .json)")

@@ -13,7 +13,7 @@ COMPUTE, GRANTS, OUT, BACK = range(4)  # queues of a device: rows in program ord
 
 
 class Ops(NamedTuple):
-    """What is to be replayed; arrays by row of the schedule's table unless said otherwise."""
+    """The ops to be replayed; arrays by row of the schedule's table unless said otherwise."""
 
     kind: np.ndarray
     device: np.ndarray
@@ -49,7 +49,7 @@ class State(NamedTuple):
     start: np.ndarray  # per row, -1: not yet
     end: np.ndarray
     grant: np.ndarray
-    granted_as: np.ndarray  # when, in the sequence of all grants and ends
+    granted_as: np.ndarray  # its position in the sequence of all grants and ends
     ended_as: np.ndarray
     ready: np.ndarray  # when the message of a row arrives
     target: np.ndarray  # the device that its message goes to, or -1
@@ -60,13 +60,15 @@ class State(NamedTuple):
     level: np.ndarray  # (devices,) bytes held
     computing: np.ndarray  # (devices,)
     copying: np.ndarray  # (2, devices)
-    came: np.ndarray  # (2, devices) when the head of a copy queue came to its link, -1: not yet
+    came: np.ndarray  # (2, devices) when the head of a copy queue joined its link, -1: not yet
     pair_free: np.ndarray  # (devices ** 2,) when a serial link is free
     link_busy: np.ndarray  # (links,)
-    link_head: np.ndarray  # (links,) the next of its given order
-    dirty: np.ndarray  # (devices,) whether phase 2 comes to a device, and in which order
+    link_head: np.ndarray  # (links,) the next transfer in its given order
+    dirty: (
+        np.ndarray
+    )  # (devices,) whether phase 2 has to visit a device, and the devices to visit in order
     dirty_order: np.ndarray
-    link_dirty: np.ndarray  # (links,) the same of links, in phase 3
+    link_dirty: np.ndarray  # (links,) the same for links, in phase 3
     link_order: np.ndarray
     member_first: np.ndarray  # (links + 1,) who uses a link: 2 device + (0 for O, 1 for R)
     members: np.ndarray

@@ -99,7 +99,7 @@ def _finish(ops, world, s, row, now):
     which = 1 if ops.kind[row] == R else 0
     s.copying[0 if world.shared else which, device] = False
     s.link_busy[world.link_of[device, which]] = False
-    # the freed engine may have been what the head of its queue lacked on another link
+    # the head of its queue may have waited for this engine alone, to use another link
     for way in range(2):
         _wake_link(s, world.link_of[device, way])
 
@@ -174,7 +174,7 @@ def _come_to_links(ops, world, s, device, now):
 
 @step
 def _first_in_line(ops, world, s, link):
-    """The member of a link whose transfer is next; -1: none is waiting, or not the one whose turn it is."""
+    """Return the member of a link whose transfer is next; -1: none waits, or the one whose turn it is does not."""
     ordered = world.link_first[link + 1] > world.link_first[link]
     best, best_came = -1, 0
     for slot in range(s.member_first[link], s.member_first[link + 1]):
@@ -189,7 +189,7 @@ def _first_in_line(ops, world, s, link):
         if ordered:
             if world.link_rows[s.link_head[link]] == row:
                 return s.members[slot]
-        # members stand by rank, O before R: a later one must have come strictly earlier
+        # members are in the order of ranks, O before R: a later one goes first only if it came strictly earlier
         elif best < 0 or came < best_came:
             best, best_came = s.members[slot], came
     return best
@@ -245,7 +245,7 @@ def run_events(ops, world):
                 device = ops.device[event - 2 * size]
                 s.computing[device] = False
             _wake(s, device)
-        # 2. grants and compute starts until nothing more can start; transfers come to their links
+        # 2. grants and compute starts until nothing more can start; transfers join the queues of their links
         for at in range(s.counts[DIRTY]):
             device = s.dirty_order[at]
             s.dirty[device] = False

@@ -10,15 +10,15 @@ from ..compiled import compiled
 
 @compiled
 def find_waits(kinds, asks, offsets, taken, given, static, limits, granted_as, ended_as):
-    """The releases that each allocating op has to wait for, so that its device keeps its limit under any
+    """Find the releases that each allocating op has to wait for, so that its device keeps its limit under any
     durations.
 
-    Of the releases that came before a grant in one feasible run it takes the fewest, in the order
-    they came; those before it on its own stream, and those an earlier grant waits for, are free.
+    Of the releases that preceded a grant in one feasible run it takes as few as suffice, in their order there;
+    those before it on its own stream, and those that an earlier grant waits for, need no further wait.
 
     Returns:
-        (rows that wait, rows whose end they wait for), -1 in the latter where all releases before the grant do
-        not suffice (an infeasible run).
+        (rows that wait, rows whose end they wait for), -1 in the latter if all releases before the grant
+        do not suffice (an infeasible run).
     """
     size = len(kinds)
     waiting = np.empty(2 * size, np.int64)
@@ -40,8 +40,8 @@ def find_waits(kinds, asks, offsets, taken, given, static, limits, granted_as, e
                 n_copies += 1
         need = static[device] - limits[device]
         ahead = 0  # compute ops before this point of the program
-        done, out = 0, 0  # compute ops and O's that have surely ended
-        freed, moved = 0, 0  # bytes they have released
+        done, out = 0, 0  # compute ops and O's that have certainly ended
+        freed, moved = 0, 0  # bytes that these have released
         for row in range(begin, stop):
             kind = kinds[row]
             if asks[row]:

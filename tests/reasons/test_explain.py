@@ -177,7 +177,7 @@ def test_hints_follow_from_the_numbers() -> None:
         " with their number",
         "W apart from B, to fill the waits: waiting for other devices to compute costs 17.5% of the"
         " devices' time",
-        "faster links or fewer hops: waiting for messages costs 2.5% of the devices' time",
+        "faster links or fewer messages: waiting for messages costs 2.5% of the devices' time",
     ]
     memory = hints(one_device(100, "F0.0 O0.0 F0.1 BW0.1 R0.0 BW0.0"))
     assert memory[0] == (

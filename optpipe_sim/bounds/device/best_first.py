@@ -1,9 +1,10 @@
 """The compiled best-first search over the schedules of one device, and what its two kinds of nodes share.
 
-A node is a row: what is true at a time ``T`` of everything that has started so far. First come the fields
+A node is a row: the state at time ``T`` after everything that has started so far. First come the fields
 named here, then what `core` or `levels_core` counts per stage, with the ends of the F's whose activations wait
-on the device (``keep`` of them at the most, oldest first). Either of these two gives the loop its rules: which
-moves there are, what they change, what a node costs at least, and which of two nodes makes the other needless.
+on the device (at most ``keep`` of them, oldest first). These two modules give the loop its rules: which
+moves there are, what they change, a lower bound on the cost from a node, and which of two nodes dominates the
+other.
 
 All times ns, all memory bytes, int64; nothing here allocates.
 """
@@ -19,8 +20,8 @@ import numpy as np
 from ...compiled import loop, step
 from .heap import copy, pop, push
 
-# one per node; TC, TO, TR: until when compute, O and R engine are busy; KC, SO, SR: with what;
-# GC, GO: bytes released when the compute op, the O ends
+# fields of a node; TC, TO, TR: until when the compute stream, the O and the R engine are busy; KC, SO, SR: with
+# which op; GC, GO: bytes released at the end of the compute op, of the O
 T, TC, GC, KC, TO, GO, SO, TR, SR, LEVEL, COST = range(11)
 FIELDS = 11
 NEVER = 1 << 60
@@ -29,20 +30,20 @@ NONE = -1
 
 
 class Room(NamedTuple):
-    """The arrays that a search works in, one row each per node; the last row is for the node in the making."""
+    """The working arrays of a search, one row per node; the last row is for the node under construction."""
 
     nodes: np.ndarray
-    keys: np.ndarray  # what a node costs at least
+    keys: np.ndarray  # a lower bound on the cost of the schedules from a node
     depth: np.ndarray  # ops that have started
     heap: np.ndarray
-    dead: np.ndarray  # another node makes it needless
+    dead: np.ndarray  # dominated by another node
     following: np.ndarray  # the next node with the same hash
     first: np.ndarray  # heads of these lists, NONE throughout; its size is a power of two
     starts: np.ndarray  # per move, when it can start
 
 
 def make_room(nodes: int, width: int, moves: int) -> Room:
-    """Room for a number of nodes, each a row of `width`."""
+    """Make the arrays for a number of nodes, each a row of `width`."""
     return Room(
         np.empty((nodes + 1, width), np.int64),
         np.empty(nodes + 1, np.int64),
@@ -57,7 +58,8 @@ def make_room(nodes: int, width: int, moves: int) -> Room:
 
 @step
 def fits_at(node, size, capacity, earliest):
-    """When `size` more bytes fit, given what runs; NONE if only what has not started can help."""
+    """Return when `size` more bytes fit, given the running ops; NONE if only ops that have not started can free
+    enough."""
     need = node[LEVEL] + size - capacity
     if need <= 0:
         return earliest
@@ -76,7 +78,7 @@ def fits_at(node, size, capacity, earliest):
 
 @step
 def reload_start(node, code, on_host, size, capacity, shared):
-    """When an R of a stage's (and level's) `code` can start at the earliest, or NONE."""
+    """Return the earliest start of an R of a stage's (and level's) `code`, or NONE."""
     if on_host == 0:
         return np.int64(NONE)
     when = node[TR]
@@ -87,8 +89,8 @@ def reload_start(node, code, on_host, size, capacity, shared):
 
 @step
 def offload_start(node, forward, waiting, at_once, shared):
-    """When an O can start at the earliest, or NONE: of the F that runs, if `at_once`, or else of the newest
-    that has ended; `forward` is what KC says while an F of the stage (and level) runs."""
+    """Return the earliest start of an O, or NONE: of the F that runs, if `at_once`, or else of the newest that
+    has ended; `forward` is the value of KC while an F of the stage (and level) runs."""
     if waiting == 0:
         return np.int64(NONE)
     runs = node[KC] == forward and node[TC] > node[T]
@@ -104,7 +106,7 @@ def offload_start(node, forward, waiting, at_once, shared):
 
 @step
 def forward_outlasts(node, forward, shared):
-    """Whether an F runs, and still does when the next O can start."""
+    """Whether an F runs and will still be running when the next O can start."""
     runs = node[KC] == forward and node[TC] > max(node[T], node[TO])
     if shared and runs:
         runs = node[TC] > node[TR]
@@ -113,7 +115,7 @@ def forward_outlasts(node, forward, shared):
 
 @step
 def settle(node, when):
-    """What has ended by a time releases its memory."""
+    """Advance a node to a time: ops that have ended by then release their memory and their engine."""
     if node[TC] <= when:
         node[LEVEL] -= node[GC]
         node[GC], node[KC] = 0, NONE
@@ -127,7 +129,7 @@ def settle(node, when):
 
 @step
 def remove(node, stay, ages, keep, place):
-    """Remove one of the ends of F's; of those not kept none ended before the newest that is."""
+    """Remove one of the ends of F's. Ends that are not stored are no earlier than the newest one that is."""
     count = node[stay]
     kept = min(count, keep)
     newest = node[ages + kept - 1]
@@ -148,14 +150,14 @@ def remove_newest(node, stay, ages, keep, but_one):
 
 @step
 def forget_past(node):
-    """Of engines that are idle it does not matter since when."""
+    """Forget since when engines are idle, which does not matter."""
     for field in (TC, TO, TR):
         node[field] = max(node[field], node[T])
 
 
 @step
 def forget_ages(node, stay, ages, keep, before):
-    """Of F's that ended before a time it does not matter when."""
+    """Forget when F's ended, if that was before a time from which on it does not matter."""
     for k in range(min(node[stay], keep)):
         node[ages + k] = max(node[ages + k], before)
 
@@ -187,7 +189,7 @@ def no_younger(one, other, stay, ages, keep):
 
 @loop
 def _dominated(child, hashed, room, case, same_counts, no_worse):
-    """Whether a node met before is no worse; those that `child` beats are struck out."""
+    """Whether an earlier node dominates `child`; mark the earlier nodes that `child` dominates as dead."""
     at, last = room.first[hashed], np.int64(NONE)
     while at >= 0:
         if not room.dead[at] and same_counts(room.nodes[at], child, case):
@@ -233,18 +235,18 @@ def best_first(
     same_counts,
     no_worse,
 ):
-    """Search until a whole schedule, the goal or the end of the room.
+    """Search until a whole schedule is found, the goal is reached or the room is full.
 
     Args:
         case: the problem, with ``releases`` and ``goal``; the functions are handed it.
         is_whole: (node, case) -> whether all ops have started.
-        find_starts: (node, starts, case) fills in when each move can start; it returns from when on compute
-            ops need not be looked at.
-        is_needless: (option, starts, cut, case) -> whether another move does as well.
+        find_starts: (node, starts, case) fills in when each move can start; it returns the time from which on
+            compute ops need not be considered.
+        is_needless: (option, starts, cut, case) -> whether another move is at least as good.
         move: (node, option, when, case) starts a move.
-        estimate: (node, case) -> what any schedule that goes on from there costs at least.
-        hash_counts: (node, case, size) -> from 0 to size - 1.
-        same_counts, no_worse: (one, other, case) -> whether what may follow `other` may follow `one`,
+        estimate: (node, case) -> a lower bound on the cost of all schedules that continue from there.
+        hash_counts: (node, case, size) -> a number from 0 to size - 1.
+        same_counts, no_worse: (one, other, case) -> whether every continuation of `other` is one of `one`,
             and then no later.
 
     Returns:
@@ -256,7 +258,7 @@ def best_first(
     _begin(room, case.releases[0, 0])
     made, size, best = 1, 1, keys[0]
     while size > 0:
-        # 1. the node that costs least bounds all that are left
+        # 1. the least estimate of a node bounds all schedules that are left
         node = pop(room.heap, size, keys, room.depth)
         size -= 1
         if room.dead[node]:
@@ -268,13 +270,13 @@ def best_first(
             return best, made, DONE
         cut = find_starts(nodes[node], starts, case)
         for option in range(len(starts)):
-            # 2. each move that another does not replace makes a child
+            # 2. each move that no other one replaces makes a child
             when = starts[option]
             if when < 0 or is_needless(option, starts, cut, case):
                 continue
             copy(nodes[node], child)
             move(child, option, when, case)
-            # 3. which is dropped if it costs too much, or a node met before is no worse
+            # 3. the child is dropped if its estimate reaches the goal, or an earlier node dominates it
             key = max(keys[node], estimate(child, case))
             if key >= goal:
                 continue
@@ -283,7 +285,7 @@ def best_first(
                 continue
             if made == last:
                 return best, made, FULL
-            # 4. and else kept
+            # 4. otherwise it is kept
             copy(child, nodes[made])
             keys[made], room.depth[made], room.dead[made] = key, room.depth[node] + 1, False
             room.following[made] = room.first[hashed]

@@ -65,30 +65,32 @@ MOVES = 9
 class Case(NamedTuple):
     """One device without recomputation."""
 
-    costs: np.ndarray  # (stages, 10); BW below 0 where fusing is no use
+    costs: np.ndarray  # (stages, 10); BW below 0 where fusing gains nothing
     microbatches: int
     capacity: int
     shared: bool  # whether O and R take turns
     keep: int  # ends of F's distinguished per stage
     goal: int
-    after: int  # the longest that W's after the last backward can take
+    after: int  # the longest total time of W's after the last backward
     idle: int  # `LastForward.lost`
     releases: np.ndarray  # (stages, m): the earliest start of the n-th F
     backs: np.ndarray  # likewise of the n-th backward
-    tails: np.ndarray  # (stages, m): what follows the end of the n-th backward at least
+    tails: (
+        np.ndarray
+    )  # (stages, m): the least time from the end of the n-th backward to the end of everything
     follows: np.ndarray  # likewise of the n-th F
     prices: np.ndarray  # (sets, stages, 10), see `search`
 
 
 @step
 def _ages(stages, keep, s):
-    """Where the ends of the F's of stage s begin in a node."""
+    """Return where the ends of the F's of stage s begin in a node."""
     return FIELDS + stages * WIDE + s * keep
 
 
 @step
 def _estimate(node, case):
-    """What any schedule that goes on from a node costs at least."""
+    """Return a lower bound on the cost of every schedule that continues from a node."""
     m, costs, prices = case.microbatches, case.costs, case.prices
     stages = costs.shape[0]
     work = np.int64(0)
@@ -136,7 +138,7 @@ def _estimate(node, case):
 
 @step
 def _start(node, move, s, case):
-    """When a move of stage s can start at the earliest, or NONE."""
+    """Return the earliest start of a move of stage s, or NONE."""
     m, costs = case.microbatches, case.costs
     stages = costs.shape[0]
     at = FIELDS + s * WIDE
@@ -172,7 +174,7 @@ def _start(node, move, s, case):
 
 @step
 def _find_starts(node, starts, case):
-    """When each move can start; returns when the first B or W that may go first could have ended."""
+    """Fill in when each move can start; returns when the first B or W that may go first could have ended."""
     cut, costs = np.int64(NEVER), case.costs
     for s in range(costs.shape[0]):
         for move in range(MOVES):
@@ -190,7 +192,7 @@ def _find_starts(node, starts, case):
 
 @step
 def _is_needless(option, starts, cut, case):
-    """Whether a W or B may go first, or a reloaded activation does as well."""
+    """Whether a W or B may go first instead, or a reloaded activation is at least as good."""
     s, move, when = option // MOVES, option % MOVES, starts[option]
     if move <= M_W and when >= cut:
         return True
@@ -242,7 +244,7 @@ def _move(node, option, when, case):
 
 @step
 def _normalise(node, case):
-    """What is over no longer tells nodes apart."""
+    """Make nodes equal that differ only in the past."""
     stages, keep = case.costs.shape[0], case.keep
     forget_past(node)
     for s in range(stages):
@@ -286,7 +288,7 @@ def _no_worse(one, other, case):
 
 @entry
 def search(case: Case, room: Room) -> tuple[int, int, int]:
-    """(bound, nodes made, FULL, DONE or GOAL_REACHED), see `best_first`."""
+    """Search one device; returns (bound, nodes made, FULL, DONE or GOAL_REACHED), see `best_first`."""
     return best_first(  # type: ignore[no-any-return]
         case, room, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
         _same_counts, _no_worse,

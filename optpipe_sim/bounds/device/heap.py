@@ -28,7 +28,7 @@ def push(heap, size, keys, depth, node):
 
 @step
 def pop(heap, size, keys, depth):
-    """The best node; the heap has one less afterwards."""
+    """Remove the best node from the heap of `size` nodes; returns it."""
     top = heap[0]
     size -= 1
     last = heap[size]
@@ -53,9 +53,15 @@ def copy(row, into):
 
 @step
 def hashed_row(row, size):
-    """From 0 to size - 1, a power of two below 2^38."""
+    """Return a hash of a row, from 0 to size - 1; `size` is a power of two below 2^38."""
     value = np.int64(0)
     for k in range(len(row)):
         value = value * 1000003 + row[k]
+    return mixed(value, size)
+
+
+@step
+def mixed(value, size):
+    """Mix the bits of a number; returns one from 0 to size - 1."""
     value *= 7046029254386353131
     return (value >> 24) & (size - 1)

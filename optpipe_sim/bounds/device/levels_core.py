@@ -46,7 +46,7 @@ from .best_first import (
     remove_newest,
     settle,
 )
-from .heap import hashed_row
+from .heap import hashed_row, mixed
 
 # per stage, counted as they start: F's, backwards, weight gradients (or BW's)
 NF, NB, NW = range(3)
@@ -67,7 +67,7 @@ class Case(NamedTuple):
     """One device with recomputation."""
 
     # (stages * levels, COLUMNS); F below 0 where a stage does not have a level, BW below 0 where
-    # fusing is no use
+    # fusing gains nothing
     costs: np.ndarray
     stages: int
     levels: int
@@ -80,7 +80,9 @@ class Case(NamedTuple):
     lost: int  # `LastForward.lost`
     releases: np.ndarray  # (stages, m): the earliest start of the n-th F
     backs: np.ndarray  # likewise of the n-th backward
-    tails: np.ndarray  # (stages, m): what follows the end of the n-th backward at least
+    tails: (
+        np.ndarray
+    )  # (stages, m): the least time from the end of the n-th backward to the end of everything
     follows: np.ndarray  # likewise of the n-th F
     drains: (
         np.ndarray
@@ -89,13 +91,13 @@ class Case(NamedTuple):
 
 @step
 def _place_of(case, code):
-    """Where the counts of a stage's level begin in a node; the ends of its F's follow them."""
+    """Return where the counts of a stage's level begin in a node; the ends of its F's follow them."""
     return FIELDS + case.stages * COUNTS + code * (PLACES + case.keep)
 
 
 @step
 def _estimate(node, case):
-    """What any schedule that goes on from a node costs at least."""
+    """Return a lower bound on the cost of every schedule that continues from a node."""
     m, levels, costs = case.microbatches, case.levels, case.costs
     work = np.int64(0)
     again = np.int64(0)
@@ -135,7 +137,7 @@ def _estimate(node, case):
 
 @step
 def _start(node, move, s, level, case):
-    """When a move of a stage and level can start at the earliest, or NONE."""
+    """Return the earliest start of a move of a stage and level, or NONE."""
     m, code = case.microbatches, s * case.levels + level
     at, here = FIELDS + s * COUNTS, _place_of(case, code)
     cost = case.costs[code]
@@ -182,7 +184,7 @@ def _start(node, move, s, level, case):
 
 @step
 def _insert(node, here, keep, age):
-    """Add one whose F ended at a time."""
+    """Add an activation that waits, whose F ended at `age`."""
     ages = here + PLACES
     place = min(node[here + STAY], keep)
     node[here + STAY] += 1
@@ -256,7 +258,7 @@ def _move(node, option, when, case):
 
 @step
 def _normalise(node, case):
-    """What is over no longer tells nodes apart."""
+    """Make nodes equal that differ only in the past."""
     forget_past(node)
     for code in range(case.stages * case.levels):
         here = _place_of(case, code)
@@ -291,14 +293,13 @@ def _no_worse(one, other, case):
 
 @step
 def _hash_counts(node, case, size):
-    """A hash of all counts, from 0 to size - 1, a power of two."""
+    """Return a hash of all counts, from 0 to size - 1; `size` is a power of two."""
     value = np.int64(hashed_row(node[FIELDS : FIELDS + case.stages * COUNTS], size))
     for code in range(case.stages * case.levels):
         here = _place_of(case, code)
         for k in range(PLACES):
             value = value * 1000003 + node[here + k]
-    value *= 7046029254386353131
-    return (value >> 24) & (size - 1)
+    return mixed(value, size)
 
 
 @step
@@ -311,7 +312,7 @@ def _is_whole(node, case):
 
 @step
 def _find_starts(node, starts, case):
-    """When each move can start; returns when the first W that may go first could have ended."""
+    """Fill in when each move can start; returns when the first W that may go first could have ended."""
     cut = np.int64(NEVER)
     for code in range(case.stages * case.levels):
         s, level = code // case.levels, code % case.levels
@@ -327,7 +328,7 @@ def _find_starts(node, starts, case):
 
 @step
 def _is_needless(option, starts, cut, case):
-    """Whether a W may go first, or a reloaded activation does as well."""
+    """Whether a W may go first instead, or a reloaded activation is at least as good."""
     code, move, when = option // MOVES, option % MOVES, starts[option]
     if (move <= M_C_BACK or move == M_W) and when >= cut:
         return True
@@ -338,7 +339,7 @@ def _is_needless(option, starts, cut, case):
 
 @entry
 def search_levels(case: Case, room: Room) -> tuple[int, int, int]:
-    """(bound, nodes made, FULL, DONE or GOAL_REACHED), see `best_first`."""
+    """Search one device; returns (bound, nodes made, FULL, DONE or GOAL_REACHED), see `best_first`."""
     return best_first(  # type: ignore[no-any-return]
         case, room, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
         _same_counts, _no_worse,

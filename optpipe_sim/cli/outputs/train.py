@@ -71,8 +71,8 @@ def _event(event: _Row) -> str:
         )
     if event["event"] == "drift":
         return (
-            f"drift: {event['what']} of stage {event['stage']} by {event['share']:.0%} of its compute"
-            " time; measured and solved anew"
+            f"drift: {event['what']} of stage {event['stage']} changed by {event['share']:.0%} of the stage's"
+            " compute time; costs measured again, solver restarted"
         )
     if event["event"] == "solver_failed":
         return f"solver: {event['error']}; training went on"
@@ -125,8 +125,8 @@ def markdown(arguments: argparse.Namespace, task: TrainTask, answer: _Row) -> st
         + "".join(f" {name} {version}," for name, version in versions.items())
         + " gloo, one thread per rank.",
         "",
-        "Ranks, their copy threads and the solver share the cores of one CPU: that losses are equal"
-        " and what an exchange costs is meant by this; how fast a schedule is on GPUs is not.",
+        "Ranks, their copy threads and the solver share the cores of one CPU: this run shows that losses are"
+        " equal and what a switch costs, not how fast a schedule is on GPUs.",
     ]
     return "\n".join(lines) + "\n"
 

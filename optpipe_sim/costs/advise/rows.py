@@ -279,7 +279,7 @@ class Advice:
             if self.question.exchange == "plain":
                 found.append("the exchange of tokens is hidden by nothing: see --exchange")
         if choice.pp > 1 and choice.pp * choice.tp * choice.cp > machine.devices_per_node:
-            found.append("stages in different nodes, every hop taken as their mean")
+            found.append("stages in different nodes, every message takes the mean over the links")
         return found
 
     def to_json(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ class Bench:
         return worker
 
     def again(self, worker: StageWorker) -> None:
-        """Start the next step of a worker, or the same step anew after warming up."""
+        """Start the next step of a worker, or the same step again after warming up."""
         zero_gradients(worker)
         worker.allocated = None
         self._start(worker)

@@ -46,7 +46,7 @@ class Ranks:
         with Ranks(4) as ranks:
             results = ranks.run(Task(schedule, profile))
 
-    They stay for further tasks. After a failure all of them are ended; the next task starts anew.
+    They stay for further tasks. After a failure all of them are ended; the next task starts new ones.
     """
 
     def __init__(self, count: int) -> None:

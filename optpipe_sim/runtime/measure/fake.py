@@ -58,7 +58,7 @@ def estimated(plan: Plan, machine: Machine | Source, levels: bool = False) -> Co
 
 
 def with_hop(profile: CostProfile, plan: Plan, machine: Machine | Source) -> CostProfile:
-    """A measured profile with the estimated hop of a machine, which one device cannot measure."""
+    """Return a measured profile with the estimated P2P latency of a machine, which one device cannot measure."""
     guess = estimated(plan, machine)
     said = {"t_comm": f"estimated for {guess.meta['machine']['name']}"}
     return replace(

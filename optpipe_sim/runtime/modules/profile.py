@@ -52,7 +52,7 @@ def profile_modules(
             ``attention``, ``mlp`` and so on, where they mark these parts (`part`).
         samples, warmup: chains of ops that are timed, and that are not.
         optimizer_bytes: what the optimizer keeps per trained weight (8: two moments in fp32).
-        latency_ns, occupancy_ns: one hop between devices takes their sum, and the link is busy for
+        latency_ns, occupancy_ns: a message between devices takes their sum, and the link is busy for
             the latter.
         progress: called with what is measured, how much is done, and of how much.
 

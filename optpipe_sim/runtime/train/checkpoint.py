@@ -67,7 +67,7 @@ def load_checkpoint(folder: str, identity: dict[str, Any]) -> dict[str, Any]:
         if before.get(key) != wanted[key]:
             raise OptPipeError(
                 f"{path}: {key} was {before.get(key)}, now it is {wanted[key]};"
-                " resume with the same, or start anew without --resume"
+                " resume with the same, or start over without --resume"
             )
     return meta
 

@@ -34,13 +34,13 @@ class Online:
         warmup: iterations measured before the costs are used; medians are over as many.
         min_gain: the share of the predicted time that a switch has to save.
         drift: the change of an op, in shares of its stage's compute time per microbatch, at which
-            costs are measured and solved anew.
+            costs are measured again and the solver is restarted.
         solver_s, workers, seed: of the solver.
         exact: propose only schedules in which every stage adds up its weight gradients in the order
             of microbatches: then the losses are bitwise those of any other such schedule. Without
             it they are equal up to rounding.
-        settle_s: a schedule is proposed once the solver is done, or has found nothing better for so long, so
-        that switches are few.
+        settle_s: a schedule is proposed once the solver is done, or has found nothing better for this
+            long, so that switches are few.
     """
 
     warmup: int = 10

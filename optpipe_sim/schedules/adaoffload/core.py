@@ -115,7 +115,7 @@ def _compute(r: Run, d: int, now: int, forced: bool) -> None:
 
 @step
 def _when(r: Run, kind: int, s: int, now: int) -> int:
-    """The earliest known start of the next op of a kind at stage s, but for the compute stream."""
+    """Return the earliest known start of the next op of a kind at stage s, the compute stream aside."""
     j = r.begun[kind, s]
     if j == r.micro.shape[2]:
         return FOREVER
@@ -132,7 +132,7 @@ def _when(r: Run, kind: int, s: int, now: int) -> int:
 @step
 def _follow(r: Run, d: int, now: int, forced: bool) -> None:
     """As `_compute`, in the given order: start the op that is due first among those that could
-    start. Skipped are ops whose inputs have not arrived and, so that memory does not block the
+    start. It skips ops whose inputs have not arrived and, so that memory does not block the
     rest, an F that does not fit. No op starts that would delay an op due before it by more than
     its tolerance."""
     if r.running[COMPUTE, d, 0] >= 0:

@@ -43,7 +43,7 @@ def seed_random(seed):
 
 
 @entry
-def _take(prog, length, slot, saved, saved_length, d, begin):
+def _restore(prog, length, slot, saved, saved_length, d, begin):
     """Restore the saved program of a device from slot `begin` on."""
     for at in range(begin, length[d]):
         slot[prog[d, at]] = -1
@@ -85,7 +85,7 @@ def anneal(
         best_prog[:] = prog
         best_length[:] = length
     begun, old_tails = 0, True
-    since_path = 0  # ops evaluated in accepted moves since the critical path was found
+    since_path = 0  # ops evaluated in accepted moves since the critical path was computed
     for trial in range(steps):
         if best <= goal:
             return best, trial
@@ -134,7 +134,7 @@ def anneal(
                 saved[other, first : length[other]] = prog[other, first : length[other]]
                 saved_length[other] = length[other]
             elif first >= 0:
-                _take(prog, length, slot, saved, saved_length, other, first)
+                _restore(prog, length, slot, saved, saved_length, other, first)
         if fits:
             cost, total = new, new_total
             score = cost + mean_weight * total

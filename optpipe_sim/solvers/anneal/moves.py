@@ -172,16 +172,16 @@ def keep(prog, length, slot, d, unit, high):
         return 0
     if slot[back] >= 0:
         begin = min(begin, slot[back])
-    gone = 0
+    removed = 0
     for at in range(begin, length[d]):
         code = prog[d, at]
         if code in (out, back):
-            gone += 1
+            removed += 1
             slot[code] = -1
         else:
-            _put(prog, slot, d, at - gone, code)
-    length[d] -= gone
-    return gone
+            _put(prog, slot, d, at - removed, code)
+    length[d] -= removed
+    return removed
 
 
 @step

@@ -45,8 +45,8 @@ def pattern_start(
     work = Workspace(problem)
     programs = pack(problem, like)
     for stretch in STRETCH:
-        times, away, period = _first(problem, stretch)
-        core.write(times, away, period, work.costs, *programs)
+        times, offloaded, period = _first(problem, stretch)
+        core.write(times, offloaded, period, work.costs, *programs)
         if work.evaluate(programs)[0] < NEVER:
             break
     else:
@@ -60,7 +60,7 @@ def pattern_start(
         if over():
             break
         cost, period = core.anneal_pattern(
-            times, away, period, work.costs, work.links, work.times,
+            times, offloaded, period, work.costs, work.links, work.times,
             *programs, *best, cost, heat[at : at + CHUNK], problem.objective == "span", weight, typical,
         )  # fmt: skip
     return unpack(problem, best, "pattern")
@@ -75,7 +75,7 @@ def _first(problem: Problem, stretch: float) -> tuple[np.ndarray, np.ndarray, in
     np.add.at(work, list(profile.placement), durations[[F, B, W]].sum(axis=0))
     period = int(work.max() * PER_PERIOD * stretch)
     times = np.zeros((len(durations), stages, PER_PERIOD), np.int64)
-    away = np.zeros((stages, PER_PERIOD), np.bool_)
+    offloaded = np.zeros((stages, PER_PERIOD), np.bool_)
     for i in range(PER_PERIOD):
         now = i * period // PER_PERIOD
         for s in range(stages):
@@ -85,5 +85,5 @@ def _first(problem: Problem, stretch: float) -> tuple[np.ndarray, np.ndarray, in
             times[B, s, i], times[W, s, i] = now, now + 1
             times[R, s, i] = max(times[O, s, i] + 1, now - int(durations[R, s]))
             now += int(durations[B, s]) + latency
-            away[s, i] = now - times[F, s, i] > durations[O, s] + durations[R, s]
-    return times, away, period
+            offloaded[s, i] = now - times[F, s, i] > durations[O, s] + durations[R, s]
+    return times, offloaded, period

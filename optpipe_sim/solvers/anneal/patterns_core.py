@@ -1,7 +1,7 @@
 """The compiled part of `patterns`: expand a pattern to programs, and anneal it.
 
 A pattern gives each op of the first k microbatches a time, ``times[kind, stage, microbatch]``, and
-``away[stage, microbatch]`` says which of them are offloaded; every period it starts again with the
+``offloaded[stage, microbatch]`` says which of them are offloaded; every period it starts again with the
 next k. Only the order of the times matters. See `times` for the encoding of programs. All times ns.
 """
 
@@ -17,7 +17,7 @@ KINDS = (F, B, W, O, R)
 
 
 @compiled
-def write(times, away, period, costs, prog, length):
+def write(times, offloaded, period, costs, prog, length):
     """Write the programs of all microbatches, in the order of the pattern's times."""
     place, m, low, high = costs.place, costs.microbatches, costs.low, costs.high
     _, stages, k = times.shape
@@ -28,7 +28,7 @@ def write(times, away, period, costs, prog, length):
         for s in range(stages):
             for i in range(k):
                 for kind in KINDS:
-                    if place[s] == d and (kind < O or away[s, i]):
+                    if place[s] == d and (kind < O or offloaded[s, i]):
                         turn[count], phase[count] = divmod(times[kind, s, i], period)
                         codes[count] = kind << high | s << low | i
                         count += 1
@@ -43,7 +43,7 @@ def write(times, away, period, costs, prog, length):
 
 
 @compiled
-def _change(times, away, typical, back_ns):
+def _change(times, offloaded, typical, back_ns):
     """Change a pattern at random: move an op, move an op and all that follows it, or toggle offloads."""
     _, stages, k = times.shape
     s, i, draw = np.random.randint(stages), np.random.randint(k), np.random.random()
@@ -66,17 +66,17 @@ def _change(times, away, typical, back_ns):
         times[:, :, i] += later
     else:  # toggle offloading, on one or a few stages
         end = s + 1 if np.random.random() < 0.8 else s + np.random.randint(1, 5)
-        gone = not away[s, i]
+        offload = not offloaded[s, i]
         for other in range(s, min(end, stages)):
-            away[other, i] = gone
-            if gone:
+            offloaded[other, i] = offload
+            if offload:
                 times[O, other, i] = times[F, other, i] + 1
                 times[R, other, i] = times[B, other, i] - back_ns[other]
 
 
 @compiled
 def anneal_pattern(
-    times, away, period, costs, links, t, prog, length,
+    times, offloaded, period, costs, links, t, prog, length,
     best_prog, best_length, best, part, span_counts, mean_weight, typical,
 ):  # fmt: skip
     """Anneal a pattern in place through the temperatures of `part` (ns, one per evaluation).
@@ -86,13 +86,13 @@ def anneal_pattern(
     Returns:
         (best cost, period).
     """
-    kept_times, kept_away, kept_period, score = times.copy(), away.copy(), period, np.inf
+    kept_times, kept_offloaded, kept_period, score = times.copy(), offloaded.copy(), period, np.inf
     for step in range(-1, len(part)):
         if step >= 0 and np.random.random() < 0.15:
             period = max(1, np.int64(period * (1 + 0.05 * np.random.normal())))
         elif step >= 0:
-            _change(times, away, typical, costs.durations[R])
-        write(times, away, period, costs, prog, length)
+            _change(times, offloaded, typical, costs.durations[R])
+        write(times, offloaded, period, costs, prog, length)
         makespan, span, total = measure(prog, length, costs, links, t)
         new = span if span_counts else makespan
         new_score = new + mean_weight * total
@@ -100,10 +100,10 @@ def anneal_pattern(
             new_score <= score or np.random.random() < np.exp((score - new_score) / part[step])
         ):
             score = new_score
-            kept_times[:], kept_away[:], kept_period = times, away, period
+            kept_times[:], kept_offloaded[:], kept_period = times, offloaded, period
             if new < best:
                 best = new
                 best_prog[:], best_length[:] = prog, length
         else:
-            times[:], away[:], period = kept_times, kept_away, kept_period
+            times[:], offloaded[:], period = kept_times, kept_offloaded, kept_period
     return best, period

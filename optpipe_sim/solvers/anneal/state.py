@@ -174,12 +174,12 @@ def mark(prog, length, saved, saved_length, d, t, high):
     t.pending[d] = t.changed[d, 1] + 1 - first
     t.wake[d], t.key[d] = first, t.before[code, FREE]
     for slot in range(first, old - rest):
-        gone = saved[d, slot]
-        if t.slot[gone] < 0:
-            log_op(gone, t)
-            t.end[gone] = -1
-            if gone >> high == R:
-                invalidate(gone + ((B - R) << high), d, first, t)
+        dropped = saved[d, slot]
+        if t.slot[dropped] < 0:
+            log_op(dropped, t)
+            t.end[dropped] = -1
+            if dropped >> high == R:
+                invalidate(dropped + ((B - R) << high), d, first, t)
     # if the order of the O's changed, allocations may reuse the memory of another O
     at = was = first
     while True:

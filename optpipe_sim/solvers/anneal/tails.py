@@ -69,12 +69,12 @@ def renew_tails(prog, length, saved, saved_length, costs, t):
         for slot in range(first, last + 1):
             _invalidate(prog[d, slot], d, length[d], t)
         for slot in range(first, was + 1):
-            gone = saved[d, slot]
-            if t.slot[gone] < 0:
-                t.tail[gone] = UNKNOWN
-                if gone >> high == O:
-                    _invalidate(gone & unit_of, d, length[d], t)
-                    _wake(gone & unit_of, d, t)
+            dropped = saved[d, slot]
+            if t.slot[dropped] < 0:
+                t.tail[dropped] = UNKNOWN
+                if dropped >> high == O:
+                    _invalidate(dropped & unit_of, d, length[d], t)
+                    _wake(dropped & unit_of, d, t)
     place, low = costs.place, costs.low
     for at in range(t.tally[LOGGED]):
         code = t.log[at]
@@ -124,108 +124,141 @@ def _is_taken(code, prog, d, t):
 @part
 def _renew(prog, length, costs, t):
     """Evaluate the stale ops and everything that changes as a result, the last first."""
-    place, low, high = costs.place, costs.low, costs.high
-    devices, last_stage = len(length), len(costs.act) - 1
-    mask, above = (1 << high) - 1, 1 << low
-    trial, after = t.tally[TRIAL], t.after
     while True:
         # 1. the device whose next op ends last, and when that of the second one ends
-        d, latest, second = -1, -1, -1
-        for other in range(devices):
-            if t.wake[other] >= 0:
-                if t.key[other] > latest:
-                    d, latest, second = other, t.key[other], latest
-                elif t.key[other] > second:
-                    second = t.key[other]
+        d, second = _last_device(len(length), t)
         if d < 0:
             break
-        slot = t.wake[d]
-        t.wake[d] = -1
-        code = prog[d, slot]
+        # 2. its stale ops
+        _renew_device(prog, length, d, second, costs, t)
+
+
+@step
+def _last_device(devices, t):
+    """Return the device whose next op ends last, or -1, and when the next op of the second one ends."""
+    d, latest, second = -1, -1, -1
+    for other in range(devices):
+        if t.wake[other] >= 0:
+            if t.key[other] > latest:
+                d, latest, second = other, t.key[other], latest
+            elif t.key[other] > second:
+                second = t.key[other]
+    return d, second
+
+
+@step
+def _renew_device(prog, length, d, second, costs, t):
+    """Evaluate the stale ops of a device, and earlier ops whose tails change as a result, as long as they
+    end no sooner than `second`."""
+    high, mask = costs.high, (1 << costs.high) - 1
+    trial, after = t.tally[TRIAL], t.after
+    slot = t.wake[d]
+    t.wake[d] = -1
+    code = prog[d, slot]
+    while True:
+        # 1. from behind the next stale op
+        following, asked = after[code, FOLLOWING], after[code, ASKED]
+        out, back = after[code, LATER_OUT], after[code, LATER_BACK]
         while True:
-            # 2. its ops, from behind the next stale one
-            following, asked = after[code, FOLLOWING], after[code, ASKED]
-            out, back = after[code, LATER_OUT], after[code, LATER_BACK]
-            while True:
-                if t.stale[code] == trial:
-                    t.stale[code] = 0
-                    t.pending[d] -= 1
-                kind, unit = code >> high, code & mask
-                stage = unit >> low
-                lasting = costs.durations[kind, stage]
-                old = t.tail[code]
-                # 3. the longest path over the ops that wait for this one
-                source = -1
-                if kind == O:
-                    tail = max(out, _from_start(unit | R << high, costs, t))
-                    if _is_taken(code, prog, d, t):
-                        tail = max(tail, _from_start(t.taker[code], costs, t))
-                    out = lasting + tail
-                    if tail != old:
-                        _invalidate(unit, d, slot, t)
-                elif kind == R:
-                    tail = _from_start(unit | B << high, costs, t)
-                    if costs.shared:
-                        tail = max(tail, out)
-                        out = lasting + tail
-                    else:
-                        tail = max(tail, back)
-                        back = lasting + tail
-                    asked = max(asked, lasting + tail)
-                    if tail != old:
-                        _invalidate(unit | O << high, d, slot, t)
+            if t.stale[code] == trial:
+                t.stale[code] = 0
+                t.pending[d] -= 1
+            # 2. the longest path over the ops that wait for this one
+            kind, unit = code >> high, code & mask
+            op_ns, old = duration(code, costs), t.tail[code]
+            if kind == O:
+                tail = max(out, _from_start(unit | R << high, costs, t))
+                if _is_taken(code, prog, d, t):
+                    tail = max(tail, _from_start(t.taker[code], costs, t))
+                out = op_ns + tail
+            elif kind == R:
+                tail = _from_start(unit | B << high, costs, t)
+                if costs.shared:
+                    tail = max(tail, out)
+                    out = op_ns + tail
                 else:
-                    tail = max(following, asked - lasting)
-                    reader = -1
-                    if kind == F:
-                        tail = max(tail, _from_start(unit | O << high, costs, t))
-                        if stage < last_stage:
-                            reader, where = unit + above, place[stage + 1]
-                        if stage > 0:
-                            source, giver = unit - above, place[stage - 1]
-                    elif kind == B:
-                        if stage > 0:
-                            reader, where = code - above, place[stage - 1]
-                        if stage < last_stage:
-                            source, giver = code + above, place[stage + 1]
-                    if reader >= 0 and where != d:
-                        tail = max(tail, _from_start(reader, costs, t) + costs.lag)
-                    following, asked = lasting + tail, UNKNOWN
-                    if kind == B and tail != old:
-                        _invalidate(unit | R << high, d, slot, t)
-                    if tail != old and source >= 0 and giver != d:
-                        _invalidate(source, giver, length[giver], t)
-                        _wake(source, giver, t)
-                        second = max(second, t.key[giver])
-                t.tail[code] = tail
-                # 4. the O's whose memory it reuses
-                if tail != old and kind in (F, R):
-                    given = t.before[code, GIVEN]
-                    if given != t.before[prog[d, slot + 1], GIVEN]:
-                        at = t.slot[given] if given >= 0 else -1
-                        at = next_out(prog, d, at + 1, slot, high)
-                        while at >= 0 and t.taker[prog[d, at]] == code:
-                            _invalidate(prog[d, at], d, slot, t)
-                            at = next_out(prog, d, at + 1, slot, high)
-                # 5. continue, unless nothing behind the next op has changed
-                slot -= 1
-                if slot < 0:
-                    break
-                code = prog[d, slot]
-                if (
-                    t.stale[code] != trial
-                    and after[code, FOLLOWING] == following and after[code, ASKED] == asked
-                    and after[code, LATER_OUT] == out and after[code, LATER_BACK] == back
-                ):  # fmt: skip
-                    break
-                after[code, FOLLOWING], after[code, ASKED] = following, asked
-                after[code, LATER_OUT], after[code, LATER_BACK] = out, back
-                if t.end[code] < second:
-                    _invalidate(code, d, length[d], t)
-                    t.wake[d], t.key[d] = slot, t.end[code]
-                    break
-            if t.wake[d] >= 0 or t.pending[d] == 0:
+                    tail = max(tail, back)
+                    back = op_ns + tail
+                asked = max(asked, op_ns + tail)
+            else:
+                tail = max(following, asked - op_ns)
+                tail = max(tail, _from_readers(code, d, costs, t))
+                following, asked = op_ns + tail, UNKNOWN
+            t.tail[code] = tail
+            # 3. the ops that this one waits for
+            if tail != old:
+                second = max(second, _invalidate_inputs(prog, length, code, d, slot, costs, t))
+            # 4. continue, unless nothing behind the next op has changed
+            slot -= 1
+            if slot < 0:
                 break
-            while t.stale[code] != trial:
-                slot -= 1
-                code = prog[d, slot]
+            code = prog[d, slot]
+            if (
+                t.stale[code] != trial
+                and after[code, FOLLOWING] == following and after[code, ASKED] == asked
+                and after[code, LATER_OUT] == out and after[code, LATER_BACK] == back
+            ):  # fmt: skip
+                break
+            after[code, FOLLOWING], after[code, ASKED] = following, asked
+            after[code, LATER_OUT], after[code, LATER_BACK] = out, back
+            if t.end[code] < second:
+                _invalidate(code, d, length[d], t)
+                t.wake[d], t.key[d] = slot, t.end[code]
+                break
+        if t.wake[d] >= 0 or t.pending[d] == 0:
+            break
+        while t.stale[code] != trial:
+            slot -= 1
+            code = prog[d, slot]
+
+
+@step
+def _from_readers(code, d, costs, t):
+    """Return the tail of a compute op of device d over its offload and the op that waits for its message."""
+    kind, unit = code >> costs.high, code & ((1 << costs.high) - 1)
+    stage, above = unit >> costs.low, 1 << costs.low
+    tail = UNKNOWN
+    if kind == F:
+        tail = _from_start(unit | O << costs.high, costs, t)
+        if stage < len(costs.place) - 1 and costs.place[stage + 1] != d:
+            tail = max(tail, _from_start(unit + above, costs, t) + costs.lag)
+    elif kind == B and stage > 0 and costs.place[stage - 1] != d:
+        tail = _from_start(code - above, costs, t) + costs.lag
+    return tail
+
+
+@step
+def _invalidate_inputs(prog, length, code, d, slot, costs, t):
+    """Mark as stale what an op of device d waits for; returns when the op ends that the device of its
+    input continues with, or -1."""
+    low, high = costs.low, costs.high
+    kind, unit = code >> high, code & ((1 << high) - 1)
+    stage, above = unit >> low, 1 << low
+    source, giver = -1, d
+    # 1. ops of the same activation, and the op whose message it gets
+    if kind == O:
+        _invalidate(unit, d, slot, t)
+    elif kind == R:
+        _invalidate(unit | O << high, d, slot, t)
+    elif kind == F:
+        if stage > 0:
+            source, giver = unit - above, costs.place[stage - 1]
+    elif kind == B:
+        _invalidate(unit | R << high, d, slot, t)
+        if stage < len(costs.place) - 1:
+            source, giver = code + above, costs.place[stage + 1]
+    # 2. the O's whose memory it reuses
+    if kind in (F, R):
+        given = t.before[code, GIVEN]
+        if given != t.before[prog[d, slot + 1], GIVEN]:
+            at = t.slot[given] if given >= 0 else -1
+            at = next_out(prog, d, at + 1, slot, high)
+            while at >= 0 and t.taker[prog[d, at]] == code:
+                _invalidate(prog[d, at], d, slot, t)
+                at = next_out(prog, d, at + 1, slot, high)
+    # 3. the other device continues from there
+    if giver == d:
+        return -1
+    _invalidate(source, giver, length[giver], t)
+    _wake(source, giver, t)
+    return t.key[giver]

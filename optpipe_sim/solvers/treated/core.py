@@ -85,7 +85,7 @@ def _restore_times(length, saved, t):
 
 
 @part
-def _take_back(prog, length, mode, saved, saved_length, costs, t, first, begin, stop):
+def _restore_plan(prog, length, mode, saved, saved_length, costs, t, first, begin, stop):
     """Restore the programs of devices and the modes of units."""
     for d in range(begin, stop + 1):
         if first[d] < 0:
@@ -138,7 +138,7 @@ def anneal(
     for trial in range(steps):
         if best <= goal:
             return best, trial
-        # 1. a random move from the critical path, which accepted moves outdate
+        # 1. a random move from the critical path; accepted moves make the path stale
         if taken >= PATHS:
             on_path = critical(length, t, path, costs.high, prog)
             taken = 0
@@ -173,7 +173,7 @@ def anneal(
         # 3. reject it: restore the times and the plan
         if not fits:
             _restore_times(saved_length, saved, t)
-            _take_back(prog, length, mode, saved, saved_length, costs, t, first, begin, stop)
+            _restore_plan(prog, length, mode, saved, saved_length, costs, t, first, begin, stop)
             continue
         # 4. or accept it, perhaps as the best so far
         accept(length, t)

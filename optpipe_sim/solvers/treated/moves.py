@@ -64,15 +64,19 @@ def shift(prog, t, d, start, stop, low, high):
 
 
 @step
-def is_away(t, unit, high):
+def is_offloaded(t, unit, high):
+    """Whether a unit's activation is offloaded."""
     return t.slot[unit | O << high] >= 0
 
 
 @part
-def send_away(prog, length, mode, costs, t, unit, ahead):
+def add_offload(prog, length, mode, costs, t, unit, ahead):
     """Offload an activation: O after its F, R `ahead` slots before the op that needs it."""
     high, stage = costs.high, unit >> costs.low
-    if is_away(t, unit, high) or costs.takes[R, stage, column(unit, mode, costs) + costs.late] == 0:
+    if (
+        is_offloaded(t, unit, high)
+        or costs.takes[R, stage, column(unit, mode, costs) + costs.late] == 0
+    ):
         return
     d = costs.place[stage]
     forward = t.slot[unit]
@@ -84,9 +88,9 @@ def send_away(prog, length, mode, costs, t, unit, ahead):
 
 
 @part
-def bring_home(prog, length, costs, t, unit):
+def drop_offload(prog, length, costs, t, unit):
     """Drop the offload of an activation."""
-    if is_away(t, unit, costs.high):
+    if is_offloaded(t, unit, costs.high):
         d = costs.place[unit >> costs.low]
         remove(prog, length, t, d, unit | R << costs.high)
         remove(prog, length, t, d, unit | O << costs.high)
@@ -108,8 +112,8 @@ def treat(prog, length, mode, costs, t, unit, new, ahead, behind):
     now = was - old + new
     mode[unit] = new
     t.work[d] += costs.work[stage, now] - costs.work[stage, was]
-    if is_away(t, unit, high) and costs.takes[R, stage, now + costs.late] == 0:
-        bring_home(prog, length, costs, t, unit)
+    if is_offloaded(t, unit, high) and costs.takes[R, stage, now + costs.late] == 0:
+        drop_offload(prog, length, costs, t, unit)
     apart = new >= 2 and (new // 2) % 2 == 0
     recompute, gradient, backward = unit | C << high, unit | W << high, unit | B << high
     if apart and t.slot[recompute] < 0:
@@ -127,12 +131,12 @@ def treat(prog, length, mode, costs, t, unit, new, ahead, behind):
 @part
 def copy_treatment(prog, length, mode, costs, t, source, unit, ahead, behind):
     """Copy the treatment of another unit, whose stage has the same levels."""
-    away = is_away(t, source, costs.high)
+    offloaded = is_offloaded(t, source, costs.high)
     treat(prog, length, mode, costs, t, unit, mode[source], ahead, behind)
-    if away:
-        send_away(prog, length, mode, costs, t, unit, ahead)
+    if offloaded:
+        add_offload(prog, length, mode, costs, t, unit, ahead)
     else:
-        bring_home(prog, length, costs, t, unit)
+        drop_offload(prog, length, costs, t, unit)
 
 
 @part
@@ -182,17 +186,17 @@ def change(prog, length, mode, costs, t, path, offloads, alike, per_stage):
             return -1, -1
         every, old = m if per_stage else 1, mode[unit]
         flip = offloads and np.random.random() < 0.4
-        away, new = is_away(t, unit, high), draw_mode(mode, costs, unit)
+        offloaded, new = is_offloaded(t, unit, high), draw_mode(mode, costs, unit)
         trade = np.random.random()
         for j in range(every):
             one = stage << low | j if per_stage else unit
             if not flip and (new // 2 != old // 2 or one == unit):
                 treat(prog, length, mode, costs, t, one, new, ahead, behind)
             if offloads and (flip or trade < 0.3):
-                if away:
-                    bring_home(prog, length, costs, t, one)
+                if offloaded:
+                    drop_offload(prog, length, costs, t, one)
                 else:
-                    send_away(prog, length, mode, costs, t, one, ahead)
+                    add_offload(prog, length, mode, costs, t, one, ahead)
         return d, d
     if choice < 0.75:
         at = t.slot[code]
@@ -232,16 +236,16 @@ def _swap(prog, length, mode, costs, t, one, two, ahead, behind):
     """Exchange the treatments of two activations of a stage."""
     high = costs.high
     was, other = mode[one], mode[two]
-    away, other_away = is_away(t, one, high), is_away(t, two, high)
+    offloaded, other_offloaded = is_offloaded(t, one, high), is_offloaded(t, two, high)
     treat(prog, length, mode, costs, t, one, other, ahead, behind)
     treat(prog, length, mode, costs, t, two, was, ahead, behind)
-    if away != other_away:
-        if away:
-            bring_home(prog, length, costs, t, one)
-            send_away(prog, length, mode, costs, t, two, ahead)
+    if offloaded != other_offloaded:
+        if offloaded:
+            drop_offload(prog, length, costs, t, one)
+            add_offload(prog, length, mode, costs, t, two, ahead)
         else:
-            bring_home(prog, length, costs, t, two)
-            send_away(prog, length, mode, costs, t, one, ahead)
+            drop_offload(prog, length, costs, t, two)
+            add_offload(prog, length, mode, costs, t, one, ahead)
 
 
 @part
@@ -285,7 +289,7 @@ def _repeat(prog, length, mode, costs, t, code, offloads, per_stage):
     elif not flips and not treats and np.random.random() < (0.05 if wide else 0.2):
         run = m
     ahead, behind = np.random.randint(0, FAR), np.random.randint(0, FAR)
-    new, away = draw_mode(mode, costs, unit), is_away(t, unit, high)
+    new, offloaded = draw_mode(mode, costs, unit), is_offloaded(t, unit, high)
     trade = np.random.random() < 0.3
     first = last = costs.place[stage]
     for other in range(stages):
@@ -301,10 +305,10 @@ def _repeat(prog, length, mode, costs, t, code, offloads, per_stage):
             if treats and new < costs.many[other]:
                 treat(prog, length, mode, costs, t, one, new, ahead, behind)
             if flips or (treats and trade and offloads):
-                if away:
-                    bring_home(prog, length, costs, t, one)
+                if offloaded:
+                    drop_offload(prog, length, costs, t, one)
                 else:
-                    send_away(prog, length, mode, costs, t, one, ahead)
+                    add_offload(prog, length, mode, costs, t, one, ahead)
             elif not treats:
                 at = t.slot[kind << high | one]
                 if at >= 0:

@@ -1,8 +1,8 @@
 """Programs and treatments in the encoding of the compiled code.
 
 An op is a code, ``kind << high | stage << low | microbatch`` (slices of microbatches count as microbatches
-here); its activation, the *unit*, is the same without the kind. A unit has a *mode*, ``2 * treatment + fused``: its treatment (see `op_table`), and
-whether its backward is one op. A fused backward stands in the program as a B without a W. Costs
+here); its activation, the *unit*, is the same without the kind. A unit has a *mode*, ``2 * treatment + fused``: its
+treatment (see `op_table`), and whether its backward is one op. A fused backward stands in the program as a B without a W. Costs
 are looked up by *column*: the mode, behind those of the slices before (`times.column`).
 """
 
@@ -53,9 +53,7 @@ class Costs(NamedTuple):
     sending: int  # how long a message keeps its sender busy
     first: np.ndarray  # (microbatches,) the first column of a slice
     last: np.ndarray  # (microbatches,) the last slice of the same sequence
-    late: (
-        int  # columns from copies that leave keys and values behind to those that do not; 0: alike
-    )
+    late: int  # distance of the columns of copies that leave keys and values behind and of those that do not; 0: the same
     microbatches: int
     low: int
     high: int
@@ -102,7 +100,7 @@ def make_costs(problem: Problem) -> Costs:
 
 
 def _side_by_side(tables: OpTable) -> OpTable:
-    """The tables of slices as one, (kinds, stages, way of copying x slice x treatment)."""
+    """Return the tables of slices side by side, (kinds, stages, way of copying x slice x treatment)."""
     return OpTable(
         *(np.moveaxis(array, (0, 1), (2, 3)).reshape(*array.shape[2:4], -1) for array in tables)
     )

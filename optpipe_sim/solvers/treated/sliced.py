@@ -26,7 +26,7 @@ Built = Iterator[tuple[str, Schedule]]
 
 
 def sliced_schedules(problem: Problem, level: str | None = None) -> Built:
-    """The published schedules over slices with the problem's chunks, and every value of their options.
+    """Build the published schedules over slices with the problem's chunks, and every value of their options.
 
     Args:
         level: of recomputation, for every activation: inside backwards, and apart.
@@ -47,24 +47,26 @@ def sliced_schedules(problem: Problem, level: str | None = None) -> Built:
 
 
 def one_at_a_time(problem: Problem) -> Built:
-    """One microbatch after the other, its activations treated in each way there is: what needs least
-    memory is among them."""
+    """Yield schedules that run one microbatch after the other, one for each treatment of all activations; among
+    them is the schedule that needs the least memory."""
     shape, last = problem.shape, problem.shape.slices - 1
     forwards = [(F, c, k) for c in range(shape.chunks) for k in range(shape.slices)]
     kinds = (B, W) if all(cost.splits for cost in problem.profile.stages) else (BW,)
     copies = [None, 0, last] if problem.may_offload else [None]
-    for away in copies:  # nothing goes, or each slice behind its own F, or all behind the last one
+    for (
+        offload_at
+    ) in copies:  # no offload; each slice's right behind its own F; all behind the last F
 
-        def program(device: int, away: int | None = away) -> list[Op]:
+        def program(device: int, offload_at: int | None = offload_at) -> list[Op]:
             ops: list[tuple[OpKind, int, int]] = []
             for kind, c, k in forwards:
                 ops.append((kind, c, k))
-                if away == 0:
+                if offload_at == 0:
                     ops.append((O, c, k))
-                elif away == last and k == last:
+                elif offload_at == last and k == last:
                     ops += [(O, c, at) for at in range(shape.slices)]
             for _, c, k in reversed(forwards):
-                ops += [(R, c, k)] if away is not None else []
+                ops += [(R, c, k)] if offload_at is not None else []
                 ops += [(kind, c, k) for kind in kinds]
             stages = shape.stages_of(device)
             return [
@@ -79,8 +81,8 @@ def one_at_a_time(problem: Problem) -> Built:
 
 
 def few_in_flight(problem: Problem) -> Built:
-    """Seq1F1B with fewer forwards ahead than usual, its first slices offloaded or not, and each way to
-    recompute; of one chunk per device."""
+    """Yield Seq1F1B with fewer warm-up forwards than usual, with or without its first slices offloaded, for each
+    way to recompute; for one chunk per device only."""
     shape, costs = problem.shape, problem.profile
     if shape.chunks > 1 or shape.placement_name != "loop":
         return
@@ -107,15 +109,15 @@ def _recomputed(schedule: Schedule, problem: Problem, way: Way | None) -> Schedu
 
 
 def whole(problem: Problem) -> Problem:
-    """The problem with sequences that are not cut."""
+    """Return the problem with whole sequences."""
     return replace(problem, profile=problem.profile.with_slices(1))
 
 
 def in_slices(schedule: Schedule, slices: int) -> Schedule:
-    """A schedule of whole sequences as one of slices that follow one another, backwards in reverse.
+    """Convert a schedule of whole sequences to one of slices that follow one another, backwards in reverse.
 
-    Nothing ends later by it, links aside: each op begins with its first slice, and what other devices
-    wait for is there slice by slice.
+    Apart from links nothing ends later: each op begins with its first slice, and other devices get its
+    results slice by slice.
     """
     shape = replace(schedule.shape, slices=slices)
     ahead = np.isin(schedule.table[:, 0], (F, O))

@@ -66,12 +66,12 @@ def tidy_treatments(
 
 
 def _drops(problem: Problem, schedule: Schedule) -> list[Drop]:
-    """Yield what to try: no offload, then no recomputation, then every lighter level."""
+    """Return what to try in turn: no offload, then no recomputation, then every lighter level."""
     kinds, stages, microbatches = schedule.table.T
     out = kinds == O
-    away = tuple(zip(stages[out].tolist(), microbatches[out].tolist(), strict=True))
+    offloads = tuple(zip(stages[out].tolist(), microbatches[out].tolist(), strict=True))
     levels = _levels(problem, schedule)
-    drops = [Drop(away, None)]
+    drops = [Drop(offloads, None)]
     for level in range(int(levels.max(initial=0))):
         heavier = np.argwhere(levels > level)
         drops.append(Drop(tuple((stage, j) for stage, j in heavier.tolist()), level))

@@ -108,14 +108,14 @@ def rewind(length, t, first, saved_length):
 
 @step
 def column(unit, mode, costs):
-    """Where the costs of a unit stand; of copies those that leave keys and values behind."""
+    """Return the column of a unit's costs; for copies the one of those that leave keys and values behind."""
     return mode[unit] + costs.first[unit & ((1 << costs.low) - 1)]
 
 
 @step
 def copied(unit, mode, costs, t):
-    """The same of copies: they take keys and values along where the O stands behind the F of the last
-    slice."""
+    """Return the column of a unit's copies: these take keys and values along if the O stands behind the F
+    of the last slice."""
     how = column(unit, mode, costs)
     if costs.late > 0 and t.slot[unit | O << costs.high] > t.slot[last_forward(unit, costs)]:
         how += costs.late
@@ -124,7 +124,7 @@ def copied(unit, mode, costs, t):
 
 @step
 def last_forward(unit, costs):
-    """The F of the last slice of the same sequence."""
+    """Return the F of the last slice of the same sequence."""
     micro = unit & ((1 << costs.low) - 1)
     return unit - micro + costs.last[micro]
 
@@ -152,18 +152,8 @@ def run(prog, length, mode, costs, t, most, most_span):
     devices, high = len(length), costs.high
     mask, end = (1 << high) - 1, t.end
     # 1. every device from its checkpoint on
-    size = 0
-    for d in range(devices - 1, -1, -1):
-        begin = t.begin[d]
-        for at in range(begin, length[d]):
-            end[prog[d, at]] = -1
-        for which in range(t.marks.shape[2]):
-            t.state[d, which] = t.marks[d, begin // EVERY, which]
-        t.at[d] = begin
-        t.waits[d] = -1
-        t.stack[size] = d
-        size += 1
-    # 2. one device after the other, until it waits for a message
+    size = _restart(prog, length, t)
+    # 2. one device after the other, until it waits for a message; its copies
     while size > 0:
         size -= 1
         d = t.stack[size]
@@ -177,19 +167,9 @@ def run(prog, length, mode, costs, t, most, most_span):
                 for which in range(len(s)):
                     t.fresh[d, at // EVERY, which] = s[which]
             if kind == O:
-                time, why = end[unit], unit
-                if time < 0:
+                finish, why = _offload(mode, code, stage, how, costs, t, s)
+                if finish == NEVER:
                     return FAILED
-                if s[OUT] > time:
-                    time, why = s[OUT], s[OUT_OP]
-                if costs.late > 0:
-                    early, how = how, copied(unit, mode, costs, t)
-                    last = last_forward(unit, costs)
-                    takes = costs.gives[O, stage, early] < costs.gives[O, stage, how]
-                    if takes and end[last] > time:
-                        time, why = end[last], last
-                finish = time + costs.durations[O, stage, how]
-                s[OUT], s[OUT_OP] = finish, code
             elif kind == R:
                 finish, why = _reload(prog, mode, d, at, code, stage, costs, t, s)
                 if finish == NEVER:
@@ -238,18 +218,13 @@ def run(prog, length, mode, costs, t, most, most_span):
                 if kind <= B and finish + costs.behind[kind, stage] > most:
                     return FAILED
                 # 6. its message, and the device that waits for it
-                arrives = finish
+                t.ready[code] = finish
                 if target >= 0 and target != d:
-                    s[FREE] = finish + costs.sending
-                    if costs.serial:
-                        arrives = max(finish, s[SENT + target])
-                        s[SENT + target] = arrives + costs.occupancy
-                    arrives += costs.lag
+                    t.ready[code] = _send(target, finish, costs, s)
                     if t.waits[target] == code:
                         t.waits[target] = -1
                         t.stack[size] = target
                         size += 1
-                t.ready[code] = arrives
             end[code], t.cause[code] = finish, why
             at += 1
         t.at[d] = at
@@ -260,6 +235,23 @@ def run(prog, length, mode, costs, t, most, most_span):
             return FAILED
         total += t.state[d, SUM]
     return total
+
+
+@step
+def _restart(prog, length, t):
+    """Put every device back to its checkpoint, and on the stack; returns the depth of the stack."""
+    size = 0
+    for d in range(len(length) - 1, -1, -1):
+        begin = t.begin[d]
+        for at in range(begin, length[d]):
+            t.end[prog[d, at]] = -1
+        for which in range(t.marks.shape[2]):
+            t.state[d, which] = t.marks[d, begin // EVERY, which]
+        t.at[d] = begin
+        t.waits[d] = -1
+        t.stack[size] = d
+        size += 1
+    return size
 
 
 @step
@@ -279,6 +271,17 @@ def _neighbours(code, kind, stage, costs):
         if stage > 0:
             target = costs.place[stage - 1]
     return source, where, target
+
+
+@step
+def _send(target, end, costs, s):
+    """Send the message of a compute op to another device; returns when it arrives."""
+    arrives = end
+    s[FREE] = end + costs.sending
+    if costs.serial:
+        arrives = max(end, s[SENT + target])
+        s[SENT + target] = arrives + costs.occupancy
+    return arrives + costs.lag
 
 
 @step
@@ -302,6 +305,27 @@ def _grant(prog, mode, d, at, size, time, why, costs, t, s):
             time, why = t.end[out], out
     s[GRANTED] = time
     return time, why
+
+
+@step
+def _offload(mode, code, stage, how, costs, t, s):
+    """Run an O, whose costs stand in column `how` if it leaves keys and values behind; returns (end, cause),
+    the end ``NEVER`` if its F has not ended."""
+    unit = code & ((1 << costs.high) - 1)
+    time, why = t.end[unit], unit
+    if time < 0:
+        return NEVER, why
+    if s[OUT] > time:
+        time, why = s[OUT], s[OUT_OP]
+    if costs.late > 0:
+        whole, last = copied(unit, mode, costs, t), last_forward(unit, costs)
+        takes_all = costs.gives[O, stage, how] < costs.gives[O, stage, whole]
+        if takes_all and t.end[last] > time:
+            time, why = t.end[last], last
+        how = whole
+    finish = time + costs.durations[O, stage, how]
+    s[OUT], s[OUT_OP] = finish, code
+    return finish, why
 
 
 @step

@@ -73,7 +73,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=_percent,
         default=0.5,
         metavar="X%",
-        help="solve anew when an op changes by so much of its stage's compute time (50%%)",
+        help="measure and solve again when an op changes by this share of its stage's compute time (50%%)",
     )
     parser.add_argument(
         "--solver-time", type=seconds, default=20.0, metavar="SECONDS", help="per solve (20)"
