@@ -39,7 +39,7 @@ def start_python(
 
 
 def kill(processes: Sequence[subprocess.Popen[bytes]], after_s: float = 0.0) -> None:
-    """Kill the processes that have not ended after so many seconds."""
+    """Kill the processes that have not ended within some seconds."""
     for process in processes:
         if after_s > 0:
             with suppress(subprocess.TimeoutExpired):

@@ -14,7 +14,7 @@ from typing import Any
 from .fresh import how_it_ended
 from .signals import ctrl_c_later, leave_with_parent
 
-STOP_S = 1.0  # until a worker that was asked to end is killed
+STOP_S = 1.0  # time that a worker which was asked to end has until it is killed
 POLL_S = 0.05  # between two calls of `idle`
 Report = Callable[..., None]  # sends its arguments as a message
 Newest = Callable[[], Any]  # the last message since the last call, or None
@@ -94,7 +94,7 @@ class Workers:
                 outbox.put(message)
 
     def end(self) -> dict[int, str]:
-        """End all workers, by force if needed; returns how those died that were not asked to end."""
+        """End all workers, by force if necessary; returns how those that were not asked to end have died."""
         died = {}
         for number, process in enumerate(self._processes):
             if number not in self._exited:
@@ -129,17 +129,17 @@ class _Outbox:
         self.waiting.put((message,))
 
     def close(self) -> None:
-        """Once the process is gone."""
+        """Close the outbox, once the process has ended."""
         self.waiting.put(None)
         self.thread.join()
         self.pipe.close()
 
     def _send(self) -> None:
         while (entry := self.waiting.get()) is not None:
-            if self.waiting.empty():  # else there is a newer one
+            if self.waiting.empty():  # otherwise there is a newer one
                 try:
                     self.pipe.send(entry[0])
-                except OSError:  # the process is gone
+                except OSError:  # the process has ended
                     return
 
 

@@ -24,10 +24,10 @@ def simulate(
     engine: str = "replay",
     explain: bool = True,
 ) -> Trace:
-    """Replay `schedule` with the costs of `profile`; every op starts as early as it can.
+    """Replay `schedule` with the costs of `profile`; every op starts as early as possible.
 
     Args:
-        schedule: any order; the profile is re-chunked to its shape.
+        schedule: any schedule; the profile is re-chunked to its shape.
         memory_limit: bytes per device (one number, or one per device); None: the profile's own.
         enforce: False replays without the limit, and reports the peak.
         objective: what ``trace.cost_ns`` counts: ``flush`` or ``span``.

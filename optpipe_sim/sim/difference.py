@@ -19,8 +19,9 @@ from .lower import Lowered
 class KindRow(NamedTuple):
     """The ops of one kind and stage: predicted and measured durations.
 
-    `predicted_ns` is the median as well, of backwards that recompute and others. `quartile_ns` are the lower and upper quartile of the measured durations.
-    `corrected_ns` is the median of the prediction corrected by interference; None where the profile has none.
+    `predicted_ns` is a median, too, as some backwards may recompute and others not. `quartile_ns` are the
+    lower and the upper quartile of the measured durations. `corrected_ns` is the median of the prediction
+    corrected by interference; None if the profile has none.
     """
 
     kind: OpKind
@@ -99,8 +100,7 @@ class Difference:
 
     @cached_property
     def path(self) -> tuple[PathStep, ...]:
-        """The measured critical path in time order, traced from the last end back through the last input of
-        each op."""
+        """The measured critical path in time order: from the last end back through the last input of each op."""
         return self._walk[0]
 
     @property
@@ -122,7 +122,7 @@ class Difference:
 
     @cached_property
     def _walk(self) -> tuple[tuple[PathStep, ...], int]:
-        """Return the path and its predicted slack. It goes from event to event: the begin (even) or
+        """Return the path and its predicted slack. The walk goes from event to event: the begin (even) or
         the end (odd) of a node of the graph."""
         graph, schedule, times = self.lowered.graph, self.lowered.schedule, self._event_times
         row_of = np.full(len(graph.durations), -1)

@@ -132,7 +132,7 @@ class _Run:
         )
 
     def _build(self, bounds: list[tuple[int, int]]) -> None:
-        """The processes: compute streams and transfer queues."""
+        """Make the processes: compute streams and transfer queues."""
         env = self.env
         self.memory: list[_Memory] = []
         self.queues: list[list[int]] = []
@@ -249,7 +249,7 @@ class _Run:
         timeout.callbacks.append(over)
 
     def ended(self, row: int) -> simpy.Event:
-        """An event that is triggered at the end of `row`."""
+        """Return an event that is triggered at the end of `row`."""
         event = self.env.event()
         self.waiters.setdefault(row, []).append(event)
         return event
@@ -288,7 +288,7 @@ class _Run:
 def run_engine(
     schedule: Schedule, profile: CostProfile, limits: tuple[int, ...] | None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Starts, ends and grants (ns, by the rows of ``schedule.table``) of a valid schedule.
+    """Simulate a valid schedule; returns starts, ends and grants (ns, by the rows of ``schedule.table``).
 
     Args:
         schedule: complete, as `validate` finds it.
@@ -306,7 +306,7 @@ def run_engine(
 
 
 def _explain_deadlock(run: _Run) -> str:
-    """The ops that wait and what they wait for, device by device, in one line."""
+    """Name the ops that wait and what they wait for, device by device, in one line."""
     reasons = []
     for device, rows in enumerate(run.compute):
         row = next((row for row in rows if run.start[row] < 0), None)
@@ -328,7 +328,7 @@ def _explain_deadlock(run: _Run) -> str:
 
 
 def _waits(run: _Run, row: int) -> str:
-    """Why an op that has not started cannot."""
+    """Say why an op that has not started cannot."""
     op, memory = run.schedule.op(row), run.memory[run.device[row]]
     asks = run.asks[row] and run.grant[row] < 0
     if not (asks and run.kind[row] == R):

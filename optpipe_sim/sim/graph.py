@@ -43,7 +43,7 @@ class Graph:
     def times(
         self, durations: np.ndarray | None = None
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Starts, ends and grants per row, for these durations of the nodes (default: the costs)."""
+        """Return starts, ends and grants per row, for these durations of the nodes (default: the costs)."""
         times = np.empty(2 * len(self.durations), np.int64)
         durations = self.durations if durations is None else durations
         paths.longest_path(self.first, self.inputs, self.lags, durations, times)
@@ -57,7 +57,7 @@ def build_graph(
     link_order: Mapping[str, Sequence[int]],
     waits: tuple[np.ndarray, np.ndarray] | None = None,
 ) -> Graph | None:
-    """The graph of a schedule; None where it has a circle (a deadlock).
+    """Build the graph of a schedule; None if it has a cycle (a deadlock).
 
     Args:
         link_order: rows of transfers per link key, for the links that several queues share.
@@ -84,7 +84,7 @@ def build_graph(
         targets.append(target)
         lags.append(np.full(len(source), lag, np.int64))
 
-    # on one compute stream the program order implies what points forwards
+    # on one compute stream the program order implies edges that point forwards
     implied = ~across & (needed < waiting) & (kinds[needed] < O) & (kinds[waiting] < O)
     add(needed[~across & ~implied], waiting[~across & ~implied])
     for rows in link_order.values():
@@ -126,7 +126,7 @@ def build_graph(
 
 
 def shared_links(schedule: Schedule, profile: CostProfile) -> dict[str, list[int]]:
-    """Per link key, the rows of the transfers on it, for the links that several queues share."""
+    """Return, per link key, the rows of the transfers on it, for the links that several queues share."""
     kinds = schedule.table[:, 0]
     rows = np.flatnonzero((kinds == O) | (kinds == R))
     if not len(rows):
@@ -147,6 +147,6 @@ def shared_links(schedule: Schedule, profile: CostProfile) -> dict[str, list[int
 
 
 def given_order(schedule: Schedule, key: str) -> list[int] | None:
-    """The rows of a link in the order that the schedule carries for it, or None."""
+    """Return the rows of a link in the order that the schedule gives for it, or None."""
     ops = schedule.link_order.get(key)
     return None if ops is None else [schedule.row(op) for op in ops]

@@ -14,7 +14,7 @@ from .lower import Lowered
 
 @dataclass(frozen=True, eq=False)
 class InSitu:
-    """Of every node of a lowered schedule's graph (ops, grants, messages), in ns.
+    """Measured times of every node of a lowered schedule's graph (ops, grants, messages), in ns.
 
     Attributes:
         durations: how long it took. gaps: how much later it began than what it waited for allows.
@@ -25,7 +25,7 @@ class InSitu:
 
 
 def in_situ(lowered: Lowered, measured: Trace, arrive_ns: Mapping[Op, int]) -> InSitu:
-    """Durations and gaps of a run in which each rank was alone.
+    """Return durations and gaps of a run in which each rank ran alone.
 
     Args:
         arrive_ns: by op, when its message (or turn on a host link) arrived at other ranks, where ops waited
@@ -52,7 +52,7 @@ def in_situ(lowered: Lowered, measured: Trace, arrive_ns: Mapping[Op, int]) -> I
 
 
 def median_of(runs: Sequence[InSitu]) -> InSitu:
-    """Node by node, the medians."""
+    """Return the medians, node by node."""
     return InSitu(
         np.round(np.median([run.durations for run in runs], 0)).astype(np.int64),
         np.round(np.median([run.gaps for run in runs], 0)).astype(np.int64),
@@ -60,7 +60,7 @@ def median_of(runs: Sequence[InSitu]) -> InSitu:
 
 
 def compose(lowered: Lowered, found: InSitu) -> Trace:
-    """The trace of all ranks together, with these durations and gaps."""
+    """Compose the trace of all ranks together from these durations and gaps."""
     graph = lowered.graph
     counts = np.diff(graph.first)
     # a node without inputs starts after its gap
@@ -71,7 +71,7 @@ def compose(lowered: Lowered, found: InSitu) -> Trace:
 
 
 def _rows(lowered: Lowered) -> np.ndarray:
-    """(nodes,) the row of the op that each node is of: of a grant its R, of a message its sender."""
+    """Return (nodes,) the row of each node's op: of a grant its R, of a message its sender."""
     graph = lowered.graph
     row = graph.row_of.copy()
     row[graph.grant_at] = np.arange(len(lowered.schedule))

@@ -1,4 +1,5 @@
-"""How the work of one device slows itself down: measured factors, and a replay corrected by them.
+"""How ops that run on one device at the same time slow each other down: measured factors, and a replay
+corrected by them.
 
 The replay lets every op take its profiled time, whatever runs beside it. On a real device a compute op takes
 longer beside copies, a copy takes longer while the other direction copies too, and an op that follows an idle
@@ -24,7 +25,7 @@ KEY = "interference"  # in a profile's meta
 BESIDE = ("d2h", "h2d", "both")
 IDLE = "idle"
 ROUNDS = 20
-# which measured op stands for a kind: recomputation runs the kernels of the forward
+# the measured op that represents a kind: recomputation runs the kernels of the forward
 MEASURED_AS = {F: "F", B: "B", W: "W", BW: "BW", C: "F"}
 
 
@@ -45,7 +46,7 @@ class Interference:
 
     @classmethod
     def of(cls, profile: CostProfile) -> Interference | None:
-        """What the profile has measured; None where it says nothing.
+        """Return the factors in a profile's `meta`; None if it has none.
 
         Raises:
             ProfileError: where its `meta` has something else under that name.
@@ -67,9 +68,9 @@ class Interference:
             ) from None
 
     def factor(self, kind: OpKind, how: str, stage: int, stages: int) -> float:
-        """How many times its own duration an op takes; at least 1, what is below is noise.
+        """Return the factor on an op's duration; at least 1, as anything below is noise.
 
-        Of another number of `stages` than was measured it is the median of all.
+        With another number of `stages` than was measured it is the median of all.
         """
         rows = [self.stages[stage]] if stages == len(self.stages) else self.stages
         name = MEASURED_AS[kind]
@@ -96,12 +97,12 @@ class Interference:
 def replay_with_interference(
     lowered: Lowered, found: Interference, durations_ns: np.ndarray | None = None
 ) -> Trace:
-    """The replay with every op as long as its surroundings make it.
+    """Replay with every op as long as its neighbours in time make it.
 
     An op of d ns of which c run beside copies that slow it down by f takes ``d + c (1 - 1/f)``, a copy
     beside copies of the other direction likewise; after a gap of at least `idle_ns` on its device's compute
-    stream an op takes d times that factor first. What runs beside what is that of the replay before, until
-    durations stay as they are (at most `ROUNDS`).
+    stream an op takes d times that factor first. Which ops run beside which is taken from the previous replay,
+    until durations no longer change (at most `ROUNDS` times).
 
     Args:
         durations_ns: of each op, by row, with nothing beside it; default: the profile's.
@@ -119,7 +120,7 @@ def replay_with_interference(
 
 
 def _stretched(own: np.ndarray, trace: Trace, found: Interference) -> np.ndarray:
-    """(ops,) the durations of ops that run beside each other as in this trace."""
+    """Return (ops,) the durations of ops that run beside each other as in this trace."""
     kinds = trace.schedule.table[:, 0]
     factors = {how: _factors(trace, found, how) for how in (*BESIDE, IDLE)}
     durations = own.copy()
@@ -140,7 +141,7 @@ def _stretched(own: np.ndarray, trace: Trace, found: Interference) -> np.ndarray
 
 
 def _factors(trace: Trace, found: Interference, how: str) -> np.ndarray:
-    """(ops,) the factor of each compute op; 1 of transfers."""
+    """Return (ops,) the factor of each compute op; 1 for transfers."""
     kinds, stages = trace.schedule.table[:, 0], trace.schedule.table[:, 1]
     factors = np.ones(len(kinds))
     for kind, stage in np.unique(trace.schedule.table[:, :2], axis=0).tolist():
@@ -165,14 +166,14 @@ class _Copies:
         }
 
     def _active(self, rows: np.ndarray) -> np.ndarray:
-        """Of each span between two points, whether one of these copies runs."""
+        """Return, for each span between two points, whether one of these copies runs."""
         first = self.points[:-1]
         begun = np.searchsorted(np.sort(self.trace.start_ns[rows]), first, "right")
         ended = np.searchsorted(np.sort(self.trace.end_ns[rows]), first, "right")
         return begun > ended
 
     def during(self, how: str, rows: np.ndarray) -> np.ndarray:
-        """(rows,) in ns."""
+        """Return (rows,) the time beside copies of each kind, in ns."""
         ends, starts = (
             np.interp(times[rows], self.points, self.total[how])
             for times in (self.trace.end_ns, self.trace.start_ns)

@@ -13,7 +13,7 @@ from ..schedule import Schedule
 
 
 def link_keys(profile: CostProfile) -> tuple[str, ...]:
-    """The link of each device and direction, as ``link_order`` names it: entry ``2 d`` for the O's
+    """Return the link of each device and direction, as ``link_order`` names it: entry ``2 d`` for the O's
     of device d, ``2 d + 1`` for its R's. The number is the host-link group (lone devices follow the
     groups in rank order)."""
     single = profile.shares_host_link
@@ -29,7 +29,7 @@ def check_link_order(schedule: Schedule, profile: CostProfile) -> None:
     """Refuse a link order that does not list exactly the transfers of its link.
 
     Raises:
-        InvalidSchedule: names the link and an op too much, too little, or listed twice.
+        InvalidSchedule: names the link and an op that is missing, is none of its transfers, or is listed twice.
     """
     if not schedule.link_order:
         return

@@ -31,7 +31,7 @@ class Lowered:
         profile: with the schedule's chunks and placement.
         memory_limit: the bytes per device that it keeps, or None.
         wait_rows, wait_for_rows: grants that wait, and the rows whose end they wait for.
-        graph: its times as longest paths.
+        graph: the schedule as a graph; its times are longest paths.
     """
 
     schedule: Schedule
@@ -44,7 +44,7 @@ class Lowered:
     @cached_property
     def waits(self) -> dict[Op, tuple[Op, ...]]:
         """For each op that waits for memory, the ops whose end it waits for: the last one on
-        the compute stream and the last O; earlier ones on these engines are implied."""
+        the compute stream and the last O, which imply the earlier ones on these engines."""
         waits: dict[Op, tuple[Op, ...]] = {}
         for row, needed in zip(self.wait_rows.tolist(), self.wait_for_rows.tolist(), strict=True):
             op = self.schedule.op(row)
@@ -170,7 +170,8 @@ def _issue_order(
 
 
 def _around_last_slice(program: Sequence[Op], slices: int) -> Iterator[tuple[int, int]]:
-    """Each O and the F of its microbatch's last slice, in program order, which decides what the O moves."""
+    """Return pairs of each O and the F of its microbatch's last slice in program order, which decides what the
+    O moves."""
     at = {op: here for here, op in enumerate(program)}
     for op, here in at.items():
         if op.kind is O and isinstance(op, SliceOp) and op.slice != slices - 1:

@@ -18,7 +18,7 @@ class Noise:
 
     Attributes:
         op: of every compute op independently. `copy`: of every transfer independently.
-        device: one factor per device and sample (drift, mixed parts).
+        device: one factor per device and sample (drift, devices of different speed).
         comm: one factor per sample for all messages between devices.
         straggler: in each sample one random device is slower by this share (0.1: 10 %).
 
@@ -77,5 +77,5 @@ def replay_noisy(
 
 
 def factors(random: np.random.Generator, sigma: float, shape: tuple[int, ...]) -> np.ndarray:
-    """Log-normal factors with mean 1."""
+    """Draw log-normal factors with mean 1."""
     return np.exp(sigma * random.standard_normal(shape) - sigma * sigma / 2)

@@ -22,14 +22,14 @@ def run_replay(
     limits: tuple[int, ...] | None,
     explain: bool = True,
 ) -> Times:
-    """Starts, ends and grants, as `engine.run_engine` gives them, to the nanosecond.
+    """Return starts, ends and grants, equal to those of `engine.run_engine` to the nanosecond.
 
-    Computed as a longest path where there is no limit and no link is served first come, first served; else event
-    by event.
+    Without a limit, and if no link is served first come, first served, they are longest paths; else they are
+    computed event by event.
 
     Raises:
-        Deadlock: worded as by the engine; without `explain`, which takes longer than the replay,
-            without naming ops.
+        Deadlock: worded as by the engine; without `explain`, which takes longer than the replay, it
+            names no ops.
     """
     if limits is None and shared_links(schedule, profile).keys() <= schedule.link_order.keys():
         orders = {key: given_order(schedule, key) or [] for key in schedule.link_order}
@@ -46,8 +46,8 @@ def run_events(
     limits: tuple[int, ...] | None,
     explain: bool = True,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Starts, ends and grants event by event, and the positions of grants and ends in the sequence of all
-    events (for the order within one instant).
+    """Return starts, ends and grants, computed event by event, and the positions of grants and ends in the
+    sequence of all events (for the order within one instant).
 
     Raises:
         Deadlock: worded as by the engine.

@@ -42,7 +42,7 @@ def require_samples(profile: CostProfile, microbatches: int, samples: int) -> No
     """Refuse a number of samples that cannot be drawn.
 
     Raises:
-        OptPipeError: for less than one, or for more factors than fit into memory.
+        OptPipeError: for fewer than one, or for more factors than fit into memory.
     """
     if samples < 1:
         raise OptPipeError(f"samples: must be at least 1, got {samples}")
@@ -60,7 +60,7 @@ def draw_scenarios(
     """Draw `samples` sets of durations for schedules with the profile's chunks and placement.
 
     Raises:
-        OptPipeError: for less than one sample, or more than can be drawn.
+        OptPipeError: for fewer than one sample, or more than can be drawn.
     """
     require_samples(profile, microbatches, samples)
     random = np.random.default_rng(seed)
@@ -79,7 +79,7 @@ def draw_scenarios(
 def replay_scenarios(
     lowered: Lowered, scenarios: Scenarios, objective: str = "flush"
 ) -> np.ndarray:
-    """The cost (ns) of a lowered schedule in each scenario, (samples,) int64; the limit is kept in
+    """Return the cost (ns) of a lowered schedule in each scenario, (samples,) int64; the limit is kept in
     all of them."""
     graph, table = lowered.graph, lowered.schedule.table
     rows = graph.row_of

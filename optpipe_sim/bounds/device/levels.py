@@ -1,7 +1,7 @@
 """The best-first bound for a device whose activations may be recomputed.
 
-As `search`, with an activation's level in the state: F comes at each level, a backward recomputes
-inside, or a C makes the activation whole before. Of the exchanges there these hold here:
+As `search`, with an activation's level in the state: an F runs at one of the levels, a backward recomputes
+inside, or a C makes the activation whole before it. Of the exchange arguments there these hold here:
 
 - Microbatches that wait in the same place at the same level are alike: the oldest is the first to have
   its backward, the newest to be offloaded, and a reloaded one goes before one that stayed.
@@ -12,7 +12,7 @@ inside, or a C makes the activation whole before. Of the exchanges there these h
 - Of two nodes with the same counts, in each place at each level, the one that is no later in anything
   makes the other needless: what is held when all that runs has ended is the same.
 
-The estimate adds to the work left what the activations that wait at a level will take to be recomputed.
+The estimate adds to the remaining work the recomputation of the activations that wait at a level.
 After the last backward the W's run that fit beside it, as it was run: one that recomputes leaves room
 for more of them, and takes longer.
 """

@@ -7,8 +7,8 @@ goes through all orders, except those that another of no greater cost replaces:
 
 - Microbatches of a stage are alike, so those that stay on the device all along leave it in the order in which
   they came, those reloaded likewise (else exchange the two from the moment when both are in the same place).
-- Of those on the device the newest is offloaded: exchanged with an older one it is the older that is
-  ready sooner. (What has been on the host is taken to be ready when it is back: a relaxation.)
+- Of those on the device the newest is offloaded: exchanged with an older one the older one is ready
+  sooner. (What has been on the host is taken to be ready when it is back: a relaxation.)
 - The backward takes a reloaded activation rather than one that stayed, if there is one: the other one can
   still do whatever it could have.
 - A compute op that starts when a W, or the backward of a reloaded activation (or of one that stayed, while none is
