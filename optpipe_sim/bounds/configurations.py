@@ -152,13 +152,13 @@ def add_ops(
     already on the host; `waiting`: see `waits`. Six rows per stage (F, B, W, BW, O, R), then the row of waiting. Returns, per stage, the
     variable of how many are offloaded.
     """
-    held, gone = 0, []
+    held, offload_counts = 0, []
     room = [(variable, one.room) for one, variable in uses]
     both = coming + hosted
     for s, cost in enumerate(device.costs):
         moves = model.variable(coming if device.offloads and cost.offloadable else 0)
         fused = model.variable(both if cost.fused_ns < cost.t_b_ns + cost.t_w_ns else 0)
-        gone.append(moves)
+        offload_counts.append(moves)
         for kind, count, variable, each in (
             ("F", coming, fused, 0),
             ("B", both, fused, 1),
@@ -174,7 +174,7 @@ def add_ops(
         held += coming * stays
         room.append((moves, stays - leaves))
     model.at_least(room, held)
-    return gone
+    return offload_counts
 
 
 def waits(device: OneDevice, s: int, level: int = 0) -> tuple[int, int]:

@@ -250,10 +250,10 @@ def _narrowest(
     trace: Trace, ax: Axes, window: Window, kinds: Sequence[OpKind] = COMPUTE
 ) -> dict[OpKind, float]:
     """Per kind of compute op that occurs in a window, the width of its narrowest box in points."""
-    lasting = trace.end_ns - trace.start_ns
-    shown = (lasting > 0) & (trace.end_ns > window.from_ns) & (trace.start_ns < window.to_ns)
+    op_ns = trace.end_ns - trace.start_ns
+    shown = (op_ns > 0) & (trace.end_ns > window.from_ns) & (trace.start_ns < window.to_ns)
     return {
-        kind: points(ax)[0] * float(lasting[rows].min()) / window.length_ns
+        kind: points(ax)[0] * float(op_ns[rows].min()) / window.length_ns
         for kind in kinds
         if (rows := shown & (trace.schedule.table[:, 0] == kind)).any()
     }

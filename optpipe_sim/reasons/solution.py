@@ -176,21 +176,23 @@ def _offloads(trace: Trace) -> tuple[StageOffload, ...]:
     lives = trace.start_ns[back] - trace.start_ns[row[F]]
     stages = []
     for s in range(shape.stages):
-        gone = row[O, s] >= 0
-        away = trace.grant_ns[row[R, s][gone]] - trace.end_ns[row[O, s][gone]]
-        away = np.maximum(away, 0)  # a reload may be granted memory before the offload has ended
+        offloaded = row[O, s] >= 0
+        on_host = trace.grant_ns[row[R, s][offloaded]] - trace.end_ns[row[O, s][offloaded]]
+        on_host = np.maximum(
+            on_host, 0
+        )  # a reload may be granted memory before the offload has ended
         stages.append(
             StageOffload(
                 s,
                 trace.profile.placement[s],
-                tuple(np.flatnonzero(gone).tolist()),
+                tuple(np.flatnonzero(offloaded).tolist()),
                 shape.microbatches,
                 trace.profile.stages[s].offloadable,
-                (int(away.min()), int(median(away.tolist())), int(away.max()))
-                if gone.any()
+                (int(on_host.min()), int(median(on_host.tolist())), int(on_host.max()))
+                if offloaded.any()
                 else None,
-                int(median(lives[s][gone].tolist())) if gone.any() else None,
-                int(median(lives[s][~gone].tolist())) if not gone.all() else None,
+                int(median(lives[s][offloaded].tolist())) if offloaded.any() else None,
+                int(median(lives[s][~offloaded].tolist())) if not offloaded.all() else None,
             )
         )
     return tuple(stages)
@@ -203,14 +205,14 @@ def explain_solution(trace: Trace, bound: Bound | None = None) -> str:
     """Describe in words and tables what a solution offloads, where its bubbles are and why they are
     necessary; see `analyse_solution` for the arguments."""
     found = analyse_solution(trace, bound)
-    lines = [*_said_of_offloads(found), "", *_said_of_bound(found), _said_of_order(trace), ""]
+    lines = [*_describe_offloads(found), "", *_describe_bound(found), _describe_order(trace), ""]
     if found.limits is not None and found.limits.without:
         lines += [*describe_binding(found.limits), ""]
-    lines += _said_of_idle(found)
+    lines += _describe_idle(found)
     return "\n".join(lines) + "\n"
 
 
-def _said_of_offloads(found: Solution) -> list[str]:
+def _describe_offloads(found: Solution) -> list[str]:
     trace = found.trace
     total = len(found.stages) * trace.schedule.shape.microbatches
     if not trace.offloaded:
@@ -230,20 +232,20 @@ def _said_of_offloads(found: Solution) -> list[str]:
     if trace.wear is not None:
         lines.append(f"Drives: {trace.wear}.")
     rows: list[Sequence[str]] = [
-        ("stage", "device", "gone", "microbatches", "away from the device", "F to B: gone", "kept")
+        ("stage", "device", "offloaded", "microbatches", "on the host", "F to B: offloaded", "kept")
     ]
     for stage in found.stages:
         times = [stage.lives_gone_ns, stage.lives_kept_ns]
-        away = "-"
+        on_host = "-"
         if stage.away_ns:
-            away = f"{format_time(stage.away_ns[0])} to {format_time(stage.away_ns[2])}"
+            on_host = f"{format_time(stage.away_ns[0])} to {format_time(stage.away_ns[2])}"
         rows.append(
             (
                 str(stage.stage),
                 str(stage.device),
                 f"{len(stage.microbatches)}/{stage.of}",
                 ranges(stage.microbatches),
-                away,
+                on_host,
                 *("-" if time is None else format_time(time) for time in times),
             )
         )
@@ -286,7 +288,7 @@ REASONS = {
 }
 
 
-def _said_of_bound(found: Solution) -> list[str]:
+def _describe_bound(found: Solution) -> list[str]:
     trace, bound = found.trace, found.bound
     what = "One iteration" if trace.objective == "flush" else "The longest device span"
     head = f"{what} takes {format_time(trace.cost_ns)}"
@@ -340,14 +342,14 @@ def passing(trace: Trace) -> list[int]:
     ]
 
 
-def _said_of_order(trace: Trace) -> str:
+def _describe_order(trace: Trace) -> str:
     passed = passing(trace)
     if not passed:
         return "Microbatches keep their order on every stage (FIFO); no bound assumes that they do."
     return f"Microbatches pass one another on stage {ranges(passed)}; no bound assumes FIFO."
 
 
-def _said_of_idle(found: Solution) -> list[str]:
+def _describe_idle(found: Solution) -> list[str]:
     causes = [
         cause
         for cause in (*CAUSES, SHORT)

@@ -69,9 +69,9 @@ def _other_durations(one: Trace, two: Trace) -> np.ndarray:
     """By op code, whether both take noticeably different times for it."""
     took = []
     for trace in (one, two):
-        lasting = np.zeros(len(trace.schedule.rows), np.int64)
-        lasting[trace.schedule.codes] = trace.end_ns - trace.start_ns
-        took.append(lasting)
+        duration_ns = np.zeros(len(trace.schedule.rows), np.int64)
+        duration_ns[trace.schedule.codes] = trace.end_ns - trace.start_ns
+        took.append(duration_ns)
     longer: np.ndarray = np.abs(took[1] - took[0]) > NOTICED * took[0]
     return longer
 

@@ -99,11 +99,11 @@ def by_device(trace: Trace, name: str) -> str:
     rows = []
     for device in sorted(range(len(trace.busy_ns)), key=lambda at: (trace.busy_ns[at], at)):
         idle = trace.idle_by_device_ns[device]
-        away = sum(idle.values())
+        total_idle = sum(idle.values())
         row = [
             Cell(str(device), device, link={"run": f"{name}-fold", "device": device, "to": name})
         ]
-        row += [_time(away), Cell(f"{away / total:.2%}", away / total)]
+        row += [_time(total_idle), Cell(f"{total_idle / total:.2%}", total_idle / total)]
         row += [_time(idle[cause]) for cause in causes]
         row.append(_time(trace.busy_ns[device]))
         row += [_time(trace.recompute_ns[device])] if again else []

@@ -129,7 +129,7 @@ def life_texts(trace: Trace) -> Texts:
             level, again = int(levels.table[stage, unit]), "no"
             if level:
                 again = f"{levels.names[level - 1]}, {times.get(C, 'inside its backward')}"
-            away = f"{times[O]}, back {times[R]}" if O in times else "no"
-            for line, text in zip(found.values(), (held, away, again), strict=True):
+            copied = f"{times[O]}, back {times[R]}" if O in times else "no"
+            for line, text in zip(found.values(), (held, copied, again), strict=True):
                 line.append(text)
     return found

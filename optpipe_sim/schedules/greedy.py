@@ -68,8 +68,8 @@ class Growing:
         self.first_start: list[int | None] = [None] * self.devices
         self._act = [cost.act_bytes for cost in costs.stages]
         self._w = [cost.w_bytes for cost in costs.stages]
-        self._lasts = costs.durations_ns[[F, B]].tolist()
-        self._w_lasts = [cost.t_w_ns for cost in costs.stages]
+        self._duration_ns = costs.durations_ns[[F, B]].tolist()
+        self._w_ns = [cost.t_w_ns for cost in costs.stages]
         device, latency = self.home, costs.t_comm_ns
         # latency of the edge from each stage to the next one
         self._latency = [
@@ -115,7 +115,7 @@ class Growing:
             self.most_idle = max(self.most_idle, self.idle[device])
         if start < free:
             start = free
-        at, end = len(ends), start + self._lasts[kind][stage]
+        at, end = len(ends), start + self._duration_ns[kind][stage]
         self.free_at[device] = end
         ends.append(end)
         if kind == F:
@@ -130,14 +130,14 @@ class Growing:
         """Append the W that has waited longest."""
         stage, at = self.pending[device].popleft()
         self.programs[device].append((_W, stage, at))
-        self.free_at[device] += self._w_lasts[stage]
+        self.free_at[device] += self._w_ns[stage]
         self.held[device] -= self._w[stage]
 
     def fill(self, device: int, until: int, last: LastW) -> None:
         """Fill a device's wait for an op whose input arrives at `until` with W's: whole ones while
         they fit, then according to `last`."""
         pending = self.pending[device]
-        while pending and self.free_at[device] + self._w_lasts[pending[0][0]] <= until:
+        while pending and self.free_at[device] + self._w_ns[pending[0][0]] <= until:
             self.put_w(device)
         gap = until - self.free_at[device]
         if not pending or gap <= 0 or last == LastW.NEVER:

@@ -84,13 +84,13 @@ class Difference:
     def kinds(self) -> tuple[KindRow, ...]:
         """One row per kind and stage that occur, by kind, then stage."""
         table = self.measured.schedule.table
-        lasting = self.measured.end_ns - self.measured.start_ns
+        duration_ns = self.measured.end_ns - self.measured.start_ns
         expected = self.predicted.end_ns - self.predicted.start_ns
         slower = None if self.corrected is None else self.corrected.end_ns - self.corrected.start_ns
         rows = []
         for kind, stage in np.unique(table[:, :2], axis=0).tolist():
             here = np.flatnonzero((table[:, 0] == kind) & (table[:, 1] == stage))
-            low, middle, high = np.percentile(lasting[here], (25, 50, 75)).tolist()
+            low, middle, high = np.percentile(duration_ns[here], (25, 50, 75)).tolist()
             predicted = round(float(np.median(expected[here])))
             corrected = None if slower is None else round(float(np.median(slower[here])))
             rows.append(

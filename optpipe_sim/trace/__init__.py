@@ -162,8 +162,8 @@ class Trace:
     @cached_property
     def busy_ns(self) -> tuple[int, ...]:
         """Per device, the time it computes."""
-        lasting = self.end_ns - self.start_ns
-        return tuple(int(lasting[rows].sum()) for rows in self.compute_rows)
+        length_ns = self.end_ns - self.start_ns
+        return tuple(int(length_ns[rows].sum()) for rows in self.compute_rows)
 
     @cached_property
     def recompute_ns(self) -> tuple[int, ...]:
@@ -172,9 +172,9 @@ class Trace:
         planned = op_costs(self.schedule, self.profile).duration_ns
         extra = planned - kept_costs(self.schedule, self.profile).duration_ns
         extra[self.schedule.is_transfer] = 0
-        lasting = self.end_ns - self.start_ns
+        length_ns = self.end_ns - self.start_ns
         share = np.divide(extra, planned, out=np.zeros(len(extra)), where=planned > 0)
-        spent = np.where(lasting == planned, extra, np.rint(lasting * share).astype(np.int64))
+        spent = np.where(length_ns == planned, extra, np.rint(length_ns * share).astype(np.int64))
         return tuple(int(spent[rows].sum()) for rows in self.compute_rows)
 
     @property
@@ -249,13 +249,13 @@ class Trace:
     @cached_property
     def engine_load(self) -> dict[str, tuple[float, ...]]:
         """Per device, the shares of the makespan in which compute, offload and reload engines are busy."""
-        lasting = self.end_ns - self.start_ns
+        length_ns = self.end_ns - self.start_ns
         kinds = self.schedule.table[:, 0]
         load = {"compute": tuple(busy / self.makespan_ns for busy in self.busy_ns)}
         for name, kind in (("offload", O), ("reload", R)):
             total = np.bincount(
                 self.schedule.devices[kinds == kind],
-                lasting[kinds == kind],
+                length_ns[kinds == kind],
                 self.schedule.shape.devices,
             )
             load[name] = tuple((total / self.makespan_ns).tolist())

@@ -49,8 +49,8 @@ class Bought:
 
 def limits_around(limit_bytes: int) -> list[int]:
     """Return the limit, and some whole GiB below and above it, in order."""
-    away = {max(1, round(share * limit_bytes / GIB)) * GIB for share in SHARES}
-    found = {limit_bytes, *(limit_bytes + sign * step for step in away for sign in (-1, 1))}
+    steps = {max(1, round(share * limit_bytes / GIB)) * GIB for share in SHARES}
+    found = {limit_bytes, *(limit_bytes + sign * step for step in steps for sign in (-1, 1))}
     return sorted(limit for limit in found if limit > 0)
 
 

@@ -20,12 +20,12 @@ class Gaps:
     Attributes:
         late: by stage and kind, how long after its inputs and the op before it an op began: the host's
             overhead. Ops of a kind that always waited for a message have the mean of all.
-        mean: the mean of all. `hop`: the time of a message beyond the host's delay.
+        mean: the mean of all. `message_ns`: the time of a message beyond the host's delay.
     """
 
     late: Mapping[tuple[int, OpKind], int]
     mean: int
-    hop: int
+    message_ns: int
 
     def before(self, stage: int, kind: OpKind) -> int:
         """The host's delay before ops of a stage and kind."""
@@ -41,7 +41,7 @@ def gaps(shape: Shape, iterations: Sequence[Sequence[Times]]) -> Gaps:
     delays: list[
         tuple[Op, int, int | None]
     ] = []  # of an op after the one before; since it was sent
-    hops: list[tuple[Op, int]] = []
+    waits_ns: list[tuple[Op, int]] = []
     for iteration in iterations:
         times = {op: when for part in iteration for op, when in part.items()}
         sent: dict[Op, int] = {}
@@ -52,18 +52,18 @@ def gaps(shape: Shape, iterations: Sequence[Sequence[Times]]) -> Gaps:
             for op in sorted(part, key=lambda op: part[op][0]):
                 start, came = part[op][0], sent.get(op)
                 if came is not None and (free is None or came >= free):
-                    hops.append((op, start - came))
+                    waits_ns.append((op, start - came))
                 if free is not None:
                     delays.append((op, max(0, start - free), None if came is None else free - came))
                 free = part[op][1]
-    usual = median([time for _, time in hops] or [0])
+    usual = median([time for _, time in waits_ns] or [0])
     found: dict[tuple[int, OpKind], list[int]] = defaultdict(list)
     for op, delay, since in delays:
         if since is None or since >= usual:
             found[op.stage, op.kind].append(delay)
     late = {key: round(fmean(values)) for key, values in found.items()}
     known = Gaps(late, round(fmean([x for values in found.values() for x in values] or [0])), 0)
-    beyond = [time - known.before(op.stage, op.kind) for op, time in hops]
+    beyond = [time - known.before(op.stage, op.kind) for op, time in waits_ns]
     return Gaps(late, known.mean, max(0, round(fmean(beyond or [0]))))
 
 

@@ -111,7 +111,7 @@ def read_run(traces: Sequence[RankTrace], name: str = "measured") -> Measured:
     schedule = _schedule(shape, iterations[middle], name)
     kept = [iterations[at] for at in near[: (len(near) + 1) // 2]]
     between = gaps(shape, kept)
-    plain = _profile(shape, kept, ranks, between.hop, name)
+    plain = _profile(shape, kept, ranks, between.message_ns, name)
     profile = plain.map_stages(lambda stage, cost: _delayed(stage, cost, between))
     return Measured(
         _trace(schedule, plain, iterations[middle]),
@@ -231,7 +231,7 @@ def _profile(
     shape: Shape,
     iterations: Sequence[Sequence[Times]],
     ranks: Sequence[RankTrace],
-    hop: int,
+    message_ns: int,
     name: str,
 ) -> CostProfile:
     lasted: dict[tuple[int, Any], list[int]] = defaultdict(list)
@@ -258,7 +258,7 @@ def _profile(
             costs["w_bytes"] = min(w, act)
         stages.append(StageCost(**costs))
     return CostProfile(
-        name, shape.devices, tuple(stages), shape.chunks, shape.placement, occupancy_ns=hop
+        name, shape.devices, tuple(stages), shape.chunks, shape.placement, occupancy_ns=message_ns
     )
 
 

@@ -162,10 +162,10 @@ def _steps(
 
     for at, op in enumerate(program):
         for_memory = waits.get(op, ())
-        gone = [o for o in for_memory if o.kind is O]
+        offloaded = [o for o in for_memory if o.kind is O]
         if op.kind in COMPUTE:
             yield from posts.get(op, ())
-            yield from drops(gone)
+            yield from drops(offloaded)
             yield from drops(
                 [
                     own
@@ -174,7 +174,7 @@ def _steps(
                     and spans[own].end_ns < spans[op].start_ns
                 ]
             )
-            after = [Event("dropped", o) for o in gone]
+            after = [Event("dropped", o) for o in offloaded]
             if granted is not None and asks[schedule.row(op)]:
                 after.append(Event("granted", granted))
             if op.kind in (B, BW, C) and schedule.row(back_op := op._replace(kind=R)) >= 0:
@@ -195,10 +195,10 @@ def _steps(
             continue
         own = op._replace(kind=O)
         granted_ns = spans[op].grant_ns
-        early = own in gone or (granted_ns is not None and spans[own].end_ns < granted_ns)
-        yield from drops([*gone, own] if early else gone)
-        after = [Event("dropped", o) for o in gone]
-        if early and own not in gone:
+        early = own in offloaded or (granted_ns is not None and spans[own].end_ns < granted_ns)
+        yield from drops([*offloaded, own] if early else offloaded)
+        after = [Event("dropped", o) for o in offloaded]
+        if early and own not in offloaded:
             after.append(Event("dropped", own))
         after += [Event("end", o) for o in for_memory if o.kind is not O]
         if anchor is not None:

@@ -204,8 +204,8 @@ class Problem:
         place = self.stage[state.DEVICE]
         both = forward + backward
         slowest = np.bincount(place, both, profile.devices).max()
-        hops = np.append(place[1:] != place[:-1], False) * 2 * profile.t_comm_ns
-        trip = np.cumsum((both + hops)[::-1])[::-1]
+        messages_ns = np.append(place[1:] != place[:-1], False) * 2 * profile.t_comm_ns
+        trip = np.cumsum((both + messages_ns)[::-1])[::-1]
         lowest = self.stages[self.device[state.FIRST]]
         return np.asarray(trip[lowest] * 1000 // int(slowest), np.int64)
 
@@ -241,8 +241,8 @@ class Problem:
         profile = self.profile
         stage, device = self.stage.copy(), self.device.copy()
         reload_ns = self.costs.durations_ns[R].max(axis=1)
-        hop = max(1, int(profile.durations_ns[OpKind.B].mean()) + profile.t_comm_ns)
-        stage[state.AHEAD] = np.maximum(1, -(-reload_ns * setting.ahead // (1000 * hop)))
+        step_ns = max(1, int(profile.durations_ns[OpKind.B].mean()) + profile.t_comm_ns)
+        stage[state.AHEAD] = np.maximum(1, -(-reload_ns * setting.ahead // (1000 * step_ns)))
         if setting.depth:
             device[state.DEPTH] = np.maximum(1, -(-self.in_flight * setting.depth // 10**6))
         else:

@@ -27,10 +27,10 @@ def hint(model: Model, trace: Trace) -> None:
         if kind is BW:
             fused.add((s, j))
             starts[Op(B, s, j)] = start
-            lasting = (
+            duration = (
                 costs.stages[s].t_b_ns if (s, j) not in model.fused else costs.stages[s].fused_ns
             )
-            starts[Op(W, s, j)] = start + lasting
+            starts[Op(W, s, j)] = start + duration
         else:
             starts[op] = start
     whose = _ranks(model, starts)

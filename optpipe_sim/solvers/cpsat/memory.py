@@ -53,10 +53,10 @@ def host_memory(model: Model, order: str) -> None:
 
 
 def _interval(model: Model, start: Any, end: Any, literal: Any = None) -> Any:
-    lasting = model.time("")
+    duration = model.time("")
     if literal is None:
-        return model.cp.new_interval_var(start, lasting, end, "")
-    return model.cp.new_optional_interval_var(start, lasting, end, literal, "")
+        return model.cp.new_interval_var(start, duration, end, "")
+    return model.cp.new_optional_interval_var(start, duration, end, literal, "")
 
 
 def _hold(model: Model, held: list[tuple[Any, int]], room: int) -> None:
@@ -107,8 +107,8 @@ class Held:
         """Hold `size` bytes from `start` to `end` if all of `literals` hold."""
         if size:
             there = self.model.conjunction(*literals)
-            lasting = self.model.time("")
-            interval = self.model.cp.new_optional_interval_var(start, lasting, end, there, "")
+            duration = self.model.time("")
+            interval = self.model.cp.new_optional_interval_var(start, duration, end, there, "")
             self.intervals.append(interval)
             self.sizes.append(size)
 

@@ -157,12 +157,12 @@ def time_unit(problem: Problem) -> int:
 def serial_ns(problem: Problem) -> int:
     """An upper bound on any replay, in ns: at any time an op runs or a message is under way."""
     costs = problem.profile
-    hops = 2 * sum(a != b for a, b in pairwise(costs.placement)) * costs.t_comm_ns
+    messages_ns = 2 * sum(a != b for a, b in pairwise(costs.placement)) * costs.t_comm_ns
     if costs.slices == 1:
         longest = costs.op_table.duration_ns.max(axis=2)
     else:  # by way of copying, slice, kind, stage and treatment
         longest = costs.slice_tables.duration_ns.max(axis=(0, 4))
-    return problem.microbatches * (int(longest.sum()) + costs.slices * hops)
+    return problem.microbatches * (int(longest.sum()) + costs.slices * messages_ns)
 
 
 def horizon_ns(problem: Problem, cost_ns: int | None) -> int:

@@ -91,8 +91,8 @@ def _first_in_first_out(model: Model) -> None:
             for kind in (O, R):
                 first, second = Op(kind, s, i), Op(kind, s, j)
                 if first in model.present:
-                    lasting = model.duration_of(kind, s) * model.present[first]
-                    model.cp.add(model.start[second] >= model.start[first] + lasting)
+                    duration = model.duration_of(kind, s) * model.present[first]
+                    model.cp.add(model.start[second] >= model.start[first] + duration)
 
 
 def ranked_transfers(model: Model) -> None:
@@ -105,11 +105,11 @@ def ranked_transfers(model: Model) -> None:
         for fewer, more in pairwise(more_than):
             cp.add_implication(more, fewer)
         for k, there in enumerate(more_than):
-            out, back = Op(O, s, k), Op(R, s, m - 1 - k)
+            out, reload = Op(O, s, k), Op(R, s, m - 1 - k)
             copy(model, out, there)
-            copy(model, back, there)
+            copy(model, reload, there)
             _after(model, Op(F, s, k), out, there)
-            _after(model, back, Op(B, s, m - 1 - k), there)
+            _after(model, reload, Op(B, s, m - 1 - k), there)
         for r in model.microbatches:
             for k in range(r + 1):
                 # with n > m - 1 - r + k copies, R for B number r has at least k O's before it
@@ -174,7 +174,7 @@ def _blocked(model: Model, s: int, outer: int, inner: int) -> Any:
     cp.add_implication(blocked, ~model.moved[s, inner])
     _after(model, Op(F, s, outer), Op(F, s, inner), blocked)
     _after(model, Op(B, s, inner), Op(B, s, outer), blocked)
-    away, back = model.start[Op(O, s, outer)], model.end[Op(R, s, outer)]
-    cp.add(away < model.end[Op(F, s, inner)]).only_enforce_if(blocked)
-    cp.add(back > model.start[Op(B, s, inner)]).only_enforce_if(blocked)
+    offload_start, reload_end = model.start[Op(O, s, outer)], model.end[Op(R, s, outer)]
+    cp.add(offload_start < model.end[Op(F, s, inner)]).only_enforce_if(blocked)
+    cp.add(reload_end > model.start[Op(B, s, inner)]).only_enforce_if(blocked)
     return blocked

@@ -314,11 +314,11 @@ def _hold_activation(model: TreatedModel, held: Held, s: int, j: int) -> None:
     for level, chosen in enumerate(model.level[at]):
         keep = cost.act_bytes if level == 0 else cost.recompute[level - 1].keep_bytes
         for behind, way in model.ways(at):
-            away = _away(model, s, j, level, behind) if moved is not None else 0
-            held.hold(keep - away, taken, freed, chosen, *way)
+            moving = _moved_bytes(model, s, j, level, behind) if moved is not None else 0
+            held.hold(keep - moving, taken, freed, chosen, *way)
             if moved is not None:
-                held.hold(away, taken, left, chosen, *way)
-                held.hold(away, model.start[reload], freed, chosen, moved, *way)
+                held.hold(moving, taken, left, chosen, *way)
+                held.hold(moving, model.start[reload], freed, chosen, moved, *way)
         if level == 0:
             continue
         work = int(table.released_bytes[F, s, inside(level)])
@@ -334,7 +334,7 @@ def _hold_activation(model: TreatedModel, held: Held, s: int, j: int) -> None:
     )
 
 
-def _away(model: TreatedModel, s: int, j: int, level: int, behind: bool) -> int:
+def _moved_bytes(model: TreatedModel, s: int, j: int, level: int, behind: bool) -> int:
     """What copies of an activation at a level move, in bytes."""
     treatment = inside(level) if level else KEEP
     return int(model.table_of(j, behind).released_bytes[O, s, treatment])
@@ -352,7 +352,7 @@ def _host_memory(model: TreatedModel) -> None:
         out, reload = model.start[model.op(O, s, j)], model.end[model.op(R, s, j)]
         for level, chosen in enumerate(model.level[s, j]):
             for behind, way in model.ways((s, j)):
-                size = _away(model, s, j, level, behind)
+                size = _moved_bytes(model, s, j, level, behind)
                 held.hold(size, out, reload, chosen, moved, *way)
     for held in nodes.values():
         held.limit(problem.host_limit)

@@ -61,8 +61,8 @@ class Runs:
         count, p = len(costs), profile.devices
         heads = np.array(self.forward) if objective == "flush" else np.zeros(count + 1, int)
         run = heads[:, None] + microbatches * (work[None, :] - work[:, None])
-        hop = profile.t_comm_ns if objective == "flush" else 0
-        self.ns = np.array([run + s * hop for s in range(p)])
+        message_ns = profile.t_comm_ns if objective == "flush" else 0
+        self.ns = np.array([run + s * message_ns for s in range(p)])
         at = np.arange(count + 1)
         for s in range(p):  # at least one item each, here, before and after
             allowed = (at[:, None] < at[None, :]) & (at[:, None] >= s)
@@ -169,8 +169,8 @@ def _one_microbatch(profile: CostProfile, objective: str) -> int:
     if objective != "flush":
         return 0
     chain = sum(item.cost.t_f_ns + min(item.cost.t_b_ns, item.cost.fused_ns) for item in profile.items)  # fmt: skip
-    hops = sum(a != b for a, b in pairwise(profile.placement))
-    return chain + 2 * hops * profile.t_comm_ns
+    crossings = sum(a != b for a, b in pairwise(profile.placement))
+    return chain + 2 * crossings * profile.t_comm_ns
 
 
 def _dealt(profile: CostProfile, microbatches: int, objective: str) -> int:
@@ -182,8 +182,8 @@ def _dealt(profile: CostProfile, microbatches: int, objective: str) -> int:
     for d in range(p):
         s = place.index(d)
         if objective == "flush":
-            hops = sum(a != b for a, b in pairwise(place[: s + 1]))
-            heads[d] = forward[s] + hops * profile.t_comm_ns
+            crossings = sum(a != b for a, b in pairwise(place[: s + 1]))
+            heads[d] = forward[s] + crossings * profile.t_comm_ns
     for item, device in ((first, place[0]), (last, place[-1])):
         pinned[device] += m * item.cost.work_ns
         held[device] += 1

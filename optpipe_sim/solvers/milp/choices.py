@@ -15,7 +15,7 @@ class Choice(NamedTuple):
     Attributes:
         treatment: see `op_table`. `fused`: by a BW. `moved`: offloaded and reloaded.
         durations: ns per kind of op; 0 for ops that the choice does not have.
-        entering: bytes held while F runs; `keep`: bytes held after F; `away`: the part of these
+        entering: bytes held while F runs; `keep`: bytes held after F; `moved_bytes`: the part of these
             that is on the host between O and R; `back`: bytes held while the backward runs.
     """
 
@@ -25,7 +25,7 @@ class Choice(NamedTuple):
     durations: dict[OpKind, int]
     entering: int
     keep: int
-    away: int
+    moved_bytes: int
     back: int
 
     @property

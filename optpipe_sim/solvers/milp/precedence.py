@@ -20,7 +20,7 @@ class Precedence:
 
     Attributes:
         room: per device, the limit less static bytes; None if memory cannot bind.
-        away: the stages whose activations may be offloaded.
+        offloadable: the stages whose activations may be offloaded.
         choices: per stage with levels whose memory can bind, the choices for one of its
             activations. Each of these has an op C, of zero duration unless the choice recomputes by
             a separate op.
@@ -41,9 +41,9 @@ class Precedence:
         )
         self.devices = range(costs.devices)
         self.room = [self._room(d, options.drop) for d in self.devices]
-        self.away = [s for s in self.stages if self._may_go(s, self.room)]
+        self.offloadable = [s for s in self.stages if self._may_go(s, self.room)]
         self.choices = {
-            s: choices_of(costs, s, s in self.away, options.drop)
+            s: choices_of(costs, s, s in self.offloadable, options.drop)
             for s in self.stages
             if self._may_recompute(s, self.room)
         }
@@ -154,8 +154,8 @@ class Precedence:
         ]
         return [op for kind, s in groups for op in self.of(kind, s)]
 
-    def away_of(self, d: int) -> list[int]:
-        return [s for s in self.away if self.place[s] == d]
+    def offloadable_of(self, d: int) -> list[int]:
+        return [s for s in self.offloadable if self.place[s] == d]
 
     def choices_of(self, op: Op) -> list[Choice]:
         """The choices for the activation of an op; empty if it can only be kept or offloaded."""
@@ -167,14 +167,14 @@ class Precedence:
         return [op for s in self.choices for op in self.of(F, s)]
 
     @cached_property
-    def gone(self) -> list[Op]:
+    def offloads(self) -> list[Op]:
         """The possible offloads; each stands for its activation."""
-        return [op for s in self.away for op in self.of(O, s)]
+        return [op for s in self.offloadable for op in self.of(O, s)]
 
     @cached_property
     def ops(self) -> list[Op]:
         kinds = [(kind, s) for s in self.stages for kind in self.kinds_of(s)]
-        kinds += [(kind, s) for s in self.away for kind in (O, R)]
+        kinds += [(kind, s) for s in self.offloadable for kind in (O, R)]
         return [op for kind, s in kinds for op in self.of(kind, s)]
 
     def latency(self, s: int, other: int) -> int:
@@ -226,7 +226,7 @@ class Precedence:
         found: dict[Op, list[tuple[Op, int]]] = {op: [] for op in self.ops}
         for a, b, latency in self.flow:
             found[a].append((b, self.dur(a) + latency))
-        for out in self.gone:
+        for out in self.offloads:
             forward, back = out._replace(kind=F), out._replace(kind=R)
             found[forward].append((out, self.dur(forward)))
             found[out].append((back, 0))

@@ -100,7 +100,7 @@ def _choices(model: Model, rows: Rows) -> None:
         "alike_moved",
         (
             model.moved(Op(O, s, j)) == model.moved(Op(O, s, 0))
-            for s in sets.away
+            for s in sets.offloadable
             if s not in sets.choices
             for j in alike
         ),
@@ -142,17 +142,17 @@ def _copies(model: Model, rows: Rows) -> None:
     time on a copy engine and on a host link."""
     sets, m, t, unit = model.sets, model.pyomo, model.pyomo.t, model.unit_ns
 
-    def lasting(op: Op) -> Any:
+    def copy_time(op: Op) -> Any:
         if sets.choices_of(op):
             return model.duration(op) / unit
         return sets.dur(op) / unit * model.moved(op)
 
     def flow() -> Iterable[Any]:
-        for out in sets.gone:
+        for out in sets.offloads:
             f, back = out._replace(kind=F), out._replace(kind=R)
             yield t[str(out)] >= t[str(f)] + sets.dur(f) / unit
-            yield t[str(back)] >= t[str(out)] + lasting(out)
-            yield t[str(sets.after_reload(out))] >= t[str(back)] + lasting(back)
+            yield t[str(back)] >= t[str(out)] + copy_time(out)
+            yield t[str(sets.after_reload(out))] >= t[str(back)] + copy_time(back)
 
     def one_first() -> Iterable[Any]:
         for a, b in sets.sharing:
@@ -184,7 +184,7 @@ def _memory(model: Model, rows: Rows) -> None:
     """Limit the memory of a device when a compute op allocates, and when an R does, their own
     memory included."""
     sets, costs = model.sets, model.sets.problem.profile
-    gone = set(sets.gone)
+    offloads = set(sets.offloads)
     for d, room in enumerate(sets.room):
         if room is None:
             continue
@@ -200,7 +200,7 @@ def _memory(model: Model, rows: Rows) -> None:
             total = cost.act_bytes / grain * model.taken(f, q, here)
             total -= (cost.act_bytes - cost.w_bytes) / grain * model.released(b, q)
             total -= cost.w_bytes / grain * model.released(w, q)
-            if out in gone:
+            if out in offloads:
                 total += cost.offloadable / grain * model.taken(back, q, here)
                 total -= cost.offloadable / grain * model.released(out, q)
             return total
@@ -260,12 +260,12 @@ def _held(model: Model, f: Op, q: Op, here: Any) -> Iterable[Any]:
     keep = model.chosen(f, lambda one: one.keep)
     waits = most * (1 - entered + begun)  # 0 between F and B
 
-    if f.stage in sets.away:
-        away = model.chosen(f, lambda one: one.away)
-        gone = model.released(out, q) - model.taken(back, q, here)
-        largest = max(one.away for one in sets.choices_of(f))
-        yield keep - away - waits
-        yield keep - largest * gone - waits
+    if f.stage in sets.offloadable:
+        moving = model.chosen(f, lambda one: one.moved_bytes)
+        on_host = model.released(out, q) - model.taken(back, q, here)
+        largest = max(one.moved_bytes for one in sets.choices_of(f))
+        yield keep - moving - waits
+        yield keep - largest * on_host - waits
     else:
         yield keep - waits
     apart = model.chosen(f, lambda one: int(one.apart))
@@ -299,7 +299,7 @@ def _host(model: Model, rows: Rows) -> None:
 
     def own(q: Op) -> Any:
         if sets.choices_of(q):
-            return model.chosen(q, lambda one: one.away)
+            return model.chosen(q, lambda one: one.moved_bytes)
         return stages[q.stage].offloadable * m.x[str(q)]
 
     def sized() -> Iterable[Any]:

@@ -43,7 +43,7 @@ class Sets(Precedence):
     @cached_property
     def sharing(self) -> list[tuple[Op, Op]]:
         """Pairs of transfers that must not overlap, except an O and its own R."""
-        copies = [op for s in self.away for kind in (O, R) for op in self.of(kind, s)]
+        copies = [op for s in self.offloadable for kind in (O, R) for op in self.of(kind, s)]
         return [
             (a, b)
             for a, b in combinations(copies, 2)
@@ -66,7 +66,7 @@ class Sets(Precedence):
             cost = self.problem.profile.stages[s]
             yield from (cost.act_bytes, cost.w_bytes)
             for one in self.choices.get(s, ()):
-                yield from (one.entering, one.keep, one.away, one.back)
+                yield from (one.entering, one.keep, one.moved_bytes, one.back)
             if s not in self.choices:
                 yield cost.offloadable
 
@@ -81,7 +81,7 @@ class Sets(Precedence):
 
     def backs(self, d: int) -> list[Op]:
         """The R's of a device."""
-        return [op for s in self.away_of(d) for op in self.of(R, s)]
+        return [op for s in self.offloadable_of(d) for op in self.of(R, s)]
 
     def _too_late(self, allocation: Op, release: Op) -> bool:
         """Whether precedence puts `release` after `allocation` (or they are of one activation)."""
@@ -98,7 +98,7 @@ class Sets(Precedence):
         `takers` and R's; pairs with an order binary use that one."""
         found = []
         for d in self.devices:
-            outs = [op for s in self.away_of(d) for op in self.of(O, s)]
+            outs = [op for s in self.offloadable_of(d) for op in self.of(O, s)]
             backs = self.backs(d)
             found += [(o, q) for q in self.takers(d) for o in outs if not self._too_late(q, o)]
             found += [
@@ -188,7 +188,7 @@ class Sets(Precedence):
             return []
         per_node = offload.devices_per_node or len(self.devices)
         nodes: dict[int, list[Op]] = {}
-        for op in self.gone:
+        for op in self.offloads:
             nodes.setdefault(self.place[op.stage] // per_node, []).append(op)
         sizes = self.problem.profile.stages
         return [
@@ -202,7 +202,7 @@ class Sets(Precedence):
         """The possible sizes of an offload on the host, in bytes."""
         if out.stage not in self.choices:
             return [self.problem.profile.stages[out.stage].offloadable]
-        return [one.away for one in self.choices[out.stage] if one.moved]
+        return [one.moved_bytes for one in self.choices[out.stage] if one.moved]
 
     @cached_property
     def pinned(self) -> list[tuple[Op, Op]]:

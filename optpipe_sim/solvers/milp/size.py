@@ -23,7 +23,7 @@ def size_formula(problem: Problem, options: MilpOptions | None = None) -> tuple[
     """Return the numbers of variables and constraints of a problem's MILP, before time windows fix some."""
     sets = Sets(problem, options or MilpOptions())
     m, devices = sets.m, sets.devices
-    stages, moves = len(sets.stages), len(sets.away) * sets.m
+    stages, moves = len(sets.stages), len(sets.offloadable) * sets.m
     variables = 1 + 3 * stages * m + 3 * moves
     forward_first = [s for s in sets.stages if s == stages - 1 or not sets.options.drop]
     flow = 2 * (stages - 1) + stages + len(set(forward_first) - set(sets.choices))
@@ -52,12 +52,14 @@ def _choices(sets: Sets) -> tuple[int, int]:
     """Choices: binaries and C's starts; one row each, and the rows that make a stage's choices equal."""
     m, variables, rows = sets.m, 0, 0
     for s, choices in sets.choices.items():
-        variables += m * (1 + len(choices) - (s in sets.away))  # C's start, and u instead of x
+        variables += m * (
+            1 + len(choices) - (s in sets.offloadable)
+        )  # C's start, and u instead of x
         rows += m * (3 + sets.fusible(s))  # one choice; F before C before B; BW
         if sets.problem.per_stage:
             rows += (m - 1) * sum(not one.fused for one in choices)
     if sets.problem.per_stage:
-        rows += (m - 1) * len(set(sets.away) - set(sets.choices))
+        rows += (m - 1) * len(set(sets.offloadable) - set(sets.choices))
     return variables, rows
 
 
@@ -107,7 +109,7 @@ def _memory(sets: Sets, d: int) -> tuple[int, int]:
     if sets.room[d] is None:
         return 0, 0
     m = sets.m
-    away = sets.away_of(d)
+    may_offload = sets.offloadable_of(d)
     takers = list(dict.fromkeys(op[:2] for op in sets.takers(d)))
     variables = rows = 0
 
@@ -118,18 +120,18 @@ def _memory(sets: Sets, d: int) -> tuple[int, int]:
         pairs = _open(sets, first, then) if _leads(first, then) else m * m
         return min(pairs, m * (m - 1)) if first[1] == then[1] else pairs
 
-    for s in away:
+    for s in may_offload:
         for taker in takers:  # z[O, q] and r[R, q]
             pairs = later(taker, (F, s))
             variables, rows = variables + 2 * pairs, rows + 5 * pairs
         for group in sets.freeing(d):  # z[F, R], z[B, R] and z[W, R]
             pairs = later((B, s), group)
             variables, rows = variables + pairs, rows + pairs
-        for at in away:  # z[O, R], unless both use the same engine
+        for at in may_offload:  # z[O, R], unless both use the same engine
             if not sets.share((O, at), (R, s)):
                 pairs = m * (m - 1) if at == s else m * m
                 variables, rows = variables + pairs, rows + 2 * pairs
-    return variables, rows + (len(takers) + len(away)) * m
+    return variables, rows + (len(takers) + len(may_offload)) * m
 
 
 def _holdings(sets: Sets, d: int) -> tuple[int, int]:
@@ -142,7 +144,7 @@ def _holdings(sets: Sets, d: int) -> tuple[int, int]:
             continue
         for kind, at in takers:
             pairs = m * (m - 1) if at == s else m * m
-            states = 3 + (s in sets.away) + 2 * (kind is R)
+            states = 3 + (s in sets.offloadable) + 2 * (kind is R)
             variables, rows = variables + pairs, rows + states * pairs
     return variables, rows
 
@@ -150,7 +152,7 @@ def _holdings(sets: Sets, d: int) -> tuple[int, int]:
 def _sharing(sets: Sets) -> int:
     """Pairs of transfers that share an engine or a link."""
     m = sets.m
-    groups = [(kind, s) for kind in (O, R) for s in sets.away]
+    groups = [(kind, s) for kind in (O, R) for s in sets.offloadable]
     count = len(groups) * comb(m, 2)
     for one, two in combinations(groups, 2):
         if sets.share(one, two):

@@ -47,7 +47,7 @@ def plan(sets: Sets, trace: Trace) -> Plan | None:
             starts[Op(C, s, j)] = starts[Op(B, s, j)]
     if sets.mode == "none":
         return Plan(starts, chosen)
-    if sets.mode == "all" and not sets.gone and not chosen:
+    if sets.mode == "all" and not sets.offloads and not chosen:
         for kind, s in sets.chained:
             ops = sets.of(kind, s)
             starts |= zip(ops, sorted(starts[op] for op in ops), strict=True)
@@ -68,7 +68,7 @@ def plan(sets: Sets, trace: Trace) -> Plan | None:
 def _there(sets: Sets, op: Op, one: Choice | None) -> bool:
     """Whether the MILP has an op of a schedule: no transfers if memory cannot bind, and no empty copies."""
     if op.kind in TRANSFERS:
-        return op.stage in sets.away and (one is None or one.moved)
+        return op.stage in sets.offloadable and (one is None or one.moved)
     return op.kind is not C or one is not None
 
 
@@ -87,9 +87,9 @@ def _choices(sets: Sets, trace: Trace) -> dict[Activation, Choice]:
 def set_values(model: Model, plan: Plan, cost_ns: int) -> None:
     """Give every variable of the model its value in a plan."""
     sets, m, unit = model.sets, model.pyomo, model.unit_ns
-    moved = {out for out in sets.gone if out in plan.starts}
+    moved = {out for out in sets.offloads if out in plan.starts}
     starts = dict(plan.starts)
-    for out in sets.gone:
+    for out in sets.offloads:
         forward = out._replace(kind=F)
         end = starts[forward] + sets.dur(forward)
         starts.setdefault(out, end)
@@ -118,7 +118,7 @@ def set_values(model: Model, plan: Plan, cost_ns: int) -> None:
     give(m.C, cost_ns / unit)
     for op in sets.ops:
         give(m.t[str(op)], starts[op] / unit)
-    for out in sets.gone:
+    for out in sets.offloads:
         if not sets.choices_of(out):
             give(m.x[str(out)], out in moved)
     for f in sets.treated:
@@ -134,11 +134,13 @@ def set_values(model: Model, plan: Plan, cost_ns: int) -> None:
         give(m.r[str(back), str(q)], goes(back) and starts[back] <= starts[q])
     for a, b in sets.pinned:
         counts = goes(a) and goes(b) and starts[a] <= starts[b]
-        away = goes(a) and goes(b) and over(a._replace(kind=R), b)
+        is_over = goes(a) and goes(b) and over(a._replace(kind=R), b)
         give(m.g[str(a), str(b)], counts)
-        give(m.h[str(a), str(b)], away)
+        give(m.h[str(a), str(b)], is_over)
         if sets.choices_of(a):
-            give(m.n[str(a), str(b)], plan.chosen[a[1:]].away if counts and not away else 0)
+            give(
+                m.n[str(a), str(b)], plan.chosen[a[1:]].moved_bytes if counts and not is_over else 0
+            )
     for held, floors in model.floors:
         give(held, max(0.0, *(_value(floor) for floor in floors)))
     if sets.span and sets.mode != "all":
@@ -173,7 +175,7 @@ def earliest(model: Model) -> Plan | None:
         choice = chosen.get(op[1:])
         return sets.dur(op) if choice is None else choice.durations[op.kind]
 
-    moved = {out for out in sets.gone if one(model.moved(out))}
+    moved = {out for out in sets.offloads if one(model.moved(out))}
 
     def edges() -> Iterable[tuple[Op, Op, int]]:
         for a, b, latency in sets.flow:

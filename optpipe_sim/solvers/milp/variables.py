@@ -147,7 +147,7 @@ def add_variables(model: Model, pyo: Any, upper_ns: int, lower_ns: int) -> None:
     )
     bounds = {str(op): (frame.early[op] / unit, frame.late[op] / unit) for op in sets.ops}
     m.t = pyo.Var(list(bounds), bounds=lambda _, op: bounds[op])
-    m.x = pyo.Var([str(op) for op in sets.gone if not sets.choices_of(op)], domain=pyo.Binary)
+    m.x = pyo.Var([str(op) for op in sets.offloads if not sets.choices_of(op)], domain=pyo.Binary)
     ways = [(str(op), one.name) for op in sets.treated for one in sets.choices_of(op)]
     m.u = pyo.Var(ways, domain=pyo.Binary)
     m.y = pyo.Var(named(sets.pairs + sets.ways), domain=pyo.Binary)
@@ -176,7 +176,7 @@ def fix_decided(model: Model) -> None:
             m.y[str(a), str(b)].fix(1)
         elif never(a, b, sets.dur(a)):
             m.y[str(a), str(b)].fix(0)
-    for out in sets.gone:
+    for out in sets.offloads:
         if not never(out, out, 0):
             continue
         if not sets.choices_of(out):

@@ -72,7 +72,7 @@ def windows(sets: Sets, upper_ns: int) -> Windows:
         for d in sets.devices:
             late[Op(F, sets.first_stage(d), 0)] = first[d]
     sure = {op: (early[op], late[op]) for op in sets.ops}
-    for out in sets.gone:
+    for out in sets.offloads:
         forward, back, then = out._replace(kind=F), out._replace(kind=R), sets.after_reload(out)
         soon, limit = early[forward] + sets.dur(forward), late[then] - sets.dur(back)
         sure[out] = (soon, limit - sets.dur(out))

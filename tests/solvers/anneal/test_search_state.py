@@ -124,7 +124,7 @@ class Walk:
         undone(self.t)
         for device, first in enumerate(self.t.changed[:, 0]):
             if first >= 0:
-                core._take(prog, length, self.t.slot, *self.saved, device, first)
+                core._restore(prog, length, self.t.slot, *self.saved, device, first)
         self.anew.evaluate(self.programs)
         assert (codes_of(self.programs) == codes_of(self.saved)).all()
         assert (self.t.slot == self.anew.times.slot).all()
