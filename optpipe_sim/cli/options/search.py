@@ -17,7 +17,7 @@ def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
         "--engine",
         choices=ENGINES,
         default="auto",
-        help="auto (all that help, at once; default), the reconstructed MILP, CP-SAT, search over programs,"
+        help="auto (every engine that helps, in parallel; default), the reconstructed MILP, CP-SAT, search over programs,"
         " or the AdaOffload greedy alone",
     )
     add_objective(parser)
@@ -26,14 +26,14 @@ def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
         metavar="SECONDS",
         type=seconds,
         default=usual,
-        help=f"{what}; it ends sooner where the best is proven (default: {usual:g})",
+        help=f"{what}; it ends sooner if the best schedule is proven optimal (default: {usual:g})",
     )
     parser.add_argument(
         "--gap",
         metavar="SHARE",
         type=share,
         default=0.0,
-        help="end where the best is proven to be this close to the best possible, as 1%% (default: 0)",
+        help="stop when the best schedule is proven to be within this optimality gap, as 1%% (default: 0)",
     )
     parser.add_argument(
         "--seed", metavar="N", type=whole, default=0, help="of random choices (default: 0)"
@@ -42,14 +42,14 @@ def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
         "--workers",
         metavar="N",
         type=count_to(MOST_PROCESSES),
-        help="processes at work (default: the cores there are); auto has one more for bounds, for a"
+        help="worker processes (default: one per core); auto has one more for bounds, for a"
         " quarter of the time, and at least one each to search and, if small enough, for CP-SAT",
     )
     parser.add_argument(
         "--treatments",
         metavar="A,B",
         type=treatments,
-        help="what may become of activations, of keep,offload,recompute (default: all that the"
+        help="allowed treatments of activations, out of keep,offload,recompute (default: all that the"
         " profile has; keeping is always possible)",
     )
     parser.add_argument(
@@ -60,7 +60,7 @@ def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
     parser.add_argument(
         "--no-cache",
         action="store_true",
-        help="neither start from solved schedules kept on disk nor keep what is found",
+        help="neither start from cached schedules nor cache the result",
     )
 
 
@@ -71,8 +71,8 @@ def add_shape(parser: ArgumentParser, kind: Callable[[str], object], help: str) 
     parser.add_argument(
         "--placement",
         choices=("loop", "vee"),
-        help="where chunks lie: loop (stage s on device s mod p) or vee (two chunks, there and back);"
-        " default: the profile's own, loop where a number of --chunks is given",
+        help="placement of chunks: loop (stage s on device s mod p) or vee (two chunks, there and back);"
+        " default: the profile's own, loop if a number of --chunks is given",
     )
     if kind is chunks:
         parser.add_argument(

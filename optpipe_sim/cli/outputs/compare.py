@@ -103,7 +103,7 @@ def _verdict(out: Out, result: Comparison) -> None:
             text.append(f"; it holds {_peak(best.trace)}, 1F1B {_peak(result.baseline)}")
         text.append(".")
     else:
-        text = Text("Nothing so far fits. " if result.left_out else "Nothing fits. ", "bold red")
+        text = Text("Nothing fits so far. " if result.left_out else "Nothing fits. ", "bold red")
         same = len({row.reason for row in result.rows}) == 1
         text.append(f"{'' if same else f'{best.schedule}: '}{best.reason}", "default")
     out.print(text, soft_wrap=not sys.stdout.isatty())

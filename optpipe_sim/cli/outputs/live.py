@@ -46,7 +46,7 @@ def watching(out: Out, title: str, seconds: float) -> Iterator[Watch]:
 
 
 class _View:
-    """The line, rendered afresh at each refresh."""
+    """The line, rendered at each refresh."""
 
     def __init__(self, title: str, seconds: float) -> None:
         self.title, self.seconds = title, seconds

@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--treatments",
         metavar="A,B",
         type=treatments,
-        help="what may become of activations, of keep,offload,recompute; with recompute, every schedule"
+        help="allowed treatments of activations, out of keep,offload,recompute; with recompute, every schedule"
         " with each level of recomputation (default: all that the profile has, and a level where a"
         " schedule does not fit without one)",
     )

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 TINY = "experiments/models/tiny-llama.yaml"
 EXAMPLE = f"optpipe-sim train --model {TINY} --stages 2 -m 8 --steps 300 --memory-limit 16MiB"
-SUMMARY = "train a small model on CPU ranks, and go over to better schedules meanwhile"
+SUMMARY = "train a small model on CPU ranks, and switch to better schedules during the run"
 INTERRUPTED = 130
 
 
@@ -56,7 +56,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=whole, default=0, metavar="N", help="of everything (0)")
     parser.add_argument("--lr", type=positive, default=3e-3, metavar="X", help="of AdamW (0.003)")
     parser.add_argument(
-        "--text", metavar="FILE", help="learn its bytes; default: what a Markov chain writes"
+        "--text",
+        metavar="FILE",
+        help="text to train on, byte by byte; default: the output of a Markov chain",
     )
     parser.add_argument(
         "--no-switch", action="store_true", help="keep the schedule: neither solve nor watch"
@@ -84,12 +86,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="also schedules that add up gradients in another order: losses equal up to rounding",
     )
     parser.add_argument("--checkpoint", metavar="FOLDER", help="where to keep the last state")
-    parser.add_argument("--resume", action="store_true", help="go on from --checkpoint")
+    parser.add_argument("--resume", action="store_true", help="continue from --checkpoint")
     parser.add_argument(
         "--slow",
         type=_slow,
         metavar="STAGE:STEP:MS",
-        help="make a stage's ops slower from a step on, to see drift noticed",
+        help="make a stage's ops slower from a step on, to try drift detection",
     )
     parser.add_argument(
         "--compare", action="store_true", help="train without a pipeline as well; compare losses"
@@ -244,7 +246,7 @@ def _write(
         write_text(f"{arguments.write}.csv", csv_text(result.rows, losses))
         files[f"{arguments.write}.csv"] = "every step"
         write_text(f"{arguments.write}.md", markdown(arguments, task, answer))
-        files[f"{arguments.write}.md"] = "what came of it"
+        files[f"{arguments.write}.md"] = "the report of the run"
         pictures.append(f"{arguments.write}.png")
     for path in pictures:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -271,7 +273,7 @@ def _show(out: Out, task: TrainTask, answer: dict[str, Any], files: dict[str, st
     written(out, files)
     if answer["stopped"]:
         kept = task.checkpoints is not None
-        hint(out, "stopped; go on with --resume" if kept else "stopped; nothing was kept")
+        hint(out, "stopped; continue with --resume" if kept else "stopped; nothing was kept")
 
 
 def _percent(text: str) -> float:

@@ -1,4 +1,4 @@
-"""``cache``: solved schedules kept on disk."""
+"""``cache``: solved schedules cached on disk."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from ...outputs.show import Out
 
 EXAMPLE = "optpipe-sim cache --info"
-SUMMARY = "say which solved schedules are kept on disk, or forget them"
+SUMMARY = "list the solved schedules cached on disk, or delete them"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `cache`."""
     group = parser.add_mutually_exclusive_group()
     group.add_argument("--info", action="store_true", help="how many and how large (default)")
-    group.add_argument("--clear", action="store_true", help="forget all of them")
+    group.add_argument("--clear", action="store_true", help="delete all of them")
 
 
 def run(arguments: argparse.Namespace, out: Out) -> int:

@@ -24,8 +24,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--layers",
         choices=("own", "any"),
         default="own",
-        help="any: which layers go on which stage is chosen, too, from the costs per layer that the"
-        " profile has (`estimate` writes them); default: the stages are what they are",
+        help="any: choose the layers of each stage as well, by the profile's costs per layer"
+        " (`estimate` writes them); default: the stages of the profile",
     )
     parser.add_argument(
         "--save-profile",

@@ -44,14 +44,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="write the reconstructed MILP of this problem, whatever the engine (.lp or .mps)",
     )
     parser.add_argument(
-        "--force", action="store_true", help="state that MILP even where it is very large"
+        "--force", action="store_true", help="write that MILP even if it is very large"
     )
     parser.add_argument(
         "--evaluations",
         metavar="N",
         type=count,
-        help="for --engine search: stop after so many schedules and not by the clock, so that a seed"
-        " always gives the same",
+        help="for --engine search: stop after this many schedules instead of by the clock, so that a"
+        " seed always gives the same result",
     )
     parser.add_argument(
         "--warm-start",
@@ -63,14 +63,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--margin",
         metavar="SHARES",
         type=margin,
-        help="plan so that limit and time hold where copies, ops or memory take more than profiled, as"
+        help="plan so that limit and time hold if copies, ops or memory take more than profiled, as"
         " copies=10%%,ops=5%%,memory=3%%; says what each margin costs",
     )
     parser.add_argument(
         "--noise",
         metavar="SHARES",
         type=noise,
-        help="durations scatter by so much: 10%%, or each of op, copy, device, comm, straggler as in"
+        help="scatter of durations: 10%%, or each of op, copy, device, comm, straggler as in"
         " op=5%%,copy=20%%; finds the schedule with the least mean time over samples",
     )
     parser.add_argument(

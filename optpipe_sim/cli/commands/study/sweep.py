@@ -32,20 +32,20 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--jobs",
         metavar="N",
         type=count_to(MOST_PROCESSES),
-        help="points at once (default: the cores there are over the cores of one point)",
+        help="points in parallel (default: the number of cores over the cores of one point)",
     )
     parser.add_argument(
         "--cluster", metavar="tcp://HOST:PORT", help="run on the workers of this Dask scheduler"
     )
     group = parser.add_mutually_exclusive_group()
     group.add_argument(
-        "--resume", action="store_true", help="run what is not finished (default; may be left out)"
+        "--resume", action="store_true", help="run unfinished points (default; may be left out)"
     )
     group.add_argument("--fresh", action="store_true", help="run everything again")
     group.add_argument(
         "--retry-failed",
         action="store_true",
-        help="run what failed as well as what is not finished",
+        help="run failed points as well as unfinished ones",
     )
     parser.add_argument(
         "--fast",
@@ -56,7 +56,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--under",
         metavar="MINUTES",
         type=seconds,
-        help="only the shortest of the experiments, as many as take so many minutes in all",
+        help="only the shortest experiments, as many as fit into this many minutes in total",
     )
     parser.add_argument(
         "--out", dest="results", metavar="DIR", help="where results go (default: results)"
