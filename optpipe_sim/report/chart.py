@@ -31,6 +31,7 @@ KINDS = {
     "fits": ("fits", "#0072B2", "circle", 11),
 }
 GREY = "#7C8894"  # of texts: it reads on light and dark
+NEAR = 0.02  # of the picture: nearer points are named together
 MOST_NAMES = 30  # beside points; more would cover one another
 SLOWEST = 1.7  # times the fastest: slower points are outside the picture at first
 
@@ -101,8 +102,8 @@ def chart(
         chosen = [mark.time_ns / unit for mark in marks if mark.view]
         high = max([SLOWEST * low, *chosen])
     plot.y_range.start, plot.y_range.end = 0.97 * low, 1.03 * high
-    opens = "const { data, selected } = cb_data.source;"  # as the point's row of the table does
-    opens += "document.querySelector(`[data-to=view-${data.view[selected.indices[0]]}]`)?.click()"
+    opens = "const { data, selected } = cb_data.source, view = data.view[selected.indices[0]];"
+    opens += "if (view) show(`view-${view}`)"
     plot.add_tools(
         PanTool(),
         WheelZoomTool(modifiers={"ctrl": True}),
@@ -126,25 +127,52 @@ def chart(
 
 
 def _names(plot: Any, marks: Sequence[Mark], size: int, unit: int) -> None:
-    """The names of the points that open a schedule, in a grey that reads on light and dark."""
-    if len(marks) > MOST_NAMES:
+    """The names of the points that open a schedule, above them, where no curve strikes them through; in a
+    grey that reads on light and dark."""
+    if not 0 < len(marks) <= MOST_NAMES:
         return
+    together = _together(marks)
     data = {
-        "x": [mark.memory_bytes / size for mark in marks],
-        "y": [mark.time_ns / unit for mark in marks],
-        "text": [mark.name for mark in marks],
+        "x": [found[0].memory_bytes / size for found in together],
+        "y": [found[0].time_ns / unit for found in together],
+        "text": [_joined([mark.name for mark in found]) for found in together],
     }
     plot.text(
         "x",
         "y",
         "text",
         source=ColumnDataSource(data),
-        x_offset=9,
-        y_offset=-2,
+        x_offset=5,
+        y_offset=-4,
         text_color=GREY,
         text_font_size="11px",
-        text_baseline="middle",
+        text_baseline="bottom",
     )
+
+
+def _together(marks: Sequence[Mark]) -> list[list[Mark]]:
+    """Points whose names would cover one another, the first of each to stand for the others."""
+    wide, high = (max(values) - min(values) for values in zip(*map(_place, marks), strict=True))
+    found: list[list[Mark]] = []
+    for mark in marks:
+        memory, time = _place(mark)
+        for others in found:
+            near = abs(memory - others[0].memory_bytes) <= NEAR * wide
+            if near and abs(time - others[0].time_ns) <= NEAR * high:
+                others.append(mark)
+                break
+        else:
+            found.append([mark])
+    return found
+
+
+def _place(mark: Mark) -> tuple[float, float]:
+    return mark.memory_bytes, mark.time_ns
+
+
+def _joined(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more
 
 
 def _points(plot: Any, kind: str, marks: Sequence[Mark], size: int, unit: int) -> Any:

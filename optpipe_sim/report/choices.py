@@ -180,7 +180,7 @@ def _views(
 def _heading(row: Choice) -> str:
     assert row.trace is not None
     name = title_of(row.trace)
-    return row.name if name in row.name else f"{row.name}: {name}"
+    return row.name if name in row.name or name == "schedule" else f"{row.name}: {name}"
 
 
 def _time(time_ns: float) -> Cell:

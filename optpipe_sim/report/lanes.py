@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,11 +14,13 @@ from bokeh.models import (
     FixedTicker,
     GroupFilter,
     HoverTool,
+    IndexFilter,
     LinearColorMapper,
     LinearInterpolator,
     Range1d,
 )
 from bokeh.models.renderers import GlyphRenderer
+from bokeh.models.renderers.renderer import RendererGroup
 from bokeh.plotting import figure
 from bokeh.transform import transform
 
@@ -28,7 +30,7 @@ from ..plot.style import shade, text_colour
 from ..trace import CAUSES, Trace
 from .actions import Parts, add_actions, named_view
 from .columns import TraceColumns, narrow
-from .layout import COMPUTE, ROWS
+from .layout import COMPUTE, ROWS, Layout, pixels
 from .memory import Scales, memory_areas, memory_lanes, other_memory
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; drawn pale, with a
@@ -61,32 +63,36 @@ def time_range(traces: Sequence[Trace]) -> Range1d:
     return Range1d(0, end, bounds=(-0.02 * end, 1.02 * end), min_interval=max(1, end // 10**6))
 
 
+def time_label(trace: Trace) -> str:
+    """What the time axis of a trace says."""
+    return f"time ({time_unit(trace.makespan_ns)[0]})"
+
+
 def lanes(
     columns: TraceColumns,
     name: str,
     scales: Scales,
     times: Range1d,
     *,
-    changed: Sequence[int] = (),
+    marks: Mapping[str, Sequence[int]],
     other: TraceColumns | None = None,
 ) -> Any:
     """The figure called `name`; its callbacks are in `actions`.
 
     Args:
         times: its time axis.
-        changed: rows of the ops that `other` does differently.
+        marks: rows of ops that a switch shows, by the name of the switch.
         other: whose memory is drawn as lines over this one's, by that one's ``shift``.
     """
-    layout, devices = columns.layout, columns.layout.devices
-    unfolded, folded = layout.shapes()
-    opened = [at for at in range(len(folded)) if _opens(columns.trace, at)]
+    layout = columns.layout
+    opened = [at for at in range(layout.lanes) if opens(columns.trace, at)]
     placed = layout.placed(opened)
     plot = figure(
         name=name,
         sizing_mode="stretch_width",
-        height=placed.pixels,
+        height=pixels(placed[-1]),
         x_range=times,
-        y_range=Range1d(placed.bottom, 0),
+        y_range=Range1d(placed[-1], 0),
         tools="",
         toolbar_location="above",
         background_fill_color=None,
@@ -95,24 +101,25 @@ def lanes(
         min_border_right=12,
     )
     columns.shift.name = f"{name}-shift"
-    knots = [float(knot) for knot in layout.knots]
-    places = LinearInterpolator(x=knots, y=placed.knots, clip=False, name=f"{name}-places")
-    _axes(plot, columns.trace, placed.labels)
+    places = LinearInterpolator(x=layout.knots, y=placed, clip=False, name=f"{name}-places")
+    sources = _lane_source(layout, opened, name)
+    _axes(plot, columns.trace, np.interp(layout.levels, layout.knots, placed).tolist(), sources)
     ops, idle = _boxes(plot, columns, places)
     memory = memory_lanes(columns, scales)
     areas = memory_areas(plot, columns, memory, places)
     if other is not None:
         other_memory(plot, memory, memory_lanes(other, scales), other, places)
-    messages, arrows = _arrows(plot, columns, ops.data_source, places)
+    _messages(plot, columns, places)
+    marked = {"line_alpha": 0, "nonselection_line_alpha": 0, "selection_line_alpha": 1}
+    _arrows(plot, columns, ops.data_source, places, name=f"{name}-arrows", **marked)
+    for mark, rows in marks.items():
+        _marked(plot, columns, ops, places, mark, rows)
     inks = _coloured([text_colour(look) for look in _looks(columns.trace)])
     names = [
         _names(plot, columns, ops.data_source, places, inks),
         _names(plot, columns, idle[0].data_source, places, INK, background_fill_color="white"),
     ]
-    source = ColumnDataSource({"unfolded": unfolded, "folded": folded}, name=f"{name}-lanes")
-    source.selected.indices = opened
-    parts = Parts(plot, ops, idle, arrows, messages, names, places, columns.shift, source)
-    add_actions(parts, devices, {"critical": columns.critical, "changed": changed})
+    add_actions(Parts(plot, ops, idle, names, places, columns.shift, sources, layout))
     plot.add_tools(
         _op_hover(columns, ops),
         _hover(idle, [("idle", "@idle"), ("cause", "@cause")]),
@@ -121,21 +128,34 @@ def lanes(
     return plot
 
 
-def _opens(trace: Trace, lane: int) -> bool:
+def opens(trace: Trace, lane: int) -> bool:
     """Whether a lane is unfolded from the start: few devices are, or else the fullest and the hosts."""
     devices = trace.schedule.shape.devices
     fullest = int(np.argmax(trace.peak_bytes))
     return devices < FOLDED_FROM or lane == fullest or lane >= devices
 
 
-def _axes(plot: Any, trace: Trace, labels: dict[float, str]) -> None:
-    unit, size = time_unit(trace.makespan_ns)
-    plot.xaxis.axis_label = f"time ({unit})"
+def _lane_source(layout: Layout, opened: list[int], name: str) -> ColumnDataSource:
+    """The labels of all lanes; those that are selected are unfolded."""
+    unfolded, folded = layout.labels()
+    source = ColumnDataSource({"unfolded": unfolded, "folded": folded}, name=f"{name}-lanes")
+    source.selected.indices = opened
+    source.selected.name = f"{name}-unfolded"
+    return source
+
+
+def _axes(plot: Any, trace: Trace, levels: list[float], lanes: ColumnDataSource) -> None:
+    plot.xaxis.name = f"{plot.name}-time"
+    _, size = time_unit(trace.makespan_ns)
+    plot.xaxis.axis_label = time_label(trace)
     plot.xaxis.formatter = CustomJSTickFormatter(
         code=f"return (tick / {size}).toLocaleString('en', {{maximumFractionDigits: 6}})"
     )
-    plot.yaxis.ticker = FixedTicker(ticks=[*labels])
-    plot.yaxis.major_label_overrides = labels
+    plot.yaxis.ticker = FixedTicker(ticks=levels)
+    plot.yaxis.formatter = CustomJSTickFormatter(
+        code="return lanes.data[lanes.selected.indices.includes(index) ? 'unfolded' : 'folded'][index]",
+        args={"lanes": lanes},
+    )
     plot.yaxis.axis_line_width = plot.yaxis.major_tick_line_width = 0
     plot.xaxis.minor_tick_line_color = None
     plot.xgrid.grid_line_alpha = 0.35
@@ -217,19 +237,17 @@ def _quads(
             "left": columns.moved("start"),
             "right": columns.moved("end"),
             "line_color": None,
-            **look,
             **faded,
             **marked,
+            **look,
         },
     )
     return renderer
 
 
-def _arrows(
-    plot: Any, columns: TraceColumns, ops: ColumnDataSource, places: LinearInterpolator
-) -> tuple[GlyphRenderer, GlyphRenderer]:
-    """What appears on demand: messages, and lines to marked ops from what they waited for."""
-    messages: GlyphRenderer = plot.segment(
+def _messages(plot: Any, columns: TraceColumns, places: LinearInterpolator) -> None:
+    """Messages between devices, which a switch shows."""
+    plot.segment(
         x0=columns.moved("depart"),
         x1=columns.moved("arrive"),
         y0=transform("sender", places),
@@ -240,21 +258,47 @@ def _arrows(
         line_alpha=0.75,
         visible=False,
     )
-    arrows: GlyphRenderer = plot.segment(
+
+
+def _arrows(
+    plot: Any, columns: TraceColumns, ops: ColumnDataSource, places: LinearInterpolator, **look: Any
+) -> GlyphRenderer:
+    """Lines to ops from what they waited for."""
+    renderer: GlyphRenderer = plot.segment(
         x0=columns.moved("since"),
         x1=columns.moved("start"),
         y0=transform("before", places),
         y1=transform("level", places),
         source=ops,
-        name=f"{plot.name}-arrows",
         line_color=MARK,
         line_width=1.6,
-        line_alpha=0,
-        nonselection_line_alpha=0,
-        selection_line_alpha=1,
-        visible=False,
+        **look,
     )
-    return messages, arrows
+    return renderer
+
+
+def _marked(
+    plot: Any,
+    columns: TraceColumns,
+    ops: GlyphRenderer,
+    places: LinearInterpolator,
+    name: str,
+    rows: Sequence[int],
+) -> None:
+    """Ops that a switch shows over a veil on all else, those of the critical path with their arrows."""
+    source, knots = ops.data_source, columns.layout.knots
+    whole = ColumnDataSource({"top": [knots[0]], "bottom": [knots[-1]]})
+    ends = {"left": columns.at(0), "right": columns.at(columns.trace.makespan_ns)}
+    look = {"fill_color": ops.glyph.fill_color, "view": CDSView(filter=IndexFilter(list(rows)))}
+    shown = [
+        _quads(plot, columns, whole, places, fill_color="white", fill_alpha=0.8, **ends),
+        _quads(plot, columns, source, places, nonselection_fill_alpha=1, **look),
+    ]
+    if name == "critical":
+        shown.append(_arrows(plot, columns, source, places, view=look["view"], nonselection_line_alpha=1))
+    group = RendererGroup(name=f"{plot.name}-{name}", visible=False)
+    for renderer in shown:
+        renderer.group, renderer.visible = group, False
 
 
 def _names(

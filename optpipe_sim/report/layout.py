@@ -1,7 +1,7 @@
 """Where the boxes of a figure lie: a lane per device and engine, its memory below, the hosts at the end.
 
 Heights are in hundredths of a compute lane, counted from the top, and are those of a figure whose
-devices are all unfolded. A device is folded by moving the knots of its lane (see `Layout.shapes`); all
+devices are all unfolded. A device is folded by moving the knots of its lane (see `Layout.placed`); all
 that lies between two knots moves with them.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from math import nan
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,6 @@ from ..ops import BW, B, C, F, O, OpKind, R, W
 from ..trace import Trace
 
 Place = tuple[int, int]  # top, bottom
-Shape = tuple[
-    Any, ...
-]  # of a lane: its label, its knots from its top, and where the next lane begins
 # What is forward stands at the top of its lane and what is backward at the bottom, so that they differ
 # without colours as well.
 ROWS: dict[OpKind, Place] = {
@@ -36,24 +33,24 @@ ROWS: dict[OpKind, Place] = {
 INSIDE: Place = (88, 100)  # the part of a backward that is recomputation
 COMPUTE: Place = (0, 100)
 FOLDED, SPACE = 56, 10  # a compute lane that is folded, and what lies below it
-NOWHERE = nan  # of what is not drawn while its lane is folded
+HIDDEN = 0  # the step to what is not drawn while its lane is folded
 MEMORY, ROOM = 90, 28  # a memory lane, and what lies below it
-TOP = 10  # above the first lane
+TOP = 9  # above the first lane
 PIXELS = 0.27  # of a hundredth of a lane
 AROUND = 85  # pixels of a figure that are axis and toolbar
 
 
-class Placed(NamedTuple):
-    """Where the knots of all lanes are, the label at each height, and where the last lane ends."""
+class Steps(NamedTuple):
+    """How far each knot is below the one before it, while its `lane` is unfolded (`full`) or folded (`small`)."""
 
-    knots: list[float]
-    labels: dict[float, str]
-    bottom: float
+    lane: np.ndarray
+    full: list[int]
+    small: list[int]
 
-    @property
-    def pixels(self) -> int:
-        """The height of the figure."""
-        return round(PIXELS * self.bottom) + AROUND
+
+def pixels(bottom: float) -> int:
+    """The height of a figure whose last lane ends there."""
+    return round(PIXELS * bottom) + AROUND
 
 
 @dataclass(frozen=True)
@@ -97,38 +94,44 @@ class Layout:
         """The tops and bottoms of one row in many devices."""
         return devices * self.height + row[0], devices * self.height + row[1]
 
-    def shapes(self) -> tuple[list[Shape], list[Shape]]:
-        """Each lane unfolded and folded; a host has no other place when it is folded.
-
-        The first knot is a little above its lane: what is on a knot belongs to what is above it."""
-        full: Shape = (-1, COMPUTE[1], self.memory_top + MEMORY, self.height)
-        small: Shape = (-1, FOLDED, NOWHERE, FOLDED + SPACE)
-        names = ["host"] if self.nodes == 1 else [f"host {node}" for node in range(self.nodes)]
-        hosts: list[Shape] = [(name, -1, MEMORY, MEMORY + ROOM) for name in names]
-        devices = range(self.devices)
-        unfolded: list[Shape] = [(f"▾ {device}", *full) for device in devices]
-        return unfolded + hosts, [(f"▸ {device}", *small) for device in devices] + hosts
-
-    def placed(self, unfolded: Collection[int]) -> Placed:
-        """Where everything is while only some lanes are unfolded; see `FOLD` in actions.py."""
-        knots: list[float] = []
-        labels: dict[float, str] = {}
-        top: float = TOP
-        for at, shapes in enumerate(zip(*self.shapes(), strict=True)):
-            label, *own = shapes[at not in unfolded]
-            knots += [top + knot for knot in own[:-1]]
-            labels[top + own[1] / 2] = label
-            top += own[-1]
-        return Placed(knots, labels, top)
+    @property
+    def lanes(self) -> int:
+        """How many there are: of devices, then of hosts."""
+        return self.devices + self.nodes
 
     @cached_property
-    def knots(self) -> list[int]:
+    def levels(self) -> list[float]:
+        """The middle of each lane: of a device's compute lane, of a host."""
+        devices = [device * self.height + COMPUTE[1] / 2 for device in range(self.devices)]
+        return devices + [self.host(node)[0] + MEMORY / 2 for node in range(self.nodes)]
+
+    def labels(self) -> tuple[list[str], list[str]]:
+        """Of each lane, unfolded and folded; a host does not fold."""
+        hosts = ["host"] if self.nodes == 1 else [f"host {node}" for node in range(self.nodes)]
+        both = [[f"{sign} {at}" for at in range(self.devices)] + hosts for sign in "▾▸"]
+        return both[0], both[1]
+
+    @cached_property
+    def steps(self) -> Steps:
+        """From knot to knot: the end of a compute lane, of the memory lane below it, and what is just above the
+        next lane, since what is on a knot belongs to what is above it; of a host the last two."""
+        ends = COMPUTE[1], self.memory_top + MEMORY
+        full = [ends[0] + 1, ends[1] - ends[0], ROOM - 1]
+        small = [FOLDED + 1, HIDDEN, SPACE - 1]
+        host = [MEMORY + 1, ROOM - 1] * self.nodes
+        lanes = [*np.repeat(range(self.devices), 3), *np.repeat(range(self.nodes), 2) + self.devices]
+        return Steps(np.array(lanes), full * self.devices + host, small * self.devices + host)
+
+    def placed(self, unfolded: Collection[int]) -> list[float]:
+        """Where the knots of all lanes are while only some are unfolded; `fold` of page.js does the same."""
+        steps = np.where(np.isin(self.steps.lane, list(unfolded)), self.steps.full, self.steps.small)
+        found = TOP + np.cumsum(steps, dtype=float)
+        return [TOP, *np.where(steps == HIDDEN, nan, found).tolist()]
+
+    @cached_property
+    def knots(self) -> list[float]:
         """The knots of all lanes from top to bottom, in heights of the layout."""
-        found, top = [], 0
-        for _, *own in self.shapes()[0]:
-            found += [top + knot for knot in own[:-1]]
-            top += own[-1]
-        return found
+        return [-1.0, *(np.cumsum(self.steps.full, dtype=float) - 1).tolist()]
 
 
 def curve(place: Place, sizes: np.ndarray, scale_bytes: int) -> np.ndarray:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class Cell(NamedTuple):
     """A cell of a table: what it shows, the number it sorts by, and whether it is prose.
 
-    `link` says what a click does: ``run`` a callback (see `actions`) that is given the rest, and go ``to`` a
-    figure, or to a view, which opens.
+    `link` says what a click does: ``run`` a callback (see `actions`), which is given ``at``, and go ``to`` a
+    figure, at a ``level`` of it, or to a view, which opens.
     """
 
     text: str
@@ -22,7 +23,7 @@ class Cell(NamedTuple):
     def html(self) -> str:
         shown = escape(self.text)
         if self.link is not None:
-            shown = f"<button class='link'{_attributes(self.link)}>{shown}</button>"
+            shown = f"<button{_attributes(self.link)}>{shown}</button>"
         value = "" if self.value is None else f" data-value='{self.value!r}'"
         kind = " class='text long'" if self.prose else " class='text'" if self.value is None else ""
         return f"<td{kind}{value}>{shown}</td>"
@@ -59,10 +60,12 @@ def tiles(numbers: Iterable[tuple[str, str, str, object]]) -> str:
     )
 
 
-def switch(text: str, run: str, *, on: bool = False, **data: object) -> str:
-    """A button that stays pressed, and runs callbacks (see `actions`), by their names."""
-    attributes = _attributes({"run": run, **data})
-    return f"<button{attributes} aria-pressed='{str(on).lower()}'>{escape(text)}</button>"
+def switch(name: str, text: str, links: Iterable[tuple[str, str, Any, Any]], on: bool = False) -> str:
+    """A switch that sets properties of Bokeh's models: each the name of a model, the property, and what it is
+    while the switch is off and on."""
+    data = escape(json.dumps(list(links), separators=(",", ":")))
+    box = f"<input type='checkbox' id='{escape(name)}' data-set='{data}' autocomplete='off'{' checked' * on}>"
+    return f"<label class='switch'>{box} {escape(text)}</label>"
 
 
 def folded(title: str, content: str) -> str:

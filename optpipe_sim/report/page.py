@@ -112,8 +112,8 @@ def _packed(view: View) -> str:
         document.add_root(figure)
     names = {figure.id: figure.name for figure in view.figures}
     items = [{"docid": "view", "roots": names, "root_ids": list(names)}]
-    data = {"docs": {"view": document.to_json(deferred=False)}, "items": items}
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    data = {"view": document.to_json(deferred=False)}
+    text = json.dumps([data, items], separators=(",", ":"), allow_nan=False)
     return _zipped(text)
 
 

@@ -13,6 +13,7 @@ from ..trace import CAUSES, Trace
 from ..trace.waits import MEANINGS
 from ..units import counted, format_size, format_time
 from .columns import TraceColumns
+from .layout import Layout
 from .lanes import CAUSE_COLOURS, CAUSE_PATTERNS, MARK
 from .markup import Cell, folded, items, table, tiles
 from .memory import MEMORY_COLOUR, OTHER
@@ -92,6 +93,7 @@ def by_device(trace: Trace, name: str) -> str:
     """Where each device's time goes, the most idle device first."""
     total = trace.makespan_ns
     causes = [cause for cause in CAUSES if trace.idle_ns[cause]]
+    layout = Layout.of(trace)
     again = ["recomputing"] if any(trace.recompute_ns) else []
     limits = trace.memory_limit
     heads = ["device", "idle", "share", *causes, "computing", *again, "peak memory"]
@@ -101,7 +103,7 @@ def by_device(trace: Trace, name: str) -> str:
         idle = trace.idle_by_device_ns[device]
         total_idle = sum(idle.values())
         row = [
-            Cell(str(device), device, link={"run": f"{name}-fold", "device": device, "to": name})
+            Cell(str(device), device, link=_link(name, "toggle", device, layout.levels[device]))
         ]
         row += [_time(total_idle), Cell(f"{total_idle / total:.2%}", total_idle / total)]
         row += [_time(idle[cause]) for cause in causes]
@@ -119,9 +121,14 @@ def by_device(trace: Trace, name: str) -> str:
 def longest_gaps(columns: TraceColumns, name: str) -> str:
     """The longest idle intervals; a click leads to the interval and to what it waits for."""
     found, total = columns.idle, columns.trace.makespan_ns
+    levels = columns.layout.levels
     rows = [
         [
-            Cell(format_time(gap.length_ns), gap.length_ns, link={"run": f"{name}-why", "gap": at}),
+            Cell(
+                format_time(gap.length_ns),
+                gap.length_ns,
+                link=_link(name, "mark", at, levels[gap.device]),
+            ),
             Cell(f"{gap.length_ns / total:.2%}", gap.length_ns / total),
             Cell(str(gap.device), gap.device),
             Cell(gap.cause),
@@ -187,6 +194,11 @@ def legend(*traces: Trace) -> str:
             for colour, hatch, text in entries
         )
     )
+
+
+def _link(figure: str, action: str, at: int, level: float) -> dict[str, object]:
+    """A click runs an action of a figure, given a device or an idle interval, and goes to its lane."""
+    return {"run": f"{figure}-{action}", "at": at, "to": figure, "level": level}
 
 
 def _time(time_ns: int) -> Cell:

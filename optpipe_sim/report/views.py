@@ -7,7 +7,6 @@ from html import escape
 
 from ..trace import Trace
 from ..units import format_time
-from .actions import align
 from .columns import TraceColumns
 from .difference import (
     changes,
@@ -17,7 +16,7 @@ from .difference import (
     memory_table,
     treatment_table,
 )
-from .lanes import FOLDED_FROM, lanes, time_range
+from .lanes import lanes, opens, time_label, time_range
 from .markup import folded, switch
 from .memory import Scales
 from .page import View, slot
@@ -32,10 +31,11 @@ def trace_view(trace: Trace, name: str, heading: str = "") -> View:
     columns = TraceColumns(trace)
     html = (
         f"<p class='what'>{escape(facts(trace))}</p>{measures(trace)}"
-        f"{_bar([name], trace)}{slot(0)}{legend(trace)}{_tables(columns, name)}"
+        f"{_bar([columns], [name])}{_note(name)}{slot(0)}{legend(trace)}{_tables(columns, name)}"
         f"{path_and_hints(trace, name)}"
     )
-    plot = lanes(columns, name, Scales.of(trace), time_range([trace]))
+    marks = {"critical": columns.critical}
+    plot = lanes(columns, name, Scales.of(trace), time_range([trace]), marks=marks)
     return View(html, (plot,), heading)
 
 
@@ -51,11 +51,9 @@ def pair_view(one: Trace, two: Trace) -> View:
         f"<h2>{escape(title)}</h2><p class='what'>{escape(facts(trace))}</p>{measures(trace)}"
         for trace, title in zip(traces, titles, strict=True)
     ]
-    later = two.makespan_ns - one.makespan_ns
-    shorter = 1 if later < 0 else 0
-    differs = switch("what differs", _all(names, "changed"), mark="") if any(found.rows) else ""
-    ends = switch("ends aligned", f"{names[shorter]}-align")
-    bar = _bar(names, one, differs, ends)
+    shown = [(f"{name}-changed", "visible", False, True) for name in names]
+    differs = switch("changed", "what differs", shown) if any(found.rows) else ""
+    bar = _bar(columns, names, differs, _ends_aligned(columns, names))
     tables = [
         f"<h2>{escape(title)}</h2>{_tables(each, name)}{path_and_hints(each.trace, name)}"
         for each, name, title in zip(columns, names, titles, strict=True)
@@ -65,15 +63,20 @@ def pair_view(one: Trace, two: Trace) -> View:
         f"<h3>Where the difference arises</h3>{difference_table(one, two, titles)}"
         f"{measured}"
         f"{folded('Memory of each device, and treatments', memory_table(one, two, titles) + treatment_table(one, two, titles))}"
-        f"{bar}{heads[0]}{slot(0)}{heads[1]}{slot(1)}{legend(one, two)}{tables[0]}{tables[1]}"
+        f"{bar}{heads[0]}{_note(names[0])}{slot(0)}{heads[1]}{_note(names[1])}{slot(1)}{legend(one, two)}{tables[0]}{tables[1]}"
     )
     scales, times = Scales.of(*traces), time_range(traces)
     figures = [
-        lanes(columns[at], names[at], scales, times, changed=found.rows[at], other=columns[1 - at])
+        lanes(
+            columns[at],
+            names[at],
+            scales,
+            times,
+            marks={"critical": columns[at].critical, "changed": found.rows[at]},
+            other=columns[1 - at],
+        )
         for at in (0, 1)
     ]
-    begins = f"this one begins at {format_time(abs(later))}, so that both end together"
-    align(figures[shorter], columns[shorter].shift, abs(later), begins)
     return View(html, tuple(figures))
 
 
@@ -89,24 +92,39 @@ def titles_of(one: Trace, two: Trace) -> tuple[str, str]:
     return first, f"{second} (the other)"
 
 
-def _all(names: Sequence[str], action: str) -> str:
-    """An action of several figures."""
-    return " ".join(f"{name}-{action}" for name in names)
-
-
-def _bar(names: Sequence[str], trace: Trace, *more: str) -> str:
-    """The buttons above the lanes, and the line that answers clicks."""
-    unfolded = trace.schedule.shape.devices < FOLDED_FROM
-    buttons = (
-        switch("critical path", _all(names, "critical"), mark=""),
-        switch("messages", _all(names, "messages")),
-        switch("all devices unfolded", _all(names, "unfold"), on=unfolded),
+def _bar(columns: Sequence[TraceColumns], names: Sequence[str], *more: str) -> str:
+    """The switches above the lanes."""
+    critical = [(f"{name}-critical", "visible", False, True) for name in names]
+    messages = [(f"{name}-sent", "visible", False, True) for name in names]
+    unfold = []
+    for each, name in zip(columns, names, strict=True):
+        devices, lanes = each.layout.devices, each.layout.lanes
+        unfold.append((f"{name}-unfolded", "indices", [*range(devices, lanes)], [*range(lanes)]))
+    trace = columns[0].trace
+    unfolded = all(opens(trace, device) for device in range(trace.schedule.shape.devices))
+    switches = (
+        switch(f"{names[0]}-path", "critical path", critical),
+        switch(f"{names[0]}-messages", "messages", messages),
+        switch(f"{names[0]}-unfold", "all devices unfolded", unfold, unfolded),
         *more,
     )
-    return (
-        f"<div class='bar'>{''.join(buttons)}<span class='keys'>{escape(KEYS)}</span></div>"
-        f"<p class='note' role='status'>{INVITATION}</p>"
-    )
+    return f"<div class='bar'>{''.join(switches)}<span class='keys'>{escape(KEYS)}</span></div>"
+
+
+def _ends_aligned(columns: Sequence[TraceColumns], names: Sequence[str]) -> str:
+    """The switch by which the shorter trace ends with the longer one."""
+    one, two = (each.trace.makespan_ns for each in columns)
+    shorter, later = 1 if two < one else 0, abs(two - one)
+    label = time_label(columns[shorter].trace)
+    begins = f"{label}; this one begins at {format_time(later)}, so that both end together"
+    name = names[shorter]
+    links = [(f"{name}-shift", "value", 0, later), (f"{name}-time", "axis_label", label, begins)]
+    return switch("align", "ends aligned", links)
+
+
+def _note(name: str) -> str:
+    """The line that answers clicks on a figure."""
+    return f"<p class='note' id='{name}-note' role='status'>{INVITATION}</p>"
 
 
 def _tables(columns: TraceColumns, name: str) -> str:

@@ -89,11 +89,9 @@ def test_a_click_on_an_op_marks_its_causes_back_to_the_start(page: Browser, trac
     note = page.wait(page.note)
     assert note.startswith(f"{trace.schedule.op(row)} waited: ")
     assert f"its chain of {len(wanted)} causes" in note
-    assert page.run("return optpipe.named('a-arrows').visible") is True
     page.press("Escape")
     page.wait(lambda: page.marked("a") == [])
     assert page.note() == ""
-    assert page.run("return optpipe.named('a-arrows').visible") is False
 
 
 def test_a_click_on_idle_time_names_its_cause_and_goes_to_the_op_waited_for(
@@ -113,26 +111,20 @@ def test_a_click_on_idle_time_names_its_cause_and_goes_to_the_op_waited_for(
     assert end - start < trace.makespan_ns
 
 
-def test_the_critical_path_is_a_switch(page: Browser, trace: Trace) -> None:
-    switch, on = (
-        "[data-run=a-critical]",
-        "return document.querySelector('{}').ariaPressed === 'true'",
-    )
-    page.click(switch)
-    page.wait(on.format(switch))
-    assert page.marked("a") == sorted(TraceColumns(trace).critical)
-    page.click(switch)
-    page.wait(lambda: page.marked("a") == [])
-    page.click(switch)
-    page.wait(on.format(switch))
-    # another mark takes its place
+def test_the_critical_path_and_messages_are_switches(page: Browser, trace: Trace) -> None:
+    wanted = sorted(TraceColumns(trace).critical)
+    assert page.shown("a", "critical") == []
+    page.click("#a-path")
+    page.wait(lambda: page.shown("a", "critical") == wanted)
+    # a click on an idle interval marks its own chain beside it
     page.tap_for(lambda: page.note().startswith("Idle"), *page.box("a", "gaps", 0))
-    assert page.run(on.format(switch)) is False
-    assert page.run("return optpipe.named('a-sent').visible") is False
-    page.click("[data-run=a-messages]")
-    page.wait("return optpipe.named('a-sent').visible")
-    page.click("[data-run=a-messages]")
-    page.wait("return !optpipe.named('a-sent').visible")
+    assert page.shown("a", "critical") == wanted
+    page.click("#a-path")
+    page.wait(lambda: page.shown("a", "critical") == [])
+    for on in (True, False):
+        assert page.run("return named('a-sent').visible") is not on
+        page.click("#a-messages")
+        page.wait(lambda on=on: page.run("return named('a-sent').visible") is on)
 
 
 def test_zoom_and_pan_by_mouse_keys_and_touch(page: Browser, trace: Trace) -> None:
@@ -181,15 +173,15 @@ def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
     def opened() -> list[int]:
         return chromium.marked("a", "lanes")
 
-    height = "return optpipe.named('a').height"
-    layout = "return [...optpipe.named('a-places').y].map(String)"
+    height = "return named('a').height"
+    layout = "return [...named('a-places').y].map(String)"
     fullest = int(np.argmax(trace.peak_bytes))
     assert opened() == [fullest]
     low, placed = chromium.run(height), chromium.run(layout)
-    chromium.click("#a-devices [data-device='5']")
+    chromium.click("#a-devices [data-at='5']")
     chromium.wait(lambda: opened() == [fullest, 5])
     chromium.wait(lambda: chromium.run(height) > low)
-    chromium.click("#a-devices [data-device='5']")
+    chromium.click("#a-devices [data-at='5']")
     # what the script adds up is what Python did
     chromium.wait(lambda: chromium.run(height) == low)
     assert chromium.run(layout) == placed
@@ -197,7 +189,7 @@ def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
     x, y = chromium.lane("a", 0, 9 * Layout.of(trace).height + 50)
     chromium.tap_for(lambda: opened() == [fullest, 9], x - 12, y)  # on the axis
     for wanted in ([*range(16)], []):
-        chromium.click("[data-run=a-unfold]")
+        chromium.click("#a-unfold")
         chromium.wait(lambda wanted=wanted: opened() == wanted)
     # where the boxes are drawn is where hovers find them
     row = trace.schedule.row(Op(OpKind.B, 9, 3))
@@ -208,7 +200,7 @@ def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
 def test_the_tables_sort_and_lead_to_the_lanes(page: Browser, trace: Trace) -> None:
     columns = TraceColumns(trace)
     at = 4
-    page.click(f"#a-idle [data-gap='{at}']")
+    page.click(f"#a-idle [data-at='{at}']")
     found = columns.idle[at]
     page.wait(lambda: page.reach("a") != (0, trace.makespan_ns))
     start, end = page.reach("a")

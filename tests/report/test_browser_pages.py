@@ -57,24 +57,22 @@ def test_two_schedules_on_one_axis(shown: Any, chromium: Browser) -> None:
         return [place + pixel * length for place, length in zip(places, half, strict=True)]
 
     assert ends()[1] - ends()[0] > 50
-    chromium.click("[data-run=a-align]")
-    chromium.wait("return document.querySelector('[data-run=a-align]').ariaPressed === 'true'")
+    chromium.click("#align")
+    chromium.wait(f"return named('a-shift').value === {longer}")
     assert ends()[1] == pytest.approx(ends()[0], abs=1)
-    assert format_time(longer) in chromium.run("return optpipe.named('a').below[0].axis_label")
+    assert format_time(longer) in chromium.run("return named('a').below[0].axis_label")
     row = rows[0]
     (said,) = chromium.hover(*chromium.box("a", "ops", row))
     assert said[0].startswith(f"{one.schedule.op(row)}: ")
-    chromium.click("[data-run='a-changed b-changed']")
-    chromium.wait(
-        "return document.querySelector('[data-run=\"a-changed b-changed\"]').ariaPressed === 'true'"
-    )
-    assert (chromium.marked("a"), chromium.marked("b")) == changes(one, two).rows
+    chromium.click("#changed")
+    rows = changes(one, two).rows
+    chromium.wait(lambda: (chromium.shown("a", "changed"), chromium.shown("b", "changed")) == rows)
     # each shows the other's memory
-    others = "return optpipe.named('a').renderers.filter((each) => each.data_source.name === 'a-other').length"  # fmt: skip
+    others = "return named('a').renderers.filter((each) => each.data_source.name === 'a-other').length"  # fmt: skip
     assert chromium.run(others) == 8
-    chromium.click("#b-idle [data-gap='0']")
+    chromium.click("#b-idle [data-at='0']")
     chromium.wait(lambda: chromium.marked("b", "gaps") == [0])
-    chromium.click("#a-idle [data-gap='3']")
+    chromium.click("#a-idle [data-at='3']")
     gap = TraceColumns(one).idle[3]
     chromium.wait(lambda: chromium.marked("a", "gaps") == [3])
     start, end = chromium.reach("a")
@@ -89,12 +87,12 @@ def test_schedules_of_other_shapes_are_shown_side_by_side(shown: Any, chromium: 
     for two in (replayed("zb-h1", small, 8), replayed("zb-h1", large, 12)):
         shown(Report.of(one, two))
         assert "cannot be set side by side one by one" in chromium.run("return document.body.innerText")  # fmt: skip
-        assert chromium.run("return document.querySelectorAll('[data-run~=a-changed]').length") == 0
-        for switch in ("unfold", "align", "critical"):
-            chromium.click(f"[data-run$={switch}]")
+        assert chromium.run("return document.querySelectorAll('#changed').length") == 0
+        for switch in ("a-unfold", "align", "a-path"):
+            chromium.click(f"#{switch}")
         for name, trace in (("a", one), ("b", two)):
             critical = sorted(TraceColumns(trace).critical)
-            chromium.wait(lambda name=name, wanted=critical: chromium.marked(name) == wanted)
+            chromium.wait(lambda name=name, wanted=critical: chromium.shown(name, "critical") == wanted)
         assert chromium.messages() == []
 
 

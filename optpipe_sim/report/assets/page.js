@@ -1,57 +1,81 @@
 "use strict";
-// What neither HTML nor Bokeh does by itself: unpack the page, press its buttons and keys, sort its tables.
-// What a button or a key does is a callback or a tool of Bokeh's that has its name (report/actions.py).
-const optpipe = (() => {
-  const named = (name) => Bokeh.documents.map((each) => each.get_model_by_name(name)).find(Boolean);
-  async function unpacked(parent) {
-    const { body } = await fetch(`data:;base64,${parent.querySelector(":scope > .data").textContent}`);
-    return new Response(body.pipeThrough(new DecompressionStream("gzip"))).text();
-  }
-  const bokeh = unpacked(document.body).then((textContent) => {
-    document.head.append(Object.assign(document.createElement("script"), { textContent }));
-  });
+// All the JavaScript of a report: what neither HTML nor Bokeh does by itself. Callbacks of Bokeh's models
+// (report/actions.py) hand these functions the models that they change; what is pressed finds models by name.
+const named = (name) => Bokeh.documents.map((each) => each.get_model_by_name(name)).find(Boolean);
 
-  // -- figures are drawn when their part of the page is first open
-  async function draw(view) {
-    if (!view.matches(".view") || view.dataset.drawn || view.open === false) return;
-    view.dataset.drawn = "soon";
-    const { docs, items } = JSON.parse(await unpacked(view));
-    await bokeh;
-    await Bokeh.embed.embed_items(docs, items);
-    view.dataset.drawn = "yes";
-  }
-  document.querySelectorAll(".view").forEach(draw);
-  document.addEventListener("toggle", ({ target }) => draw(target), true);
+// -- the page: Bokeh's code and the figures are compressed; figures are drawn when their view is first open
+async function unpacked(parent) {
+  const { body } = await fetch(`data:;base64,${parent.querySelector(":scope > .data").textContent}`);
+  return new Response(body.pipeThrough(new DecompressionStream("gzip"))).text();
+}
+const bokeh = unpacked(document.body).then(eval);
+async function draw(view) {
+  await bokeh;
+  await Bokeh.embed.embed_items(...JSON.parse(await unpacked(view)));
+  view.dataset.drawn = "yes";
+}
+for (const view of document.querySelectorAll(".view"))
+  if (view.open ?? true) draw(view); else view.addEventListener("toggle", () => draw(view), { once: true });
 
-  async function press(button) {
-    const { run, to, ...data } = button.dataset, on = button.ariaPressed !== "true";
-    const place = document.getElementById(to);
-    for (const name of run?.split(" ") ?? []) await named(name).execute(button, { ...data, on });
-    if (button.ariaPressed) button.ariaPressed = String(on);
-    if (place?.matches("details")) place.open = true;
-    place?.scrollIntoView({ block: place.open ? "start" : "nearest" });
-  }
-  function sort(head) {
-    const body = head.closest("table").tBodies[0], down = head.ariaSort !== "descending";
-    const value = ({ cells: { [head.cellIndex]: cell } }) => cell.dataset.value ?? cell.textContent;
-    const order = (one, two) => value(one) - value(two) || value(one).localeCompare(value(two));
-    for (const each of head.parentElement.cells) each.ariaSort = null;
-    head.ariaSort = down ? "descending" : "ascending";
-    body.append(...[...body.rows].sort((one, two) => (down ? order(two, one) : order(one, two))));
-  }
-  document.addEventListener("click", ({ target }) => {
-    const pressed = target.closest("button, th");
-    if (pressed) (pressed.matches("th") ? sort : press)(pressed);
-  });
-  document.addEventListener("keydown", ({ key, ctrlKey, metaKey, altKey }) => {
-    const seen = (each) => each.checkVisibility() && each.getBoundingClientRect().top < innerHeight / 2;
-    const figure = [...document.querySelectorAll(".lanes")].findLast(seen);
-    if (figure && !ctrlKey && !metaKey && !altKey) named(`${figure.id}-${key}`)?.do.emit();
-  });
-  // on paper a picture that scales stands for each figure, which would be cut off
-  addEventListener("beforeprint", () => {
-    for (const view of Bokeh.index) view.el.after(view.export().canvas);
-  });
-  addEventListener("afterprint", () => document.querySelectorAll(".lanes > canvas").forEach((each) => each.remove()));
-  return { named };
-})();
+// -- clicks and keys: a table is sorted, a callback or a tool runs, a switch sets properties of models
+function sort(head) {
+  const [body] = head.closest("table").tBodies, sign = head.ariaSort === "descending" ? 1 : -1;
+  const value = ({ cells: { [head.cellIndex]: cell } }) => cell.dataset.value ?? cell.textContent;
+  const order = (one, two) => sign * (value(one) - value(two) || value(one).localeCompare(value(two)));
+  for (const each of head.parentElement.cells) each.ariaSort = each === head ? (sign < 0 ? "descending" : "ascending") : null;
+  body.append(...[...body.rows].sort(order));
+}
+function show(id, level) {
+  const place = document.getElementById(id), plot = named(id);
+  place.open = true;
+  place.scrollIntoView();
+  if (plot) scrollBy(0, (plot.height / plot.y_range.start) * named(`${id}-places`).compute(level) - innerHeight / 2);
+}
+addEventListener("click", async ({ target }) => {
+  const { run, at, to, level } = target.dataset;
+  if (target.matches("th")) sort(target);
+  if (run) await named(run).execute(target, Number(at));
+  if (to) show(to, level);
+});
+addEventListener("change", ({ target: { checked, dataset } }) => {
+  for (const [name, key, ...values] of JSON.parse(dataset.set ?? "[]")) named(name)[key] = values[Number(checked)];
+});
+addEventListener("keydown", ({ key, ctrlKey, metaKey, altKey }) => {
+  const seen = (each) => each.checkVisibility() && each.getBoundingClientRect().top < innerHeight / 2;
+  const figure = [...document.querySelectorAll(".lanes")].findLast(seen);
+  if (figure && !ctrlKey && !metaKey && !altKey) named(`${figure.id}-${key}`)?.do.emit();
+});
+// on paper a picture that scales stands for each figure, which would be cut off
+addEventListener("beforeprint", () => [...Bokeh.index].forEach((view) => view.el.after(view.export().canvas)));
+addEventListener("afterprint", () => document.querySelectorAll(".lanes > canvas").forEach((each) => each.remove()));
+
+// -- lanes: what an op or an idle interval waited for, back to the start
+function mark({ plot, ops, gaps, shift }, gap, op) {
+  const { idle, cause, by, from, to } = gaps.data, { name, waited } = ops.data, isGap = gap !== undefined, chain = [];
+  for (let at = isGap ? by[gap] : op; at >= 0; at = ops.data.by[at]) chain.push(at);
+  ops.selected.indices = chain;
+  gaps.selected.indices = isGap ? [gap] : [];
+  if (isGap) plot.x_range.setv({ start: from[gap] + shift.value, end: to[gap] + shift.value });
+  const way = `Marked: its chain of ${chain.length} causes back to the start.`;
+  const why = isGap ? `Idle: ${idle[gap]}. Cause: ${cause[gap]}.` : `${name[op]} waited: ${waited[op]}. ${way}`;
+  document.getElementById(`${plot.name}-note`).textContent = isGap || chain.length ? why : "";
+}
+// lanes that are selected are unfolded; `Layout.placed` adds up the same steps
+function toggle({ lanes }, at) {
+  const open = lanes.selected.indices;
+  lanes.selected.indices = open.includes(at) ? open.filter((each) => each !== at) : [...open, at];
+}
+function fold({ plot, lanes, places, axis, lane, full, small, levels, pixels, around }) {
+  const open = lanes.selected.indices, steps = Array.from(lane, (at, knot) => (open.includes(at) ? full : small)[knot]);
+  let [bottom] = places.y;
+  places.y = [bottom, ...steps.map((step) => (step ? (bottom += step) : NaN))];
+  axis.ticker.ticks = levels.map((level) => places.compute(level));
+  plot.y_range.start = bottom;
+  plot.height = Math.round(pixels * bottom) + around;
+}
+// names are drawn where they are in sight and have room
+function inSight({ plot, shift }, { start, end, room }) {
+  const from = plot.x_range.start - shift.value, to = plot.x_range.end - shift.value;
+  const pixels = plot.properties.inner_width.is_unset ? 0 : plot.inner_width / (to - from);
+  return Array.from(room, (most, at) => most * pixels > 1 && start[at] < to && end[at] > from);
+}

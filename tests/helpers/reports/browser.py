@@ -32,14 +32,20 @@ look();
 """
 # the middle of a box of lanes
 _BOX = """
-const [name, part, row] = arguments, { data } = optpipe.named(`${name}-${part}`);
-const { start, end } = optpipe.named(name).x_range, places = optpipe.named(`${name}-places`);
-const by = optpipe.named(`${name}-shift`).value;
+const [name, part, row] = arguments, { data } = named(`${name}-${part}`);
+const { start, end } = named(name).x_range, places = named(`${name}-places`);
+const by = named(`${name}-shift`).value;
 const middle = (Math.max(start, data.start[row] + by) + Math.min(end, data.end[row] + by)) / 2;
 return [middle, places.compute((data.top[row] + data.bottom[row]) / 2)];
 """
-_REACH = "const { start, end } = optpipe.named(arguments[0]).x_range; return [start, end]"
-_MARKED = "return Array.from(optpipe.named(`${arguments[0]}-${arguments[1]}`).selected.indices)"
+_REACH = "const { start, end } = named(arguments[0]).x_range; return [start, end]"
+_MARKED = "return Array.from(named(`${arguments[0]}-${arguments[1]}`).selected.indices)"
+# the rows of the ops that a switch shows; none while it is off
+_SHOWN = """
+const group = named(arguments[0]).renderers.filter((each) => each.group?.name === arguments[1]);
+const rows = group.filter((each) => each.visible).map((each) => each.view.filter.indices);
+return Array.from(rows.find(Boolean) ?? []);
+"""
 # the texts of all hovers that are shown, row by row; Bokeh keeps them in shadow trees
 _HOVERS = """
 const found = [];
@@ -103,9 +109,13 @@ class Browser:
         """The rows of the ops that are marked in a chart, or of its ``gaps``."""
         return sorted(self.run(_MARKED, chart, part))
 
-    def note(self) -> str:
-        """The line that answers clicks."""
-        return str(self.run("return document.querySelector('.note').textContent"))
+    def shown(self, chart: str, mark: str) -> list[int]:
+        """The rows of the ops that a switch shows in a chart, ``critical`` or ``changed``."""
+        return sorted(self.run(_SHOWN, chart, f"{chart}-{mark}"))
+
+    def note(self, chart: str = "a") -> str:
+        """The line that answers clicks on a chart."""
+        return str(self.run("return document.getElementById(arguments[0]).textContent", f"{chart}-note"))
 
     def click(self, selector: str) -> None:
         from selenium.webdriver.common.by import By
@@ -143,7 +153,7 @@ class Browser:
 
     def lane(self, chart: str, time_ns: float, height: float) -> tuple[float, float]:
         """Where a time and a height (see `report.layout`) of a chart are in the window."""
-        y = self.run("return optpipe.named(`${arguments[0]}-places`).compute(arguments[1])", chart, height)  # fmt: skip
+        y = self.run("return named(`${arguments[0]}-places`).compute(arguments[1])", chart, height)  # fmt: skip
         return self.point(chart, time_ns, y)
 
     def point(self, figure: str, x: float, y: float) -> tuple[float, float]:
