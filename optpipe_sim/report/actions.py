@@ -67,7 +67,9 @@ def named_view(plot: Any, shift: Dodge) -> CDSView:
     """The rows of a source that are in sight and have room for their names (``room``: ns per pixel)."""
     models = {"plot": plot, "shift": shift}
     return CDSView(
-        filter=CustomJSFilter(code=f"return {_call('inSight', 'source.data', **models)}", args=models)
+        filter=CustomJSFilter(
+            code=f"return {_call('inSight', 'source.data', **models)}", args=models
+        )
     )
 
 
@@ -75,7 +77,11 @@ def add_actions(parts: Parts) -> None:
     """Tie the callbacks of a figure to its models, and add its tools."""
     plot, lanes, layout, places = parts.plot, parts.lanes, parts.layout, parts.places
     axis, times = plot.yaxis[0], plot.x_range
-    shape = {"lane": layout.steps.lane, "full": layout.steps.full, "small": layout.steps.small}
+    shape: dict[str, Any] = {
+        "lane": layout.steps.lane,
+        "full": layout.steps.full,
+        "small": layout.steps.small,
+    }
     shape |= {"levels": layout.levels, "pixels": PIXELS, "around": AROUND}
     fold = call("fold", plot=plot, lanes=lanes, places=places, axis=axis, **shape)
     lanes.selected.js_on_change("indices", fold)

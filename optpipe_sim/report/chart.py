@@ -101,7 +101,7 @@ def chart(
     if high > SLOWEST * low:
         chosen = [mark.time_ns / unit for mark in marks if mark.view]
         high = max([SLOWEST * low, *chosen])
-    plot.y_range.start, plot.y_range.end = 0.97 * low, 1.03 * high
+    plot.y_range.start, plot.y_range.end = 0.97 * low, 1.06 * high
     opens = "const { data, selected } = cb_data.source, view = data.view[selected.indices[0]];"
     opens += "if (view) show(`view-${view}`)"
     plot.add_tools(

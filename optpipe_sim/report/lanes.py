@@ -295,7 +295,9 @@ def _marked(
         _quads(plot, columns, source, places, nonselection_fill_alpha=1, **look),
     ]
     if name == "critical":
-        shown.append(_arrows(plot, columns, source, places, view=look["view"], nonselection_line_alpha=1))
+        shown.append(
+            _arrows(plot, columns, source, places, view=look["view"], nonselection_line_alpha=1)
+        )
     group = RendererGroup(name=f"{plot.name}-{name}", visible=False)
     for renderer in shown:
         renderer.group, renderer.visible = group, False

@@ -119,12 +119,17 @@ class Layout:
         full = [ends[0] + 1, ends[1] - ends[0], ROOM - 1]
         small = [FOLDED + 1, HIDDEN, SPACE - 1]
         host = [MEMORY + 1, ROOM - 1] * self.nodes
-        lanes = [*np.repeat(range(self.devices), 3), *np.repeat(range(self.nodes), 2) + self.devices]
+        lanes = [
+            *np.repeat(range(self.devices), 3),
+            *np.repeat(range(self.nodes), 2) + self.devices,
+        ]
         return Steps(np.array(lanes), full * self.devices + host, small * self.devices + host)
 
     def placed(self, unfolded: Collection[int]) -> list[float]:
         """Where the knots of all lanes are while only some are unfolded; `fold` of page.js does the same."""
-        steps = np.where(np.isin(self.steps.lane, list(unfolded)), self.steps.full, self.steps.small)
+        steps = np.where(
+            np.isin(self.steps.lane, list(unfolded)), self.steps.full, self.steps.small
+        )
         found = TOP + np.cumsum(steps, dtype=float)
         return [TOP, *np.where(steps == HIDDEN, nan, found).tolist()]
 

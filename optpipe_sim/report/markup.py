@@ -60,7 +60,9 @@ def tiles(numbers: Iterable[tuple[str, str, str, object]]) -> str:
     )
 
 
-def switch(name: str, text: str, links: Iterable[tuple[str, str, Any, Any]], on: bool = False) -> str:
+def switch(
+    name: str, text: str, links: Iterable[tuple[str, str, Any, Any]], on: bool = False
+) -> str:
     """A switch that sets properties of Bokeh's models: each the name of a model, the property, and what it is
     while the switch is off and on."""
     data = escape(json.dumps(list(links), separators=(",", ":")))

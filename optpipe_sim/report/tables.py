@@ -13,8 +13,8 @@ from ..trace import CAUSES, Trace
 from ..trace.waits import MEANINGS
 from ..units import counted, format_size, format_time
 from .columns import TraceColumns
-from .layout import Layout
 from .lanes import CAUSE_COLOURS, CAUSE_PATTERNS, MARK
+from .layout import Layout
 from .markup import Cell, folded, items, table, tiles
 from .memory import MEMORY_COLOUR, OTHER
 
@@ -102,9 +102,7 @@ def by_device(trace: Trace, name: str) -> str:
     for device in sorted(range(len(trace.busy_ns)), key=lambda at: (trace.busy_ns[at], at)):
         idle = trace.idle_by_device_ns[device]
         total_idle = sum(idle.values())
-        row = [
-            Cell(str(device), device, link=_link(name, "toggle", device, layout.levels[device]))
-        ]
+        row = [Cell(str(device), device, link=_link(name, "toggle", device, layout.levels[device]))]
         row += [_time(total_idle), Cell(f"{total_idle / total:.2%}", total_idle / total)]
         row += [_time(idle[cause]) for cause in causes]
         row.append(_time(trace.busy_ns[device]))

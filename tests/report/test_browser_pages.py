@@ -92,7 +92,9 @@ def test_schedules_of_other_shapes_are_shown_side_by_side(shown: Any, chromium: 
             chromium.click(f"#{switch}")
         for name, trace in (("a", one), ("b", two)):
             critical = sorted(TraceColumns(trace).critical)
-            chromium.wait(lambda name=name, wanted=critical: chromium.shown(name, "critical") == wanted)
+            chromium.wait(
+                lambda name=name, wanted=critical: chromium.shown(name, "critical") == wanted
+            )
         assert chromium.messages() == []
 
 

@@ -115,7 +115,9 @@ class Browser:
 
     def note(self, chart: str = "a") -> str:
         """The line that answers clicks on a chart."""
-        return str(self.run("return document.getElementById(arguments[0]).textContent", f"{chart}-note"))
+        return str(
+            self.run("return document.getElementById(arguments[0]).textContent", f"{chart}-note")
+        )
 
     def click(self, selector: str) -> None:
         from selenium.webdriver.common.by import By

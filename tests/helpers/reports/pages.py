@@ -65,7 +65,9 @@ class Page(HTMLParser):
     def handle_data(self, data: str) -> None:
         if self.tags[-1:] == [("script", {"type": "application/gzip", "class": "data"})]:
             unpacked = gzip.decompress(b64decode(data)).decode()
-            if unpacked.startswith('[{"view":'):  # else it is Bokeh's own code, or a line between elements
+            if unpacked.startswith(
+                '[{"view":'
+            ):  # else it is Bokeh's own code, or a line between elements
                 self.figures.append(unpacked)
             return
         self.text += data

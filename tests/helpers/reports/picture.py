@@ -1,0 +1,33 @@
+"""Write the picture of docs/report.md, of a report in Chromium: ``python picture.py docs/report.png``."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from base64 import b64decode
+from pathlib import Path
+
+from browser import browser
+from pages import LEVELS, replayed
+
+from optpipe_sim import Report, load_profile
+from optpipe_sim.ops import Op, OpKind
+
+WIDTH, HOVERED = 1220, Op(OpKind.B, 0, 5)
+
+
+def write_picture(path: Path) -> None:
+    """What a hover over one op says, from the switches down to the legend."""
+    trace = replayed("adaoffload:recompute=selective", load_profile(LEVELS), 12)
+    with tempfile.TemporaryDirectory() as folder, browser(WIDTH) as page:
+        page.open(Report.of(trace).save(Path(folder) / "page.html"))
+        page.hover(*page.box("a", "ops", trace.schedule.row(HOVERED)))
+        edges = "[document.querySelector('.bar').getBoundingClientRect().top, document.querySelector('.legend').getBoundingClientRect().bottom]"
+        top, bottom = page.run(f"return {edges}.map((edge) => edge + scrollY)")
+        clip = {"x": 0, "y": top - 6, "width": WIDTH, "height": bottom - top + 12, "scale": 1}
+        shot = page.driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
+        path.write_bytes(b64decode(shot["data"]))
+
+
+if __name__ == "__main__":
+    write_picture(Path(sys.argv[1]))
