@@ -13,7 +13,7 @@ from pages import LEVELS, replayed
 from optpipe_sim import Report, load_profile
 from optpipe_sim.ops import Op, OpKind
 
-WIDTH, HOVERED = 1220, Op(OpKind.B, 0, 5)
+WIDTH, SCROLLBAR = 1300, 16
 
 
 def write_picture(path: Path) -> None:
@@ -21,10 +21,11 @@ def write_picture(path: Path) -> None:
     trace = replayed("adaoffload:recompute=selective", load_profile(LEVELS), 12)
     with tempfile.TemporaryDirectory() as folder, browser(WIDTH) as page:
         page.open(Report.of(trace).save(Path(folder) / "page.html"))
-        page.hover(*page.box("a", "ops", trace.schedule.row(HOVERED)))
+        _, stage, microbatch = trace.schedule.table[trace.schedule.table[:, 0] == OpKind.R][-1]
+        page.hover(*page.box("a", "ops", trace.schedule.row(Op(OpKind.B, stage, microbatch))))
         edges = "[document.querySelector('.bar').getBoundingClientRect().top, document.querySelector('.legend').getBoundingClientRect().bottom]"
         top, bottom = page.run(f"return {edges}.map((edge) => edge + scrollY)")
-        clip = {"x": 0, "y": top - 6, "width": WIDTH, "height": bottom - top + 12, "scale": 1}
+        clip = {"x": 0, "y": top - 6, "width": WIDTH - SCROLLBAR, "height": bottom - top + 12, "scale": 1}
         shot = page.driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
         path.write_bytes(b64decode(shot["data"]))
 
