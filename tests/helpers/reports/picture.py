@@ -23,9 +23,10 @@ def write_picture(path: Path) -> None:
         page.open(Report.of(trace).save(Path(folder) / "page.html"))
         _, stage, microbatch = trace.schedule.table[trace.schedule.table[:, 0] == OpKind.R][-1]
         page.hover(*page.box("a", "ops", trace.schedule.row(Op(OpKind.B, stage, microbatch))))
-        edges = "[document.querySelector('.bar').getBoundingClientRect().top, document.querySelector('.legend').getBoundingClientRect().bottom]"
-        top, bottom = page.run(f"return {edges}.map((edge) => edge + scrollY)")
-        clip = {"x": 0, "y": top - 6, "width": WIDTH - SCROLLBAR, "height": bottom - top + 12, "scale": 1}
+        edge = "return scrollY + document.querySelector('{}').getBoundingClientRect().{}"
+        top = page.run(edge.format(".bar", "top")) - 6
+        height = page.run(edge.format(".legend", "bottom")) + 6 - top
+        clip = {"x": 0, "y": top, "width": WIDTH - SCROLLBAR, "height": height, "scale": 1}
         shot = page.driver.execute_cdp_cmd("Page.captureScreenshot", {"clip": clip})
         path.write_bytes(b64decode(shot["data"]))
 
