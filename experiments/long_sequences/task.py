@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from optpipe_sim.costs import estimate, load_machine
 from optpipe_sim.costs.provenance import iteration_ns, mfu
+from optpipe_sim.costs.slices import SLICE_BY
 from optpipe_sim.errors import Deadlock, InvalidSchedule, OptPipeError, OutOfMemory
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedules import build
@@ -18,21 +19,23 @@ from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Count, Row
 from optpipe_sim.trace import Trace
 
-VERSION = 1
+VERSION = 2
 GIB = 2**30
 TP = 8  # all devices of a node
-SHORTEST = 8192  # tokens of a slice
+SHORTEST = 8192  # tokens of a slice, on each of the devices that share it
 SLICES = (4, 8, 16, 32, 64)
 CONTEXT = (2, 4, 8)
 CHUNKS = (1, 2, 4)
 WHOLE = ("1f1b", "1f1b-i", "zb-h1", "zb-v")
 SLICED = ("seq1f1b", "seq1f1b-i", "mepipe", "slimpipe")
+LEVELLED = "slimpipe"  # its context exchange makes slices of equal length take equal time
 OFFLOADED = ("po-h", "po-f")
 
 
 class Way(NamedTuple):
-    """A candidate: devices that share a sequence, slices, chunks, a schedule, where offloads go, and
-    whether the slices are levelled by SlimPipe's context exchange."""
+    """A candidate: devices that share a sequence, slices, chunks, a schedule, where offloads go,
+    whether the slices are levelled by SlimPipe's context exchange, and what they have equal, length or
+    time."""
 
     schedule: str
     cp: int = 1
@@ -41,12 +44,13 @@ class Way(NamedTuple):
     level: str = ""
     target: str = "host"
     levelled: bool = False
+    by: str = "length"
 
     def __str__(self) -> str:
         level = f":recompute={self.level}" if self.level else ""
         more = [f"cp {self.cp}"] * (self.cp > 1) + [f"{self.slices} slices"] * (self.slices > 1)
         more += [f"{self.chunks} chunks"] * (self.chunks > 1)
-        more += ["levelled"] * self.levelled
+        more += ["levelled"] * self.levelled + ["equal time"] * (self.by == "time")
         return ", ".join([self.schedule + level, *more])
 
 
@@ -55,7 +59,7 @@ def run(model: str, machine: str, devices: Count, seq: Count, tokens: Count, way
 
     One replica; tensor parallelism within a node, the pipeline over the rest. `tokens`: of an
     iteration, at least one sequence. `way`: ``nothing``, ``recompute``, ``offload``, ``slices``,
-    ``context`` (parallelism), pairs of these joined by ``+``, and ``slices+drives``.
+    ``drives``, ``context`` (parallelism), or several of these joined by ``+``.
     Without a limit first; what peaks above it and offloads is then replayed under the limit.
 
     Returns:
@@ -107,8 +111,10 @@ def _ways(way: str, seq: int) -> Iterator[Way]:
     if not set(parts) <= known:
         raise OptPipeError(f"way: expected some of {', '.join(sorted(known))}, got {way!r}")
     shared = CONTEXT if "context" in parts else (1,)
-    cuts = [n for n in SLICES if seq // n >= SHORTEST] if "slices" in parts else [1]
+    cuts = SLICES if "slices" in parts else (1,)
     for cp, slices in product(shared, cuts):
+        if slices > 1 and seq // (cp * slices) < SHORTEST:
+            continue
         if {"offload", "drives"} & set(parts):
             yield from _offloading(cp, slices, "nvme" if "drives" in parts else "host")
         else:
@@ -124,26 +130,29 @@ def _offloading(cp: int, slices: int, target: str) -> Iterator[Way]:
             yield Way(name, cp, slices, v, target=target)
         return
     for count in ("", f":offloaded={slices - 1}", f":offloaded={slices}"):
-        for levelled in (False, True):
-            yield Way(f"sppo{count}", cp, slices, target=target, levelled=levelled)
+        plain = Way(f"sppo{count}", cp, slices, target=target)
+        yield from (plain, plain._replace(levelled=True), plain._replace(by="time"))
 
 
 def _keeping(cp: int, slices: int, names: Sequence[str], recompute: bool) -> Iterator[Way]:
     """The candidates that keep, or recompute."""
     for name in names:
+        levelled = name == LEVELLED
         for v in {"1f1b-i": CHUNKS[1:], "seq1f1b-i": (2,), "zb-v": (2,)}.get(name, (1,)):
-            plain = Way(name, cp, slices, v, levelled=name == "slimpipe")
-            if not recompute:
-                yield plain
-            elif name in ("1f1b", "1f1b-i", "seq1f1b", "slimpipe"):
-                yield from (plain._replace(level=level) for level in ("norms", "full"))
+            for by in SLICE_BY if slices > 1 and not levelled else SLICE_BY[:1]:
+                plain = Way(name, cp, slices, v, levelled=levelled, by=by)
+                if not recompute:
+                    yield plain
+                elif name in ("1f1b", "1f1b-i", "seq1f1b", LEVELLED):
+                    yield from (plain._replace(level=level) for level in ("norms", "full"))
 
 
 def _profile(model: str, machine: str, devices: int, seq: int, way: Way) -> CostProfile | None:
     """The costs of a candidate; None where the model has too few layers for its stages."""
     profile = _estimated(
-        model, machine, devices, seq, way.cp, way.slices, way.chunks, bool(way.level), way.target
-    )
+        model, machine, devices, seq, way.cp, way.slices, way.by, way.chunks, bool(way.level),
+        way.target,
+    )  # fmt: skip
     if profile is not None and way.levelled:
         # queries go and results come for each layer: as much as two messages between stages
         layers = max(cost.layers or 0 for cost in profile.stages)
@@ -153,13 +162,13 @@ def _profile(model: str, machine: str, devices: int, seq: int, way: Way) -> Cost
 
 @cache
 def _estimated(
-    model: str, machine: str, devices: int, seq: int, cp: int, slices: int, chunks: int, levels: bool,
-    target: str,
+    model: str, machine: str, devices: int, seq: int, cp: int, slices: int, by: str, chunks: int,
+    levels: bool, target: str,
 ) -> CostProfile | None:  # fmt: skip
     try:
         return estimate(
             model, replace(load_machine(machine), offload_to=target), devices, tp=TP, cp=cp, zero=1,
-            seq=seq, slices=slices, chunks=chunks, levels=levels,
+            seq=seq, slices=slices, slice_by=by, chunks=chunks, levels=levels,
         )  # fmt: skip
     except OptPipeError as error:
         if "layers" in str(error):

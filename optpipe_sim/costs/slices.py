@@ -109,19 +109,25 @@ def in_slices(
     before it 2 k + 1 times what a first slice's causal attention takes; all else is the same for each. Where
     devices share sequences in a ring, the keys and values of k + 1 slices go round, behind that attention; those
     that exchange heads have the earlier ones of their heads already. Keys and values stay at every level of
-    recomputation. Gradients of earlier slices' keys and values are not counted.
+    recomputation; levels that do not pay for every length are left out. Backward passes add up the gradients of the keys
+    and values of all slices but the last: they are static bytes of each stage, in the format of the keys, as for
+    one microbatch after the other there.
 
     Args:
         kinds: plain and expert layers of each stage.
     """
-    return [
-        join(
-            [_placed(piece, stage, kind, model, machine) for piece in pieces],
-            max(piece.costs[stage].static_bytes for piece in pieces),
-            pieces[0].costs[stage].layers,
-        )
-        for stage, kind in enumerate(kinds)
-    ]
+    stages = []
+    for stage, kind in enumerate(kinds):
+        parts = [_placed(piece, stage, kind, model, machine) for piece in pieces]
+        names = set.intersection(*({level.name for level in part.recompute} for part in parts))
+        parts = [
+            replace(part, recompute=tuple(one for one in part.recompute if one.name in names))
+            for part in parts
+        ]
+        static = max(piece.costs[stage].static_bytes for piece in pieces)
+        gradients = sum(part.kv_bytes for part in parts[:-1])
+        stages.append(join(parts, static + gradients, pieces[0].costs[stage].layers))
+    return stages
 
 
 def _placed(
