@@ -13,7 +13,7 @@ from optpipe_sim.plot.style import MUTED, new_figure, styled
 
 WAYS = (
     "nothing", "recompute", "offload", "slices", "slices+recompute", "slices+offload", "context",
-    "context+recompute",
+    "context+recompute", "slices+context", "slices+context+recompute",
 )  # fmt: skip
 LIMITS = (75.6, 40)  # GiB: what an H100 of 80 GB leaves, and the smaller limit
 

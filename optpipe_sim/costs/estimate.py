@@ -31,11 +31,21 @@ from .parallelism import (
 )
 from .provenance import iteration_facts, provenance, weight_bytes
 from .roofline import OpTime, embedding_time, head_gemm, head_time, op_time
-from .slices import SLICE_BY, Piece, in_slices, lengths_of_equal_time, placed, slice_length
+from .slices import (
+    Piece,
+    in_slices,
+    lengths_of_equal_time,
+    placed,
+    require_slice_by,
+    slice_length,
+)
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 OPS = ("F", "B", "W")
 NAMES = {True: "layer", False: "expert layer"}
+
+# plain and expert layers of a stage, and whether it has the embedding, and the head
+_Key = tuple[tuple[int, int], bool, bool]
 
 
 def estimate(
@@ -122,12 +132,11 @@ def estimate(
         raise OptPipeError(
             f"levels: say what may be recomputed, recompute={recompute} that everything is; give one"
         )
-    costs, notes = plan.stages(counts, chunks, levels)
-    costs, section = offloading(costs, machine, layout, offload)
+    costs, section = offloading(plan.stages(counts, chunks, levels), machine, layout, offload)
     if slices > 1:
 
         def of(part: _Plan) -> list[StageCost]:
-            return offloading(part.stages(counts, chunks, levels)[0], machine, layout, offload)[0]
+            return offloading(part.stages(counts, chunks, levels), machine, layout, offload)[0]
 
         costs = in_slices(plan.pieces(lengths, of), stage_kinds(model, counts), model, machine)
     own = plan.items(levels) if items and slices == 1 else []
@@ -150,7 +159,9 @@ def estimate(
         occupancy_ns=occupancy,
         offload=section,
         memory_limit=(limit,) * layout.pipeline,
-        meta=provenance(model, machine, layout, replace(work, seq=seq), counts, notes, lengths),
+        meta=provenance(
+            model, machine, layout, replace(work, seq=seq), counts, plan.facts(counts), lengths
+        ),
         items=tuple(map(Item.costing, own, moved)),
     )
 
@@ -194,8 +205,7 @@ class _Plan:
         Raises:
             OptPipeError: where it is neither.
         """
-        if by not in SLICE_BY:
-            raise OptPipeError(f"slice_by: expected {' or '.join(SLICE_BY)}, got {by!r}")
+        require_slice_by(by)
         equal = (self.work.seq,) * self.slices
         if by == "length" or self.slices == 1:
             return equal
@@ -233,27 +243,32 @@ class _Plan:
         first, last = (sum(end[op].total for op in OPS) for end in self.ends)
         return split_layers(each, first, last, stages, self.model.name)
 
-    def stages(
-        self, counts: Sequence[int], chunks: int, levels: bool
-    ) -> tuple[list[StageCost], dict[str, Any]]:
-        """The cost of every stage, and what holds for the whole iteration."""
-        kinds = stage_kinds(self.model, counts)
-        keys = [(kind, at == 0, at == len(kinds) - 1) for at, kind in enumerate(kinds)]
-        # most stages are alike
-        known = {key: self._parts(*key) for key in dict.fromkeys(keys)}
+    def stages(self, counts: Sequence[int], chunks: int, levels: bool) -> list[StageCost]:
+        """The cost of every stage."""
+        keys, known = self._known(counts)
         costs = {key: self._stage(part, chunks) for key, part in known.items()}
         if levels:
             costs = {key: self._with_levels(cost, key[0]) for key, cost in costs.items()}
+        said = stage_layers(counts)
+        return [replace(costs[key], layers=said[at]) for at, key in enumerate(keys)]
+
+    def facts(self, counts: Sequence[int]) -> dict[str, Any]:
+        """What holds for the whole iteration."""
+        keys, known = self._known(counts)
         spent = {op: OpTime() for op in OPS}
         for key, number in Counter(keys).items():
             for op in OPS:
                 one = known[key].times[op].times(number)
                 spent[op] = spent[op].plus(one._replace(attention=self.slices * one.attention))
-        said = stage_layers(counts)
-        made = [replace(costs[key], layers=said[at]) for at, key in enumerate(keys)]
         weights = [known[key].weights for key in keys]
         work = replace(self.work, seq=self.slices * self.work.seq)
-        return made, iteration_facts(self.model, self.machine, self.layout, work, spent, weights)
+        return iteration_facts(self.model, self.machine, self.layout, work, spent, weights)
+
+    def _known(self, counts: Sequence[int]) -> tuple[list[_Key], dict[_Key, _Parts]]:
+        """The kind of each stage, and the parts of each kind: most stages are alike."""
+        kinds = stage_kinds(self.model, counts)
+        keys = [(kind, at == 0, at == len(kinds) - 1) for at, kind in enumerate(kinds)]
+        return keys, {key: self._parts(*key) for key in dict.fromkeys(keys)}
 
     def items(self, levels: bool) -> list[Item]:
         """The model layer by layer, embedding and head included."""

@@ -55,6 +55,16 @@ def slice_length(seq: int, slices: int, work: Work) -> int:
     return lengths[0]
 
 
+def require_slice_by(by: str) -> None:
+    """Raise unless it says what slices have equal.
+
+    Raises:
+        OptPipeError: for another word.
+    """
+    if by not in SLICE_BY:
+        raise OptPipeError(f"slice_by: expected {' or '.join(SLICE_BY)}, got {by!r}")
+
+
 def slice_lengths(seq: int, slices: int) -> tuple[int, ...]:
     """The tokens of each slice, where they are equally long.
 

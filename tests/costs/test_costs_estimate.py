@@ -292,6 +292,10 @@ def test_slices_add_up_to_the_sequence() -> None:
     assert part.kv_bytes == 8 * 65536 // 8 * 2 * 8 * 128 * 2  # layers, tokens, K and V, heads, bf16
     assert full is not None
     assert full.keep_bytes == part.kv_bytes + 8 * 65536 // 8 * 4096 * 2
+    # gradients of the keys and values of all slices but the last, until their own backward
+    layers = of(8).meta["layers_per_stage"]
+    alone = estimate("llama3-8b", "h100", 4, seq=65536 // 8, layers=layers).stages[1]
+    assert cut.static_bytes == alone.static_bytes + 7 * part.kv_bytes
     assert full.t_ns > 0.9 * part.t_f_ns
     for wrong in ({"slices": 3}, {"slices": 2, "flash": False}):
         with pytest.raises(OptPipeError, match="slices: "):
@@ -301,7 +305,7 @@ def test_slices_add_up_to_the_sequence() -> None:
 def test_slices_of_equal_time_are_shorter_the_later_they_are() -> None:
     """A stage in the middle takes equally long for each, but for what shorter kernels lose; they add up to
     the sequence, in whole tiles, and to its keys and values."""
-    found = estimate("llama3-8b", "h100", 4, seq=65536, slices=8, slice_by="time")
+    found = estimate("llama3-8b", "h100", 4, seq=65536, slices=8, slice_by="time", levels=True)
     lengths = found.meta["work"]["slices"]
     assert sum(lengths) == 65536
     assert lengths == sorted(lengths, reverse=True)
@@ -309,6 +313,7 @@ def test_slices_of_equal_time_are_shorter_the_later_they_are() -> None:
     parts = found.stages[1].slices
     times = [part.t_f_ns + part.t_b_ns + part.t_w_ns for part in parts]
     assert max(times) < 1.03 * min(times)
+    assert {"norms", "full"} <= {level.name for level in parts[7].recompute}
     equal = estimate("llama3-8b", "h100", 4, seq=65536, slices=8).stages[1]
     assert sum(part.kv_bytes for part in parts) == sum(part.kv_bytes for part in equal.slices)
     assert abs(sum(times) / (equal.t_f_ns + equal.t_b_ns + equal.t_w_ns) - 1) < 0.01

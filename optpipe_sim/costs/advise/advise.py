@@ -46,6 +46,8 @@ def advise(
     zero: Several | None = None,
     microbatch: Several | None = None,
     chunks: Several | None = None,
+    slices: Several | str = 1,
+    slice_by: str = "time",
     flash: bool = True,
     dtype: str = "bf16",
     exchange: str = "plain",
@@ -69,6 +71,8 @@ def advise(
             `parallelism.Layout` and `estimate`. By default whatever divides; devices share sequences (cp) where each has
             8,192 tokens of one at least.
         flash, dtype, exchange, context, sequence_parallel: as for `estimate`.
+        slices, slice_by: slices of each sequence, a number, several, or ``auto``: those with 8,192 tokens per
+            device at least; of equal ``length`` or ``time``.
 
     Raises:
         OutOfMemory: where nothing fits; names what needs the least.
@@ -93,6 +97,8 @@ def advise(
         "chunks": chunks,
     }  # fmt: skip
     listed = {key: as_choices(key, value) for key, value in lists.items() if value is not None}
+    if isinstance(slices, str) and slices != "auto":
+        raise OptPipeError(f"slices: expected auto or numbers of at least 1, got {slices!r}")
     question = Question(
         model,
         machine,
@@ -107,6 +113,8 @@ def advise(
         exchange=exchange,
         context=context,
         sequence_parallel=sequence_parallel,
+        slices=None if slices == "auto" else as_choices("slices", slices),
+        slice_by=slice_by,
         **listed,  # type: ignore[arg-type]
     )
     search = Search(question, top, time_limit, tolerance, on_progress or (lambda *_: None))

@@ -67,6 +67,8 @@ def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, T
     limit = min(profile.limits() or (0,))
     if base in LOOP:
         options["chunks"] = profile.chunks
+        if profile.slices > 1:
+            options["slices"], name = profile.slices, f"{base}:slices={profile.slices}"
     elif base in ("zb-2p", "zb-v") and "limit" not in options:
         options["limit"], name = limit, f"{base}:limit={size_text(limit)}"
     few = 2 * profile.devices

@@ -274,6 +274,10 @@ class Advice:
         parts = self.parts(row)
         if parts["gradients"] + parts["collectives"] > LOSS and "collective" not in _fitted(row):
             found.append("the rate of collectives is assumed")
+        if choice.slices > 1:
+            found.append(
+                "no run over slices was compared in time: kernels of short slices are slower"
+            )
         if choice.ep > 1:
             found.append("experts are taken as evenly loaded")
             if self.question.exchange == "plain":

@@ -114,6 +114,7 @@ class Search:
         """Return every choice whose weights fit, in search order, each with a time that no chunks and no
         schedule can beat: its work, evenly spread over the pipeline."""
         works: dict[tuple[Any, ...], int] = {}
+        wholes: dict[Choice, CostProfile] = {}  # of uncut sequences
         promised = []
         choices = self.question.choices()
         shapes = max(len(list(self.question.shapes(choice))) for choice in choices)
@@ -125,21 +126,27 @@ class Search:
         for at, choice in enumerate(choices):
             if at % 50 == 0:
                 self.report("estimating", at, len(choices))
-            profile = profile_of(self.question, choice)
+            uncut = replace(choice, slices=1)
+            if uncut not in wholes:
+                wholes[uncut] = profile_of(self.question, uncut)
+            profile = wholes[uncut]
             static = sum(profile.static_bytes) // choice.pp
-            if static > self.question.limit_bytes:  # of some device, however it is chunked
+            # of some device, however it is chunked
+            if static > self.question.limit_bytes and choice.slices == 1:
                 self.pruned["memory"] += shapes
                 self._note_least(static, choice)
                 continue
-            key = (*choice.split[1:], choice.microbatch, choice.recompute)
+            key = (*choice.split[1:], choice.microbatch, choice.recompute, choice.slices)
             if key not in works:
                 # one stage, no exchange of weights: the least these ops can take
                 whole = profile_of(self.question, replace(choice, pp=1, zero=min(choice.zero, 1)))
                 works[key] = sum(c.t_f_ns + c.t_b_ns + c.t_w_ns for c in whole.stages)
-            rounding = 2 * choice.pp * max(self.question.chunks)  # each op was rounded to a ns
+            # each op was rounded to a ns
+            rounding = 2 * choice.pp * choice.slices * max(self.question.chunks)
             work = (works[key] - rounding) * choice.microbatches / choice.pp
             least = work / (1 - self.question.machine.rates.overhead)
-            likely = iteration_ns(profile, naive(profile, choice.microbatches))
+            units = choice.microbatches * choice.slices
+            likely = iteration_ns(profile, naive(profile, units) // choice.slices)
             promised.append((likely, least, choice))
         promised.sort(key=lambda entry: entry[:2])
         turns: Counter[Split] = Counter()
@@ -198,7 +205,10 @@ class Search:
             self._note_least(needed, choice)
             return None
         m = choice.microbatches
-        bound = max(naive(profile, m), one_microbatch(profile), fill_and_drain(profile, m))
+        if choice.slices > 1:
+            bound = _of_slices(profile, m)
+        else:
+            bound = max(naive(profile, m), one_microbatch(profile), fill_and_drain(profile, m))
         whole = iteration_ns(profile, bound)
         if not self._open(whole, choice):
             self.pruned["bound"] += 1
@@ -362,3 +372,8 @@ class Search:
             f"{self.question.model.name} does not fit on {where}: the least that was tried,"
             f" {choice} zero {choice.zero}, {choice.recompute} recompute, needs {format_size(needed)}"
         )
+
+
+def _of_slices(profile: CostProfile, microbatches: int) -> int:
+    """The bound for slices, which costs little; those of whole sequences do not hold for them."""
+    return lower_bound(profile, microbatches).ns

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from ...errors import InvalidSchedule, OptPipeError
@@ -13,14 +14,22 @@ from ..layer import RECOMPUTE, Work
 from ..machines import Machine, MachineError
 from ..models import Model
 from ..parallelism import Layout, check_work
+from ..slices import require_slice_by, slice_length
 
-OFFLOADING = ("po", "po-h", "po-f", "adaoffload")  # useless without a link to the host
-ANY_SHAPE = ("adaoffload", "adaoffload-r", "optpipe")
-# 1f1b does what gpipe does in less memory; stages are estimated for whole sequences
+OFFLOADING = ("po", "po-h", "po-f", "adaoffload", "sppo")  # useless without a link to the host
+SEARCHED = ("optpipe",)
+ANY_SHAPE = ("adaoffload", "adaoffload-r", *SEARCHED)
+# 1f1b does what gpipe does in less memory
 SCHEDULES = tuple(name for name, entry in ENTRIES.items() if name != "gpipe" and not entry.sliced)
+# slimpipe without its context exchange has the order of seq1f1b
+SLICED = tuple(name for name, entry in ENTRIES.items() if entry.sliced and name != "slimpipe")
+SLICED_LOOP = ("seq1f1b-i", "mepipe", "gis", "gis-h", "po", "po-h", "po-f")
 MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4)
-LEAST_SHARE = 8192  # sequences of fewer tokens per device are not shared unless requested
+SLICES = (1, 4, 8, 16, 32)
+LEAST_SHARE = (
+    8192  # tokens per device and slice; shorter sequences are not shared or cut unless requested
+)
 MOST_SEQUENCES = 2**18  # in a global batch
 
 
@@ -33,7 +42,8 @@ class Choice:
             experts, replicas and their ZeRO stage; see `parallelism.Layout`.
         microbatch: sequences of a microbatch. `microbatches`: m, per replica and iteration.
         recompute: what is recomputed in B.
-        chunks, placement: of the pipeline.
+        chunks, placement: of the pipeline. slices, slice_by: of each sequence, and what they have equal,
+            ``length`` or ``time``.
     """
 
     pp: int
@@ -47,6 +57,8 @@ class Choice:
     recompute: str
     chunks: int = 1
     placement: str = "loop"
+    slices: int = 1
+    slice_by: str = "time"
 
     @property
     def split(self) -> tuple[int, ...]:
@@ -56,11 +68,13 @@ class Choice:
     @property
     def layout(self) -> dict[str, Any]:
         """The arguments of `estimate` for this choice."""
-        keys = ("tp", "cp", "ep", "dp", "zero", "microbatch", "chunks", "placement", "recompute")
+        keys = ["tp", "cp", "ep", "dp", "zero", "microbatch", "chunks", "placement", "recompute"]
+        keys += ["slices", "slice_by"] * (self.slices > 1)
         return {"devices": self.pp * self.tp * self.cp, **{key: getattr(self, key) for key in keys}}
 
     def __str__(self) -> str:
-        more = "".join(f" {k} {getattr(self, k)}" for k in ("cp", "ep") if getattr(self, k) > 1)
+        keys = ("cp", "ep", "slices")
+        more = "".join(f" {k} {getattr(self, k)}" for k in keys if getattr(self, k) > 1)
         return f"pp {self.pp} tp {self.tp} dp {self.dp}{more}"
 
 
@@ -94,6 +108,8 @@ class Question:
     exchange: str = "plain"
     context: str = "ring"
     sequence_parallel: bool = True
+    slices: tuple[int, ...] | None = (1,)
+    slice_by: str = "time"
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the first keys of ``advise --json`` and ``evaluate --json``."""
@@ -117,9 +133,10 @@ class Question:
     def __post_init__(self) -> None:
         for key in ("gpus", "global_batch", "seq"):
             require_count(key.replace("_", " "), getattr(self, key))
-        for key in ("pp", "tp", "cp", "dp", "ep", "microbatch", "chunks"):
+        for key in ("pp", "tp", "cp", "dp", "ep", "microbatch", "chunks", "slices"):
             for value in getattr(self, key) or ():
                 require_count(key, value)
+        self._check_slices()
         if self.gpus > 2**16:
             raise OptPipeError(f"gpus: at most {2**16}, got {self.gpus}")
         if self.global_batch > MOST_SEQUENCES:
@@ -160,6 +177,11 @@ class Question:
                     " pcie (generation, lanes, d2h_gb_per_s, h2d_gb_per_s) in its file"
                 )
 
+    def _check_slices(self) -> None:
+        require_slice_by(self.slice_by)
+        for slices in self.slices or ():
+            slice_length(self.seq, slices, Work(1, self.seq, flash=self.flash))
+
     def _check_batch(self, part: int, key: str) -> None:
         if self.global_batch % part:
             raise OptPipeError(
@@ -171,9 +193,10 @@ class Question:
         """The schedules to try."""
         if self.schedules is not None:
             return self.schedules
+        known = (*SCHEDULES, *(() if self.slices == (1,) else SLICED))
         if self.machine.pcie is not None:
-            return SCHEDULES
-        return tuple(name for name in SCHEDULES if not name.startswith("po"))
+            return known
+        return tuple(name for name in known if not name.startswith(("po", "sppo")))
 
     def choices(self) -> list[Choice]:
         """Yield every split with every microbatch size and recomputation, with 1 chunk.
@@ -231,10 +254,22 @@ class Question:
                         work = Work(size, self.seq, tp, cp, ep, layout.expert_tp, self.flash)
                         shared = self.sequence_parallel and tp > 1
                         check_work(self.model, replace(work, sequence_parallel=shared))
-                        for zero in zeros:
-                            yield Choice(pp, tp, cp, dp, ep, zero, size, share // size, recompute)
+                        of = (pp, tp, cp, dp, ep)
+                        for zero, slices in product(zeros, self._cuts(pp, cp, size)):
+                            plain = Choice(*of, zero, size, share // size, recompute)
+                            yield replace(plain, slices=slices, slice_by=self.slice_by)
                 except OptPipeError:  # the model cannot be divided so
                     continue
+
+    def _cuts(self, pp: int, cp: int, size: int) -> Iterator[int]:
+        """The numbers of slices: unless requested, of long sequences that come one by one in a pipeline."""
+        if self.slices is not None:
+            yield from self.slices
+            return
+        for slices in SLICES if self.flash else SLICES[:1]:
+            fits = self.seq % slices == 0 and self.seq >= slices * cp * LEAST_SHARE
+            if slices == 1 or (fits and pp > 1 and size == 1):
+                yield slices
 
     def shapes(self, choice: Choice) -> Iterator[tuple[Choice, tuple[str, ...]]]:
         """Yield the choice with each number of chunks and placement, and the schedules for it."""
@@ -243,14 +278,23 @@ class Question:
             for placement in ("loop", "vee"):
                 if placement == "vee" and (chunks != 2 or choice.pp == 1):
                     continue
-                known: tuple[str, ...] = (
-                    VEE if placement == "vee" else ONE_CHUNK if chunks == 1 else LOOP
-                )
+                if choice.slices > 1:
+                    known = _sliced(chunks, placement)
+                else:
+                    known = VEE if placement == "vee" else ONE_CHUNK if chunks == 1 else LOOP
                 if choice.pp == 1 and chunks > 1:
                     known = ()  # nothing to interleave, but parts of an activation may be offloaded
-                names = tuple(n for n, base in bases.items() if base in (*known, *ANY_SHAPE))
+                free = ANY_SHAPE if choice.slices == 1 else SEARCHED
+                names = tuple(n for n, base in bases.items() if base in (*known, *free))
                 if names:
                     yield replace(choice, chunks=chunks, placement=placement), names
+
+
+def _sliced(chunks: int, placement: str) -> tuple[str, ...]:
+    """The schedules over slices for a shape."""
+    if placement == "vee":
+        return ()
+    return SLICED_LOOP if chunks > 1 else tuple(name for name in SLICED if name != "seq1f1b-i")
 
 
 def divisors(number: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from statistics import median
 
 from optpipe_sim.costs.published import published
 from optpipe_sim.study.claims import Row, Tables, percent, span
@@ -16,6 +17,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("long_sequences")
     yield _fastest([row for row in rows if row["devices"] == 64])
     yield _longest([row for row in rows if row["devices"] == 64])
+    yield _equal(rows)
     yield _drives(rows)
     yield _sppo([row for row in rows if row["machine"].startswith("a100")])
     yield _slimpipe([row for row in rows if row["devices"] == 256])
@@ -45,12 +47,19 @@ def _settings(rows: list[Row]) -> dict[tuple[str, int], list[Row]]:
     return found
 
 
+def _family(way: str) -> str:
+    """What it bears long sequences with, whether or not it recomputes or offloads beside it."""
+    parts = way.split("+")
+    return "both" if {"slices", "context"} <= set(parts) else parts[0]
+
+
 def _fastest(rows: list[Row]) -> str:
     """Which family of ways is fastest, under either limit; families within 1 % of it count as well."""
     settings = _settings(rows)
     names = {
         "nothing": "none of them",
         "context": "context parallelism",
+        "both": "slices with context parallelism",
         "recompute": "recomputation",
     }
 
@@ -59,7 +68,7 @@ def _fastest(rows: list[Row]) -> str:
         for group in settings.values():
             fitting = [row for row in group if row[key] is not None]
             near = {"nothing that fits"} if not fitting else {
-                row["way"].split("+")[0]
+                _family(row["way"])
                 for row in fitting
                 if row[key] <= (1 + NEAR) * min(one[key] for one in fitting)
             }  # fmt: skip
@@ -80,6 +89,7 @@ def _longest(rows: list[Row]) -> str:
         "nothing": "none of them", "recompute": "recomputation", "offload": "offloading", "slices": "slices",
         "context": "context parallelism", "slices+recompute": "slices with recomputation",
         "slices+offload": "slices with offloading", "context+recompute": "context parallelism with recomputation",
+        "slices+context": "slices with context parallelism", "slices+context+recompute": "these with recomputation",
     }  # fmt: skip
 
     def longest(way: str, model: str) -> str:
@@ -96,6 +106,17 @@ def _longest(rows: list[Row]) -> str:
     return f"The longest of these sequences that fit ({' / '.join(_size(model) for model in models)}): {each}."
 
 
+def _equal(rows: list[Row]) -> str:
+    """Which slices the fastest schedules over slices have."""
+    fastest = [row["schedule"] for row in rows if "slices" in row["way"] and row["ms"] is not None]
+    timed, levelled = (sum(word in one for one in fastest) for word in ("equal time", "levelled"))
+    return (
+        f"Of the {len(fastest)} ways over slices that fit, the fastest schedule has slices of equal time in {timed},"
+        f" SlimPipe's exchange between slices of equal length in {levelled}, and slices of equal length without it in"
+        f" {len(fastest) - timed - levelled}."
+    )
+
+
 def _drives(rows: list[Row]) -> str:
     """Drives in the place of the host's memory; where the host's is too small for its part."""
     pairs, only = [], []
@@ -106,12 +127,13 @@ def _drives(rows: list[Row]) -> str:
             pairs.append((drives["ms"] / host["ms"] - 1, drives))
         elif drives["ms"] is not None:
             only.append((seq, by_way["slices+recompute"], drives))
-    slower = max(one for one, _ in pairs)
+    slower = [one for one, _ in pairs]
     years = [row["years"] for _, row in pairs if row["devices"] == rows[0]["devices"]]
     ((seq, recomputed, drives),) = only
     return (
-        f"Slices that are offloaded to drives instead of the host take at most {percent(slower)} longer in {len(pairs)} settings;"
-        f" eight drives rated for one write a day are worn out after {span(years, lambda one: f'{one:.2f}')} years on {rows[0]['devices']} H100s."
+        f"Slices that are offloaded to drives instead of the host take {percent(median(slower))} longer in the median of {len(pairs)} settings, {percent(max(slower))} at worst;"
+        f" eight drives rated for one write a day are worn out after {median(years):.2f} years in the median on {rows[0]['devices']} H100s,"
+        f" {span(years, lambda one: f'{one:.2f}')} in all."
         f" A {_size(drives['model'])} model with {_length(seq)} tokens on {drives['devices']} H100s needs more than the host's memory: drives give"
         f" {percent(drives['mfu'], 0)} MFU, slices with recomputation {percent(recomputed['mfu'], 0)}."
     )
@@ -120,23 +142,33 @@ def _drives(rows: list[Row]) -> str:
 def _sppo(rows: list[Row]) -> str:
     claim = published("long_context")["sppo"]
     longest = claim["longest"]
-    at = {row["way"]: row for row in rows if row["seq"] == longest["tokens"]}
-    ours = at["slices+offload"]
+    at = [row for row in rows if row["seq"] == longest["tokens"]]
+    ours = _best([row for row in at if _offloads_slices(row)])
+    (alone,) = (row for row in at if row["way"] == "slices+offload")
     size = _size(ours["model"])
     ratios = []
     for group in _settings(rows).values():
-        by_way = {row["way"]: row for row in group}
-        sliced = by_way["slices+offload"]
-        others = [by_way[way] for way in ("recompute", "context", "context+recompute")]
-        ran = [row for row in others if row["ms"] is not None]
-        if sliced["ms"] is not None and ran:
-            ratios.append(_best(ran)["ms"] / sliced["ms"])
+        others = ("recompute", "context", "context+recompute")
+        ran = [row for row in group if row["way"] in others and row["ms"] is not None]
+        sliced = [row for row in group if _offloads_slices(row) and row["ms"] is not None]
+        if sliced and ran:
+            ratios.append(_best(ran)["ms"] / _best(sliced)["ms"])
     return (
         f"SPPO's abstract: a {size} model with {longest['tokens']:,} tokens on {longest['devices']} A100s. Here slices with offloading"
-        f" hold it in {ours['peak_gib']:.0f} GiB per device and {ours['host_gib']:.0f} GiB of the host's memory for each, at an MFU of"
-        f" {percent(ours['mfu'], 0)}. Up to {claim['faster']} times the throughput of Megatron-LM and DeepSpeed: here"
+        f" and context parallelism over {_shared(ours)} hold it in {ours['peak_gib']:.0f} GiB per device and {ours['host_gib']:.0f} GiB of the host's memory for each, at an MFU of"
+        f" {percent(ours['mfu'], 0)}; without context parallelism they need {alone['least_gib']:.0f} GiB. Up to {claim['faster']} times the throughput of Megatron-LM and DeepSpeed: here"
         f" {span(ratios, lambda one: f'{one:.2f}')} times that of the best recomputation or context parallelism."
     )
+
+
+def _offloads_slices(row: Row) -> bool:
+    return row["way"] in ("slices+offload", "slices+context+offload")
+
+
+def _shared(row: Row) -> int:
+    """The devices that share a sequence."""
+    (part,) = (one for one in row["schedule"].split(", ") if one.startswith("cp "))
+    return int(part.removeprefix("cp "))
 
 
 def _slimpipe(rows: list[Row]) -> str:

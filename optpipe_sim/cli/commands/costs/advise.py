@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...options.kinds import count, names, seconds, size
@@ -14,11 +12,12 @@ from ...options.models import add_kernels, add_machine, add_model, model_and_mac
 from ...options.shared import add_family, add_report
 from ...outputs.trace import write_page
 from . import family
+from .closer_look import closer_look
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ....costs.advise.rows import Advice, Row
+    from ....costs.advise.rows import Advice
     from ....report.report import Report
     from ...outputs.show import Out
 
@@ -51,6 +50,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--{name}", type=_counts, metavar="A,B,...", help=f"only these: {text}"
         )
+    parser.add_argument(
+        "--slices",
+        type=_slices,
+        default=1,
+        metavar="auto|A,B,...",
+        help="slices of each sequence: only these numbers, or auto, those of 8192 tokens at least (1)",
+    )
+    parser.add_argument(
+        "--slice-by",
+        choices=("length", "time"),
+        default="time",
+        help="slices of equal length, or of equal time: later ones are shorter (time)",
+    )
     parser.add_argument(
         "--zero", type=_zeros, metavar="A,B,...", help="only these; default: 1,2,3 with replicas"
     )
@@ -102,7 +114,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             memory_limit=arguments.memory_limit,
             **family.restrictions(
                 arguments.family,
-                {key: getattr(arguments, key) for key in ("recompute", "schedules", "zero")},
+                {
+                    key: getattr(arguments, key)
+                    for key in ("recompute", "schedules", "zero", "slices")
+                },
             ),
             calibration=fitted,
             on_progress=progress,
@@ -112,21 +127,31 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             exchange=arguments.exchange,
             context=arguments.context,
             sequence_parallel=not arguments.no_sequence_parallel,
+            slice_by=arguments.slice_by,
         )
     files = _write(arguments, found)
-    plan = family.plan_in(arguments.family, found) if arguments.family else {}
+    plan = (
+        family.plan_in(arguments.family, found)
+        if arguments.family
+        else family.plan_over_slices(found)
+    )
     out.result({**found.to_json(), **plan, "files": files})
     _show(out, found)
     family.show(out, plan)
     from ...outputs.show import written
 
     written(out, files)
-    _next(out, arguments, found.rows[0])
+    closer_look(out, arguments, found.rows[0])
     return 0
 
 
 def _counts(text: str) -> tuple[int, ...]:
     return tuple(count(part) for part in text.split(","))
+
+
+def _slices(text: str) -> str | int | tuple[int, ...]:
+    numbers = text if text == "auto" else _counts(text)
+    return 1 if numbers == (1,) else numbers
 
 
 def _zeros(text: str) -> tuple[int, ...]:
@@ -189,20 +214,22 @@ def _table_of_points(found: Advice) -> str:
 def _table(found: Advice) -> Table:
     """Print a row per plan, the fastest first; plans that are equally likely to be the fastest are
     not dimmed."""
+    from dataclasses import asdict
+
     from ....costs.advise.rows import limited_by
     from ....units import format_size, format_time
     from ...outputs.show import plain_table
 
-    wide = [key for key in ("cp", "ep") if any(getattr(r.choice, key) > 1 for r in found.rows)]
+    wide = [
+        key for key in ("cp", "ep", "slices") if any(getattr(r.choice, key) > 1 for r in found.rows)
+    ]
     heads = ["pp", "tp", *wide, "dp", "zero", "batch", "recompute", "schedule", "v"]
     heads += ["time", "tokens/s", "MFU", "memory", "limited by"]
     table = plain_table(*heads, left=("recompute", "schedule", "limited by"), gap=1)
     for at, row in enumerate(found.rows):
         parts = found.parts(row)
         cells: dict[str, Any] = {
-            **{
-                key: str(getattr(row.choice, key)) for key in ("pp", "tp", "cp", "dp", "ep", "zero")
-            },
+            **{key: str(value) for key, value in asdict(row.choice).items()},
             "batch": f"{row.choice.microbatch}x{row.choice.microbatches}",
             "recompute": row.treatment,
             "schedule": row.schedule.partition(":")[0],
@@ -341,43 +368,3 @@ def _share(parts: dict[str, float]) -> str:
 
     keys = LIMITS.get(limited_by(parts), ("compute",))
     return f"{sum(parts[key] for key in keys):.0%}"
-
-
-def _next(out: Out, arguments: argparse.Namespace, best: Row) -> None:
-    """Print commands for a closer look at the best plan."""
-    from ....units import size_text
-    from ...outputs.show import hint, program
-
-    choice, called = best.choice, program()
-    profile = arguments.save_profile or "P.yaml"
-    m, limit = choice.microbatches, size_text((best.profile.memory_limit or (0,))[0])
-    if not arguments.save_profile:
-        words = ["estimate", "--model", arguments.model, "--machine", arguments.machine]
-        words += ["--seq", str(arguments.seq)]
-        for key, value in choice.layout.items():
-            words += [f"--{key}", str(value)]
-        words += ["--levels"] * best.profile.has_levels
-        words += ["--no-flash"] * arguments.no_flash
-        words += ["--no-sequence-parallel"] * arguments.no_sequence_parallel
-        words += ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []
-        words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
-        words += ["--context", arguments.context] if arguments.context != "ring" else []
-        words += ["--calibrate", arguments.calibrate] if arguments.calibrate else []
-        hint(out, f"{called} {shlex.join([*words, '--save', profile])}", code=True)
-    where = f"{shlex.quote(profile)}"
-    if best.schedule != "optpipe":
-        known = (
-            Path(arguments.save).name and shlex.quote(arguments.save) if arguments.save else None
-        )
-        what = known or f"{best.schedule} -m {m}"
-        hint(
-            out,
-            f"{called} simulate {where} --schedule {what} --memory-limit {limit} --gantt gantt.png",
-            code=True,
-        )
-    if choice.pp > 1:
-        hint(
-            out,
-            f"{called} solve {where} -m {m} --memory-limit {limit} --save best.json",
-            code=True,
-        )

@@ -21,7 +21,13 @@ TORCH = ("1f1b", "1f1b-i", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "zb-1p")
 
 
 def restrictions(family: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what `advise` may choose from in a family; what the user gave stays."""
+    """Return what `advise` may choose from in a family; what the user gave stays.
+
+    Raises:
+        OptPipeError: for slices of sequences, which neither family has.
+    """
+    if family is not None and given.get("slices", 1) != 1:
+        raise OptPipeError(f"slices: {family} runs whole sequences; leave out --slices or --family")
     usual: dict[str, Any] = {}
     if family == "megatron":  # its distributed optimizer is ZeRO 1
         usual = {"schedules": ("1f1b", "1f1b-i"), "zero": (1,)}
@@ -39,6 +45,35 @@ def plan_in(family: str, found: Advice) -> dict[str, Any]:
     if family == "torchtitan":
         return _torchtitan(found.rows[0])
     return _megatron(found)
+
+
+def plan_over_slices(found: Advice) -> dict[str, Any]:
+    """Return the best row over slices in the options of Seq1F1B's fork of Megatron-LM; where it has none for
+    it, why, and the options of the fastest configuration replayed that it has. Empty for whole sequences."""
+    from ....costs.advise.replay import profile_of, replayed
+    from ....errors import InvalidSchedule
+    from ....frameworks.seq1f1b import NAMED, ORDERS, command, options
+
+    row = found.rows[0]
+    if row.choice.slices == 1:
+        return {}
+    try:
+        told, notes = options(row.trace.schedule, row.profile)
+        return {"options": told, "command": command(told), "notes": [f"to run it: {NAMED}", *notes]}
+    except InvalidSchedule as error:
+        why = f"no framework can be told this plan; {NAMED} cannot: {error}"
+    own = [one for one in found.points if one.fits and one.schedule in ORDERS.values()]
+    for point in sorted(own, key=lambda one: one.iteration_ns):
+        profile = profile_of(found.question, point.choice)
+        _, trace = replayed(profile, point.choice.microbatches, point.schedule)
+        try:
+            told, notes = options(trace.schedule, profile)
+        except InvalidSchedule:
+            continue
+        slower = point.iteration_ns / row.iteration_ns - 1
+        nearest = f"it can run {point.schedule} on {point.choice}, {slower:.1%} slower"
+        return {"options": told, "command": command(told), "notes": [why, nearest, *notes]}
+    return {"options": {}, "command": "", "notes": [why]}
 
 
 def _torchtitan(row: Row) -> dict[str, Any]:
@@ -138,5 +173,5 @@ def show(out: Out, plan: dict[str, Any]) -> None:
         line(out, "bound", text)
     for note in plan.get("notes", ()):
         out.print(f"note: {note}", soft_wrap=True)
-    if plan:
+    if plan.get("command"):
         out.print(plan["command"], soft_wrap=True)
