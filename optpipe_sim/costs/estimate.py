@@ -134,20 +134,10 @@ def estimate(
         )
     costs, section = offloading(plan.stages(counts, chunks, levels), machine, layout, offload)
     if slices > 1:
-
-        def of(part: _Plan) -> list[StageCost]:
-            return offloading(part.stages(counts, chunks, levels), machine, layout, offload)[0]
-
-        costs = in_slices(plan.pieces(lengths, of), stage_kinds(model, counts), model, machine)
+        costs = plan.sliced_stages(lengths, counts, chunks, levels, offload)
     own = plan.items(levels) if items and slices == 1 else []
     moved, _ = offloading([one.cost for one in own], machine, layout, offload)
     latency, occupancy = hop(model, machine, layout, work)
-    limit = machine.usable_bytes
-    if limit <= 0:
-        raise MachineError(
-            f"machine {machine.name}: achieved.context_gib {machine.rates.context_gib} leaves"
-            f" nothing of memory_gib {machine.memory_gib}"
-        )
     return CostProfile(
         name=name or f"{model.name}-{machine.name}-p{layout.pipeline}-tp{tp}-s{seq}-b{microbatch}",
         devices=layout.pipeline,
@@ -158,12 +148,26 @@ def estimate(
         latency_ns=latency,
         occupancy_ns=occupancy,
         offload=section,
-        memory_limit=(limit,) * layout.pipeline,
+        memory_limit=(_usable_bytes(machine),) * layout.pipeline,
         meta=provenance(
             model, machine, layout, replace(work, seq=seq), counts, plan.facts(counts), lengths
         ),
         items=tuple(map(Item.costing, own, moved)),
     )
+
+
+def _usable_bytes(machine: Machine) -> int:
+    """The memory that a device has for training.
+
+    Raises:
+        MachineError: where there is none.
+    """
+    if machine.usable_bytes <= 0:
+        raise MachineError(
+            f"machine {machine.name}: achieved.context_gib {machine.rates.context_gib} leaves"
+            f" nothing of memory_gib {machine.memory_gib}"
+        )
+    return machine.usable_bytes
 
 
 class _Parts(NamedTuple):
@@ -223,6 +227,23 @@ class _Plan:
             own = _Plan(self.model, self.machine, self.layout, work, self.slices)
             known[length] = Piece(costs(own), own.layers, own.times, work)
         return [known[length]._replace(start=start) for start, length in placed(lengths)]
+
+    def sliced_stages(
+        self,
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        chunks: int,
+        levels: bool,
+        offload: bool | None,
+    ) -> list[StageCost]:
+        """Stages of whole sequences, with the costs of their slices."""
+
+        def of(part: _Plan) -> list[StageCost]:
+            costs = part.stages(counts, chunks, levels)
+            return offloading(costs, self.machine, self.layout, offload)[0]
+
+        kinds = stage_kinds(self.model, counts)
+        return in_slices(self.pieces(lengths, of), kinds, self.model, self.machine)
 
     def counts(self, stages: int, given: Sequence[int] | None) -> list[int]:
         """Layers per stage, checked or balanced."""

@@ -142,6 +142,11 @@ def line(out: Out, name: str, value: str | Text) -> None:
     out.print(text.append(value), soft_wrap=True)
 
 
+def labelled(out: Out, label: str, text: str) -> None:
+    """Print a dimmed label and its text, as long as it is."""
+    out.print(Text(f"{label}: ", "dim").append(text, "default"), soft_wrap=True)
+
+
 def peak_text(trace: Trace) -> str:
     peaks, limits = trace.peak_bytes, trace.memory_limit
     top = max(range(len(peaks)), key=lambda device: peaks[device])

@@ -248,7 +248,7 @@ def _table(found: Advice) -> Table:
 def _show(out: Out, found: Advice) -> None:
     from rich.text import Text
 
-    from ....units import format_size, format_time
+    from ....units import format_size
     from ...outputs.show import warn
 
     question = found.question
@@ -262,17 +262,22 @@ def _show(out: Out, found: Advice) -> None:
     out.print()
     out.print(_table(found))
     out.print()
+    _show_best(out, found)
+    _show_search(out, found)
+
+
+def _show_best(out: Out, found: Advice) -> None:
+    """Print what the best plan's time is made of, how sure its prediction is, and what other plans give."""
+    from rich.text import Text
+
+    from ....units import format_size
+    from ...outputs.show import labelled
+
     best = found.rows[0]
     text = parts_text(found.parts(best))
-    out.print(Text("time of the best: ", "dim").append(text, "default"), soft_wrap=True)
-    out.print(
-        Text("layers per stage: ", "dim").append(
-            ", ".join(str(cost.layers or 0) for cost in best.profile.stages)
-            + " (embedding and head count as one each)",
-            "default",
-        ),
-        soft_wrap=True,
-    )
+    labelled(out, "time of the best", text)
+    layers = ", ".join(str(cost.layers or 0) for cost in best.profile.stages)
+    labelled(out, "layers per stage", f"{layers} (embedding and head count as one each)")
     out.print(Text(f"MFU: {mfu_words(best.mfu_causal)}", "dim"), soft_wrap=True)
     sure = found.basis
     if found.error is None:
@@ -280,7 +285,7 @@ def _show(out: Out, found: Advice) -> None:
     else:
         others = [row for row in found.rows[1:] if found.tied(row)]
         sure += f"; {len(others) + 1} of these rows lie within that median" if others else ""
-    out.print(Text("how sure: ", "dim").append(sure, "default"), soft_wrap=True)
+    labelled(out, "how sure", sure)
     for doubt in found.doubts(best):
         style = "yellow" if doubt.startswith("not plausible") else ""
         out.print(Text(f"          {doubt}", style), soft_wrap=True)
@@ -288,29 +293,31 @@ def _show(out: Out, found: Advice) -> None:
     if strange and found.plausibility(best)[0] is not False:
         out.print(Text(f"          {len(strange)} other rows are beyond any published run"))
     if best.gap > 0:
-        out.print(
-            Text("at best: ", "dim").append(
-                f"no schedule of this split and profile is more than {best.gap:.1%} faster",
-                "default",
-            ),
-            soft_wrap=True,
+        labelled(
+            out,
+            "at best",
+            f"no schedule of this split and profile is more than {best.gap:.1%} faster",
         )
     plain = found.plainest
     if plain is not None and plain.iteration_ns > best.iteration_ns:
         slower = plain.iteration_ns / best.iteration_ns - 1
         what = f"{plain.schedule} (v {plain.choice.chunks}) on {plain.choice}, zero {plain.choice.zero}"
-        out.print(
-            Text("plainest: ", "dim").append(
-                f"{what}, recompute {plain.choice.recompute}: {slower:.1%} slower, in"
-                f" {format_size(plain.peak_bytes)}",
-                "default",
-            ),
-            soft_wrap=True,
+        labelled(
+            out,
+            "plainest",
+            f"{what}, recompute {plain.choice.recompute}: {slower:.1%} slower, in"
+            f" {format_size(plain.peak_bytes)}",
         )
     if found.memory:
-        out.print(
-            Text("what memory buys: ", "dim").append(memory_text(found), "default"), soft_wrap=True
-        )
+        labelled(out, "what memory buys", memory_text(found))
+
+
+def _show_search(out: Out, found: Advice) -> None:
+    """Print how many plans were searched, and how many are left."""
+    from rich.text import Text
+
+    from ....units import format_time
+
     pruned = ", ".join(f"{number} by {why}" for why, number in sorted(found.pruned.items()))
     numbers = f"{found.searched} replayed, {found.solved} solved, ruled out: {pruned or 'none'}"
     if found.interrupted:

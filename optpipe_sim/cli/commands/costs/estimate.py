@@ -249,6 +249,8 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
     """Print the largest MFU that it could reach, whether any published run did, and the comparisons."""
     from rich.text import Text
 
+    from ...outputs.show import labelled
+
     from ....costs.provenance import mfu_ceiling
 
     out.print(
@@ -259,7 +261,7 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
     sure = profile.meta["doubt"]["basis"]
     if profile.meta["doubt"]["error"] is None:
         sure += "; no error can be stated for this case"
-    out.print(Text("how sure: ", "dim").append(sure, "default"), soft_wrap=True)
+    labelled(out, "how sure", sure)
     if plausible[0] is not True:
         text = f"expect less: {plausible[1]}" if plausible[0] is False else plausible[1]
         out.print(Text(f"          {text}"), soft_wrap=True)

@@ -185,7 +185,7 @@ def _show(out: Out, found: Evaluation) -> None:
     from rich.text import Text
 
     from ....units import format_size, format_time
-    from ...outputs.show import plain_table, warn
+    from ...outputs.show import labelled, plain_table, warn
     from .advise import mfu_words, parts_text
 
     row, question, choice = found.row, found.advice.question, found.row.choice
@@ -226,11 +226,11 @@ def _show(out: Out, found: Evaluation) -> None:
         table.add_row(name, predicted, measured or "-", f"{ratio:.3f}" if ratio else "")
     out.print(table)
     out.print()
-    out.print(Text("time: ", "dim").append(parts_text(found.advice.parts(row))), soft_wrap=True)
+    labelled(out, "time", parts_text(found.advice.parts(row)))
     out.print(Text(f"MFU: {mfu_words(row.mfu_causal)}", "dim"), soft_wrap=True)
     sure = found.advice.basis
     sure += "" if found.advice.error is not None else "; no error can be stated for this case"
-    out.print(Text("how sure: ", "dim").append(sure, "default"), soft_wrap=True)
+    labelled(out, "how sure", sure)
     for text in (*found.advice.doubts(row), *found.findings()):
         style = "yellow" if "not plausible" in text or "not to fit" in text else ""
         out.print(Text(f"          {text}", style), soft_wrap=True)
