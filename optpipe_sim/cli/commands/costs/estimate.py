@@ -249,9 +249,8 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
     """Print the largest MFU that it could reach, whether any published run did, and the comparisons."""
     from rich.text import Text
 
-    from ...outputs.show import labelled
-
     from ....costs.provenance import mfu_ceiling
+    from ...outputs.show import labelled
 
     out.print(
         f"MFU without any bubble: {mfu_ceiling(profile):.1%} (every attention score counted; with the"
