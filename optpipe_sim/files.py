@@ -56,7 +56,7 @@ def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], most: int = MOST_BYTES) -> str:
-    """The text of a file, as `read_bytes`; any failure is one line that names it."""
+    """Return the text of a file, as `read_bytes`; any failure is one line that names it."""
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError:
@@ -74,7 +74,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file, decimals as `Decimal`.
+    """Return the mapping in a YAML or JSON file, decimals as `Decimal`.
 
     Raises:
         OptPipeError: one line that names the file, the place, and what is wrong there.
@@ -198,7 +198,7 @@ def is_stream(path: str | os.PathLike[str]) -> bool:
 
 
 def file_identity(path: str | os.PathLike[str]) -> tuple[int, int] | str:
-    """What a path leads to, equal for all names of one file: device and inode, else the real path."""
+    """Return what a path leads to, equal for all names of one file: device and inode, else the real path."""
     descriptor, real = _descriptor(path), os.path.realpath(path)
     try:
         status = os.stat(real) if descriptor is None else os.fstat(descriptor)

@@ -49,7 +49,7 @@ ENTRIES: Mapping[str, Entry] = {
 
 
 def parse_name(text: str) -> tuple[str, dict[str, Any]]:
-    """The name and the options of ``gis:group=6`` or ``optpipe:engine=cpsat,time=10``.
+    """Return the name and the options of ``gis:group=6`` or ``optpipe:engine=cpsat,time=10``.
 
     Raises:
         InvalidSchedule: for an unknown name or option, or a value that is not of its kind.
@@ -65,7 +65,7 @@ _OPTIONS = dict.fromkeys(
 
 @listing(Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in _OPTIONS)
 def build(name: str, profile: CostProfile, microbatches: int, **options: Any) -> Schedule:
-    """The schedule `name` (``zb-h1``, ``gis:group=6``, ``optpipe:time=10``) for a profile and m
+    """Return the schedule `name` (``zb-h1``, ``gis:group=6``, ``optpipe:time=10``) for a profile and m
     microbatches; options may follow the name or be given as keywords (None: not given).
 
     See `schedules.build` for the published ones and `optpipe` for the searched one;

@@ -23,7 +23,7 @@ class OpCosts(NamedTuple):
 
 
 def op_costs(schedule: Schedule, profile: CostProfile) -> OpCosts:
-    """The costs of every op of `schedule`; `profile` has its chunks and placement.
+    """Return the costs of every op of `schedule`; `profile` has its chunks and placement.
 
     Raises:
         InvalidSchedule: for a level of recomputation that the profile does not have.
@@ -33,12 +33,12 @@ def op_costs(schedule: Schedule, profile: CostProfile) -> OpCosts:
 
 
 def kept_costs(schedule: Schedule, profile: CostProfile) -> OpCosts:
-    """The same with every activation kept whole; a C then takes no time."""
+    """Return the same with every activation kept whole; a C then takes no time."""
     return _looked_up(schedule, profile, np.full(len(schedule), KEEP))
 
 
 def _looked_up(schedule: Schedule, profile: CostProfile, treatment: np.ndarray) -> OpCosts:
-    """The costs of every op, whose activation has the `treatment` (ops,)."""
+    """Return the costs of every op, whose activation has the `treatment` (ops,)."""
     kinds, stages, units = schedule.table.T
     slices = schedule.shape.slices
     if slices == 1:
@@ -52,7 +52,7 @@ def _looked_up(schedule: Schedule, profile: CostProfile, treatment: np.ndarray) 
 
 
 def offloads_behind(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
-    """The rows of the O's that follow the F of their microbatch's last slice in the program,
+    """Return the rows of the O's that follow the F of their microbatch's last slice in the program,
     and the rows of those F's: only these O's may move keys and values."""
     shape = schedule.shape
     rows = np.flatnonzero(schedule.table[:, 0] == O)
@@ -63,7 +63,7 @@ def offloads_behind(schedule: Schedule) -> tuple[np.ndarray, np.ndarray]:
 
 
 def edges(schedule: Schedule, profile: CostProfile) -> tuple[np.ndarray, np.ndarray]:
-    """The data dependencies of `Schedule.edges`, and those of O's that move keys and values:
+    """Return the data dependencies of `Schedule.edges`, and those of O's that move keys and values:
     they wait for the F of the microbatch's last slice."""
     waiting, needed = schedule.edges
     if schedule.shape.slices == 1:

@@ -20,12 +20,12 @@ Level = TypeVar("Level", int, np.ndarray)
 
 
 def inside(level: Level) -> Level:
-    """The treatment that recomputes at the `level`-th level (from 1) inside the backward."""
+    """Return the treatment that recomputes at the `level`-th level (from 1) inside the backward."""
     return 2 * level - 1
 
 
 def apart(level: Level) -> Level:
-    """The treatment that recomputes at the `level`-th level (from 1) by an op C."""
+    """Return the treatment that recomputes at the `level`-th level (from 1) by an op C."""
     return 2 * level
 
 
@@ -71,7 +71,7 @@ def make_table(stages: Sequence[StageCost], early: bool = False) -> OpTable:
 
 
 def make_slice_tables(stages: Sequence[StageCost], slices: int) -> OpTable:
-    """The tables of all slices: arrays (2, slices, kinds, stages, treatments), the first index
+    """Return the tables of all slices: arrays (2, slices, kinds, stages, treatments), the first index
     is 0 for copies that leave keys and values on the device, 1 for copies that include them."""
     tables = [
         [make_table([cost.slices[at] for cost in stages], early) for at in range(slices)]
@@ -123,5 +123,5 @@ def _recompute_apart(
 
 
 def in_proportion(time_ns: int, moved: int, whole: int) -> int:
-    """The time of a copy of `moved` of `whole` bytes, rounded half up."""
+    """Return the time of a copy of `moved` of `whole` bytes, rounded half up."""
     return time_ns if moved == whole else (2 * time_ns * moved + whole) // (2 * whole)

@@ -132,7 +132,7 @@ _RULES_OF = {kind: tuple(rule for rule in ALL_RULES if rule.op is kind) for kind
 
 
 def dependencies(op: Op) -> Iterator[Op]:
-    """The ops that `op` may wait for; those that a schedule does not contain do not bind.
+    """Yield the ops that `op` may wait for; those that a schedule does not contain do not bind.
 
     Numbers of stages and slices below 0 never occur in the result; those past the last one may.
     """

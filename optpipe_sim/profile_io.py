@@ -105,7 +105,7 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
 
 
 def _items(reader: Reader) -> tuple[Item, ...]:
-    """The model layer by layer."""
+    """Return the model layer by layer."""
     data = reader.take("items")
     if data is None:
         return ()
@@ -159,7 +159,7 @@ def _stages(
 
 
 def _sliced(data: Any, where: str, slices: int) -> StageCost:
-    """A stage; with slices, its numbers may be lists of one number per slice."""
+    """Return a stage; with slices, its numbers may be lists of one number per slice."""
     if slices == 1 or not isinstance(data, Mapping):
         return _stage(Reader(data, where))
     known = _stage(Reader(_of_slice(data, 0, slices, where), where))
@@ -182,7 +182,7 @@ def _sliced(data: Any, where: str, slices: int) -> StageCost:
 
 
 def _of_slice(data: Mapping[str, Any], at: int, slices: int, where: str) -> dict[str, Any]:
-    """The mapping of a stage, or of a level of its recomputation, with the numbers of one slice."""
+    """Return the mapping of a stage, or of a level of its recomputation, with the numbers of one slice."""
     found = dict(data)
     for key, value in data.items():
         if key == "recompute" and isinstance(value, list):
@@ -253,7 +253,7 @@ def _refuse_split_memory(
 
 
 def _levels(reader: Reader) -> tuple[RecomputeLevel, ...]:
-    """The levels of recomputation of a stage."""
+    """Return the levels of recomputation of a stage."""
     data = reader.take("recompute")
     if data is None:
         return ()

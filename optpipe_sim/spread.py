@@ -29,7 +29,7 @@ class Spread(NamedTuple):
 
 
 def spread(values: Iterable[float]) -> Spread:
-    """The spread of some values.
+    """Return the spread of some values.
 
     Raises:
         ValueError: where there are none.
@@ -41,7 +41,7 @@ def spread(values: Iterable[float]) -> Spread:
 
 
 def grouped(rows: Iterable[_Row], same: Sequence[str]) -> dict[tuple[Any, ...], list[_Row]]:
-    """The rows by what they have in the columns `same`, in the order in which each comes first."""
+    """Return the rows by what they have in the columns `same`, in the order in which each comes first."""
     found: dict[tuple[Any, ...], list[_Row]] = {}
     for row in rows:
         found.setdefault(tuple(row[key] for key in same), []).append(row)
@@ -66,7 +66,7 @@ def over_seeds(
 
 
 def middle_runs(rows: Iterable[_Row], same: Sequence[str]) -> list[_Row]:
-    """The rows of one run for each value of the columns `same`, from rows of the task ``engines``: of
+    """Return the rows of one run for each value of the columns `same`, from rows of the task ``engines``: of
     several seeds the one in the middle by its final value, then by the time of reaching it."""
 
     def rank(run: Sequence[_Row]) -> tuple[float, float]:

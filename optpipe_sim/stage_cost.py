@@ -47,17 +47,17 @@ class RecomputeLevel:
                 _check_amount(entry.name, value, int(entry.name == "layers"))
 
     def working_bytes(self, act_bytes: int) -> int:
-        """What F, or a BW that recomputes inside, holds beside `keep_bytes`."""
+        """Return what F, or a BW that recomputes inside, holds beside `keep_bytes`."""
         return act_bytes - self.keep_bytes if self.work_bytes is None else self.work_bytes
 
     def b_working_bytes(self, act_bytes: int, w_bytes: int) -> int:
-        """What a B that recomputes inside allocates: its working memory, and at least what W needs."""
+        """Return what a B that recomputes inside allocates: its working memory, and at least what W needs."""
         work = self.working_bytes(act_bytes) if self.b_work_bytes is None else self.b_work_bytes
         return max(work, w_bytes - self.keep_bytes, 0)
 
 
 def _read_size(cost: RecomputeLevel | StageCost, key: str) -> Any:
-    """A field; sizes may be given as ``24GiB``."""
+    """Return a field; sizes may be given as ``24GiB``."""
     value = getattr(cost, key)
     if key.endswith("_bytes") and isinstance(value, str):
         value = as_size(key, value)
@@ -161,13 +161,13 @@ class StageCost:
         )
 
     def least_waiting_bytes(self, offloads: bool, leaves: int = 0) -> int:
-        """The least that a device holds for one activation between its F and its backward, where
+        """Return the least that a device holds for one activation between its F and its backward, where
         an offload `leaves` so many bytes behind (keys and values that have still to be read)."""
         kept = [self.act_bytes, *(level.keep_bytes for level in self.recompute)]
         return min(keep - min(self.offloadable if offloads else 0, keep - leaves) for keep in kept)
 
     def level(self, name: str) -> RecomputeLevel | None:
-        """The level of recomputation with that name, or None."""
+        """Return the level of recomputation with that name, or None."""
         return next((level for level in self.recompute if level.name == name), None)
 
     @property
@@ -188,5 +188,5 @@ AMOUNTS = tuple(
 
 
 def transfer_ns(size_bytes: int, gb_per_s: Any) -> int:
-    """How long `size_bytes` take at a bandwidth in 10^9 bytes per second, rounded half up."""
+    """Return how long `size_bytes` take at a bandwidth in 10^9 bytes per second, rounded half up."""
     return round_half_up(Fraction(size_bytes) / exact(gb_per_s))

@@ -53,7 +53,7 @@ def exact(value: Any) -> Fraction:
 
 
 def round_half_up(value: Fraction) -> int:
-    """The nearest integer; a half goes up."""
+    """Return the nearest integer; a half goes up."""
     return (2 * value.numerator + value.denominator) // (2 * value.denominator)
 
 
@@ -72,7 +72,7 @@ def parse_size(text: str | int) -> int:
 
 
 def parse_share(text: str) -> Fraction:
-    """A number from 0 to 1, exactly: ``0.8``.
+    """Return a number from 0 to 1, exactly: ``0.8``.
 
     Raises:
         OptPipeError: for anything else.
@@ -126,7 +126,7 @@ def format_times(*times_ns: int) -> list[str]:
 def _apart(
     form: Callable[[int, int], str], units: Mapping[str, int], values: Sequence[int]
 ) -> list[str] | None:
-    """Every value in as few digits as keep different ones different, where ``1000 us`` is no
+    """Return every value in as few digits as keep different ones different, where ``1000 us`` is no
     other than ``1 ms``; None where 16 digits do not."""
     for digits in range(4, 17):
         texts = [form(value, digits) for value in values]
@@ -188,7 +188,7 @@ def parse_time(text: str | int) -> int:
 
 
 def parse_instant(text: str | int) -> tuple[Fraction, bool]:
-    """An instant of an iteration: a share of it (``10%`` is 1/10, True), or a time in ns (False).
+    """Return an instant of an iteration: a share of it (``10%`` is 1/10, True), or a time in ns (False).
 
     Raises:
         OptPipeError: for anything else, or a share above 100%.
@@ -241,7 +241,7 @@ class Reader:
         return value
 
     def quantity(self, stem: str, units: Mapping[str, int]) -> tuple[str, Any, int] | None:
-        """The key with that stem in any unit, its raw value and the unit's factor; None without."""
+        """Return the key with that stem in any unit, its raw value and the unit's factor; None without."""
         given = [stem + unit for unit in units if stem + unit in self.left]
         if len(given) > 1:
             raise self.fail(given[1], f"given twice, also as {given[0]}")

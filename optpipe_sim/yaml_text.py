@@ -149,7 +149,7 @@ else:
 
 
 def parse_yaml(text: str) -> Any:
-    """The data in a YAML text: mappings, lists, texts, numbers (decimals as `Number`), true, null.
+    """Return the data in a YAML text: mappings, lists, texts, numbers (decimals as `Number`), true, null.
 
     Raises:
         yaml.YAMLError: for what is no YAML, or is refused; it has the place.

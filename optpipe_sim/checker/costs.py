@@ -37,7 +37,7 @@ class Costs:
         return stage if op.slice is None else stage.slices[op.slice]
 
     def level_name(self, op: Op) -> str | None:
-        """The level of recomputation of an op's activation; an entry for it alone takes precedence."""
+        """Return the level of recomputation of an op's activation; an entry for it alone takes precedence."""
         names = [f"{op.stage}.{op.microbatch}/{op.slice}", f"{op.stage}.{op.microbatch}"]
         return next(
             (self.levels[name] for name in [*names, f"{op.stage}"] if name in self.levels), None
@@ -49,20 +49,20 @@ class Costs:
         return next((one for one in self.cost(op).recompute if one.name == name), None)
 
     def kept(self, op: Op) -> int:
-        """The bytes that stay after F."""
+        """Return the bytes that stay after F."""
         level = self.level(op)
         return self.cost(op).act_bytes if level is None else level.keep_bytes
 
     def moved(self, op: Op) -> int:
-        """The bytes that O and R move."""
+        """Return the bytes that O and R move."""
         kept = self.kept(op)
         if op[1:] not in self.read:
             kept -= self.cost(op).kv_bytes
         return min(self.cost(op).offload_bytes or 0, kept)
 
     def needs(self, op: Op) -> Iterator[Op]:
-        """The ops that an op waits for, whether or not the schedule has them: its inputs; and, for an O that
-        moves keys and values too, the F that reads them last."""
+        """Yield the ops that an op waits for, whether or not the schedule has them: its inputs; and,
+        for an O that moves keys and values too, the F that reads them last."""
         yield from dependencies(op)
         if isinstance(op, SliceOp) and op.kind is O and op[1:] in self.read:
             left = self.kept(op) - self.cost(op).kv_bytes
@@ -87,7 +87,7 @@ class Costs:
         return work
 
     def duration_ns(self, op: Op) -> int:
-        """The duration of an op, in ns."""
+        """Return the duration of an op, in ns."""
         cost, level = self.cost(op), self.level(op)
         again = 0 if level is None else level.t_ns
         inside = again if self.is_inside(op) else 0
@@ -111,7 +111,7 @@ class Costs:
         return op.kind in (F, R, C) or (op.kind in (B, BW) and self.is_inside(op))
 
     def takes(self, op: Op) -> int:
-        """The bytes that an op allocates."""
+        """Return the bytes that an op allocates."""
         if op.kind is F:
             return self.kept(op) + self.working(op)
         if op.kind is R:
@@ -123,7 +123,7 @@ class Costs:
         return 0
 
     def gives(self, op: Op) -> int:
-        """The bytes that an op releases at its end."""
+        """Return the bytes that an op releases at its end."""
         cost = self.cost(op)
         held = cost.act_bytes
         if self.is_inside(op):

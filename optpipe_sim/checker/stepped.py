@@ -30,7 +30,7 @@ class Times:
 
 
 def link_of(profile: CostProfile, device: int, op: Op) -> str:
-    """The host link of a transfer, as link orders name it: ``0/O``, ``0/R`` or ``0/OR``."""
+    """Return the host link of a transfer, as link orders name it: ``0/O``, ``0/R`` or ``0/OR``."""
     assert profile.offload is not None
     grouped = [device for group in profile.offload.host_link_groups for device in group]
     if device in grouped:

@@ -78,7 +78,8 @@ class _Facts:
             self.links[key] = list(ordered) if ordered else sorted(ops, key=self.when)
 
     def when(self, op: Op) -> tuple[int, int, int]:
-        """The sort key of transfers in sequence; one of zero duration precedes others that start with it."""
+        """Return the sort key of transfers in sequence; one of zero duration precedes others that start
+        with it."""
         return self.start[op], self.end[op], self.comes[op]
 
     def sending(self, op: Op) -> int:
@@ -97,8 +98,8 @@ class _Facts:
 
 
 def _comes(facts: _Facts) -> dict[Op, int]:
-    """When each transfer requests its link: it is the head of its queue and has its input and, an R, its
-    grant."""
+    """Return when each transfer requests its link: it is the head of its queue and has its input and,
+    an R, its grant."""
     comes = {}
     for _, queue in facts.queues:
         heads = 0
@@ -110,7 +111,7 @@ def _comes(facts: _Facts) -> dict[Op, int]:
 
 
 def _arrivals(facts: _Facts) -> dict[tuple[Op, Op], int]:
-    """When the message from an op to one on another device arrives."""
+    """Return when the message from an op to one on another device arrives."""
     sent: dict[tuple[int, int], list[tuple[int, Op, Op]]] = {}
     for op, to in facts.device.items():
         for need in facts.costs.needs(op):
@@ -235,8 +236,8 @@ def _memory(facts: _Facts) -> Iterator[str]:
 def host_problems(
     schedule: Schedule, profile: CostProfile, start: Mapping[Op, int], end: Mapping[Op, int]
 ) -> list[str]:
-    """Where a node pins more host memory than it may: from the start of an O to the end of its R, or, in
-    front of drives, while either copies."""
+    """Return where a node pins more host memory than it may: from the start of an O to the end of its
+    R, or, in front of drives, while either copies."""
     offload = profile.offload
     if offload is None:
         return []
@@ -269,8 +270,8 @@ def host_problems(
 
 
 def _room(facts: _Facts, device: int) -> dict[Op, int]:
-    """When each op of a device that allocates fits at last: those before it hold theirs, and only ends that
-    release memory make room for it. Without a limit always at 0."""
+    """Return when each op of a device that allocates fits at last: those before it hold theirs, and
+    only ends that release memory make room for it. Without a limit always at 0."""
     program = facts.programs[device]
     asking = [op for op in program if facts.costs.asks(op)]
     if facts.limits is None:

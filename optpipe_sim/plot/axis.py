@@ -74,17 +74,17 @@ def points(ax: Axes) -> tuple[float, float]:
 
 
 def time_unit(longest_ns: float) -> tuple[str, int]:
-    """The unit of a time axis that ends at `longest_ns`, and its ns: ms up to five seconds."""
+    """Return the unit of a time axis that ends at `longest_ns`, and its ns: ms up to five seconds."""
     return next((name, size) for name, size in _TIMES if longest_ns >= 5 * size or size == 1)
 
 
 def size_unit(largest_bytes: float) -> tuple[str, int]:
-    """The unit of an axis of bytes that ends at `largest_bytes`, and its bytes."""
+    """Return the unit of an axis of bytes that ends at `largest_bytes`, and its bytes."""
     return next((name, size) for name, size in _SIZES if largest_bytes >= 2 * size or size == 1)
 
 
 def text_inches(text: str, points: float, **font: str) -> float:
-    """The width of a text in inches."""
+    """Return the width of a text in inches."""
     if not text:
         return 0.0
     prop = FontProperties(family="DejaVu Sans", **font)  # type: ignore[arg-type]

@@ -237,7 +237,7 @@ def write_names(
 
 
 def _covered(box: _Box, others: list[_Box]) -> float:
-    """How much of a box others cover, in square points."""
+    """Return how much of a box others cover, in square points."""
     return sum(
         max(0.0, min(box[2], other[2]) - max(box[0], other[0]))
         * max(0.0, min(box[3], other[3]) - max(box[1], other[1]))

@@ -78,7 +78,7 @@ def _room(trace: Trace) -> np.ndarray:
 
 
 def device_colours(devices: int) -> list[str]:
-    """A colour per device, from dark to light in their order."""
+    """Return a colour per device, from dark to light in their order."""
     return [to_hex(colormaps["viridis"](at)) for at in np.linspace(0, 0.88, devices)]
 
 

@@ -36,7 +36,7 @@ def line_styles(count: int) -> list[dict[str, Any]]:
 
 
 def schedule_label(name: str) -> str:
-    """A schedule's name as papers write it, with its number of chunks, if given: ``GIS, v = 2``."""
+    """Return a schedule's name as papers write it, with its number of chunks, if given: ``GIS, v = 2``."""
     base, _, options = name.partition(":")
     given = dict(part.partition("=")[::2] for part in options.split(",") if part)
     chunks = f", v = {given['chunks']}" if given.get("chunks", "any") != "any" else ""

@@ -89,7 +89,7 @@ def legible_window(trace: Trace, ax: Axes) -> Window | None:
 
 
 def _longest_name(trace: Trace) -> int:
-    """How many characters the name of a unit takes at most."""
+    """Return how many characters the name of a unit takes at most."""
     shape = trace.schedule.shape
     return len(unit_name(shape.op(OpKind.F, 0, shape.units - 1)))
 
@@ -226,7 +226,7 @@ class _Labels(NamedTuple):
 
 
 def _label_size(trace: Trace, ax: Axes, window: Window) -> _Labels | None:
-    """The labels of a picture; None where none could be read.
+    """Return the labels of a picture; None where none could be read.
 
     Kind and microbatch where every compute box has room for both, else the microbatch alone: on
     every kind, or on F and the backwards where weight gradients and recomputation are too short.

@@ -118,7 +118,7 @@ def _title(trace: Trace, figure: Figure, window: Window | None) -> None:
 
 
 def _facts(trace: Trace) -> str:
-    """What was replayed: profile, shape, what is offloaded."""
+    """Return what was replayed: profile, shape, what is offloaded."""
     shape = trace.schedule.shape
     facts = [trace.profile.name, _counted(shape.devices, "device")]
     if shape.chunks > 1:

@@ -14,12 +14,12 @@ def label(op: Op, chunk: int) -> str:
 
 
 def unit_name(op: Op) -> str:
-    """The microbatch of an op, and its slice if it has one: ``3``, ``3/1``."""
+    """Return the microbatch of an op, and its slice if it has one: ``3``, ``3/1``."""
     return f"{op.microbatch}" if op.slice is None else f"{op.microbatch}/{op.slice}"
 
 
 def text_gantt(trace: Trace, unit_ns: int | None = None) -> str:
-    """One line per device (and one below it for its transfers, if any), time from left to right.
+    """Return one line per device (and one below it for its transfers, if any), time from left to right.
 
     A cell is one `unit_ns` (default: the shortest compute op) wide; ``.`` is idle.
     """

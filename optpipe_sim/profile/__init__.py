@@ -115,7 +115,7 @@ class CostProfile:
         )
 
     def _repr_html_(self) -> str:
-        """A small table, for notebooks."""
+        """Return a small table, for notebooks."""
         times = [cost.work_ns for cost in self.stages]
         limit = self.memory_limit
         return html_table(
@@ -230,7 +230,7 @@ class CostProfile:
         return (self.offload or Offload()).links(self.devices)
 
     def limits(self, memory_limit: Size | Sequence[Size] | None = None) -> tuple[int, ...] | None:
-        """The limit of each device: `memory_limit` (for all or per device), else the profile's.
+        """Return the limit of each device: `memory_limit` (for all or per device), else the profile's.
 
         Raises:
             OptPipeError: for anything but a size. ProfileError: for a list of the wrong length.
@@ -247,7 +247,7 @@ class CostProfile:
     # -- other shapes -----------------------------------------------------------------------------
 
     def shape(self, microbatches: int) -> Shape:
-        """The shape of a schedule with the profile's own chunks and placement."""
+        """Return the shape of a schedule with the profile's own chunks and placement."""
         return Shape(self.devices, self.chunks, microbatches, self.placement, self.slices)
 
     def rechunk(self, chunks: int, placement: str | Sequence[int] = "loop") -> CostProfile:
@@ -305,7 +305,7 @@ class CostProfile:
         return f"; the layers of {self.name} make at most {counted(most, 'chunk')} per device"
 
     def for_shape(self, shape: Shape) -> CostProfile:
-        """The profile with the chunks, placement and slices of a schedule's shape.
+        """Return the profile with the chunks, placement and slices of a schedule's shape.
 
         Raises:
             InvalidSchedule: where the number of devices differs; for other slices, `with_slices`.
@@ -317,7 +317,7 @@ class CostProfile:
         return self.with_slices(shape.slices).rechunk(shape.chunks, shape.placement)
 
     def with_slices(self, slices: int) -> CostProfile:
-        """The profile with whole sequences, or with ones cut into so many equal slices.
+        """Return the profile with whole sequences, or with ones cut into so many equal slices.
 
         Raises:
             InvalidSchedule: where the profile has another number of slices.

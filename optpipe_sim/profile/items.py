@@ -40,7 +40,7 @@ class Item:
         object.__setattr__(self, "cost", replace(self.cost, layers=1))
 
     def costing(self, cost: StageCost) -> Item:
-        """The same item with another cost."""
+        """Return the same item with another cost."""
         return replace(self, cost=cost)
 
     @property
@@ -59,7 +59,7 @@ class StageMaker:
         self._made: dict[tuple[int, ...], StageCost] = {}
 
     def stage(self, first: int, last: int) -> StageCost:
-        """The stage of the items from `first` on, before `last`."""
+        """Return the stage of the items from `first` on, before `last`."""
         key = tuple(self._kinds[first:last])
         if key not in self._made:
             self._made[key] = _stage(self.items[first:last], self.chunks)
@@ -78,8 +78,8 @@ def _stage(items: Sequence[Item], chunks: int) -> StageCost:
 
 
 def _levels(costs: Sequence[StageCost], whole: StageCost) -> tuple[RecomputeLevel, ...]:
-    """The levels of a stage: those of its layers, on all that have them; and of a level that recomputes
-    whole layers, a quarter, half and three quarters of these, the first ones."""
+    """Return the levels of a stage: those of its layers, on all that have them; and of a level that
+    recomputes whole layers, a quarter, half and three quarters of these, the first ones."""
     found: list[RecomputeLevel] = []
     for level in whole.recompute:
         having = [(cost, one) for cost in costs if (one := cost.level(level.name)) is not None]
@@ -137,7 +137,7 @@ def even_counts(items: int, stages: int) -> list[int]:
 
 
 def decoder_layers(items: Sequence[Item], counts: Sequence[int]) -> list[int]:
-    """How many decoder layers each stage of a layout has."""
+    """Return how many decoder layers each stage of a layout has."""
     borders = [0, *accumulate(counts)]
     return [sum(item.decoder for item in items[a:b]) for a, b in pairwise(borders)]
 

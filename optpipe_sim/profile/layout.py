@@ -63,7 +63,7 @@ def with_layout(
 
 
 def _meta(profile: CostProfile, counts: Sequence[int]) -> dict[str, Any]:
-    """The notes without those on the previous layout."""
+    """Return the notes without those on the previous layout."""
     left = ("parameters_per_device", "weights_bytes_per_device")
     meta = {key: value for key, value in profile.meta.items() if key not in left}
     return {**meta, "layers_per_stage": decoder_layers(profile.items, counts)}

@@ -64,13 +64,13 @@ class Offload:
             )
 
     def links(self, devices: int) -> tuple[tuple[int, ...], ...]:
-        """The devices on each host link: the groups in their order, then the lone devices."""
+        """Return the devices on each host link: the groups in their order, then the lone devices."""
         grouped = {device for group in self.host_link_groups for device in group}
         lone = tuple((device,) for device in range(devices) if device not in grouped)
         return self.host_link_groups + lone
 
     def drive_ns(self, devices: int, size_bytes: int) -> tuple[int, int]:
-        """How long the drives take to write a copy, and to read it: at the share of one link, as
+        """Return how long the drives take to write a copy, and to read it: at the share of one link, as
         all links of a node may be busy. 0 without drives."""
         if self.nvme is None:
             return 0, 0
@@ -93,7 +93,7 @@ class Offload:
         ]
 
     def staged_bytes(self, devices: int, largest: Sequence[int]) -> int:
-        """The most that copies under way on one node move at a time, given the largest copy of each
+        """Return the most that copies under way on one node move at a time, given the largest copy of each
         device: each link carries one, or one in each direction."""
         most = 0
         for links in self.links_by_node(devices):

@@ -17,7 +17,7 @@ COPIES = {"t_offload": "d2h_gb_per_s", "t_reload": "h2d_gb_per_s"}
 def read_offload(
     reader: Reader, devices: int, stages: list[StageCost], items: tuple[Item, ...]
 ) -> tuple[Offload, list[StageCost], tuple[Item, ...]]:
-    """The offload section of a profile, and its stages and layers with the times of their copies.
+    """Return the offload section of a profile, and its stages and layers with the times of their copies.
 
     Raises:
         ProfileError: one line with the key, what is wrong and what would be right.
@@ -54,7 +54,7 @@ def read_offload(
     )
 
     def driven(cost: StageCost) -> StageCost:
-        """A cost whose copies, where bandwidths give their times, are no faster than the drives."""
+        """Return a cost whose copies, where bandwidths give their times, are no faster than the drives."""
         least = dict(zip(COPIES, offload.drive_ns(devices, cost.offloadable), strict=True))
         slower = {f"{stem}_ns": max(getattr(cost, f"{stem}_ns"), least[stem]) for stem in rated}
         return replace(cost, **slower)
@@ -70,7 +70,7 @@ def read_offload(
 
 
 def _nvme(reader: Reader) -> Nvme | None:
-    """The drives of a node."""
+    """Return the drives of a node."""
     data = reader.take("nvme")
     if data is None:
         return None
@@ -120,7 +120,7 @@ def _copy_times(
 
 
 def bandwidth_of(reader: Reader, key: str, value: Any) -> Any:
-    """A bandwidth in 10^9 bytes per second, above 0."""
+    """Return a bandwidth in 10^9 bytes per second, above 0."""
     try:
         number = exact(value)
     except ValueError as error:

@@ -27,7 +27,7 @@ def join(
 
 
 def _sum(slices: Sequence[StageCost]) -> StageCost:
-    """A whole sequence; a level recomputes the same layers in each of its slices."""
+    """Return a whole sequence; a level recomputes the same layers in each of its slices."""
     whole = merge(slices)
     levels = zip(whole.recompute, slices[0].recompute, strict=True)
     same = tuple(replace(level, layers=first.layers) for level, first in levels)

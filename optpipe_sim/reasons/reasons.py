@@ -234,7 +234,7 @@ def critical_path(trace: Trace) -> list[Step]:
 
 
 def _chain(reasons: Reasons, op: Op) -> list[tuple[Op, Reason]]:
-    """The shortest chain of reasons from the start of `op` back to something that began earlier:
+    """Return the shortest chain of reasons from the start of `op` back to something that began earlier:
     of one link, unless ops of no length or a reload's anchor start at that very instant too."""
     start = reasons.start[op]
     chains: dict[Op, list[tuple[Op, Reason]]] = {op: []}

@@ -196,7 +196,7 @@ class Schedule:
         return np.concatenate(waiting), np.concatenate(needed)
 
     def row(self, op: Op) -> int:
-        """The row of `op` in `table`, -1 where the schedule does not have it."""
+        """Return the row of `op` in `table`, -1 where the schedule does not have it."""
         shape = self.shape
         if op.stage >= shape.stages or op.microbatch >= shape.microbatches:
             return -1
@@ -205,7 +205,7 @@ class Schedule:
         return int(self.rows[encode(shape, op.kind, op.stage, shape.unit(op))])
 
     def op(self, row: int) -> Op:
-        """The op in a row of `table`."""
+        """Return the op in a row of `table`."""
         kind, stage, unit = self.table[row].tolist()
         return self.shape.op(_KINDS[kind] if 0 <= kind < len(_KINDS) else kind, stage, unit)
 
@@ -237,7 +237,7 @@ class Schedule:
         )
 
     def _repr_html_(self) -> str:
-        """A small table for notebooks; only a trace has the times for a picture."""
+        """Return a small table for notebooks; only a trace has the times for a picture."""
         shape = self.shape
         kinds, counts = np.unique(self.table[:, 0], return_counts=True)
         ops = zip((_KINDS[kind].name for kind in kinds), counts.tolist(), strict=True)
@@ -251,7 +251,7 @@ class Schedule:
         return html_table(rows)
 
     def replace(self, **changes: Any) -> Schedule:
-        """A copy with other `programs`, `link_order`, `meta` or `recompute`."""
+        """Return a copy with other `programs`, `link_order`, `meta` or `recompute`."""
         parts: dict[str, Any] = {
             "link_order": self.link_order,
             "meta": self.meta,
@@ -301,7 +301,7 @@ class Schedule:
         return cls.from_json(read_mapping(path), str(path))
 
     def to_text(self) -> str:
-        """One line per device: ``0: F0.0 F0.1 BW0.0 ...``; links as ``0/O: O0.0 ...``; levels of
+        """Return one line per device: ``0: F0.0 F0.1 BW0.0 ...``; links as ``0/O: O0.0 ...``; levels of
         recomputation as ``recompute: {"3": "full"}``."""
         lines = [f"{device}: {' '.join(map(str, ops))}" for device, ops in enumerate(self.programs)]
         lines += [f"{key}: {' '.join(map(str, ops))}" for key, ops in self.link_order.items()]
@@ -333,7 +333,7 @@ class Schedule:
 
 
 def encode(shape: Shape, kind: Any, stage: Any, unit: Any) -> Any:
-    """The code of an op (or, with arrays, of many); see `Schedule.codes`."""
+    """Return the code of an op (or, with arrays, of many); see `Schedule.codes`."""
     return (kind * shape.stages + stage) * shape.units + unit
 
 

@@ -14,7 +14,7 @@ _SHAPE = ("devices", "chunks", "microbatches", "placement", "slices")
 
 
 def read_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of `Schedule` in a mapping of the file format.
+    """Return the arguments of `Schedule` in a mapping of the file format.
 
     Raises:
         InvalidSchedule: names the key and what is expected.

@@ -20,7 +20,7 @@ def as_split(profile: CostProfile) -> CostProfile:
 
 
 def fuse(schedule: Schedule, profile: CostProfile) -> Schedule:
-    """The schedule with a BW in place of each B, and without the Ws, of stages that do not split.
+    """Return the schedule with a BW in place of each B, and without the Ws, of stages that do not split.
 
     Such a B costs the whole backward and its W nothing, so fusing makes nothing slower
     under a memory limit. Returns the schedule itself where there is nothing to fuse.

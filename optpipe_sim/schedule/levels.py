@@ -26,7 +26,7 @@ class Levels(NamedTuple):
 
 
 def read_levels(shape: Shape, recompute: Mapping[str, str]) -> Levels:
-    """The levels in a mapping of the file format.
+    """Return the levels in a mapping of the file format.
 
     Raises:
         InvalidSchedule: names the key that is no activation of this shape, or has no level.

@@ -28,7 +28,7 @@ def require_stages(devices: int, chunks: int) -> None:
 
 
 def expand_placement(placement: str | Sequence[int], devices: int, chunks: int) -> tuple[int, ...]:
-    """The device of each stage: ``loop`` (stage s on s mod p), ``vee`` (0..p-1, p-1..0), or a list.
+    """Return the device of each stage: ``loop`` (stage s on s mod p), ``vee`` (0..p-1, p-1..0), or a list.
 
     Raises:
         InvalidSchedule: where it does not give every stage a device and every device a stage.
@@ -107,15 +107,15 @@ class Shape:
         return self.microbatches * self.slices
 
     def unit(self, op: Op) -> int:
-        """The unit of an op."""
+        """Return the unit of an op."""
         return op.microbatch * self.slices + (op.slice or 0)
 
     def last_slice(self, unit: Any) -> Any:
-        """The unit of the last slice of the same microbatch (or, of an array of units, of each)."""
+        """Return the unit of the last slice of the same microbatch (or, of an array of units, of each)."""
         return unit // self.slices * self.slices + self.slices - 1
 
     def op(self, kind: OpKind, stage: int, unit: int) -> Op:
-        """The op of a kind on a unit."""
+        """Return the op of a kind on a unit."""
         if self.slices == 1:
             return Op(kind, stage, unit)
         return SliceOp(kind, stage, *divmod(unit, self.slices))
@@ -129,7 +129,7 @@ class Shape:
         return list(self.placement)
 
     def stages_of(self, device: int) -> tuple[int, ...]:
-        """The stages on `device`, in model order; chunk c is the c-th of them."""
+        """Return the stages on `device`, in model order; chunk c is the c-th of them."""
         return self._stages_of[device]
 
     @cached_property

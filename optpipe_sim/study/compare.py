@@ -62,7 +62,7 @@ class Row:
         )
 
     def _repr_html_(self) -> str:
-        """A small table with a picture, for notebooks."""
+        """Return a small table with a picture, for notebooks."""
         rows = {"speed over 1F1B": f"{self.speedup:.2f}", "gap to the bound": f"{self.gap:.1%}"}
         return html_table(rows) + self.trace._repr_html_()
 
@@ -90,7 +90,7 @@ class Row:
         return max(range(len(peaks)), key=lambda device: peaks[device] / max(limits[device], 1))
 
     def to_json(self) -> dict[str, Any]:
-        """The row as plain data; the keys are those of ``compare --json``."""
+        """Return the row as plain data; the keys are those of ``compare --json``."""
         return {
             "schedule": self.schedule,
             **self.trace.measures(),
@@ -356,7 +356,7 @@ class _Run:
 
 
 def _by_time(row: Row) -> tuple[bool, int, str]:
-    """What fits first, then the fastest."""
+    """Return what fits first, then the fastest."""
     return not row.trace.fits, row.trace.cost_ns, row.schedule
 
 

@@ -82,7 +82,7 @@ def load_experiment(path: str | os.PathLike[str], fast: bool = False) -> Experim
 
 
 def experiment_file(path: str | os.PathLike[str]) -> Path:
-    """The file of an experiment that is given by its folder or its file."""
+    """Return the file of an experiment that is given by its folder or its file."""
     path = Path(path)
     if path.is_dir():
         return path / FILE
@@ -92,7 +92,7 @@ def experiment_file(path: str | os.PathLike[str]) -> Path:
 
 
 def experiment_name(file: Path) -> str:
-    """What an experiment is called: as its folder, or as its file if that has no folder to itself."""
+    """Return what an experiment is called: as its folder, or as its file if that has no folder to itself."""
     return file.resolve().parent.name if file.name == FILE else file.stem
 
 

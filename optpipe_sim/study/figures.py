@@ -72,7 +72,7 @@ def _figure_file(name: str) -> Path | None:
 
 
 def _name(name: str) -> str:
-    """An experiment's name, also from the path of its folder or file."""
+    """Return an experiment's name, also from the path of its folder or file."""
     file = experiment_file(name)
     return experiment_name(file) if file.name == FILE or file.is_file() else name
 

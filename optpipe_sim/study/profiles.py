@@ -71,7 +71,7 @@ def _estimated(given: Any) -> dict[str, Any]:
 
 
 def _stem(key: str) -> str:
-    """A key without its unit; keys with the same meaning have the same stem."""
+    """Return a key without its unit; keys with the same meaning have the same stem."""
     if key in _SAME:
         return _SAME[key]
     units = (*TIME_UNITS, *BYTE_UNITS)

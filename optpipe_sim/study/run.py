@@ -307,7 +307,7 @@ def _how(record: Record) -> Row:
 def _manifest(
     experiment: Experiment, points: Sequence[Point], how: dict[str, Any]
 ) -> dict[str, Any]:
-    """The provenance of a table; no names of machines, people or folders."""
+    """Return the provenance of a table; no names of machines, people or folders."""
     return {
         "name": experiment.name,
         "question": experiment.question,

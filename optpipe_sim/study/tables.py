@@ -50,7 +50,7 @@ def _spaced(text: str) -> str:
 
 
 def load_table(folder: str | os.PathLike[str], name: str) -> list[Row]:
-    """The rows of a table, every column in each; lists are as the tasks gave them.
+    """Return the rows of a table, every column in each; lists are as the tasks gave them.
 
     Raises:
         OptPipeError: where there is none, or the file is damaged.
@@ -72,7 +72,7 @@ def load_table(folder: str | os.PathLike[str], name: str) -> list[Row]:
 
 
 def load_csv(path: str | os.PathLike[str]) -> list[dict[str, str]]:
-    """The rows of a table's CSV, as texts."""
+    """Return the rows of a table's CSV, as texts."""
     rows = list(csv.DictReader(io.StringIO(read_text(path))))
     if any(None in row or None in row.values() for row in rows):
         raise OptPipeError(f"{path}: a row has another number of columns (truncated?); {HOW}")
@@ -80,7 +80,7 @@ def load_csv(path: str | os.PathLike[str]) -> list[dict[str, str]]:
 
 
 def load_manifest(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
-    """The manifest of a table: its parameters, versions and points."""
+    """Return the manifest of a table: its parameters, versions and points."""
     path = Path(folder) / f"{name}.manifest.json"
     if not path.exists():
         raise OptPipeError(f"{path}: no such file; {HOW} experiments/{name}")
@@ -89,7 +89,7 @@ def load_manifest(folder: str | os.PathLike[str], name: str) -> dict[str, Any]:
 
 
 def table_names(folder: str | os.PathLike[str]) -> list[str]:
-    """The tables in a folder."""
+    """Return the tables in a folder."""
     return sorted(path.stem for path in Path(folder).glob("*.parquet"))
 
 

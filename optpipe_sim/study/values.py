@@ -18,7 +18,7 @@ RELATIVE = re.compile(r"(\d+(?:\.\d+)?)\s*x\s+(\S+)( or device)?")
 
 
 def kind_of(annotation: Any) -> str:
-    """The word in ``Annotated[..., word]``."""
+    """Return the word in ``Annotated[..., word]``."""
     return str(get_args(annotation)[1]) if get_origin(annotation) is Annotated else ""
 
 

@@ -15,7 +15,7 @@ SOLVERS = ("numpy", "numba", "scipy", "ortools", "highspy", "pyomo", "gurobipy")
 
 
 def versions(packages: Iterable[str]) -> dict[str, str | None]:
-    """The versions of this package, of Python and of some packages; None: not installed."""
+    """Return the versions of this package, of Python and of some packages; None: not installed."""
     found: dict[str, str | None] = {
         "optpipe_sim": __version__,
         "python": platform.python_version(),
@@ -30,7 +30,7 @@ def versions(packages: Iterable[str]) -> dict[str, str | None]:
 
 @lru_cache(maxsize=1)
 def commit() -> str | None:
-    """The commit of the checkout that this code is run from, with a ``+`` where files of the package
+    """Return the commit of the checkout that this code is run from, with a ``+`` where files of the package
     differ from it; None where it is no checkout, or there is no git."""
     here = str(Path(__file__).parent.parent)
 

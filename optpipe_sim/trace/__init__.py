@@ -84,7 +84,7 @@ class Trace:
         )
 
     def _repr_html_(self) -> str:
-        """A small table with a picture, for notebooks."""
+        """Return a small table with a picture, for notebooks."""
         rows = {
             "schedule": self.schedule.meta.get("name", "schedule"),
             "profile": self.profile.name,
@@ -126,7 +126,7 @@ class Trace:
         )
 
     def span(self, op: Op) -> Span:
-        """The span of one op.
+        """Return the span of one op.
 
         Raises:
             OptPipeError: where the schedule does not have this op.
@@ -331,7 +331,7 @@ class Trace:
     # -- all of it --------------------------------------------------------------------------------
 
     def measures(self) -> dict[str, Any]:
-        """The measures as plain data; the keys are those of ``simulate --json``."""
+        """Return the measures as plain data; the keys are those of ``simulate --json``."""
         return {
             "makespan_ns": self.makespan_ns,
             "cost_ns": self.cost_ns,

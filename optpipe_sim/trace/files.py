@@ -50,7 +50,7 @@ def read_fields(data: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 
 def _whole(data: Mapping[str, Any], key: str, size: int, source: str) -> np.ndarray:
-    """The `size` whole numbers under a key of a trace file."""
+    """Return the `size` whole numbers under a key of a trace file."""
     values = data.get(key)
     fine = isinstance(values, list) and len(values) == size
     if not fine or any(type(value) is not int or abs(value) > 2**62 for value in values or ()):

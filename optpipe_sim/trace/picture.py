@@ -15,19 +15,19 @@ DPI = 60
 
 
 def overview_of(trace: Any, start: int | str | None, end: int | str | None) -> Any:
-    """The figure of `plot.overview`."""
+    """Return the figure of `plot.overview`."""
     return import_module("optpipe_sim.plot.picture").overview(trace, start, end)
 
 
 def picture_html(trace: Any) -> str:
-    """The overview as a small picture in HTML; empty for a trace that is too long."""
+    """Return the overview as a small picture in HTML; empty for a trace that is too long."""
     if len(trace.schedule) > MOST_OPS:
         return ""
     return _as_html(overview_of(trace, None, None))
 
 
 def curve_html(frontier: Any) -> str:
-    """The figure of `plot.frontier_chart` as a small picture in HTML."""
+    """Return the figure of `plot.frontier_chart` as a small picture in HTML."""
     return _as_html(import_module("optpipe_sim.plot.frontier").frontier_chart(frontier))
 
 

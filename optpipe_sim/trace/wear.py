@@ -37,7 +37,8 @@ class Wear(NamedTuple):
 
 
 def most_written(profile: CostProfile) -> int:
-    """The bytes that one microbatch writes to the drives of a node if everything that may is offloaded."""
+    """Return the bytes that one microbatch writes to the drives of a node if everything that may is
+    offloaded."""
     written = [0] * profile.nodes
     for cost, device in zip(profile.stages, profile.placement, strict=True):
         parts = cost.slices or (cost,)
@@ -46,7 +47,7 @@ def most_written(profile: CostProfile) -> int:
 
 
 def wear_of(schedule: Schedule, profile: CostProfile, cost_ns: int) -> Wear | None:
-    """The wear of a schedule whose iterations take so long; None where offloads go to the host."""
+    """Return the wear of a schedule whose iterations take so long; None where offloads go to the host."""
     offload = profile.offload
     if offload is None or offload.nvme is None:
         return None

@@ -102,7 +102,7 @@ class Locks:
             return False
 
     def _age(self, path: Path) -> float:
-        """How long before our own last touch a file was written or touched, in seconds."""
+        """Return how long before our own last touch a file was written or touched, in seconds."""
         try:
             ours = (self.folder / RUNNING / self.owner).stat().st_mtime
             return ours - path.stat().st_mtime

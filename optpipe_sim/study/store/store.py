@@ -48,11 +48,11 @@ class Store:
         write_text(self._path(key), json.dumps({"key": key, **asdict(record)}) + "\n")
 
     def get(self, key: str) -> Record | None:
-        """A finished point; None where there is none, or its file is not whole."""
+        """Return a finished point; None where there is none, or its file is not whole."""
         return self._read(key)[0]
 
     def find(self, keys: Iterable[str]) -> tuple[dict[str, Record], int]:
-        """Those of the points that are finished, and how many files were not whole."""
+        """Return those of the points that are finished, and how many files were not whole."""
         found, broken = {}, 0
         for key in keys:
             record, damaged = self._read(key)

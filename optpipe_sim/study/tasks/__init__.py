@@ -57,7 +57,7 @@ class Task:
     options: tuple[str, SolveOptions] | None = None
 
     def collected(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of an experiment's keys as the function takes them: options as one object.
+        """Return the values of an experiment's keys as the function takes them: options as one object.
 
         Raises:
             OptPipeError: for options that make no sense.
@@ -81,12 +81,12 @@ class Task:
 
 
 def task_names() -> list[str]:
-    """Every task there is."""
+    """Return every task there is."""
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
 def load_task(name: str, folder: Path = Path(), source: str = "") -> Task:
-    """The task of that name; a name with dots is a module of your own, like those here, and one that
+    """Return the task of that name; a name with dots is a module of your own, like those here, and one that
     ends in ``.py`` a file in `folder`.
 
     Args:

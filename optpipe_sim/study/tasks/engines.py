@@ -39,7 +39,7 @@ def run(
     solver: str = "highs",
     cores: Count = 1,
 ) -> list[Row]:
-    """What an engine has ``after_s`` each of some `times`, from one run up to `time_limit` (or the
+    """Return what an engine has ``after_s`` each of some `times`, from one run up to `time_limit` (or the
     last of them, if sooner).
 
     ``milp`` and ``cpsat`` know the closed-form bounds whatever the start; ``search`` (annealing
@@ -93,7 +93,7 @@ def run(
 
 
 def by_then(incumbents: Curve, bounds: Curve, before: float, at: float) -> Row:
-    """The best incumbent and bound up to second `at`, and the improvements since second `before`."""
+    """Return the best incumbent and bound up to second `at`, and the improvements since second `before`."""
     best = min((ns for when, ns in incumbents if when <= at), default=None)
     bound = max(ns for when, ns in bounds if when <= at)
     return {
@@ -106,7 +106,7 @@ def by_then(incumbents: Curve, bounds: Curve, before: float, at: float) -> Row:
 
 
 def improving(curve: Iterable[tuple[float, int]], down: bool) -> list[tuple[float, int]]:
-    """The points of a curve, by time, that are better than all before them."""
+    """Return the points of a curve, by time, that are better than all before them."""
     kept: list[tuple[float, int]] = []
     for when, ns in sorted(curve):
         if not kept or (ns < kept[-1][1] if down else ns > kept[-1][1]):

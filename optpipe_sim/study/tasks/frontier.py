@@ -27,7 +27,7 @@ def run(
     cores: Count = 1,
     options: SolveOptions = SolveOptions(time_limit=10.0),  # noqa: B008  (frozen)
 ) -> list[Row]:
-    """A family of `schedules`, of which the fastest that fits counts at each limit, or, with
+    """Return a family of `schedules`, of which the fastest that fits counts at each limit, or, with
     `chunks`, what `solvers.frontier` finds and proves with so many.
 
     ``part`` is ``alone`` (a schedule without a limit: what it takes of memory and time), ``family``
@@ -91,7 +91,7 @@ def _plans(name: str) -> bool:
 def _replay(
     name: str, profile: Profile, microbatches: int, limit: int | None, objective: str
 ) -> Trace | None:
-    """The replay under a limit; None where it does not fit.
+    """Return the replay under a limit; None where it does not fit.
 
     Raises:
         InvalidSchedule: for what the profile does not admit.

@@ -33,7 +33,7 @@ def run(
     cores: Count = 1,
     options: SolveOptions = SolveOptions(time_limit=10.0),  # noqa: B008  (frozen)
 ) -> list[Row]:
-    """Each schedule made for the costs that are `assumed`, and made for those of `profile`, both run
+    """Return each schedule made for the costs that are `assumed`, and made for those of `profile`, both run
     with those of `profile` (``planned_for`` says which), under one memory limit.
 
     Stages are cut into `chunks` per device; `optpipe` is `solve` with the time limit, and starts
@@ -73,7 +73,7 @@ def run(
 
 
 def with_others(profile: Profile, other: Profile, devices: Sequence[int]) -> Profile:
-    """The profile with the costs of `other` for the stages on some devices.
+    """Return the profile with the costs of `other` for the stages on some devices.
 
     Raises:
         OptPipeError: where they are cut in different numbers of stages, or a device does not exist.

@@ -21,7 +21,7 @@ def run(
     memory_limit: Limit = None,
     objective: Literal["flush", "span"] = "flush",
 ) -> Row:
-    """The measures of the replay. Where the schedule does not fit, ``fits`` is False and they are
+    """Return the measures of the replay. Where the schedule does not fit, ``fits`` is False and they are
     those without the limit; where it cannot be built there are none. ``reason`` says why."""
     profile = replace(profile, memory_limit=profile.limits(memory_limit))
     try:
@@ -33,7 +33,7 @@ def run(
 
 
 def measures(trace: Trace) -> Row:
-    """The columns of a replay: `Trace.measures` with a column for each cause of idle time and the
+    """Return the columns of a replay: `Trace.measures` with a column for each cause of idle time and the
     peak of the fullest device."""
     found = trace.measures()
     idle, peaks = found.pop("idle_ns"), found.pop("peak_bytes")
@@ -48,5 +48,5 @@ def measures(trace: Trace) -> Row:
 
 
 def refused(error: OptPipeError) -> Row:
-    """The row of what cannot be built under its limit, or at all."""
+    """Return the row of what cannot be built under its limit, or at all."""
     return {"fits": False, "reason": str(error)}

@@ -21,7 +21,7 @@ def run(
     cores: Count = 1,
     options: SolveOptions = SolveOptions(time_limit=10.0),  # noqa: B008  (frozen)
 ) -> Row:
-    """The result of `solve`, its schedule's measures, and its improvements over time.
+    """Return the result of `solve`, its schedule's measures, and its improvements over time.
 
     ``incumbents`` and ``bounds`` are lists of [seconds, ns]. ``warm_start`` ``none`` starts the
     engine from nothing, ``best`` from the best of AdaOffload and the published schedules. ``workers``
