@@ -15,7 +15,7 @@ from ..stage_cost import StageCost
 from .layer import Gemm, Layer, Work, device_parameters, layer
 from .levels import stage_levels
 from .machine_files import load_machine
-from .machines import Machine, MachineError, Rates
+from .machines import Machine, Rates
 from .model_files import load_model
 from .models import Model, embedding_parameters, head_parameters
 from .parallelism import (
@@ -148,26 +148,12 @@ def estimate(
         latency_ns=latency,
         occupancy_ns=occupancy,
         offload=section,
-        memory_limit=(_usable_bytes(machine),) * layout.pipeline,
+        memory_limit=(machine.limit_bytes(),) * layout.pipeline,
         meta=provenance(
             model, machine, layout, replace(work, seq=seq), counts, plan.facts(counts), lengths
         ),
         items=tuple(map(Item.costing, own, moved)),
     )
-
-
-def _usable_bytes(machine: Machine) -> int:
-    """The memory that a device has for training.
-
-    Raises:
-        MachineError: where there is none.
-    """
-    if machine.usable_bytes <= 0:
-        raise MachineError(
-            f"machine {machine.name}: achieved.context_gib {machine.rates.context_gib} leaves"
-            f" nothing of memory_gib {machine.memory_gib}"
-        )
-    return machine.usable_bytes
 
 
 class _Parts(NamedTuple):

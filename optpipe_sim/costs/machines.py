@@ -211,6 +211,19 @@ class Machine:
         """Memory of a device that training can use."""
         return int((self.memory_gib - self.rates.context_gib) * 2**30)
 
+    def limit_bytes(self) -> int:
+        """Return that memory.
+
+        Raises:
+            MachineError: if there is none.
+        """
+        if self.usable_bytes <= 0:
+            raise MachineError(
+                f"machine {self.name}: achieved.context_gib {self.rates.context_gib} leaves"
+                f" nothing of memory_gib {self.memory_gib}"
+            )
+        return self.usable_bytes
+
     def with_rates(self, rates: Rates) -> Machine:
         """The machine with other rates."""
         return replace(self, rates=rates)
