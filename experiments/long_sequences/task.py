@@ -19,7 +19,7 @@ from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Count, Row
 from optpipe_sim.trace import Trace
 
-VERSION = 2
+VERSION = 3
 GIB = 2**30
 TP = 8  # all devices of a node
 SHORTEST = 8192  # tokens of a slice, on each of the devices that share it

@@ -10,6 +10,7 @@ from math import sqrt
 from typing import NamedTuple
 
 from ..errors import OptPipeError
+from ..op_table import in_proportion
 from ..profile.parts import join
 from ..stage_cost import RecomputeLevel, StageCost
 from .layer import Layer, Work
@@ -121,7 +122,8 @@ def in_slices(
     that exchange heads have the earlier ones of their heads already. Keys and values stay at every level of
     recomputation; levels that do not pay for every length are left out. Backward passes add up the gradients of the keys
     and values of all slices but the last: they are static bytes of each stage, in the format of the keys, as for
-    one microbatch after the other there.
+    one microbatch after the other there. No copy moves keys and values, which the backward passes of later slices
+    read, too.
 
     Args:
         kinds: plain and expert layers of each stage.
@@ -174,8 +176,17 @@ def _placed(
             one, t_ns=one.t_ns + again, keep_bytes=keep, work_bytes=work_bytes, b_work_bytes=b_work
         )
 
+    # later slices' backward passes read the keys and values as well, so they are never offloaded
+    moved = min(cost.offloadable, cost.act_bytes - kv)
+    out, back = (
+        None if time is None else in_proportion(time, moved, cost.offloadable)
+        for time in (cost.t_offload_ns, cost.t_reload_ns)
+    )
     return replace(
         cost,
+        offload_bytes=moved,
+        t_offload_ns=out,
+        t_reload_ns=back,
         t_f_ns=cost.t_f_ns + more["F"],
         t_b_ns=cost.t_b_ns + more["B"],
         kv_bytes=kv,

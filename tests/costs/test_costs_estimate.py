@@ -292,6 +292,7 @@ def test_slices_add_up_to_the_sequence() -> None:
     assert part.kv_bytes == 8 * 65536 // 8 * 2 * 8 * 128 * 2  # layers, tokens, K and V, heads, bf16
     assert full is not None
     assert full.keep_bytes == part.kv_bytes + 8 * 65536 // 8 * 4096 * 2
+    assert part.offload_bytes == part.act_bytes - part.kv_bytes  # which later backward passes read
     # gradients of the keys and values of all slices but the last, until their own backward
     layers = of(8).meta["layers_per_stage"]
     alone = estimate("llama3-8b", "h100", 4, seq=65536 // 8, layers=layers).stages[1]
