@@ -47,6 +47,7 @@ COMMON: dict[str, Callable[[str], Any]] = {"recompute": str, "layers": int, "apa
 _CHUNKS = {"chunks": int}
 _SLICES = {"slices": int}  # an option of all schedules for which `build` can cut sequences
 _GROUPED = {"chunks": int, "group": int, **_SLICES}
+_PLANNED: dict[str, Callable[[str], Any]] = {"limit": parse_size, "chunks": int, "placement": str}
 _OFFLOADED = {"chunks": int, "group": int, "offloaded": int, **_SLICES}
 
 REGISTRY: dict[str, Entry] = {
@@ -81,12 +82,8 @@ REGISTRY: dict[str, Entry] = {
     "mario": Entry(
         "checkpointing.mario", "mario", {"chunks": int, "level": str, "limit": parse_size}
     ),
-    "adaoffload": Entry(
-        "adaoffload.adaoffload", "adaoffload", {"limit": parse_size, "chunks": int}, whole=True
-    ),
-    "adaoffload-r": Entry(
-        "adaoffload.mixed", "mixed", {"limit": parse_size, "chunks": int}, whole=True
-    ),
+    "adaoffload": Entry("adaoffload.adaoffload", "adaoffload", _PLANNED, whole=True),
+    "adaoffload-r": Entry("adaoffload.mixed", "mixed", _PLANNED, whole=True),
 }
 
 WHOLE = tuple(name for name, entry in REGISTRY.items() if not entry.sliced)  # sequences are not cut

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import SEEDS, profiles
 
+from experiments.solve_quality.cases import synthetic
 from optpipe_sim import CostProfile, Schedule, build, check, estimate, simulate
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.errors import InvalidSchedule, NoSolution, OutOfMemory
@@ -19,6 +20,7 @@ from optpipe_sim.ops import BW, B, F, O, Op, R, W
 from optpipe_sim.schedule import validate
 from optpipe_sim.schedules.adaoffload.adaoffload import SETTINGS, adaoffload, state
 from optpipe_sim.schedules.adaoffload.runs import Problem, Setting
+from optpipe_sim.schedules.adaoffload.waves import WAVES, Wave, play
 
 
 @st.composite
@@ -51,6 +53,54 @@ def test_no_setting_deadlocks_and_the_replay_is_never_later(
         claimed = np.concatenate(run.log)
         assert (trace.start_ns <= claimed[:, state.START]).all()
         assert (trace.end_ns <= claimed[:, state.END]).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(tight(), st.integers(1, 6), st.sampled_from(WAVES))
+def test_no_wave_deadlocks(profile: CostProfile, microbatches: int, wave: Wave) -> None:
+    found = play(Problem(profile, microbatches, profile.memory_limit), wave)
+    assert found is not None
+    assert found.setting == wave
+    schedule = found.schedule(microbatches)
+    assert check(schedule, profile) == []
+    trace = simulate(schedule, profile)
+    assert all(a <= b for a, b in zip(trace.peak_bytes, trace.memory_limit, strict=True))
+
+
+def test_one_microbatch_in_so_many_is_never_offloaded() -> None:
+    profile = uniform(6, 300, copy_ns=20)
+    schedule = adaoffload(profile, 12, every=4, express=2)
+    moved = {op.microbatch for program in schedule.programs for op in program if op.kind is O}
+    assert moved
+    assert not moved & {2, 6, 10}
+    assert check(schedule, profile) == []
+
+
+@pytest.mark.parametrize(
+    ("placement", "slots", "most_ns"),
+    [
+        ("loop", 4, 1524),  # what work alone takes
+        ("loop", 2, 1590),  # 1672 without waves, at least 1567
+        ("vee", 4, 1540),  # 1622, 1524
+        ("vee", 2, 1630),  # 1755, 1596
+    ],
+)
+def test_two_chunks_interleaved_or_in_a_v(placement: str, slots: int, most_ns: int) -> None:
+    profile = synthetic(8, slots)
+    schedule = build(f"adaoffload:chunks=2,placement={placement}", profile, 24)
+    assert schedule.shape.placement_name == placement
+    assert check(schedule, profile) == []
+    trace = simulate(schedule, profile)
+    assert max(trace.peak_bytes) <= 200 * slots
+    assert trace.makespan_ns <= most_ns
+
+
+def test_a_placement_alone_and_an_unknown_one() -> None:
+    profile = uniform(3, 300)
+    assert build("adaoffload:placement=vee", profile, 6).shape.chunks == 2
+    assert build("adaoffload:placement=loop", profile, 6) == build("adaoffload", profile, 6)
+    with pytest.raises(InvalidSchedule, match="placement: expected loop or vee, got 'ring'"):
+        build("adaoffload:placement=ring", profile, 6)
 
 
 @settings(deadline=None, max_examples=60)

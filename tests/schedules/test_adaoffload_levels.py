@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from recompute_cases import profile
 from unit_profiles import unit_profile
 
-from optpipe_sim import CostProfile, build, check, load_profile, simulate
+from optpipe_sim import CostProfile, Schedule, build, check, load_profile, simulate
 from optpipe_sim.errors import NoSolution, OutOfMemory
 
 
@@ -83,6 +84,21 @@ def test_valid_within_the_limit_and_never_slower_than_without_levels(
     assert max(trace.peak_bytes) <= limit
     if plain is not None:
         assert trace.makespan_ns <= plain.makespan_ns
+
+
+def test_recomputation_moves_out_of_backwards_where_devices_wait() -> None:
+    """Inside backwards alone this takes 294: the C's run while gradients are under way."""
+    offload = {"t_offload_ns": 24, "t_reload_ns": 24}
+    costs = profile(4, offload=offload, memory_limit_bytes=200)
+    schedule = build("adaoffload-r", costs, 8)
+    counts = schedule_counts(schedule)
+    assert 0 < counts["C"] < sum(row > 0 for row in schedule.levels.table.flat)
+    assert check(schedule, costs) == []
+    assert simulate(schedule, costs).makespan_ns == 291
+
+
+def schedule_counts(schedule: Schedule) -> Counter[str]:
+    return Counter(op.kind.name for program in schedule.programs for op in program)
 
 
 def test_without_levels_or_limit_it_is_adaoffload() -> None:

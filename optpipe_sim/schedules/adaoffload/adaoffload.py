@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import chain
 
 from ...bounds.bounds import naive
 from ...errors import InvalidSchedule, NoSolution
@@ -12,6 +13,7 @@ from ...sim import require_limit, simulate
 from ...trace import OBJECTIVES
 from . import state
 from .runs import UNBOUNDED, Greedy, Problem, Setting
+from .waves import WAVES, Wave, play
 
 # In the order of their marginal gain, found by a greedy cover of 400 random settings over 170
 # instances (uniform and uneven stages, 1 to 3 chunks, 2 to 16 devices, scarce and ample memory,
@@ -50,7 +52,7 @@ SETTINGS = tuple(
     )
 )
 # The same for several chunks per device, from 450 settings and 124 instances.
-CHUNKED = tuple(
+_CHUNKED = tuple(
     Setting(*values)
     for values in (
         (0, 300, UNBOUNDED, 1, 1000, 1, 0, 0, 1, 1500),
@@ -79,12 +81,17 @@ CHUNKED = tuple(
         (1, 300, 1, 1, 1000, 3, 1, 1, 0, 700),
     )
 )
+# With several chunks waves are mostly better: two of them after each setting.
+CHUNKED: tuple[Setting | Wave, ...] = tuple(
+    chain.from_iterable((way, *WAVES[2 * at : 2 * at + 2]) for at, way in enumerate(_CHUNKED))
+)
 # The setting that needs the least memory, tried last: one microbatch on a device at a time.
 LAST_RESORT = Setting(depth=1)
 MOST_WORK = (
     2**14
 )  # stages x microbatches x runs; larger problems get fewer runs, but at least LEAST_RUNS
 LEAST_RUNS = 8
+PLACEMENTS = ("loop", "vee")
 
 
 def adaoffload(
@@ -93,6 +100,7 @@ def adaoffload(
     limit: int | Sequence[int] | None = None,
     chunks: int | None = None,
     objective: str = "flush",
+    placement: str | None = None,
     **parameters: int,
 ) -> Schedule:
     """Run as many forwards as memory and copy engines permit before the first backward.
@@ -116,9 +124,9 @@ def adaoffload(
             microbatches: m.
             limit: bytes per device, static included: one number, or one per device. None: the
                 profile's own; without a limit nothing is offloaded.
-            chunks: re-chunk the profile to this number per device, placed in a loop. objective: the
-                criterion for the best run: ``flush`` (makespan) or ``span``. parameters: run a
-                single setting, with these parameters; see `runs.Setting`.
+            chunks, placement: re-chunk the profile, see `rechunked`. objective: the criterion for
+                the best run: ``flush`` (makespan) or ``span``. parameters: run a single setting,
+                with these parameters; see `runs.Setting`.
 
         Raises:
             OutOfMemory: if the limit is below what one microbatch needs; names the least limit.
@@ -134,12 +142,11 @@ def adaoffload(
         if key not in Setting._fields:
             known = ", ".join(Setting._fields)
             raise InvalidSchedule(f"adaoffload: unknown parameter {key!r}; known are {known}")
-    if chunks is not None:
-        profile = profile.rechunk(chunks)
+    profile = rechunked(profile, chunks, placement)
     limits = profile.limits(limit)
     if limits is not None:
         require_limit(profile, limits)
-    settings = SETTINGS if profile.chunks == 1 else CHUNKED
+    settings: Sequence[Setting | Wave] = SETTINGS if profile.chunks == 1 else CHUNKED
     if parameters:
         settings = (Setting()._replace(**parameters),)
     shape = profile.shape(microbatches)
@@ -156,8 +163,25 @@ def adaoffload(
     raise NoSolution("adaoffload: no run of the greedy keeps the host limit; raise it")
 
 
+def rechunked(profile: CostProfile, chunks: int | None, placement: str | None) -> CostProfile:
+    """Return the profile with `chunks` per device, in a ``loop`` or a ``vee``. Without a placement
+    in a loop; with one only, ``vee`` has two chunks, ``loop`` as many as the profile; with
+    neither, the profile itself.
+
+    Raises:
+        InvalidSchedule: for an unknown placement.
+        ProfileError: if the profile cannot be cut or placed so.
+    """
+    if placement not in (None, *PLACEMENTS):
+        raise InvalidSchedule(f"placement: expected {' or '.join(PLACEMENTS)}, got {placement!r}")
+    if chunks is None and placement is None:
+        return profile
+    default = 2 if placement == "vee" else profile.chunks
+    return profile.rechunk(default if chunks is None else chunks, placement or "loop")
+
+
 def best_run(
-    problem: Problem, settings: Sequence[Setting] = SETTINGS, objective: str = "flush"
+    problem: Problem, settings: Sequence[Setting | Wave] = SETTINGS, objective: str = "flush"
 ) -> Greedy | None:
     """Return the run with the least cost; of equal ones, the one with the fewest offloads."""
     least = naive(problem.profile, problem.microbatches, objective)
@@ -165,7 +189,7 @@ def best_run(
     best_key = (state.FOREVER, 0)
     for setting in settings:
         stop = best_key[0] if objective == "flush" else state.FOREVER
-        found = problem.play(setting, stop)
+        found = play(problem, setting, stop)
         if found is None:
             continue
         key = (found.cost_ns(objective), found.offloads)
@@ -180,8 +204,8 @@ def _attempts(
     profile: CostProfile,
     microbatches: int,
     limits: Sequence[int] | None,
-    settings: Sequence[Setting],
-) -> Iterator[tuple[Problem, Sequence[Setting]]]:
+    settings: Sequence[Setting | Wave],
+) -> Iterator[tuple[Problem, Sequence[Setting | Wave]]]:
     """Yield runs to try until the replay also keeps the host limit: it may start copies earlier
     than the greedy did, as ops in a program do not wait for host memory."""
     yield Problem(profile, microbatches, limits), settings

@@ -21,8 +21,10 @@ from ...schedule import Schedule
 from ...sim import require_limit, simulate
 from ...trace import OBJECTIVES
 from . import state
-from .adaoffload import CHUNKED, LEAST_RUNS, MOST_WORK, SETTINGS, adaoffload, host_holds
+from .adaoffload import CHUNKED, LEAST_RUNS, MOST_WORK, SETTINGS, adaoffload, host_holds, rechunked
+from .apart import apart_where_faster
 from .runs import Greedy, Problem, Setting
+from .waves import Wave, play
 
 SHARES = tuple(
     Fraction(part, 8) for part in (2, 4, 6, 8)
@@ -62,29 +64,31 @@ def mixed(
     limit: int | Sequence[int] | None = None,
     chunks: int | None = None,
     objective: str = "flush",
+    placement: str | None = None,
 ) -> Schedule:
     """Run AdaOffload with activations that may also be recomputed, each at its own level, inside
-    backwards.
+    backwards or by ops C of their own.
 
     Pairs of levels (no recomputation counts as one) are tried, at first with the same share of each
     stage's microbatches at the heavier level; then the shares of single stages grow or shrink as
     long as that shortens the iteration, or reduces recomputation at the same time. AdaOffload's
     greedy offloads of the rest whatever the memory limit requires. So copies are used if they can
-    be hidden, and recomputation if they cannot. At p = 4, m = 6, cells of 1, copies of 10, a level
+    be hidden, and recomputation if they cannot. Finally recomputations move out of their
+    backwards where a device would wait, see `apart`. At p = 4, m = 6, cells of 1, copies of 10, a level
     that recomputes all in 1, room for two activations::
 
-        0 F0  F1  F2  F3  F4  F5  .   BW0         BW1         .   .   BW2         BW3         .   .   BW4         BW5
-        1 .   F0  F1  .   .   .   B0  W0  B1  F2  W1  F3  .   .   B2  W2  B3  F4  W3  F5  .   .   B4  W4  B5  W5  .   .   .
-        2 .   .   F0  F1  .   B0  W0  B1  W1  .   F2  .   F3  B2  W2  B3  W3  .   F4  .   F5  B4  W4  B5  W5  .   .   .   .
-        3 .   .   .   F0  B0  F1  B1  W0  W1  .   .   F2  B2  F3  B3  W2  W3  .   .   F4  B4  F5  B5  W4  W5  .   .   .   .
+        0 F0  F1  F2  F3  F4  F5  C0  BW0     BW1         C2  .   .   BW2     BW3         C4  C5  .   BW4     BW5
+        1 .   F0  F1  .   .   .   B0  W0  B1  F2  W1  F3  .   .   B2  W2  B3  F4  W3  F5  .   .   B4  W4  B5  W5  .
+        2 .   .   F0  F1  .   B0  W0  B1  W1  .   F2  .   F3  B2  W2  B3  W3  .   F4  .   F5  B4  W4  B5  W5  .   .
+        3 .   .   .   F0  B0  F1  B1  W0  W1  .   .   F2  B2  F3  B3  W2  W3  .   .   F4  B4  F5  B5  W4  W5  .   .
 
     Args:
         profile: with its own chunks and placement, unless `chunks` is given; the offload section
             may be absent. Without levels this is `adaoffload`.
         microbatches: m.
         limit: bytes per device, static included: one number, or one per device. None: the profile's
-            own; without a limit everything is kept. chunks: re-chunk the profile to this number per
-            device, placed in a loop.
+            own; without a limit everything is kept. chunks, placement: re-chunk the profile, see
+            `adaoffload.rechunked`.
         objective: ``flush`` (makespan) or ``span``.
 
     Raises:
@@ -92,8 +96,7 @@ def mixed(
 
     Source: OptPipe's greedy (arXiv 2510.05186) as in `adaoffload`; recomputation is ours.
     """
-    if chunks is not None:
-        profile = profile.rechunk(chunks)
+    profile = rechunked(profile, chunks, placement)
     limits = profile.limits(limit)
     plain = profile.map_stages(lambda _, cost: replace(cost, recompute=()))
     if limits is None or not profile.has_levels or objective not in OBJECTIVES:
@@ -106,7 +109,8 @@ def mixed(
         schedule = search.best.schedule(microbatches)
         schedule.meta["setting"] = search.best.setting._asdict()
         if not search.best.offloads or host_holds(schedule, profile, limits):
-            found.append(schedule)
+            apart = apart_where_faster(schedule, profile, limits, objective)
+            found.append(apart if host_holds(apart, profile, limits) else schedule)
     try:
         found.append(adaoffload(plain, microbatches, limits, None, objective))
     except (OutOfMemory, NoSolution):
@@ -124,7 +128,7 @@ class _Tried(NamedTuple):
 
     cost_ns: int
     recomputing_ns: int
-    setting: Setting
+    setting: Setting | Wave
 
 
 class _Search:
@@ -136,7 +140,7 @@ class _Search:
     ) -> None:
         self.profile, self.microbatches = profile, microbatches
         self.limits, self.objective = limits, objective
-        self.settings = SETTINGS if profile.chunks == 1 else CHUNKED
+        self.settings: Sequence[Setting | Wave] = SETTINGS if profile.chunks == 1 else CHUNKED
         self.runs = EFFORT * max(LEAST_RUNS, MOST_WORK // (len(profile.stages) * microbatches))
         self.best: Greedy | None = None
         self.least = state.FOREVER, 0
@@ -167,7 +171,7 @@ class _Search:
         return [Part(Fraction(0), 0, 0), *mixed]
 
     def _try(
-        self, mix: Mix, settings: Sequence[Setting], stop_ns: int = state.FOREVER
+        self, mix: Mix, settings: Sequence[Setting | Wave], stop_ns: int = state.FOREVER
     ) -> _Tried | None:
         """Run a mix; None if no setting completes by `stop_ns`, or no runs are left."""
         levels = table_of(mix, self.profile, self.microbatches)
@@ -181,8 +185,8 @@ class _Search:
             problem = Problem(self.profile, self.microbatches, self.limits, levels=levels)
             for setting in settings[: max(0, self.runs)]:
                 self.runs -= 1
-                found = problem.play(
-                    setting, stop_ns if self.objective == "flush" else state.FOREVER
+                found = play(
+                    problem, setting, stop_ns if self.objective == "flush" else state.FOREVER
                 )
                 if found is None:
                     continue

@@ -1,28 +1,16 @@
-"""AdaOffload following waves, for devices with several chunks.
-
-A microbatch passes the pipeline as a wave, forward and back, with a separate pace in every chunk;
-the next microbatch follows one period later. The published V schedules are such orders: the fastest
-paces give ZB-V; slower ones, with which the chunks of a device take turns, give V-Half. The greedy
-follows an order as far as memory and copies allow, and handles warm-up and cool-down itself. A
-search finds the paces that suit the memory limit and the copies.
-
-Sources: Qi et al., Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), for building
-blocks made of paces; the greedy is AdaOffload (see there).
-"""
+"""Search over waves for AdaOffload, on devices with several chunks: the paces that suit the memory
+limit and the copies (see `schedules.adaoffload.waves`)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from random import Random
 
-import numpy as np
-
 from ...errors import OptPipeError
-from ...ops import B, F, OpKind, W
-from ...profile import CostProfile
 from ...schedule import Schedule
-from ...schedules.adaoffload.runs import Order, Setting
 from ...schedules.adaoffload.runs import Problem as Runs
+from ...schedules.adaoffload.runs import Setting
+from ...schedules.adaoffload.waves import wave_order
 from ..problem import Problem
 
 SETTINGS: dict[
@@ -46,33 +34,6 @@ RANDOM_RUNS = (
 )
 CHANGES = 0.7
 POOL = 8  # good ones to change, of different costs
-
-
-def wave_order(profile: CostProfile, microbatches: int, waves: Mapping[str, int]) -> Order:
-    """Compute when each op is due, in waves.
-
-    Args:
-        profile: with its chunks and placement; any.
-        microbatches: m.
-        waves: ``forward0``, ``backward0``, ...: the pace of a wave in a chunk: its time per stage,
-            in thousandths of the F (the B) and the communication after it; ``defer``: how long
-            after its B a W is due, in thousandths of the work on p microbatches; ``window``: see
-            `Order`, in thousandths of a typical F.
-    """
-    durations, latency, p = profile.durations_ns, profile.t_comm_ns, profile.devices
-    stages = len(profile.stages)
-    period = int(np.bincount(profile.placement, durations[[F, B, W]].sum(axis=0), p).max())
-    first = np.zeros((len(OpKind), stages), np.int64)
-    now = 0
-    for s in range(stages):
-        first[F, s] = now
-        now += waves[f"forward{s // p}"] * (int(durations[F, s]) + latency) // 1000
-    for s in reversed(range(stages)):
-        first[B, s] = now
-        first[W, s] = now + int(durations[B, s]) + waves["defer"] * p * period // 1000
-        now += waves[f"backward{s // p}"] * (int(durations[B, s]) + latency) // 1000
-    due = first[:, :, None] + period * np.arange(microbatches, dtype=np.int64)
-    return Order(due, waves["window"] * int(np.median(durations[F])) // 1000)
 
 
 def wave_search(
