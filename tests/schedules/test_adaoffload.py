@@ -67,15 +67,6 @@ def test_no_wave_deadlocks(profile: CostProfile, microbatches: int, wave: Wave) 
     assert all(a <= b for a, b in zip(trace.peak_bytes, trace.memory_limit, strict=True))
 
 
-def test_one_microbatch_in_so_many_is_never_offloaded() -> None:
-    profile = uniform(6, 300, copy_ns=20)
-    schedule = adaoffload(profile, 12, every=4, express=2)
-    moved = {op.microbatch for program in schedule.programs for op in program if op.kind is O}
-    assert moved
-    assert not moved & {2, 6, 10}
-    assert check(schedule, profile) == []
-
-
 @pytest.mark.parametrize(
     ("placement", "slots", "most_ns"),
     [

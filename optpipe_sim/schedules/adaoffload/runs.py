@@ -40,9 +40,6 @@ class Setting(NamedTuple):
         reload_first: 1 grants memory to a reload before a forward of the same instant. depth:
             microbatches in flight on a device, in thousandths of those that it has begun when B's
             arrive as early as possible; with uniform stages that is 1F1B's warm-up (0: unlimited).
-        every: on one chunk per device, one microbatch in so many, beginning with `express`, is
-            never offloaded. It passes the pipeline without waiting for reloads, and the copy engines
-            have fewer activations to move (0: any may be offloaded).
     """
 
     prefer: int = 0
@@ -55,8 +52,6 @@ class Setting(NamedTuple):
     keep: int = 0
     reload_first: int = 1
     depth: int = 0
-    every: int = 0
-    express: int = 0
 
 
 class Order(NamedTuple):
@@ -257,8 +252,6 @@ class Problem:
         micro[state.READY_F, 0] = 0
         micro[state.ACT], micro[state.MOVED] = self.costs.act, self.costs.moved
         micro[state.WEIGHT] = self.costs.weight
-        if setting.every and profile.chunks == 1:  # else the oldest one could need to be offloaded
-            micro[state.MOVED, :, setting.express % setting.every :: setting.every] = 0
         device[state.AWAKE], device[state.WOKEN] = 1, np.arange(p)
         chunks = int(device[state.COUNT].max())
         run = state.Run(

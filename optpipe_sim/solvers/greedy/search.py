@@ -34,8 +34,6 @@ CHOICES: dict[str, tuple[int, ...]] = {
     "keep": (0, 1),
     "reload_first": (0, 1),
     "depth": (0, 0, 700, 1000, 1200, 1500, 2000, 3000),
-    "every": (*(0,) * 8, 4, 5, 6, 7, 8, 10),
-    "express": tuple(range(10)),
 }
 PLAIN = 400  # runs with the true costs; all further runs use perturbed costs
 POOL = 8  # settings for these, of different costs: the best ones differ too little

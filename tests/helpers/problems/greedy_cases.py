@@ -34,6 +34,4 @@ def any_setting(random: Random) -> Setting:
         keep=random.randrange(2),
         reload_first=random.randrange(2),
         depth=random.choice((0, 1, 1000, 1500)),
-        every=random.choice((0, 0, 1, 2, 3)),
-        express=random.randrange(3),
     )
