@@ -20,8 +20,9 @@ least T that any numbers allow is a bound.
   well. An op that runs counts as begun and as ended by the part of its time that is over:
   it allocates when it starts and releases when it ends, so that this makes it less. (Where they cannot
   hold, an activation above the limit costs more time than all work: that case is no cheaper.)
-- *Order*: no more B's than F's, less those on the host; no more R's than O's, no more W's than B's; each F
-  no more often than that of the stage before, each B no more often than that of the stage after.
+- *Order*: no more B's than F's, less those on the host, activations that stay counted apart from those that come
+  back (`DeviceRows`); no more R's than O's, no more W's than B's; each F no more often than that of the stage
+  before, each B no more often than that of the stage after.
 - *Waiting*: from the end of F to the start of its backward passes at least ``delay``; an activation that
   stays holds act_bytes all the while, an offloaded one what cannot be moved, O and R aside. Summed up
   that is at most the room summed over time until the last B starts, less what is `empty`.

@@ -41,6 +41,8 @@ class DeviceRows:
     above: int
     uses: list[list[tuple[Configuration, int]]] = field(init=False)
     timeless: dict[Part, list[int]] = field(init=False)  # ops that take no time, per phase
+    # per stage and level, how many activations stay on the device: terms of the model, and a number
+    staying: dict[tuple[int, int], tuple[Terms, int]] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         costs = self.device.costs
@@ -175,6 +177,11 @@ class DeviceRows:
                 self._equal([*self.times(part, 0, count), *terms], number * duration)
             if ways:
                 model.at_least(less([(moves, 1), *((variable, 1) for variable in again)]), -m)
+            for level, chosen, moved in (
+                (0, less((v, 1) for v in again), moves),
+                *((k, [(v, 1) for v in way[:3]], way.moved) for k, way in enumerate(ways, 1)),
+            ):
+                self.staying[i, level] = [*chosen, (moved, -1)], 0 if level else m
             stays, leaves = waits(device, i)
             held += m * stays
             room.append((moves, stays - leaves))
@@ -271,17 +278,26 @@ class DeviceRows:
         self.model.at_least(level, (starts - self.device.capacity) * MANY)
 
     def _add_order_of(self, i: int, level: int, k: int) -> None:
-        """Require that no more activations leave a level than have entered it."""
+        """Require that no more activations leave a level than have entered it, those that stay on the device
+        counted apart from those that an R, or a C, brings.
+
+        `used` is how many of those that stay have left the level for a backward or a C; the others of
+        them, and those still to be offloaded, are on the device. Each is offloaded once.
+        """
         parts = {name: Part(name, i, level) for name in ("F", "R", "B", "BW", "O", "C")}
         up = {name: self.done(part, k, up=True) for name, part in parts.items()}
-        taken = [t for name in ("B", "BW", "O") for t in self.done(parts[name], k)]
-        come = up["F"] + up["R"]
+        taken = [t for name in ("B", "BW") for t in self.done(parts[name], k)]
+        back = up["R"]
         if level:
             taken += self.done(parts["C"], k)
         else:
             again = [Part("C", i, other) for other in self.levels(i)[1:]]
-            come += [t for part in again for t in self.done(part, k, up=True)]
-        self.model.at_least(come + less(taken), 0)
+            back = back + [t for part in again for t in self.done(part, k, up=True)]
+        used = self.model.variable(self.device.microbatches)
+        away = less(self.done(parts["O"], k))
+        self.model.at_least([*up["F"], *away, (used, -MANY)], 0)
+        self.model.at_least([*back, *less(taken), (used, MANY)], 0)
+        self.model.at_least([*self.staying[i, level][0], (used, -1)], -self.staying[i, level][1])
         self.model.at_least(up["O"] + less(self.done(parts["R"], k)), 0)
 
     def _add_ends(self, phases: Sequence[int]) -> None:

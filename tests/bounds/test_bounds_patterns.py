@@ -51,3 +51,13 @@ def test_counting_whole_activations_proves_more() -> None:
     )  # fmt: skip
     # 5334 where activations fill room in pieces; the best plan known takes 6069
     assert 5376 <= max(configuration_bounds(profile, 32, "flush", 1700)) <= 6069
+
+
+def test_what_comes_back_from_the_host_is_not_offloaded_again() -> None:
+    # zb-14.6b at a quarter of 1F1B's activations, in us and MB; 2233.3 ms where it may be
+    costs = {"t_f_ns": 11_347, "t_b_ns": 11_248, "t_w_ns": 8_132, "act_bytes": 1164, "w_bytes": 503}
+    copies = {"t_offload_ns": 55_425, "t_reload_ns": 55_425}
+    profile = load_profile(
+        {"devices": 16, "t_comm_ns": 377, "stages": costs, "offload": copies}
+    )  # the best plan known takes 2657.4 ms
+    assert 2_305_000 <= max(configuration_bounds(profile, 48, "flush", 4660)) <= 2_657_400
