@@ -43,7 +43,9 @@ def committed(name: str, labels: dict[str, Any]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.parametrize("name", ["zb_tables", "free_lunch", "ssdtrain", "long_sequences"])
+@pytest.mark.parametrize(
+    "name", ["zb_tables", "free_lunch", "ssdtrain", "seq1f1b", "long_sequences"]
+)
 def test_a_quick_run_gives_the_committed_rows(name: str) -> None:
     task, points = points_of(name)
     assert len(points) >= 3
@@ -78,6 +80,37 @@ def test_figures_come_from_the_committed_tables(name: str) -> None:
         assert figure.axes
         for ending in ("pdf", "svg", "png"):
             assert (RESULTS / f"{name}{f'-{part}' if part else ''}.{ending}").stat().st_size > 5000
+
+
+# -- Seq1F1B --------------------------------------------------------------------------------------
+
+
+def test_slices_as_measured() -> None:
+    """From two cells of each table: within 5 % of the others' memory where operators are fused, within 10 %
+    elsewhere; the same cells run out of memory; and more slices are faster or slower as measured."""
+    rows = load_table(RESULTS, "seq1f1b")
+    off = {True: 0.0, False: 0.0}
+    for row in rows:
+        if row["measured_gib"] is not None:
+            fused = row["table"].startswith("fused")
+            off[fused] = max(off[fused], abs(row["memory_error"]))
+    assert off[True] < 0.05
+    assert off[False] < 0.1
+    known = [row for row in rows if row["measured_oom"] is not None]
+    assert {row["measured_oom"] for row in known} == {True, False}
+    assert all(row["out_of_memory"] == row["measured_oom"] for row in known)
+    settings: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["measured_s"] is not None:
+            key = row["table"], row["sequence"], row["microbatches"]
+            settings.setdefault(key, []).append(row)
+    several = [runs for runs in settings.values() if len(runs) > 1]
+    assert len(several) == 9
+    for runs in several:
+        ours, theirs = (
+            sorted(runs, key=lambda run: run[key]) for key in ("iteration_s", "measured_s")
+        )
+        assert ours == theirs
 
 
 # -- Zero Bubble ----------------------------------------------------------------------------------
