@@ -15,6 +15,7 @@ from .errors import OptPipeError, ProfileError
 Size = int | str  # bytes, or ``24GiB``
 TIME_UNITS = {"_s": 10**9, "_ms": 10**6, "_us": 10**3, "_ns": 1}
 BYTE_UNITS = {"_bytes": 1, "_mib": 2**20, "_gib": 2**30}
+MAX_SIZE = 2**62  # arrays hold 64-bit integers, and sums of sizes have to fit as well
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|us|ns)?", re.IGNORECASE)
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
@@ -68,7 +69,10 @@ def parse_size(text: str | int) -> int:
     found = _SIZE.fullmatch(str(text).strip())
     if not found:
         raise OptPipeError(f"{text!r} is not a size: write 40GiB, 512MiB, 200B or plain bytes")
-    return round_half_up(Fraction(found[1]) * _FACTORS[(found[2] or "b").lower()])
+    size = round_half_up(Fraction(found[1]) * _FACTORS[(found[2] or "b").lower()])
+    if size > MAX_SIZE:
+        raise OptPipeError(f"{text!r} is more than {MAX_SIZE} bytes, the most allowed")
+    return size
 
 
 def parse_share(text: str) -> Fraction:
@@ -99,6 +103,8 @@ def as_size(key: str, value: Size) -> int:
             raise OptPipeError(f"{key}: {error}") from None
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise OptPipeError(f"{key}: expected a size, as 24GiB or whole bytes, got {value!r}")
+    if index(value) > MAX_SIZE:
+        raise OptPipeError(f"{key}: {value} is more than {MAX_SIZE} bytes, the most allowed")
     return index(value)
 
 
@@ -260,6 +266,8 @@ class Reader:
         result = round_half_up(number * factor)
         if positive and result == 0:
             raise self.fail(key, f"{value} rounds to 0 ns, must be above")
+        if result > MAX_SIZE and key.endswith(tuple(BYTE_UNITS)):
+            raise self.fail(key, f"{value} is more than {MAX_SIZE // factor}, the most allowed")
         return result
 
     def amount(

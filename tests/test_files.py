@@ -46,12 +46,15 @@ def test_profiles_come_back(profile: CostProfile, ending: str) -> None:
 @settings(max_examples=40, deadline=None)
 def test_schedules_and_traces_come_back(case: tuple[CostProfile, Schedule]) -> None:
     profile, schedule = case
-    schedule = schedule.replace(meta={"name": "drawn"})
+    schedule = schedule.replace(meta={"name": "drawn", "notes": {"gap": 0.5, "tried": [1e-3, 2]}})
     trace = simulate(schedule, profile, enforce=False, objective="span")
     with tempfile.TemporaryDirectory() as folder:
         schedule.save(Path(folder) / "schedule.json")
+        schedule_text = (Path(folder) / "schedule.json").read_text()
         trace.save(Path(folder) / "trace.json")
         back = Schedule.load(Path(folder) / "schedule.json")
+        back.save(Path(folder) / "again.json")
+        assert (Path(folder) / "again.json").read_text() == schedule_text
         assert Trace.load(Path(folder) / "trace.json") == trace
     assert back == schedule
     assert back.meta == schedule.meta

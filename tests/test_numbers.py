@@ -16,6 +16,7 @@ from optpipe_sim import (
 )
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.units import (
+    as_size,
     exact,
     format_size,
     format_time,
@@ -104,6 +105,13 @@ def test_what_is_no_size(text: Any) -> None:
         OptPipeError, match="is not a size: write 40GiB, 512MiB, 200B or plain bytes"
     ):
         parse_size(text)
+
+
+def test_sizes_beyond_64_bits_are_refused() -> None:
+    assert parse_size(f"{2**32}GiB") == as_size("limit", 2**62) == 2**62
+    for size in (f"{2**32 + 1}GiB", 2**62 + 1):
+        with pytest.raises(OptPipeError, match="limit: .* is more than 4611686018427387904 bytes"):
+            as_size("limit", size)
 
 
 def test_numbers_for_people() -> None:

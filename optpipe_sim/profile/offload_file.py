@@ -27,7 +27,8 @@ def read_offload(
     for stem, bandwidth in COPIES.items():
         times = _copy_times(reader, stem, bandwidth, stages)
         costs[f"{stem}_ns"] = times  # per stage, its slices
-    groups = reader.take("host_link_groups") or []
+    groups = reader.take("host_link_groups")
+    groups = [] if groups is None else groups
     if not isinstance(groups, list) or not all(
         isinstance(group, list)
         and all(isinstance(item, int) and not isinstance(item, bool) for item in group)

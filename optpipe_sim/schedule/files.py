@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidSchedule
+from ..files import plain
 from .shape import Shape
 
 FORMAT, VERSION = "optpipe-schedule", 1
@@ -44,7 +45,7 @@ def read_fields(data: Mapping[str, Any]) -> dict[str, Any]:
         "shape": shape,
         "programs": programs,
         "link_order": link_order,
-        "meta": data.get("meta"),
+        "meta": plain(data.get("meta")),
         "recompute": data.get("recompute"),
     }
 

@@ -223,7 +223,7 @@ def compare_all(
         interrupted = True
     if not run.found:
         name, reason = next(iter(run.refused.items()), ("schedules", "none were given"))
-        raise InvalidSchedule(f"{name}: {reason}")
+        raise InvalidSchedule(reason if reason.startswith(f"{name}: ") else f"{name}: {reason}")
     rows = run.rows(baseline)
     if own is not None and schedules is None:
         rows = list({own.kind(row.schedule): row for row in reversed(rows)}.values())[::-1]

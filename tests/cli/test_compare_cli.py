@@ -64,6 +64,9 @@ def test_compare_lists_what_is_not_admitted(cli) -> None:
     assert "offload" in refused["po-h"]
     text = cli("compare p.yaml -m 7").out
     assert "not run: 1f1b-i" in text
+    nothing = cli("compare p.yaml -m 7 --schedules 1f1b-i")
+    assert nothing.code == 2
+    assert nothing.err.startswith("optpipe-sim: 1f1b-i: microbatches must be a multiple")
 
 
 def test_compare_table_for_people(cli) -> None:

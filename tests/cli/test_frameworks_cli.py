@@ -148,7 +148,7 @@ def test_import_of_traces(cli) -> None:
     assert "rank 1 idle         fill 1.05 ms, drain 1.05 ms" in cli(line).out
     assert cli("explain T.json P.yaml").code == 0
     assert cli("simulate P.yaml --schedule 1f1b -m 1 --json").code == 0
-    assert cli("report T.json P.yaml --against 1f1b -o r.html -m 1").code == 0
+    assert cli("report T.json P.yaml --against 1f1b -o r.html").code == 0
 
 
 def test_what_import_refuses(cli) -> None:

@@ -44,6 +44,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay one schedule, or two, and write the page."""
     from ....report.report import Report
+    from ...inputs import is_file
     from ...outputs.show import written
     from ...outputs.trace import write_page
 
@@ -53,6 +54,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         name, *profile = arguments.other_files
         if len(profile) > 1:
             raise OptPipeError(f"--against: takes OTHER and PROFILE, not {profile[1]!r} as well")
+        if arguments.microbatches is None and not is_file(name):
+            arguments.microbatches = trace.schedule.shape.microbatches
         against, other = _replay(arguments, name, profile[0] if profile else arguments.profile)
         reason = reason or other
     files = write_page(arguments, lambda command: Report.of(trace, against, command))
