@@ -110,7 +110,7 @@ def test_what_is_no_size(text: Any) -> None:
 def test_sizes_beyond_64_bits_are_refused() -> None:
     assert parse_size(f"{2**32}GiB") == as_size("limit", 2**62) == 2**62
     for size in (f"{2**32 + 1}GiB", 2**62 + 1):
-        with pytest.raises(OptPipeError, match="limit: .* is more than 4611686018427387904 bytes"):
+        with pytest.raises(OptPipeError, match=f"is more than {2**62} bytes"):
             as_size("limit", size)
 
 
