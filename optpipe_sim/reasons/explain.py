@@ -295,7 +295,14 @@ def hints(trace: Trace) -> list[str]:
         advice = "W apart from B, to fill the waits" if fused else "more microbatches in flight"
         found.append((wait, f"{advice}: waiting for other devices to compute costs {share(wait)}"))
     wait = idle_ns["memory"]
-    if wait > 0.005 * total:
+    if wait > 0.005 * total and trace.memory_limit is None:  # of a measured trace
+        found.append(
+            (
+                wait,
+                f"less work of the host between ops: nothing in the profile explains {share(wait)}",
+            )
+        )
+    elif wait > 0.005 * total:
         activations = shape.stages * shape.units
         if trace.profile.offload is None:
             advice = "more memory, or an offload section in the profile"

@@ -6,10 +6,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ..errors import Deadlock, OutOfMemory
 from ..op_costs import treatments
 from ..op_table import KEEP
 from ..ops import BW, B, O
 from ..schedule import Schedule, encode
+from ..sim import simulate
 from ..sim.difference import compare_traces
 from ..sim.lower import lower
 from ..trace import CAUSES, Trace
@@ -182,11 +184,25 @@ def treatment_table(one: Trace, two: Trace, names: tuple[str, str]) -> str:
 
 
 def is_run_of(measured: Trace, predicted: Trace) -> bool:
-    """Whether a trace has times of its own for what another one plans."""
-    if predicted.profile != measured.profile or predicted == measured:
+    """Whether a trace has times of its own for what another one plans. Traces of one schedule on two
+    profiles are no run of one another if a replay gives the times of either."""
+    if predicted == measured or predicted.profile.devices != measured.profile.devices:
         return False
     lowered = lower(predicted.schedule, predicted.profile)
-    return lowered.schedule.programs == measured.schedule.programs
+    if lowered.schedule.programs != measured.schedule.programs:
+        return False
+    return predicted.profile == measured.profile or not _is_replay(measured)
+
+
+def _is_replay(trace: Trace) -> bool:
+    """Whether a replay of its schedule gives a trace's times."""
+    limit = trace.memory_limit
+    enforce = limit is not None and trace.fits
+    try:
+        again = simulate(trace.schedule, trace.profile, memory_limit=limit, enforce=enforce)
+    except (Deadlock, OutOfMemory):
+        return False
+    return again.makespan_ns == trace.makespan_ns and bool((again.start_ns == trace.start_ns).all())
 
 
 def measured_table(predicted: Trace, measured: Trace) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 import numpy as np
@@ -175,7 +176,7 @@ def legend(*traces: Trace) -> str:
         (
             f"{CAUSE_COLOURS[cause]}55",
             _HATCH[CAUSE_PATTERNS[cause]],
-            f"{cause}: idle {MEANINGS[cause]}",
+            f"{cause}: idle {_meaning(cause, traces)}",
         )
         for cause in CAUSES
         if any(trace.idle_ns[cause] for trace in traces)
@@ -192,6 +193,13 @@ def legend(*traces: Trace) -> str:
             for colour, hatch, text in entries
         )
     )
+
+
+def _meaning(cause: str, traces: Sequence[Trace]) -> str:
+    """What a cause means; a measured trace without a limit may be idle for what no profile has."""
+    if cause == "memory" and not any(trace.memory_limit for trace in traces):
+        return "for nothing that the profile has: there is no limit"
+    return MEANINGS[cause]
 
 
 def _link(figure: str, action: str, at: int, level: float) -> dict[str, object]:

@@ -23,6 +23,7 @@ from .page import View, slot
 from .tables import by_device, facts, legend, longest_gaps, measures, path_and_hints, title_of
 
 KEYS = "drag or arrow keys: pan · Ctrl + wheel, pinch or + and −: zoom · 0: all · click: why · Esc: clear"
+MEASURED = "measured"  # what imported traces are called already
 INVITATION = "Click an op or an idle interval to see what it waited for."
 
 
@@ -84,7 +85,7 @@ def titles_of(one: Trace, two: Trace) -> tuple[str, str]:
     """The names of both, made distinct where they are the same."""
     first, second = title_of(one), title_of(two)
     if is_run_of(two, one):
-        return f"{first}, predicted", f"{second}, measured"
+        return f"{first}, predicted", second if second == MEASURED else f"{second}, {MEASURED}"
     if first != second:
         return first, second
     if one.profile.name != two.profile.name:

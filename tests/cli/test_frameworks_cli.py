@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 from megatron_grammar import accept
+from pages import Page
 
 from optpipe_sim import Schedule, load_profile
 from optpipe_sim.cli.commands.costs import family
@@ -149,6 +150,14 @@ def test_import_of_traces(cli) -> None:
     assert cli("explain T.json P.yaml").code == 0
     assert cli("simulate P.yaml --schedule 1f1b -m 1 --json").code == 0
     assert cli("report T.json P.yaml --against 1f1b -o r.html").code == 0
+    # the backward of rank 0 is late for a reason that no profile has
+    events = [{**step, "name": name, "ts": ts} for name, ts in (("F0.0", 0), ("BW0.0", 3300))]
+    Path("rank0.json").write_text(json.dumps({"traceEvents": events}))
+    assert cli(line).code == 0
+    assert cli("report 1f1b P.yaml -m 1 --against T.json -o r.html").code == 0
+    page = Page(Path("r.html").read_text())
+    assert "1f1b, predicted against measured" in page.text
+    assert float(page.rows("measured")[-1][1][1]) == float(page.rows("difference")[-1][3][1])
 
 
 def test_what_import_refuses(cli) -> None:

@@ -267,6 +267,10 @@ def test_a_measured_trace_beside_its_prediction(
     assert float(table[-1][1][1]) == sum(float(row[1][1]) for row in table[:-1])
     assert is_run_of(measured, predicted)
     assert not is_run_of(predicted, predicted)
+    # also of what was planned with other costs, which a replay with these costs is not
+    planned = simulate(schedule, replace(measured.profile, name="planned"))
+    assert is_run_of(measured, planned)
+    assert not is_run_of(predicted, planned)
     assert Report.of(predicted, measured).title == "po-h, predicted against po-h, measured"
     found = changes(predicted, measured)
     assert found.durations > 0
