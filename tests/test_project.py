@@ -271,15 +271,17 @@ def test_the_documentation_names_every_schedule_and_command() -> None:
 
 
 def test_the_reference_has_every_public_name() -> None:
-    import optpipe_sim
+    import optpipe_sim.runtime
 
     reference = (ROOT / "docs" / "reference.md").read_text()
     entries = {line.rpartition(".")[2] for line in reference.splitlines() if line.startswith(":::")}
-    assert set(optpipe_sim.__all__) <= entries
+    public = {*optpipe_sim.__all__, *optpipe_sim.runtime.__all__}
+    assert {name for name in public if name not in entries} == set()
+    assert len(public) > 30
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 200
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 130
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
