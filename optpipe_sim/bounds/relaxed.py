@@ -25,7 +25,7 @@ def relaxed(profile: CostProfile) -> CostProfile:
 
 
 def relaxed_cost(cost: StageCost) -> StageCost:
-    """The stage of `relaxed`."""
+    """Return the stage of `relaxed`."""
     if not cost.recompute:
         return cost
     act = min([cost.act_bytes, *(level.keep_bytes for level in cost.recompute)])

@@ -75,7 +75,7 @@ class Setup:
     microbatches: int = 0
 
     def profile(self, machine: Machine, rates: Rates) -> CostProfile:
-        """The estimated profile at these rates."""
+        """Return the estimated profile at these rates."""
         return estimate(self.model, machine, self.devices, rates=rates, **self.options)
 
 
@@ -123,12 +123,12 @@ class Calibration:
     after: tuple[Residual, ...]
 
     def median_error(self, kind: str | None = None) -> float:
-        """The median of the absolute errors left, of one kind or of all."""
+        """Return the median of the absolute errors left, of one kind or of all."""
         return median_error(self.after, kind)
 
 
 def median_error(residuals: Sequence[Residual], kind: str | None = None) -> float:
-    """The median of the absolute relative errors (nan where there are none)."""
+    """Return the median of the absolute relative errors (nan where there are none)."""
     errors = [abs(one.error) for one in residuals if kind in (None, one.kind)]
     return median(errors) if errors else float("nan")
 
@@ -231,7 +231,7 @@ class Replays:
         self.seen: tuple[Rates, Any] | None = None
 
     def trace(self, rates: Rates) -> Any:
-        """The replay, without the limit, at these rates."""
+        """Return the replay, without the limit, at these rates."""
         if self.seen is None or self.seen[0] != rates:
             setup = self.setup
             profile = setup.profile(self.machine, rates)
@@ -281,7 +281,7 @@ def run(
 
 
 def load_measurements(path: str, machine: Machine) -> list[Measurement]:
-    """The measurements in a YAML or JSON file.
+    """Return the measurements in a YAML or JSON file.
 
     ``rows`` lists mappings: `model`, `devices` and the other arguments of `estimate`; and what was
     measured: ``t_f_ms``, ``t_b_ms``, ``t_w_ms`` and ``t_comm_ms`` of a middle stage, or ``profile``,

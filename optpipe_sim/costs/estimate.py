@@ -190,7 +190,7 @@ class _Plan:
         ]
 
     def lengths(self, by: str) -> tuple[int, ...]:
-        """The tokens of each slice, of equal length or of equal time.
+        """Return the tokens of each slice, of equal length or of equal time.
 
         Raises:
             OptPipeError: where it is neither.
@@ -205,7 +205,7 @@ class _Plan:
     def pieces(
         self, lengths: Sequence[int], costs: Callable[[_Plan], list[StageCost]]
     ) -> list[Piece]:
-        """The slices, in order, with what `costs` says of a plan for one as long."""
+        """Return the slices, in order, with what `costs` says of a plan for one as long."""
         known = {}
         for length in set(lengths):
             work = replace(self.work, seq=length)
@@ -251,7 +251,7 @@ class _Plan:
         return split_layers(each, first, last, stages, self.model.name)
 
     def stages(self, counts: Sequence[int], chunks: int, levels: bool) -> list[StageCost]:
-        """The cost of every stage."""
+        """Return the cost of every stage."""
         keys, known = self._known(counts)
         costs = {key: self._stage(part, chunks) for key, part in known.items()}
         if levels:
@@ -260,7 +260,7 @@ class _Plan:
         return [replace(costs[key], layers=said[at]) for at, key in enumerate(keys)]
 
     def facts(self, counts: Sequence[int]) -> dict[str, Any]:
-        """What holds for the whole iteration."""
+        """Return what holds for the whole iteration."""
         keys, known = self._known(counts)
         spent = {op: OpTime() for op in OPS}
         for key, number in Counter(keys).items():
@@ -272,13 +272,13 @@ class _Plan:
         return iteration_facts(self.model, self.machine, self.layout, work, spent, weights)
 
     def _known(self, counts: Sequence[int]) -> tuple[list[_Key], dict[_Key, _Parts]]:
-        """The kind of each stage, and the parts of each kind: most stages are alike."""
+        """Return the kind of each stage, and the parts of each kind: most stages are alike."""
         kinds = stage_kinds(self.model, counts)
         keys = [(kind, at == 0, at == len(kinds) - 1) for at, kind in enumerate(kinds)]
         return keys, {key: self._parts(*key) for key in dict.fromkeys(keys)}
 
     def items(self, levels: bool) -> list[Item]:
-        """The model layer by layer, embedding and head included."""
+        """Return the model layer by layer, embedding and head included."""
 
         def item(name: str, kind: tuple[int, int], first: bool = False, last: bool = False) -> Item:
             part = self._parts(kind, first, last)
@@ -290,7 +290,7 @@ class _Plan:
         return [item(EMBEDDING, (0, 0), first=True), *body, item(HEAD, (0, 0), last=True)]
 
     def _parts(self, kind: tuple[int, int], first: bool, last: bool) -> _Parts:
-        """A stage of so many plain and expert layers, with the embedding or the head."""
+        """Return a stage of so many plain and expert layers, with the embedding or the head."""
         times = {op: OpTime() for op in OPS}
         act = held = excess = buffers = working = 0
         count = [0, 0]
@@ -349,7 +349,7 @@ class _Plan:
         )
 
     def _with_levels(self, cost: StageCost, kind: tuple[int, int]) -> StageCost:
-        """A stage of so many plain and expert layers, with its levels of recomputation."""
+        """Return a stage of so many plain and expert layers, with its levels of recomputation."""
         layers = [
             (self.layers[dense], number)
             for dense, number in zip((True, False), kind, strict=True)
@@ -363,7 +363,7 @@ class _Plan:
         return replace(cost, recompute=found)
 
     def _working_set(self, one: Layer) -> int:
-        """What the backward pass of one layer needs besides what is kept for it.
+        """Return what the backward pass of one layer needs besides what is kept for it.
 
         Gradients of about half of a whole layer's activations; and what it recomputes, which the
         W of the layer holds until it has run.
@@ -379,7 +379,7 @@ class _Plan:
         return inputs, round(self.machine.rates.logit_bytes * gemm.rows * gemm.columns)
 
     def _head_working_set(self, logits: int) -> int:
-        """What the backward pass of the loss and of the head needs besides the logits' bytes.
+        """Return what the backward pass of the loss and of the head needs besides the logits' bytes.
 
         First the logits' gradients, where they do not take the place of the logits; then these
         alone, with the input gathered once more and its gradient.

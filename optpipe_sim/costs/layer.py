@@ -256,7 +256,7 @@ def _scores(model: Model, work: Work) -> tuple[tuple[Kept, ...], tuple[Gemm, ...
 def _mlp(
     model: Model, work: Work, width: int = 0
 ) -> tuple[tuple[Gemm, ...], tuple[Kept, ...], int, int, int, tuple[Message, ...]]:
-    """A plain or gated MLP: linears, kept, held for W, bytes of F and B."""
+    """Return a plain or gated MLP: linears, kept, held for W, bytes of F and B."""
     t, n, e, h = work.tokens, work.norm_tokens, work.element, model.hidden
     f = (width or model.ffn) // work.tp
     inner = 2 * f if model.gated else f

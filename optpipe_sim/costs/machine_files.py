@@ -122,7 +122,7 @@ def _known(name: Any) -> bool:
 
 
 def _whole(name: str) -> dict[str, Any]:
-    """The data of a built-in machine, laid over that of its base."""
+    """Return the data of a built-in machine, laid over that of its base."""
     data = dict(_raw(name))
     base = data.pop("base", None)
     return data if base is None else _over(_whole(str(base)), data)
@@ -159,7 +159,7 @@ def _rates(data: Any, name: str) -> Rates:
 
 
 def _section(kind: type[T], key: str, data: Any, name: str) -> T:
-    """A part of a machine: `kind` with the fields in `data`."""
+    """Return a part of a machine: `kind` with the fields in `data`."""
     if not isinstance(data, Mapping):
         raise MachineError(f"machine {name}: {key}: expected a mapping, got {data!r}")
     known = fields(kind)

@@ -110,7 +110,7 @@ class Rates:
             raise MachineError("achieved: memory_factor must be above 0, overhead below 1")
 
     def fit(self, source: str, **values: float) -> Rates:
-        """The rates with some fitted to `source`."""
+        """Return the rates with some fitted to `source`."""
         return replace(self, **values, fitted={**self.fitted, **dict.fromkeys(values, source)})
 
 
@@ -225,5 +225,5 @@ class Machine:
         return self.usable_bytes
 
     def with_rates(self, rates: Rates) -> Machine:
-        """The machine with other rates."""
+        """Return the machine with other rates."""
         return replace(self, rates=rates)

@@ -144,7 +144,7 @@ class Model:
 
 
 def beyond_context(model: Model, seq: int) -> str | None:
-    """A sentence where sequences are longer than the model is made for; None where they are not, or
+    """Return a sentence where sequences are longer than the model is made for; None where they are not, or
     nothing is known."""
     longest = model.context or model.positions
     if not longest or seq <= longest:
@@ -211,7 +211,7 @@ def head_parameters(model: Model) -> int:
 
 
 def parameters(model: Model) -> int:
-    """All weights, a tied head counted once."""
+    """Return all weights, a tied head counted once."""
     dense = sum(model.is_dense(layer) for layer in range(model.layers))
     total = dense * layer_parameters(model, True)
     total += (model.layers - dense) * layer_parameters(model, False) if model.experts else 0

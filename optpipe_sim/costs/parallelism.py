@@ -254,7 +254,7 @@ def hop(model: Model, machine: Machine, layout: Layout, work: Work) -> tuple[int
 def offloading(
     costs: list[StageCost], machine: Machine, layout: Layout, wanted: bool | None
 ) -> tuple[list[StageCost], Offload | None]:
-    """The offload section: copy times, who shares a switch, the host's memory or the drives."""
+    """Return the offload section: copy times, who shares a switch, the host's memory or the drives."""
     if wanted is False or (wanted is None and machine.pcie is None):
         return costs, None
     pcie = machine.pcie
@@ -295,7 +295,8 @@ def offloading(
 
 
 def _drives(machine: Machine, taken: int) -> Nvme | None:
-    """The share of a node's drives that one of `taken` devices has; None where offloads go to the host.
+    """Return the share of a node's drives that one of `taken` devices has; None where offloads go to
+    the host.
 
     Raises:
         MachineError: if the machine has no drives.
@@ -318,8 +319,8 @@ def _drives(machine: Machine, taken: int) -> Nvme | None:
 
 
 def _per_link(nvme: Nvme, pcie: Pcie, sharers: int, per_switch: int, per_node: int) -> int:
-    """How many devices copy in turn on one link to the drives: as many as leave the drives, not PCIe, the
-    slower part, so that few copies at full rate take the place of many at a share of it."""
+    """Return how many devices copy in turn on one link to the drives: as many as leave the drives, not
+    PCIe, the slower part, so that few copies at full rate take the place of many at a share of it."""
     drives = max(nvme.write_bytes_per_s, nvme.read_bytes_per_s)
     most = min(pcie.d2h_gb_per_s, pcie.h2d_gb_per_s) * 1e9 / sharers * per_node / drives
     fits = [k for k in range(1, per_node + 1) if per_node % k == 0 and k <= most]

@@ -115,7 +115,7 @@ def mfu(profile: CostProfile, iteration: float, microbatches: int, causal: bool 
 
 
 def mfu_ceiling(profile: CostProfile, causal: bool = False) -> float:
-    """The MFU of an estimated profile without bubbles, waiting, gradient sync or update.
+    """Return the MFU of an estimated profile without bubbles, waiting, gradient sync or update.
 
     The slowest device works all the time; no schedule of the profile reaches more.
     """
@@ -134,7 +134,7 @@ def iteration_facts(
     spent: Mapping[str, OpTime],
     weights: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
-    """What holds for the whole iteration, as `provenance` takes it.
+    """Return what holds for the whole iteration, as `provenance` takes it.
 
     Args:
         work: whole sequences. spent: by op, on one microbatch by all stages.

@@ -20,7 +20,7 @@ NO_NUMBER = ("oom", "host", "skip")
 
 @cache
 def published(name: str) -> dict[str, Any]:
-    """A data file of ``costs/data/published``."""
+    """Return a data file of ``costs/data/published``."""
     path = files("optpipe_sim.costs") / "data" / "published" / f"{name}.yaml"
     data: dict[str, Any] = plain(read_mapping(str(path)))
     return data
@@ -64,7 +64,7 @@ class Run:
 
 
 def machine_of(name: str) -> Machine:
-    """The machine that a data file is about."""
+    """Return the machine that a data file is about."""
     return load_machine(published(name)["machine"])
 
 
@@ -109,7 +109,7 @@ def _times(table: str, row: dict[str, Any], setup: Setup, machine: Machine) -> l
 
 
 def figure_15(skipped: bool = False) -> list[Run]:
-    """All cells of figure 15 that were run; with `skipped`, the others as well."""
+    """Return all cells of figure 15 that were run; with `skipped`, the others as well."""
     data, machine, made = published("pipeoffload"), machine_of("pipeoffload"), []
     for row in data["rows"]:
         p = row["devices"]
@@ -164,7 +164,7 @@ def figure_15_cells(runs: list[Run]) -> list[Cell]:
 
 
 def _ends(each: int, p: int) -> list[int]:
-    """One layer fewer on the first and the last stage, for the embedding and the head."""
+    """Return one layer fewer on the first and the last stage, for the embedding and the head."""
     return [each - 1] + [each] * (p - 2) + [each - 1]
 
 

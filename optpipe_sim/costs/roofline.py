@@ -36,7 +36,7 @@ class OpTime(NamedTuple):
         return sum(self)
 
     def plus(self, other: OpTime) -> OpTime:
-        """The sum, part by part."""
+        """Return the sum, part by part."""
         return OpTime(*(mine + theirs for mine, theirs in zip(self, other, strict=True)))
 
     def times(self, number: int) -> OpTime:
@@ -65,7 +65,7 @@ def gemm_seconds(gemm: Gemm, op: str, machine: Machine, dtype: str, element: int
 
 
 def gemm_dtype(gemm: Gemm, dtype: str) -> str:
-    """The type a GEMM is computed in: fp8 recipes leave the router and the head in bf16."""
+    """Return the type a GEMM is computed in: fp8 recipes leave the router and the head in bf16."""
     return "bf16" if dtype == "fp8" and gemm.name in ("router", "head") else dtype
 
 
@@ -85,7 +85,7 @@ def cast_bytes(layer: Layer, op: str, dtype: str) -> int:
 
 
 def efficiency(machine: Machine, rows: int, inner: int, columns: int, groups: int = 1) -> float:
-    """The share of the peak that a GEMM of this shape reaches."""
+    """Return the share of the peak that a GEMM of this shape reaches."""
     rates = machine.rates
     down, across = -(-rows // TILE), -(-columns // TILE)
     padding = rows * columns / (down * across * TILE * TILE)
@@ -126,7 +126,7 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
 
 
 def _attention_seconds(layer: Layer, op: str, machine: Machine, dtype: str, element: int) -> float:
-    """The scores: one fused kernel, or batched GEMMs (their softmax is elementwise)."""
+    """Return the scores: one fused kernel, or batched GEMMs (their softmax is elementwise)."""
     kind = "bf16" if dtype == "fp8" else dtype
     if layer.flash:
         # the backward kernel recomputes the scores: five GEMMs where the count has four
@@ -182,7 +182,7 @@ def bandwidth_within(span: int, machine: Machine, together: int = 1) -> float:
 
 
 def embedding_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:
-    """The token table: rows read in F, their gradients added in W."""
+    """Return the token table: rows read in F, their gradients added in W."""
     moved = work.element * model.hidden * work.norm_tokens
     if op == "B":
         # no input gradient; a profile wants some time for it
@@ -192,7 +192,7 @@ def embedding_time(op: str, machine: Machine, model: Model, work: Work) -> OpTim
 
 
 def head_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:
-    """The last norm, the head and the loss (its logits in fp32)."""
+    """Return the last norm, the head and the loss (its logits in fp32)."""
     gemm = head_gemm(model, work)
     seconds = gemm_seconds(gemm, op, machine, work.dtype, work.element)
     logits = gemm.rows * gemm.columns
@@ -208,7 +208,7 @@ def head_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:
 
 
 def head_gemm(model: Model, work: Work) -> Gemm:
-    """The head's GEMM: logits of every token over this device's part of the vocabulary."""
+    """Return the head's GEMM: logits of every token over this device's part of the vocabulary."""
     return Gemm("head", work.tokens, model.hidden, -(-model.vocab // work.tp))
 
 

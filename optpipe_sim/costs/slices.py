@@ -43,7 +43,7 @@ class Piece(NamedTuple):
 
 
 def slice_length(seq: int, slices: int, work: Work) -> int:
-    """The tokens of a slice; on average, where they are not equally long.
+    """Return the tokens of a slice; on average, where they are not equally long.
 
     Raises:
         OptPipeError: if the sequence does not divide, or attention is not fused.
@@ -67,7 +67,7 @@ def require_slice_by(by: str) -> None:
 
 
 def slice_lengths(seq: int, slices: int) -> tuple[int, ...]:
-    """The tokens of each slice, where they are equally long.
+    """Return the tokens of each slice, where they are equally long.
 
     Raises:
         OptPipeError: if the sequence does not divide.
@@ -80,7 +80,7 @@ def slice_lengths(seq: int, slices: int) -> tuple[int, ...]:
 def lengths_of_equal_time(
     lengths: Sequence[int], times: Mapping[str, OpTime], shared: int = 1
 ) -> tuple[int, ...]:
-    """The tokens of slices that a layer takes equally long for, in the place of equally long ones.
+    """Return the tokens of slices that a layer takes equally long for, in the place of equally long ones.
 
     Attention to all tokens before is linear in the position, all else constant per token, so the time up to
     a token is a parabola, which is cut into equal parts; the efficiency of kernels is that of the mean length.
@@ -145,7 +145,7 @@ def in_slices(
 def _placed(
     piece: Piece, stage: int, kind: tuple[int, int], model: Model, machine: Machine
 ) -> StageCost:
-    """A slice of a stage where it is in its sequence."""
+    """Return a slice of a stage where it is in its sequence."""
     cost, times, work = piece.costs[stage], piece.times, piece.work
     layers = [(dense, number) for dense, number in zip((True, False), kind, strict=True) if number]
     more = {
@@ -210,7 +210,7 @@ def _exposed(piece: Piece, dense: bool, op: str, model: Model, machine: Machine)
 
 
 def key_bytes(model: Model, work: Work) -> int:
-    """The keys and values of one layer, per device."""
+    """Return the keys and values of one layer, per device."""
     if model.latent:
         width = model.heads // work.tp * (model.qk_dim + model.v_dim)
     else:

@@ -102,7 +102,7 @@ def _processes(trace: Trace) -> Iterator[_Event]:
 
 
 def _slices(trace: Trace) -> Iterator[_Event]:
-    """One complete event ("X") per op."""
+    """Yield one complete event ("X") per op."""
     shape = trace.schedule.shape
     chunk = shape.chunk_of
     waits: list[dict[str, int | float]] = [{} for _ in trace.spans]
@@ -155,7 +155,7 @@ def _counters(trace: Trace) -> Iterator[_Event]:
 
 
 def _arrows(trace: Trace) -> Iterator[_Event]:
-    """A flow from producer to consumer for each message between devices."""
+    """Yield a flow from producer to consumer for each message between devices."""
     spans = trace.spans
     messages = trace.messages
     for at, (producer, consumer) in enumerate(

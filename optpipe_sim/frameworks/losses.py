@@ -165,7 +165,7 @@ class Cost:
         }
 
     def __str__(self) -> str:
-        """The peak against the limit, and the time, in one line."""
+        """Return the peak against the limit, and the time, in one line."""
         device = self.above[0] if self.above else int(np.argmax(self.peak_bytes))
         text = f"device {device} peaks at {format_size(self.peak_bytes[device])}"
         if self.memory_limit is not None:

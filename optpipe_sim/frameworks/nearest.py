@@ -85,11 +85,11 @@ class Nearest:
         }
 
     def in_words(self) -> str:
-        """The losses, as ``12 backwards in two and its order``."""
+        """Return the losses, as ``12 backwards in two and its order``."""
         return " and ".join(step.thing for step in self.lost)
 
     def cost(self) -> str:
-        """The cost of the losses, in a sentence."""
+        """Return the cost of the losses, in a sentence."""
         before, after = self.before.makespan_ns, self.after.makespan_ns
         text = f"{self.name} takes {format_time(after)} (before: {format_time(before)},"
         text += f" {self.slower:+.1%}), peak {format_size(max(self.after.peak_bytes))}"

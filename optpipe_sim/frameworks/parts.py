@@ -28,7 +28,7 @@ class Part(NamedTuple):
     mtp: int = 0
 
     def module_names(self) -> list[str]:
-        """The modules of this part, as torchtitan's decoders call them."""
+        """Return the modules of this part, as torchtitan's decoders call them."""
         names = [f"layers.{layer}" for layer in range(self.first, self.first + self.layers)]
         return ["tok_embeddings"] * self.embedding + names + ["norm", "lm_head"] * self.loss
 
@@ -77,7 +77,7 @@ def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple
 
 
 def _parts_of_items(profile: CostProfile) -> tuple[Part, ...]:
-    """The parts of a profile whose stages have so many of its items."""
+    """Return the parts of a profile whose stages have so many of its items."""
     borders = list(accumulate((cost.layers or 0 for cost in profile.stages), initial=0))
     first, parts = 0, []
     for start, end in pairwise(borders):

@@ -54,7 +54,8 @@ class Parts(NamedTuple):
 
 
 def call(function: str, *values: str, name: str | None = None, **models: Any) -> CustomJS:
-    """A callback that calls a function of page.js with `models` by name, then values of the callback's own."""
+    """Return a callback that calls a function of page.js with `models` by name, then values of the
+    callback's own."""
     return CustomJS(name=name, args=models, code=f"return {_call(function, *values, **models)}")
 
 
@@ -64,7 +65,8 @@ def _call(function: str, *values: str, **models: Any) -> str:
 
 
 def named_view(plot: Any, shift: Dodge) -> CDSView:
-    """The rows of a source that are in sight and have room for their names (``room``: ns per pixel)."""
+    """Return the rows of a source that are in sight and have room for their names (``room``: ns per
+    pixel)."""
     models = {"plot": plot, "shift": shift}
     return CDSView(
         filter=CustomJSFilter(

@@ -57,7 +57,7 @@ class Curve(NamedTuple):
 def chart(
     marks: Sequence[Mark], curves: Sequence[Curve], limit_bytes: int | None, axis: str
 ) -> Any:
-    """The figure; its points know the view that page.js opens."""
+    """Return the figure; its points know the view that page.js opens."""
     lines = [place for curve in curves for place in curve.places]
     memory = [*(mark.memory_bytes for mark in marks), *(x for x, _ in lines), limit_bytes or 1]
     times = [*(mark.time_ns for mark in marks), *(y for _, y in lines)] or [1]
@@ -176,7 +176,7 @@ def _joined(names: Sequence[str]) -> str:
 
 
 def _points(plot: Any, kind: str, marks: Sequence[Mark], size: int, unit: int) -> Any:
-    """The points of one kind; None where there is none."""
+    """Return the points of one kind; None where there is none."""
     chosen = [mark for mark in marks if mark.kind == kind]
     if not chosen:
         return None

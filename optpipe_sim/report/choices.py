@@ -40,7 +40,7 @@ class Choice(NamedTuple):
 
 
 def comparison_views(found: Comparison) -> list[View]:
-    """The schedules of a comparison, by time and peak memory."""
+    """Return the schedules of a comparison, by time and peak memory."""
     heads = ["schedule", "time", "bubble", "peak memory", "fits", "above the bound", "over 1F1B"]
     rows = []
     for row in found.rows:
@@ -62,7 +62,7 @@ def comparison_views(found: Comparison) -> list[View]:
 
 
 def frontier_views(found: Frontier) -> list[View]:
-    """The best schedule under each limit, with the bound below it and the published schedules."""
+    """Return the best schedule under each limit, with the bound below it and the published schedules."""
     heads = ["limit", "time", "bubble", "bound", "gap", "offloaded", "status", "fastest published"]
     rows, bound = [], []
     for point in found.points:
@@ -99,7 +99,7 @@ def frontier_views(found: Frontier) -> list[View]:
 
 
 def advice_views(found: Advice) -> list[View]:
-    """The best of each split that fits, among all configurations that were replayed."""
+    """Return the best of each split that fits, among all configurations that were replayed."""
     heads = ["split", "schedule", "time", "tokens/s", "MFU", "memory", "recompute", "limited by"]
     rows = []
     for row in found.rows:
@@ -148,7 +148,7 @@ def _views(
     axis: str = "memory of the fullest device",
     more: str = "",
 ) -> list[View]:
-    """The chart and the table, then a view for each schedule that there is room for."""
+    """Return the chart and the table, then a view for each schedule that there is room for."""
     views: list[View] = []
     shown: list[int] = []  # the view of each row; 0: none
     room = MOST_OPS

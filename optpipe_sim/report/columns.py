@@ -33,11 +33,11 @@ class TraceColumns:
         self.shift = Dodge(value=0)
 
     def moved(self, name: str) -> Any:
-        """A column of times, for a glyph."""
+        """Return a column of times, for a glyph."""
         return transform(name, self.shift) if self.moves else field(name)
 
     def at(self, time_ns: int) -> Any:
-        """One time, for a glyph."""
+        """Return one time, for a glyph."""
         return value(time_ns, transform=self.shift) if self.moves else value(time_ns)
 
     def _times(self, values: Any) -> np.ndarray:
@@ -147,7 +147,7 @@ class TraceColumns:
         }
 
     def memory(self, steps: Steps, place: Place, scale_bytes: int) -> Columns:
-        """The bytes that a device or a host holds, as steps up to the end of the iteration."""
+        """Return the bytes that a device or a host holds, as steps up to the end of the iteration."""
         end = self.trace.makespan_ns
         texts = memory_texts(steps, end)
         return {

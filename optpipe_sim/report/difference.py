@@ -34,7 +34,7 @@ class Changes(NamedTuple):
 
 
 def changes(one: Trace, two: Trace) -> Changes:
-    """What the second trace does differently.
+    """Return what the second trace does differently.
 
     An op's place differs where the op before it on its compute stream is another. Schedules of
     other stages or microbatches have no ops in common. Where order and treatments are the same (a
@@ -102,7 +102,7 @@ def _treated(trace: Trace) -> np.ndarray:
 
 
 def difference_table(one: Trace, two: Trace, names: tuple[str, str]) -> str:
-    """Where the time of a device goes in the mean, and what the second trace spends more or less."""
+    """Return where the time of a device goes in the mean, and what the second trace spends more or less."""
     rows = [
         [
             Cell(what),
@@ -116,7 +116,7 @@ def difference_table(one: Trace, two: Trace, names: tuple[str, str]) -> str:
 
 
 def time_rows(one: Trace, two: Trace) -> list[tuple[str, float, float]]:
-    """The parts of the iteration in the mean over the devices, in ns; those but the last two add up
+    """Return the parts of the iteration in the mean over the devices, in ns; those but the last two add up
     to the last, the time of the iteration."""
 
     def parts(trace: Trace) -> dict[str, float]:
@@ -136,7 +136,7 @@ def time_rows(one: Trace, two: Trace) -> list[tuple[str, float, float]]:
 
 
 def memory_table(one: Trace, two: Trace, names: tuple[str, str]) -> str:
-    """The peak of each device in both, and the activations that are not kept whole."""
+    """Return the peak of each device in both, and the activations that are not kept whole."""
     rows = []
     for device in range(min(len(one.peak_bytes), len(two.peak_bytes))):
         first, second = one.peak_bytes[device], two.peak_bytes[device]
@@ -155,7 +155,7 @@ def memory_table(one: Trace, two: Trace, names: tuple[str, str]) -> str:
 
 
 def treatment_rows(trace: Trace) -> dict[str, int]:
-    """How many activations are kept, offloaded, recomputed, or both."""
+    """Return how many activations are kept, offloaded, recomputed, or both."""
     treated = _treated(trace)
     away, again = treated % 2 == 1, treated // 2 != KEEP
     counts = {
@@ -168,7 +168,7 @@ def treatment_rows(trace: Trace) -> dict[str, int]:
 
 
 def treatment_table(one: Trace, two: Trace, names: tuple[str, str]) -> str:
-    """How many activations are treated in which way."""
+    """Return how many activations are treated in which way."""
     first, second = treatment_rows(one), treatment_rows(two)
     rows = [
         [
@@ -206,7 +206,7 @@ def _is_replay(trace: Trace) -> bool:
 
 
 def measured_table(predicted: Trace, measured: Trace) -> str:
-    """What makes up a measured makespan beside a predicted one of the same schedule: on the measured
+    """Return what makes up a measured makespan beside a predicted one of the same schedule: on the measured
     critical path, how much longer ops took and how much later messages, copies and launches came.
 
     Raises:

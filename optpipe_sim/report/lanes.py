@@ -58,13 +58,13 @@ FOLDED_FROM = 9  # devices: a page of more begins with all of them folded
 
 
 def time_range(traces: Sequence[Trace]) -> Range1d:
-    """The time axis of one figure, or of several: all of the longest trace."""
+    """Return the time axis of one figure, or of several: all of the longest trace."""
     end = max(trace.makespan_ns for trace in traces)
     return Range1d(0, end, bounds=(-0.02 * end, 1.02 * end), min_interval=max(1, end // 10**6))
 
 
 def time_label(trace: Trace) -> str:
-    """What the time axis of a trace says."""
+    """Return what the time axis of a trace says."""
     return f"time ({time_unit(trace.makespan_ns)[0]})"
 
 
@@ -77,7 +77,7 @@ def lanes(
     marks: Mapping[str, Sequence[int]],
     other: TraceColumns | None = None,
 ) -> Any:
-    """The figure called `name`; its callbacks are in `actions`.
+    """Return the figure called `name`; its callbacks are in `actions`.
 
     Args:
         times: its time axis.
@@ -136,7 +136,7 @@ def opens(trace: Trace, lane: int) -> bool:
 
 
 def _lane_source(layout: Layout, opened: list[int], name: str) -> ColumnDataSource:
-    """The labels of all lanes; those that are selected are unfolded."""
+    """Return the labels of all lanes; those that are selected are unfolded."""
     unfolded, folded = layout.labels()
     source = ColumnDataSource({"unfolded": unfolded, "folded": folded}, name=f"{name}-lanes")
     source.selected.indices = opened
@@ -165,7 +165,7 @@ def _axes(plot: Any, trace: Trace, levels: list[float], lanes: ColumnDataSource)
 def _boxes(
     plot: Any, columns: TraceColumns, places: LinearInterpolator
 ) -> tuple[GlyphRenderer, list[GlyphRenderer]]:
-    """The lanes, the idle intervals in them, and the ops."""
+    """Return the lanes, the idle intervals in them, and the ops."""
     trace, layout = columns.trace, columns.layout
     devices = np.arange(layout.devices)
     rows = [COMPUTE, *((ROWS[OpKind.O], ROWS[OpKind.R]) if layout.nodes else ())]
@@ -209,7 +209,7 @@ def _boxes(
 
 
 def _looks(trace: Trace) -> list[str]:
-    """The colour of each ``look``."""
+    """Return the colour of each ``look``."""
     chunks = trace.schedule.shape.chunks
     return [shade(kind, chunk, chunks) for kind in OpKind for chunk in range(chunks)]
 
@@ -225,7 +225,7 @@ def _quads(
     places: LinearInterpolator,
     **look: Any,
 ) -> GlyphRenderer:
-    """The boxes of a source; those that are not marked while others are fade."""
+    """Return the boxes of a source; those that are not marked while others are fade."""
     alpha = look.get("fill_alpha", 1.0)
     faded = {"nonselection_fill_alpha": FADED * alpha, "nonselection_hatch_alpha": 0.1}
     marked = {"selection_fill_alpha": alpha}

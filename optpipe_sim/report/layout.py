@@ -49,7 +49,7 @@ class Steps(NamedTuple):
 
 
 def pixels(bottom: float) -> int:
-    """The height of a figure whose last lane ends there."""
+    """Return the height of a figure whose last lane ends there."""
     return round(PIXELS * bottom) + AROUND
 
 
@@ -75,23 +75,23 @@ class Layout:
         return self.memory_top + MEMORY + ROOM
 
     def memory(self, device: int) -> Place:
-        """The memory lane of a device."""
+        """Return the memory lane of a device."""
         top = device * self.height + self.memory_top
         return top, top + MEMORY
 
     def host(self, node: int) -> Place:
-        """The lane of a node's host memory."""
+        """Return the lane of a node's host memory."""
         top = self.devices * self.height + node * (MEMORY + ROOM)
         return top, top + MEMORY
 
     def ops(self, kinds: np.ndarray, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tops and bottoms of ops."""
+        """Return the tops and bottoms of ops."""
         tops, bottoms = np.array([ROWS[kind] for kind in OpKind]).T
         start = devices * self.height
         return start + tops[kinds], start + bottoms[kinds]
 
     def within(self, row: Place, devices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The tops and bottoms of one row in many devices."""
+        """Return the tops and bottoms of one row in many devices."""
         return devices * self.height + row[0], devices * self.height + row[1]
 
     @property
@@ -126,7 +126,8 @@ class Layout:
         return Steps(np.array(lanes), full * self.devices + host, small * self.devices + host)
 
     def placed(self, unfolded: Collection[int]) -> list[float]:
-        """Where the knots of all lanes are while only some are unfolded; `fold` of page.js does the same."""
+        """Return where the knots of all lanes are while only some are unfolded; `fold` of page.js does
+        the same."""
         steps = np.where(
             np.isin(self.steps.lane, list(unfolded)), self.steps.full, self.steps.small
         )

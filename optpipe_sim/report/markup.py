@@ -34,7 +34,7 @@ def _attributes(data: dict[str, object]) -> str:
 
 
 def table(name: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:
-    """A table that is sorted by a click on a head; `name` is its id."""
+    """Return a table that is sorted by a click on a head; `name` is its id."""
     body = list(rows)
     prose = [body[0][at].value is None if body else False for at in range(len(heads))]
     head = "".join(
@@ -63,18 +63,18 @@ def tiles(numbers: Iterable[tuple[str, str, str, object]]) -> str:
 def switch(
     name: str, text: str, links: Iterable[tuple[str, str, Any, Any]], on: bool = False
 ) -> str:
-    """A switch that sets properties of Bokeh's models: each the name of a model, the property, and what it is
-    while the switch is off and on."""
+    """Return a switch that sets properties of Bokeh's models: each the name of a model, the property,
+    and what it is while the switch is off and on."""
     data = escape(json.dumps(list(links), separators=(",", ":")))
     box = f"<input type='checkbox' id='{escape(name)}' data-set='{data}' autocomplete='off'{' checked' * on}>"
     return f"<label class='switch'>{box} {escape(text)}</label>"
 
 
 def folded(title: str, content: str) -> str:
-    """What is there for those who open it."""
+    """Return what is there for those who open it."""
     return f"<details><summary>{escape(title)}</summary>{content}</details>"
 
 
 def items(texts: Iterable[str]) -> str:
-    """A list of sentences."""
+    """Return a list of sentences."""
     return "<ul>{}</ul>".format("".join(f"<li>{escape(text)}</li>" for text in texts))

@@ -46,7 +46,7 @@ class Scales(NamedTuple):
 
     @classmethod
     def of(cls, *traces: Trace) -> Scales:
-        """The highest peaks, or limits where those are near."""
+        """Return the highest peaks, or limits where those are near."""
         device = [(max(trace.peak_bytes), trace.memory_limit or ()) for trace in traces]
         host = [(trace.host_peak_bytes, _host_limits(trace)) for trace in traces]
         return cls(_reach(device), _reach(host))
@@ -64,7 +64,7 @@ def _host_limits(trace: Trace) -> list[int]:
 
 
 def memory_lanes(columns: TraceColumns, scales: Scales) -> list[MemoryLane]:
-    """The devices' lanes, then those of the hosts where anything is offloaded."""
+    """Return the devices' lanes, then those of the hosts where anything is offloaded."""
     trace, layout = columns.trace, columns.layout
     limits = trace.memory_limit or [None] * layout.devices
     found = [
@@ -91,7 +91,7 @@ def memory_areas(
     found: list[MemoryLane],
     places: LinearInterpolator,
 ) -> list[GlyphRenderer]:
-    """What each device and host holds, as an area, with what is static in it and its limit above."""
+    """Return what each device and host holds, as an area, with what is static in it and its limit above."""
     areas = [
         plot.varea_step(
             x=columns.moved("start"),

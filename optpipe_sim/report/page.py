@@ -43,7 +43,7 @@ class Provenance:
 
 
 def write_page(title: str, views: Sequence[View], opened: int, provenance: Provenance) -> str:
-    """The HTML of a page.
+    """Return the HTML of a page.
 
     Args:
         opened: how many of the views are open from the start; the others are drawn once they are.
@@ -85,7 +85,7 @@ def _with_figures(view: View) -> str:
 
 
 def slot(place: int) -> str:
-    """Where a figure goes in a view's HTML: no text of a user looks like that once it is escaped."""
+    """Return where a figure goes in a view's HTML: no text of a user looks like that once it is escaped."""
     return f"<figure-{place}>"
 
 
@@ -105,8 +105,8 @@ def _provenance(provenance: Provenance) -> str:
 
 
 def _packed(view: View) -> str:
-    """The figures of a view, which are one document of Bokeh's, as JSON, compressed: most of it is texts
-    that are much alike."""
+    """Return the figures of a view, which are one document of Bokeh's, as JSON, compressed: most of it
+    is texts that are much alike."""
     document = Document()
     for figure in view.figures:
         document.add_root(figure)

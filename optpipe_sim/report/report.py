@@ -43,7 +43,7 @@ class Report:
 
     @classmethod
     def of(cls, trace: Trace, against: Trace | None = None, command: Sequence[str] = ()) -> Report:
-        """The page of one trace, or of two, one above the other.
+        """Return the page of one trace, or of two, one above the other.
 
         Args:
             against: another schedule's trace, or a measured one (``Trace.load``).
@@ -58,14 +58,14 @@ class Report:
 
     @classmethod
     def of_comparison(cls, found: Comparison, command: Sequence[str] = ()) -> Report:
-        """The page of `compare_all`: every schedule, of which a click opens the lanes."""
+        """Return the page of `compare_all`: every schedule, of which a click opens the lanes."""
         traces = [row.trace for row in found.rows]
         title = f"{len(traces)} schedules on {traces[0].profile.name}"
         return cls._of_many(title, comparison_views(found), traces, command)
 
     @classmethod
     def of_frontier(cls, found: Frontier, command: Sequence[str] = ()) -> Report:
-        """The page of a frontier: time over memory, and the schedule of each limit."""
+        """Return the page of a frontier: time over memory, and the schedule of each limit."""
         results = [point.result for point in found.points if point.result]
         traces = [result.trace for result in results if result.trace]
         title = f"time over memory: {found.profile.name}, {found.microbatches} microbatches"
@@ -73,7 +73,7 @@ class Report:
 
     @classmethod
     def of_advice(cls, found: Advice, command: Sequence[str] = ()) -> Report:
-        """The page of `advise`: time over memory of what was replayed, and the best of each split."""
+        """Return the page of `advise`: time over memory of what was replayed, and the best of each split."""
         asked = found.question
         title = (
             f"{asked.model.name} on {asked.gpus} x {asked.machine.title}: {asked.global_batch}"
@@ -86,7 +86,7 @@ class Report:
     def _of_many(
         cls, title: str, views: list[View], traces: Sequence[Trace], command: Sequence[str]
     ) -> Report:
-        """The chart and the best are open; a click opens the others."""
+        """Make the page; the chart and the best schedule are open, a click opens the others."""
         return cls(title, write_page(title, views, min(2, len(views)), provenance(traces, command)))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -102,7 +102,7 @@ class Report:
         return f"<Report: {self.title if is_plain(self.title) else '...'}>"
 
     def _repr_html_(self) -> str:
-        """The page in a frame of its own, for notebooks."""
+        """Return the page in a frame of its own, for notebooks."""
         return (
             f"<iframe srcdoc=\"{escape(self.html)}\" style='width:100%;height:{FRAME_PIXELS}px;border:0'"
             " title='report'></iframe>"

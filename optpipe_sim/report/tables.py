@@ -31,12 +31,12 @@ _HATCH = {
 
 
 def title_of(trace: Trace) -> str:
-    """The name of its schedule."""
+    """Return the name of its schedule."""
     return str(trace.schedule.meta.get("name", "schedule"))
 
 
 def facts(trace: Trace) -> str:
-    """What was replayed, in a line."""
+    """Return what was replayed, in a line."""
     shape = trace.schedule.shape
     parts = [trace.profile.name, counted(shape.devices, "device")]
     if shape.chunks > 1:
@@ -50,7 +50,8 @@ def facts(trace: Trace) -> str:
 
 
 def measures(trace: Trace) -> str:
-    """The measures that ``simulate --json`` gives, with the proven bound where the schedule has one."""
+    """Return the measures that ``simulate --json`` gives, with the proven bound where the schedule has
+    one."""
     found, activations = trace.measures(), trace.schedule.shape.stages
     activations *= trace.schedule.shape.units
     peak = max(trace.peak_bytes)
@@ -91,7 +92,7 @@ def measures(trace: Trace) -> str:
 
 
 def by_device(trace: Trace, name: str) -> str:
-    """Where each device's time goes, the most idle device first."""
+    """Return where each device's time goes, the most idle device first."""
     total = trace.makespan_ns
     causes = [cause for cause in CAUSES if trace.idle_ns[cause]]
     layout = Layout.of(trace)
@@ -118,7 +119,7 @@ def by_device(trace: Trace, name: str) -> str:
 
 
 def longest_gaps(columns: TraceColumns, name: str) -> str:
-    """The longest idle intervals; a click leads to the interval and to what it waits for."""
+    """Return the longest idle intervals; a click leads to the interval and to what it waits for."""
     found, total = columns.idle, columns.trace.makespan_ns
     levels = columns.layout.levels
     rows = [
@@ -147,7 +148,7 @@ def longest_gaps(columns: TraceColumns, name: str) -> str:
 
 
 def path_and_hints(trace: Trace, name: str) -> str:
-    """What the critical path is made of, and what to try."""
+    """Return what the critical path is made of, and what to try."""
     total = trace.makespan_ns
     rows = [
         [Cell(part), _time(time), Cell(f"{time / total:.1%}", time / total)]
@@ -160,7 +161,7 @@ def path_and_hints(trace: Trace, name: str) -> str:
 
 
 def legend(*traces: Trace) -> str:
-    """What the colours and patterns of the lanes of some traces are."""
+    """Return what the colours and patterns of the lanes of some traces are."""
     there = {OpKind(kind) for t in traces for kind in np.unique(t.schedule.table[:, 0]).tolist()}
     if any(trace.recomputed for trace in traces):
         there.add(OpKind.C)
@@ -196,14 +197,15 @@ def legend(*traces: Trace) -> str:
 
 
 def _meaning(cause: str, traces: Sequence[Trace]) -> str:
-    """What a cause means; a measured trace without a limit may be idle for what no profile has."""
+    """Return what a cause means; a measured trace without a limit may be idle for what no profile has."""
     if cause == "memory" and not any(trace.memory_limit for trace in traces):
         return "for nothing that the profile has: there is no limit"
     return MEANINGS[cause]
 
 
 def _link(figure: str, action: str, at: int, level: float) -> dict[str, object]:
-    """A click runs an action of a figure, given a device or an idle interval, and goes to its lane."""
+    """Return what a click on a cell does: run an action of a figure, given a device or an idle interval, and go
+    to its lane."""
     return {"run": f"{figure}-{action}", "at": at, "to": figure, "level": level}
 
 

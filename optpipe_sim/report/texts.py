@@ -82,7 +82,7 @@ def memory_texts(steps: Steps, end_ns: int) -> Texts:
 
 @cache
 def instant(time_ns: int) -> str:
-    """A time of the axis, more exactly than lengths."""
+    """Return a time of the axis, more exactly than lengths."""
     return format_time(time_ns, 6)
 
 
@@ -104,7 +104,7 @@ def _where(trace: Trace, op: Op) -> str:
 
 
 def _waited(trace: Trace, reason: Reason, idle_ns: int, slack_ns: int) -> str:
-    """What an op waited for last, how long its device stood idle, and what nothing explains."""
+    """Return what an op waited for last, how long its device stood idle, and what nothing explains."""
     text = BECAUSE[reason.cause]
     if reason.by is not None:
         text = f"for {text.format(by=_where(trace, reason.by))}"

@@ -28,7 +28,7 @@ INVITATION = "Click an op or an idle interval to see what it waited for."
 
 
 def trace_view(trace: Trace, name: str, heading: str = "") -> View:
-    """The lanes of one trace between its measures and its tables; `name` is that of its figure."""
+    """Return the lanes of one trace between its measures and its tables; `name` is that of its figure."""
     columns = TraceColumns(trace)
     html = (
         f"<p class='what'>{escape(facts(trace))}</p>{measures(trace)}"
@@ -41,7 +41,7 @@ def trace_view(trace: Trace, name: str, heading: str = "") -> View:
 
 
 def pair_view(one: Trace, two: Trace) -> View:
-    """Two traces, one above the other on one time axis, with what differs between them."""
+    """Return two traces, one above the other on one time axis, with what differs between them."""
     traces, names = (one, two), ("a", "b")
     columns = [TraceColumns(trace, moves=True) for trace in traces]
     found = changes(one, two)
@@ -82,7 +82,7 @@ def pair_view(one: Trace, two: Trace) -> View:
 
 
 def titles_of(one: Trace, two: Trace) -> tuple[str, str]:
-    """The names of both, made distinct where they are the same."""
+    """Return the names of both, made distinct where they are the same."""
     first, second = title_of(one), title_of(two)
     if is_run_of(two, one):
         return f"{first}, predicted", second if second == MEASURED else f"{second}, {MEASURED}"
@@ -94,7 +94,7 @@ def titles_of(one: Trace, two: Trace) -> tuple[str, str]:
 
 
 def _bar(columns: Sequence[TraceColumns], names: Sequence[str], *more: str) -> str:
-    """The switches above the lanes."""
+    """Return the switches above the lanes."""
     critical = [(f"{name}-critical", "visible", False, True) for name in names]
     messages = [(f"{name}-sent", "visible", False, True) for name in names]
     unfold = []
@@ -113,7 +113,7 @@ def _bar(columns: Sequence[TraceColumns], names: Sequence[str], *more: str) -> s
 
 
 def _ends_aligned(columns: Sequence[TraceColumns], names: Sequence[str]) -> str:
-    """The switch by which the shorter trace ends with the longer one."""
+    """Return the switch by which the shorter trace ends with the longer one."""
     one, two = (each.trace.makespan_ns for each in columns)
     shorter, later = 1 if two < one else 0, abs(two - one)
     label = time_label(columns[shorter].trace)
@@ -124,7 +124,7 @@ def _ends_aligned(columns: Sequence[TraceColumns], names: Sequence[str]) -> str:
 
 
 def _note(name: str) -> str:
-    """The line that answers clicks on a figure."""
+    """Return the line that answers clicks on a figure."""
     return f"<p class='note' id='{name}-note' role='status'>{INVITATION}</p>"
 
 

@@ -141,7 +141,7 @@ def _meet(device: str) -> None:
 
 
 def _measure(task: Any, rank: int) -> dict[str, Any]:
-    """What rank 0 has to show; of the other ranks, nothing."""
+    """Return what rank 0 prints; for the other ranks, nothing."""
     import torch.distributed as dist
 
     from ..sim.difference import compare_traces
@@ -210,7 +210,7 @@ def _show(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
     causes = sorted(facts["causes_ns"].items(), key=lambda item: -abs(item[1]))
     print("  " + ", ".join(f"{cause} {format_time(time)}" for cause, time in causes))
     if facts["mode"] == "gradient":
-        print(f"  loss {facts['loss']:.6f}; the times include the weighing of memory on CPU")
+        print(f"  loss {facts['loss']:.6f}; the times include the measuring of memory on CPU")
         peaks = zip(facts["predicted_peak_bytes"], facts["measured_peak_bytes"], strict=True)
         for rank, (said, held) in enumerate(peaks):
             print(f"  rank {rank}: peak predicted {format_size(said)}, held {format_size(held)}")

@@ -68,7 +68,7 @@ def _grow(
     delay_upward: bool,
     delay_forward: bool,
 ) -> Growing:
-    """One run.
+    """Run the greedy once.
 
     Args:
         expected_idle: see `Growing`.

@@ -180,7 +180,7 @@ class Difference:
         return times
 
     def measures(self) -> dict[str, Any]:
-        """The comparison as plain data."""
+        """Return the comparison as plain data."""
         return {
             "predicted_makespan_ns": self.predicted.makespan_ns,
             "measured_makespan_ns": self.measured.makespan_ns,

@@ -78,7 +78,7 @@ class Interference:
         return max(1.0, float(np.median(found))) if found else 1.0
 
     def lines(self) -> list[str]:
-        """The factors as text: the median of the stages, op by op, and of copies."""
+        """Return the factors as text: the median of the stages, op by op, and of copies."""
         said = []
         for op in dict.fromkeys(op for stage in self.stages for op in stage):
             known = [stage[op] for stage in self.stages if op in stage]

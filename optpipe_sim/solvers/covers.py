@@ -29,7 +29,7 @@ def candidate_shapes(profile: CostProfile) -> list[CostProfile]:
 
 
 def candidate_slices(profile: CostProfile) -> list[CostProfile]:
-    """The profile with whole sequences, and with its own slices; of one without slices with 2, 4 and 8
+    """Return the profile with whole sequences, and with its own slices; of one without slices with 2, 4 and 8
     equal ones."""
     found = [profile.with_slices(1)]
     for slices in (profile.slices,) if profile.slices > 1 else EQUAL_SLICES:

@@ -80,7 +80,7 @@ def best_tuned(
     objective: str = "flush",
     seconds: float = ENOUGH_S,
 ) -> tuple[str, Trace] | None:
-    """The fastest of ``gis`` or ``po`` that fits, with any number of chunks up to one layer per
+    """Return the fastest of ``gis`` or ``po`` that fits, with any number of chunks up to one layer per
     stage, any group size and any number of offloaded chunks. Returns its name with these options
     and its replay, or None if nothing that fits is found within `seconds`."""
     until = time.monotonic() + seconds

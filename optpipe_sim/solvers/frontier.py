@@ -47,7 +47,7 @@ class Point:
         return f"<Point {format_size(self.limit_bytes)}: {found}, {self.status}>"
 
     def to_json(self) -> dict[str, Any]:
-        """The point as plain data; the keys are those of ``frontier --json``."""
+        """Return the point as plain data; the keys are those of ``frontier --json``."""
         name, cost = self.fixed or (None, None)
         told, told_ns = self.family or (None, None)
         data: dict[str, Any] = {
@@ -88,7 +88,7 @@ class Frontier:
         return f"<Frontier {self.profile.name}: {len(limits)} limits{ends}>"
 
     def _repr_html_(self) -> str:
-        """A small table with the curve, for notebooks."""
+        """Return a small table with the curve, for notebooks."""
         rows = {
             format_size(point.limit_bytes): point.reason or point.status
             if point.result is None

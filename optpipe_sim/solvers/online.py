@@ -112,7 +112,7 @@ class SolverProcess:
         return self._process.poll() is None
 
     def best(self) -> Schedule | None:
-        """The best schedule so far, or None."""
+        """Return the best schedule so far, or None."""
         path = self.folder / BEST
         try:
             version = path.stat().st_mtime_ns
@@ -123,11 +123,11 @@ class SolverProcess:
         return self._seen[1]
 
     def bound(self) -> int:
-        """The best proven lower bound so far, in ns; 0 before there is one."""
+        """Return the best proven lower bound so far, in ns; 0 before there is one."""
         return int(self.state().get("lower_bound_ns", 0))
 
     def state(self) -> dict[str, Any]:
-        """The state that it last reported: ``status`` (``running``, then that of `SolveResult`, or
+        """Return the state that it last reported: ``status`` (``running``, then that of `SolveResult`, or
         ``failed``), ``seconds, objective_ns, lower_bound_ns, bound, found_by``, and, if it
         failed, ``error``, one line. Empty before its first report."""
         running = self.running  # before reading, else its last report could be missed
@@ -153,7 +153,7 @@ class SolverProcess:
         return self.best()
 
     def _last_words(self) -> str:
-        """Why a solver ended without a report."""
+        """Return why a solver ended without a report."""
         code = self._process.returncode
         if code is not None and code < 0:
             return how_it_ended(code)

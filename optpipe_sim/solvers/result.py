@@ -65,7 +65,7 @@ class SolveResult:
         )
 
     def _repr_html_(self) -> str:
-        """A small table with a picture, for notebooks."""
+        """Return a small table with a picture, for notebooks."""
         rows: dict[str, object] = {"status": self.status, "engine": self.engine}
         if self.trace is None:
             return html_table({**rows, "seconds": f"{self.seconds:.1f}"})
@@ -96,7 +96,7 @@ class SolveResult:
         return (self.objective_ns - self.lower_bound_ns) / max(1, self.lower_bound_ns)
 
     def measures(self) -> dict[str, Any]:
-        """The result as plain data; the keys are those of ``solve --json``."""
+        """Return the result as plain data; the keys are those of ``solve --json``."""
         found = self.trace is not None
         return {
             "status": self.status,

@@ -104,7 +104,7 @@ class RobustResult:
         return (self.objective_ns - self.lower_bound_ns) / max(1, self.lower_bound_ns)
 
     def measures(self) -> dict[str, Any]:
-        """The result as plain data: the keys of `SolveResult.measures` and the distribution."""
+        """Return the result as plain data: the keys of `SolveResult.measures` and the distribution."""
         parts = (0.0, 0.1, 0.5, 0.9, 0.99, 1.0)
         return {
             **self.trace.measures(),
@@ -283,7 +283,7 @@ def _settled(profile: CostProfile, options: SolveOptions) -> tuple[CostProfile, 
 
 
 def _smooth(costs_ns: np.ndarray, quantile: float | None) -> int:
-    """The measure; a quantile is smoothed to the mean of the costs around it. With few samples a
+    """Return the measure; a quantile is smoothed to the mean of the costs around it. With few samples a
     quantile depends on a single one, and fitting a schedule to that one does not help on others."""
     if quantile is None:
         return measure(costs_ns, None)

@@ -90,7 +90,7 @@ def megatron_offloads(
 
 
 def _one_f_one_b_ns(problem: Problem, level: str | None = None) -> int:
-    """A bound on schedules that are built on (interleaved) 1F1B, with every activation recomputed at
+    """Return a bound on schedules that are built on (interleaved) 1F1B, with every activation recomputed at
     `level`: its makespan without a limit, recomputation by separate ops; 0 if unknown."""
     if not only_delays(problem):
         return 0
@@ -103,7 +103,7 @@ def _one_f_one_b_ns(problem: Problem, level: str | None = None) -> int:
 
 
 def build_those(problem: Problem, variants: Sequence[str]) -> Iterator[tuple[str, Schedule]]:
-    """The schedules of these names with the problem's chunks, as far as they are of its shape."""
+    """Yield the schedules of these names with the problem's chunks, as far as they are of its shape."""
     shape = problem.shape
     for variant in variants:
         name, options = parse_name(variant)

@@ -43,7 +43,7 @@ def slices(text: str) -> int | str:
 
 
 def whole(text: str) -> int:
-    """A whole number of at least 0, usable as a seed."""
+    """Parse a whole number of at least 0, usable as a seed."""
     try:
         value = int(text)
     except ValueError:

@@ -223,7 +223,8 @@ def _cells(row: Row, width: int, most: float, time: _Unit, size: _Unit) -> dict[
 
 
 def _levels(row: Row) -> str:
-    """The level at which a schedule recomputes; the share of activations, if it chooses levels itself."""
+    """Return the level at which a schedule recomputes; the share of activations, if it chooses levels
+    itself."""
     if row.plain is not None or not row.trace.recomputed:
         return ", ".join(row.levels if row.plain else ())
     shape = row.trace.schedule.shape
@@ -238,7 +239,7 @@ class _Unit(NamedTuple):
 
 
 def _unit(most: int, units: dict[str, int]) -> _Unit:
-    """The unit for a column, in which `most` has at least one digit before the point."""
+    """Return the unit for a column, in which `most` has at least one digit before the point."""
     name, factor = next(
         (pair for pair in sorted(units.items(), key=lambda pair: -pair[1]) if most >= pair[1]),
         min(units.items(), key=lambda pair: pair[1]),
@@ -247,7 +248,7 @@ def _unit(most: int, units: dict[str, int]) -> _Unit:
 
 
 def idle_bar(shares: dict[str, float], most: float, width: int) -> Text:
-    """A stacked bar of `width` cells for the share `most`: a letter per cell, coloured by cause.
+    """Return a stacked bar of `width` cells for the share `most`: a letter per cell, coloured by cause.
 
     Cells follow the running sum, so that the length of a bar matches its sum.
     """

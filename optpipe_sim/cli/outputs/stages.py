@@ -67,7 +67,7 @@ def most_chunks_text(profile: CostProfile) -> str:
 
 
 def _layers_text(profile: CostProfile, stage: int) -> str:
-    """The layers of an estimated or measured stage: ``7 + embedding``."""
+    """Return the layers of an estimated or measured stage: ``7 + embedding``."""
     ends = ["embedding"] * (stage == 0) + ["head"] * (stage == len(profile.stages) - 1)
     return " + ".join([str(profile.meta["layers_per_stage"][stage]), *ends])
 

@@ -54,7 +54,7 @@ def advise(
     context: str = "ring",
     sequence_parallel: bool = True,
 ) -> Advice:
-    """The best configuration of each of the `top` best splits of a model over GPUs.
+    """Return the best configuration of each of the `top` best splits of a model over GPUs.
 
     Args:
         model, machine: names, files, mappings, or what `load_model` and `load_machine` return.

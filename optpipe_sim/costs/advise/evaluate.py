@@ -42,7 +42,7 @@ class Evaluation:
         return f"<Evaluation of {self.row!r}{ratio}>"
 
     def _repr_html_(self) -> str:
-        """A small table with a picture, for notebooks."""
+        """Return a small table with a picture, for notebooks."""
         rows = {
             "measured / predicted time": "-"
             if self.time_ratio is None
@@ -69,7 +69,7 @@ class Evaluation:
         return None if self.measured_bytes is None else self.measured_bytes / self.row.peak_bytes
 
     def measured_mfu(self, causal: bool = False) -> float | None:
-        """The MFU of the measured time; see `provenance.mfu`."""
+        """Return the MFU of the measured time; see `provenance.mfu`."""
         if self.measured_ns is None:
             return None
         return mfu(self.row.profile, self.measured_ns, self.row.choice.microbatches, causal)

@@ -62,7 +62,7 @@ def what_memory_buys(
     seconds: float,
     report: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[Bought, ...]:
-    """The time under a limit and those around it, each searched for from the plan of the limit below.
+    """Return the time under a limit and those around it, each searched for from the plan of the limit below.
 
     A plan that fits a limit fits higher ones, and a bound for a limit holds for lower ones: neither
     times nor bounds rise with memory.
@@ -100,7 +100,7 @@ def what_memory_buys(
 def _searched(
     profile: CostProfile, microbatches: int, seconds: float, start: Trace | None
 ) -> Trace | None:
-    """The best plan that a quick search finds; None where it finds none."""
+    """Return the best plan that a quick search finds; None where it finds none."""
     try:
         found = solve(
             profile,

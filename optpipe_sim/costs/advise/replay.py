@@ -36,7 +36,7 @@ UNDER_LIMIT = ("adaoffload", "adaoffload-r", "optpipe")
 def profile_of(
     question: Question, choice: Choice, levels: bool = False, items: bool = False
 ) -> CostProfile:
-    """The estimated profile of a choice, under the question's limit; with or without levels of
+    """Return the estimated profile of a choice, under the question's limit; with or without levels of
     recomputation.
 
     Raises:
@@ -54,7 +54,7 @@ def profile_of(
 
 
 def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, Trace]:
-    """A named schedule's replay on a profile with a limit, and the name with its options.
+    """Return a named schedule's replay on a profile with a limit, and the name with its options.
 
     Schedules that are not built for a limit are replayed without one and fit if their peak does, since
     waiting for memory would change them. Long ones are first tried with a few microbatches:
@@ -95,7 +95,7 @@ def replayed_freely(profile: CostProfile, microbatches: int, name: str) -> Trace
 
 
 def trace_of(schedule: Schedule, profile: CostProfile, enforce: bool) -> Trace:
-    """The replay of a schedule, and whether it keeps the limits, the host's included.
+    """Return the replay of a schedule, and whether it keeps the limits, the host's included.
 
     Raises:
         OptPipeError: where it does not go through with the limit enforced.

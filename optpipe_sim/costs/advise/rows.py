@@ -71,7 +71,7 @@ class Row:
         )
 
     def _repr_html_(self) -> str:
-        """A small table with a picture, for notebooks."""
+        """Return a small table with a picture, for notebooks."""
         rows = {
             "split": self.choice,
             "iteration, update included": format_time(self.iteration_ns),
@@ -192,7 +192,7 @@ class Advice:
         return f"<Advice {what}: {len(self.rows)} rows, best {self.rows[0]!r}>"
 
     def _repr_html_(self) -> str:
-        """The rows as a table, the best as a picture, for notebooks."""
+        """Return the rows as a table, the best as a picture, for notebooks."""
         rows = {
             f"{at + 1}. {row.choice}, {row.schedule}": f"{format_time(row.iteration_ns)}, MFU {row.mfu:.1%},"
             f" {format_size(row.peak_bytes)}"

@@ -69,7 +69,7 @@ class Search:
         self.least: tuple[int, Choice] | None = None
 
     def run(self, calibration: Calibration | None = None) -> Advice:
-        """All of it, within the time as nearly as single steps allow.
+        """Run the whole search, within the time as nearly as single steps allow.
 
         Ctrl-C ends it with the best so far; where nothing was found yet, it is raised.
         """
@@ -193,7 +193,7 @@ class Search:
         return found
 
     def _bounded(self, choice: Choice, names: tuple[str, ...]) -> Candidate | None:
-        """A choice with its profile and the bounds that cost little; None where it is out."""
+        """Return a choice with its profile and the bounds that cost little; None where it is out."""
         try:
             profile = profile_of(self.question, choice)
         except OptPipeError:
@@ -253,8 +253,8 @@ class Search:
                 self._try(one._replace(bound=tight), name)
 
     def _solve(self) -> bool:
-        """A search of its own for each row of the answer that bounds leave room for, over all
-        treatments of each activation; whether Ctrl-C has ended one."""
+        """Search each row of the answer that bounds leave room for, over all treatments of each
+        activation; returns whether Ctrl-C has ended one."""
         rows = sorted(self.best.values(), key=lambda row: row.key)[: self.top]
         for at, row in enumerate(rows):
             left = SHARES[2] * self.seconds - (time.monotonic() - self.began)
@@ -290,7 +290,7 @@ class Search:
         return False
 
     def _free(self, row: Row) -> Row:
-        """A row whose profile has levels of recomputation, and its schedule at the level that stands
+        """Return a row whose profile has levels of recomputation, and its schedule at the level that stands
         for what the row recomputes (which may not fit, by what is rounded). As it is, where what to
         recompute was said."""
         if set(self.question.recompute) != set(RECOMPUTE):
@@ -306,7 +306,7 @@ class Search:
         return replace(row, choice=choice, profile=profile, trace=trace)
 
     def _memory(self) -> tuple[Bought, ...]:
-        """What memory buys the best row, in the time that is left."""
+        """Return what memory buys the best row, in the time that is left."""
         best = min(self.best.values(), key=lambda row: row.key)
         free = self._free(best)
         known = min(
@@ -345,7 +345,7 @@ class Search:
     # -- bounds -----------------------------------------------------------------------------------
 
     def _worst(self) -> float:
-        """The slowest row that would be in the answer now."""
+        """Return the slowest row that would be in the answer now."""
         times = sorted(row.iteration_ns for row in self.best.values())
         return times[self.top - 1] if len(times) >= self.top else float("inf")
 
@@ -375,5 +375,5 @@ class Search:
 
 
 def _of_slices(profile: CostProfile, microbatches: int) -> int:
-    """The bound for slices, which costs little; those of whole sequences do not hold for them."""
+    """Return the bound for slices, which costs little; those of whole sequences do not hold for them."""
     return lower_bound(profile, microbatches).ns

@@ -241,7 +241,7 @@ class Question:
                 yield cp
 
     def _of_split(self, pp: int, tp: int, cp: int, dp: int) -> Iterator[Choice]:
-        """The choices of one split."""
+        """Yield the choices of one split."""
         share = self.global_batch // dp
         zeros = self.zero or ((1, 2, 3) if dp * cp > 1 else (0,))  # ZeRO 1 costs no more than none
         for ep in self.ep or (divisors(tp * cp * dp) if self.model.experts else (1,)):
@@ -262,7 +262,8 @@ class Question:
                     continue
 
     def _cuts(self, pp: int, cp: int, size: int) -> Iterator[int]:
-        """The numbers of slices: unless requested, of long sequences that come one by one in a pipeline."""
+        """Yield the numbers of slices: unless requested, of long sequences that come one by one in a
+        pipeline."""
         if self.slices is not None:
             yield from self.slices
             return
@@ -291,7 +292,7 @@ class Question:
 
 
 def _sliced(chunks: int, placement: str) -> tuple[str, ...]:
-    """The schedules over slices for a shape."""
+    """Return the schedules over slices for a shape."""
     if placement == "vee":
         return ()
     return SLICED_LOOP if chunks > 1 else tuple(name for name in SLICED if name != "seq1f1b-i")

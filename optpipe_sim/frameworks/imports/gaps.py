@@ -28,7 +28,7 @@ class Gaps:
     message_ns: int
 
     def before(self, stage: int, kind: OpKind) -> int:
-        """The host's delay before ops of a stage and kind."""
+        """Return the host's delay before ops of a stage and kind."""
         return self.late.get((stage, kind), self.mean)
 
 

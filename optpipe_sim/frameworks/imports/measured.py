@@ -263,7 +263,7 @@ def _profile(
 
 
 def _delayed(stage: int, cost: StageCost, between: Gaps) -> StageCost:
-    """A stage whose ops include the host's delay before them."""
+    """Return a stage whose ops include the host's delay before them."""
     f, b, w, bw = (between.before(stage, kind) for kind in (F, B, W, BW))
     if not cost.splits:
         return replace(cost, t_f_ns=cost.t_f_ns + f, t_b_ns=cost.t_b_ns + bw)

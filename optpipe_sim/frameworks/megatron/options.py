@@ -188,7 +188,8 @@ class Plan:
             )
 
     def options(self) -> dict[str, Any]:
-        """The options without their dashes, and their values: True for a flag, a list for several words."""
+        """Return the options without their dashes, and their values: True for a flag, a list for
+        several words."""
         found: dict[str, Any] = dict(self.sizes)
         found["num-layers"] = sum(part.layers for part in self.parts)
         if further := sum(part.mtp for part in self.parts):
@@ -203,11 +204,11 @@ class Plan:
         return found
 
     def environment(self) -> dict[str, str]:
-        """The environment variables that the options need."""
+        """Return the environment variables that the options need."""
         return {} if self.offloading is None else {"NVTE_CPU_OFFLOAD_V1": "1"}
 
     def command(self) -> str:
-        """The options as words of a command line, to follow the training script."""
+        """Return the options as words of a command line, to follow the training script."""
         return " ".join(_words(self.options()))
 
 

@@ -134,7 +134,7 @@ def best(
 
 
 def replayed(choice: Choice, schedule: Schedule, profile: CostProfile, objective: str) -> Tried:
-    """A choice with its replay."""
+    """Return a choice with its replay."""
     trace = replace(replay_unlimited(schedule, profile), objective=objective)
     limits = trace.memory_limit or trace.peak_bytes
     over = max(peak - limit for peak, limit in zip(trace.peak_bytes, limits, strict=True))
@@ -144,8 +144,8 @@ def replayed(choice: Choice, schedule: Schedule, profile: CostProfile, objective
 def other_layouts(
     tried: Sequence[Tried], profile: CostProfile, microbatches: int, objective: str, seconds: float
 ) -> list[Tried]:
-    """The most promising choices with other layers on their stages: each from the layout that bounds or
-    work suggest or the given one, improved by moves of one layer."""
+    """Return the most promising choices with other layers on their stages: each from the layout that
+    bounds or work suggest or the given one, improved by moves of one layer."""
     fitting = sorted((one for one in tried if not one.over), key=lambda one: one.key)
     most = fitting[0].cost_ns if fitting else float("inf")
     faster = sorted((one for one in tried if one.over and one.cost_ns < most), key=lambda one: (one.over if not fitting else 0, one.cost_ns))  # fmt: skip
@@ -160,7 +160,7 @@ def other_layouts(
 def _climb(
     start: Tried, profile: CostProfile, microbatches: int, objective: str, until: float
 ) -> list[Tried]:
-    """All better layouts for one choice that are found on the way, the best last."""
+    """Return all better layouts for one choice that are found on the way, the best last."""
     costs = start.trace.profile
     own = replace(costs, items=profile.items, meta=profile.meta)
     maker = StageMaker(profile.items, own.chunks)
@@ -196,7 +196,7 @@ def _climb(
 
 
 def _load(one: Tried) -> Sequence[int] | None:
-    """What devices have too much of: memory where that does not fit; None: work."""
+    """Return what devices have too much of: memory where that does not fit; None: work."""
     return one.trace.peak_bytes if one.over else None
 
 

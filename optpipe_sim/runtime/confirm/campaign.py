@@ -213,7 +213,7 @@ class Runner:
     # -- tests -----------------------------------------------------------------------------------
 
     def _tests(self) -> dict[str, Any]:
-        """The tests for GPUs, plain and under torch's race detector."""
+        """Run the tests for GPUs, plain and under torch's race detector."""
         found = {}
         for name, more in (("plain", {}), ("sanitizer", {"TORCH_CUDA_SANITIZER": "1"})):
             command = [sys.executable, "-m", "pytest", TESTS, "-q", "-p", "no:cacheprovider"]

@@ -62,7 +62,7 @@ def _machine(probes: Mapping[str, Any]) -> list[str]:
 
 
 def _levels(stages: Sequence[Mapping[str, tuple[float, float]]]) -> list[str]:
-    """What recomputing takes, in shares of F, and what is kept."""
+    """Return what recomputing takes, in shares of F, and what is kept."""
     if not any(stages):
         return []
     rows = ["| recomputed | " + " | ".join(f"stage {at}" for at in range(len(stages))) + " |"]
@@ -112,7 +112,7 @@ def _gradients(found: Any) -> str:
 
 
 def _interference(of_work: Mapping[str, Confirmation]) -> list[str]:
-    """The factors that the profile has, of which the corrected prediction is made."""
+    """Return the factors that the profile has, of which the corrected prediction is made."""
     found = next((one.interference for one in of_work.values()), None)
     if found is None:
         return []

@@ -28,7 +28,7 @@ def plan_of(
     layers: Sequence[int] | None = None,
     slices: int | None = None,
 ) -> Plan:
-    """The model that a profile was measured on, and how it was cut; what is given takes precedence.
+    """Return the model that a profile was measured on, and how it was cut; what is given takes precedence.
     `slices`: as many as the schedule has; default: as the profile.
 
     Raises:
@@ -129,7 +129,7 @@ class Case:
 
 
 def free_bytes(case: Case, rank: int) -> int:
-    """What a rank may allocate in a step under the limit: all but the static part, whose reserve is
+    """Return what a rank may allocate in a step under the limit: all but the static part, whose reserve is
     for what ops need for a moment.
 
     Raises:

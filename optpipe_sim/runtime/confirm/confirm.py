@@ -141,7 +141,7 @@ def _threads(case: Case) -> Iterator[None]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """What it ran on, and how busy that was."""
+    """Return what it ran on, and how busy that was."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return {
         **device_facts(torch.device(device)),

@@ -24,9 +24,9 @@ _Found = TypeVar("_Found")
 
 
 class Parts:
-    """Runs parts one after the other; every change is on disk at once.
+    """Runs parts one after the other; every change is written to disk at once.
 
-    A part that raises is told in one line, its traceback goes to `failures.txt`. A part that hangs ends the
+    A part that raises is reported in one line, its traceback goes to `failures.txt`. A part that hangs ends the
     process at its deadline with the stacks of all threads in `hung.txt` (`crashed` moves them); one that takes the device with it
     (`alive` raises) ends the process with status `LOST`.
 
@@ -65,7 +65,7 @@ class Parts:
         return self.ends - time.time()
 
     def run(self, name: str, needs: float, do: Callable[[], _Found]) -> _Found | None:
-        """What the part found, now or in an earlier process; None where it failed, or where fewer than
+        """Run a part; returns its result, from now or from an earlier process; None where it failed, or where fewer than
         `needs` seconds are left. Past three times that (and `least_s`) it counts as hung."""
         before = self.before.get(name)
         if before is not None:
@@ -118,7 +118,7 @@ class Parts:
 
 
 def kept_in(folder: Path) -> Path:
-    """Where results are kept between processes."""
+    """Return where results are kept between processes."""
     return folder / "parts"
 
 

@@ -63,7 +63,7 @@ class Bench:
         self._messages: tuple[int, dict[Op, Tensor]] = (-1, {})
 
     def worker(self, rank: int) -> StageWorker:
-        """The stages of a rank, warmed up, at the start of a step."""
+        """Return the stages of a rank, warmed up, at the start of a step."""
         worker = stage_worker(self.case.stages, self.shape, rank, self.case.device)
         worker.slab = self.slab
         self._start(worker)
@@ -78,7 +78,7 @@ class Bench:
         self._start(worker)
 
     def messages(self, rank: int) -> dict[Op, Tensor]:
-        """What a rank receives, on the device."""
+        """Return what a rank receives, on the device."""
         if self._messages[0] != rank:
             self._messages = (-1, {})  # first release another rank's
             kept, device = self.contents.messages, self.case.device
@@ -97,7 +97,7 @@ class Bench:
         self.check.add(found)
 
     def gradients(self, loss: float) -> Gradients:
-        """The comparison, once all ranks have been there."""
+        """Return the comparison, once all ranks have been there."""
         if len(self._tied) == 2:
             (name, first), (_, last) = (tied for _, tied in sorted(self._tied.items()))
             self.check.add({name: first + last})
@@ -165,7 +165,7 @@ def replay(case: Case, progress: Progress) -> Confirmation:
 
 
 def loop(case: Case, progress: Progress) -> Confirmation:
-    """Each rank's whole program alone: a sweep that measures memory, then those that count."""
+    """Run each rank's whole program alone: a sweep that measures memory, then those that count."""
     lowered, p = case.lowered, case.schedule.shape.devices
     total = 1 + (1 + case.sweeps) * p
     progress("what the ranks send to each other", 0, total)
@@ -210,12 +210,12 @@ def loop(case: Case, progress: Progress) -> Confirmation:
 
 
 def halves(runs: Sequence[_Item]) -> list[Sequence[_Item]]:
-    """Every other run, and the rest; none where there is but one."""
+    """Return every other run, and the rest; none where there is but one."""
     return [runs[0::2], runs[1::2]] if len(runs) > 1 else []
 
 
 def _noise(composed: Sequence[Trace]) -> int | None:
-    """How much two measurements of the same quantity differ."""
+    """Return how much two measurements of the same quantity differ."""
     if len(composed) < 2:
         return None
     one, other = (trace.makespan_ns for trace in composed)
@@ -233,7 +233,7 @@ def _medians(lowered: Lowered, runs: Sequence[Times]) -> np.ndarray:
 
 
 def first_loss(records: Sequence[Record]) -> float:
-    """The loss, of the rank that has the last stage."""
+    """Return the loss, of the rank that has the last stage."""
     losses = [record.loss for record in records if record.loss is not None]
     return losses[0] if losses else float("nan")
 

@@ -92,7 +92,7 @@ class Peak:
     cap_bytes: int | None = None
 
     def problem(self, tolerances: Tolerances) -> str | None:
-        """Why it does not hold; None where it does. Less than predicted is no problem."""
+        """Return why it does not hold; None where it does. Less than predicted is no problem."""
         most = self.predicted_bytes * (1 + tolerances.memory) + tolerances.memory_bytes
         if self.measured_bytes > most:
             return (
@@ -134,7 +134,7 @@ class Gradients:
     rounded: int | None = None
 
     def problems(self, tolerance: float) -> list[str]:
-        """Why they do not hold."""
+        """Return why they do not hold."""
         found = [f"no gradient of {name}" for name in self.missing]
         if not self.relative <= tolerance:
             found.append(
@@ -183,7 +183,7 @@ class GradientCheck:
                 self.worst = name, difference, relative
 
     def result(self, loss: float, expected_loss: float) -> Gradients:
-        """The comparison; what was never added is missing."""
+        """Return the comparison; what was never added is missing."""
         missing = tuple(sorted(self.wanted.keys() - self.seen))
         rounded = None if self.exact is None else self.rounded
         return Gradients(
@@ -352,7 +352,7 @@ class Confirmation:
         return tuple(found)
 
     def to_json(self) -> dict[str, Any]:
-        """All of it as plain data."""
+        """Return all of it as plain data."""
         predicted, spans = self.difference.predicted.makespan_ns, self.makespans_ns
         gradients = None if self.gradients is None else asdict(self.gradients)
         if gradients is not None and not math.isfinite(gradients["relative"]):

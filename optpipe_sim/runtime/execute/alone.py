@@ -139,7 +139,7 @@ def run_alone(
 
 
 def received(lowered: Lowered, rank: int) -> list[Op]:
-    """The ops of other ranks whose results a rank receives."""
+    """Return the ops of other ranks whose results a rank receives."""
     place = lowered.schedule.shape.placement
     return [
         source
@@ -159,8 +159,8 @@ class _Alone(Loopback):
 def _player(
     worker: StageWorker, contents: Mapping[Op, Tensor], arrive_ns: Mapping[Op, int]
 ) -> tuple[Any, Callable[..., Record]]:
-    """The transport that plays the neighbours back on that device, and the executor there; on a GPU its
-    streams wait for messages, not the host (not confirmed on a GPU yet)."""
+    """Return the transport that plays the neighbours back on that device, and the executor there; on a
+    GPU its streams wait for messages, not the host (not confirmed on a GPU yet)."""
     if worker.device.type == "cuda":
         from .cuda import run_program as run_on_cuda
         from .gates import GatedLoopback
@@ -170,16 +170,16 @@ def _player(
 
 
 def arrivals(lowered: Lowered, trace: Trace) -> Arrivals:
-    """When the results of a trace's ops arrive at other ranks: messages `t_comm` after their op, on serial
-    links after the earlier messages between the same ranks; turns on shared host links when their transfer has
-    ended."""
+    """Return when the results of a trace's ops arrive at other ranks: messages `t_comm` after their op,
+    on serial links after the earlier messages between the same ranks; turns on shared host links when
+    their transfer has ended."""
     ends = {span.op: span.end_ns for span in trace.spans}
     sent = [source for rank in range(trace.profile.devices) for source in received(lowered, rank)]
     return ends | message_arrivals(lowered, {op: ends[op] for op in sent})
 
 
 def message_arrivals(lowered: Lowered, sent_ns: Mapping[Op, int]) -> Arrivals:
-    """When messages arrive that were sent at these times."""
+    """Return when messages arrive that were sent at these times."""
     profile, place = lowered.profile, lowered.schedule.shape.placement
     arrive: Arrivals = {}
     free: dict[tuple[int, int], int] = {}

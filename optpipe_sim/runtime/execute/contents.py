@@ -116,7 +116,7 @@ class _Step:
         return source.to(self.device, copy=True)
 
     def _kept(self, tensor: Tensor) -> Tensor:
-        """A copy in host memory."""
+        """Return a copy in host memory."""
         cuda = tensor.is_cuda
         kept = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=cuda)
         return kept.copy_(tensor.detach())
@@ -138,7 +138,7 @@ class _Step:
         return found
 
     def _units(self, mb: int, kept: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The units of a microbatch, and their parts of a tensor of it."""
+        """Yield the units of a microbatch, and their parts of a tensor of it."""
         cut, slices = self.plan.cut, self.shape.slices
         for unit in range(mb * slices, (mb + 1) * slices):
             yield unit, self._kept(cut.of_batch(kept, unit)) if slices > 1 else kept

@@ -63,7 +63,7 @@ def run_program(iteration: Iteration) -> Record:
 
 @cache
 def copy_stream(engine: str, device: int) -> Any:
-    """The one stream of a copy engine (``offload``, ``reload`` or ``copies``) on a device.
+    """Return the one stream of a copy engine (``offload``, ``reload`` or ``copies``) on a device.
 
     Made once: torch hands out new streams from a pool of 32, which share the connections to the
     device (8 unless CUDA_DEVICE_MAX_CONNECTIONS says more), and a copy would wait behind the

@@ -262,7 +262,7 @@ class _Run:
 
 
 def measured_trace(lowered: Lowered, records: Sequence[Record]) -> Trace:
-    """What all ranks measured in one iteration, as a trace: for figures, Perfetto, explanations.
+    """Return what all ranks measured in one iteration, as a trace: for figures, Perfetto, explanations.
 
     Raises:
         RuntimeFault: where an op was not measured.

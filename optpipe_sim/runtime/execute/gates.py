@@ -116,5 +116,5 @@ def pinned_zeros(count: int) -> Tensor:
 
 
 def driver() -> Any:
-    """The CUDA driver's own library."""
+    """Return the CUDA driver's own library."""
     return ctypes.CDLL("libcuda.so.1")

@@ -170,7 +170,7 @@ class Ranks:
 
 
 def _first(faults: dict[int, RuntimeFault]) -> RuntimeFault:
-    """The fault to report: preferably one that is not just about a neighbour that has exited."""
+    """Return the fault to report: preferably one that is not just about a neighbour that has exited."""
     own = [fault for fault in faults.values() if "connection" not in str(fault).lower()]
     return (own or list(faults.values()))[0]
 

@@ -113,7 +113,7 @@ def run_serially(
 def _input(
     source: Op | None, results: dict[Op, Tensor | None], given: Mapping[Op, Tensor]
 ) -> Tensor | None:
-    """The input of an op: computed here, or a copy of what another rank would have sent."""
+    """Return the input of an op: computed here, or a copy of what another rank would have sent."""
     if source is None:
         return None
     return results.pop(source) if source in results else given[source].clone()
@@ -153,7 +153,7 @@ class _Scale:
 def _do(
     worker: StageWorker, op: Op, at: tuple[int, int], box: list[Tensor | None], level: str | None
 ) -> Tensor | None:
-    """One op; see `worker.compute`."""
+    """Run one op; see `worker.compute`."""
     if op.kind is O:
         worker.offload(*at)
     elif op.kind is R:

@@ -48,7 +48,7 @@ class Worker(Protocol):
 def compute(
     worker: Worker, op: Op, at: tuple[int, int], box: list[Tensor | None], level: str | None
 ) -> Tensor | None:
-    """One compute op, and what it makes for another stage.
+    """Run one compute op; returns what it makes for another stage.
 
     Args:
         at: its stage and unit.

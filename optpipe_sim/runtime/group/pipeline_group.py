@@ -46,7 +46,7 @@ class PipelineGroup:
         return self.rank is None or self.rank == rank
 
     def gather(self, value: Any) -> list[Any]:
-        """What all processes give, by rank: plain data."""
+        """Return what all processes give, by rank: plain data."""
         if self.rank is None:
             return [value]
         found: list[Any] = [None] * self.ranks
@@ -60,7 +60,7 @@ class PipelineGroup:
             dist.send_object_list([value], group=self.group, group_dst=rank)
 
     def take(self, rank: int) -> Any:
-        """What another rank has `put`."""
+        """Return what another rank has `put`."""
         box: list[Any] = [None]
         with self.named(f"waiting for rank {rank}"):
             dist.recv_object_list(box, group=self.group, group_src=rank)
@@ -72,14 +72,14 @@ class PipelineGroup:
             dist.send(self._carried(tensor), group=self.group, group_dst=rank)
 
     def receive(self, like: Tensor, rank: int) -> Tensor:
-        """A tensor as `like` that another rank sends."""
+        """Return a tensor as `like` that another rank sends."""
         box = torch.empty_like(self._carried(like))
         with self.named(f"waiting for a gradient of rank {rank}"):
             dist.recv(box, group=self.group, group_src=rank)
         return box.to(like.device)
 
     def _carried(self, tensor: Tensor) -> Tensor:
-        """A tensor where the group's messages are: gloo has them in host memory."""
+        """Return a tensor where the group's messages are: gloo has them in host memory."""
         return tensor.cpu() if dist.get_backend(self.group) == "gloo" else tensor
 
     @contextmanager

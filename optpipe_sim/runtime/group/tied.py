@@ -35,7 +35,7 @@ class TiedWeights:
         shape: Shape,
         ranks: PipelineGroup,
     ) -> TiedWeights:
-        """The weights of a user's own modules.
+        """Return the weights of a user's own modules.
 
         Args:
             groups: per weight the stages that have it, and its name in each.
@@ -102,13 +102,13 @@ class TiedWeights:
                 _set(copies.values(), self.ranks.receive(mine[0].grad, root))
 
     def repeated(self) -> set[int]:
-        """The ids of those copies that are not the first of their weight."""
+        """Return the ids of those copies that are not the first of their weight."""
         first = [members[min(members)] for members in self.members]
         every = {id(p) for members in self.members for p in members.values() if p is not None}
         return every - {id(p) for p in first if p is not None}
 
     def every(self) -> list[nn.Parameter]:
-        """The copies of this process, each once."""
+        """Return the copies of this process, each once."""
         found = {id(p): p for members in self.members for p in members.values() if p is not None}
         return list(found.values())
 

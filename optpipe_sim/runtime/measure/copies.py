@@ -33,7 +33,7 @@ class Copy(NamedTuple):
     medians_ns: dict[int, float]  # by size: the measurements behind the fit
 
     def time_ns(self, size: int, copies: int = 1) -> int:
-        """How long `size` bytes take in so many copies."""
+        """Return how long `size` bytes take in so many copies."""
         return round(copies * self.latency_ns + size * self.ns_per_byte)
 
     @property
@@ -43,7 +43,7 @@ class Copy(NamedTuple):
 
 
 def copy_sizes(largest: int) -> list[int]:
-    """The sizes to measure for copies of up to so many bytes: powers of 4."""
+    """Return the sizes to measure for copies of up to so many bytes: powers of 4."""
     sizes = [SMALLEST]
     while 4 * sizes[-1] <= min(largest, LARGEST) or len(sizes) < 3:
         sizes.append(4 * sizes[-1])
@@ -75,7 +75,7 @@ def measure_copies(
 
 
 def _fit(medians: dict[int, float]) -> Copy:
-    """The line with the least squared relative errors, its latency not below 0."""
+    """Return the line with the least squared relative errors, its latency not below 0."""
     # weights 1/t^2; normal equations of t = a + b n
     s = {(i, j): 0.0 for i in (0, 1, 2) for j in (0, 1)}
     for size, t in medians.items():
@@ -213,5 +213,5 @@ class _Busy:
 
 @cache
 def streams(device: torch.device) -> tuple[Any, Any, Any]:
-    """Three streams of a device, made once."""
+    """Return three streams of a device, made once."""
     return torch.cuda.Stream(device), torch.cuda.Stream(device), torch.cuda.Stream(device)

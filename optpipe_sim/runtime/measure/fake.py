@@ -43,7 +43,7 @@ def fake_bytes(plan: Plan, stage: int, levels: Sequence[str] = ()) -> StageBytes
 
 
 def estimated(plan: Plan, machine: Machine | Source, levels: bool = False) -> CostProfile:
-    """What ``costs.estimate`` says of the same plan."""
+    """Return what ``costs.estimate`` says of the same plan."""
     return estimate(
         plan.model,
         machine,
@@ -76,7 +76,7 @@ def fake_profile(
     name: str | None = None,
     levels: Sequence[str] | None = None,
 ) -> CostProfile:
-    """A profile with exact bytes, and with times estimated for `machine` (``costs.estimate``).
+    """Return a profile with exact bytes, and with times estimated for `machine` (``costs.estimate``).
 
     `levels` of recomputation: of those that the estimate has, and ``stage``; an empty list stands
     for all of these, None for none.

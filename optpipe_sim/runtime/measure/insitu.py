@@ -38,7 +38,7 @@ class Sample(NamedTuple):
 
 
 def sample(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> Sample:
-    """A sample from the times of all ops, by the rows of the schedule, on one clock."""
+    """Return a sample from the times of all ops, by the rows of the schedule, on one clock."""
     durations = _means(schedule, end_ns - start_ns)
     makespan = float(end_ns.max() - start_ns.min())
     return Sample(durations, _latency_ns(schedule, start_ns, end_ns), makespan)
@@ -61,7 +61,7 @@ def _means(schedule: Schedule, duration_ns: np.ndarray) -> np.ndarray:
 
 
 def _latency_ns(schedule: Schedule, start_ns: np.ndarray, end_ns: np.ndarray) -> float:
-    """The median between ops of two devices of which the second waited for nothing else."""
+    """Return the median between ops of two devices of which the second waited for nothing else."""
     waiting, needed = schedule.edges
     ready = np.zeros(len(schedule), np.int64)  # by what is on the same device
     compute = np.isin(schedule.table[:, 0], COMPUTE)
@@ -89,7 +89,7 @@ class Window:
         return len(self.samples) == self.samples.maxlen
 
     def medians(self) -> Sample:
-        """The median of every number."""
+        """Return the median of every number."""
         durations = np.array([one.duration_ns for one in self.samples])
         latencies = [one.latency_ns for one in self.samples if one.latency_ns == one.latency_ns]
         return Sample(
@@ -160,7 +160,7 @@ class Drift(NamedTuple):
 
 
 def drift(profile: CostProfile, measured: Sample, schedule: Schedule) -> Drift:
-    """The largest change of any op of a schedule, or of a stage's compute ops together, in shares of
+    """Return the largest change of any op of a schedule, or of a stage's compute ops together, in shares of
     what the stage computes per microbatch."""
     found: list[Drift] = []
     before = expected_ns(schedule, profile)

@@ -93,7 +93,7 @@ def op_factors(
 def interference_facts(
     stages: Sequence[Factors], copies: Mapping[str, Mapping[str, Copy]], size: int
 ) -> dict[str, Any]:
-    """What a profile's `meta` says of it, under `KEY`; see `sim.interference.Interference`.
+    """Return what a profile's `meta` says of it, under `KEY`; see `sim.interference.Interference`.
 
     Args:
         size: of the copies whose slowdown by the other direction counts.

@@ -32,7 +32,7 @@ MEASURED = {
 
 
 def provenance(plan: Stages, device: torch.device | None) -> dict[str, Any]:
-    """The provenance of a measured profile; `device` is None for fake tensors."""
+    """Return the provenance of a measured profile; `device` is None for fake tensors."""
     facts = plan.facts()
     return {
         "source": f"optpipe-sim profile: {plan.title} on {'fake' if device is None else device}",
@@ -111,7 +111,8 @@ def _nvidia_smi(facts: Any) -> dict[str, Any]:
 
 
 def _query(which: list[str], *keys: str) -> dict[str, str]:
-    """What nvidia-smi says of these; nothing where it is missing, or does not know the device (MIG)."""
+    """Return what nvidia-smi says of these; nothing where it is missing, or does not know the device
+    (MIG)."""
     command = [
         "nvidia-smi",
         *which,

@@ -32,7 +32,7 @@ class Meter(Protocol):
         """Bytes that live now."""
 
     def peak(self) -> int:
-        """The most since `reset_peak`."""
+        """Return the most since `reset_peak`."""
 
     def reset_peak(self) -> None:
         """Start a new peak at what is held now."""
@@ -41,11 +41,11 @@ class Meter(Protocol):
         """Count a storage that another thread has made."""
 
     def taken(self) -> dict[str, int]:
-        """The allocator's own peaks, by `COUNTS`; empty where there is no allocator."""
+        """Return the allocator's own peaks, by `COUNTS`; empty where there is no allocator."""
 
 
 def meter(device: str | torch.device) -> Meter:
-    """The meter for that device."""
+    """Return the meter for that device."""
     return CudaBytes(device) if torch.device(device).type == "cuda" else LiveBytes()
 
 
@@ -67,7 +67,7 @@ class LiveBytes(TorchDispatchMode):
         return self._held
 
     def peak(self) -> int:
-        """The most since `reset_peak`."""
+        """Return the most since `reset_peak`."""
         return self._peak
 
     def reset_peak(self) -> None:
@@ -148,7 +148,7 @@ class CudaBytes:
         return self._count("current")["requested"] - self._start["requested"]
 
     def peak(self) -> int:
-        """The most since `reset_peak`."""
+        """Return the most since `reset_peak`."""
         return self._count("peak")["requested"] - self._start["requested"]
 
     def reset_peak(self) -> None:
@@ -159,7 +159,7 @@ class CudaBytes:
         """Do nothing: the allocator counts it."""
 
     def taken(self) -> dict[str, int]:
-        """The most since `reset_peak` that was ``requested``, ``allocated`` for it (in blocks) and
+        """Return the most since `reset_peak` that was ``requested``, ``allocated`` for it (in blocks) and
         ``reserved`` (from CUDA), beyond what was at the start."""
         peaks = self._count("peak")
         return {key: peaks[key] - self._start[key] for key in COUNTS}
@@ -199,7 +199,7 @@ class CappedCudaBytes(CudaBytes):
 
 
 def indexed(device: str | torch.device) -> torch.device:
-    """The device with its index, which some of torch's functions ask for."""
+    """Return the device with its index, which some of torch's functions ask for."""
     place = torch.device(device)
     if place.type == "cuda" and place.index is None:
         return torch.device("cuda", torch.cuda.current_device())

@@ -132,7 +132,7 @@ def rounding(device: torch.device) -> dict[str, list[int]]:
 
 
 def attention() -> dict[str, Any]:
-    """Which fused attention kernels are on, and which one is taken for a causal bf16 head of 128."""
+    """Return which fused attention kernels are on, and which one is taken for a causal bf16 head of 128."""
     x = torch.zeros(1, 8, 1024, 128, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     chosen = torch._fused_sdp_choice(x, x, x, is_causal=True)
     on = torch.backends.cuda
@@ -165,7 +165,7 @@ def gate() -> dict[str, Any]:
 
 
 def launch_us(count: int = 2000) -> float:
-    """How long the host takes to issue a small kernel, in us."""
+    """Return how long the host takes to issue a small kernel, in us."""
     x = torch.zeros(16, device="cuda")
     x.add_(1)
     torch.cuda.synchronize()
@@ -178,7 +178,7 @@ def launch_us(count: int = 2000) -> float:
 
 
 def pin_gib_s(size: int = 1 << 30) -> float:
-    """How fast host memory is pinned."""
+    """Return how fast host memory is pinned."""
     start = time.perf_counter()
     torch.empty(size, dtype=torch.uint8, pin_memory=True)
     return size / 2**30 / (time.perf_counter() - start)

@@ -77,7 +77,7 @@ def gated(x: Tensor) -> Tensor:
 
 
 def norm(model: Model) -> nn.Module:
-    """The norm over the hidden width."""
+    """Return the norm over the hidden width."""
     return nn.LayerNorm(model.hidden, EPSILON) if model.gpt else RmsNorm(model.hidden)
 
 
@@ -127,7 +127,7 @@ class Attention(SlicedAttention):
         return query, key, value
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """The core: (batch, seq, heads * width)."""
+        """Return the core: (batch, seq, heads * width)."""
         query, key, value = (each.transpose(1, 2) for each in (query, key, value))
         one = current()
         if one is not None:

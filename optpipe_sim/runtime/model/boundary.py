@@ -45,17 +45,17 @@ class Boundary:
 
     @classmethod
     def of(cls, tree: Any) -> Boundary:
-        """The boundary across which this tree goes."""
+        """Return the boundary across which this tree goes."""
         flat, spec = pytree.tree_flatten(tree)
         return cls(spec, tuple(_leaf(value) for value in flat))
 
     @classmethod
     def one(cls, shape: Sequence[int], dtype: torch.dtype) -> Boundary:
-        """One tensor, with a gradient."""
+        """Return one tensor, with a gradient."""
         return cls(pytree.tree_structure(0), (Leaf(tuple(shape), dtype, True),))
 
     def of_slice(self, tokens: int) -> Boundary:
-        """The same for a slice of the sequence: tensors are (batch, tokens, ...)."""
+        """Return the same for a slice of the sequence: tensors are (batch, tokens, ...)."""
         leaves = [
             leaf._replace(shape=(leaf.shape[0], tokens, *leaf.shape[2:]))
             if isinstance(leaf, Leaf)
@@ -89,7 +89,7 @@ class Boundary:
         return _layout(self.differentiable)
 
     def check(self, tree: Any, where: str) -> list[Tensor]:
-        """The tensors of a tree.
+        """Return the tensors of a tree.
 
         Raises:
             RuntimeFault: where it differs from the boundary; `where` says whose it is.
@@ -106,7 +106,7 @@ class Boundary:
         )
 
     def pack(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
-        """The message, or the gradient, that these tensors make."""
+        """Return the message, or the gradient, that these tensors make."""
         if len(tensors) == 1:
             return tensors[0]
         leaves = [Leaf(tuple(t.shape), t.dtype, True) for t in tensors]
@@ -117,15 +117,15 @@ class Boundary:
         return message
 
     def unpack(self, message: Tensor) -> list[Tensor]:
-        """The tensors of a message: views of it."""
+        """Return the tensors of a message: views of it."""
         return _views(message, self.tensors)
 
     def unpack_gradient(self, message: Tensor) -> list[Tensor]:
-        """The gradients of a message: views of it."""
+        """Return the gradients of a message: views of it."""
         return _views(message, self.differentiable)
 
     def tree(self, tensors: Sequence[Tensor]) -> Any:
-        """The tree with these tensors in it."""
+        """Return the tree with these tensors in it."""
         left = iter(tensors)
         flat = [next(left) if isinstance(leaf, Leaf) else leaf for leaf in self.leaves]
         return pytree.tree_unflatten(flat, self.spec)

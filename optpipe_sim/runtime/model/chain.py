@@ -33,7 +33,7 @@ def run_chain(worker: StageWorker, kept: Kept, *, fused: bool) -> list[int]:
 def zeros(
     worker: StageWorker, boundary: int, gradient: bool = False, unit: int = 0
 ) -> Tensor | None:
-    """A message across a boundary, or the gradient that comes back; None where there is none."""
+    """Return a message across a boundary, or the gradient that comes back; None where there is none."""
     if not 0 <= boundary < worker.stages - 1:
         return None
     shape, kind = worker.boundary(boundary, gradient, unit)

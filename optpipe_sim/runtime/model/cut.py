@@ -35,13 +35,13 @@ class Cut:
         return f"{stage}.{mb}" + (f"/{number}" if self.slices > 1 else "")
 
     def share(self, unit: int) -> float:
-        """The share of a unit's loss in that of its microbatch: the mean over tokens."""
+        """Return the share of a unit's loss in that of its microbatch: the mean over tokens."""
         if self.slices == 1:
             return 1.0
         return self.lengths[unit % self.slices] / sum(self.lengths)
 
     def of_batch(self, tree: Any, unit: int) -> Any:
-        """A unit of a microbatch's tensors, (sequences, tokens, ...) each: a view."""
+        """Return a unit of a microbatch's tensors, (sequences, tokens, ...) each: a view."""
         if self.slices == 1:
             return tree
         start = self._start(unit)
@@ -65,7 +65,7 @@ class Cut:
                 self._rooms[stage] = [self._room(module, device)]
 
     def forward(self, stage: int, unit: int, left_out: set[int], where: str) -> Slice | None:
-        """What the F of a unit runs as; None: a whole sequence.
+        """Return what the F of a unit runs as; None: a whole sequence.
 
         Args:
             left_out: storages that are no activations; keys and values of the unit join them.
@@ -86,7 +86,7 @@ class Cut:
         return Slice(number, self._start(unit), keys, left_out)
 
     def backward(self, stage: int, unit: int, module: nn.Module, where: str) -> Slice | None:
-        """What the backward of a unit runs as.
+        """Return what the backward of a unit runs as.
 
         Raises:
             RuntimeFault: where the slices behind have not all had theirs.
@@ -132,7 +132,7 @@ class Cut:
         return sum(tensor.untyped_storage().nbytes() for pair in pairs for tensor in pair)
 
     def tensors(self) -> Iterator[Tensor]:
-        """The keys and values that are held."""
+        """Yield the keys and values that are held."""
         for keys in list(self._keys.values()):
             yield from keys.tensors()
 

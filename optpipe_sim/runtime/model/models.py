@@ -23,7 +23,7 @@ SPREAD = 0.02  # of the random matrices
 
 
 def torch_dtype(name: str) -> torch.dtype:
-    """The dtype of that name.
+    """Return the dtype of that name.
 
     Raises:
         OptPipeError: where the runtime cannot train in it.

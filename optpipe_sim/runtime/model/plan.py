@@ -115,7 +115,7 @@ class Plan:
         return self.devices * self.chunks
 
     def marked_layers(self, stage: int) -> int:
-        """How many layers of a stage recomputation knows."""
+        """Return how many layers of a stage recomputation knows."""
         return (self.layers or ())[stage]
 
     def alike(self) -> list[int]:
@@ -127,7 +127,7 @@ class Plan:
         return [keys.index(key) for key in keys]
 
     def worker(self, stage: int, device: str | torch.device, fill: bool = True) -> StageWorker:
-        """A worker with just this stage, its step begun with two microbatches."""
+        """Return a worker with just this stage, its step begun with two microbatches."""
         module = build_stage(
             self.model,
             stage,
@@ -147,7 +147,7 @@ class Plan:
         return (self.microbatch, self.seq, self.model.hidden), torch_dtype(self.dtype)
 
     def batch(self, device: str | torch.device) -> tuple[Tensor, Tensor]:
-        """Two microbatches, inputs and targets."""
+        """Return two microbatches, inputs and targets."""
         shape = (2, self.microbatch, self.seq)
         tokens = torch.randint(0, self.model.vocab, shape, device=device)
         return tokens, tokens
@@ -160,7 +160,7 @@ class Plan:
         generator: torch.Generator | None = None,
         unit: int = 0,
     ) -> Tensor | None:
-        """What goes across a boundary, or the gradient that comes back: zeros, or drawn at random;
+        """Return what goes across a boundary, or the gradient that comes back: zeros, or drawn at random;
         None before the first stage and after the last."""
         made = zeros(worker, boundary, gradient, unit)
         if made is None or generator is None:
@@ -174,7 +174,7 @@ class Plan:
         return self.model.name
 
     def name(self, kind: str) -> str:
-        """What a profile of it on such a device is called."""
+        """Return what a profile of it on such a device is called."""
         sliced = f"-{len(self.slices)}slices" if self.slices else ""
         size = f"s{self.seq}{sliced}-b{self.microbatch}-{self.dtype}"
         return f"{self.model.name}-{kind}-p{self.devices}-{size}"
@@ -187,7 +187,7 @@ class Plan:
         return OPTIMIZER_BYTES - (GRADIENT_BYTES if torch_dtype(self.dtype).itemsize == 4 else 0)
 
     def facts(self) -> dict[str, Any]:
-        """What a profile of it tells of its origin."""
+        """Return what a profile of it tells of its origin."""
         model = self.model
         work: dict[str, Any] = {
             "microbatch": self.microbatch,
@@ -203,7 +203,7 @@ class Plan:
 
 
 def model_shape(model: Model) -> dict[str, Any]:
-    """What of a model is not as usual, as `costs.load_model` takes it: all that its stages need."""
+    """Return what of a model is not as usual, as `costs.load_model` takes it: all that its stages need."""
     named = {"name", "source", "published_parameters", "published_active"}
     return {
         field.name: value

@@ -52,7 +52,7 @@ class Ready:
             self.after_weight(stage)
 
     def on_weight(self, stage: int) -> OnReady | None:
-        """The callback for each weight of a W of the stage; None before the last W."""
+        """Return the callback for each weight of a W of the stage; None before the last W."""
         return None if self.weight_left[stage] > 1 else lambda weight: self._complete([weight])
 
     def after_weight(self, stage: int) -> None:

@@ -57,12 +57,12 @@ class Level:
         return part in self.parts and at < -(-self.percent * count // 100)
 
     def whole_layers(self, count: int) -> int | None:
-        """How many of so many layers it drops whole; None where it drops parts of them."""
+        """Return how many of so many layers it drops whole; None where it drops parts of them."""
         return sum(self.drops(LAYER, (at, count)) for at in range(count)) or None
 
 
 def level_of(name: str) -> Level:
-    """The level of that name.
+    """Return the level of that name.
 
     ``stage``: the stage at once, its input is kept. ``full``: each layer, its input is kept;
     ``full-25%``: so many of the layers. Else parts within layers, as in ``norms+mlp``: norms and
@@ -125,7 +125,7 @@ class _Marked:
 def _layer(
     run: Callable[..., Any], inputs: Sequence[Any], options: dict[str, Any], place: Place
 ) -> Any:
-    """A layer as a part, tensors anywhere in its arguments among the inputs."""
+    """Run a layer as a part; tensors anywhere in its arguments are inputs."""
     leaves, spec = pytree.tree_flatten((tuple(inputs), options))
     return part(LAYER, partial(_called, run, spec), *leaves, place=place)
 
@@ -202,7 +202,7 @@ class Region:
     # -- in F ----------------------------------------------------------------------------------------
 
     def save(self, tensor: Tensor) -> Handle | Tensor:
-        """A handle in the place of a tensor that the part saves."""
+        """Return a handle in place of a tensor that the part saves."""
         if storage_key(tensor) in self.slot.left_out:
             self.saved.append((None, tensor.shape))
             return tensor.detach()
@@ -288,7 +288,7 @@ class _Input:
         self.kept = slot.pack(value) if self.tensor else value
 
     def again(self, slot: Slot) -> Any:
-        """The argument; a tensor is a leaf of the graph that is built now."""
+        """Return the argument; a tensor is a leaf of the graph that is built now."""
         if not self.tensor:
             return self.kept
         return slot.unpack(self.kept).detach().requires_grad_(self.needs_grad)

@@ -91,7 +91,7 @@ class Keys:
             self.summed[place] = sums
 
     def take(self, part: SlicedAttention, at: int, key: Tensor, value: Tensor) -> Pair:
-        """The whole gradients of a slice: its own share and what later ones have given."""
+        """Return the whole gradients of a slice: its own share and what later ones have given."""
         given = self.summed.pop((id(part), at), None)
         if given is None:
             return Pair(key, value)
@@ -103,7 +103,7 @@ class Keys:
             del self.held[place]
 
     def tensors(self) -> Iterator[Tensor]:
-        """All that is held."""
+        """Yield all that is held."""
         for pair in self.held.values():
             yield from pair
 
@@ -136,12 +136,12 @@ def running(one: Slice | None) -> Iterator[None]:
 
 
 def current() -> Slice | None:
-    """The slice that runs in this thread; None: a whole sequence."""
+    """Return the slice that runs in this thread; None: a whole sequence."""
     return getattr(_active, "slice", None)
 
 
 def first_token() -> int:
-    """Where in its sequence the input of this thread begins."""
+    """Return where in its sequence the input of this thread begins."""
     one = current()
     return 0 if one is None else one.start
 
@@ -186,7 +186,7 @@ class _Attend(torch.autograd.Function):
 
 
 def _kernel(query: Tensor, pair: Pair, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """What the fused kernel makes, and the logarithms of its sums of exponentials."""
+    """Return what the fused kernel makes, and the logarithms of its sums of exponentials."""
     mixed, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, pair.key, pair.value, 0.0, causal
     )

@@ -166,7 +166,7 @@ class _Linear(torch.autograd.Function):
 
 
 def _split(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
-    """The product as an op of its own, whose W comes apart; None where nothing runs it that way."""
+    """Return the product as an op of its own, whose W comes apart; None where nothing runs it that way."""
     queue = getattr(_active, "queue", None)
     # W finds a parameter's .grad: what is computed from parameters has to be done in B
     if queue is None or not torch.is_grad_enabled() or not weight.is_leaf:

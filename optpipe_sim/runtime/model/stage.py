@@ -145,7 +145,7 @@ class StageWorker:
         self._left_out.update(map(storage_key, tensors))
 
     def finish_step(self) -> Tensor | None:
-        """The mean loss (None without the last stage); all gradients are in `.grad` now.
+        """Return the mean loss (None without the last stage); all gradients are in `.grad` now.
 
         Raises:
             RuntimeFault: where ops are missing.
@@ -221,7 +221,7 @@ class StageWorker:
         return after.pack([tensor.detach() for tensor in made], self.device)
 
     def _run(self, stage: int, unit: int, spec: Any, *leaves: Any) -> Any:
-        """What a stage does with its input; the last one goes on to the loss."""
+        """Run a stage on its input; the last one goes on to the loss."""
         found = self._call(stage, unit, pytree.tree_unflatten(leaves, spec))
         if stage < self.stages - 1:
             return found
@@ -354,7 +354,7 @@ class StageWorker:
         return list({id(parameter): parameter for parameter in every}.values())
 
     def tied(self, stage: int) -> nn.Parameter | None:
-        """The copy of the tied weight in `stage` (see `models.Decoder`), if there is one."""
+        """Return the copy of the tied weight in `stage` (see `models.Decoder`), if there is one."""
         found = getattr(self.modules.get(stage), "tied_weight", None)
         return found if isinstance(found, nn.Parameter) else None
 
@@ -379,7 +379,7 @@ class StageWorker:
 
 
 def _edge(tensor: Tensor) -> GradientEdge | None:
-    """The graph edge at which the backward of a tensor starts; None where it needs none."""
+    """Return the graph edge at which the backward of a tensor starts; None where it needs none."""
     return get_gradient_edge(tensor) if tensor.requires_grad else None
 
 

@@ -40,7 +40,7 @@ class Dropped(Protocol):
     """A part of a stage of which F keeps the inputs alone; see `recompute.Region`."""
 
     def save(self, tensor: Tensor) -> Handle | Tensor:
-        """What stands for a tensor that the part saves, in F."""
+        """Return what stands for a tensor that the part saves, in F."""
 
     def recompute(self) -> None:
         """Run the part again and fill its handles."""
@@ -163,7 +163,7 @@ class Slot:
         self.offloaded: Any = None  # CUDA event: the end of the copy to the host
 
     def fault(self, op: str, problem: str) -> RuntimeFault:
-        """A `RuntimeFault` that names the op and the device."""
+        """Return a `RuntimeFault` that names the op and the device."""
         return RuntimeFault(f"{op}{self.name} on {self.where}: {problem}")
 
     # -- saving and using --------------------------------------------------------------------------
@@ -175,7 +175,7 @@ class Slot:
             yield
 
     def pack(self, tensor: Tensor) -> Handle | Tensor:
-        """What stands for a saved tensor."""
+        """Return what stands for a saved tensor."""
         key = storage_key(tensor)
         if self.region is not None:
             return self.region.save(tensor)
@@ -188,7 +188,7 @@ class Slot:
         return handle
 
     def unpack(self, packed: Handle | Tensor) -> Tensor:
-        """The saved tensor; what was dropped is recomputed now.
+        """Return the saved tensor; what was dropped is recomputed now.
 
         Raises:
             RuntimeFault: where it is on the host, or was edited in place.
@@ -208,7 +208,7 @@ class Slot:
         return _view(entry, packed.layout)
 
     def entry(self, tensor: Tensor) -> Entry:
-        """The entry of the storage of a tensor."""
+        """Return the entry of the storage of a tensor."""
         key = storage_key(tensor)
         entry = self.entries.get(key)
         if entry is None:
@@ -312,12 +312,12 @@ class Slot:
 
 
 def storage_key(tensor: Tensor) -> int:
-    """The identity of a storage while it is alive."""
+    """Return the identity of a storage while it is alive."""
     return int(tensor.untyped_storage()._cdata)
 
 
 def _view(entry: Entry, layout: tuple[Any, ...]) -> Tensor:
-    """The tensor of that layout in a storage that is on the device."""
+    """Return the tensor of that layout in a storage that is on the device."""
     *view, dtype = layout
     return torch.empty(0, dtype=dtype, device=entry.device).set_(entry.storage, *view)
 
@@ -334,13 +334,13 @@ def _host_memory(size: int, pinned: bool) -> Tensor:
 
 
 def _bytes(entry: Entry) -> Tensor:
-    """The device's copy as plain bytes."""
+    """Return the device's copy as plain bytes."""
     assert entry.storage is not None
     return _view(entry, (0, (entry.size,), (1,), torch.uint8))
 
 
 def _event() -> Any:
-    """An event on the current CUDA stream; None where there is no CUDA."""
+    """Return an event on the current CUDA stream; None where there is no CUDA."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return None
     event = torch.cuda.Event()

@@ -149,7 +149,7 @@ def _examined(
     run: Callable[[nn.Module, Any], Any],
     ending: Callable[[Any], Tensor] | None,
 ) -> Passed:
-    """One stage, forward and backward; the last one with its ending."""
+    """Run one stage, forward and backward; the last one with the loss."""
     try:
         with _unchanged(module, device), torch.enable_grad():
             tree, anchor = _taken(taken, inputs, device)
@@ -182,7 +182,7 @@ def _examined(
 
 
 def _taken(taken: Passed | None, inputs: Any, device: torch.device) -> tuple[Any, Tensor]:
-    """What a stage is called with, and a leaf before it."""
+    """Return what a stage is called with, and a leaf before it."""
     anchor = torch.zeros((), device=device, requires_grad=True)
     if taken is None:
         return inputs, anchor

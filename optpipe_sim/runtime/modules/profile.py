@@ -121,16 +121,16 @@ class ModuleStages:
         return 0
 
     def alike(self) -> list[int]:
-        """Each stage is measured."""
+        """Return the stages to measure: all of them."""
         return list(range(self.stages))
 
     def worker(self, stage: int, device: str | torch.device, fill: bool = True) -> StageWorker:
-        """A worker with just this stage."""
+        """Return a worker with just this stage."""
         modules = {stage: self.modules[stage]}
         return StageWorker(modules, self.stages, self.boundaries, device=device, loss=self.loss)
 
     def batch(self, device: str | torch.device) -> tuple[Any, Any]:
-        """Two microbatches, inputs and targets, which share no memory."""
+        """Return two microbatches, inputs and targets, which share no memory."""
         copy = lambda value: value.clone() if isinstance(value, Tensor) else value  # noqa: E731
         inputs, targets = ([pytree.tree_map(copy, one), one] for one in self.example)
         return inputs, targets
@@ -143,7 +143,7 @@ class ModuleStages:
         generator: torch.Generator | None = None,
         unit: int = 0,
     ) -> Tensor | None:
-        """What the stage before sent when it was examined; a gradient of zeros, or drawn."""
+        """Return what the stage before sent when it was examined; a gradient of zeros, or drawn."""
         if not 0 <= boundary < self.stages - 1:
             return None
         if not gradient:
@@ -159,11 +159,11 @@ class ModuleStages:
         return made
 
     def name(self, kind: str) -> str:
-        """What a profile of it on such a device is called."""
+        """Return what a profile of it on such a device is called."""
         return f"{self.title}-{kind}-p{self.devices}"
 
     def facts(self) -> dict[str, Any]:
-        """What a profile of it tells of its origin."""
+        """Return what a profile of it tells of its origin."""
         return {
             "model": {"name": self.title, "stages": [type(m).__name__ for m in self.modules]},
             "work": {"boundaries": [str(one.message) for one in self.boundaries if one]},

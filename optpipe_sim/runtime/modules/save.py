@@ -114,7 +114,7 @@ def _write(path: Any, content: dict[str, Any]) -> None:
 def _optimizer_state(
     module: nn.Module, stage: int, optimizer: torch.optim.Optimizer, names: Names
 ) -> dict[str, Any]:
-    """What it keeps of each parameter, by name, and the options of its groups."""
+    """Return what an optimizer keeps of each parameter, by name, and the options of its groups."""
     state = {
         names(stage, name): dict(optimizer.state[parameter])
         for name, parameter in module.named_parameters()

@@ -121,7 +121,7 @@ def _problem(runtime: Any, stages: Any) -> str | None:
 
 
 def _names_in(kind: type) -> tuple[str, ...]:
-    """The names that the constructor of a class mentions: attributes that it sets are among them."""
+    """Return the names that the constructor of a class mentions: attributes that it sets are among them."""
     code = getattr(kind.__dict__.get("__init__"), "__code__", None)
     return () if code is None else code.co_names
 

@@ -20,7 +20,8 @@ REDUCED = "torch's fully_shard or replicate reduce gradients here, or reduce the
 
 
 def called(module: nn.Module, tree: Any, keywords: Mapping[str, Any]) -> Any:
-    """What a stage returns as torch calls it: arguments from the stage before, keywords from the step."""
+    """Return what a stage returns as torch calls it: arguments from the stage before, keywords from the
+    step."""
     made = module(*(tree if type(tree) is tuple else (tree,)), **keywords)
     return tuple(made) if type(made) is list else made
 
@@ -40,7 +41,7 @@ def refuse(stage: Any, module: nn.Module, device: torch.device) -> None:
 
 
 def sharding(module: nn.Module) -> list[FSDPModule]:
-    """The modules that FSDP shards in a stage; torch's runtime asks the outermost."""
+    """Return the modules that FSDP shards in a stage; torch's runtime asks the outermost."""
     if not isinstance(module, FSDPModule):
         return []
     return [part for part in module.modules() if isinstance(part, FSDPModule)]

@@ -39,7 +39,7 @@ class Issue:
 
 
 def issue_order(program: Program) -> tuple[Issue, ...]:
-    """The steps that the host issues, first to last.
+    """Return the steps that the host issues, first to last.
 
     The program's order, but for grants. A reload may start with the compute op before it (its
     anchor); what is issued behind the anchor on the compute stream would come only after it. So a

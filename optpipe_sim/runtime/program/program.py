@@ -77,7 +77,7 @@ class Program:
     levels: Mapping[tuple[int, ...], str] = field(default_factory=dict)
 
     def by_engine(self) -> dict[str, list[Step]]:
-        """The steps of each engine's queue."""
+        """Return the steps of each engine's queue."""
         queues: dict[str, list[Step]] = defaultdict(list)
         for step in self.steps:
             queues[step.engine].append(step)
@@ -85,7 +85,7 @@ class Program:
 
 
 def linear_programs(lowered: Lowered) -> tuple[Program, ...]:
-    """The program of every rank.
+    """Return the program of every rank.
 
     Receives are posted one compute op ahead and, per pair of ranks, in the order in which they are
     sent, so that transports without tags (NCCL) agree on what a message is. Memory that an O frees
@@ -214,7 +214,7 @@ def _steps(
 
 
 def _anchored(program: Sequence[Op], at: int) -> Iterator[Op]:
-    """The R's between the compute op at a place and the next one."""
+    """Yield the R's between the compute op at a place and the next one."""
     for op in itertools.islice(program, at + 1, None):
         if op.kind in COMPUTE:
             return
@@ -272,7 +272,7 @@ def _turns(lowered: Lowered, rank: int) -> tuple[dict[Op, list[Step]], dict[Op, 
 
 
 def without(program: Program, do: str, op: Op) -> Program:
-    """The program without one step, for tests."""
+    """Return the program without one step, for tests."""
     return replace(
         program, steps=tuple(s for s in program.steps if not (s.do == do and s.op == op))
     )

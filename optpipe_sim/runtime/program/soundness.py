@@ -44,7 +44,7 @@ def check_programs(programs: Sequence[Program], schedule: Schedule) -> None:
 
 
 def clocks(program: Program) -> Iterator[tuple[Step, Clock, dict[Event, tuple[str, int]]]]:
-    """Each step with the vector clock at its begin, and the position of each event so far.
+    """Yield each step with the vector clock at its begin, and the position of each event so far.
 
     An event at ``(engine, half step)`` has surely happened where the clock of that engine is at
     least the half step. A clock that an event carries is that of the step that makes it.
@@ -101,7 +101,7 @@ def _check_steps(program: Program, schedule: Schedule, inputs: Mapping[Op, Op]) 
 
 
 def _needs(step: Step, expected: set[Op], inputs: Mapping[Op, Op]) -> Iterator[Event]:
-    """What has to have happened before a step; the end of an op elsewhere is its message."""
+    """Yield what has to have happened before a step; the end of an op elsewhere is its message."""
     op = step.op
     if step.do == "send":
         yield Event("end", op)
@@ -127,7 +127,8 @@ def _needs(step: Step, expected: set[Op], inputs: Mapping[Op, Op]) -> Iterator[E
 
 
 def _neighbours(op: SliceOp, expected: set[Op]) -> Iterator[Op]:
-    """The op of another slice that has to come before: F's in the order of the slices, backwards in reverse."""
+    """Yield the op of another slice that has to come before: F's in the order of the slices, backwards
+    in reverse."""
     if op.kind is F and op.slice:
         yield op._replace(slice=op.slice - 1)
     elif op.kind in (B, BW):

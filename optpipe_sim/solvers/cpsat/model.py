@@ -56,7 +56,7 @@ class Model:
     cost: Any = None
 
     def duration_of(self, kind: int, stage: int) -> int:
-        """The duration of an op in units."""
+        """Return the duration of an op in units."""
         return int(self.problem.profile.durations_ns[kind, stage]) // self.unit_ns
 
     @property
@@ -147,7 +147,7 @@ def may_fuse(problem: Problem, stage: int) -> bool:
 
 
 def time_unit(problem: Problem) -> int:
-    """The greatest common divisor of all durations, in ns: some optimal solution has only multiples
+    """Return the greatest common divisor of all durations, in ns: some optimal solution has only multiples
     of it as times."""
     costs = problem.profile
     tables = [costs.op_table] if costs.slices == 1 else [costs.slice_tables]
@@ -155,7 +155,7 @@ def time_unit(problem: Problem) -> int:
 
 
 def serial_ns(problem: Problem) -> int:
-    """An upper bound on any replay, in ns: at any time an op runs or a message is under way."""
+    """Return an upper bound on any replay, in ns: at any time an op runs or a message is under way."""
     costs = problem.profile
     messages_ns = 2 * sum(a != b for a, b in pairwise(costs.placement)) * costs.t_comm_ns
     if costs.slices == 1:
@@ -166,7 +166,7 @@ def serial_ns(problem: Problem) -> int:
 
 
 def horizon_ns(problem: Problem, cost_ns: int | None) -> int:
-    """The latest end, in ns, of any replay that costs at most `cost_ns`.
+    """Return the latest end, in ns, of any replay that costs at most `cost_ns`.
 
     With the objective ``span``, the device of stage 0 starts at 0 and so ends by `cost_ns`. All F's
     and B's have ended by then, as each precedes a B of stage 0; only W's may be left, which wait

@@ -58,7 +58,7 @@ class TreatedModel(Model):
     size: dict[Op, Any] = field(default_factory=dict)
 
     def cost_of(self, stage: int, unit: int) -> StageCost:
-        """What a unit costs at a stage."""
+        """Return what a unit costs at a stage."""
         cost = self.problem.profile.stages[stage]
         return cost.slices[unit % len(cost.slices)] if cost.slices else cost
 
@@ -78,25 +78,26 @@ class TreatedModel(Model):
         ]
 
     def table_of(self, unit: int, behind: bool = True) -> OpTable:
-        """What the ops of a unit cost."""
+        """Return what the ops of a unit cost."""
         return self.tables[behind][unit % self.problem.shape.slices]
 
     def duration(
         self, kind: int, stage: int, unit: int, treatment: int, behind: bool = True
     ) -> int:
-        """The duration of an op under a treatment, in units of time."""
+        """Return the duration of an op under a treatment, in units of time."""
         found = self.table_of(unit, behind).duration_ns[kind, stage, treatment]
         return int(found) // self.unit_ns
 
     def ways(self, at: Activation) -> list[tuple[bool, tuple[Any, ...]]]:
-        """How an activation may be copied, with or without keys and values, and the literals that
+        """Return how an activation may be copied, with or without keys and values, and the literals that
         say so."""
         if at not in self.behind:
             return [(True, ())]
         return [(True, (self.behind[at],)), (False, (~self.behind[at],))]
 
     def levels(self, stage: int) -> range:
-        """The levels of a stage, numbered from 1; empty if the problem does not allow recomputation."""
+        """Return the levels of a stage, numbered from 1; empty if the problem does not allow
+        recomputation."""
         few = len(self.problem.profile.stages[stage].recompute)
         return range(1, 1 + few if self.problem.may_recompute else 1)
 
@@ -335,7 +336,7 @@ def _hold_activation(model: TreatedModel, held: Held, s: int, j: int) -> None:
 
 
 def _moved_bytes(model: TreatedModel, s: int, j: int, level: int, behind: bool) -> int:
-    """What copies of an activation at a level move, in bytes."""
+    """Return what copies of an activation at a level move, in bytes."""
     treatment = inside(level) if level else KEEP
     return int(model.table_of(j, behind).released_bytes[O, s, treatment])
 

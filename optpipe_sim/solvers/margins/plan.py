@@ -167,7 +167,7 @@ class _Question:
         )
 
     def bound(self) -> Bound:
-        """The closed-form bound on plans without margins, over all the numbers of chunks that may
+        """Return the closed-form bound on plans without margins, over all the numbers of chunks that may
         be chosen."""
         shapes = [self.profile]
         if self.options.chunks == "any":
@@ -181,7 +181,7 @@ class _Question:
         return min(found, key=lambda bound: bound.ns)
 
     def of_shape(self, plan: Schedule) -> _Question:
-        """The same bound for the chunks and the placement of one plan."""
+        """Return the same bound for the chunks and the placement of one plan."""
         options = replace(self.options, chunks="own", placement="own", published=False)
         return replace(self, profile=self.profile.for_shape(plan.shape), options=options)
 

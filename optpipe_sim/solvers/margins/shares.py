@@ -34,18 +34,18 @@ class Margins:
         return any(asdict(self).values())
 
     def to_json(self) -> dict[str, float]:
-        """The margins as plain data, by name."""
+        """Return the margins as plain data, by name."""
         return asdict(self)
 
     def __str__(self) -> str:
         return ", ".join(f"{name} {share:.3g}%" for name, share in self.percents())
 
     def percents(self) -> list[tuple[str, float]]:
-        """The margins above 0, in percent."""
+        """Return the margins above 0, in percent."""
         return [(name, 100 * share) for name, share in asdict(self).items() if share]
 
     def without(self, name: str) -> Margins:
-        """The margins with one of them set to 0."""
+        """Return the margins with one of them set to 0."""
         return replace(self, **{name: 0.0})
 
 

@@ -89,7 +89,7 @@ class Precedence:
         return found
 
     def _room(self, d: int, drop: bool) -> int | None:
-        """The bytes for activations on a device; None if all activations fit."""
+        """Return the bytes for activations on a device; None if all activations fit."""
         problem, costs = self.problem, self.problem.profile
         if problem.limits is None:
             return None
@@ -117,7 +117,7 @@ class Precedence:
         return [Op(kind, s, j) for j in range(self.m)]
 
     def dur(self, op: Op) -> int:
-        """The least duration of an op; of a transfer, if it takes place."""
+        """Return the least duration of an op; of a transfer, if it takes place."""
         return self.durations[op.kind][op.stage]
 
     def longest(self, op: Op) -> int:
@@ -145,7 +145,7 @@ class Precedence:
         return self.problem.shape.stages_of(d)
 
     def kinds_of(self, s: int) -> tuple[OpKind, ...]:
-        """The kinds of compute ops of a stage."""
+        """Return the kinds of compute ops of a stage."""
         return KINDS if s in self.choices else KINDS[:3]
 
     def compute(self, d: int) -> list[Op]:
@@ -158,7 +158,7 @@ class Precedence:
         return [s for s in self.offloadable if self.place[s] == d]
 
     def choices_of(self, op: Op) -> list[Choice]:
-        """The choices for the activation of an op; empty if it can only be kept or offloaded."""
+        """Return the choices for the activation of an op; empty if it can only be kept or offloaded."""
         return self.choices.get(op.stage, [])
 
     @cached_property
@@ -178,7 +178,7 @@ class Precedence:
         return [op for kind, s in kinds for op in self.of(kind, s)]
 
     def latency(self, s: int, other: int) -> int:
-        """The latency of a message between two stages; on serial links it may take longer."""
+        """Return the latency of a message between two stages; on serial links it may take longer."""
         return self.problem.profile.t_comm_ns if self.place[s] != self.place[other] else 0
 
     @cached_property
@@ -202,7 +202,7 @@ class Precedence:
         return rows
 
     def after_reload(self, op: Op) -> Op:
-        """The ops that wait for the reload of an activation."""
+        """Return the ops that wait for the reload of an activation."""
         return op._replace(kind=C if op.stage in self.choices else B)
 
     # -- precedence -------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class Precedence:
         return self.mode == "all" and firsts == set(self.devices)
 
     def finals(self) -> Iterator[Op]:
-        """The ops that may run last on their device."""
+        """Yield the ops that may run last on their device."""
         for s in self.stages:
             ops = self.of(W, s)
             yield from ops[-1:] if self.options.drop and (W, s) in self.chained else ops

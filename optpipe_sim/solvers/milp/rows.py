@@ -194,7 +194,7 @@ def _memory(model: Model, rows: Rows) -> None:
         activations = sets.forwards(d)
 
         def kept(f: Op, q: Op, here: Any, grain: float = grain) -> Any:
-            """The bytes that an activation without choices holds at allocation q."""
+            """Return the bytes that an activation without choices holds at allocation q."""
             cost = costs.stages[f.stage]
             b, w, out, back = (f._replace(kind=kind) for kind in (B, W, O, R))
             total = cost.act_bytes / grain * model.taken(f, q, here)
@@ -212,7 +212,7 @@ def _memory(model: Model, rows: Rows) -> None:
             activations: list[Op] = activations,
             kept: Callable[[Op, Op, Any], Any] = kept,
         ) -> Any:
-            """The bytes held at allocation q, which takes place if `here` is 1."""
+            """Return the bytes held at allocation q, which takes place if `here` is 1."""
             total = rows.nothing + _own(model, q, here) / grain
             for f in activations:
                 if f[1:] != q[1:]:
@@ -237,7 +237,7 @@ def _memory(model: Model, rows: Rows) -> None:
 
 
 def _own(model: Model, q: Op, here: Any) -> Any:
-    """The bytes that the activation of an allocation holds when it takes place."""
+    """Return the bytes that the activation of an allocation holds when it takes place."""
     act = model.sets.problem.profile.stages[q.stage].act_bytes
     if not model.sets.choices_of(q):
         return act * here
@@ -293,7 +293,7 @@ def _host(model: Model, rows: Rows) -> None:
             yield m.t[str(a)] >= m.t[str(b)] + model.tick_ns / unit - big * apart
 
     def taken(a: Op, q: Op) -> Any:
-        """The bytes of offload a that count when offload q starts."""
+        """Return the bytes of offload a that count when offload q starts."""
         counts = m.g[str(a), str(q)] - m.h[str(a), str(q)]
         return m.n[str(a), str(q)] if sets.choices_of(a) else stages[a.stage].offloadable * counts
 

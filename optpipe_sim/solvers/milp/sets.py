@@ -56,12 +56,12 @@ class Sets(Precedence):
         return [way for a, b in self.sharing for way in ((a, b), (b, a))]
 
     def largest(self, s: int) -> int:
-        """The most bytes that an activation of a stage ever holds."""
+        """Return the most bytes that an activation of a stage ever holds."""
         held = (max(one.entering, one.back) for one in self.choices.get(s, ()))
         return max([self.problem.profile.stages[s].act_bytes, *held])
 
     def sizes(self, d: int) -> Iterator[int]:
-        """The numbers of bytes that activations of a device allocate and release."""
+        """Yield the numbers of bytes that activations of a device allocate and release."""
         for s in self.stages_of(d):
             cost = self.problem.profile.stages[s]
             yield from (cost.act_bytes, cost.w_bytes)
@@ -71,16 +71,16 @@ class Sets(Precedence):
                 yield cost.offloadable
 
     def forwards(self, d: int) -> list[Op]:
-        """The F's of a device that allocate memory; each also names its activation."""
+        """Return the F's of a device that allocate memory; each also names its activation."""
         return [op for s in self.stages_of(d) if self.largest(s) for op in self.of(F, s)]
 
     def takers(self, d: int) -> list[Op]:
-        """The compute ops of a device that may allocate memory."""
+        """Return the compute ops of a device that may allocate memory."""
         chosen = [s for s in self.stages_of(d) if s in self.choices and self.largest(s)]
         return self.forwards(d) + [op for s in chosen for kind in (C, B) for op in self.of(kind, s)]
 
     def backs(self, d: int) -> list[Op]:
-        """The R's of a device."""
+        """Return the R's of a device."""
         return [op for s in self.offloadable_of(d) for op in self.of(R, s)]
 
     def _too_late(self, allocation: Op, release: Op) -> bool:
@@ -114,7 +114,7 @@ class Sets(Precedence):
         return found
 
     def freeing(self, d: int) -> list[tuple[OpKind, int]]:
-        """The kinds and stages of compute ops that release memory for which an R may wait."""
+        """Return the kinds and stages of compute ops that release memory for which an R may wait."""
         released = self.problem.profile.released_bytes
         return [
             (kind, s)
@@ -199,7 +199,7 @@ class Sets(Precedence):
         ]
 
     def pinned_sizes(self, out: Op) -> list[int]:
-        """The possible sizes of an offload on the host, in bytes."""
+        """Return the possible sizes of an offload on the host, in bytes."""
         if out.stage not in self.choices:
             return [self.problem.profile.stages[out.stage].offloadable]
         return [one.moved_bytes for one in self.choices[out.stage] if one.moved]

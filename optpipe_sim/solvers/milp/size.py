@@ -72,7 +72,7 @@ def _leads(one: Group, two: Group) -> bool:
 
 
 def _open(sets: Sets, one: Group, two: Group) -> int:
-    """The pairs of ops of two groups on a device whose order precedence leaves open."""
+    """Return the pairs of ops of two groups on a device whose order precedence leaves open."""
     m = sets.m
     if not sets.options.fix:
         return m * m
@@ -114,7 +114,7 @@ def _memory(sets: Sets, d: int) -> tuple[int, int]:
     variables = rows = 0
 
     def later(first: Group, then: Group) -> int:
-        """The pairs in which `then` may come before `first`, without those of one activation."""
+        """Return the pairs in which `then` may come before `first`, without those of one activation."""
         if first == then:
             return comb(m, 2) if sets.options.fix and first in sets.chained else m * (m - 1)
         pairs = _open(sets, first, then) if _leads(first, then) else m * m

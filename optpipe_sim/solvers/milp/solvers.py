@@ -64,12 +64,12 @@ class Matrix:
     whole: np.ndarray
 
     def start(self) -> np.ndarray | None:
-        """The values of the Pyomo variables, if all have one."""
+        """Return the values of the Pyomo variables, if all have one."""
         values = [column.value for column in self.columns]
         return None if None in values else np.array(values, float)
 
     def excess(self, values: np.ndarray) -> float:
-        """The largest violation of a row or a bound by these values."""
+        """Return the largest violation of a row or a bound by these values."""
         sums = self.rows @ values
         broken = [self.low - sums, sums - self.high, self.least - values, values - self.most]
         return float(max((part.max(initial=0.0) for part in broken), default=0.0))

@@ -20,7 +20,7 @@ class Windows(NamedTuple):
 
 
 def serial_ns(sets: Sets) -> int:
-    """The time of all ops and messages one after the other. No optimal schedule takes longer, as
+    """Return the time of all ops and messages one after the other. No optimal schedule takes longer, as
     each of its ops starts at 0 or when something that it waits for ends."""
     costs = sets.problem.profile
     latencies = sum(2 * sets.latency(s, s + 1) for s in sets.stages[:-1])

@@ -31,7 +31,7 @@ def best_bound(
     on_bound: Callable[[int, str], None] | None = None,
     others: Others = no_report,
 ) -> int:
-    """The best bound, in ns, of the configuration LPs and of all devices within `time_limit` seconds.
+    """Return the best bound, in ns, of the configuration LPs and of all devices within `time_limit` seconds.
 
     Args:
         goal_ns: the cost of a known schedule; a bound that equals it ends the search.

@@ -67,7 +67,7 @@ def rules_of(problems: Sequence[Problem], bounds_ns: Sequence[int]) -> list[Rule
 
 
 def _of_slices(problem: Problem, bound_ns: int, at: int) -> Iterator[Rule]:
-    """The published schedules over slices, and those of whole sequences slice by slice."""
+    """Yield the published schedules over slices, and those of whole sequences slice by slice."""
     for level in (None, *levels_of(problem)):
         about = bound_ns if level is None else max(bound_ns, work_ns(whole(problem), level))
         yield Rule(1, about, bound_ns, at, partial(_sliced, problem, level))
