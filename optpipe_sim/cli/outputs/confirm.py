@@ -133,7 +133,8 @@ def _results(out: Out, found: Confirmation) -> None:
 
 
 def _ops(out: Out, found: Confirmation) -> None:
-    """Print a row per stage: the median durations of its ops, and their ratio to the profile's."""
+    """Print a row per stage: the median durations of its ops, and their ratio to the profile's; where it is
+    known what runs beside each op costs, the ratio that is expected below it."""
     rows = {(row.kind, row.stage): row for row in found.difference.kinds}
     kinds = [kind for kind in OpKind if any(kind is known for known, _ in rows)]
     table = plain_table("stage", *(kind.name for kind in kinds))
@@ -142,9 +143,12 @@ def _ops(out: Out, found: Confirmation) -> None:
             str(stage),
             *(_op(rows[kind, stage]) if (kind, stage) in rows else "" for kind in kinds),
         )
+        if found.difference.corrected is not None:
+            expected = [_expected(rows.get((kind, stage))) for kind in kinds]
+            table.add_row("", *(Text(text, "dim") for text in expected))
     out.print(table)
     corrected = found.difference.corrected is not None
-    how = ", with what runs beside it expected (exp.)" if corrected else ""
+    how = "; below it, what copies and idle gaps make of it" if corrected else ""
     out.hint(Text(f"medians here, and how many times the profile's that is{how}", "dim"))
     if found.interference is not None and (corrected or found.together is not None):
         said = "; ".join(found.interference.lines())
@@ -154,8 +158,12 @@ def _ops(out: Out, found: Confirmation) -> None:
 
 def _op(row: KindRow) -> str:
     ratio = f"×{row.ratio:.2f}" if row.predicted_ns else "none predicted"
-    expected = "" if row.expected_ratio is None else f" (exp. ×{row.expected_ratio:.2f})"
-    return f"{format_time(round(row.median_ns))}  {ratio}{expected}"
+    return f"{format_time(round(row.median_ns))}  {ratio}"
+
+
+def _expected(row: KindRow | None) -> str:
+    known = row is not None and row.expected_ratio is not None
+    return f"expected  ×{row.expected_ratio:.2f}" if row is not None and known else ""
 
 
 def _ranks(out: Out, found: Confirmation) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...errors import RuntimeFault
 from ...ops import Op
+from ...schedule import Schedule
 from ..model.boundary import Layout
 from ..program.program import Program
 
@@ -93,6 +94,9 @@ class Nccl:
         else:
             work = dist.irecv(byte, src=self._place[sender], group=self._groups[pair])
         work.wait()
+
+    def follow(self, schedule: Schedule) -> None:
+        """Go on with another schedule for the same stages: its messages go between the same pairs of ranks."""
 
     def post(self, op: Op, peer: int, layout: Layout) -> None:
         """Allocate the buffer of a message and issue its receive."""

@@ -27,9 +27,10 @@ from ..model.split import zero_gradients
 from ..model.stage import StageWorker, token_loss
 from ..program.prepare import check_tier
 from ..program.program import Program, linear_programs
-from .executor import Record, run_program
+from .device import executor_of, transport_of
+from .executor import Record
 from .iteration import Iteration
-from .transport import DelayedGloo, Gloo, Transport
+from .transport import DelayedGloo, Transport
 from .warmup import warm_up
 from .worker import SyntheticWorker
 
@@ -132,7 +133,7 @@ def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None
     stages: StageWorker | None = None
     data: tuple[Tensor, Tensor] | tuple[()] = ()
     transport: Transport
-    run: Callable[..., Record] = run_program
+    run = executor_of(task.device)
     if task.plan is None or task.mode == "synthetic":
         worker: Any = SyntheticWorker(lowered)
         transport = DelayedGloo(rank, schedule, lowered.profile, task.timeout_s)
@@ -140,13 +141,7 @@ def perform(task: Task, rank: int, begun: Callable[[Op], None] = lambda op: None
         worker = stages = stage_worker(task.plan, schedule.shape, rank, task.device)
         inputs, targets = batch(task.plan, schedule.shape.microbatches, task.seed)
         data = inputs.to(task.device), targets.to(task.device)
-        if task.device == "cuda":
-            from .cuda import run_program as run_on_cuda
-            from .nccl import Nccl
-
-            transport, run = Nccl(rank, programs, task.timeout_s), run_on_cuda
-        else:
-            transport = Gloo(rank, schedule, task.timeout_s)
+        transport = transport_of(task.device, rank, schedule, programs, task.timeout_s)
     records = []
     if stages is not None and task.device == "cuda":
         zero_gradients(stages)

@@ -72,6 +72,10 @@ class Gloo:
         self._lock = threading.Lock()
         self._failure: RuntimeFault | None = None
 
+    def follow(self, schedule: Schedule) -> None:
+        """Go on with another schedule for the same stages, between two iterations of all ranks."""
+        self.schedule = schedule
+
     def post(self, op: Op, peer: int, layout: Layout) -> None:
         """Allocate memory for a message and post its receive."""
         buffer = torch.empty(layout[0], dtype=layout[1])

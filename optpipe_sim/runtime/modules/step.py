@@ -14,10 +14,10 @@ from ...ops import Op
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...stage_cost import StageCost
-from ..execute.executor import run_program
+from ..execute.device import executor_of, transport_of
 from ..execute.iteration import Iteration
 from ..execute.serial import run_serially
-from ..execute.transport import Gloo, Transport
+from ..execute.transport import Transport
 from ..group.pipeline_group import PipelineGroup
 from ..group.tied import Tied, TiedWeights
 from ..measure.memory import Meter
@@ -180,10 +180,7 @@ class PipelineStep:
         assert self._transport is not None
         program = self.prepared.programs[rank]
         worker = self.workers[rank]
-        run_on = run_program
-        if self.device.type == "cuda":
-            from ..execute.cuda import run_program as run_on
-        record = run_on(
+        record = executor_of(self.device)(
             Iteration(
                 program,
                 self.schedule,
@@ -244,15 +241,15 @@ class PipelineStep:
                     loss=self.loss,
                 )
         if self.group.rank is not None:
-            self._transport = self._made_transport(self.group.rank)
+            self._transport = transport_of(
+                self.device,
+                self.group.rank,
+                self.schedule,
+                self.prepared.programs,
+                self.timeout_s,
+                self.group.group,
+            )
         self.boundaries = boundaries
-
-    def _made_transport(self, rank: int) -> Transport:
-        if self.device.type != "cuda":
-            return Gloo(rank, self.schedule, self.timeout_s, self.group.group)
-        from ..execute.nccl import Nccl
-
-        return Nccl(rank, self.prepared.programs, self.timeout_s, self.group.group)
 
     def _check_batch(self, inputs: Any, targets: Any) -> None:
         shape = self.schedule.shape

@@ -15,9 +15,10 @@ from ...ops import BW, B, C, F, Op, W
 from ...profile import CostProfile
 from ...profile_io import load_profile
 from ...schedule import Schedule
-from ..execute.executor import Record, run_program
+from ..execute.device import executor_of, transport_of
+from ..execute.executor import Record
 from ..execute.iteration import Iteration
-from ..execute.transport import Gloo, Transport
+from ..execute.transport import Transport
 from ..group.pipeline_group import PipelineGroup
 from ..measure.memory import meter as meter_of
 from ..modules.examine import examine
@@ -157,15 +158,12 @@ class PlanSchedule(Runtime):
 
     def _run(self, worker: TorchStages) -> None:
         """All ops of this rank, and what FSDP does between them."""
-        run_on = run_program
-        if self.device.type == "cuda":
-            from ..execute.cuda import run_program as run_on
         assert self._transport is not None
         for action in self._actions[None]:
             self._perform(action)
         with nullcontext() if not self.measure else meter_of(self.device) as meter:
             worker.allocated = None if meter is None else meter.add
-            self.record = run_on(
+            self.record = executor_of(self.device)(
                 Iteration(
                     self.prepared.programs[self._rank],
                     self.prepared.schedule,
@@ -241,7 +239,14 @@ class PlanSchedule(Runtime):
         for stage in self._stages:
             self._reshard(stage)
         boundaries = [getattr(found.get(s), "boundary", None) for s in range(shape.stages - 1)]
-        self._transport = self._made_transport()
+        self._transport = transport_of(
+            self.device,
+            self._rank,
+            self.prepared.schedule,
+            self.prepared.programs,
+            self.timeout_s,
+            self.group.group,
+        )
         return TorchStages(
             modules,
             shape.stages,
@@ -251,13 +256,6 @@ class PlanSchedule(Runtime):
             loss=self._loss,
             weights=weights,
         )
-
-    def _made_transport(self) -> Transport:
-        if self.device.type != "cuda":
-            return Gloo(self._rank, self.prepared.schedule, self.timeout_s, self.group.group)
-        from ..execute.nccl import Nccl
-
-        return Nccl(self._rank, self.prepared.programs, self.timeout_s, self.group.group)
 
     def _loss(self, made: Any, target: Any) -> Tensor:
         assert self._loss_fn is not None

@@ -97,7 +97,7 @@ def load_state(
     """
     path = step_folder(folder, step) / f"rank-{rank}.pt"
     try:
-        state = torch.load(path, weights_only=True)
+        state = torch.load(path, weights_only=True, map_location=worker.device)
         for stage, module in worker.modules.items():
             module.load_state_dict(state["stages"][str(stage)])
         optimizer.load_state_dict(state["optimizer"])

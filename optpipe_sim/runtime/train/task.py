@@ -15,7 +15,7 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ..model.plan import Plan, model_shape
 from ..model.tokens import Tokens
-from ..program.prepare import Prepared, prepare
+from ..program.prepare import Prepared, check_tier, prepare
 from .online import require_same_shape
 from .planner import Online, Planner
 
@@ -43,6 +43,7 @@ class TrainTask:
         checkpoints: a folder for them; None: none are written.
         every: steps between checkpoints. resume: go on from the last.
         slow: see `Slow`.
+        device: of the stages, ``cpu`` or ``cuda`` (a GPU per rank, messages over NCCL).
     """
 
     schedule: Schedule
@@ -60,8 +61,10 @@ class TrainTask:
     resume: bool = False
     slow: Slow | None = None
     timeout_s: float = 60.0
+    device: str = "cpu"
 
     def __post_init__(self) -> None:
+        check_tier(self.schedule, self.profile)
         if self.steps < 1 or self.every < 1:
             raise OptPipeError(f"steps: must be at least 1, got {self.steps}, {self.every}")
         if self.tokens.vocab > self.plan.model.vocab:
@@ -71,6 +74,8 @@ class TrainTask:
             )
         if not 0 < self.lr < math.inf or self.weight_decay < 0:
             raise OptPipeError(f"lr: must be above 0, got {self.lr}; weight decay at least 0")
+        if self.slow is not None and self.device != "cpu":
+            raise OptPipeError("slow: delays the ops of CPU ranks; of a GPU, lower the clocks")
         if self.slow is not None and not 0 <= self.slow.stage < self.schedule.shape.stages:
             raise OptPipeError(f"slow: there is no stage {self.slow.stage}")
 
@@ -93,9 +98,10 @@ class TrainTask:
         }
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
-        """The tokens of a step."""
+        """The tokens of a step, on the device."""
         shape = (self.schedule.shape.microbatches, self.plan.microbatch, self.plan.seq)
-        return self.tokens.batch(step, *shape)
+        tokens, targets = self.tokens.batch(step, *shape)
+        return tokens.to(self.device), targets.to(self.device)
 
     def prepare(self, rank: int, schedule: Schedule, profile: CostProfile) -> Prepared:
         """Make a schedule ready to run on a rank.

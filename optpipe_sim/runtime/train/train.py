@@ -43,11 +43,12 @@ def first_costs(
     plan: Plan,
     progress: Callable[[str, int, int], None] = lambda name, done, total: None,
     levels: Sequence[str] = (),
+    device: str = "cpu",
 ) -> CostProfile:
-    """Costs to start with: bytes, copies and times of each stage alone on this CPU, at `levels` of
+    """Costs to start with: bytes, copies and times of each stage alone on this device, at `levels` of
     recomputation as well."""
     with one_thread():
-        return measure(plan, "cpu", SAMPLES, WARMUP, progress, levels=levels)
+        return measure(plan, device, SAMPLES, WARMUP, progress, levels=levels)
 
 
 @one_thread()
@@ -56,7 +57,9 @@ def unpipelined(
 ) -> list[float]:
     """The losses of the same run without a pipeline, by plain autograd, from the first step on."""
     plan, m = task.plan, task.schedule.shape.microbatches
-    whole = build_stage(plan.model, 0, 1, seq=plan.seq, dtype=plan.dtype, seed=plan.seed)
+    whole = build_stage(
+        plan.model, 0, 1, seq=plan.seq, dtype=plan.dtype, device=task.device, seed=plan.seed
+    )
     parameters = list(whole.parameters())
     optimizer = optimizer_for(parameters, task)
     found = []

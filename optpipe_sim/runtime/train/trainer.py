@@ -16,12 +16,13 @@ from ...errors import OptPipeError
 from ...ops import O, Op
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ..execute.executor import Record, run_program
+from ..execute.device import executor_of, take_device, transport_of
+from ..execute.executor import Record
 from ..execute.iteration import Iteration
 from ..execute.task import clock_offset_ns, exchange_tied, stage_worker
-from ..execute.transport import Gloo
+from ..execute.warmup import warm_up
 from ..measure.insitu import sample
-from ..measure.memory import LiveBytes
+from ..measure.memory import meter as meter_of
 from ..model.split import zero_gradients
 from ..model.stage import StageWorker
 from .checkpoint import load_checkpoint, load_state, save_checkpoint
@@ -34,16 +35,22 @@ METERED = 2  # the one after a switch in which memory is measured, which slows i
 
 
 class Trainer:
-    """A rank that trains; all ranks run the same steps in the same order."""
+    """A rank that trains; all ranks run the same steps in the same order.
+
+    The same on CPUs and GPUs: what they agree on goes over gloo in any case, results over gloo or NCCL.
+    """
 
     def __init__(self, task: TrainTask, rank: int, begun: Callable[[Op], None]) -> None:
         self.task, self.rank, self.begun = task, rank, begun
         shape = task.schedule.shape
         self.now = task.prepare(rank, task.schedule, task.profile)
-        self.worker = stage_worker(task.plan, shape, rank)
+        self.worker = stage_worker(task.plan, shape, rank, task.device)
         self.slowed = _Slowed(self.worker, task.slow) if task.slow else None
         self.optimizer = optimizer_for(self.worker.parameters(), task)
-        self.transport = Gloo(rank, self.now.schedule, task.timeout_s)
+        self.run_program = executor_of(task.device)
+        self.transport = transport_of(
+            task.device, rank, self.now.schedule, self.now.programs, task.timeout_s
+        )
         self.offset_ns = clock_offset_ns(rank, shape.devices)
         self.switch = Switch(rank, shape.devices, lambda s, p: task.prepare(rank, s, p))
         self.result = TrainResult()
@@ -57,6 +64,7 @@ class Trainer:
         self.planner = task.planner(self.now.schedule, self.step, self.epoch) if rank == 0 else None
         self.proposed: Proposal | None = None
         self.collected = 0  # events of the planner that are in the result
+        self._warm_up()
         self.news: TextIO | None = None
 
     def run(self) -> TrainResult:
@@ -116,9 +124,9 @@ class Trainer:
     def _iteration(self, zero_ns: int, metered: bool) -> Record:
         if self.slowed is not None:
             self.slowed.active = self.step >= self.slowed.slow.step
-        with LiveBytes() if metered else nullcontext() as meter:
+        with meter_of(self.task.device) if metered else nullcontext() as meter:
             self.worker.allocated = None if meter is None else meter.add
-            record = run_program(
+            record = self.run_program(
                 Iteration(
                     self.now.programs[self.rank],
                     self.now.schedule,
@@ -132,6 +140,13 @@ class Trainer:
             )
         self.worker.allocated = None
         return record
+
+    def _warm_up(self) -> None:
+        """Pin the host memory that the schedule needs, and load kernels, where that takes time."""
+        if self.worker.slab.pinned:
+            zero_gradients(self.worker)
+            self.worker.start_step(*self.task.batch(self.step))
+            warm_up(self.worker, self.now.programs[self.rank])
 
     # -- the switch ----------------------------------------------------------------------------------
 
@@ -161,7 +176,8 @@ class Trainer:
         began = time.monotonic_ns()
         self._end_phase()
         self.now = outcome.prepared
-        self.transport.schedule = self.now.schedule
+        self.transport.follow(self.now.schedule)
+        self._warm_up()
         self.since = 0
         self.epoch += 1
         swap_ns = time.monotonic_ns() - began
@@ -297,5 +313,10 @@ class RankTraining:
         return self.task.schedule
 
     def perform(self, rank: int, begun: Callable[[Op], None] = lambda op: None) -> TrainResult:
-        """Train on this rank; the default process group has to be there."""
+        """Train on this rank; the default process group has to be there.
+
+        Raises:
+            OptPipeError: where there is no device for it.
+        """
+        take_device(self.task.device, rank, self.schedule.shape.devices)
         return Trainer(self.task, rank, begun).run()

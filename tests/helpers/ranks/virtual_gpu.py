@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,12 +20,14 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_iter
 
 from optpipe_sim.runtime.execute import cuda, gates
 
 Clock = dict[int, int]
+FIRST_TAG = 1 << 20  # of messages over gloo; what ranks agree on has others
 
 
 def join(clock: Clock, other: Clock) -> None:
@@ -249,6 +252,7 @@ class Work:
 
     def __init__(self, group: Group, tensor: torch.Tensor, write: bool) -> None:
         self.group, self.stashed, self.done = group, [tensor], False
+        self.came: Any = None
         group.stream.wait_event(self._here(group.gpu))
         group.stream.advance()
         group.gpu.touch(tensor.untyped_storage(), group.stream, write, "NCCL")
@@ -263,6 +267,9 @@ class Work:
         return mark
 
     def wait(self) -> None:
+        if self.came is not None:
+            with _disable_current_modes():
+                self.came.wait()
         self.group.gpu.current.wait_event(self.end)
         self.stashed.clear()
 
@@ -270,24 +277,72 @@ class Work:
         return self.done and self.end.query()
 
 
+class _Mail:
+    """Contents of messages, over gloo: from each rank to each other one in order, as NCCL has them."""
+
+    def __init__(self) -> None:
+        self.real, self.count = (dist.isend, dist.irecv), Counter[tuple[str, int]]()
+        self.under_way: list[tuple[Any, torch.Tensor]] = []
+
+    def send(self, tensor: torch.Tensor, peer: int) -> None:
+        self.count["to", peer] += 1
+        with _disable_current_modes():
+            kept = tensor.detach().clone()
+            work = self.real[0](kept, peer, tag=FIRST_TAG + self.count["to", peer])
+        self.under_way = [one for one in self.under_way if not one[0].is_completed()]
+        self.under_way.append((work, kept))
+
+    def expect(self, tensor: torch.Tensor, peer: int) -> Any:
+        self.count["from", peer] += 1
+        with _disable_current_modes():
+            return self.real[1](tensor, peer, tag=FIRST_TAG + self.count["from", peer])
+
+
+class OnHost(TorchFunctionMode):
+    """Has tensors that are wanted on ``cuda`` made in host memory, where the virtual GPU is."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is torch.device:
+            return func(*args, **kwargs)
+        kwargs.pop("pin_memory", None)
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        args = tuple("cpu" if _is_cuda(value) else value for value in args)
+        return func(*args, **kwargs)
+
+
+def _is_cuda(value: Any) -> bool:
+    return isinstance(value, str | torch.device) and str(value).startswith("cuda")
+
+
 @contextmanager
-def nccl(gpu: VirtualGpu, done: bool = True) -> Iterator[list[Work]]:
+def nccl(gpu: VirtualGpu, done: bool = True, carried: bool = False) -> Iterator[list[Work]]:
     """`torch.distributed` with NCCL on the virtual GPU; yields the sends.
 
-    `done`: whether the host is notified of the end of each send; else a test sets it.
+    `done`: whether the host is notified of the end of each send; else a test sets it. `carried`: whether
+    messages have content: then each process of the default group is a rank, and gloo carries them.
     """
     sends: list[Work] = []
+    mail = _Mail() if carried else None
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
 
         def isend(tensor: torch.Tensor, peer: int, group: Group) -> Work:
             sends.append(Work(group, tensor, write=False))
             sends[-1].done = done
+            if mail is not None:
+                mail.send(tensor, peer)
             return sends[-1]
+
+        def irecv(tensor: torch.Tensor, src: int, group: Group) -> Work:
+            work = Work(group, tensor, write=True)
+            work.came = None if mail is None else mail.expect(tensor, src)
+            return work
 
         patch.setattr(dist, "new_group", lambda ranks, **_: Group(gpu, tuple(ranks)))
         patch.setattr(dist, "isend", isend)
-        patch.setattr(dist, "irecv", lambda t, src, group: Work(group, t, write=True))
+        patch.setattr(dist, "irecv", irecv)
         for name in ("zeros", "empty"):
             real = getattr(torch, name)
             patch.setattr(

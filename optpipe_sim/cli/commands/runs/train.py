@@ -1,4 +1,4 @@
-"""``train``: a real training run on this machine's CPU that switches to better schedules."""
+"""``train``: a real training run on this machine that switches to better schedules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 TINY = "experiments/models/tiny-llama.yaml"
 EXAMPLE = f"optpipe-sim train --model {TINY} --stages 2 -m 8 --steps 300 --memory-limit 16MiB"
-SUMMARY = "train a small model on CPU ranks, and switch to better schedules during the run"
+SUMMARY = (
+    "train a small model on ranks of this machine, and switch to better schedules during the run"
+)
 INTERRUPTED = 130
 
 
@@ -27,7 +29,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `train`."""
     add_model(parser)
     parser.add_argument(
-        "--stages", required=True, type=count, metavar="P", help="devices: processes on this CPU"
+        "--stages", required=True, type=count, metavar="P", help="devices: a process each"
+    )
+    parser.add_argument(
+        "--device",
+        choices=("cpu", "cuda"),
+        default="cpu",
+        help="of the stages (cpu); cuda: a GPU per stage, messages over NCCL; not yet run on any",
     )
     parser.add_argument(
         "-m", "--microbatches", required=True, type=count, metavar="M", help="per step"
@@ -143,6 +151,7 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     from ....files import read_bytes
     from ....names import build
     from ....profile_io import load_profile
+    from ....runtime.execute.device import take_device
     from ....runtime.model.plan import Plan
     from ....runtime.model.tokens import Tokens
     from ....runtime.train.checkpoint import load_checkpoint
@@ -163,8 +172,13 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     levels = level_list(arguments.levels)
     if levels is not None and arguments.profile:
         raise OptPipeError("--levels: the levels are those of --profile")
+    take_device(arguments.device, 0, arguments.stages)
     text = read_bytes(arguments.text) if arguments.text else None
-    profile = load_profile(arguments.profile) if arguments.profile else _measured(plan, levels, out)
+    profile = (
+        load_profile(arguments.profile)
+        if arguments.profile
+        else _measured(plan, levels, out, arguments.device)
+    )
     limit = profile.limits(arguments.memory_limit)
     profile = replace(profile, memory_limit=limit)
     schedule = build(arguments.schedule, profile, arguments.microbatches)
@@ -193,6 +207,7 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
         every=arguments.every,
         resume=arguments.resume,
         slow=None if arguments.slow is None else Slow(*arguments.slow),
+        device=arguments.device,
     )
     if arguments.resume:
         meta = load_checkpoint(arguments.checkpoint, task.identity)
@@ -201,13 +216,14 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
     return task
 
 
-def _measured(plan: Any, levels: list[str] | None, out: Out) -> CostProfile:
+def _measured(plan: Any, levels: list[str] | None, out: Out, device: str) -> CostProfile:
     """Measure bytes, copies and first times of the stages, each by itself."""
     from ....runtime.measure.footprint import USUAL_LEVELS
     from ....runtime.train.train import first_costs
 
     with out.progress("profiling") as progress:
-        return first_costs(plan, progress, () if levels is None else levels or USUAL_LEVELS)
+        known = () if levels is None else levels or USUAL_LEVELS
+        return first_costs(plan, progress, known, device)
 
 
 def _news(progress: Any, steps: int) -> Any:

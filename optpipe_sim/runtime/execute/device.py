@@ -1,0 +1,62 @@
+"""What runs a rank's program on each kind of device: its executor and its messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ...errors import OptPipeError
+from ...schedule import Schedule
+from ..program.program import Program
+from .executor import Record, run_program
+from .iteration import Iteration
+from .transport import Gloo
+
+if TYPE_CHECKING:
+    from .nccl import Nccl
+
+
+def executor_of(device: str | torch.device) -> Callable[[Iteration], Record]:
+    """The function that runs an iteration: threads on a CPU, streams on a GPU."""
+    if torch.device(device).type != "cuda":
+        return run_program
+    from .cuda import run_program as on_streams
+
+    return on_streams
+
+
+def transport_of(
+    device: str | torch.device,
+    rank: int,
+    schedule: Schedule,
+    programs: Sequence[Program],
+    timeout_s: float,
+    group: Any = None,
+) -> Gloo | Nccl:
+    """Messages between the ranks of a pipeline: over gloo on CPUs, over NCCL on GPUs; all ranks make theirs at
+    the same time."""
+    if torch.device(device).type != "cuda":
+        return Gloo(rank, schedule, timeout_s, group)
+    from .nccl import Nccl
+
+    return Nccl(rank, programs, timeout_s, group)
+
+
+def take_device(device: str, rank: int, ranks: int) -> None:
+    """Have this process work on a GPU of its own, where ``cuda`` is wanted.
+
+    Raises:
+        OptPipeError: where there are fewer GPUs than ranks.
+    """
+    if torch.device(device).type != "cuda":
+        return
+    from ..measure.profiler import check_device
+
+    check_device(device)
+    if torch.cuda.device_count() < ranks:
+        raise OptPipeError(
+            f"--device cuda: {ranks} ranks need a GPU each, here are {torch.cuda.device_count()}"
+        )
+    torch.cuda.set_device(rank)
