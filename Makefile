@@ -17,7 +17,7 @@ DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
 DEMO_LIMIT := 24GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help docs demo compile test lint format bench confirm-cpu confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture report-example clean
+.PHONY: help docs demo compile test lint format bench confirm-cpu confirm-schedules confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture report-example clean
 
 help:
 	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
@@ -26,6 +26,7 @@ help:
 	@echo "make lint            ruff and mypy     (make format: let ruff repair the layout)"
 	@echo "make bench           how fast the simulator is, on this machine"
 	@echo "make confirm-cpu     a small model profiled and run on this CPU, beside its prediction (3 minutes)"
+	@echo "make confirm-schedules  every schedule with real stages on CPU ranks, and what faults lead to (10 minutes)"
 	@echo "make confirm-gpu     the same on a GPU, in under 9 minutes: needs no .venv but torch, numpy, scipy, yaml"
 	@echo "make confirm-gpu-long  models of 7 and 14 billion parameters at several lengths, recomputation too (10 minutes)"
 	@echo "make train-switch    a training run that changes its schedule, beside the unpipelined one (8 minutes)"
@@ -86,6 +87,9 @@ train-switch: $(DEV)
 
 confirm-cpu: $(DEV)
 	$(BIN)/python benchmarks/confirm_cpu.py --write results/confirm_cpu
+
+confirm-schedules: $(DEV)
+	$(BIN)/python benchmarks/confirm_schedules.py --write results/confirm_schedules
 
 # with the Python that has torch for this GPU, whatever else it lacks
 confirm-gpu:

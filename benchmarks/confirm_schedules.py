@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))  # ranks import the job from here
@@ -31,8 +30,9 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
     filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")])
 )
 
+from schedule_models import MODELS, batch, gradients, loss, stages_of, unpipelined  # noqa: E402
+
 from optpipe_sim import CostProfile, build, simulate, solve  # noqa: E402
-from optpipe_sim.costs.models import Model  # noqa: E402
 from optpipe_sim.errors import RuntimeFault  # noqa: E402
 from optpipe_sim.files import write_text  # noqa: E402
 from optpipe_sim.ops import Op  # noqa: E402
@@ -41,148 +41,13 @@ from optpipe_sim.runtime import PipelineStep, profile_modules  # noqa: E402
 from optpipe_sim.runtime.confirm.verdict import compare_gradients  # noqa: E402
 from optpipe_sim.runtime.execute.launch import Ranks  # noqa: E402
 from optpipe_sim.runtime.measure.machine import device_facts  # noqa: E402
-from optpipe_sim.runtime.model.boundary import call  # noqa: E402
-from optpipe_sim.runtime.model.models import build_stage, layer_counts  # noqa: E402
 from optpipe_sim.runtime.program.program import without  # noqa: E402
 from optpipe_sim.schedule import Schedule  # noqa: E402
 from optpipe_sim.schedules import REGISTRY  # noqa: E402
 from optpipe_sim.stage_cost import StageCost  # noqa: E402
 
-DECODER = Model("decoder", 8, 64, 4, 96, kv_heads=2, ffn=96)
-WIDTH, VOCAB, SEQ, BATCH, LAYERS = 64, 96, 32, 2, 8
 OPTIMISED = "optimised"
 SHARE = 0.6  # of 1F1B's activations, for the optimised one
-
-
-# -- models ------------------------------------------------------------------------------------------
-
-
-class Layer(nn.Module):
-    """A gated layer; takes and gives a dict: activations, their skip connection, a mask."""
-
-    def __init__(self, first: bool, last: bool) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(VOCAB, WIDTH) if first else None
-        self.norm, self.up = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 2 * WIDTH)
-        self.down = nn.Linear(2 * WIDTH, WIDTH)
-        self.head = nn.Linear(WIDTH, VOCAB, bias=False) if last else None
-
-    def forward(self, x: Tensor, skip: Tensor | None = None, mask: Tensor | None = None) -> Any:
-        if self.embed is not None:
-            mask, x = x > 3, self.embed(x)
-            skip = torch.zeros_like(x)
-        x = x + self.down(functional.silu(self.up(self.norm(x + skip)))) * mask[..., None]
-        return {"x": x, "skip": 0.5 * x, "mask": mask} if self.head is None else self.head(x)
-
-
-class Layers(nn.Module):
-    """Some of them."""
-
-    def __init__(self, layers: list[Layer]) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, x: Tensor, skip: Tensor | None = None, mask: Tensor | None = None) -> Any:
-        found: Any = {"x": x, "skip": skip, "mask": mask}
-        for layer in self.layers:
-            found = layer(**found)
-        return found
-
-
-def own_modules(stages: int) -> list[nn.Module]:
-    each = max(1, LAYERS // stages)
-    layers = [Layer(at == 0, at == stages * each - 1) for at in range(stages * each)]
-    return [Layers(layers[at * each : (at + 1) * each]) for at in range(stages)]
-
-
-def decoder(stages: int) -> list[nn.Module]:
-    model = replace(DECODER, layers=max(stages, DECODER.layers))
-    layers = tuple(layer_counts(model, stages, seq=SEQ))
-    return [build_stage(model, at, stages, seq=SEQ, layers=layers) for at in range(stages)]
-
-
-class LlamaStage(nn.Module):
-    """Some layers of a LLaMA of Hugging Face; the embedding before the first, the head after the last."""
-
-    def __init__(self, model: Any, stage: int, stages: int) -> None:
-        super().__init__()
-        inside, each = model.model, len(model.model.layers) // stages
-        self.embed = inside.embed_tokens if stage == 0 else None
-        self.rotary = inside.rotary_emb
-        self.layers = inside.layers[stage * each : (stage + 1) * each]
-        last = stage == stages - 1
-        self.norm, self.head = (inside.norm, model.lm_head) if last else (None, None)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x if self.embed is None else self.embed(x)
-        at = torch.arange(x.shape[1])[None]
-        turns = self.rotary(x, at)
-        for layer in self.layers:
-            x = layer(x, attention_mask=None, position_ids=at, position_embeddings=turns)
-        return x if self.head is None else self.head(self.norm(x))
-
-
-def hugging_face(stages: int) -> list[nn.Module]:
-    from transformers.models.llama.modeling_llama import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        intermediate_size=96,
-        num_hidden_layers=max(LAYERS, stages),
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=SEQ,
-        attn_implementation="sdpa",
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config)
-    return [LlamaStage(model, at, stages) for at in range(stages)]
-
-
-MODELS: dict[str, Callable[[int], list[nn.Module]]] = {
-    "decoder": decoder,
-    "own modules": own_modules,
-    "Hugging Face": hugging_face,
-}
-
-
-def stages_of(model: str, count: int) -> list[nn.Module]:
-    torch.manual_seed(0)
-    return MODELS[model](count)
-
-
-def batch(microbatches: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(1)
-    inputs, targets = torch.randint(0, VOCAB, (2, microbatches, BATCH, SEQ), generator=generator)
-    return inputs, targets
-
-
-def loss(logits: Tensor, targets: Tensor) -> Tensor:
-    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
-
-
-@cache
-def unpipelined(model: str, stages: int, m: int, exact: bool = False) -> tuple[float, Any]:
-    """Loss and gradients by plain autograd; `exact`: in fp64."""
-    modules = [stage.double() if exact else stage for stage in stages_of(model, stages)]
-    losses = []
-    for tree, target in zip(*batch(m), strict=True):
-        for stage in modules:
-            tree = call(stage, tree)
-        one = loss(tree, target)
-        (one / m).backward()
-        losses.append(one.detach())
-    return float(torch.stack(losses).mean()), gradients(dict(enumerate(modules)))
-
-
-def gradients(modules: dict[int, nn.Module]) -> dict[str, Tensor]:
-    return {
-        f"{stage}.{name}": p.grad
-        for stage, module in modules.items()
-        for name, p in module.named_parameters()
-        if p.grad is not None
-    }
 
 
 # -- ranks -------------------------------------------------------------------------------------------
@@ -202,7 +67,12 @@ class Job:
         every = stages_of(self.model, shape.stages)
         mine = {stage: every[stage] for stage in shape.stages_of(rank)}
         step = PipelineStep(
-            mine, self.schedule, loss, profile=self.profile, timeout_s=5.0, begun=begun
+            mine,
+            self.schedule,
+            loss,
+            profile=self.profile,
+            timeout_s=5.0 if self.fault else 300.0,  # a busy machine is no fault
+            begun=begun,
         )
         step.prepare(*batch(shape.microbatches))
         if rank == shape.devices - 1:
@@ -415,6 +285,25 @@ def main() -> int:
                     cells[name, model, p] = outcome(ranks, name, model, p)
                     print(f"{model}, p = {p}, {name}: {cells[name, model, p].text}", flush=True)
         failed += [(p, *one) for one in faults(p)]
+    good = sum(one.good for one in cells.values())
+    text = page(cells, names, models, arguments.devices, failed, version, missing)
+    print(text)
+    if arguments.write:
+        write_text(f"{arguments.write}.md", text)
+    sound = all("\n" not in said and not left for _, _, said, left, _ in failed)
+    return 0 if good == len(cells) and sound else 1
+
+
+def page(
+    cells: dict[tuple[str, str, int], Outcome],
+    names: Sequence[str],
+    models: Sequence[str],
+    devices: Sequence[int],
+    failed: Sequence[tuple[int, str, str, int, float]],
+    version: str,
+    missing: str,
+) -> str:
+    """All outcomes, a row per schedule; what faults led to; where it ran."""
     facts = device_facts(torch.device("cpu"))
     lines = [
         "# Every schedule on CPU ranks",
@@ -429,7 +318,7 @@ def main() -> int:
         " 1F1B's activations.",
         "",
     ]
-    columns = [(model, p) for model in models for p in arguments.devices]
+    columns = [(model, p) for model in models for p in devices]
     lines.append("| schedule | " + " | ".join(f"{model}, p = {p}" for model, p in columns) + " |")
     lines.append("|---|" + "---|" * len(columns))
     for name in names:
@@ -441,12 +330,7 @@ def main() -> int:
     lines += ["| p | fault | the one line | processes left |", "|--:|---|---|--:|"]
     for p, fault, said, left, _ in failed:
         lines.append(f"| {p} | {fault} | `{said}` | {left} |")
-    page = "\n".join(lines) + "\n"
-    print(page)
-    if arguments.write:
-        write_text(f"{arguments.write}.md", page)
-    sound = all("\n" not in said and not left for _, _, said, left, _ in failed)
-    return 0 if good == len(cells) and sound else 1
+    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
