@@ -155,6 +155,9 @@ def test_light_dark_and_paper(page: Browser) -> None:
         )
         page.run("dispatchEvent(new Event('beforeprint'))")
         assert page.run(pictures) == [True]
+        # and nothing else that Bokeh made for it, which would widen the page
+        left = "return [...document.querySelectorAll('body > canvas')]"
+        assert page.run(f"{left}.filter((each) => each.checkVisibility())") == []
         page.run("dispatchEvent(new Event('afterprint'))")
         assert page.run(pictures) == []
         page.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
