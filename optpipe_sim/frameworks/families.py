@@ -104,7 +104,7 @@ def _megatron_best(
 def _torchtitan_best(
     profile: CostProfile, microbatches: int, options: SolveOptions
 ) -> tuple[str, Trace]:
-    found = torchtitan_search.best(profile, microbatches, options)
+    found = torchtitan_search.best(replace(profile, items=()), microbatches, options)
     return found.name, found.trace
 
 

@@ -18,7 +18,7 @@ from ..schedule.shape import expand_placement
 from ..schedules import build
 from .losses import OFFLOADS, only
 from .nearest import Nearest, compare, replay_unlimited
-from .parts import parts_of
+from .parts import Part, parts_of
 
 # Our name, torch's schedule of the same order, and its number of chunks (None: several).
 SAME = (("gpipe", "GPipe", 1), ("1f1b", "1F1B", 1), ("1f1b-i", "Interleaved1F1B", None))
@@ -77,6 +77,7 @@ def options(
 
     Raises:
         InvalidSchedule: if torch has no schedule of that order and no `csv` is given.
+        OptPipeError: for a stage that torchtitan cannot build.
     """
     shape = schedule.shape
     parallelism: dict[str, Any] = {"pipeline_parallel_degree": shape.devices}
@@ -88,9 +89,22 @@ def options(
         parallelism["pipeline_parallel_schedule_csv"] = csv
     parallelism["num_pp_microbatches"] = shape.microbatches
     parts = parts_of(profile.for_shape(shape), layers)
-    parallelism["module_fqns_per_model_part"] = [part.module_names() for part in parts]
+    parallelism["module_fqns_per_model_part"] = list(map(_modules, range(len(parts)), parts))
     level = next(iter(schedule.recompute.values()), None)
     return {"parallelism": parallelism, "activation_checkpoint": CHECKPOINTS[level]}
+
+
+def _modules(stage: int, part: Part) -> list[str]:
+    """The modules of a stage; raises for one that torchtitan cannot build."""
+    if part.mtp:
+        raise OptPipeError(
+            f"stage {stage}: has layers that predict further tokens, which torchtitan's decoders have not"
+        )
+    if not part.module_names():
+        raise OptPipeError(
+            f"stage {stage}: has no module; torchtitan needs one at least on every stage"
+        )
+    return part.module_names()
 
 
 def command(options: dict[str, Any]) -> str:
@@ -122,6 +136,8 @@ def _same(schedule: Schedule, profile: CostProfile) -> Iterator[str]:
     for ours, theirs, chunks in SAME:
         if (shape.chunks == 1) != (chunks == 1) or (schedule.table[:, 0] > BW).any():
             continue
+        if chunks == 1 and shape.microbatches < shape.stages:
+            continue  # torch's schedules of one stage per rank refuse that; a CSV may hold it
         options = {} if chunks == 1 else {"chunks": shape.chunks}
         try:
             built = build(ours, profile, shape.microbatches, **options)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import OptPipeError, OutOfMemory
 from ..profile import CostProfile
+from ..profile.items import StageMaker
+from ..profile.layout import counts_of, with_layout
 from ..schedules.recompute import at_level, with_level
+from ..solvers.layers.search import moves
 from ..solvers.options import SolveOptions
 from ..solvers.solve import solve
 from ..solvers.treatments import restrict
@@ -16,6 +21,8 @@ from ..trace import Trace
 from ..units import format_size
 from .nearest import replay_unlimited
 from .torchtitan import CHECKPOINTS
+
+LAYOUT_SHARE = 0.2  # of the time, at most, for other layouts of layers
 
 
 @dataclass(frozen=True)
@@ -25,11 +32,13 @@ class Found:
     Attributes:
         level: the level of recomputation of every stage; None: none.
         trace: the replay of its schedule, in which no op waits for memory.
+        given: the replay with the given layout of layers, where others were tried; else `trace`.
         tried: how many kinds of checkpointing were searched. `fitting`: how many of them fit.
     """
 
     level: str | None
     trace: Trace
+    given: Trace
     tried: int
     fitting: int
 
@@ -45,7 +54,14 @@ class Found:
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         layers = [cost.layers for cost in self.trace.profile.stages]
-        return {"told": self.name, "tried": self.tried, "fitting": self.fitting, "layers": layers}
+        return {
+            "told": self.name,
+            "tried": self.tried,
+            "fitting": self.fitting,
+            "layers": layers,
+            "given_ns": self.given.cost_ns,
+            "moved": self.given.profile != self.trace.profile,
+        }
 
 
 def best(
@@ -60,6 +76,9 @@ def best(
 
     A CSV holds any order of compute ops, on stages in a loop or a V. Its program frees memory in the
     order in which it runs, so that it needs no more than in the search, which waits for none.
+
+    Where the profile has its model layer by layer (`items`), layers of the best are moved between its
+    stages as long as the same order then takes less time.
 
     Args:
         options: of `solve`; the time is shared by the kinds of checkpointing that the profile has
@@ -93,5 +112,36 @@ def best(
         raise OutOfMemory(
             f"no plan for torchtitan fits: with any treatment a device needs {least} at least"
         )
-    _, level, trace = min(found, key=lambda one: one[0])
-    return Found(level, trace, len(levels), len(found))
+    _, level, given = min(found, key=lambda one: one[0])
+    trace = given
+    if profile.items:
+        until = time.monotonic() + LAYOUT_SHARE * options.time_limit
+        trace = _with_layers_moved(given, plain, until)
+    return Found(level, trace, given, len(levels), len(found))
+
+
+def _with_layers_moved(given: Trace, profile: CostProfile, until: float) -> Trace:
+    """Return the replay of the same order on a layout that moves of one layer each have led to."""
+    own = replace(given.profile, items=profile.items, meta=profile.meta)
+    maker = StageMaker(own.items, own.chunks)
+
+    def at(counts: Sequence[int]) -> Trace | None:
+        with suppress(OptPipeError):  # a stage without layers that could be recomputed, say
+            layout = with_layout(own, counts, maker=maker)
+            trace = replay_unlimited(given.schedule, layout)
+            return replace(trace, objective=given.objective) if trace.fits else None
+        return None
+
+    best, better = at(counts_of(own)), True
+    if best is None or best.cost_ns > given.cost_ns:
+        best = given
+    while better and time.monotonic() < until:
+        better = False
+        counts = counts_of(replace(best.profile, items=own.items))
+        for other in map(at, moves(counts, best.profile)):
+            if other is not None and other.cost_ns < best.cost_ns:
+                best, better = other, True
+                break
+            if time.monotonic() > until:
+                break
+    return best

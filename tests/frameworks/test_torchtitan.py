@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from unit_profiles import unit_profile
 
-from optpipe_sim import CostProfile, Schedule, Shape, build
-from optpipe_sim.errors import InvalidSchedule
-from optpipe_sim.frameworks import torchtitan
+from optpipe_sim import CostProfile, Schedule, Shape, build, load_profile
+from optpipe_sim.errors import InvalidSchedule, OptPipeError
+from optpipe_sim.frameworks import torchtitan, torchtitan_search
 from optpipe_sim.frameworks.torch_csv import from_torch_csv, torch_csv
+from optpipe_sim.profile.layout import with_layout
+from optpipe_sim.solvers.options import SolveOptions
 
 STAGE = {
     "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50, "layers": 4,
@@ -100,3 +102,48 @@ def test_a_placement_without_a_name_becomes_a_loop() -> None:
     found = torchtitan.nearest(Schedule(shape, rows), replace(profile, placement=shape.placement))
     assert found.schedule == build("1f1b-i:chunks=2", profile, 2)
     assert found.lost[-1].thing == "its placement and order"
+
+
+def test_what_torch_refuses_goes_into_a_file() -> None:
+    """Its schedules of one stage per rank want as many microbatches as stages (torch 2.13)."""
+    profile = profile_of(4)
+    few = build("1f1b", profile, 3)
+    assert not torchtitan.has_name(few, profile)
+    assert torchtitan.has_name(build("1f1b", profile, 4), profile)
+    config = torchtitan.options(few, profile, "few.csv")
+    assert config["parallelism"]["pipeline_parallel_schedule_csv"] == "few.csv"
+
+
+def test_uneven_layouts_name_their_modules_and_what_cannot_be_built_is_refused() -> None:
+    profile = profile_of(4)
+    schedule = build("1f1b", profile, 4)
+    config = torchtitan.options(schedule, profile, None, layers=(1, 3, 2, 0))
+    check(config, schedule, 6)
+    assert config["parallelism"]["module_fqns_per_model_part"][3] == ["norm", "lm_head"]
+    with pytest.raises(OptPipeError, match="stage 1: has no module"):
+        torchtitan.options(schedule, profile, None, layers=(2, 0, 2, 2))
+    item = {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 10}
+    names = ["embedding", *["layer"] * 3, "mtp", "head"]
+    further = load_profile({"devices": 2, "items": [{**item, "name": name} for name in names]})
+    layout = with_layout(further, [3, 3])
+    with pytest.raises(OptPipeError, match="stage 1: has layers that predict further tokens"):
+        torchtitan.options(build("1f1b", layout, 2), layout, None)
+
+
+def test_the_search_moves_layers_as_well() -> None:
+    """A head as long as three layers: an even share of the items is slower."""
+    layer = {"name": "layer", "count": 8, "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 10}
+    ends = [{**layer, "name": name, "count": 1} for name in ("embedding", "head")]
+    for key in ("t_f_ms", "t_b_ms", "t_w_ms"):
+        ends[1][key] = 3
+    profile = load_profile({"devices": 2, "items": [ends[0], layer, ends[1]]})
+    options = SolveOptions(engine="adaoffload", time_limit=5)
+    found = torchtitan_search.best(profile, 4, options)
+    assert found.to_json()["moved"]
+    assert found.trace.cost_ns < found.given.cost_ns
+    assert found.to_json()["layers"] == [6, 4]
+    name = torchtitan.has_name(found.trace.schedule, found.trace.profile)
+    config = torchtitan.options(
+        found.trace.schedule, found.trace.profile, None if name else "order.csv"
+    )
+    check(config, found.trace.schedule, 8)

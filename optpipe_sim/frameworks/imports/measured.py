@@ -35,7 +35,7 @@ class Measured:
             the host's overhead, so that its waits are those of the run.
         profile: durations of ops as a replay needs them, including the host's overhead between ops:
             means over the half of the iterations whose time is nearest the median.
-        iterations_ns: the time of each iteration.
+        iterations_ns: the time of each iteration. `mean_ns`: the mean of those that `profile` is of.
         gaps: between ops: the host's overhead, which is part of every duration of `profile`, and the time
             of a message.
         shifted_ns: by rank, the shift of its clock, so that no message arrives before it is sent.
@@ -45,6 +45,7 @@ class Measured:
     trace: Trace
     profile: CostProfile
     iterations_ns: tuple[int, ...]
+    mean_ns: int
     gaps: Gaps
     shifted_ns: tuple[int, ...]
     unread: tuple[str, ...]
@@ -75,8 +76,9 @@ class Measured:
         return {
             "iterations_ns": list(self.iterations_ns),
             "makespan_ns": makespan,
+            "mean_ns": self.mean_ns,
             "replay_ns": replayed,
-            "replay_off": round(replayed / makespan - 1, 6),
+            "replay_off": round(replayed / self.mean_ns - 1, 6),
             "replay_of_ops_ns": own,
             "replay_of_ops_off": round(own / makespan - 1, 6),
             "idle_by_device_ns": idle_of_run(self.trace),
@@ -117,6 +119,7 @@ def read_run(traces: Sequence[RankTrace], name: str = "measured") -> Measured:
         _trace(schedule, plain, iterations[middle]),
         replace(profile, meta=_meta(ranks, count, between.mean)),
         tuple(lengths),
+        round(fmean(map(_length, kept))),
         between,
         tuple(shifts),
         tuple(_unread(ranks, runs, count)),

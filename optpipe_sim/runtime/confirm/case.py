@@ -82,7 +82,8 @@ class Case:
     Attributes:
         plan: the model of the stages; ``synthetic`` needs none.
         device: ``cpu`` or ``cuda``, of ``replay`` and ``loop``.
-        iterations: of ``synthetic`` (the fastest counts) and ``replay`` (medians).
+        iterations: of ``synthetic`` (the fastest counts), ``replay`` (medians), and of ``gradient`` where
+            `kineto` records it: the first one warms up.
         sweeps: of ``loop``, at most.
         cap_memory: on CUDA, let ``loop`` reserve no more than the limit.
         cap_limits: the limit of each device for that, where it is not the schedule's own.

@@ -76,7 +76,7 @@ def _on_ranks(case: Case, mode: str, ranks: Ranks, progress: Progress) -> Confir
         case.memory_limit,
         mode=mode,
         plan=case.stages if real else None,
-        iterations=1 if real else case.iterations,
+        iterations=case.iterations if case.kineto or not real else 1,
         seed=case.seed,
         gradients=real,
         kineto=case.kineto,

@@ -128,6 +128,16 @@ def test_what_torchs_profiler_records_is_what_the_runtime_does(ranks, tmp_path) 
             assert abs(idle - theirs[cause]) < slack, cause
 
 
+def test_a_recorded_gradient_run_has_iterations_after_the_first(case, ranks, tmp_path) -> None:
+    """The first one warms up, so that times are those of the others; the gradients are as without."""
+    found = confirm(replace(case, iterations=2, kineto=str(tmp_path)), "gradient", ranks)
+    assert found.gradients is not None
+    all_but_tied(found.gradients)
+    run = read_run([read_kineto(tmp_path / f"rank{rank}.json") for rank in range(2)])
+    assert len(run.iterations_ns) == len(found.makespans_ns) == 2
+    assert run.mean_ns == run.trace.makespan_ns == run.iterations_ns[1]
+
+
 @pytest.mark.timing
 def test_synthetic_takes_the_time_that_was_predicted(case, ranks) -> None:
     assert any_of_three(replace(case, iterations=5), "synthetic", ranks) == []

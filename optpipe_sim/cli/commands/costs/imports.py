@@ -134,8 +134,8 @@ def _show(out: Out, found: Measured, answer: dict[str, Any]) -> None:
     line(
         out,
         "replay",
-        f"{format_time(answer['replay_ns'])} ({answer['replay_off']:+.1%});"
-        f" with each op's own time {answer['replay_of_ops_off']:+.1%}",
+        f"{format_time(answer['replay_ns'])} ({answer['replay_off']:+.1%} of the mean iteration that its"
+        f" durations are from); with each op's own time {answer['replay_of_ops_off']:+.1%}",
     )
     for device, idle in enumerate(answer["idle_by_device_ns"]):
         parts = [f"{cause} {format_time(time)}" for cause, time in idle.items() if time]

@@ -46,7 +46,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         (
             "iterations",
             5,
-            "iterations of synthetic (the fastest counts) and replay (the median counts)",
+            "iterations of synthetic (the fastest counts), replay (the median counts), and gradient with"
+            " --kineto",
         ),
         ("sweeps", 6, "maximum number of sweeps over the ranks in loop mode"),
         ("stretch", 1, "synthetic: multiply all times by N, for ops too short to sleep exactly"),
