@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -13,24 +12,17 @@ from virtual_training import OnVirtualGpus
 from optpipe_sim import build
 from optpipe_sim.errors import OptPipeError, RuntimeFault
 from optpipe_sim.ops import O
-from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.train import train as training
 from optpipe_sim.runtime.train.task import Slow
 from optpipe_sim.runtime.train.train import train, unpipelined
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[Ranks]:
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-def test_training_switches_on_gpus_as_it_does_on_cpus(profile, ranks, monkeypatch) -> None:
+def test_training_switches_on_gpus_as_it_does_on_cpus(profile, two, monkeypatch) -> None:
     """Two switches: no race, no memory that is reused too early, losses of the unpipelined model."""
     monkeypatch.setattr(training, "RankTraining", OnVirtualGpus)
     script = [(2, build("zb-h1", profile, M)), (7, one_by_one())]
     job = scripted(profile, 5000, script, device="cuda")
-    result = train(job, until(lambda seen: rows_after(seen, "switched", 2) >= 4), ranks)
+    result = train(job, until(lambda seen: rows_after(seen, "switched", 2) >= 4), two)
     assert kinds(result).count("switched") == 2
     assert [phase["offloaded"] for phase in result.phases] == [M, 0, M]
     assert losses(result) == unpipelined(replace(job, device="cpu"), len(result.rows))
@@ -39,12 +31,12 @@ def test_training_switches_on_gpus_as_it_does_on_cpus(profile, ranks, monkeypatc
             assert 0 < held <= 1.05 * most + 2**19
 
 
-def test_a_race_in_training_is_found(profile, ranks, monkeypatch) -> None:
+def test_a_race_in_training_is_found(profile, two, monkeypatch) -> None:
     monkeypatch.setattr(training, "RankTraining", partial(OnVirtualGpus, forgetful=True))
     job = task(profile, 2, device="cuda")
     assert any(op.kind is O for op in job.schedule.programs[0])
     with pytest.raises(RuntimeFault, match=r"rank 0: AssertionError: race: .* reads"):
-        train(job, ranks=ranks)
+        train(job, ranks=two)
 
 
 def test_what_there_is_no_gpu_for_is_refused(profile, command_line, tmp_path) -> None:
