@@ -68,13 +68,19 @@ def edges(schedule: Schedule, profile: CostProfile) -> tuple[np.ndarray, np.ndar
     waiting, needed = schedule.edges
     if schedule.shape.slices == 1:
         return waiting, needed
+    moving, forwards = moves_of_keys(schedule, profile)
+    return np.concatenate([waiting, moving]), np.concatenate([needed, forwards])
+
+
+def moves_of_keys(schedule: Schedule, profile: CostProfile) -> tuple[np.ndarray, np.ndarray]:
+    """Return the rows of the O's that move keys and values, and the rows of the F's that they wait for."""
     behind, forwards = offloads_behind(schedule)
     _, stages, units = schedule.table[behind].T
     treatment = treatments(schedule, profile)[stages, units]
     part = units % schedule.shape.slices
     moved = profile.slice_tables.released_bytes[:, part, O, stages, treatment]
     takes = moved[0] < moved[1]
-    return np.concatenate([waiting, behind[takes]]), np.concatenate([needed, forwards[takes]])
+    return behind[takes], forwards[takes]
 
 
 def treatments(schedule: Schedule, profile: CostProfile) -> np.ndarray:

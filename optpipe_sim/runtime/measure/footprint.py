@@ -52,7 +52,7 @@ class StageBytes:
         weights, gradients: of the parameters.
         taken: by a GPU's allocator for all of it, at most: what was ``requested``, what was
             ``allocated`` (whole blocks) and ``reserved`` (whole segments).
-        levels: of recomputation, by name.
+        levels: of recomputation, by name; of all slices the sum of what they keep.
         kv, kv_gradients: of a slice, its keys and values, part of what it holds; of the stage, the room for
             their gradients.
         slices: where sequences are cut, of each slice; then `held` and `copied` are of all of them.
@@ -96,10 +96,8 @@ def stage_bytes(
     that drop nothing of this stage are left out.
 
     Raises:
-        OptPipeError: where the second microbatch gives other numbers than the first; for levels of slices.
+        OptPipeError: where the second microbatch gives other numbers than the first.
     """
-    if levels and plan.slices:
-        raise OptPipeError("levels: the runtime recomputes whole sequences; measure slices without")
     worker = plan.worker(stage, device, fill)
     zero_gradients(worker)
     worker.start_step(*plan.batch(device))
@@ -110,10 +108,10 @@ def stage_bytes(
     with meter(device) as counter:
         two = _Pass(worker, stage, plan, counter)
         units = two.run()
-        found = {
-            name: replace(level, layers=level_of(name).whole_layers(plan.marked_layers(stage)))
-            for name, level in two.levels(levels, *units[0].held)
-        }
+        for name, own in two.levels(levels, units):
+            whole = level_of(name).whole_layers(plan.marked_layers(stage))
+            for unit, level in zip(units, own, strict=True):
+                unit.levels[name] = replace(level, layers=whole)
     parameters = worker.parameters()
     trained = [parameter for parameter in parameters if parameter.requires_grad]
     held = [unit.held for unit in units]
@@ -125,10 +123,21 @@ def stage_bytes(
         gradients=sum(p.numel() * gradient_dtype(p).itemsize for p in trained),
         parameters=sum(p.numel() for p in trained),
         taken=two.taken,
-        levels=found,
+        levels={name: _joined([unit.levels[name] for unit in units]) for name in units[0].levels},
         kv=sum(unit.kv for unit in units),
         kv_gradients=worker.cut.room_bytes(stage),
         slices=tuple(units) if len(units) > 1 else (),
+    )
+
+
+def _joined(levels: Sequence[LevelBytes]) -> LevelBytes:
+    """A level of all slices, of which one recomputes at a time."""
+    return LevelBytes(
+        sum(level.keep for level in levels),
+        max(level.work for level in levels),
+        max(level.b_work for level in levels),
+        {op: max(level.inside[op] for level in levels) for op in levels[0].inside},
+        levels[0].layers,
     )
 
 
@@ -177,33 +186,46 @@ class _Pass:
         ]
 
     def levels(
-        self, names: Sequence[str], act: int, after_b: int
-    ) -> Iterator[tuple[str, LevelBytes]]:
-        """The bytes of each level: F F B W BW with the recomputation inside, F C BW with it apart."""
-        spare = max(self.peaks.values())
+        self, names: Sequence[str], whole: Sequence[StageBytes]
+    ) -> Iterator[tuple[str, list[LevelBytes]]]:
+        """The bytes of each level, by unit: F F B W BW with the recomputation inside, F C BW with it apart.
+
+        Args:
+            whole: what `run` has returned.
+        """
+        spare, units = max(self.peaks.values()), range(len(whole))
         for name in names:
             self.worker.start_step(*self.batch)
-            self.peaks = dict.fromkeys((*OPS, "C"), 0)
+            peaks = [dict.fromkeys((*OPS, "C"), 0) for _ in units]
+
+            def change(op: str, unit: int, level: str | None = None, peaks: Any = peaks) -> int:
+                self.peaks = peaks[unit % len(whole)]
+                return self.change(op, unit, level)
+
             try:
-                keep = self.change("F", 0, name)
+                keep = [change("F", unit, name) for unit in units]
             except NoSuchPart:
                 continue
-            self._same(keep, self.change("F", 1, name))
-            self._same(after_b, keep + self.change("B", 0))
-            self.change("W", 0)
-            self.change("BW", 1)
-            self.change("F", 0, name)
-            self._same(act, keep + self.change("C", 0))
-            self.change("BW", 0)
+            for unit in units:
+                self._same(keep[unit], change("F", len(whole) + unit, name))
+            for unit in reversed(units):
+                self._same(whole[unit].held[1], keep[unit] + change("B", unit))
+                change("W", unit)
+            for unit in reversed(units):
+                change("BW", len(whole) + unit)
+            for unit in units:
+                change("F", unit, name)
+            for unit in reversed(units):
+                self._same(whole[unit].held[0], keep[unit] + change("C", unit))
+                change("BW", unit)
             self.worker.finish_step()
-            peaks, most = self.peaks, act - keep
-            peaks["F"] -= keep
-            peaks["C"] -= most
-            work = min(most, max(0, max(peaks["F"], peaks["BW"]) - spare))
-            b_work = min(most, max(0, peaks["B"] - spare))
-            counted = {"F": work, "BW": work, "B": max(b_work, after_b - keep)}
-            inside = {op: max(0, peak - counted.get(op, 0)) for op, peak in peaks.items()}
-            yield name, LevelBytes(keep, work, b_work, inside)
+            yield (
+                name,
+                [
+                    _level_bytes(*one.held, kept, of, spare)
+                    for one, kept, of in zip(whole, keep, peaks, strict=True)
+                ],
+            )
 
     def _same(self, one: int, other: int) -> None:
         if one != other:
@@ -230,6 +252,20 @@ class _Pass:
         for key, size in self.meter.taken().items():
             self.taken[key] = max(self.taken.get(key, 0), size)
         return self.meter.held() - before
+
+
+def _level_bytes(
+    act: int, after_b: int, keep: int, peaks: dict[str, int], spare: int
+) -> LevelBytes:
+    """A level of one unit, from what is held after F and after B, and the peaks of its ops."""
+    most = act - keep
+    peaks["F"] -= keep
+    peaks["C"] -= most
+    work = min(most, max(0, max(peaks["F"], peaks["BW"]) - spare))
+    b_work = min(most, max(0, peaks["B"] - spare))
+    counted = {"F": work, "BW": work, "B": max(b_work, after_b - keep)}
+    inside = {op: max(0, peak - counted.get(op, 0)) for op, peak in peaks.items()}
+    return LevelBytes(keep, work, b_work, inside)
 
 
 def check_levels(names: Sequence[str]) -> None:

@@ -148,7 +148,7 @@ def assemble(
             costs.append(replace(_cost(size, time_of, copies), static_bytes=fixed, layers=layers))
             continue
         parts = [
-            _cost(part, {op: time_of[f"{op}/{number}"] for op in OPS}, copies)
+            _cost(part, {op: time_of[f"{op}/{number}"] for op in (*OPS, *_apart(part))}, copies)
             for number, part in enumerate(size.slices)
         ]
         costs.append(join(parts, fixed, layers))
@@ -195,6 +195,11 @@ def _cost(
         recompute=recompute_levels(size, {one: times[f"C {one}"].median for one in size.levels}),
         kv_bytes=size.kv,
     )
+
+
+def _apart(size: StageBytes) -> list[str]:
+    """The names of the times of its C's."""
+    return [f"C {level}" for level in size.levels]
 
 
 def _reserved_bytes(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,10 +61,10 @@ def stage_times(
             for unit in units:
                 with clock(("F" if level is None else f"F {level}") + of[unit], keep):
                     worker.forward(stage, unit, xs[unit], level)
-            if chain.apart:
-                with clock(f"C {level}", keep):
-                    worker.recompute(stage, 0)
             for unit in reversed(units):
+                if chain.apart:
+                    with clock(f"C {level}" + of[unit], keep):
+                        worker.recompute(stage, unit)
                 with clock(chain.backward + of[unit], keep):
                     worker.backward(stage, unit, dys[unit], fused=chain.fused)
                 if not chain.fused:
@@ -76,7 +76,7 @@ def stage_times(
         op: spread(times)._replace(issue=clock.issued_ns[op]) for op, times in clock.times().items()
     }
     if plan.slices:
-        for op in ("F", "B", "W", "BW"):
+        for op in dict.fromkeys(one.rpartition("/")[0] for one in list(found)):
             parts = zip(*(found[op + one] for one in of), strict=True)
             found[op] = Spread(*map(sum, parts))
     return found

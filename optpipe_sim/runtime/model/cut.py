@@ -68,7 +68,7 @@ class Cut:
         """Return what the F of a unit runs as; None: a whole sequence.
 
         Args:
-            left_out: storages that are no activations; keys and values of the unit join them.
+            left_out: storages that are no activations; keys and values that later slices read join them.
 
         Raises:
             RuntimeFault: where the slices before have not all had theirs.
@@ -83,7 +83,7 @@ class Cut:
                 f" {number} slices; {keys.forwards} have run before"
             )
         keys.forwards += 1
-        return Slice(number, self._start(unit), keys, left_out)
+        return Slice(number, self._start(unit), keys, left_out, number == self.slices - 1)
 
     def backward(self, stage: int, unit: int, module: nn.Module, where: str) -> Slice | None:
         """Return what the backward of a unit runs as.
@@ -105,7 +105,7 @@ class Cut:
             free = self._rooms[stage]
             device = next(module.parameters()).device
             keys.gradients = free.pop() if free else self._room(module, device)
-        return Slice(number, self._start(unit), keys, set())
+        return Slice(number, self._start(unit), keys, set(), number == self.slices - 1)
 
     def over(self, stage: int, unit: int) -> None:
         """The backward of a unit has ended: its keys and values are released."""

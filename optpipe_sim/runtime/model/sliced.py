@@ -112,13 +112,15 @@ class Keys:
 class Slice:
     """The slice that runs: which one, the first of its tokens, and the keys and values of its microbatch.
 
-    `left_out`: storages that are never offloaded or dropped; its own keys and values join them.
+    `left_out`: storages that are never offloaded or dropped; its own keys and values join them, but those
+    of the `last` slice, which no other reads.
     """
 
     number: int
     start: int
     keys: Keys
     left_out: set[int]
+    last: bool = False
 
 
 _active = threading.local()
@@ -149,7 +151,7 @@ def first_token() -> int:
 def attend(part: SlicedAttention, query: Tensor, key: Tensor, value: Tensor, one: Slice) -> Tensor:
     """Causal attention of a slice to itself and to all tokens before it: (batch, heads, tokens, width)."""
     place = id(part), one.number
-    if place not in one.keys.held:
+    if not one.last and place not in one.keys.held:
         one.keys.held[place] = Pair(key.detach(), value.detach())
         one.left_out.update(map(storage_key, (key, value)))
     mixed: Tensor = _Attend.apply(query, key, value, part, one)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import OptPipeError
+from ...op_costs import moves_of_keys
 from ...ops import O
 from ...profile import CostProfile
 from ...schedule import Schedule
@@ -50,7 +51,8 @@ def prepare(schedule: Schedule, profile: CostProfile, limit: Any = None) -> Prep
 
 
 def check_tier(schedule: Schedule, profile: CostProfile) -> None:
-    """Refuse offloads to drives: the runtime has host memory only.
+    """Refuse offloads to drives, as the runtime has host memory only, and of keys and values that backward
+    passes of later slices read, as it keeps these on the device.
 
     Raises:
         OptPipeError: says what to do instead.
@@ -61,3 +63,11 @@ def check_tier(schedule: Schedule, profile: CostProfile) -> None:
             f"profile {profile.name}: offload.nvme: the schedule offloads to NVMe drives, the runtime to host"
             " memory only; take a profile without nvme, or a schedule without offloads"
         )
+    shape = schedule.shape
+    moving = moves_of_keys(schedule, profile)[0] if shape.slices > 1 else ()
+    for op in (schedule.op(int(row)) for row in moving):
+        if op.slice != shape.slices - 1:  # nothing reads those of the last slice
+            raise OptPipeError(
+                f"{op}: it offloads keys and values, which the backward passes of later slices read; put it"
+                f" before F{op.stage}.{op.microbatch}/{shape.slices - 1}, and it leaves them on the device"
+            )

@@ -160,7 +160,7 @@ def with_levels(schedule: Schedule, names: Sequence[str], *, apart: bool) -> Sch
         for op in program:
             if apart and op.kind in (B, BW) and f"{op.stage}.{op.microbatch}" in levels:
                 early = bool(out) and out[-1].kind in COMPUTE and out[-1][1:] != op[1:]
-                out.insert(len(out) - early, Op(C, *op[1:]))
+                out.insert(len(out) - early, op._replace(kind=C))
             out.append(op)
         programs.append(out)
     return Schedule(shape, programs, schedule.link_order, recompute=levels)

@@ -9,14 +9,22 @@ import pytest
 import runtime_cases as cases
 import stage_cases
 import torch
-from runtime_cases import EXPERTS, SEQ, plan_of, profile_of, run_all, with_offloads
+from runtime_cases import (
+    EXPERTS,
+    SEQ,
+    plan_of,
+    profile_of,
+    run_all,
+    with_levels,
+    with_offloads,
+)
 from stage_cases import LLAMA
 from torch import Tensor
 
 from optpipe_sim import build, load_profile
 from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import InvalidSchedule, OptPipeError, RuntimeFault
-from optpipe_sim.ops import O
+from optpipe_sim.ops import BW, B, C, O, R
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime.confirm.case import plan_of as plan_of_profile
 from optpipe_sim.runtime.confirm.verdict import compare_gradients, peaks_after_ops
@@ -26,7 +34,7 @@ from optpipe_sim.runtime.execute.task import Task, batch, named_gradients, refer
 from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.split import zero_gradients
-from optpipe_sim.runtime.program.prepare import prepare
+from optpipe_sim.runtime.program.prepare import check_tier, prepare
 from optpipe_sim.runtime.program.program import linear_programs
 from optpipe_sim.runtime.program.soundness import check_programs
 from optpipe_sim.sim.lower import Lowered, lower
@@ -104,10 +112,11 @@ def test_gradients_of_whole_sequences_and_memory_after_every_op(p, model, slices
 
 
 def test_keys_and_values_are_part_of_the_profile() -> None:
-    """2 sequences, 2 layers each, 2 heads of 8 for keys and values, 4 bytes each."""
+    """2 sequences, 2 layers each, 2 heads of 8 for keys and values, 4 bytes each; none of the last slice, which
+    no other reads."""
     for cost in profile_of(LLAMA, 2, slices=UNEQUAL).stages:
         kv = [part.kv_bytes for part in cost.slices]
-        assert kv == [2 * tokens * 2 * 2 * 2 * 8 * 4 for tokens in UNEQUAL]
+        assert kv == [2 * tokens * 2 * 2 * 2 * 8 * 4 for tokens in (*UNEQUAL[:-1], 0)]
         for part in cost.slices:  # but for the loss, which nothing offloads
             assert 0 <= part.act_bytes - part.kv_bytes - part.offload_bytes <= 4
 
@@ -123,6 +132,30 @@ def test_offloaded_slices_leave_their_keys_and_values() -> None:
     assert all(torch.equal(gradients[name], expected[name]) for name in expected)
     held = [run.held[rank] for rank in range(2)]
     for peak in peaks_after_ops(lowered.schedule, lowered.profile, held):
+        assert 0 <= peak.off_bytes <= losses_bytes(lowered), peak
+
+
+@pytest.mark.parametrize("apart", [False, True], ids=["inside", "apart"])
+def test_levels_of_recomputation_over_slices(apart: bool) -> None:
+    """Bitwise the gradients without any, and the memory that the profile says after every op, offloads beside it;
+    keys and values stay."""
+    names = ("norms", "qkv+attention", "full")
+    profile = profile_of(LLAMA, 2, levels=names, slices=UNEQUAL)
+    for cost in profile.stages:
+        for part in cost.slices:
+            kept = [level.keep_bytes for level in part.recompute]
+            assert [level.name for level in part.recompute] == list(names)
+            assert part.act_bytes > max(kept)
+            assert min(kept) == kept[2] > part.kv_bytes
+            assert part.kv_bytes > 0 or part is cost.slices[-1]
+    base = build("seq-zb", profile, 4)
+    schedule = with_levels(with_offloads(base), names, apart=apart)
+    assert any(op.kind is C for program in schedule.programs for op in program) == apart
+    lowered, plan = lower(schedule, profile), plan_of(LLAMA, 2, 1, UNEQUAL)
+    run, gradients = serially(plan, lowered)
+    _, expected = serially(plan, lower(base, profile))
+    assert all(torch.equal(gradients[name], expected[name]) for name in expected)
+    for peak in peaks_after_ops(lowered.schedule, profile, [run.held[rank] for rank in range(2)]):
         assert 0 <= peak.off_bytes <= losses_bytes(lowered), peak
 
 
@@ -178,6 +211,27 @@ def test_a_program_whose_slices_are_out_of_order() -> None:
         check_programs(programs, lowered.schedule)
 
 
+def test_keys_that_later_slices_read_are_not_offloaded() -> None:
+    profile = profile_of(LLAMA, 2, levels=("full",), slices=UNEQUAL)
+    full = build("seq1f1b:recompute=full", profile, 1)
+    programs = [list(program) for program in full.programs]
+    for behind in (3, 0):  # by now the last slice has had its F
+        at = next(n for n, op in enumerate(programs[0]) if str(op) == "F0.0/3") + 1
+        gone = programs[0][0]._replace(slice=behind)
+        backward = next(
+            n for n, op in enumerate(programs[0]) if op.kind in (B, BW) and op.slice == behind
+        )
+        changed = list(programs[0])
+        changed.insert(backward, gone._replace(kind=R))
+        changed.insert(at, gone._replace(kind=O))
+        schedule = full.replace(programs=[changed, *programs[1:]])
+        if behind:
+            check_tier(schedule, profile)
+            continue
+        with pytest.raises(OptPipeError, match=r"O0\.0/0: .* put it before F0\.0/3"):
+            check_tier(schedule, profile)
+
+
 def test_what_cannot_run_in_slices() -> None:
     profile = profile_of(GPT, 2, slices=EQUAL[2])
     schedule = build("seq1f1b", profile, 4)
@@ -200,13 +254,17 @@ def test_what_cannot_run_in_slices() -> None:
 def test_a_measured_profile_has_every_slice(tmp_path: Path) -> None:
     """Its times and bytes; read again it runs the same slices, and says so where they do not fit."""
     plan = plan_of(GPT, 2, 1, UNEQUAL)
-    save_profile(measure(plan, samples=1, warmup=0), tmp_path / "p.yaml")
+    save_profile(measure(plan, samples=1, warmup=0, levels=["full"]), tmp_path / "p.yaml")
     profile = load_profile(tmp_path / "p.yaml")
     for cost, true in zip(profile.stages, profile_of(GPT, 2, slices=UNEQUAL).stages, strict=True):
         for part, known in zip(cost.slices, true.slices, strict=True):
             assert min(part.t_f_ns, part.t_b_ns, part.t_w_ns) > 0
             assert (part.act_bytes, part.w_bytes) == (known.act_bytes, known.w_bytes)
             assert part.kv_bytes == known.kv_bytes
+            full = part.level("full")
+            assert full is not None
+            assert part.kv_bytes < full.keep_bytes < part.act_bytes
+            assert full.t_ns > 0
     facts = profile.meta["stages"][0]
     room = facts["static_bytes"]["kv_gradients"]  # fp32, of all slices but the last
     assert room == sum(part.kv_bytes for part in profile.stages[0].slices[:-1])
@@ -215,5 +273,3 @@ def test_a_measured_profile_has_every_slice(tmp_path: Path) -> None:
     )
     assert plan_of_profile(profile) == plan
     assert plan_of_profile(profile, slices=2).slices == EQUAL[2]
-    with pytest.raises(OptPipeError, match="levels: the runtime recomputes whole sequences"):
-        measure(plan, samples=1, warmup=0, levels=["full"])
