@@ -13,6 +13,17 @@ if TYPE_CHECKING:
     from ...costs.machines import Machine
     from ...costs.models import Model
 
+# how a model is split over GPUs
+SPLIT = {
+    "pp": "devices along the pipeline",
+    "tp": "devices that share each layer's matrices",
+    "cp": "devices that share the sequence",
+    "ep": "devices that share the experts",
+    "dp": "replicas of the model",
+    "microbatch": "sequences per microbatch",
+    "chunks": "stages per device of the pipeline",
+}
+
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """``--model``."""

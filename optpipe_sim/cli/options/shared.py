@@ -68,6 +68,15 @@ def add_family(parser: ArgumentParser, help: str) -> None:
     parser.add_argument("--family", choices=FAMILIES, help=help)
 
 
+def add_objective_of_schedule(parser: ArgumentParser) -> None:
+    """Add ``--objective`` for a schedule that may say it itself."""
+    parser.add_argument(
+        "--objective",
+        choices=("flush", "span"),
+        help="what counts as the time (default: what the schedule was solved for, or flush)",
+    )
+
+
 def add_report(parser: ArgumentParser, what: str) -> None:
     parser.add_argument(
         "--report", metavar="F.html", help=f"write a page that works offline: {what}"

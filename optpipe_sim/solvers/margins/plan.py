@@ -181,7 +181,7 @@ class _Question:
         return min(found, key=lambda bound: bound.ns)
 
     def of_shape(self, plan: Schedule) -> _Question:
-        """Return the same bound for the chunks and the placement of one plan."""
+        """Return the question for the chunks and the placement of one plan alone."""
         options = replace(self.options, chunks="own", placement="own", published=False)
         return replace(self, profile=self.profile.for_shape(plan.shape), options=options)
 

@@ -8,7 +8,7 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from ...options.kinds import count, names, seconds, size
-from ...options.models import add_kernels, add_machine, add_model, model_and_machine
+from ...options.models import SPLIT, add_kernels, add_machine, add_model, model_and_machine
 from ...options.shared import add_family, add_report
 from ...outputs.trace import write_page
 from . import family
@@ -25,15 +25,11 @@ EXAMPLE = (
     "optpipe-sim advise --model qwen3-8b --machine h100 --gpus 32 --global-batch 256 --seq 8192"
 )
 SUMMARY = "recommend how to split a model over a number of GPUs, and which schedule to run"
-_LISTS = (
-    ("pp", "devices along the pipeline"),
-    ("tp", "devices that share each layer's matrices"),
-    ("cp", "devices that share the sequence; default: those with 8192 tokens of it each"),
-    ("dp", "replicas"),
-    ("ep", "devices that share the experts"),
-    ("microbatch", "sequences per microbatch; default: 1,2,4,8"),
-    ("chunks", "stages per device of the pipeline; default: 1,2,3,4"),
-)
+_DEFAULTS = {
+    "cp": "; default: those with 8192 tokens of it each",
+    "microbatch": "; default: 1,2,4,8",
+    "chunks": "; default: 1,2,3,4",
+}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -46,10 +42,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         ("seq", "tokens per sequence"),
     ):
         parser.add_argument(f"--{name}", type=count, required=True, metavar="N", help=text)
-    for name, text in _LISTS:
-        parser.add_argument(
-            f"--{name}", type=_counts, metavar="A,B,...", help=f"only these: {text}"
-        )
+    for name, text in SPLIT.items():
+        text = f"only these: {text}{_DEFAULTS.get(name, '')}"
+        parser.add_argument(f"--{name}", type=_counts, metavar="A,B,...", help=text)
     parser.add_argument(
         "--slices",
         type=_slices,
@@ -121,7 +116,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             ),
             calibration=fitted,
             on_progress=progress,
-            **{name: getattr(arguments, name) for name, _ in _LISTS},
+            **{name: getattr(arguments, name) for name in SPLIT},
             flash=not arguments.no_flash,
             dtype=arguments.dtype,
             exchange=arguments.exchange,

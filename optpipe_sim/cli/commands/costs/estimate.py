@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ...options.models import (
+    SPLIT,
     add_kernels,
     add_layers,
     add_machine,
@@ -36,15 +37,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="GPUs of one replica of the model; the pipeline has N / (tp x cp) devices",
     )
-    for name, text in (
-        ("tp", "devices that share each layer's matrices"),
-        ("cp", "devices that share the sequence (context parallelism)"),
-        ("ep", "devices that share the experts, among the tp x cp x dp of a stage"),
-        ("dp", "replicas of the model"),
-        ("microbatch", "sequences per microbatch"),
-        ("chunks", "stages per device of the pipeline"),
-    ):
-        parser.add_argument(f"--{name}", type=int, default=1, metavar="N", help=f"{text} (1)")
+    more = {"ep": ", among the tp x cp x dp of a stage"}
+    for name in ("tp", "cp", "ep", "dp", "microbatch", "chunks"):
+        text = f"{SPLIT[name]}{more.get(name, '')} (1)"
+        parser.add_argument(f"--{name}", type=int, default=1, metavar="N", help=text)
     parser.add_argument(
         "--seq", type=int, default=4096, metavar="N", help="tokens per sequence (4096)"
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from ....errors import OptPipeError
 from ...options.kinds import count, positive, size
 from ...options.models import (
+    SPLIT,
     add_kernels,
     add_layers,
     add_machine,
@@ -27,14 +28,7 @@ EXAMPLE = (
     " --measured-ms 9500 --measured-gib 66"
 )
 SUMMARY = "predict the configuration that you run today, beside what you measured"
-_SPLIT = (
-    ("pp", "devices along the pipeline"),
-    ("tp", "devices that share each layer's matrices"),
-    ("cp", "devices that share the sequence"),
-    ("ep", "devices that share the experts"),
-    ("microbatch", "sequences per microbatch"),
-    ("chunks", "stages per device of the pipeline"),
-)
+_SPLIT = [name for name in SPLIT if name != "dp"]  # follows from the GPUs in all
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -56,8 +50,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     batch.add_argument(
         "--global-batch", type=count, metavar="N", help="or: total sequences per iteration"
     )
-    for name, text in _SPLIT:
-        parser.add_argument(f"--{name}", type=count, default=1, metavar="N", help=f"{text} (1)")
+    for name in _SPLIT:
+        text = f"{SPLIT[name]} (1)"
+        parser.add_argument(f"--{name}", type=count, default=1, metavar="N", help=text)
     parser.add_argument(
         "--zero",
         type=int,
@@ -114,7 +109,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         arguments.gpus,
         arguments.seq,
         microbatches=_microbatches(arguments),
-        **{name: getattr(arguments, name) for name, _ in _SPLIT},
+        **{name: getattr(arguments, name) for name in _SPLIT},
         schedule=arguments.schedule,
         zero=arguments.zero,
         layers=layer_list(arguments.layers),

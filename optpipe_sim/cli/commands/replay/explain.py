@@ -5,7 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ...options.shared import add_profile, add_schedule, add_schedule_problem
+from ...options.shared import (
+    add_objective_of_schedule,
+    add_profile,
+    add_schedule,
+    add_schedule_problem,
+)
 from ...status import DONE, NO
 from ..examples import OFFLOADING
 
@@ -35,11 +40,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chart", metavar="F.png", help="draw that idle time, and the forced part (.png .svg .pdf)"
     )
-    parser.add_argument(
-        "--objective",
-        choices=("flush", "span"),
-        help="what counts as the time (default: what the schedule was solved for, or flush)",
-    )
+    add_objective_of_schedule(parser)
     add_schedule_problem(parser)
 
 

@@ -6,7 +6,12 @@ import argparse
 from typing import TYPE_CHECKING
 
 from ....errors import OptPipeError
-from ...options.shared import add_profile, add_schedule, add_schedule_problem
+from ...options.shared import (
+    add_objective_of_schedule,
+    add_profile,
+    add_schedule,
+    add_schedule_problem,
+)
 from ...status import DONE, NO
 from ..examples import PROFILE
 
@@ -33,11 +38,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--report", metavar="F.html", required=True, help="the page, which works offline"
     )
-    parser.add_argument(
-        "--objective",
-        choices=("flush", "span"),
-        help="what counts as the time (default: what the schedule was solved for, or flush)",
-    )
+    add_objective_of_schedule(parser)
     add_schedule_problem(parser)
 
 
