@@ -179,9 +179,25 @@ def shared_numbers(values: Sequence[int]) -> Any:
 
 
 def run_all(functions: Sequence[Callable[..., None]], *arguments: object) -> None:
-    """Run functions at the same time, each in a process of its own, until all have ended."""
-    processes = [_context().Process(target=each, args=arguments) for each in functions]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
+    """Run functions at the same time, each in a process of its own, until all have ended. Where the
+    caller is interrupted or killed, they end, too."""
+    processes = [
+        _context().Process(target=_run, args=(os.getpid(), each, arguments)) for each in functions
+    ]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _run(parent: int, function: Callable[..., None], arguments: tuple[object, ...]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # not the handlers of the caller
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to the caller as well
+    leave_with_parent(parent)
+    function(*arguments)

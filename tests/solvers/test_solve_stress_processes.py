@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
@@ -83,6 +85,35 @@ def test_ctrl_c_while_processes_are_made_leaves_none(monkeypatch: Any) -> None:
         run_race(race, [("slow", sleeps, {}), ("slower", sleeps, {})], until=30.0)
     assert len(made) == 2
     assert not any(process.is_alive() for process in made)
+
+
+TOGETHER = """
+import os, pathlib, sys, time
+from optpipe_sim.processes.workers import run_all
+
+def waits(folder):
+    pathlib.Path(folder, str(os.getpid())).touch()
+    time.sleep(120)
+
+try:
+    run_all([waits, waits], sys.argv[1])
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGKILL, "")])
+def test_processes_that_run_together_end_with_the_caller(
+    tmp_path: Path, number: int, said: str
+) -> None:
+    """As while the engines are compiled: a terminal sends Ctrl-C to all of them, a kill to one."""
+    caller = subprocess.Popen(
+        [sys.executable, "-c", TOGETHER, str(tmp_path)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+    until(lambda: len(os.listdir(tmp_path)) == 2)
+    (os.killpg if number == signal.SIGINT else os.kill)(caller.pid, number)
+    assert caller.communicate(timeout=60) == (said, "")  # once no process has its pipes any more
 
 
 def _deaf(*_: Any, **__: Any) -> None:
