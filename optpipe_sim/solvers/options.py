@@ -99,6 +99,8 @@ class SolveOptions:
     def _check_effort(self) -> None:
         if not self.time_limit > 0:
             raise OptPipeError(f"time limit: must be above 0 seconds, got {self.time_limit}")
+        if isinstance(self.seed, bool) or not hasattr(self.seed, "__index__") or self.seed < 0:
+            raise OptPipeError(f"seed: must be a whole number of at least 0, got {self.seed!r}")
         if not 0 <= self.gap < 1:
             raise OptPipeError(
                 f"gap: must be a share from 0 to below 1, as in 0.01, got {self.gap}"

@@ -157,6 +157,8 @@ def test_a_placement_is_the_same_by_name_and_by_keyword(
         ({"time_limit": float("nan")}, "time limit: must be above 0 seconds"),
         ({"gap": 1}, "gap: must be a share from 0 to below 1"),
         ({"workers": 0}, "workers: must be from 1 to 1024"),
+        ({"seed": "a"}, "seed: must be a whole number of at least 0, got 'a'"),
+        ({"seed": -1}, "seed: must be a whole number of at least 0"),
         ({"evaluations": 5}, "only the engine 'search' counts them"),
         ({"engine": "search", "evaluations": 0}, "evaluations: must be at least 1"),
         ({"solver": "gurobi"}, "are for the engine 'milp', not 'auto'"),

@@ -102,7 +102,9 @@ except KeyboardInterrupt:
 """
 
 
-@pytest.mark.parametrize(("number", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGKILL, "")])
+@pytest.mark.parametrize(
+    ("number", "said"), [(signal.SIGINT, "interrupted\n"), (signal.SIGKILL, "")]
+)
 def test_processes_that_run_together_end_with_the_caller(
     tmp_path: Path, number: int, said: str
 ) -> None:
