@@ -17,9 +17,10 @@ def sentences(tables: Tables) -> Iterator[str]:
     order = sorted(slopes, key=slopes.__getitem__)
     assert order[-1] == "v-min"
     assert slopes["zb-h2"] == min(slopes.values())
+    (profile,) = {row["profile"] for row in rows}
     first = [min(times, key=lambda name: times[name][at]) for at in times["1f1b"]]
     yield (
-        f"From no P2P latency to {longest:g} ms an iteration takes {slopes['zb-h2']:.0f} ms (ZB-H2) to"
+        f"From no P2P latency to {longest:g} ms an iteration of `{profile}`, whose devices have no memory limit, takes {slopes['zb-h2']:.0f} ms (ZB-H2) to"
         f" {slopes['v-min']:.0f} ms (V-Min) longer per ms; ZB-V is the fastest of the {len(times)} schedules at"
         f" {first.count('zb-v')} of {len(first)} latencies."
     )
