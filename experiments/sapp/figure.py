@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from optpipe_sim.plot.labels import COLOURS
 from optpipe_sim.plot.style import new_figure, styled
+from optpipe_sim.spread import grouped
 
 EVEN = 3  # layers of a chunk that offsets are counted from
 KINDS = ("none", "selective", "selective and communication", "full")
@@ -24,14 +25,14 @@ def layers_by_kind(row: Mapping[str, Any], chunk: int) -> np.ndarray:
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Layers of each stage in the family's best plan, a panel per chunk; times in the title."""
-    times = {row["plan"]: row["time"] for row in rows if row["memory"] == "replay"}
-    best = next(row for row in rows if row["plan"] == "family" and row["memory"] == "replay")
+    """Layers of each stage in the family's best plan, a panel per chunk; the best times of all seeds in the title."""
+    runs = grouped((row for row in rows if row["memory"] == "replay"), ["plan"])
+    bests = {plan: min(seeds, key=lambda row: row["time"]) for (plan,), seeds in runs.items()}
     with styled():
         figure = new_figure(7.4, 3.2)
         panels = figure.subplots(1, 2, sharey=True)
         for chunk, ax in enumerate(panels):
-            counts = layers_by_kind(best, chunk)
+            counts = layers_by_kind(bests["family"], chunk)
             below = np.zeros(counts.shape[1])
             for kind, (name, row) in enumerate(zip(KINDS, counts, strict=True)):
                 ax.bar(range(len(row)), row, 0.8, below, color=COLOURS[kind], label=name)
@@ -40,7 +41,7 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
             ax.axhline(EVEN, color="black", lw=0.6, ls=":")
             ax.set_xlabel(f"stage, chunk {chunk}")
         panels[0].set_ylabel("layers")
-        taken = ", ".join(f"{plan} {time:,.0f}" for plan, time in times.items())
+        taken = ", ".join(f"{plan} {row['time']:,.0f}" for plan, row in bests.items())
         panels[0].set_title(taken, loc="left", fontsize=9)
         figure.tight_layout(rect=(0, 0, 1, 0.9))
         handles, names = panels[0].get_legend_handles_labels()

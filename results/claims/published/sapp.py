@@ -5,25 +5,39 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from optpipe_sim.costs.published import published
-from optpipe_sim.study.claims import Tables, percent
+from optpipe_sim.spread import Spread, grouped, spread
+from optpipe_sim.study.claims import Row, Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:
-    rows = {(row["plan"], row["memory"]): row for row in tables("sapp")}
-    even, family, free = (rows[plan, "replay"] for plan in ("even", "family", "free"))
-    as_sapp = rows["family", "sapp"]
+    rows = grouped(tables("sapp"), ["plan", "memory"])
+    times = {key: spread(row["time"] for row in runs) for key, runs in rows.items()}
+    (even,) = rows["even", "replay"]
+    family, free = (least(rows[plan, "replay"]) for plan in ("family", "free"))
+    as_sapp = least(rows["family", "sapp"])
     facts = published("sapp_llama2_70b")
     yield (
         f"On SAPP's example (a LLaMA of {facts['layers']} layers in {facts['stages']} stages of two chunks, {facts['microbatches']}"
-        f" microbatches, {facts['limit_mb']:,} MB per stage) the best division of layers that we find, with the recomputation that each stage needs, takes {family['time']:,.0f} units of time in interleaved 1F1B,"
+        f" microbatches, {facts['limit_mb']:,} MB per stage) the best division of layers that {seeds(times['family', 'replay'])} find, with the"
+        f" recomputation that each stage needs, takes {family['time']:,.0f} units of time in interleaved 1F1B,"
         f" {percent(1 - family['time'] / even['time'])} less than three layers in each chunk, and {percent(family['time'] / family['bound'] - 1)}"
         f" more than the bound on this family."
     )
+    over = spread(row["time"] / row["bound"] - 1 for row in rows["free", "replay"])
     yield (
-        f"With free order, and treatments of single activations, that division takes {free['time']:,.0f},"
-        f" {percent(free['time'] / free['bound'] - 1)} over the bound for it."
+        f"With free order, and treatments of single activations, the best of {seeds(times['free', 'replay'])} takes {free['time']:,.0f};"
+        f" each is {span((over.least, over.most), percent)} over the bound for its division."
     )
     yield (
-        f"Where memory is counted as SAPP does, {as_sapp['time']:,.0f} are the least we find, of a plan that holds"
+        f"Where memory is counted as SAPP does, {as_sapp['time']:,.0f} are the least of {seeds(times['family', 'sapp'])}, of a plan that holds"
         f" {as_sapp['peak_mb']:,.0f} MB in the replay."
     )
+
+
+def least(rows: list[Row]) -> Row:
+    return min(rows, key=lambda row: row["time"])
+
+
+def seeds(times: Spread) -> str:
+    """How many seeds there were, and how far their times are apart."""
+    return f"{times.seeds} seeds ({times.least:,.0f} to {times.most:,.0f})"
