@@ -45,6 +45,11 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" {percent(max(each.share for each in seeds))}; one chunk, or two in a V; {limit} everywhere)"
         f" symmetric patterns take longer by, on even and on uneven devices: {', '.join(parts)}."
     )
+    others = {row["schedule"].split(":")[0] for row in rows} - {"optpipe"}
+    nearest = [
+        min(lost for start in others if (lost := loss(case, start)) is not None) for case in uneven
+    ]
+    yield f"On uneven devices the best of all other schedules takes {span(nearest, percent)} longer."
     lost = [
         blind / told - 1
         for case in uneven
@@ -57,7 +62,13 @@ def sentences(tables: Tables) -> Iterator[str]:
     moved, stay = best("half A100, layers moved", "optpipe"), best("half A100", "optpipe")
     assert moved is not None
     assert stay is not None
-    yield f"Moving layers from A100s to H100s saves {percent(1 - moved / stay)}"
+    before, after = best("half A100", "1f1b"), best("half A100, layers moved", "1f1b")
+    assert before is not None
+    assert after is not None
+    yield (
+        f"Moving layers from A100s to H100s saves this search {percent(1 - moved / stay)}, and 1F1B"
+        f" {percent(1 - after / before)}"
+    )
 
 
 def _spreads(rows: list[Row]) -> list[Spread]:

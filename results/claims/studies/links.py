@@ -36,11 +36,16 @@ def sentences(tables: Tables) -> Iterator[str]:
         for limit in SHARES
         for links in shared
     ]
+    told = sum(
+        ours(limit, links, "assumed").differs(ours(limit, links))
+        for limit in SHARES
+        for links in shared
+    )
     yield (
         f"Engines and links that devices share cost this search (medians of"
         f" {ours(limit, own).seeds} seeds) {' and '.join(parts)} of 1F1B's activation memory where it"
         f" plans with them, more than its spread in {apart} of {cells} cells; a plan made for"
-        f" unshared links takes {span(blind, percent)} longer than that."
+        f" unshared links takes {span(blind, percent)} longer than that, more than the spread in {told}."
     )
     mine = [row for row in rows if row["schedule"] == "optpipe" and row["planned_for"] == "true"]
     activations = {8 * row["chunks"] * row["microbatches"] for row in mine}  # eight stages

@@ -12,7 +12,7 @@ WORDS = {"1x 1f1b": "With 1F1B's memory", "0.5x 1f1b": "With half of its activat
 
 def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("margins")
-    within = [row for row in rows if row["slower"] <= row["margin"]]
+    within = [row for row in rows if 0 < row["slower"] <= row["margin"]]
     held = sum(row["cost_ns"] <= row["planned_ns"] for row in within)
     found = losses(rows)
     for limit, words in WORDS.items():
@@ -25,4 +25,7 @@ def sentences(tables: Tables) -> Iterator[str]:
             f"{words}, a plan without a margin loses {bare} where copies are {span(margins, lambda m: percent(m, 0))} slower,"
             f" one with a margin of as much {kept}; where they are not slower, that margin costs {costs}"
         )
-    yield f"Within the margin {held} of {len(within)} runs take no more than was planned"
+    yield (
+        f"Where copies are slower by no more than the margin, {held} of {len(within)} runs take no more than was"
+        f" planned"
+    )

@@ -19,8 +19,9 @@ def sentences(tables: Tables) -> Iterator[str]:
     assert slopes["zb-h2"] == min(slopes.values())
     (profile,) = {row["profile"] for row in rows}
     first = [min(times, key=lambda name: times[name][at]) for at in times["1f1b"]]
+    others = [name for at, name in zip(times["1f1b"], first, strict=True) if name != "zb-v"]
     yield (
         f"From no P2P latency to {longest:g} ms an iteration of `{profile}`, whose devices have no memory limit, takes {slopes['zb-h2']:.0f} ms (ZB-H2) to"
         f" {slopes['v-min']:.0f} ms (V-Min) longer per ms; ZB-V is the fastest of the {len(times)} schedules at"
-        f" {first.count('zb-v')} of {len(first)} latencies."
+        f" {first.count('zb-v')} of {len(first)} latencies, {' and '.join(f'`{name}`' for name in dict.fromkeys(others))} at the others."
     )
