@@ -87,7 +87,7 @@ def test_files_hold_the_best_schedule_and_how_it_was_found(cli: Any) -> None:
 def test_solve_for_people(cli: Any) -> None:
     answer = cli("solve p.yaml -m 4 --memory-limit 200B --engine adaoffload --no-cache")
     assert answer.code == 0
-    for word in ("time per iteration", "proven", "none takes less than", "peak memory", "against"):
+    for word in ("time per iteration", "proven", "takes less than", "peak memory", "against"):
         assert word in answer.out
     assert "next: optpipe-sim frontier p.yaml -m 4 --limits 112B:192B:16B" in answer.out
     quiet = cli("solve p.yaml -m 4 --memory-limit 200B --engine adaoffload -q").out

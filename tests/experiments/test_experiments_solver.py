@@ -114,7 +114,9 @@ def instance(row: dict[str, Any]) -> tuple[Any, ...]:
 def test_engines_only_ever_get_better(name: str) -> None:
     """And none finds anything below what another proves."""
     rows = table(name)
-    for _, same in groupby(rows, lambda row: (*instance(row), row["engine"], row["start"])):
+    for _, same in groupby(
+        rows, lambda row: (*instance(row), row["engine"], row["start"], row["seed"])
+    ):
         for before, after in pairwise(same):
             assert before["after_s"] < after["after_s"]
             assert before["objective_ns"] is None or after["objective_ns"] <= before["objective_ns"]

@@ -63,7 +63,7 @@ def test_compare_does_not_go_on_after_a_search_that_was_interrupted(monkeypatch)
 
 
 def test_compare_on_the_command_line(command_line, tmp_path, monkeypatch) -> None:
-    replay, calls = compare._replay, []
+    replay, calls = compare._Run.replay, []
 
     def stops(*given: Any) -> Any:
         calls.append(1)
@@ -72,7 +72,7 @@ def test_compare_on_the_command_line(command_line, tmp_path, monkeypatch) -> Non
         return replay(*given)
 
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(PROFILE))
-    monkeypatch.setattr(compare, "_replay", stops)
+    monkeypatch.setattr(compare._Run, "replay", stops)
     line = f"compare tiny.yaml -m 8 --schedules {','.join(NAMES)}"
     answer = command_line(f"{line} --json")
     assert answer.code == 0
