@@ -19,7 +19,7 @@ def sentences(tables: Tables) -> Iterator[str]:
             if (row["machine"], row["kind"], row["role"]) == (machine, kind, "check")
             and row["source"].startswith(source)
         ]
-        return f"{percent(median(errors))} ({percent(max(errors))})"
+        return f"{percent(median(errors))} ({percent(max(errors))}, n = {len(errors)})"
 
     yield _held_out(rows)
     mosaic = "MosaicML"

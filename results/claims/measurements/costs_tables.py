@@ -35,6 +35,6 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" ({percent(max(po_gib))}) of PipeOffload's {len(po)}"
     )
     yield (
-        f"Time of an iteration, median (worst) error on runs that nothing was fitted to: {percent(median(zb))} ({percent(max(zb))}) of the"
+        f"Time of an iteration, median (worst) error after rates were fitted to other runs of the same papers: {percent(median(zb))} ({percent(max(zb))}) of the"
         f" zero-bubble papers' and {percent(median(po))} ({percent(max(po))}) of PipeOffload's on A100s"
     )

@@ -14,14 +14,20 @@ def sentences(tables: Tables) -> Iterator[str]:
     alike = [row for row in tried if row["outcome"] == row["published_outcome"]]
     checks = [row for row in tried if row["published_outcome"] == "ran" and row["role"] == "check"]
     off = [abs(row["mfu_percent"] / row["published_mfu_percent"] - 1) for row in checks]
-    held = [
-        row["activation_gib"] / row["published_activation_gib"]
-        for row in tried
-        if row["schedule"] == "po-f" and row["activation_gib"] and row["published_activation_gib"]
-    ]
+
+    def held(schedule: str) -> str:
+        found = [
+            row["activation_gib"] / row["published_activation_gib"]
+            for row in tried
+            if row["schedule"] == schedule
+            and row["activation_gib"] and row["published_activation_gib"]
+        ]  # fmt: skip
+        return f"{span(found, lambda x: f'{x:.2f}')} times (n = {len(found)})"
+
     yield (
-        f"{len(alike)} of the {len(tried)} runs of PipeOffload's figure 15 end as measured, out of memory or not."
+        f"{len(alike)} of the {len(tried)} runs of PipeOffload's figure 15 end as measured, out of memory or not"
+        f" ({sum(row['role'] == 'check' for row in alike)} of the {sum(row['role'] == 'check' for row in tried)} of models that the fit did not see)."
         f" MFU of the {len(checks)} runs that the fit did not see is {percent(median(off))} off in the median and"
-        f" {percent(max(off))} at worst; PO-F holds {span(held, lambda x: f'{x:.1f}')} times the activations that"
-        " were measured."
+        f" {percent(max(off))} at worst; PO-F holds {held('po-f')} and PO-H {held('po-h')} the"
+        " activations that were measured."
     )

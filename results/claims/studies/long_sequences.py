@@ -58,7 +58,7 @@ def _fastest(rows: list[Row]) -> str:
     settings = _settings(rows)
     names = {
         "nothing": "none of them",
-        "context": "context parallelism",
+        "context": "context parallelism without slices",
         "both": "slices with context parallelism",
         "recompute": "recomputation",
     }
@@ -119,23 +119,31 @@ def _equal(rows: list[Row]) -> str:
 
 def _drives(rows: list[Row]) -> str:
     """Drives in the place of the host's memory; where the host's is too small for its part."""
-    pairs, only = [], []
+    pairs, only, host_alone = [], [], 0
     for (_, seq), group in _settings(rows).items():
         by_way = {row["way"]: row for row in group}
         host, drives = by_way["slices+offload"], by_way["slices+drives"]
         if drives["ms"] is not None and host["ms"] is not None:
             pairs.append((drives["ms"] / host["ms"] - 1, drives))
         elif drives["ms"] is not None:
-            only.append((seq, by_way["slices+recompute"], drives))
+            only.append((seq, by_way))
+        elif host["ms"] is not None:
+            host_alone += 1
     slower = [one for one, _ in pairs]
     years = [row["years"] for _, row in pairs if row["devices"] == rows[0]["devices"]]
-    ((seq, recomputed, drives),) = only
+    ((seq, by_way),) = only
+    drives = by_way["slices+drives"]
+
+    def mfu(way: str) -> str:
+        return percent(by_way[way]["mfu"], 0)
+
     return (
-        f"Slices that are offloaded to drives instead of the host take {percent(median(slower))} longer in the median of {len(pairs)} settings, {percent(max(slower))} at worst;"
-        f" eight drives rated for one write a day are worn out after {median(years):.2f} years in the median on {rows[0]['devices']} H100s,"
+        f"Slices that are offloaded to drives instead of the host take {percent(median(slower))} longer in the median of the {len(pairs)} settings where both fit, {percent(max(slower))} at worst; in {host_alone} others only the host's memory holds them."
+        f" Eight drives rated for one write a day are worn out after {median(years):.2f} years in the median on {rows[0]['devices']} H100s,"
         f" {span(years, lambda one: f'{one:.2f}')} in all."
-        f" A {_size(drives['model'])} model with {_length(seq)} tokens on {drives['devices']} H100s needs more than the host's memory: drives give"
-        f" {percent(drives['mfu'], 0)} MFU, slices with recomputation {percent(recomputed['mfu'], 0)}."
+        f" Without context parallelism, slices of a {_size(drives['model'])} model with {_length(seq)} tokens on {drives['devices']} H100s need more than the"
+        f" host's memory: drives give {mfu('slices+drives')} MFU, recomputation {mfu('slices+recompute')}; with it the host holds them at {mfu('slices+context+offload')},"
+        f" and recomputation gives {mfu('slices+context+recompute')}."
     )
 
 
@@ -146,18 +154,24 @@ def _sppo(rows: list[Row]) -> str:
     ours = _best([row for row in at if _offloads_slices(row)])
     (alone,) = (row for row in at if row["way"] == "slices+offload")
     size = _size(ours["model"])
-    ratios = []
-    for group in _settings(rows).values():
-        others = ("recompute", "context", "context+recompute")
-        ran = [row for row in group if row["way"] in others and row["ms"] is not None]
-        sliced = [row for row in group if _offloads_slices(row) and row["ms"] is not None]
-        if sliced and ran:
-            ratios.append(_best(ran)["ms"] / _best(sliced)["ms"])
+
+    def ratios(*others: str) -> list[float]:
+        found = []
+        for group in _settings(rows).values():
+            ran = [row for row in group if row["way"] in others and row["ms"] is not None]
+            sliced = [row for row in group if _offloads_slices(row) and row["ms"] is not None]
+            if sliced and ran:
+                found.append(_best(ran)["ms"] / _best(sliced)["ms"])
+        return found
+
+    keeping = ratios("recompute", "context", "context+recompute")
+    every = ratios("recompute", "context", "context+recompute", "context+offload")
     return (
         f"SPPO's abstract: a {size} model with {longest['tokens']:,} tokens on {longest['devices']} A100s. Here slices with offloading"
         f" and context parallelism over {_shared(ours)} hold it in {ours['peak_gib']:.0f} GiB per device and {ours['host_gib']:.0f} GiB of the host's memory for each, at an MFU of"
         f" {percent(ours['mfu'], 0)}; without context parallelism they need {alone['least_gib']:.0f} GiB. Up to {claim['faster']} times the throughput of Megatron-LM and DeepSpeed: here"
-        f" {span(ratios, lambda one: f'{one:.2f}')} times that of the best recomputation or context parallelism."
+        f" {span(keeping, lambda one: f'{one:.2f}')} times that of the best recomputation or context parallelism at {len(keeping)} lengths, and at most"
+        f" {max(every):.2f} times where context parallelism may offload, too."
     )
 
 
@@ -185,9 +199,17 @@ def _slimpipe(rows: list[Row]) -> str:
     short, long = claims["mfu_ratio"], claims["mfu"]
     ours, other = best(short["tokens"], True), best(short["tokens"], False)
     far, rest = best(long["tokens"], True), best(long["tokens"], False)
+    assert far["way"] == "slices+context+offload"
+    own = _best(
+        [
+            row
+            for row in rows
+            if row["seq"] == long["tokens"] and row["ms"] and "slimpipe" in row["schedule"]
+        ]
+    )
     return (
         f"SlimPipe's abstract: up to {short['value']} times the MFU of others for {short['model']} at {_length(short['tokens'])}; here on"
         f" {rows[0]['devices']} H100s {percent(ours['mfu'], 0)} with slices and {percent(other['mfu'], 0)} without. Above {percent(long['value'], 0)} at"
-        f" {_length(long['tokens'])} on {long['devices']} Hopper devices; here {percent(far['mfu'], 0)} with slices and"
-        f" {percent(rest['mfu'], 0)} without."
+        f" {_length(long['tokens'])} on {long['devices']} Hopper devices; here {percent(far['mfu'], 0)} with context parallelism and slices that"
+        f" are offloaded, {percent(own['mfu'], 0)} with SlimPipe's order and {percent(rest['mfu'], 0)} without slices."
     )
