@@ -47,9 +47,9 @@ def settings(rows: Iterable[Row], part: str, keys: Sequence[str]) -> dict[tuple[
         if row["part"] != part or not row["fits"]:
             continue
         key = tuple(row[name] for name in keys)
-        if row["method"] == "bound":
-            bounds[key] = row["lower_bound_ns"]
-        else:
+        if row["method"] in ("bound", "all") and row["lower_bound_ns"]:
+            bounds[key] = max(row["lower_bound_ns"], bounds.get(key, 0))
+        if row["method"] != "bound":
             times.setdefault(key, {}).setdefault(row["method"], []).append(row["cost_ns"])
     found = {}
     for key, methods in times.items():

@@ -64,6 +64,6 @@ def sentences(tables: Tables) -> Iterator[str]:
     short = [value for (copy, _), value in ratio.items() if copy < long]
     yield (
         f"On eight equal stages with room for three activations, offloading alone takes {span(short, percent)} longer than recomputing alone"
-        f" where a copy takes up to {max(c for c, _ in grid if c < long) / 30:.1f} of F + B + W, whatever recomputing costs, and"
+        f" where a copy takes up to {max(c for c, _ in grid if c < long) / 30:.1f} of F + B + W, with each cost of recomputing that was tried, and"
         f" {span((v for (c, _), v in ratio.items() if c == long), percent)} where it takes {long / 30:.1f}."
     )
