@@ -14,7 +14,6 @@ import argparse
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -36,6 +35,7 @@ from optpipe_sim import CostProfile, build, simulate, solve  # noqa: E402
 from optpipe_sim.errors import RuntimeFault  # noqa: E402
 from optpipe_sim.files import write_text  # noqa: E402
 from optpipe_sim.ops import Op  # noqa: E402
+from optpipe_sim.processes.signals import is_running  # noqa: E402
 from optpipe_sim.profile import Offload  # noqa: E402
 from optpipe_sim.runtime import PipelineStep, profile_modules  # noqa: E402
 from optpipe_sim.runtime.confirm.verdict import compare_gradients  # noqa: E402
@@ -232,29 +232,20 @@ def one_process(
 FAULTS = ("exception", "SIGKILL", "missing message")
 
 
-def faults(p: int) -> Iterator[tuple[str, str, int, float]]:
-    """Of each fault what is said, how many lines that are, and how many processes are left after it."""
+def faults(p: int) -> Iterator[tuple[str, str, int]]:
+    """Of each fault what is said, and how many processes are left after it."""
     schedule, profile = schedule_of("zb-h1", "own modules", p)
     for fault in FAULTS:
         with Ranks(p) as ranks:
             ranks.run(Job(schedule, profile, "own modules"))
-            pids, start = ranks.pids, time.monotonic()
+            pids = ranks.pids
             try:
                 ranks.run(Job(schedule, profile, "own modules", fault))
                 said = "NOTHING: it ran"
             except RuntimeFault as error:
                 said = str(error)
-            took = time.monotonic() - start
-            left = sum(_alive(pid) for pid in pids)
-        yield fault, said, left, took
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+            left = sum(map(is_running, pids))
+        yield fault, said, left
 
 
 # -- the page ----------------------------------------------------------------------------------------
@@ -277,7 +268,7 @@ def main() -> int:
         version, missing = "", " transformers is not installed: without the LLaMA of Hugging Face."
     names = arguments.schedules or [*REGISTRY, OPTIMISED]
     cells: dict[tuple[str, str, int], Outcome] = {}
-    failed: list[tuple[int, str, str, int, float]] = []
+    failed: list[tuple[int, str, str, int]] = []
     for p in arguments.devices:
         with Ranks(p) as ranks:
             for model in models:
@@ -290,7 +281,7 @@ def main() -> int:
     print(text)
     if arguments.write:
         write_text(f"{arguments.write}.md", text)
-    sound = all("\n" not in said and not left for _, _, said, left, _ in failed)
+    sound = all("\n" not in said and not left for _, _, said, left in failed)
     return 0 if good == len(cells) and sound else 1
 
 
@@ -299,7 +290,7 @@ def page(
     names: Sequence[str],
     models: Sequence[str],
     devices: Sequence[int],
-    failed: Sequence[tuple[int, str, str, int, float]],
+    failed: Sequence[tuple[int, str, str, int]],
     version: str,
     missing: str,
 ) -> str:
@@ -328,7 +319,7 @@ def page(
     equal = sum(one.bitwise == one.parameters for one in cells.values())
     lines += ["", f"{good} of {len(cells)} runs are as predicted; {equal} of them bit by bit.", ""]
     lines += ["| p | fault | the one line | processes left |", "|--:|---|---|--:|"]
-    for p, fault, said, left, _ in failed:
+    for p, fault, said, left in failed:
         lines.append(f"| {p} | {fault} | `{said}` | {left} |")
     return "\n".join(lines) + "\n"
 

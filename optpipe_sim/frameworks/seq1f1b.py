@@ -6,13 +6,13 @@ megatron/core/pipeline_parallel/{schedules,sp_utils}.py.
 
 from __future__ import annotations
 
-import shlex
 from typing import Any
 
 from ..errors import InvalidSchedule
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedules import build
+from .megatron.options import words
 
 ORDERS = {False: "seq1f1b", True: "seq1f1b-i"}  # by whether there are several chunks
 NAMED = "Seq1F1B's fork of Megatron-LM (github.com/thunlp/Seq1F1B)"
@@ -81,10 +81,4 @@ def options(schedule: Schedule, profile: CostProfile) -> tuple[dict[str, Any], l
 
 def command(found: dict[str, Any]) -> str:
     """Return the options as words of a command line."""
-    words: list[str] = []
-    for key, value in found.items():
-        if value is True:
-            words.append(key)
-        elif value is not False:
-            words += [key, str(value)]
-    return shlex.join(words)
+    return " ".join(words({key[2:]: value for key, value in found.items() if value is not False}))

@@ -1,4 +1,4 @@
-"""Exit with the parent process, and control which process receives Ctrl-C."""
+"""See whether a process runs, exit with the parent process, and control which process receives Ctrl-C."""
 
 from __future__ import annotations
 
@@ -9,6 +9,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 POLL_S = 0.5  # between two checks that the parent is alive
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is a process with this id, whoever owns it."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it exists, and belongs to another user
+        return True
+    return True
 
 
 def leave_with_parent(

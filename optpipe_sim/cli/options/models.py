@@ -34,6 +34,16 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_slice_by(parser: argparse.ArgumentParser, default: str) -> None:
+    """``--slice-by``."""
+    parser.add_argument(
+        "--slice-by",
+        choices=("length", "time"),
+        default=default,
+        help=f"slices of equal length, or of equal time: later ones are shorter ({default})",
+    )
+
+
 def add_machine(parser: argparse.ArgumentParser) -> None:
     """``--machine`` and ``--calibrate``."""
     parser.add_argument(

@@ -209,10 +209,11 @@ class Plan:
 
     def command(self) -> str:
         """Return the options as words of a command line, to follow the training script."""
-        return " ".join(_words(self.options()))
+        return " ".join(words(self.options()))
 
 
-def _words(options: Mapping[str, Any]) -> Iterator[str]:
+def words(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of a command line, quoted for a shell; an option that is True is a flag."""
     for name, value in options.items():
         yield f"--{name}"
         if value is not True:

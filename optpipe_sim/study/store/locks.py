@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...errors import OptPipeError
+from ...processes.signals import is_running
 
 TOUCH_S = 5.0  # how often a running sweep touches its file
 RUNNING = ".running"
@@ -97,7 +98,7 @@ class Locks:
             found = json.loads(path.read_text(encoding="utf-8"))
             if self._age(path) > LOST_S:
                 return False
-            return bool(found["host"] != _host() or _lives(int(found["pid"])))
+            return bool(found["host"] != _host() or is_running(int(found["pid"])))
         except (OSError, ValueError, KeyError, TypeError):
             return False
 
@@ -143,16 +144,6 @@ class Running:
         while not self._stop.wait(TOUCH_S):
             with suppress(OSError):
                 os.utime(self._path)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:  # it exists, and belongs to another user
-        return True
-    return True
 
 
 def _host() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from optpipe_sim import build
 from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import InvalidSchedule, OptPipeError, RuntimeFault
 from optpipe_sim.ops import BW, O, W
+from optpipe_sim.processes.signals import is_running
 from optpipe_sim.profile import Offload
 from optpipe_sim.runtime.execute.executor import measured_trace
 from optpipe_sim.runtime.execute.launch import Ranks
@@ -237,15 +237,7 @@ def mortal() -> Iterator[Ranks]:
     with Ranks(2) as ranks:
         yield ranks
         left = ranks.pids
-    assert not [pid for pid in left if alive(pid)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert not [pid for pid in left if is_running(pid)]
 
 
 def offloaded() -> Lowered:
@@ -261,7 +253,7 @@ def fault(ranks: Ranks, task: Task, within_s: float = 20.0) -> str:
     with pytest.raises(RuntimeFault) as caught:
         ranks.run(task)
     assert time.monotonic() - start < within_s
-    assert not [pid for pid in pids if alive(pid)]
+    assert not [pid for pid in pids if is_running(pid)]
     return str(caught.value)
 
 
@@ -361,6 +353,6 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path):
     pids = [int(word) for word in done.stdout.split()]
     assert len(pids) == 2, done.stderr
     ends = time.monotonic() + 5
-    while any(alive(pid) for pid in pids) and time.monotonic() < ends:
+    while any(is_running(pid) for pid in pids) and time.monotonic() < ends:
         time.sleep(0.05)
-    assert not any(alive(pid) for pid in pids)
+    assert not any(is_running(pid) for pid in pids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 
 import own_modules as own
@@ -14,6 +13,7 @@ from torch import nn
 
 from optpipe_sim import build
 from optpipe_sim.errors import RuntimeFault
+from optpipe_sim.processes.signals import is_running
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.stage_cost import StageCost
@@ -96,12 +96,4 @@ def test_a_killed_rank_is_reported_in_one_line_and_no_process_is_left(two: Ranks
         two.run(job)
     assert str(caught.value) == "rank 1 died (killed by SIGKILL); its last op was F1.1"
     assert time.monotonic() - start < job.timeout_s + 20
-    assert not [pid for pid in pids if _alive(pid)]
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    assert not [pid for pid in pids if is_running(pid)]

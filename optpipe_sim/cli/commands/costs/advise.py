@@ -8,7 +8,14 @@ import io
 from typing import TYPE_CHECKING, Any
 
 from ...options.kinds import count, names, seconds, size
-from ...options.models import SPLIT, add_kernels, add_machine, add_model, model_and_machine
+from ...options.models import (
+    SPLIT,
+    add_kernels,
+    add_machine,
+    add_model,
+    add_slice_by,
+    model_and_machine,
+)
 from ...options.shared import add_family, add_report
 from ...outputs.trace import write_page
 from . import family
@@ -52,12 +59,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="auto|A,B,...",
         help="slices of each sequence: only these numbers, or auto, those of 8192 tokens at least (1)",
     )
-    parser.add_argument(
-        "--slice-by",
-        choices=("length", "time"),
-        default="time",
-        help="slices of equal length, or of equal time: later ones are shorter (time)",
-    )
+    add_slice_by(parser, "time")
     parser.add_argument(
         "--zero", type=_zeros, metavar="A,B,...", help="only these; default: 1,2,3 with replicas"
     )

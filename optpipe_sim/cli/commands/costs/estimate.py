@@ -11,6 +11,7 @@ from ...options.models import (
     add_layers,
     add_machine,
     add_model,
+    add_slice_by,
     layer_list,
     model_and_machine,
 )
@@ -51,12 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="slices of each sequence, of which later ones attend to more tokens (1)",
     )
-    parser.add_argument(
-        "--slice-by",
-        choices=("length", "time"),
-        default="length",
-        help="slices of equal length, or of equal time: later ones are shorter (length)",
-    )
+    add_slice_by(parser, "length")
     parser.add_argument(
         "--zero",
         type=int,
