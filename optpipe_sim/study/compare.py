@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,19 +14,17 @@ from ..names import ENTRIES, build, parse_name
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..sim import simulate_or_report
-from ..solvers.treatments import restrict
+from ..solvers.treatments import require_alike, restrict
 from ..solvers.variants import recomputed_at
 from ..trace import Trace
 from ..units import Size, format_size, format_sizes, format_time, html_table
 
 BASELINE = "1f1b"
 ANY_CHUNKS = "optpipe:chunks=any"
-CHOOSING = (
-    "optpipe",
-    "adaoffload-r",
-    "adapipe",
-    "mario",
-)  # schedules that choose themselves what to recompute
+# schedules that choose themselves what to recompute
+CHOOSING = ("optpipe", "adaoffload-r", "adapipe", "mario")
+# options of `optpipe` whose bounds do not hold for other rows
+RESTRICTING = {"limit", "treatments", "per_stage", "margin"}
 
 _Key = tuple[int, tuple[int, ...], int, bool]  # the key of schedules that share a lower bound
 
@@ -143,6 +141,7 @@ def compare(
     objective: str = "flush",
     time_limit: float = 10.0,
     treatments: Iterable[str] | None = None,
+    per_stage: bool = False,
 ) -> list[Row]:
     """Compare schedules: a row per schedule, those that fit first, fastest first.
 
@@ -158,12 +157,14 @@ def compare(
             ``recompute`` every schedule is also compared with each level of recomputation of the
             profile; None: only schedules that do not fit, with the lightest level at which they
             fit.
+        per_stage: only schedules that treat all activations of a stage alike; ``optpipe`` searches
+            among these.
 
     Raises:
         InvalidSchedule: for an unknown name or option, or if no schedule is left to compare.
     """
     return compare_all(
-        profile, microbatches, schedules, memory_limit, objective, time_limit, treatments
+        profile, microbatches, schedules, memory_limit, objective, time_limit, treatments, per_stage
     ).rows
 
 
@@ -175,6 +176,7 @@ def compare_all(
     objective: str = "flush",
     time_limit: float = 10.0,
     treatments: Iterable[str] | None = None,
+    per_stage: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     family: str | None = None,
 ) -> Comparison:
@@ -202,7 +204,7 @@ def compare_all(
     for name in wanted:
         if isinstance(name, str):
             parse_name(name)
-    run = _Run(profile, microbatches, objective, time_limit, own)
+    run = _Run(profile, microbatches, objective, time_limit, own, per_stage)
     baseline, _ = run.replay(build(BASELINE, profile, microbatches))
     names = list(dict.fromkeys(map(_name_of, wanted)))
     interrupted = False
@@ -257,9 +259,12 @@ class _Run:
         objective: str,
         time_limit: float,
         family: Family | None,
+        per_stage: bool,
     ) -> None:
         self.profile, self.microbatches, self.family = profile, microbatches, family
-        self.objective, self.time_limit = objective, time_limit
+        self.objective, self.per_stage = objective, per_stage
+        # of searches, unless their names say otherwise
+        self.search = {"objective": objective, "time_limit": time_limit, "per_stage": per_stage}
         self.found: dict[str, tuple[Trace, _Key, str | None]] = {}
         self.refused: dict[str, str] = {}
         self.plain: dict[str, str] = {}  # for names with a level, the name without it
@@ -275,7 +280,7 @@ class _Run:
             return False
         try:
             schedule = (
-                _build(entry, self.profile, microbatches, objective, self.time_limit)
+                _build(entry, self.profile, microbatches, self.search)
                 if isinstance(entry, str)
                 else entry
             )
@@ -284,6 +289,8 @@ class _Run:
             reason = self.family and self.family.refusal(schedule, self.profile)
             if reason:
                 raise InvalidSchedule(reason)
+            if self.per_stage:
+                require_alike(schedule)
             trace, reason = self.replay(schedule)
         except (InvalidSchedule, OutOfMemory, NoSolution) as error:
             self.refused[name] = str(error)
@@ -361,20 +368,20 @@ def _by_time(row: Row) -> tuple[bool, int, str]:
 
 
 def _build(
-    name: str, profile: CostProfile, microbatches: int, objective: str, time_limit: float
+    name: str, profile: CostProfile, microbatches: int, defaults: Mapping[str, Any]
 ) -> Schedule:
     """Build a schedule by name; for one that is found by a search, fill in the options missing in
     the name."""
     base, options = parse_name(name)
     if base != "optpipe":
         return build(name, profile, microbatches)
-    defaults = {"objective": objective, "time": time_limit}
     return build(name, profile, microbatches, **{**defaults, **options})
 
 
 def _proven(name: str | Schedule, schedule: Schedule, objective: str) -> Bound:
-    """Return the bound that the search for a schedule has proven under this limit and objective."""
-    if not isinstance(name, str) or "limit" in parse_name(name)[1]:
+    """Return the bound that the search for a schedule has proven under this limit and objective; none where
+    its name restricts it to fewer schedules than are compared."""
+    if not isinstance(name, str) or RESTRICTING & parse_name(name)[1].keys():
         return Bound(0, "")
     same = schedule.meta.get("objective") == objective
     return Bound(schedule.meta["lower_bound_ns"], schedule.meta["bound"]) if same else Bound(0, "")

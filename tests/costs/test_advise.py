@@ -8,12 +8,15 @@ import statistics
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from optpipe_sim import CostProfile, Schedule, load_profile, simulate
 from optpipe_sim.cli import main
 from optpipe_sim.costs import load_machine, load_model
+from optpipe_sim.costs.advise import memory as advise_memory
+from optpipe_sim.costs.advise import search as advise_search
 from optpipe_sim.costs.advise.advise import advise
 from optpipe_sim.costs.advise.memory import limits_around
 from optpipe_sim.costs.advise.replay import profile_of, replayed
@@ -23,7 +26,7 @@ from optpipe_sim.costs.advise.space import OFFLOADING, Question
 from optpipe_sim.costs.doubt import best_published, compared
 from optpipe_sim.costs.machine_files import machine_names
 from optpipe_sim.costs.provenance import iteration_ns
-from optpipe_sim.errors import OptPipeError, OutOfMemory
+from optpipe_sim.errors import InvalidSchedule, NoSolution, OptPipeError, OutOfMemory
 from optpipe_sim.plot.advise import advice_chart, pareto
 from optpipe_sim.units import size_text
 
@@ -189,6 +192,48 @@ def test_treatments_and_what_memory_buys_are_told() -> None:
     assert len(curve.get_xdata()) == sum(one.iteration_ns is not None for one in found.memory)
 
 
+@pytest.mark.parametrize(
+    ("allowed", "gib"), [(["keep"], 6), (["keep", "offload"], 4.5), (["keep", "recompute"], 4.5)]
+)
+def test_only_allowed_treatments_are_planned(allowed: list[str], gib: float) -> None:
+    asked = {**SMALL, "pp": 4, "tp": 1, "microbatch": 1, "chunks": 1, "time_limit": 1.0}
+    found = advise(MODEL, "a100", **asked, memory_limit=int(gib * GIB), treatments=allowed)
+    assert found.to_json()["treatments"] == allowed
+    (best,) = found.rows
+    assert "offload" in allowed or not best.trace.offloaded
+    assert "recompute" in allowed or (best.choice.recompute, best.trace.recomputed) == ("none", 0)
+    assert (best.profile.offload is not None) == ("offload" in allowed)
+
+
+def test_per_stage_holds_for_what_is_planned_and_for_what_is_solved(monkeypatch) -> None:
+    asked = {**SMALL, "pp": 4, "tp": 1, "microbatch": 1, "chunks": 1, "memory_limit": 4 * GIB}
+    searched: list[bool] = []
+
+    def watched(*given: Any, per_stage: bool, **options: Any) -> Any:
+        searched.append(per_stage)
+        raise NoSolution("nothing was searched for")
+
+    for module in (advise_search, advise_memory):
+        monkeypatch.setattr(module, "solve", watched)
+    found = advise(MODEL, "a100", **asked, schedules=["1f1b", "optpipe"], per_stage=True)
+    assert searched
+    assert all(searched)
+    assert found.to_json()["per_stage"] is True
+    # AdaOffload treats activations one by one
+    profile = load_profile(
+        {
+            "name": "p",
+            "devices": 4,
+            "memory_limit_bytes": 250,
+            "stages": {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100},
+            "offload": {"t_offload_ms": 1, "t_reload_ms": 1},
+        }
+    )
+    assert replayed(profile, 8, "adaoffload")[1].offloaded
+    with pytest.raises(InvalidSchedule, match="not all treated alike"):
+        replayed(profile, 8, "adaoffload", per_stage=True)
+
+
 def test_limits_around_are_whole_gib_away() -> None:
     away = [(limit - 10 * GIB) / GIB for limit in limits_around(10 * GIB)]
     assert away == [-2, -1, 0, 1, 2]
@@ -287,6 +332,9 @@ def test_time_runs_out_with_an_honest_answer() -> None:
         ({"top": 0}, "top: must be"),
         ({"time_limit": 0}, "time limit: must be above 0"),
         ({"zero": 4}, "zero: expected 0, 1, 2 or 3"),
+        ({"treatments": ["reload"]}, "treatments: expected some of keep, offload, recompute, got"),
+        ({"treatments": ["keep"], "recompute": "full"}, "recompute: the treatments exclude it"),
+        ({"treatments": ["keep"], "schedules": ["po"]}, "treatments: po offloads; leave it out or"),
     ],
 )
 def test_refuses_in_one_line(changes, message) -> None:

@@ -10,6 +10,8 @@ from unit_profiles import UNIT, unit_profile
 
 from optpipe_sim import CostProfile, build, simulate
 from optpipe_sim.cli.outputs.compare import table
+from optpipe_sim.errors import InvalidSchedule
+from optpipe_sim.solvers.treatments import require_alike
 from optpipe_sim.study.compare import Comparison, compare_all
 
 LEVELS = [
@@ -17,9 +19,12 @@ LEVELS = [
     {"name": "half", "t_us": 400, "keep_bytes": 30, "work_bytes": 20},
     {"name": "full", "t_us": 1000, "keep_bytes": 6, "work_bytes": 20},
 ]
-PROFILE = unit_profile(4, stages={**UNIT, "recompute": LEVELS})
+STAGES = {**UNIT, "recompute": LEVELS}
+PROFILE = unit_profile(4, stages=STAGES)
+OFFLOADING = unit_profile(4, stages=STAGES, offload={"t_offload_ms": 1, "t_reload_ms": 1})
 # 1F1B holds four activations on the first device, GPipe all eight
 NAMES = ["1f1b", "gpipe", "mario"]
+SEARCH = "optpipe:engine=search,evaluations=300"
 
 
 def names_of(found: Comparison) -> list[str]:
@@ -72,10 +77,7 @@ def test_treatments_say_which_levels_are_shown(treatments: list[str], levels: li
 
 @pytest.mark.parametrize("columns", [70, 100, 140])
 def test_the_table_tells_levels_from_names(columns: int) -> None:
-    offloading = unit_profile(
-        4, stages={**UNIT, "recompute": LEVELS}, offload={"t_offload_ms": 1, "t_reload_ms": 1}
-    )
-    profile: CostProfile = replace(offloading, memory_limit=(270,) * 4)
+    profile: CostProfile = replace(OFFLOADING, memory_limit=(270,) * 4)
     found = compare_all(profile, 8, [*NAMES, "adaoffload-r"])
     console = Console(width=columns, force_terminal=True, color_system=None)
     with console.capture() as capture:
@@ -85,3 +87,22 @@ def test_the_table_tells_levels_from_names(columns: int) -> None:
     line = next(line for line in text.splitlines() if line.startswith("1f1b"))
     assert line.split()[:2] == ["1f1b", "light"]
     assert "recompute=" not in text
+
+
+def test_per_stage_leaves_what_treats_all_activations_of_a_stage_alike() -> None:
+    names = [*NAMES, "adaoffload-r", SEARCH]
+    found = compare_all(OFFLOADING, 8, names, 270, per_stage=True)
+    assert {"1f1b", SEARCH} <= set(names_of(found))
+    for row in found.rows:
+        require_alike(row.trace.schedule)
+    assert "not all treated alike" in found.refused["adaoffload-r"]
+    free = compare_all(OFFLOADING, 8, ["adaoffload-r"], 270)
+    with pytest.raises(InvalidSchedule):
+        require_alike(free.rows[0].trace.schedule)
+
+
+def test_a_bound_on_fewer_treatments_is_not_a_bound_on_other_rows() -> None:
+    kept = "optpipe:treatments=keep,time=0.5,workers=1"
+    found = compare_all(OFFLOADING, 8, ["adaoffload-r", kept], 270)
+    assert set(names_of(found)) == {"adaoffload-r", kept}
+    assert all(row.gap >= 0 for row in found.rows)

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from ...solvers.options import ENGINES, KINDS, SolveOptions
-from .kinds import MOST_PROCESSES, chunks, count_to, seconds, share, slices, treatments, whole
-from .shared import add_objective
+from .kinds import MOST_PROCESSES, chunks, count_to, seconds, share, slices, whole
+from .shared import add_objective, add_per_stage, add_treatments
 
 
 def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
@@ -45,18 +45,8 @@ def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
         help="worker processes (default: one per core); auto has one more for bounds, for a"
         " quarter of the time, and at least one each to search and, if small enough, for CP-SAT",
     )
-    parser.add_argument(
-        "--treatments",
-        metavar="A,B",
-        type=treatments,
-        help="allowed treatments of activations, out of keep,offload,recompute (default: all that the"
-        " profile has; keeping is always possible)",
-    )
-    parser.add_argument(
-        "--per-stage",
-        action="store_true",
-        help="treat all activations of a stage alike, as frameworks require",
-    )
+    add_treatments(parser, "default: all that the profile has; keeping is always possible")
+    add_per_stage(parser, "treat all activations of a stage alike")
     parser.add_argument(
         "--no-cache",
         action="store_true",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from .kinds import count, instant, size
+from .kinds import count, instant, size, treatments
 
 FAMILIES = ("megatron", "torchtitan")  # of ``--family``
 
@@ -62,6 +62,19 @@ def add_objective(parser: ArgumentParser) -> None:
         help="what counts as the time: flush (until all is done; default) or span (the longest"
         " device, for iterations chained without a flush)",
     )
+
+
+def add_treatments(parser: ArgumentParser, note: str) -> None:
+    parser.add_argument(
+        "--treatments",
+        metavar="A,B",
+        type=treatments,
+        help=f"allowed treatments of activations, out of keep,offload,recompute; {note}",
+    )
+
+
+def add_per_stage(parser: ArgumentParser, help: str) -> None:
+    parser.add_argument("--per-stage", action="store_true", help=f"{help}, as frameworks require")
 
 
 def add_family(parser: ArgumentParser, help: str) -> None:

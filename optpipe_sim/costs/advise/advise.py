@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...errors import OptPipeError
+from ...solvers.options import TREATMENTS
 from ...units import Size, as_size, parse_size
 from ..calibrate import Calibration
 from ..layer import RECOMPUTE
@@ -34,7 +35,9 @@ def advise(
     memory_limit: Size | None = None,
     margin: float = 0.05,
     tolerance: float = 0.005,
-    recompute: Sequence[str] = RECOMPUTE,
+    recompute: Sequence[str] | None = None,
+    treatments: Sequence[str] | None = None,
+    per_stage: bool = False,
     schedules: Sequence[str] | None = None,
     calibration: Calibration | None = None,
     on_progress: OnProgress | None = None,
@@ -65,6 +68,8 @@ def advise(
             0 searches all that a bound does not exclude.
         recompute, schedules: what to choose from; None: all that make sense (offloading only where
             the machine has PCIe data).
+        treatments: the allowed treatments of activations, out of ``keep, offload, recompute``; None: all.
+            `per_stage`: all activations of a stage get the same treatment.
         calibration: what `calibrate` returned; its rates are used, and its errors reported.
         on_progress: called with what is going on, how much of it is done, and of how much.
         pp, tp, cp, dp, ep, zero, microbatch, chunks: what may be chosen, a number or several; see
@@ -99,6 +104,10 @@ def advise(
     listed = {key: as_choices(key, value) for key, value in lists.items() if value is not None}
     if isinstance(slices, str) and slices != "auto":
         raise OptPipeError(f"slices: expected auto or numbers of at least 1, got {slices!r}")
+    allowed = as_choices("treatments", treatments) or TREATMENTS
+    levels = as_choices("recompute", recompute) or RECOMPUTE
+    if "recompute" not in allowed:
+        levels = tuple(name for name in levels if name == "none")
     question = Question(
         model,
         machine,
@@ -106,7 +115,7 @@ def advise(
         global_batch,
         seq,
         memory_limit,
-        recompute=as_choices("recompute", recompute) or RECOMPUTE,
+        recompute=levels,
         schedules=as_choices("schedules", schedules),
         flash=flash,
         dtype=dtype,
@@ -115,6 +124,8 @@ def advise(
         sequence_parallel=sequence_parallel,
         slices=None if slices == "auto" else as_choices("slices", slices),
         slice_by=slice_by,
+        treatments=allowed,
+        per_stage=per_stage,
         **listed,  # type: ignore[arg-type]
     )
     search = Search(question, top, time_limit, tolerance, on_progress or (lambda *_: None))

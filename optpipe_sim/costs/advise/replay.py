@@ -10,6 +10,7 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim import simulate
 from ...solvers.starts import LOOP
+from ...solvers.treatments import require_alike, restrict
 from ...trace import Trace
 from ...units import size_text
 from ..estimate import estimate
@@ -36,8 +37,8 @@ UNDER_LIMIT = ("adaoffload", "adaoffload-r", "optpipe")
 def profile_of(
     question: Question, choice: Choice, levels: bool = False, items: bool = False
 ) -> CostProfile:
-    """Return the estimated profile of a choice, under the question's limit; with or without levels of
-    recomputation.
+    """Return the estimated profile of a choice, under the question's limit and with the treatments that it
+    allows; with or without levels of recomputation.
 
     Raises:
         OptPipeError: for a choice that the model or the machine does not admit.
@@ -50,15 +51,19 @@ def profile_of(
         levels=levels,
         items=items,
     )
+    made = restrict(made, question.treatments)
     return replace(made, memory_limit=(question.limit_bytes,) * made.devices)
 
 
-def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, Trace]:
+def replayed(
+    profile: CostProfile, microbatches: int, name: str, per_stage: bool = False
+) -> tuple[str, Trace]:
     """Return a named schedule's replay on a profile with a limit, and the name with its options.
 
     Schedules that are not built for a limit are replayed without one and fit if their peak does, since
     waiting for memory would change them. Long ones are first tried with a few microbatches:
-    those that do not fit with few do not fit with more.
+    those that do not fit with few do not fit with more. With `per_stage` a schedule that does not treat all
+    activations of a stage alike is refused.
 
     Raises:
         OptPipeError: where the schedule does not admit the profile, or nothing keeps the limit.
@@ -77,6 +82,8 @@ def replayed(profile: CostProfile, microbatches: int, name: str) -> tuple[str, T
         if not trace.fits:
             raise OutOfMemory(f"{name}: does not fit with {few} microbatches")
     schedule = build(base, profile, microbatches, **options)
+    if per_stage:
+        require_alike(schedule)
     return name, trace_of(schedule, profile, base in UNDER_LIMIT)
 
 

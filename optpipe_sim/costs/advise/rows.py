@@ -291,6 +291,8 @@ class Advice:
         plain = self.plainest
         return {
             **self.question.to_json(),
+            "treatments": list(self.question.treatments),
+            "per_stage": self.question.per_stage,
             "rows": [row.to_json(self) for row in self.rows],
             "plainest": plain
             and {

@@ -277,6 +277,7 @@ class Search:
                     time_limit=min(SOLVE_SECONDS, seconds),
                     warm_start=free.trace.schedule if free.trace.fits else None,
                     published=False,
+                    per_stage=self.question.per_stage,
                 )
                 assert found.schedule is not None
                 trace = trace_of(found.schedule, free.profile, enforce=True)
@@ -292,7 +293,7 @@ class Search:
     def _free(self, row: Row) -> Row:
         """Return a row whose profile has levels of recomputation, and its schedule at the level that stands
         for what the row recomputes (which may not fit, by what is rounded). As it is, where what to
-        recompute was said."""
+        recompute was said, or that nothing may be."""
         if set(self.question.recompute) != set(RECOMPUTE):
             return row
         choice = replace(row.choice, recompute="none")
@@ -319,12 +320,15 @@ class Search:
             free.choice.microbatches,
             self.question.limit_bytes,
             self.seconds - (time.monotonic() - self.began),
+            self.question.per_stage,
             lambda done, of: self.report(f"other limits, {self._so_far()}", done, of),
         )
 
     def _try(self, one: Candidate, name: str) -> None:
         try:
-            name, trace = replayed(one.profile, one.choice.microbatches, name)
+            name, trace = replayed(
+                one.profile, one.choice.microbatches, name, self.question.per_stage
+            )
         except (InvalidSchedule, OutOfMemory, NoSolution, Deadlock) as error:
             self.pruned["memory" if isinstance(error, OutOfMemory) else "shape"] += 1
             return

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...errors import InvalidSchedule, OptPipeError
 from ...names import ENTRIES, parse_name
+from ...solvers.options import TREATMENTS
 from ...solvers.starts import LOOP, ONE_CHUNK, VEE
 from ..layer import RECOMPUTE, Work
 from ..machines import Machine, MachineError
@@ -110,6 +111,8 @@ class Question:
     sequence_parallel: bool = True
     slices: tuple[int, ...] | None = (1,)
     slice_by: str = "time"
+    treatments: tuple[str, ...] = TREATMENTS  # of activations
+    per_stage: bool = False  # all activations of a stage get the same one
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the first keys of ``advise --json`` and ``evaluate --json``."""
@@ -137,6 +140,7 @@ class Question:
             for value in getattr(self, key) or ():
                 require_count(key, value)
         self._check_slices()
+        self._check_treatments()
         if self.gpus > 2**16:
             raise OptPipeError(f"gpus: at most {2**16}, got {self.gpus}")
         if self.global_batch > MOST_SEQUENCES:
@@ -171,6 +175,8 @@ class Question:
             self._check_batch(size, "microbatch")
         for name in self.schedules or ():
             base, _ = parse_name(name)
+            if base in OFFLOADING and "offload" not in self.treatments:
+                raise OptPipeError(f"treatments: {base} offloads; leave it out or allow offload")
             if self.machine.pcie is None and base in OFFLOADING:
                 raise MachineError(
                     f"machine {self.machine.name}: no PCIe data, so no offloading and no {base}: give"
@@ -181,6 +187,16 @@ class Question:
         require_slice_by(self.slice_by)
         for slices in self.slices or ():
             slice_length(self.seq, slices, Work(1, self.seq, flash=self.flash))
+
+    def _check_treatments(self) -> None:
+        for name in self.treatments:
+            if name not in TREATMENTS:
+                known = ", ".join(TREATMENTS)
+                raise OptPipeError(f"treatments: expected some of {known}, got {name!r}")
+        if not self.recompute:
+            raise OptPipeError(
+                "recompute: the treatments exclude it; leave it out or allow recompute"
+            )
 
     def _check_batch(self, part: int, key: str) -> None:
         if self.global_batch % part:
@@ -194,7 +210,7 @@ class Question:
         if self.schedules is not None:
             return self.schedules
         known = (*SCHEDULES, *(() if self.slices == (1,) else SLICED))
-        if self.machine.pcie is not None:
+        if self.machine.pcie is not None and "offload" in self.treatments:
             return known
         return tuple(name for name in known if not name.startswith(("po", "sppo")))
 

@@ -16,7 +16,7 @@ from ...options.models import (
     add_slice_by,
     model_and_machine,
 )
-from ...options.shared import add_family, add_report
+from ...options.shared import add_family, add_per_stage, add_report, add_treatments
 from ...outputs.trace import write_page
 from . import family
 from .closer_look import closer_look
@@ -69,6 +69,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="A,B,...",
         help="only these of none, norms (norms, activation functions, dropout) and full; default: all",
     )
+    add_treatments(parser, "default: all; --recompute says which levels")
+    add_per_stage(parser, "only plans that treat all activations of a stage alike")
     parser.add_argument(
         "--schedules",
         type=names,
@@ -109,6 +111,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             top=arguments.top,
             time_limit=arguments.time_limit,
             memory_limit=arguments.memory_limit,
+            treatments=arguments.treatments,
+            per_stage=arguments.per_stage,
             **family.restrictions(
                 arguments.family,
                 {

@@ -47,6 +47,12 @@ def closer_look(out: Out, arguments: argparse.Namespace, best: Row) -> None:
     if choice.pp > 1:
         hint(
             out,
-            f"{called} solve {where} -m {m} --memory-limit {limit} --save best.json",
+            f"{called} solve {where} -m {m} --memory-limit {limit}{_allowed(arguments)} --save best.json",
             code=True,
         )
+
+
+def _allowed(arguments: argparse.Namespace) -> str:
+    """Return what restricts the treatments of activations, as options of `solve`."""
+    treatments = f" --treatments {','.join(arguments.treatments)}" if arguments.treatments else ""
+    return treatments + " --per-stage" * arguments.per_stage

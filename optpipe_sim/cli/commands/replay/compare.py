@@ -5,8 +5,15 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ...options.kinds import names, seconds, treatments
-from ...options.shared import add_family, add_objective, add_pictures, add_problem
+from ...options.kinds import names, seconds
+from ...options.shared import (
+    add_family,
+    add_objective,
+    add_per_stage,
+    add_pictures,
+    add_problem,
+    add_treatments,
+)
 from ...status import DONE
 from ..examples import PROFILE
 
@@ -37,14 +44,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=10.0,
         help="seconds for each schedule that is found by a search (optpipe; default: 10)",
     )
-    parser.add_argument(
-        "--treatments",
-        metavar="A,B",
-        type=treatments,
-        help="allowed treatments of activations, out of keep,offload,recompute; with recompute, every schedule"
-        " with each level of recomputation (default: all that the profile has, and a level where a"
-        " schedule does not fit without one)",
+    add_treatments(
+        parser,
+        "with recompute, every schedule with each level of recomputation (default: all that the profile has,"
+        " and a level where a schedule does not fit without one)",
     )
+    add_per_stage(parser, "only schedules that treat all activations of a stage alike")
     add_family(
         parser,
         "only schedules that this framework can run, without any op that waits for memory; default: its"
@@ -81,6 +86,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             time_limit=arguments.time_limit,
             treatments=arguments.treatments,
             family=arguments.family,
+            per_stage=arguments.per_stage,
             progress=progress,
         )
         files = write_trace(arguments, result.rows[0].trace, progress)
@@ -98,6 +104,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             "microbatches": arguments.microbatches,
             "objective": arguments.objective,
             "family": arguments.family,
+            "per_stage": arguments.per_stage,
             "replayed": result.replayed,
             "memory_limit_bytes": profile.memory_limit and list(profile.memory_limit),
             "baseline": {
