@@ -54,5 +54,6 @@ def closer_look(out: Out, arguments: argparse.Namespace, best: Row) -> None:
 
 def _allowed(arguments: argparse.Namespace) -> str:
     """Return what restricts the treatments of activations, as options of `solve`."""
-    treatments = f" --treatments {','.join(arguments.treatments)}" if arguments.treatments else ""
-    return treatments + " --per-stage" * arguments.per_stage
+    words = ["--treatments", ",".join(arguments.treatments)] if arguments.treatments else []
+    words += ["--per-stage"] * arguments.per_stage
+    return "".join(f" {word}" for word in words)
