@@ -13,8 +13,10 @@ def sentences(tables: Tables) -> Iterator[str]:
     ours, bounds = solved_by_limit(rows), bound_by_limit(rows)
     scarce, ample = 12.5, max(ours)
     chunks = max(row["chunks"] for row in rows if row["part"] == "solved")
+    base = tables("memory_frontier.manifest")[0]["config"]["base"]
     yield (
-        f"This search (median of {ours[ample].seeds} seeds; at most {chunks} chunks, which is a layer"
+        f"On `{rows[0]['profile']}` with copies at {base['profile']['offload']['d2h_gb_per_s']} GB/s this search (median of {ours[ample].seeds} seeds,"
+        f" {base['time_limit']} s per limit and shape; at most {chunks} chunks, which is a layer"
         f" per stage) takes {percent(ours[scarce].median / ours[ample].median - 1)} longer in {scarce}"
         f" GiB per device than in {ample:g} GiB; its seeds differ by up to"
         f" {percent(max(each.share for each in ours.values()))}."

@@ -33,14 +33,24 @@ def clear(cells: Sequence[Cell]) -> int:
 def sentences(tables: Tables) -> Iterator[str]:
     rows = tables("treatments")
     zb = list(published(rows).values())
+    (manifest,) = tables("treatments.manifest")
+    (copies,) = {
+        grid["profile"][0]["offload"][key]
+        for grid in manifest["config"]["grid"]
+        if grid["part"] == ["published"]
+        for key in ("d2h_gb_per_s", "h2d_gb_per_s")
+    }
     yield (
-        f"In {len(zb)} settings of published profiles, with unfused attention, offloading alone takes"
+        f"In {len(zb)} settings of published profiles, with unfused attention and copies at {copies} GB/s, offloading alone takes"
         f" {over_bound(zb, 'offload')} more than the bound on all treatments, recomputing alone {over_bound(zb, 'recompute')}, both"
         f" together {over_bound(zb, 'all')}, with every seed faster than either in {clear(zb)} of them."
     )
     staged, ruled = over_all(zb, STAGES), over_all(zb, RULE)
+    worst = max(zb, key=lambda cell: cell.times[STAGES].median / cell.times["all"].median)
+    seeds = [each / worst.times["all"].median - 1 for each in worst.times[STAGES][1:3]]
     yield (
-        f"One treatment per stage takes {span(staged, percent)} longer than one per activation (median {percent(median(staged))}),"
+        f"One treatment per stage takes {span(staged, percent)} longer than one per activation (median {percent(median(staged))};"
+        f" where it is most, seeds take {span(seeds, percent)} longer, so that most of it is the search's doing),"
         f" the best rule {span(ruled, percent)}."
     )
     cells = llama(rows)
