@@ -3,6 +3,10 @@ that several compiled loops use."""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import sys
+import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -11,8 +15,60 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from .files import write_text
+from .errors import OptPipeError
+from .files import user_cache, write_text
 
+
+def _sources() -> str:
+    """Return a line per source that is compiled in, which changes with it."""
+    package = Path(__file__).parent
+    found = [
+        path
+        for path in sorted(package.rglob("*.py"))
+        # `codes` has constants that are compiled in
+        if path.name == "codes.py" or b"compiled import" in path.read_bytes()
+    ]
+    states = [(path.relative_to(package), path.stat()) for path in [Path(__file__), *found]]
+    return "".join(f"{path} {state.st_mtime_ns} {state.st_size}\n" for path, state in states)
+
+
+def _keeps() -> bool:
+    """Whether compiled code can be kept for the next process: beside the sources, or else in the user's cache
+    folder. Code that was compiled from older sources is removed.
+
+    Numba itself checks the source of each function only, not of the functions inlined into it.
+    """
+    package, now = Path(__file__).parent, _sources()
+    kept = package / "__pycache__" / "compiled.txt"
+    if _may_write(kept.parent):
+        if not kept.exists() or kept.read_text() != now:
+            with suppress(OSError, OptPipeError):  # a full disk
+                for path in package.rglob("__pycache__/*.nb[ic]"):
+                    path.unlink(missing_ok=True)
+                write_text(kept, now)
+        return True
+    if "NUMBA_CACHE_DIR" in os.environ:
+        return True
+    folder = user_cache() / "optpipe_sim-compiled"
+    own = folder / hashlib.sha256(f"{package}\n{now}".encode()).hexdigest()[:16]
+    if not _may_write(own):
+        return False
+    os.environ["NUMBA_CACHE_DIR"] = str(own)
+    if "numba" in sys.modules:  # it has read the environment
+        import_module("numba.core.config").CACHE_DIR = str(own)
+    return True
+
+
+def _may_write(folder: Path) -> bool:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError:
+        return False
+
+
+_cache = _keeps()
 njit: Any = None  # without numba, or with one that refuses this numpy: the same loops, much slower
 with suppress(ImportError):
     njit = import_module("numba").njit
@@ -26,26 +82,26 @@ def _compile(function: _Function, **options: bool) -> _Function:
 
 def compiled(function: Any) -> Any:
     """Compile a function that both Python and compiled code call, and that may allocate."""
-    return _compile(function, cache=True)
+    return _compile(function, cache=_cache)
 
 
 def entry(function: _Function) -> _Function:
     """Compile a function that Python calls."""
     # these loops allocate nothing; without reference counts they run twice as fast
-    return _compile(function, cache=True, _nrt=False)
+    return _compile(function, cache=_cache, _nrt=False)
 
 
 def step(function: _Function) -> _Function:
     """Compile a function that only compiled code calls."""
     # wrappers for Python would double the compile time; without inlining, a call passes each array of a run
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
-    return _compile(function, cache=True, _nrt=False, **options)
+    return _compile(function, cache=_cache, _nrt=False, **options)
 
 
 def part(function: _Function) -> _Function:
     """Compile a function that only compiled code calls, too long to be copied into each caller."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
-    return _compile(function, cache=True, _nrt=False, **options)
+    return _compile(function, cache=_cache, _nrt=False, **options)
 
 
 def loop(function: _Function) -> _Function:
@@ -53,32 +109,6 @@ def loop(function: _Function) -> _Function:
     cached."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
     return _compile(function, _nrt=False, **options)
-
-
-def forget_older() -> None:
-    """Remove the compiled code that numba has cached, if any of its sources has changed since.
-
-    Numba itself checks the source of each function only, not of the functions inlined into it.
-    """
-    package = Path(__file__).parent
-    sources = [
-        path
-        for path in sorted(package.rglob("*.py"))
-        # `codes` has constants that are compiled in
-        if path.name == "codes.py" or b"compiled import" in path.read_bytes()
-    ]
-    states = [(path.relative_to(package), path.stat()) for path in [Path(__file__), *sources]]
-    now = "".join(f"{path} {state.st_mtime_ns} {state.st_size}\n" for path, state in states)
-    kept = package / "__pycache__" / "compiled.txt"
-    if kept.exists() and kept.read_text() == now:
-        return
-    with suppress(OSError):  # where nothing can be written, numba caches nothing either
-        for path in package.rglob("__pycache__/*.nb[ic]"):
-            path.unlink(missing_ok=True)
-        write_text(kept, now)
-
-
-forget_older()
 
 
 @step

@@ -253,6 +253,12 @@ def write_text(path: str | os.PathLike[str], text: str) -> Path:
     return write_bytes(path, text.encode())
 
 
+def user_cache() -> Path:
+    """Return the user's folder for caches; where there is none, a path that cannot be written."""
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(home if os.path.isabs(home) else os.devnull)
+
+
 def plain(value: Any) -> Any:
     """Return `value` with decimals as numbers and tuples as lists, as JSON and YAML need."""
     if isinstance(value, dict):

@@ -18,27 +18,50 @@ SOURCES = {
 }
 
 
-def test_nothing_runs_that_was_compiled_from_older_sources(tmp_path: Path) -> None:
-    """Numba would go on with the old `inner` in `outer`, whose own source is the same."""
-    package = tmp_path / "small"
+def make_package(folder: Path) -> Path:
+    """A small package that compiles as the real one does."""
+    package = folder / "small"
     package.mkdir()
     for name in ("compiled.py", "files.py", "errors.py", "units.py", "yaml_text.py"):
         shutil.copy(Path(optpipe_sim.__file__).with_name(name), package)
     for name, text in {"__init__.py": "", **SOURCES}.items():
         (package / name).write_text(text)
+    return package
+
+
+def run_in(folder: Path, **environment: str) -> str:
+    """What the package gives in a process of its own, and how much compiled code that found."""
+    code = "from small.outer import outer; print(outer(1), sum(outer.stats.cache_hits.values()))"
+    # no .pyc: the folders for them are not to be written
+    own = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **own},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.strip()
+
+
+def test_where_the_package_is_read_only_the_user_s_folder_keeps_compiled_code(
+    tmp_path: Path,
+) -> None:
+    package, cache = make_package(tmp_path), tmp_path / "cache"
+    (package / "__pycache__").write_text("")  # read-only even for root
+    assert [run_in(tmp_path, XDG_CACHE_HOME=str(cache)) for _ in range(2)] == ["2 0", "2 1"]
+    (package / "inner.py").write_text(SOURCES["inner.py"].replace("x + STEP", "x + 10 * STEP"))
+    assert run_in(tmp_path, XDG_CACHE_HOME=str(cache)) == "11 0"
+    # with nowhere to keep it, it is compiled in each process
+    assert [run_in(tmp_path, XDG_CACHE_HOME=os.devnull) for _ in range(2)] == ["11 0", "11 0"]
+
+
+def test_nothing_runs_that_was_compiled_from_older_sources(tmp_path: Path) -> None:
+    """Numba would go on with the old `inner` in `outer`, whose own source is the same."""
+    package = make_package(tmp_path)
 
     def run() -> str:
-        code = (
-            "from small.outer import outer; print(outer(1), sum(outer.stats.cache_hits.values()))"
-        )
-        done = subprocess.run(
-            [sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return done.stdout.strip()
+        return run_in(tmp_path)
 
     assert [run(), run()] == ["2 0", "2 1"]
     (package / "inner.py").write_text(SOURCES["inner.py"].replace("x + STEP", "x + 10 * STEP"))

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import OptPipeError
-from ...files import write_bytes
+from ...files import user_cache, write_bytes
 from ...schedule import Schedule
 from ...version import __version__
 from ..problem import Problem
@@ -196,8 +196,7 @@ def open_cache(folder: str | os.PathLike[str] | None = None, mib: int | None = N
     Raises:
         OptPipeError: if the size in the environment is not a number.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    where = folder or os.environ.get(FOLDER) or os.path.join(home, "optpipe_sim")
+    where = folder or os.environ.get(FOLDER) or user_cache() / "optpipe_sim"
     text = os.environ.get(SIZE, str(DEFAULT_MIB))
     if not text.isdigit():
         raise OptPipeError(f"{SIZE}: must be a whole number of MiB, got {text!r}")
