@@ -55,7 +55,7 @@ def _keeps() -> bool:
         return False
     os.environ["NUMBA_CACHE_DIR"] = str(own)
     if "numba" in sys.modules:  # it has read the environment
-        import_module("numba.core.config").CACHE_DIR = str(own)
+        vars(import_module("numba.core.config"))["CACHE_DIR"] = str(own)
     return True
 
 
