@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from optpipe_sim.costs import estimate, load_machine
 from optpipe_sim.costs.provenance import iteration_ns, mfu
-from optpipe_sim.costs.slices import SLICE_BY
 from optpipe_sim.errors import Deadlock, InvalidSchedule, OptPipeError, OutOfMemory
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedules import build
@@ -24,6 +23,7 @@ GIB = 2**30
 TP = 8  # all devices of a node
 SHORTEST = 8192  # tokens of a slice, on each of the devices that share it
 SLICES = (4, 8, 16, 32, 64)
+SLICE_BY = ("length", "time")
 CONTEXT = (2, 4, 8)
 CHUNKS = (1, 2, 4)
 WHOLE = ("1f1b", "1f1b-i", "zb-h1", "zb-v")
@@ -154,9 +154,7 @@ def _profile(model: str, machine: str, devices: int, seq: int, way: Way) -> Cost
         way.target,
     )  # fmt: skip
     if profile is not None and way.levelled:
-        # queries go and results come for each layer: as much as two messages between stages
-        layers = max(cost.layers or 0 for cost in profile.stages)
-        return with_context_exchange(profile, 2 * layers * profile.t_comm_ns)
+        return with_context_exchange(profile)
     return profile
 
 

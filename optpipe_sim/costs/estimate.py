@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from ..errors import OptPipeError
 from ..profile import CostProfile
 from ..profile.items import EMBEDDING, HEAD, Item
+from ..schedules.sliced.exchange import with_context_exchange
 from ..stage_cost import StageCost
 from .layer import Gemm, Layer, Work, device_parameters, layer
 from .levels import stage_levels
@@ -94,7 +95,7 @@ def estimate(
         layers: layers per stage; by default balanced, embedding and head included.
         levels: whether stages get levels of recomputation (see `levels`); not with `recompute`.
         slices: of each sequence (see `slices`); messages are then those of a slice, on average.
-        slice_by: slices of equal ``length`` or of equal ``time``.
+        slice_by: slices of equal ``length``, equal ``time``, or levelled by ``exchange`` of context (SlimPipe).
         items: whether the profile has the costs layer by layer, too, for other layouts.
         rates: achieved rates in the place of the machine's own, such as `calibrate` returns.
 
@@ -138,7 +139,7 @@ def estimate(
     own = plan.items(levels) if items and slices == 1 else []
     moved, _ = offloading([one.cost for one in own], machine, layout, offload)
     latency, occupancy = hop(model, machine, layout, work)
-    return CostProfile(
+    made = CostProfile(
         name=name or f"{model.name}-{machine.name}-p{layout.pipeline}-tp{tp}-s{seq}-b{microbatch}",
         devices=layout.pipeline,
         chunks=chunks,
@@ -154,6 +155,7 @@ def estimate(
         ),
         items=tuple(map(Item.costing, own, moved)),
     )
+    return with_context_exchange(made) if slice_by == "exchange" else made
 
 
 class _Parts(NamedTuple):
@@ -197,7 +199,7 @@ class _Plan:
         """
         require_slice_by(by)
         equal = (self.work.seq,) * self.slices
-        if by == "length" or self.slices == 1:
+        if by != "time" or self.slices == 1:
             return equal
         kind = self.model.is_dense(self.model.layers - 1)
         return lengths_of_equal_time(equal, self.times[kind], self.work.cp * self.work.tp)

@@ -18,7 +18,7 @@ from .machines import Machine
 from .models import Model
 from .roofline import OpTime, message_seconds
 
-SLICE_BY = ("length", "time")
+SLICE_BY = ("length", "time", "exchange")
 TILE = 128  # tokens: slices of equal time are whole numbers of these, where they are long enough
 
 
@@ -63,7 +63,7 @@ def require_slice_by(by: str) -> None:
         OptPipeError: for another word.
     """
     if by not in SLICE_BY:
-        raise OptPipeError(f"slice_by: expected {' or '.join(SLICE_BY)}, got {by!r}")
+        raise OptPipeError(f"slice_by: expected {', '.join(SLICE_BY)}, got {by!r}")
 
 
 def slice_lengths(seq: int, slices: int) -> tuple[int, ...]:

@@ -38,6 +38,8 @@ def options(schedule: Schedule, profile: CostProfile) -> tuple[dict[str, Any], l
         raise InvalidSchedule(
             "it has no context or expert parallelism, and shards no more than ZeRO 1"
         )
+    if work.get("slice_by") == "exchange":
+        raise InvalidSchedule("its devices exchange no context, as SlimPipe's do")
     if work["recompute"] not in ("none", "full"):
         raise InvalidSchedule(f"it does not recompute {work['recompute']}")
     lengths = work["slices"]

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from .model.recompute import checkpoint as checkpoint
     from .model.recompute import mark_layers as mark_layers
     from .model.recompute import part as part
+    from .model.sliced import first_token as first_token
+    from .model.sliced import with_earlier as with_earlier
     from .modules.profile import profile_modules as profile_modules
     from .modules.save import load_pipeline as load_pipeline
     from .modules.save import save_pipeline as save_pipeline
@@ -22,12 +24,14 @@ if TYPE_CHECKING:
 _HOME = {
     "PipelineStep": ".modules.step",
     "checkpoint": ".model.recompute",
+    "first_token": ".model.sliced",
     "load_pipeline": ".modules.save",
     "mark_layers": ".model.recompute",
     "part": ".model.recompute",
     "profile_modules": ".modules.profile",
     "schedule_class": ".pipelining.schedule",
     "save_pipeline": ".modules.save",
+    "with_earlier": ".model.sliced",
 }
 __all__ = sorted(_HOME)
 

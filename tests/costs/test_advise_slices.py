@@ -18,7 +18,7 @@ from optpipe_sim.frameworks.seq1f1b import command, options
 
 MODEL = {"name": "small", "layers": 8, "hidden": 2048, "heads": 16, "vocab": 32000, "ffn": 5632}
 GIB = 2**30
-NAMES = ("1f1b", "seq1f1b", "seq1f1b-i", "seq-zb", "mepipe", "gis", "sppo")
+NAMES = ("1f1b", "seq1f1b", "seq1f1b-i", "seq-zb", "mepipe", "gis", "sppo", "slimpipe")
 LONG = {"gpus": 4, "global_batch": 2, "seq": 65536}
 SPLIT = {"tp": 1, "cp": 1, "pp": 4, "chunks": (1, 2), "recompute": ("none", "full")}
 
@@ -38,6 +38,14 @@ def test_what_sequences_are_cut_into() -> None:
     assert cuts(slices=None, cp=(4,)) == cuts(slices=None, pp=(1,)) == {1}
     assert cuts(slices=None, microbatch=(2,)) == {1}
     assert cuts(slices=(2, 16)) == {2, 16}
+    by = {one.slices: set() for one in question(slices=None).choices()}
+    for one in question(slices=None).choices():
+        by[one.slices].add(one.slice_by)
+    assert by == {1: {"time"}, 4: {"time", "exchange"}, 8: {"time", "exchange"}}
+    assert {one.slice_by for one in question(slices=(4,), pp=(1,)).choices()} == {"time"}
+    assert {one.slice_by for one in question(slices=(4,), schedules=("seq1f1b",)).choices()} == {
+        "time"
+    }
     layout = next(iter(question(slices=(2,), slice_by="length").choices())).layout
     assert (layout["slices"], layout["slice_by"]) == (2, "length")
     assert "slices" not in next(iter(question().choices())).layout
@@ -66,6 +74,25 @@ def test_finds_what_an_exhaustive_search_finds(limit: int) -> None:
     assert {row.choice.slices for row in rows} >= {4, 8}
     assert found.rows[0].bound_ns <= found.rows[0].iteration_ns
     assert any("slices" in doubt for doubt in found.doubts(found.rows[0]))
+
+
+def test_slimpipe_is_tried_on_the_costs_of_its_exchange_alone() -> None:
+    """And its row is not solved further: these costs hold for no other order."""
+    found = advise(
+        MODEL, "h100", **LONG, **SPLIT, slices=4, schedules=("slimpipe", "optpipe"), time_limit=20,
+        slice_by="exchange",
+    )  # fmt: skip
+    row = found.rows[0]
+    assert (row.schedule, row.choice.slice_by, found.solved) == ("slimpipe", "exchange", 0)
+    assert {part.t_f_ns for part in row.profile.stages[1].slices} == {
+        row.profile.stages[1].slices[0].t_f_ns
+    }
+    with pytest.raises(InvalidSchedule, match="its devices exchange no context"):
+        options(row.trace.schedule, row.profile)
+    for choice in question(slices=(4,), pp=(2, 4)).choices():
+        for shaped, names in question(slices=(4,), pp=(2, 4)).shapes(choice):
+            assert ("slimpipe" in names) == (shaped.slice_by == "exchange")
+            assert names == ("slimpipe",) or "slimpipe" not in names
 
 
 def test_options_of_seq1f1b() -> None:

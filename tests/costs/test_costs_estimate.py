@@ -318,8 +318,25 @@ def test_slices_of_equal_time_are_shorter_the_later_they_are() -> None:
     equal = estimate("llama3-8b", "h100", 4, seq=65536, slices=8).stages[1]
     assert sum(part.kv_bytes for part in parts) == sum(part.kv_bytes for part in equal.slices)
     assert abs(sum(times) / (equal.t_f_ns + equal.t_b_ns + equal.t_w_ns) - 1) < 0.01
-    with pytest.raises(OptPipeError, match="slice_by: expected length or time, got 'tokens'"):
+    with pytest.raises(
+        OptPipeError, match="slice_by: expected length, time, exchange, got 'tokens'"
+    ):
         estimate("llama3-8b", "h100", 4, slices=2, slice_by="tokens")
+
+
+def test_slices_whose_devices_exchange_context() -> None:
+    """Equally long, and equally long in time; for each layer two messages more."""
+    plain = estimate("llama3-8b", "h100", 4, seq=65536, slices=8)
+    found = estimate("llama3-8b", "h100", 4, seq=65536, slices=8, slice_by="exchange")
+    more = 2 * max(cost.layers or 0 for cost in plain.stages) * plain.t_comm_ns
+    assert more > 0
+    assert found.meta["work"] == plain.meta["work"] | {"slice_by": "exchange"}
+    for cost, uneven in zip(found.stages, plain.stages, strict=True):
+        assert {part.t_f_ns for part in cost.slices} == {-(-uneven.t_f_ns // 8) + more}
+        assert {part.t_b_ns for part in cost.slices} == {-(-uneven.t_b_ns // 8) + more}
+        assert [p.act_bytes for p in cost.slices] == [p.act_bytes for p in uneven.slices]
+    whole = estimate("llama3-8b", "h100", 4, seq=65536, slice_by="exchange")
+    assert whole == estimate("llama3-8b", "h100", 4, seq=65536)
 
 
 def test_slices_that_devices_share() -> None:

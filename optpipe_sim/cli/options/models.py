@@ -38,9 +38,10 @@ def add_slice_by(parser: argparse.ArgumentParser, default: str) -> None:
     """``--slice-by``."""
     parser.add_argument(
         "--slice-by",
-        choices=("length", "time"),
+        choices=("length", "time", "exchange"),
         default=default,
-        help=f"slices of equal length, or of equal time: later ones are shorter ({default})",
+        help="slices of equal length, of equal time: later ones are shorter; or of equal length whose devices"
+        f" exchange parts of the attention, as SlimPipe's do ({default})",
     )
 
 

@@ -137,6 +137,7 @@ class Search:
                 self._note_least(static, choice)
                 continue
             key = (*choice.split[1:], choice.microbatch, choice.recompute, choice.slices)
+            key += (choice.slice_by,) if choice.slices > 1 else ()
             if key not in works:
                 # one stage, no exchange of weights: the least these ops can take
                 whole = profile_of(self.question, replace(choice, pp=1, zero=min(choice.zero, 1)))
@@ -260,6 +261,8 @@ class Search:
             left = SHARES[2] * self.seconds - (time.monotonic() - self.began)
             if left <= 0.2:
                 break
+            if row.choice.exchanges:
+                continue
             self.report(f"solving, {self._so_far()}", at, len(rows))
             free = self._free(row)
             if row.choice.pp == 1 and not free.profile.has_levels:
@@ -309,6 +312,8 @@ class Search:
     def _memory(self) -> tuple[Bought, ...]:
         """Return what memory buys the best row, in the time that is left."""
         best = min(self.best.values(), key=lambda row: row.key)
+        if best.choice.exchanges:
+            return ()
         free = self._free(best)
         known = min(
             (row.trace for row in (free, best) if row.trace.fits),

@@ -22,8 +22,9 @@ SEARCHED = ("optpipe",)
 ANY_SHAPE = ("adaoffload", "adaoffload-r", *SEARCHED)
 # 1f1b does what gpipe does in less memory
 SCHEDULES = tuple(name for name, entry in ENTRIES.items() if name != "gpipe" and not entry.sliced)
-# slimpipe without its context exchange has the order of seq1f1b
-SLICED = tuple(name for name, entry in ENTRIES.items() if entry.sliced and name != "slimpipe")
+SLICED = tuple(name for name, entry in ENTRIES.items() if entry.sliced)
+EXCHANGING = ("slimpipe",)  # without context exchange its order is that of seq1f1b
+EXCHANGE = "exchange"
 SLICED_LOOP = ("seq1f1b-i", "mepipe", "gis", "gis-h", "po", "po-h", "po-f")
 MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4)
@@ -44,7 +45,7 @@ class Choice:
         microbatch: sequences of a microbatch. `microbatches`: m, per replica and iteration.
         recompute: what is recomputed in B.
         chunks, placement: of the pipeline. slices, slice_by: of each sequence, and what they have equal,
-            ``length`` or ``time``.
+            ``length`` or ``time``; ``exchange``: devices exchange context.
     """
 
     pp: int
@@ -60,6 +61,11 @@ class Choice:
     placement: str = "loop"
     slices: int = 1
     slice_by: str = "time"
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether devices exchange context: its costs then hold for the schedules alone that do."""
+        return self.slices > 1 and self.slice_by == EXCHANGE
 
     @property
     def split(self) -> tuple[int, ...]:
@@ -273,7 +279,8 @@ class Question:
                         of = (pp, tp, cp, dp, ep)
                         for zero, slices in product(zeros, self._cuts(pp, cp, size)):
                             plain = Choice(*of, zero, size, share // size, recompute)
-                            yield replace(plain, slices=slices, slice_by=self.slice_by)
+                            for by in self._cut_by(pp, slices):
+                                yield replace(plain, slices=slices, slice_by=by)
                 except OptPipeError:  # the model cannot be divided so
                     continue
 
@@ -288,6 +295,14 @@ class Question:
             if slices == 1 or (fits and pp > 1 and size == 1):
                 yield slices
 
+    def _cut_by(self, pp: int, slices: int) -> Iterator[str]:
+        """Yield what slices have equal: what was asked for, and what schedules make of them whose devices
+        exchange context, where there are several."""
+        yield self.slice_by
+        exchanging = {parse_name(name)[0] for name in self.names} & set(EXCHANGING)
+        if slices > 1 and pp > 1 and exchanging and self.slice_by != EXCHANGE:
+            yield EXCHANGE
+
     def shapes(self, choice: Choice) -> Iterator[tuple[Choice, tuple[str, ...]]]:
         """Yield the choice with each number of chunks and placement, and the schedules for it."""
         bases = {name: parse_name(name)[0] for name in self.names}
@@ -296,22 +311,24 @@ class Question:
                 if placement == "vee" and (chunks != 2 or choice.pp == 1):
                     continue
                 if choice.slices > 1:
-                    known = _sliced(chunks, placement)
+                    known = () if placement == "vee" else _sliced(chunks, choice.exchanges)
                 else:
                     known = VEE if placement == "vee" else ONE_CHUNK if chunks == 1 else LOOP
                 if choice.pp == 1 and chunks > 1:
                     known = ()  # nothing to interleave, but parts of an activation may be offloaded
-                free = ANY_SHAPE if choice.slices == 1 else SEARCHED
+                free = ANY_SHAPE if choice.slices == 1 else () if choice.exchanges else SEARCHED
                 names = tuple(n for n, base in bases.items() if base in (*known, *free))
                 if names:
                     yield replace(choice, chunks=chunks, placement=placement), names
 
 
-def _sliced(chunks: int, placement: str) -> tuple[str, ...]:
-    """Return the schedules over slices for a shape."""
-    if placement == "vee":
-        return ()
-    return SLICED_LOOP if chunks > 1 else tuple(name for name in SLICED if name != "seq1f1b-i")
+def _sliced(chunks: int, exchanges: bool) -> tuple[str, ...]:
+    """Return the schedules over slices in a loop, of which devices exchange context or do not."""
+    if exchanges:
+        return EXCHANGING
+    if chunks > 1:
+        return SLICED_LOOP
+    return tuple(name for name in SLICED if name not in ("seq1f1b-i", *EXCHANGING))
 
 
 def divisors(number: int) -> list[int]:

@@ -167,7 +167,7 @@ class _Run:
         elif step.do == "run":
             self.iteration.compute(step)
         elif step.do == "offload":
-            self.worker.offload(stage, unit)
+            self.worker.offload(stage, unit, step.keys)
         elif step.do == "drop":
             # the compute stream waits for the copy, then the memory is its own again
             self.worker.drop(stage, unit)

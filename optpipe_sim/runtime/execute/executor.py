@@ -232,7 +232,7 @@ class _Run:
 
     def _offload(self, step: Step) -> None:
         op, start, at = step.op, self.now_ns(), self.iteration.at(step.op)
-        self.worker.offload(*at)
+        self.worker.offload(*at, step.keys)
         end = self.now_ns()
         self.worker.drop(*at)
         self.record.times_ns[op] = start, end

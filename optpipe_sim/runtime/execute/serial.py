@@ -15,7 +15,7 @@ from ...ops import C, F, O, Op, R
 from ...sim.lower import Lowered
 from ..measure.memory import Meter
 from ..model.stage import StageWorker
-from ..program.program import inputs_of, levels_of
+from ..program.program import inputs_of, keys_moved, levels_of
 from .worker import compute
 
 HEAD_START_CYCLES = 10_000_000  # some 5 ms of a GPU's clock
@@ -70,6 +70,7 @@ def run_serially(
     given = contents or {}
     run = SerialRun(held={rank: [] for rank in workers})
     inputs, levels = inputs_of(lowered.schedule), levels_of(lowered.schedule)
+    keys = keys_moved(lowered.schedule, lowered.profile)
     consumers = {source: op for op, source in inputs.items()}
     place = lowered.schedule.shape.placement
     results: dict[Op, Tensor | None] = {}
@@ -88,7 +89,7 @@ def run_serially(
         else:
             scale.taken(box[0])
             with _Timer(worker.device) as timer:
-                made = _do(worker, op, at, box, levels.get(op[1:]))
+                made = _do(worker, op, at, box, levels.get(op[1:]), op in keys)
             run.duration_ns[op] = timer.took_ns
             if op.kind is O:
                 worker.drop(*at)
@@ -151,11 +152,16 @@ class _Scale:
 
 
 def _do(
-    worker: StageWorker, op: Op, at: tuple[int, int], box: list[Tensor | None], level: str | None
+    worker: StageWorker,
+    op: Op,
+    at: tuple[int, int],
+    box: list[Tensor | None],
+    level: str | None,
+    keys: bool,
 ) -> Tensor | None:
-    """Run one op; see `worker.compute`."""
+    """Run one op; see `worker.compute`. `keys`: an O moves keys and values that later slices read."""
     if op.kind is O:
-        worker.offload(*at)
+        worker.offload(*at, keys)
     elif op.kind is R:
         worker.reload(*at)
     else:

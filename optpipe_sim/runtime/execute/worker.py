@@ -34,7 +34,7 @@ class Worker(Protocol):
 
     def weight(self, stage: int, unit: int) -> None: ...
 
-    def offload(self, stage: int, unit: int) -> None: ...
+    def offload(self, stage: int, unit: int, keys: bool = False) -> None: ...
 
     def drop(self, stage: int, unit: int) -> None: ...
 
@@ -94,7 +94,7 @@ class SyntheticWorker:
         """W likewise."""
         self._take(W, stage, unit)
 
-    def offload(self, stage: int, unit: int) -> None:
+    def offload(self, stage: int, unit: int, keys: bool = False) -> None:
         """O likewise."""
         self._take(O, stage, unit)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from torch.utils import _pytree as pytree
 
 from ...errors import RuntimeFault
 from .boundary import Boundary
-from .sliced import Gradients, Keys, Slice
+from .sliced import Gradients, Keys, Layouts, Slice, layouts_of
+from .stash import Slot
 
 
 class Cut:
@@ -21,10 +23,16 @@ class Cut:
     Args:
         lengths: tokens of each slice, in order; none: sequences stay whole.
         microbatch: sequences in each microbatch.
+        layouts: by stage, the keys and values of modules that are no `SlicedAttention`.
     """
 
-    def __init__(self, lengths: Sequence[int] = (), microbatch: int = 1) -> None:
-        self.lengths, self.microbatch = tuple(lengths), microbatch
+    def __init__(
+        self,
+        lengths: Sequence[int] = (),
+        microbatch: int = 1,
+        layouts: Mapping[int, Layouts] | None = None,
+    ) -> None:
+        self.lengths, self.microbatch, self.layouts = tuple(lengths), microbatch, layouts or {}
         self.slices = max(1, len(self.lengths))
         self._keys: dict[tuple[int, int], Keys] = {}
         self._rooms: dict[int, list[Gradients]] = {}  # those that no microbatch uses
@@ -62,13 +70,13 @@ class Cut:
         self._keys.clear()
         for stage, module in modules.items():
             if stage not in self._rooms:
-                self._rooms[stage] = [self._room(module, device)]
+                self._rooms[stage] = [self._room(stage, module, device)]
 
-    def forward(self, stage: int, unit: int, left_out: set[int], where: str) -> Slice | None:
+    def forward(self, stage: int, unit: int, slot: Slot, where: str) -> Slice | None:
         """Return what the F of a unit runs as; None: a whole sequence.
 
         Args:
-            left_out: storages that are no activations; keys and values that later slices read join them.
+            slot: what the F saves; its keys and values that later slices read stay there.
 
         Raises:
             RuntimeFault: where the slices before have not all had theirs.
@@ -83,9 +91,15 @@ class Cut:
                 f" {number} slices; {keys.forwards} have run before"
             )
         keys.forwards += 1
-        return Slice(number, self._start(unit), keys, left_out, number == self.slices - 1)
+        return Slice(number, self._start(unit), keys, slot, number == self.slices - 1)
 
-    def backward(self, stage: int, unit: int, module: nn.Module, where: str) -> Slice | None:
+    def again(self, one: Slice | None) -> Slice | None:
+        """Return what parts of an F that has ended run again as."""
+        return None if one is None else replace(one, again=True)
+
+    def backward(
+        self, stage: int, unit: int, slot: Slot, module: nn.Module, where: str
+    ) -> Slice | None:
         """Return what the backward of a unit runs as.
 
         Raises:
@@ -104,8 +118,8 @@ class Cut:
         if keys.gradients is None:
             free = self._rooms[stage]
             device = next(module.parameters()).device
-            keys.gradients = free.pop() if free else self._room(module, device)
-        return Slice(number, self._start(unit), keys, set(), number == self.slices - 1)
+            keys.gradients = free.pop() if free else self._room(stage, module, device)
+        return Slice(number, self._start(unit), keys, slot, number == self.slices - 1, again=True)
 
     def over(self, stage: int, unit: int) -> None:
         """The backward of a unit has ended: its keys and values are released."""
@@ -123,21 +137,16 @@ class Cut:
         """Of the keys and values of a unit that are held."""
         mb, number = divmod(unit, self.slices)
         keys = self._keys.get((stage, mb), Keys())
-        pairs = [pair for (_, at), pair in keys.held.items() if at == number]
-        return sum(tensor.untyped_storage().nbytes() for pair in pairs for tensor in pair)
+        return keys.held_bytes(number)
 
     def room_bytes(self, stage: int) -> int:
         """Of the room for gradients of keys and values that a stage holds all the time."""
-        pairs = [pair for room in self._rooms.get(stage, ()) for pair in room.sums.values()]
-        return sum(tensor.untyped_storage().nbytes() for pair in pairs for tensor in pair)
-
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield the keys and values that are held."""
-        for keys in list(self._keys.values()):
-            yield from keys.tensors()
+        rooms = [each for room in self._rooms.get(stage, ()) for each in room.sums.values()]
+        return sum(tensor.untyped_storage().nbytes() for each in rooms for tensor in each)
 
     def _start(self, unit: int) -> int:
         return sum(self.lengths[: unit % self.slices])
 
-    def _room(self, module: nn.Module, device: torch.device) -> Gradients:
-        return Gradients(module, self.microbatch, self.lengths, device)
+    def _room(self, stage: int, module: nn.Module, device: torch.device) -> Gradients:
+        own = layouts_of(module, self.microbatch, self.lengths)
+        return Gradients({**own, **self.layouts.get(stage, {})}, device)

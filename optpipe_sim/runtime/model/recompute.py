@@ -206,6 +206,9 @@ class Region:
         if storage_key(tensor) in self.slot.left_out:
             self.saved.append((None, tensor.shape))
             return tensor.detach()
+        if self.slot.stays(storage_key(tensor)):
+            self.saved.append((None, tensor.shape))
+            return self.slot.keep(tensor)
         handle = Handle(tensor, None, self)
         self.last = len(self.saved)
         self.saved.append((weakref.ref(handle), tensor.shape))

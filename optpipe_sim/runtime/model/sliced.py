@@ -4,13 +4,14 @@ Each slice of a microbatch has an autograd graph of its own. The attention of sl
 values of the slices before it from `Keys`; its backward adds to their gradients, and the backward of such
 an earlier slice, which comes later, takes the sum (Seq1F1B, Sun et al., 2024). One call of a fused kernel per
 earlier slice, without a mask, and one causal call for the slice itself; their results are joined by the sums
-of exponentials, as blocks are in FlashAttention.
+of exponentials, as blocks are in FlashAttention. A user's own attention takes the keys and values of all
+tokens so far in one tensor (`with_earlier`).
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -18,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .stash import storage_key
+from .boundary import Layout
+from .stash import Handle, Slot
 
 SUM_DTYPE = torch.float32  # in which gradients of keys and values add up, at least
 
@@ -33,30 +35,50 @@ class SlicedAttention(nn.Module):
     kv_heads: int
     width: int
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of its weights."""
+        return next(self.parameters()).dtype
 
-class Pair(NamedTuple):
-    """Keys and values, or their gradients: (batch, heads, tokens, width) each."""
 
-    key: Tensor
-    value: Tensor
+Tensors = tuple[Tensor, ...]  # keys and values, or their gradients
+Place = tuple[int, int]  # the id of a module, and a slice
+Layouts = Mapping[Place, Sequence[Layout]]
+
+
+class Held(NamedTuple):
+    """Keys and values of one module in one slice: where they stay, and which dimension is that of tokens."""
+
+    slot: Slot
+    handles: tuple[Handle, ...]
+    dim: int
+
+    def tensors(self) -> Tensors:
+        """Return them, from the host too."""
+        return tuple(map(self.slot.read, self.handles))
+
+
+def layouts_of(module: nn.Module, batch: int, lengths: Sequence[int]) -> Layouts:
+    """Return the keys and values that later slices read, of each `SlicedAttention` of a stage."""
+    return {
+        (id(part), at): 2 * [((batch, part.kv_heads, tokens, part.width), part.dtype)]
+        for part in module.modules()
+        if isinstance(part, SlicedAttention)
+        for at, tokens in enumerate(lengths[:-1])
+    }
 
 
 class Gradients:
     """Room for the gradients of the keys and values of one microbatch in one stage: of all slices but the
     last, which nothing reads later. Allocated before the step, and used by one microbatch after the other."""
 
-    def __init__(
-        self, module: nn.Module, batch: int, lengths: Sequence[int], device: torch.device
-    ) -> None:
-        self.sums: dict[tuple[int, int], Pair] = {}
-        for part in module.modules():
-            if not isinstance(part, SlicedAttention):
-                continue
-            kind = next(part.parameters()).dtype
-            for at, tokens in enumerate(lengths[:-1]):
-                shape = batch, part.kv_heads, tokens, part.width
-                pair = (torch.empty(shape, dtype=_sum_dtype(kind), device=device) for _ in range(2))
-                self.sums[id(part), at] = Pair(*pair)
+    def __init__(self, layouts: Layouts, device: torch.device) -> None:
+        self.sums: dict[Place, Tensors] = {
+            place: tuple(
+                torch.empty(shape, dtype=_sum_dtype(kind), device=device) for shape, kind in each
+            )
+            for place, each in layouts.items()
+        }
 
 
 class Keys:
@@ -69,58 +91,79 @@ class Keys:
 
     def __init__(self) -> None:
         self.forwards = self.backwards = 0
-        self.held: dict[tuple[int, int], Pair] = {}
-        self.summed: dict[tuple[int, int], Pair] = {}  # gradients that later slices have given
+        self.held: dict[Place, Held] = {}
+        self.summed: dict[Place, Tensors] = {}  # gradients that later slices have given
         self.gradients: Gradients | None = None
 
-    def before(self, part: SlicedAttention, at: int) -> list[Pair]:
-        """Of the slices before that one."""
-        return [self.held[id(part), earlier] for earlier in range(at)]
+    def before(self, part: nn.Module, at: int) -> Iterator[Tensors]:
+        """Yield those of each slice before that one; what is on the host is copied for as long as it is used."""
+        for earlier in range(at):
+            yield self.held[id(part), earlier].tensors()
 
-    def give(self, part: SlicedAttention, at: int, key: Tensor, value: Tensor) -> None:
+    def give(self, part: nn.Module, at: int, gradients: Sequence[Tensor]) -> None:
         """Add to the gradients of an earlier slice."""
         assert self.gradients is not None
         place = id(part), at
         sums = self.gradients.sums[place]
-        if place in self.summed:
-            sums.key.add_(key)
-            sums.value.add_(value)
-        else:
-            sums.key.copy_(key)
-            sums.value.copy_(value)
-            self.summed[place] = sums
+        for one, gradient in zip(sums, gradients, strict=True):
+            if place in self.summed:
+                one.add_(gradient)
+            else:
+                one.copy_(gradient)
+        self.summed[place] = sums
 
-    def take(self, part: SlicedAttention, at: int, key: Tensor, value: Tensor) -> Pair:
+    def take(self, part: nn.Module, at: int, gradients: Tensors) -> Tensors:
         """Return the whole gradients of a slice: its own share and what later ones have given."""
         given = self.summed.pop((id(part), at), None)
         if given is None:
-            return Pair(key, value)
-        return Pair((given.key + key).to(key.dtype), (given.value + value).to(value.dtype))
+            return gradients
+        pairs = zip(given, gradients, strict=True)
+        return tuple((one + own).to(own.dtype) for one, own in pairs)
 
     def close(self, at: int) -> None:
         """Release the keys and values of a slice, after its B."""
         for place in [place for place in self.held if place[1] == at]:
             del self.held[place]
 
-    def tensors(self) -> Iterator[Tensor]:
-        """Yield all that is held."""
-        for pair in self.held.values():
-            yield from pair
+    def held_bytes(self, at: int) -> int:
+        """Of the keys and values of a slice that are held."""
+        handles = [
+            one for place, held in self.held.items() if place[1] == at for one in held.handles
+        ]
+        entries = {id(one.entry): one.entry.size for one in handles if one.entry is not None}
+        return sum(entries.values())
 
 
 @dataclass(frozen=True)
 class Slice:
-    """The slice that runs: which one, the first of its tokens, and the keys and values of its microbatch.
-
-    `left_out`: storages that are never offloaded or dropped; its own keys and values join them, but those
-    of the `last` slice, which no other reads.
-    """
+    """The slice that runs: which one, the first of its tokens, the keys and values of its microbatch, and
+    the slot in which its own stay, but those of the `last` slice, which no other reads. `again`: its F has
+    ended, and runs again in part."""
 
     number: int
     start: int
     keys: Keys
-    left_out: set[int]
+    slot: Slot
     last: bool = False
+    again: bool = False
+
+    def hold(self, part: nn.Module, tensors: Tensors, dim: int) -> None:
+        """Hold keys and values for later slices.
+
+        Raises:
+            RuntimeFault: where the module has given some in this F already.
+        """
+        place = id(part), self.number
+        if self.last or self.again:
+            return
+        if place in self.keys.held:
+            raise self.slot.fault(
+                "F",
+                f"{type(part).__name__} gave keys and values twice; each time in a forward needs a module"
+                " of its own",
+            )
+        handles = tuple(self.slot.keep(one, stays=True) for one in tensors)
+        self.keys.held[place] = Held(self.slot, handles, dim)
 
 
 _active = threading.local()
@@ -143,17 +186,15 @@ def current() -> Slice | None:
 
 
 def first_token() -> int:
-    """Return where in its sequence the input of this thread begins."""
+    """Return where in its sequence the input of the stage that runs begins: the position of its first token,
+    0 where sequences are whole."""
     one = current()
     return 0 if one is None else one.start
 
 
 def attend(part: SlicedAttention, query: Tensor, key: Tensor, value: Tensor, one: Slice) -> Tensor:
     """Causal attention of a slice to itself and to all tokens before it: (batch, heads, tokens, width)."""
-    place = id(part), one.number
-    if not one.last and place not in one.keys.held:
-        one.keys.held[place] = Pair(key.detach(), value.detach())
-        one.left_out.update(map(storage_key, (key, value)))
+    one.hold(part, (key, value), -2)
     mixed: Tensor = _Attend.apply(query, key, value, part, one)
     return mixed
 
@@ -163,11 +204,11 @@ class _Attend(torch.autograd.Function):
     def forward(
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, part: SlicedAttention, one: Slice
     ) -> Tensor:
-        mixed, total = _kernel(query, Pair(key, value), causal=True)
-        earlier = one.keys.before(part, one.number)
-        if earlier:
+        mixed, total = _kernel(query, key, value, causal=True)
+        if one.number:
+            earlier = one.keys.before(part, one.number)
             mixed, total = _joined(
-                [(mixed, total), *(_kernel(query, pair, causal=False) for pair in earlier)]
+                [(mixed, total), *(_kernel(query, *pair, causal=False) for pair in earlier)]
             )
         ctx.part, ctx.slice = part, one
         ctx.save_for_backward(query, key, value, mixed, total)
@@ -177,30 +218,76 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, mixed, total = ctx.saved_tensors
         keys, at = ctx.slice.keys, ctx.slice.number
-        dq, dk, dv = _kernel_backward(dy, query, Pair(key, value), mixed, total, causal=True)
-        own = keys.take(ctx.part, at, dk, dv)
+        dq, dk, dv = _kernel_backward(dy, query, (key, value), mixed, total, causal=True)
+        own = keys.take(ctx.part, at, (dk, dv))
         summed = dq.to(_sum_dtype(dq.dtype)) if at else dq
         for number, pair in enumerate(keys.before(ctx.part, at)):
             dq, dk, dv = _kernel_backward(dy, query, pair, mixed, total, causal=False)
-            keys.give(ctx.part, number, dk, dv)
+            keys.give(ctx.part, number, (dk, dv))
             summed = summed + dq
-        return summed.to(query.dtype), own.key, own.value, None, None
+        return summed.to(query.dtype), *own, None, None
 
 
-def _kernel(query: Tensor, pair: Pair, *, causal: bool) -> tuple[Tensor, Tensor]:
+def with_earlier(part: nn.Module, *tensors: Tensor, dim: int = -2) -> Tensors:
+    """Return the keys and values of all tokens so far: those of the slices before this one, then these.
+
+    For the attention of a user's own module, once in each forward of it; without slices they come back as
+    they are. The backward adds to the gradients of the earlier slices.
+
+    Args:
+        part: the module that attends, ``self``.
+        tensors: keys and values of the tokens that run now, or whatever else later tokens read; each in
+            memory of its own, which stays on the device until the backward of this slice.
+        dim: of the tokens.
+
+    Raises:
+        RuntimeFault: where a module does this twice in one forward.
+    """
+    one = current()
+    if one is None:
+        return tensors
+    one.hold(part, tensors, dim)
+    joined: Tensors = _Join.apply(part, one, dim, *tensors)
+    return joined
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: nn.Module, one: Slice, dim: int, *own: Tensor) -> Tensors:
+        ctx.part, ctx.slice, ctx.dim = part, one, dim
+        if not one.number:
+            return tuple(each.view_as(each) for each in own)
+        parts = [*one.keys.before(part, one.number), own]
+        ctx.lengths = [each[0].shape[dim] for each in parts]
+        return tuple(torch.cat(each, dim) for each in zip(*parts, strict=True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
+        keys, at = ctx.slice.keys, ctx.slice.number
+        own = gradients
+        if at:
+            *earlier, own = zip(
+                *(each.split(ctx.lengths, ctx.dim) for each in gradients), strict=True
+            )
+            for number, each in enumerate(earlier):
+                keys.give(ctx.part, number, each)
+        return None, None, None, *keys.take(ctx.part, at, own)
+
+
+def _kernel(query: Tensor, key: Tensor, value: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
     """Return what the fused kernel makes, and the logarithms of its sums of exponentials."""
     mixed, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        query, pair.key, pair.value, 0.0, causal
+        query, key, value, 0.0, causal
     )
     return mixed, total
 
 
 def _kernel_backward(
-    dy: Tensor, query: Tensor, pair: Pair, mixed: Tensor, total: Tensor, *, causal: bool
+    dy: Tensor, query: Tensor, pair: Tensors, mixed: Tensor, total: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, of a block of the keys; `mixed` and `total` are of all blocks."""
     dq, dk, dv = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-        dy, query, pair.key, pair.value, mixed, total, 0.0, causal
+        dy, query, *pair, mixed, total, 0.0, causal
     )
     return dq, dk, dv
 

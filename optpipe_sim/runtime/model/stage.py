@@ -184,10 +184,8 @@ class StageWorker:
         name = self.cut.name(stage, unit)
         if (stage, unit) in self._flights:
             raise RuntimeFault(f"F{name} on {self.where}: runs twice")
-        left_out = set(self._left_out)
-        slot = Slot(name, self.where, left_out, self.slab, self.allocated)
-        one = self.cut.forward(stage, unit, left_out, self.where)
-        flight = _Flight(slot, WeightQueue(), one)
+        slot = Slot(name, self.where, self._left_out, self.slab, self.allocated)
+        flight = _Flight(slot, WeightQueue(), self.cut.forward(stage, unit, slot, self.where))
         if level is not None:
             flight.dropping = Dropping(level_of(level), slot, flight.queue, self.device)
         dropping = nullcontext() if flight.dropping is None else flight.dropping.active()
@@ -209,6 +207,7 @@ class StageWorker:
             raise NoSuchPart(
                 f"F{name} on {self.where}: level {level!r}: the stage has no such part to recompute"
             )
+        flight.slice = self.cut.again(flight.slice)
         torch.clear_autocast_cache()  # copies of weights: of this microbatch, as its graph has them
         self._flights[stage, unit] = flight
         if stage == self.stages - 1:
@@ -255,7 +254,7 @@ class StageWorker:
         else:
             gradients = self._boundary(stage, unit).unpack_gradient(dy) if flight.edges else []
             del dy
-        one = self.cut.backward(stage, unit, self.modules[stage], self.where)
+        one = self.cut.backward(stage, unit, flight.slot, self.modules[stage], self.where)
         edges, flight.edges = flight.edges, []
         flight.queue.fused = fused
         # a checkpoint of the user's own runs its part again in here; autocast is for forwards
@@ -290,10 +289,10 @@ class StageWorker:
             self.ready.after_weight(stage)
         del self._flights[stage, unit]
 
-    def offload(self, stage: int, unit: int) -> None:
+    def offload(self, stage: int, unit: int, keys: bool = False) -> None:
         """Run O: copy the activation to the host, on the current stream; device memory stays allocated until
-        `drop`."""
-        self._flight(stage, unit, "O", "F").slot.offload()
+        `drop`. `keys`: with the keys and values that the backward passes of later slices read."""
+        self._flight(stage, unit, "O", "F").slot.offload(keys)
 
     def drop(self, stage: int, unit: int) -> None:
         """Release the device memory of an offloaded activation; memory falls here."""
@@ -341,12 +340,12 @@ class StageWorker:
             for tensor in flight.queue.tensors():
                 if storage_key(tensor) not in self._left_out:
                     found[storage_key(tensor)] = tensor.untyped_storage().nbytes()
-        found.update((storage_key(t), t.untyped_storage().nbytes()) for t in self.cut.tensors())
         return sum(found.values())
 
     def offload_sizes(self, stage: int, unit: int) -> list[int]:
-        """Bytes of each storage that an O of this activation copies."""
-        return [size for _, size in self._flight(stage, unit, "O", "F").slot.storages()]
+        """Bytes of each storage that an O of this activation copies, without keys and values that later
+        slices read."""
+        return [size for _, size in self._flight(stage, unit, "O", "F").slot.storages(stays=False)]
 
     def parameters(self) -> list[nn.Parameter]:
         """Of all stages, each once: for the optimizer."""

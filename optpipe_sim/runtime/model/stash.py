@@ -27,13 +27,15 @@ ALIGNMENT = 512
 
 
 class Entry:
-    """One storage: on the device, on the host, or both."""
+    """One storage: on the device, on the host, or both. `stays`: keys and values that later slices read,
+    never dropped, and moved only by an offload that says so."""
 
     def __init__(self, storage: torch.UntypedStorage, device: torch.device) -> None:
         self.storage: torch.UntypedStorage | None = storage
         self.device = device
         self.size = storage.nbytes()
         self.host: Tensor | None = None
+        self.stays = False
 
 
 class Dropped(Protocol):
@@ -160,7 +162,11 @@ class Slot:
         self.outputs: dict[int, Callable[[Tensor], Handle]] = {}
         self.handles: list[weakref.ref[Handle]] = []
         self.pieces: list[Tensor] = []
-        self.offloaded: Any = None  # CUDA event: the end of the copy to the host
+        # CUDA events: the ends of the copies, and of the last read of what is on the host
+        self.offloaded: Any = None
+        self.reloaded: Any = None
+        self.was_read: Any = None
+        self._lock = threading.Lock()  # other slices read while a copy engine's thread moves
 
     def fault(self, op: str, problem: str) -> RuntimeFault:
         """Return a `RuntimeFault` that names the op and the device."""
@@ -181,11 +187,23 @@ class Slot:
             return self.region.save(tensor)
         if key in self.left_out:
             return tensor.detach()  # with its graph it would hold itself
-        if key in self.outputs:
+        if key in self.outputs and not self.stays(key):
             return self.outputs[key](tensor)
-        handle = Handle(tensor, self.entry(tensor))
+        return self.keep(tensor)
+
+    def keep(self, tensor: Tensor, stays: bool = False) -> Handle:
+        """Return a handle of a tensor; `stays`: its storage is never dropped, and the next ones to be saved of
+        that storage are not either (see `Entry`)."""
+        entry = self.entry(tensor)
+        entry.stays |= stays
+        handle = Handle(tensor, entry)
         self.handles.append(weakref.ref(handle))
         return handle
+
+    def stays(self, key: int) -> bool:
+        """Whether a storage is never dropped."""
+        entry = self.entries.get(key)
+        return entry is not None and entry.stays
 
     def unpack(self, packed: Handle | Tensor) -> Tensor:
         """Return the saved tensor; what was dropped is recomputed now.
@@ -206,6 +224,26 @@ class Slot:
                 "B", f"its activation is on the host: R{self.name} has to come before (and O, drop)"
             )
         return _view(entry, packed.layout)
+
+    def read(self, handle: Handle) -> Tensor:
+        """Return a tensor that stays, for the backward of a later slice: where it is on the host, a copy of
+        it, made on the current stream."""
+        with self._lock:
+            if handle.witness is not None:
+                return handle.witness
+            entry = handle.entry
+            assert entry is not None
+            if entry.host is None:
+                if self.reloaded is not None:
+                    torch.cuda.current_stream().wait_event(self.reloaded)
+                return _view(entry, handle.layout)
+            again = torch.empty(entry.size, dtype=torch.uint8, device=entry.device)
+            again.copy_(entry.host, non_blocking=True)
+            self.was_read = _event()
+            *view, dtype = handle.layout
+            return torch.empty(0, dtype=dtype, device=entry.device).set_(
+                again.untyped_storage(), *view
+            )
 
     def entry(self, tensor: Tensor) -> Entry:
         """Return the entry of the storage of a tensor."""
@@ -238,21 +276,25 @@ class Slot:
             self._check(handle, op)
         return found
 
-    def storages(self) -> Iterator[tuple[int, int]]:
-        """Key and bytes of every storage that is on the device."""
+    def storages(self, stays: bool = True) -> Iterator[tuple[int, int]]:
+        """Key and bytes of every storage that is on the device; without `stays`, of those that may be
+        offloaded at any time."""
         for entry in list(self.entries.values()):
-            if entry.storage is not None:
+            if entry.storage is not None and (stays or not entry.stays):
                 yield entry.storage._cdata, entry.size
 
     # -- the copies --------------------------------------------------------------------------------
 
-    def offload(self) -> None:
-        """Copy every entry to the host, on the current stream. The memory stays until `drop`."""
+    def offload(self, keys: bool = False) -> None:
+        """Copy every entry to the host, on the current stream, keys and values that later slices read
+        only where `keys` says so. The memory stays until `drop`."""
         if self.state != "kept":
             raise self.fault("O", f"offloaded twice (its activation is {self.state})")
         self._living("O")
         self.state = "copying"
         for entry in list(self.entries.values()):
+            if entry.stays and not keys:
+                continue
             entry.host = self.slab.take(entry.size)
             self.pieces.append(entry.host)
             entry.host.copy_(_bytes(entry), non_blocking=True)
@@ -266,20 +308,24 @@ class Slot:
             raise self.fault("drop ", problem.get(self.state, f"it is {self.state} already"))
         if compute is not None and self.offloaded is not None:
             compute.wait_event(self.offloaded)
-        for handle in self._living("drop "):
-            handle.drop()
-        for entry in list(self.entries.values()):
-            entry.storage = None
-        self.state = "dropped"
+        with self._lock:
+            for handle in self._living("drop "):
+                if handle.entry is None or handle.entry.host is not None:
+                    handle.drop()
+            for entry in list(self.entries.values()):
+                if entry.host is not None:
+                    entry.storage = None
+            self.state = "dropped"
 
     def allocate(self) -> None:
         """Allocate device memory for a reload, on the current stream; device memory rises here."""
         if self.state != "dropped":
             problem = "nothing was dropped" if self.state in ("kept", "copied") else "twice"
             raise self.fault("R", f"{problem} (its activation is {self.state})")
-        entries = list(self.entries.values())
-        self.entries.clear()
-        for entry in entries:
+        moved = [(key, entry) for key, entry in self.entries.items() if entry.host is not None]
+        for key, _ in moved:
+            del self.entries[key]
+        for _, entry in moved:
             made = torch.empty(entry.size, dtype=torch.uint8, device=entry.device)
             entry.storage = made.untyped_storage()
             self.entries[entry.storage._cdata] = entry
@@ -291,12 +337,16 @@ class Slot:
         """Copy everything back, on the current stream, into the memory from `allocate`."""
         if self.state != "allocated":
             raise self.fault("R", f"no memory was taken for it (its activation is {self.state})")
-        for entry in list(self.entries.values()):
-            if entry.host is not None:
-                _bytes(entry).copy_(entry.host, non_blocking=True)
-                entry.host = None
-        self._give_back(_event())
-        self.state = "back"
+        with self._lock:
+            if self.was_read is not None:  # the host memory is given back below
+                torch.cuda.current_stream().wait_event(self.was_read)
+            for entry in list(self.entries.values()):
+                if entry.host is not None:
+                    _bytes(entry).copy_(entry.host, non_blocking=True)
+                    entry.host = None
+            self.reloaded = _event()
+            self._give_back(self.reloaded)
+            self.state = "back"
 
     def close(self) -> None:
         """Release everything, after B."""

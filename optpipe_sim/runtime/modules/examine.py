@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ from ...errors import OptPipeError
 from ...schedule.shape import Shape
 from ..group.pipeline_group import PipelineGroup
 from ..model.boundary import Boundary, Enter, call
+from ..model.sliced import Layouts
+from .halves import Halves
 
 SHARDED = (FSDPModule, FullyShardedDataParallel)
 IN_PLACE = "modified by an inplace operation"
@@ -70,6 +72,7 @@ class Passed:
     boundary: Boundary | None = None
     message: Tensor | None = None
     problem: str | None = None
+    keys: Layouts = field(default_factory=dict)  # that later slices read
 
 
 def examine(
@@ -81,6 +84,7 @@ def examine(
     ending: Callable[[Any], Tensor] | None,
     run: Callable[[nn.Module, Any], Any] = call,
     refuse: Callable[[int, nn.Module, torch.device], None] = refuse,
+    halves: Halves | None = None,
 ) -> dict[int, Passed]:
     """Examine the stages of this process; all processes of the group have to.
 
@@ -88,6 +92,8 @@ def examine(
         inputs: one microbatch, for the first stage. ending: the loss of what the last one
             returns, if there is one.
         run: calls a stage with a tree. refuse: raises where a stage's modules cannot be run.
+        halves: where sequences are cut, what is examined instead: the first tokens, whole and cut. What a
+            stage hands on is then as long as these.
 
     Returns:
         By stage, what it hands on; the last stage of the model has nothing.
@@ -108,7 +114,7 @@ def examine(
             try:
                 refuse(stage, modules[stage], device)
                 end = ending if stage == last else None
-                made = _examined(stage, modules[stage], device, taken, inputs, run, end)
+                made = _examined(stage, modules[stage], device, taken, inputs, run, end, halves)
             except OptPipeError as error:
                 made = Passed(problem=str(error))
         found[stage] = made
@@ -148,14 +154,18 @@ def _examined(
     inputs: Any,
     run: Callable[[nn.Module, Any], Any],
     ending: Callable[[Any], Tensor] | None,
+    halves: Halves | None,
 ) -> Passed:
     """Run one stage, forward and backward; the last one with the loss."""
+    keys: Layouts = {}
     try:
         with _unchanged(module, device), torch.enable_grad():
+            if halves is not None and taken is None:
+                inputs = halves.first(inputs, "inputs")
             tree, anchor = _taken(taken, inputs, device)
             mine = [value for value in pytree.tree_leaves(tree) if isinstance(value, Tensor)]
             versions = [tensor._version for tensor in mine]
-            made = run(module, tree)
+            given = made = run(module, tree)
             if ending is not None:
                 made = ending(made)
                 if not isinstance(made, Tensor) or made.dim():
@@ -166,10 +176,14 @@ def _examined(
                     f"stage {stage}: edits its input in place, which the stage before it may still"
                     " need; edit a copy instead"
                 )
+            if halves is not None:
+                loss = None if ending is None else made
+                keys = halves.layouts(stage, module, run, tree, given, loss)
+            del given
             boundary = Boundary.of(made)
             tensors = [value for value in pytree.tree_leaves(made) if isinstance(value, Tensor)]
             _backward(tensors, module, anchor)
-        return Passed(boundary, boundary.pack([t.detach() for t in tensors], device))
+        return Passed(boundary, boundary.pack([t.detach() for t in tensors], device), keys=keys)
     except OptPipeError:
         raise
     except Exception as error:

@@ -16,8 +16,10 @@ from ...schedule.shape import Shape
 from ..group.pipeline_group import PipelineGroup
 from ..measure.profiler import Progress, measure
 from ..model.boundary import Boundary
+from ..model.cut import Cut
 from ..model.stage import Loss, StageWorker
 from .examine import Passed, examine
+from .halves import Halves
 
 
 def profile_modules(
@@ -29,6 +31,7 @@ def profile_modules(
     devices: int | None = None,
     device: str = "cpu",
     levels: Sequence[str] = (),
+    slices: Sequence[int] = (),
     samples: int = 30,
     warmup: int = 5,
     optimizer_bytes: int = 8,
@@ -50,6 +53,8 @@ def profile_modules(
         levels: of recomputation: ``stage`` (all of a stage at once, always possible); ``full`` and
             ``full-50%``, where stages mark their layers (`mark_layers`, `checkpoint`); ``norms``,
             ``attention``, ``mlp`` and so on, where they mark these parts (`part`).
+        slices: tokens of each slice of the sequences, in order; none: they stay whole. See
+            `PipelineStep` for what the modules have to do.
         samples, warmup: chains of ops that are timed, and that are not.
         optimizer_bytes: what the optimizer keeps per trained weight (8: two moments in fp32).
         latency_ns, occupancy_ns: a message between devices takes their sum, and the link is busy for
@@ -64,16 +69,18 @@ def profile_modules(
     if not modules or p < 1 or len(modules) % p:
         raise OptPipeError(f"devices: {len(modules)} stages cannot be dealt out to {p} devices")
     shape = Shape(p, len(modules) // p, 1)
+    halves = Halves(slices, loss, target) if slices else None
     found = examine(
         dict(enumerate(modules)),
         shape,
         PipelineGroup(p, alone=True),
         place,
         inputs,
-        lambda made: loss(made, target),
+        halves.ending if halves else lambda made: loss(made, target),
+        halves=halves,
     )
-    example = inputs, target
-    stages = ModuleStages(tuple(modules), loss, example, p, found, optimizer_bytes, name)
+    example, lengths = (inputs, target), tuple(slices)
+    stages = ModuleStages(tuple(modules), loss, example, p, found, optimizer_bytes, name, lengths)
     profile = measure(stages, device, samples, warmup, progress, levels=levels)
     return replace(profile, latency_ns=latency_ns, occupancy_ns=occupancy_ns)
 
@@ -89,6 +96,7 @@ class ModuleStages:
     passed: Mapping[int, Passed]
     adam_bytes: int
     title: str
+    slices: tuple[int, ...] = ()
     seed: int = 0
 
     @property
@@ -107,11 +115,6 @@ class ModuleStages:
         return
 
     @property
-    def slices(self) -> tuple[int, ...]:
-        """Whole sequences: nothing is known of what these stages attend to."""
-        return ()
-
-    @property
     def boundaries(self) -> list[Boundary | None]:
         """By the stage that sends."""
         return [self.passed[stage].boundary for stage in range(self.stages - 1)]
@@ -127,7 +130,10 @@ class ModuleStages:
     def worker(self, stage: int, device: str | torch.device, fill: bool = True) -> StageWorker:
         """Return a worker with just this stage."""
         modules = {stage: self.modules[stage]}
-        return StageWorker(modules, self.stages, self.boundaries, device=device, loss=self.loss)
+        cut = Cut(self.slices, layouts={stage: self.passed[stage].keys})
+        return StageWorker(
+            modules, self.stages, self.boundaries, device=device, loss=self.loss, cut=cut
+        )
 
     def batch(self, device: str | torch.device) -> tuple[Any, Any]:
         """Return two microbatches, inputs and targets, which share no memory."""
@@ -143,28 +149,46 @@ class ModuleStages:
         generator: torch.Generator | None = None,
         unit: int = 0,
     ) -> Tensor | None:
-        """Return what the stage before sent when it was examined; a gradient of zeros, or drawn."""
+        """Return what the stage before sent when it was examined, of a slice over and over again; a gradient of
+        zeros, or drawn."""
         if not 0 <= boundary < self.stages - 1:
             return None
         if not gradient:
             message = self.passed[boundary].message
             assert message is not None
-            return message.clone()
+            return message.clone() if not self.slices else self._repeated(boundary, unit)
         kind = self.passed[boundary].boundary
         assert kind is not None
+        kind = worker.cut.boundary(kind, unit)
         made = torch.zeros(kind.gradient[0], dtype=kind.gradient[1], device=worker.device)
         if generator is not None and kind.differentiable:
             for part in kind.unpack_gradient(made):
                 part.normal_(generator=generator).div_(part.numel())
         return made
 
+    def _repeated(self, boundary: int, unit: int) -> Tensor:
+        """Return the message of the first tokens, as long as a slice."""
+        kind, message = self.passed[boundary].boundary, self.passed[boundary].message
+        assert kind is not None
+        assert message is not None
+        length = self.slices[unit % len(self.slices)]
+        made = []
+        for one in kind.unpack(message):
+            count = -(-length // one.shape[1])
+            made.append(torch.cat([one] * count, 1)[:, :length].contiguous())
+        return kind.of_slice(length).pack(made, message.device).clone()
+
     def name(self, kind: str) -> str:
         """Return what a profile of it on such a device is called."""
-        return f"{self.title}-{kind}-p{self.devices}"
+        sliced = f"-{len(self.slices)}slices" if self.slices else ""
+        return f"{self.title}-{kind}-p{self.devices}{sliced}"
 
     def facts(self) -> dict[str, Any]:
         """Return what a profile of it tells of its origin."""
         return {
             "model": {"name": self.title, "stages": [type(m).__name__ for m in self.modules]},
-            "work": {"boundaries": [str(one.message) for one in self.boundaries if one]},
+            "work": {
+                "boundaries": [str(one.message) for one in self.boundaries if one],
+                **({"slices": list(self.slices)} if self.slices else {}),
+            },
         }

@@ -23,11 +23,13 @@ from ..group.tied import Tied, TiedWeights
 from ..measure.memory import Meter
 from ..measure.memory import meter as meter_of
 from ..model.boundary import Boundary
+from ..model.cut import Cut
 from ..model.ready import Ready
 from ..model.split import zero_gradients
 from ..model.stage import Loss, StageWorker
 from ..program.prepare import prepare
 from .examine import examine
+from .halves import Halves
 
 
 class PipelineStep:
@@ -51,12 +53,19 @@ class PipelineStep:
     compiled modules. Autocast around the call is that of the forward passes. A stage may have frozen
     parameters, and activation checkpointing of its own (`torch.utils.checkpoint`).
 
+    A schedule over slices of the sequence runs each stage on one slice after the other: every tensor is
+    (sequences, tokens, ...) then; attention takes the keys and values of all tokens so far from
+    `with_earlier`, positions count from `first_token()`, and the loss is a mean over tokens. The first
+    call compares two slices of the first tokens with the whole.
+
     Args:
         modules: all stages in order; in a process group those of this rank, by number, will do.
         schedule: of as many stages; `profile` has its costs, which decide when memory may be dropped
             (default: none is limited), and its levels of recomputation.
         loss: of what the last stage returns and the target of a microbatch: one number.
         memory_limit: bytes per device; default: the profile's.
+        slices: tokens of each slice of the sequences, in order, where the schedule has slices; default: those
+            that the profile was measured with (`profile_modules`).
         tied: per weight that several stages have copies of, which stages and its name in each, as in
             ``[[(0, "embed.weight"), (3, "head.weight")]]``: all start as the first, and get the sum
             of all gradients. Stages of one process may share the parameter itself instead.
@@ -85,6 +94,7 @@ class PipelineStep:
         *,
         profile: CostProfile | None = None,
         memory_limit: int | Sequence[int] | None = None,
+        slices: Sequence[int] = (),
         tied: Sequence[Tied] = (),
         group: Any = None,
         device: str | torch.device = "cpu",
@@ -104,6 +114,7 @@ class PipelineStep:
         self.modules = _own(modules, schedule, self.group)
         if profile is None and schedule.levels.names:
             raise OptPipeError("profile: the schedule recomputes; give the profile with its levels")
+        self.slices = _lengths(schedule, profile, slices)
         self.prepared = prepare(schedule, profile or uniform(schedule), memory_limit)
         self.tied = TiedWeights.named(tied, self.modules, shape, self.group)
         self.tied.start_equal()
@@ -152,10 +163,8 @@ class PipelineStep:
         for worker in self.workers.values():
             zero_gradients(worker)
             if self.ready is not None:
-                microbatches = self.schedule.shape.microbatches
-                worker.ready = Ready(
-                    worker.modules, microbatches, self._told, {id(p) for p in later}
-                )
+                units = self.schedule.shape.units
+                worker.ready = Ready(worker.modules, units, self._told, {id(p) for p in later})
             worker.start_step(inputs, targets)
         with nullcontext() if not measure else meter_of(self.device) as meter:
             for worker in self.workers.values():
@@ -220,25 +229,30 @@ class PipelineStep:
         Raises:
             OptPipeError: one line, the same on all ranks, with what cannot work.
         """
-        shape = self.schedule.shape
+        shape, last = self.schedule.shape, self.schedule.shape.stages - 1
+        target = targets[0] if last in self.modules else None
+        halves = Halves(self.slices, self.loss, target) if self.slices else None
         found = examine(
             self.modules,
             shape,
             self.group,
             self.device,
             inputs[0] if 0 in self.modules else None,
-            lambda made: self.loss(made, targets[0]),
+            halves.ending if halves else lambda made: self.loss(made, target),
+            halves=halves,
         )
         boundaries = [getattr(found.get(s), "boundary", None) for s in range(shape.stages - 1)]
         for rank in range(shape.devices):
             if self.group.has(rank):
+                own = shape.stages_of(rank)
                 self.workers[rank] = StageWorker(
-                    {stage: self.modules[stage] for stage in shape.stages_of(rank)},
+                    {stage: self.modules[stage] for stage in own},
                     shape.stages,
                     boundaries,
                     device=self.device,
                     rank=rank,
                     loss=self.loss,
+                    cut=Cut(self.slices, layouts={stage: found[stage].keys for stage in own}),
                 )
         if self.group.rank is not None:
             self._transport = transport_of(
@@ -320,13 +334,33 @@ def _own(
     return {stage: given[stage] for stage in wanted}
 
 
+def _lengths(
+    schedule: Schedule, profile: CostProfile | None, given: Sequence[int]
+) -> tuple[int, ...]:
+    """Tokens of each slice: those given, or those that the profile says; none without slices."""
+    count = schedule.shape.slices
+    work = None if profile is None else profile.meta.get("work")
+    said = given or (work.get("slices") if isinstance(work, dict) else None) or ()
+    if count == 1:
+        if given:
+            raise OptPipeError(f"slices: {len(given)} given, the schedule has whole sequences")
+        return ()
+    if len(said) != count:
+        raise OptPipeError(
+            f"slices: the schedule cuts sequences into {count}, tokens are given of {len(said)}; expected"
+            " slices=[tokens of the first, of the second, ...]"
+        )
+    return tuple(map(int, said))
+
+
 def uniform(schedule: Schedule) -> CostProfile:
     """Costs of 1 for everything, and no bytes: an order of the ops, and no more."""
     from ...profile import Offload
 
     shape = schedule.shape
     ns = 1_000_000
-    cost = StageCost(ns, ns, ns, t_offload_ns=ns, t_reload_ns=ns, act_bytes=1, w_bytes=1)
+    each = shape.slices  # a byte
+    cost = StageCost(ns, ns, ns, t_offload_ns=ns, t_reload_ns=ns, act_bytes=each, w_bytes=each)
     return CostProfile(
         "uniform",
         shape.devices,
@@ -334,4 +368,4 @@ def uniform(schedule: Schedule) -> CostProfile:
         chunks=shape.chunks,
         placement=shape.placement,
         offload=Offload(),
-    )
+    ).with_slices(shape.slices)

@@ -23,7 +23,7 @@ from ..group.pipeline_group import PipelineGroup
 from ..measure.memory import meter as meter_of
 from ..modules.examine import examine
 from ..modules.step import uniform
-from ..program.prepare import Prepared, prepare
+from ..program.prepare import Prepared, check_whole, prepare
 from .probe import Action, Kind, Runtime, add_reduce_grad, add_unshard_reshard
 from .stages import TorchStages, called, check_stages, refuse, sharding
 
@@ -68,6 +68,7 @@ def schedule_class(
     costs = load_profile(profile) if isinstance(profile, str | os.PathLike) else profile
     if costs is None and plan.levels.names:
         raise OptPipeError("profile: the schedule recomputes; give the profile with its levels")
+    check_whole(plan, "torch's pipelines")
     prepared = prepare(plan, costs or uniform(plan), memory_limit)
     made = {"prepared": prepared, "timeout_s": timeout_s, "__doc__": PlanSchedule.__doc__}
     return type("PlanSchedule", (PlanSchedule,), made)

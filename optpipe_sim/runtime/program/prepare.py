@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import OptPipeError
-from ...op_costs import moves_of_keys
 from ...ops import O
 from ...profile import CostProfile
 from ...schedule import Schedule
@@ -33,14 +32,9 @@ def prepare(schedule: Schedule, profile: CostProfile, limit: Any = None) -> Prep
     """Lower and check a schedule for modules of a user's own.
 
     Raises:
-        OptPipeError: where it is not sound, does not keep the limit, runs slices of sequences, offloads to
-            drives, or recomputes at a level that the runtime does not have.
+        OptPipeError: where it is not sound, does not keep the limit, offloads to drives, or recomputes at a
+            level that the runtime does not have.
     """
-    if schedule.shape.slices > 1:
-        raise OptPipeError(
-            f"slices: the schedule cuts sequences into {schedule.shape.slices}; modules of one's own and"
-            " training runs take whole sequences (`optpipe-sim confirm` runs slices of a named model)"
-        )
     check_tier(schedule, profile)
     for name in schedule.levels.names:
         level_of(name)
@@ -50,9 +44,21 @@ def prepare(schedule: Schedule, profile: CostProfile, limit: Any = None) -> Prep
     return Prepared(lowered, programs)
 
 
+def check_whole(schedule: Schedule, whose: str) -> None:
+    """Refuse slices of sequences, where `whose` run takes whole ones.
+
+    Raises:
+        OptPipeError: says what runs slices.
+    """
+    if schedule.shape.slices > 1:
+        raise OptPipeError(
+            f"slices: the schedule cuts sequences into {schedule.shape.slices}; {whose} take whole sequences"
+            " (PipelineStep runs slices of one's own modules, `optpipe-sim confirm` those of a named model)"
+        )
+
+
 def check_tier(schedule: Schedule, profile: CostProfile) -> None:
-    """Refuse offloads to drives, as the runtime has host memory only, and of keys and values that backward
-    passes of later slices read, as it keeps these on the device.
+    """Refuse offloads to drives, as the runtime has host memory only.
 
     Raises:
         OptPipeError: says what to do instead.
@@ -63,11 +69,3 @@ def check_tier(schedule: Schedule, profile: CostProfile) -> None:
             f"profile {profile.name}: offload.nvme: the schedule offloads to NVMe drives, the runtime to host"
             " memory only; take a profile without nvme, or a schedule without offloads"
         )
-    shape = schedule.shape
-    moving = moves_of_keys(schedule, profile)[0] if shape.slices > 1 else ()
-    for op in (schedule.op(int(row)) for row in moving):
-        if op.slice != shape.slices - 1:  # nothing reads those of the last slice
-            raise OptPipeError(
-                f"{op}: it offloads keys and values, which the backward passes of later slices read; put it"
-                f" before F{op.stage}.{op.microbatch}/{shape.slices - 1}, and it leaves them on the device"
-            )

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ...op_costs import op_costs
+from ...op_costs import moves_of_keys, op_costs
 from ...ops import BW, COMPUTE, B, C, F, O, Op, R
+from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim.graph import shared_links
 from ...sim.lower import Lowered
@@ -48,6 +49,7 @@ class Step:
         after: events on this rank that have to come first (those of its own engine's earlier steps
             go without saying).
         peer: the other rank of a message or a turn.
+        keys: of an offload, whether it moves keys and values that later slices read.
     """
 
     do: str
@@ -55,6 +57,7 @@ class Step:
     engine: str
     after: tuple[Event, ...] = ()
     peer: int = -1
+    keys: bool = False
 
     def __str__(self) -> str:
         peer = {"post": " from rank {}", "recv": " from rank {}", "send": " to rank {}"}
@@ -118,6 +121,14 @@ def levels_of(schedule: Schedule) -> dict[tuple[int, ...], str]:
     }
 
 
+def keys_moved(schedule: Schedule, profile: CostProfile) -> dict[Op, Op]:
+    """For each O that moves keys and values, the F of the microbatch's last slice, which it follows."""
+    if schedule.shape.slices == 1:
+        return {}
+    rows = zip(*(each.tolist() for each in moves_of_keys(schedule, profile)), strict=True)
+    return {schedule.op(moving): schedule.op(forward) for moving, forward in rows}
+
+
 def inputs_of(schedule: Schedule) -> dict[Op, Op]:
     """For each op that takes the result of a neighbouring stage, the op that makes it."""
     stages = schedule.table[:, 1]
@@ -147,6 +158,7 @@ def _steps(
     out, back = (COPIES, COPIES) if shared else (OFFLOAD, RELOAD)
     posts = _posts(schedule, rank, inputs)
     turns, passes = _turns(lowered, rank)
+    keys = keys_moved(schedule, lowered.profile)
     dropped: set[Op] = set()
     copied: list[Op] = []  # O's in the order of their queue
     anchor: Op | None = None
@@ -190,7 +202,10 @@ def _steps(
         if op.kind is O:
             copied.append(op)
             yield from turns.get(op, ())
-            yield Step("offload", op, out, (Event("end", op._replace(kind=F)),))
+            read = keys.get(op)
+            after = [Event("end", op._replace(kind=F))]
+            after += [] if read is None else [Event("end", read)]
+            yield Step("offload", op, out, tuple(after), keys=read is not None)
             yield from passes.get(op, ())
             continue
         own = op._replace(kind=O)

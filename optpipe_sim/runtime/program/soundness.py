@@ -90,7 +90,7 @@ def _check_steps(program: Program, schedule: Schedule, inputs: Mapping[Op, Op]) 
             seen.add(step.op)
         if step.do == "recv":
             received.add(step.op)
-        for event in _needs(step, expected, inputs):
+        for event in _needs(step, expected, inputs, schedule.shape.slices - 1):
             if event.op not in expected:
                 if event.op not in received:
                     raise InvalidSchedule(f"{where}: the result of {event.op} was not received")
@@ -100,13 +100,16 @@ def _check_steps(program: Program, schedule: Schedule, inputs: Mapping[Op, Op]) 
         raise InvalidSchedule(f"rank {rank}: {min(expected - seen)} is missing")
 
 
-def _needs(step: Step, expected: set[Op], inputs: Mapping[Op, Op]) -> Iterator[Event]:
-    """Yield what has to have happened before a step; the end of an op elsewhere is its message."""
+def _needs(step: Step, expected: set[Op], inputs: Mapping[Op, Op], last: int) -> Iterator[Event]:
+    """Yield what has to have happened before a step; the end of an op elsewhere is its message. `last`: the
+    slice that reads all keys and values."""
     op = step.op
     if step.do == "send":
         yield Event("end", op)
     elif step.do == "offload":
         yield Event("end", op._replace(kind=F))
+        if step.keys and isinstance(op, SliceOp):
+            yield Event("end", op._replace(kind=F, slice=last))
     elif step.do == "drop":
         yield Event("end", op)
     elif step.do == "reload":

@@ -15,7 +15,7 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ..model.plan import Plan, model_shape
 from ..model.tokens import Tokens
-from ..program.prepare import Prepared, check_tier, prepare
+from ..program.prepare import Prepared, check_tier, check_whole, prepare
 from .online import require_same_shape
 from .planner import Online, Planner
 
@@ -65,6 +65,7 @@ class TrainTask:
 
     def __post_init__(self) -> None:
         check_tier(self.schedule, self.profile)
+        check_whole(self.schedule, "training runs")
         if self.steps < 1 or self.every < 1:
             raise OptPipeError(f"steps: must be at least 1, got {self.steps}, {self.every}")
         if self.tokens.vocab > self.plan.model.vocab:
