@@ -23,7 +23,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         f"From two cells of each table, replays over slices predict the memory of {len(memory)} other runs of Seq1F1B"
         f" {percent(median(memory))} off in the median and {percent(max(memory))} at worst, and which of {len(known)} cells run"
         f" out of memory in {agree}; the times of {len(times)} other runs {percent(median(times))} off in the median,"
-        f" {percent(max(times))} at worst."
+        f" {percent(max(times))} at worst (that the overhead of a slice grows with the sequence was seen in the same runs)."
     )
     yield _fused(rows)
 
