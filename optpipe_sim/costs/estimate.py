@@ -127,8 +127,7 @@ def estimate(
     machine.peak(dtype)
     plan = _Plan(model, machine, layout, work, slices)
     lengths = plan.lengths(slice_by)
-    stages = layout.pipeline * chunks
-    counts = plan.counts(stages, layers)
+    counts = plan.counts(layout.pipeline * chunks, layers)
     if levels and recompute != "none":
         raise OptPipeError(
             f"levels: say what may be recomputed, recompute={recompute} that everything is; give one"

@@ -202,10 +202,8 @@ def _steps(
         if op.kind is O:
             copied.append(op)
             yield from turns.get(op, ())
-            read = keys.get(op)
-            after = [Event("end", op._replace(kind=F))]
-            after += [] if read is None else [Event("end", read)]
-            yield Step("offload", op, out, tuple(after), keys=read is not None)
+            ends = [op._replace(kind=F), *([keys[op]] if op in keys else [])]
+            yield Step("offload", op, out, tuple(Event("end", f) for f in ends), keys=op in keys)
             yield from passes.get(op, ())
             continue
         own = op._replace(kind=O)
