@@ -91,7 +91,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def campaign(arguments: argparse.Namespace, folder: Path, resume: bool) -> int:
     """Do the work, or go on with it."""
-    environment = {} if arguments.rehearse else prepare_cuda(arguments.deterministic)
+    try:
+        environment = {} if arguments.rehearse else prepare_cuda(arguments.deterministic)
+    except OptPipeError as error:
+        print(f"confirm_gpu: {error}", file=sys.stderr)
+        return BAD_INPUT
     if arguments.rehearse:
         torch.set_num_threads(1)
     from optpipe_sim.runtime.confirm.campaign import Campaign, Runner

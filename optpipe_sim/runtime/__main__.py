@@ -44,6 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = _measure(task, rank)
     except Exception as error:
         message = error if isinstance(error, OptPipeError) else f"{type(error).__name__}: {error}"
+        message = str(message).split("\n")[0]  # CUDA adds advice
         prefix = "" if isinstance(error, RuntimeFault) else f"rank {rank}: "
         print(f"{NAME}: {prefix}{message}", file=sys.stderr, flush=True)
         os._exit(FAULT)  # threads and messages under way are not waited for
@@ -130,10 +131,11 @@ def _meet(device: str) -> None:
     import torch.distributed as dist
 
     if device == "cuda":
-        from .measure.environment import prepare_cuda
+        from .execute.device import take_device
 
-        prepare_cuda()
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)))
+        take_device(
+            device, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
+        )  # torchrun sets both
     else:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["WORLD_SIZE"])))
     # what ranks agree on goes over gloo in any case; `transport.Nccl` makes its own groups

@@ -35,13 +35,34 @@ def transport_of(
     timeout_s: float,
     group: Any = None,
 ) -> Gloo | Nccl:
-    """Messages between the ranks of a pipeline: over gloo on CPUs, over NCCL on GPUs; all ranks make theirs at
-    the same time."""
+    """Messages between the ranks of a pipeline: over gloo on CPUs, over NCCL on GPUs, where all processes of the
+    default group make theirs at the same time."""
     if torch.device(device).type != "cuda":
         return Gloo(rank, schedule, timeout_s, group)
     from .nccl import Nccl
 
     return Nccl(rank, programs, timeout_s, group)
+
+
+def current_device(device: str | torch.device) -> torch.device:
+    """Return the device; on CUDA checked to be the one whose streams and events this process uses.
+
+    Raises:
+        OptPipeError: where it is another GPU than the current one, or none, or `prepare_cuda` raises.
+    """
+    place = torch.device(device)
+    if place.type != "cuda":
+        return place
+    from ..measure.profiler import check_device
+
+    check_device("cuda")
+    current = torch.cuda.current_device()
+    if place.index not in (None, current):
+        raise OptPipeError(
+            f"device: cuda:{place.index} is not this process's current GPU (cuda:{current}); call"
+            f" torch.cuda.set_device({place.index}) first"
+        )
+    return torch.device("cuda", current)
 
 
 def take_device(device: str, rank: int, ranks: int) -> None:

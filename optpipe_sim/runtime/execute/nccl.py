@@ -29,6 +29,31 @@ def directed_pairs(programs: Sequence[Program]) -> list[Pair]:
     return sorted({(p.rank, s.peer) for p in programs for s in p.steps if s.do == "send"})
 
 
+def pair_groups(
+    pairs: Sequence[Pair], shared: bool = False, backend: str = "nccl"
+) -> dict[Pair, Any]:
+    """Return a process group for each directed pair of a pipeline's ranks.
+
+    All processes of the default group make all groups, in one order. (torch would let the two ranks of a pair make
+    theirs alone, by ``use_local_synchronization``, but then names it by how many groups each of them is in already.
+    The middle ranks of a pipeline are in more than the first and the last: the two would wait for each other under
+    different names. And where the default group is bound to devices, NCCL splits a group off with all of its ranks.)
+
+    Args:
+        pairs: in ranks of the default group; the same on all ranks of the pipeline.
+        shared: whether the default group has other pipelines as well.
+    """
+    every = [list(pairs)]
+    if shared:
+        every = [[] for _ in range(dist.get_world_size())]
+        dist.all_gather_object(every, list(pairs))
+    made = {
+        pair: dist.new_group(sorted(pair), backend=backend)
+        for pair in sorted({pair for one in every for pair in one})
+    }
+    return {pair: made[pair] for pair in pairs}
+
+
 class Nccl:
     """Messages over NCCL: a communicator per directed pair of ranks.
 
@@ -43,7 +68,7 @@ class Nccl:
     different orders, for ever. So every pair exchanges a byte here, in sorted order on all ranks:
     the least pair that has not met can always go on.
 
-    Every rank of the pipeline has to make one at the same time: the two of a pair make its group together.
+    Every process of the default group has to make one at the same time, each for its own pipeline (`pair_groups`).
 
     Args:
         rank: of this process in its pipeline. programs: of all ranks. timeout_s: for a message.
@@ -61,7 +86,6 @@ class Nccl:
         group: Any = None,
     ) -> None:
         self.rank, self.timeout_s = rank, timeout_s
-        self._groups: dict[Pair, Any] = {}
         self._posted: dict[Op, tuple[Any, Tensor]] = {}
         self._out: deque[tuple[Op, Any, Tensor]] = deque()
         # where torch has the ranks: sends and receives name them so, in any group
@@ -70,13 +94,10 @@ class Nccl:
             for rank in range(len(programs))
         ]
         pairs = directed_pairs(programs)
-        for pair in pairs:
-            # replicas of a pipeline make theirs at the same time: each process makes its own only
-            if rank in pair:
-                ends = sorted(self._place[end] for end in pair)
-                self._groups[pair] = dist.new_group(
-                    ends, backend="nccl", use_local_synchronization=True
-                )
+        placed = [(self._place[sender], self._place[receiver]) for sender, receiver in pairs]
+        shared = group is not None and len(programs) < dist.get_world_size()
+        groups = pair_groups(placed, shared)
+        self._groups = {pair: groups[ends] for pair, ends in zip(pairs, placed, strict=True)}
         byte = torch.zeros(1, dtype=torch.uint8, device="cuda")
         torch.cuda.synchronize()
         free, _ = torch.cuda.mem_get_info()

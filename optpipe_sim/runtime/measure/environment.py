@@ -6,6 +6,8 @@ import os
 
 import torch
 
+from ...errors import OptPipeError
+
 CONNECTIONS = {"CUDA_DEVICE_MAX_CONNECTIONS": "32"}
 DETERMINISTIC = {
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -23,10 +25,17 @@ def prepare_cuda(deterministic: bool = False) -> dict[str, str]:
     Args:
         deterministic: choose kernels that give bitwise the same result every time; those that have
             no such variant warn. Slower: times measured so are of these kernels.
+
+    Raises:
+        OptPipeError: where there is to be one connection only, as Megatron-LM used to ask for.
     """
     wanted = CONNECTIONS | (DETERMINISTIC if deterministic else {})
     for key, value in wanted.items():
         os.environ.setdefault(key, value)
+    if os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == "1":
+        raise OptPipeError(
+            "CUDA_DEVICE_MAX_CONNECTIONS: with 1, copies wait for compute; unset it, or take 32"
+        )
     if deterministic:
         torch.use_deterministic_algorithms(True, warn_only=True)
     return {key: os.environ[key] for key in wanted}

@@ -61,8 +61,14 @@ def refuse(
             raise OptPipeError(
                 f"{which} has hooks on its gradient, which comes in several parts; {reduced}"
             )
-        if parameter.device.type != device.type:
+        if _elsewhere(parameter.device, device):
             raise OptPipeError(f"{which} is on {parameter.device}, not on {device}")
+
+
+def _elsewhere(place: torch.device, device: torch.device) -> bool:
+    return place.type != device.type or (
+        device.index is not None and place.index not in (None, device.index)
+    )
 
 
 @dataclass

@@ -14,7 +14,7 @@ from ...ops import Op
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...stage_cost import StageCost
-from ..execute.device import executor_of, transport_of
+from ..execute.device import current_device, executor_of, transport_of
 from ..execute.iteration import Iteration
 from ..execute.serial import run_serially
 from ..execute.transport import Transport
@@ -69,8 +69,9 @@ class PipelineStep:
         tied: per weight that several stages have copies of, which stages and its name in each, as in
             ``[[(0, "embed.weight"), (3, "head.weight")]]``: all start as the first, and get the sum
             of all gradients. Stages of one process may share the parameter itself instead.
-        group: the process group of this pipeline; default: all processes.
-        device: of the modules, ``cpu`` or ``cuda``.
+        group: the process group of this pipeline; default: all processes. On GPUs those of all
+            pipelines make their first call at the same time.
+        device: of the modules, ``cpu`` or ``cuda``: the current GPU.
         ready: called with each parameter once no further op of the step adds to its gradient, while
             the step goes on; a handle that it returns is waited for at the end (``.wait()``). For data
             parallelism: ``lambda p: dist.all_reduce(p.grad, group=replicas, async_op=True)``.
@@ -105,7 +106,7 @@ class PipelineStep:
     ) -> None:
         shape = schedule.shape
         self.device, self.loss, self.timeout_s, self.begun = (
-            torch.device(device),
+            current_device(device),
             loss,
             timeout_s,
             begun,

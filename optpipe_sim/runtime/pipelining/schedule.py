@@ -15,7 +15,7 @@ from ...ops import BW, B, C, F, Op, W
 from ...profile import CostProfile
 from ...profile_io import load_profile
 from ...schedule import Schedule
-from ..execute.device import executor_of, transport_of
+from ..execute.device import current_device, executor_of, transport_of
 from ..execute.executor import Record
 from ..execute.iteration import Iteration
 from ..execute.transport import Transport
@@ -98,7 +98,7 @@ class PlanSchedule(Runtime):
         check_stages(given, plan.shape, n_microbatches)
         super().__init__(given, n_microbatches, loss_fn, **options)
         self.group = PipelineGroup(plan.shape.devices, given[0].group)
-        self.device = torch.device(given[0].device)
+        self.device = current_device(given[0].device)
         self.pipeline_order = {
             rank: [_action(op) for op in ops if op.kind in (F, B, W, BW)]
             for rank, ops in enumerate(plan.programs)

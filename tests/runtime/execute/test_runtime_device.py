@@ -1,0 +1,124 @@
+"""What a process is told before it uses a GPU that it should not, and the groups that NCCL's messages go through."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+from runtime_cases import GPT, plan_of
+from torch import nn
+from unit_profiles import unit_profile
+
+from optpipe_sim import build
+from optpipe_sim.errors import OptPipeError
+from optpipe_sim.ops import Op
+from optpipe_sim.profile_io import save_profile
+from optpipe_sim.runtime.__main__ import main
+from optpipe_sim.runtime.execute.device import current_device
+from optpipe_sim.runtime.execute.launch import Ranks
+from optpipe_sim.runtime.execute.nccl import pair_groups
+from optpipe_sim.runtime.measure.fake import fake_profile
+from optpipe_sim.runtime.modules.examine import refuse
+from optpipe_sim.schedule import Schedule
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two, and this process uses the first."""
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+
+
+def test_streams_and_events_are_of_the_current_gpu(gpus: None) -> None:
+    assert current_device("cpu") == torch.device("cpu")
+    assert current_device("cuda") == current_device("cuda:0") == torch.device("cuda:0")
+    with pytest.raises(OptPipeError, match=r"cuda:1 is not .* call torch\.cuda\.set_device\(1\)"):
+        current_device("cuda:1")
+
+
+def test_a_stage_on_another_gpu_is_refused() -> None:
+    class Elsewhere(nn.Module):
+        def named_parameters(self, *_: object, **__: object):
+            yield "w", SimpleNamespace(device=torch.device("cuda:1"), _backward_hooks=None)
+
+    refuse(0, Elsewhere(), torch.device("cuda:1"))
+    with pytest.raises(OptPipeError, match="stage 0: parameter w is on cuda:1, not on cuda:0"):
+        refuse(0, Elsewhere(), torch.device("cuda:0"))
+
+
+def test_one_connection_for_all_streams_is_refused(
+    gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    with pytest.raises(OptPipeError, match="CUDA_DEVICE_MAX_CONNECTIONS: with 1, copies wait"):
+        current_device("cuda")
+
+
+@dataclass(frozen=True)
+class Meet:
+    """The groups of some pipelines, over gloo; each rank returns from whom a number came.
+
+    Attributes:
+        pipelines: their ranks. schedule: any of as many devices as there are ranks.
+    """
+
+    pipelines: tuple[tuple[int, ...], ...]
+    schedule: Schedule
+
+    def perform(self, rank: int, begun: Callable[[Op], None]) -> list[int]:
+        mine = next(ranks for ranks in self.pipelines if rank in ranks)
+        pairs = sorted([*pairwise(mine), *pairwise(reversed(mine))])
+        groups = pair_groups(pairs, len(self.pipelines) > 1, "gloo")
+        came = []
+        for pair in pairs:
+            number = torch.tensor([rank])
+            if rank == pair[0]:
+                dist.send(number, pair[1], group=groups[pair])
+            elif rank == pair[1]:
+                dist.recv(number, pair[0], group=groups[pair])
+                came.append(int(number))
+            if rank in pair:
+                dist.destroy_process_group(groups[pair])
+        return came
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "came"),
+    [(((0, 1, 2, 3),), [[1], [0, 2], [1, 3], [2]]), (((0, 2), (3, 1)), [[2], [3], [0], [1]])],
+)
+def test_all_ranks_make_the_same_groups(four: Ranks, pipelines, came) -> None:
+    """Also the middle ones of a pipeline, which are in more of them than its ends."""
+    assert four.run(Meet(pipelines, build("1f1b", unit_profile(4), 4))) == came
+
+
+def test_a_rank_without_a_gpu_says_so_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As torchrun starts it; the first line of what CUDA says would do."""
+
+    def leave(code: int) -> None:
+        raise SystemExit(code)
+
+    for key in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(key, "2")
+    for key in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(key, "1")
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32")
+    monkeypatch.setattr(os, "_exit", leave)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    save_profile(fake_profile(plan_of(GPT, 2), "h100-sxm"), tmp_path / "gpt.yaml")
+    words = ["1f1b", str(tmp_path / "gpt.yaml"), "-m", "2", "--mode", "gradient"]
+    with pytest.raises(SystemExit, match="1"):
+        main([*words, "--device", "cuda"])
+    assert capsys.readouterr().err.splitlines() == [
+        "optpipe_sim.runtime: rank 1: --device cuda: 2 ranks need a GPU each, here are 1"
+    ]
