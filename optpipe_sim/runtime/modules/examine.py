@@ -165,7 +165,7 @@ def _examined(
     """Run one stage, forward and backward; the last one with the loss."""
     keys: Layouts = {}
     try:
-        with _unchanged(module, device), torch.enable_grad():
+        with unchanged(module, device), torch.enable_grad():
             if halves is not None and taken is None:
                 inputs = halves.first(inputs, "inputs")
             tree, anchor = _taken(taken, inputs, device)
@@ -225,7 +225,7 @@ def _backward(tensors: list[Tensor], module: nn.Module, anchor: Tensor) -> None:
 
 
 @contextmanager
-def _unchanged(module: nn.Module, device: torch.device) -> Iterator[None]:
+def unchanged(module: nn.Module, device: torch.device) -> Iterator[None]:
     """Leave random numbers and buffers as they were."""
     kept = [(buffer, buffer._version, buffer.clone()) for buffer in module.buffers()]
     cuda = [torch.cuda.current_device()] if device.type == "cuda" else []

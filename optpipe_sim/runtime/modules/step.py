@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from ..execute.device import current_device, executor_of, transport_of
 from ..execute.iteration import Iteration
 from ..execute.serial import run_serially
 from ..execute.transport import Transport
+from ..execute.warmup import warm_up
 from ..group.pipeline_group import PipelineGroup
 from ..group.tied import Tied, TiedWeights
 from ..measure.memory import Meter
@@ -28,7 +29,7 @@ from ..model.ready import Ready
 from ..model.split import zero_gradients
 from ..model.stage import Loss, StageWorker
 from ..program.prepare import prepare
-from .examine import examine
+from .examine import examine, unchanged
 from .halves import Halves
 
 
@@ -145,7 +146,8 @@ class PipelineStep:
 
         Args:
             inputs: one per microbatch, in a list, or along the first dimension of a tensor; only the
-                first stage's process reads them. targets: likewise, for the last one.
+                first stage's process reads them (others may give None). targets: likewise, for the
+                last one.
             measure: count bytes (into `peaks`), which slows the step down.
 
         Returns:
@@ -166,7 +168,7 @@ class PipelineStep:
             if self.ready is not None:
                 units = self.schedule.shape.units
                 worker.ready = Ready(worker.modules, units, self._told, {id(p) for p in later})
-            worker.start_step(inputs, targets)
+            worker.start_step(*self._read(inputs, targets))
         with nullcontext() if not measure else meter_of(self.device) as meter:
             for worker in self.workers.values():
                 worker.allocated = None if meter is None else meter.add
@@ -265,6 +267,24 @@ class PipelineStep:
                 self.group.group,
             )
         self.boundaries = boundaries
+        if self.device.type == "cuda":
+            self._warm_up(inputs, targets)
+
+    def _warm_up(self, inputs: Any, targets: Any) -> None:
+        """Have workspaces and pinned host memory allocated before any message is under way: that may wait for the
+        device, which then waits for another rank, which may do the same."""
+        for rank, worker in self.workers.items():
+            with ExitStack() as stack:
+                for module in worker.modules.values():
+                    stack.enter_context(unchanged(module, self.device))
+                zero_gradients(worker)
+                worker.start_step(*self._read(inputs, targets))
+                warm_up(worker, self.prepared.programs[rank])
+
+    def _read(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
+        """What this process needs of a batch: nothing, where it has neither the first nor the last stage."""
+        last = self.schedule.shape.stages - 1
+        return inputs if 0 in self.modules else (), targets if last in self.modules else ()
 
     def _check_batch(self, inputs: Any, targets: Any) -> None:
         shape = self.schedule.shape

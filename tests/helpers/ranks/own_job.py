@@ -61,7 +61,12 @@ class OwnJob:
         loss = norm = None
         for at in range(self.steps):
             try:
-                loss = step(*own.batch(shape.microbatches, at), measure=True)
+                inputs, targets = own.batch(shape.microbatches, at)
+                loss = step(
+                    inputs if 0 in mine else None,  # what others do not read they need not have
+                    targets if shape.stages - 1 in mine else None,
+                    measure=True,
+                )
             except OptPipeError as error:
                 if not self.fault or isinstance(error, RuntimeFault):
                     raise

@@ -9,24 +9,29 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
+import own_modules as own
 import pytest
 import torch
 import torch.distributed as dist
-from runtime_cases import GPT, plan_of
+from runtime_cases import GPT, plan_of, with_offloads
 from torch import nn
 from unit_profiles import unit_profile
+from virtual_gpu import OnHost, VirtualGpu
 
 from optpipe_sim import build
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import Op
+from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.profile_io import save_profile
+from optpipe_sim.runtime import PipelineStep
 from optpipe_sim.runtime.__main__ import main
 from optpipe_sim.runtime.execute.device import current_device
 from optpipe_sim.runtime.execute.launch import Ranks
 from optpipe_sim.runtime.execute.nccl import pair_groups
 from optpipe_sim.runtime.measure.fake import fake_profile
-from optpipe_sim.runtime.modules.examine import refuse
+from optpipe_sim.runtime.modules import examine
 from optpipe_sim.schedule import Schedule
+from optpipe_sim.stage_cost import StageCost
 
 
 @pytest.fixture
@@ -49,9 +54,9 @@ def test_a_stage_on_another_gpu_is_refused() -> None:
         def named_parameters(self, *_: object, **__: object):
             yield "w", SimpleNamespace(device=torch.device("cuda:1"), _backward_hooks=None)
 
-    refuse(0, Elsewhere(), torch.device("cuda:1"))
+    examine.refuse(0, Elsewhere(), torch.device("cuda:1"))
     with pytest.raises(OptPipeError, match="stage 0: parameter w is on cuda:1, not on cuda:0"):
-        refuse(0, Elsewhere(), torch.device("cuda:0"))
+        examine.refuse(0, Elsewhere(), torch.device("cuda:0"))
 
 
 def test_one_connection_for_all_streams_is_refused(
@@ -97,6 +102,28 @@ class Meet:
 def test_all_ranks_make_the_same_groups(four: Ranks, pipelines, came) -> None:
     """Also the middle ones of a pipeline, which are in more of them than its ends."""
     assert four.run(Meet(pipelines, build("1f1b", unit_profile(4), 4))) == came
+
+
+def test_host_memory_is_pinned_before_the_first_message(
+    gpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the step it could wait for the device, and the device for a rank that does the same."""
+    gpu = VirtualGpu()
+    gpu.install(monkeypatch)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: torch.get_rng_state())
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: None)
+    monkeypatch.setattr(examine, "_elsewhere", lambda *_: False)  # the modules are on the host
+    cost = StageCost(9, 9, 9, 1000, 500, t_offload_ns=9, t_reload_ns=9)
+    costs = CostProfile("any", 2, (cost,) * 2, offload=Offload())
+    modules, drawn = own.stages_of(2), torch.get_rng_state()
+    with OnHost(), gpu:
+        step = PipelineStep(
+            modules, with_offloads(build("gpipe", costs, 4)), own.loss, device="cuda"
+        )
+        step.prepare(*own.batch(4))
+    assert all(worker.slab.reserved for worker in step.workers.values())
+    assert gpu.faults == []
+    assert torch.equal(torch.get_rng_state(), drawn)
 
 
 def test_a_rank_without_a_gpu_says_so_in_one_line(
