@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
 import own_modules as own
 import pytest
 import torch
-import torch.distributed as dist
+from group_job import Meet
 from runtime_cases import GPT, plan_of, with_offloads
 from torch import nn
 from unit_profiles import unit_profile
@@ -20,17 +17,14 @@ from virtual_gpu import OnHost, VirtualGpu
 
 from optpipe_sim import build
 from optpipe_sim.errors import OptPipeError
-from optpipe_sim.ops import Op
 from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.profile_io import save_profile
 from optpipe_sim.runtime import PipelineStep
 from optpipe_sim.runtime.__main__ import main
 from optpipe_sim.runtime.execute.device import current_device
 from optpipe_sim.runtime.execute.launch import Ranks
-from optpipe_sim.runtime.execute.nccl import pair_groups
 from optpipe_sim.runtime.measure.fake import fake_profile
 from optpipe_sim.runtime.modules import examine
-from optpipe_sim.schedule import Schedule
 from optpipe_sim.stage_cost import StageCost
 
 
@@ -65,34 +59,6 @@ def test_one_connection_for_all_streams_is_refused(
     monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     with pytest.raises(OptPipeError, match="CUDA_DEVICE_MAX_CONNECTIONS: with 1, copies wait"):
         current_device("cuda")
-
-
-@dataclass(frozen=True)
-class Meet:
-    """The groups of some pipelines, over gloo; each rank returns from whom a number came.
-
-    Attributes:
-        pipelines: their ranks. schedule: any of as many devices as there are ranks.
-    """
-
-    pipelines: tuple[tuple[int, ...], ...]
-    schedule: Schedule
-
-    def perform(self, rank: int, begun: Callable[[Op], None]) -> list[int]:
-        mine = next(ranks for ranks in self.pipelines if rank in ranks)
-        pairs = sorted([*pairwise(mine), *pairwise(reversed(mine))])
-        groups = pair_groups(pairs, len(self.pipelines) > 1, "gloo")
-        came = []
-        for pair in pairs:
-            number = torch.tensor([rank])
-            if rank == pair[0]:
-                dist.send(number, pair[1], group=groups[pair])
-            elif rank == pair[1]:
-                dist.recv(number, pair[0], group=groups[pair])
-                came.append(int(number))
-            if rank in pair:
-                dist.destroy_process_group(groups[pair])
-        return came
 
 
 @pytest.mark.parametrize(
