@@ -64,6 +64,7 @@ def provenance(
             "dtype": work.dtype,
             **({"exchange": work.exchange} if work.ep > 1 else {}),
             **({"sequence_parallel": False} if work.tp > 1 and not work.sequence_parallel else {}),
+            **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),
             **({"slices": list(lengths)} if len(lengths) > 1 else {}),
         },
         "layers_per_stage": list(counts),

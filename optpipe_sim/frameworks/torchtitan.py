@@ -1,13 +1,14 @@
 """A plan in torchtitan's options: any order as a CSV, one kind of activation checkpointing, no offloads.
 
 Names and rules as of torchtitan b5bcd76: torchtitan/config/configs.py,
-torchtitan/distributed/pipeline_parallel.py and torchtitan/distributed/activation_checkpoint.py.
+torchtitan/distributed/pipeline_parallel.py, torchtitan/distributed/activation_checkpoint.py and
+torchtitan/trainer.py.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..errors import InvalidSchedule, OptPipeError
@@ -69,7 +70,8 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Nearest:
 def options(
     schedule: Schedule, profile: CostProfile, csv: str | None, layers: Sequence[int] | None = None
 ) -> dict[str, Any]:
-    """Return torchtitan's options for a schedule that `nearest` returned.
+    """Return torchtitan's options for a schedule that `nearest` returned, by section; with the sizes of an
+    estimated profile.
 
     Args:
         csv: the file with the order (`torch_csv`); None: torch's own schedule of that order.
@@ -80,18 +82,46 @@ def options(
         OptPipeError: for a stage that torchtitan cannot build.
     """
     shape = schedule.shape
-    parallelism: dict[str, Any] = {"pipeline_parallel_degree": shape.devices}
+    training, sizes = _sizes(profile)
+    parallelism: dict[str, Any] = {"pipeline_parallel_degree": shape.devices, **sizes}
     if csv is None:
         parallelism["pipeline_parallel_schedule"] = _torch_name(schedule, profile)
     else:  # the name only decides the placement
         loop = "1F1B" if shape.chunks == 1 else "Interleaved1F1B"
         parallelism["pipeline_parallel_schedule"] = "ZBVZeroBubble" if _is_vee(schedule) else loop
         parallelism["pipeline_parallel_schedule_csv"] = csv
-    parallelism["num_pp_microbatches"] = shape.microbatches
     parts = parts_of(profile.for_shape(shape), layers)
     parallelism["module_fqns_per_model_part"] = list(map(_modules, range(len(parts)), parts))
+    parallelism["num_pp_microbatches"] = shape.microbatches
     level = next(iter(schedule.recompute.values()), None)
-    return {"parallelism": parallelism, "activation_checkpoint": CHECKPOINTS[level]}
+    if shape.devices > 1:  # its CUDA graphs are on by default, and refuse a pipeline
+        training["disable_cuda_graphs"] = True
+    return {
+        "training": training,
+        "parallelism": parallelism,
+        "activation_checkpoint": CHECKPOINTS[level],
+    }
+
+
+def _sizes(profile: CostProfile) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what an estimated profile says for the sections training and parallelism."""
+    parallel, work = (profile.meta.get(key) for key in ("parallel", "work"))
+    if not isinstance(parallel, dict) or not isinstance(work, dict):
+        return {}, {}
+    training, sizes = {}, {}
+    if {"seq", "microbatch"} <= set(work):
+        training["num_tokens_per_microbatch_per_dp_rank"] = work["microbatch"] * work["seq"]
+        training["max_context_length"] = work["seq"]
+    for key, name in (("tp", "tensor"), ("cp", "context"), ("ep", "expert")):
+        if parallel.get(key, 1) > 1:
+            sizes[f"{name}_parallel_degree"] = parallel[key]
+    zero, dp = parallel.get("zero", 0), parallel.get("dp", 1)
+    if zero == 0 and dp > 1:
+        sizes |= {"data_parallel_replicate_degree": dp, "data_parallel_shard_degree": 1}
+    elif dp > 1:
+        sizes["data_parallel_shard_degree"] = dp
+        sizes["fsdp_reshard_after_forward"] = "always" if zero == 3 else "never"
+    return training, sizes
 
 
 def _modules(stage: int, part: Part) -> list[str]:
@@ -107,13 +137,20 @@ def _modules(stage: int, part: Part) -> list[str]:
     return part.module_names()
 
 
-def command(options: dict[str, Any]) -> str:
-    """Return the options as words of a command line; the list of modules belongs in the config."""
-    words = [
-        f"--parallelism.{key} {shlex.quote(str(value))}"
-        for key, value in options["parallelism"].items()
-        if key != "module_fqns_per_model_part"
-    ]
+def command(options: Mapping[str, Any]) -> str:
+    """Return the options as words of a command line.
+
+    On it the list of modules has commas between those of a stage and blanks between stages, and ends at the
+    next option only, so that `options` has it before another one.
+    """
+    words = []
+    for section in ("training", "parallelism"):
+        for key, value in options[section].items():
+            words.append(f"--{section}.{key}")
+            if isinstance(value, list):
+                words += [shlex.quote(",".join(names)) for names in value]
+            elif value is not True:
+                words.append(shlex.quote(str(value)))
     return " ".join([*words, f"activation_checkpoint:{options['activation_checkpoint']}"])
 
 

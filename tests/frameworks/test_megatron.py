@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron_grammar import Refused, accept, check_layout, stages_of
+from megatron_grammar import Refused, accept, check_layout, check_world, stages_of
 from unit_profiles import unit_profile
 
 from optpipe_sim import CostProfile, build, simulate
+from optpipe_sim.costs.estimate import estimate
 from optpipe_sim.errors import InvalidSchedule, OptPipeError, ProfileError
 from optpipe_sim.frameworks.megatron.family import (
     Choice,
@@ -32,6 +33,7 @@ LEVELS = [
 ]
 STAGE = {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50, "layers": 4}
 COPIES = {"t_offload_ms": 1, "t_reload_ms": 1}
+OVERLAP = ("overlap-moe-expert-parallel-comm", True)
 
 
 def profile_of(devices: int, chunks: int = 1, **changes: Any) -> CostProfile:
@@ -169,6 +171,40 @@ def test_groups_run_or_are_refused(
     assert first[:group] == [0] * group
 
 
+# -- what an estimate assumes --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("model", "devices", "given", "expected"),
+    [  # experts in the place of tp, or divided by it as well
+        ("qwen3-235b-a22b", 8, {"tp": 2, "ep": 8, "dp": 4}, {"expert_tensor_parallel_size": 1}),
+        ("qwen3-235b-a22b", 8, {"tp": 2, "ep": 8, "dp": 8}, {"expert_tensor_parallel_size": None}),
+        ("llama3-8b", 2, {"dtype": "fp8"}, {"bf16": True, "fp8_recipe": "tensorwise"}),
+        ("llama3-8b", 2, {"dtype": "fp16", "flash": False}, {"attention_backend": "unfused"}),
+        ("llama3-8b", 4, {"cp": 2, "context": "heads"}, {"cp_comm_type": ["a2a"]}),
+        (
+            "deepseek-v3",
+            4,
+            {"ep": 8, "dp": 8, "exchange": "per-node-overlapped"},
+            {"moe_token_dispatcher_type": "flex", "overlap_moe_expert_parallel_comm": True},
+        ),
+    ],
+)
+def test_an_estimated_profile_says_what_it_assumes(
+    model: str, devices: int, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    tried = 0
+    for chunks in (1, 2):
+        profile = estimate(model, "h100", devices, zero=1, levels=True, chunks=chunks, **given)
+        some = list(choices(profile, 8, chunks))
+        for choice in some[:: max(1, len(some) // 5)]:
+            read = accept(plan_of(choice, profile, 8)[0].command(), 8)
+            check_world(read, devices * given.get("dp", 1))
+            assert {key: getattr(read, key) for key in expected} == expected
+            tried += 1
+    assert tried
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 
@@ -182,6 +218,15 @@ def test_groups_run_or_are_refused(
         ({"recompute": Recompute("full")}, "--recompute-method: full needs uniform or block"),
         ({"recompute": Recompute("full", "block")}, "--recompute-num-layers"),
         ({"recompute": Recompute("selective", "block", 1)}, "are for full"),
+        ({"recompute": Recompute("selective")}, "name at least one module"),
+        (
+            {"sizes": (OVERLAP,), "parts": parts_with([1] * 4), "group": None},
+            "with a pipeline it needs several chunks",
+        ),
+        (
+            {"sizes": (OVERLAP,), "recompute": Recompute("full", "uniform", 1)},
+            "excludes full recomputation",
+        ),
         (
             {"recompute": Recompute("selective", modules=("mlps",))},
             "'mlps' is not one of core_attn",

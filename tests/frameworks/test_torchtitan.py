@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from unit_profiles import unit_profile
 
 from optpipe_sim import CostProfile, Schedule, Shape, build, load_profile
+from optpipe_sim.costs.estimate import estimate
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.frameworks import torchtitan, torchtitan_search
 from optpipe_sim.frameworks.torch_csv import from_torch_csv, torch_csv
@@ -128,6 +130,43 @@ def test_uneven_layouts_name_their_modules_and_what_cannot_be_built_is_refused()
     layout = with_layout(further, [3, 3])
     with pytest.raises(OptPipeError, match="stage 1: has layers that predict further tokens"):
         torchtitan.options(build("1f1b", layout, 2), layout, None)
+
+
+def words_of(text: str) -> dict[str, list[str]]:
+    """The values of each option of a command line; a list ends at the next option only."""
+    found: dict[str, list[str]] = {}
+    for word in shlex.split(text):
+        if word.startswith("--"):
+            found[word] = []
+        else:
+            found[list(found)[-1]].append(word)
+    return found
+
+
+def test_the_command_line_has_the_sizes_and_no_cuda_graphs() -> None:
+    """torchtitan refuses a pipeline with its CUDA graphs, which are on by default."""
+    for zero, sizes in (
+        (0, {"data_parallel_replicate_degree": 4, "data_parallel_shard_degree": 1}),
+        (2, {"data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "never"}),
+        (3, {"data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "always"}),
+    ):
+        profile = estimate("llama3-8b", "h100", 8, tp=2, cp=2, dp=4, zero=zero, microbatch=2)
+        config = torchtitan.options(build("1f1b", profile, 8), profile, None)
+        assert config["training"] == {
+            "num_tokens_per_microbatch_per_dp_rank": 8192,
+            "max_context_length": 4096,
+            "disable_cuda_graphs": True,
+        }
+        given = config["parallelism"]
+        assert {key: given[key] for key in sizes} == sizes
+        assert (given["tensor_parallel_degree"], given["context_parallel_degree"]) == (2, 2)
+        words = words_of(torchtitan.command(config))
+        assert words["--training.disable_cuda_graphs"] == []
+        parts = words["--parallelism.module_fqns_per_model_part"]
+        assert [part.split(",") for part in parts] == given["module_fqns_per_model_part"]
+    unit = unit_profile(1)
+    alone = torchtitan.options(build("1f1b", unit, 1), unit, None, layers=(2,))
+    assert alone["training"] == {}
 
 
 def test_the_search_moves_layers_as_well() -> None:

@@ -7,7 +7,7 @@ layers of every chunk; nothing offloaded, or activations by the rule of `megatro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -126,6 +126,12 @@ def has_experts(profile: CostProfile) -> bool:
     return isinstance(model, dict) and model.get("kind") == "experts"
 
 
+def exchange_overlaps(profile: CostProfile) -> bool:
+    """Whether an estimated profile hides the exchange of tokens behind compute."""
+    work = profile.meta.get("work")
+    return isinstance(work, dict) and str(work.get("exchange", "")).endswith("overlapped")
+
+
 def plan_of(
     choice: Choice,
     profile: CostProfile,
@@ -195,8 +201,8 @@ def _recompute(
     return Recompute("selective", modules=found[0]), found[1]
 
 
-def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, int]]:
-    """Parallel and batch sizes of an estimated profile."""
+def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, Any]]:
+    """Yield what an estimated profile assumes: parallel and batch sizes, number format, exchange of tokens."""
     parallel, work = (profile.meta.get(key) for key in ("parallel", "work"))
     if not isinstance(parallel, dict) or not isinstance(work, dict):
         return
@@ -205,15 +211,40 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, int]]
         if parallel.get(key, 1) > 1:
             option = "context-parallel-size" if key == "cp" else f"{name}-model-parallel-size"
             yield option, parallel[key]
-    if parallel.get("tp", 1) > 1 and work.get("sequence_parallel", True):
+    tp, cp, ep, dp = (parallel.get(key, 1) for key in ("tp", "cp", "ep", "dp"))
+    if ep > 1 and tp > 1 and (cp * dp) % ep:  # else the experts have tp ranks each as well
+        yield "expert-tensor-parallel-size", 1
+    if tp > 1 and work.get("sequence_parallel", True):
         yield "sequence-parallel", True
     if parallel.get("zero", 0) == 1:
         yield "use-distributed-optimizer", True
+    yield from _kernels(work, ep)
     if "microbatch" in work:
         yield "micro-batch-size", work["microbatch"]
-        yield "global-batch-size", work["microbatch"] * microbatches * parallel.get("dp", 1)
+        yield "global-batch-size", work["microbatch"] * microbatches * dp
     if "seq" in work:
         yield "seq-length", work["seq"]
+
+
+def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
+    """Yield the options for what an estimate assumes of number formats, attention and exchanges."""
+    dtype = work.get("dtype")
+    if dtype in ("bf16", "fp16"):
+        yield dtype, True
+    elif dtype == "fp8":  # of GEMMs; all else stays in bf16
+        yield "bf16", True
+        yield "fp8-format", "hybrid"
+        yield "fp8-recipe", "tensorwise"  # its default, delayed scaling, excludes recomputing norms
+    if work.get("flash") is False:
+        yield "attention-backend", "unfused"
+    if work.get("context") == "heads":
+        yield "cp-comm-type", "a2a"
+    if ep > 1:
+        exchange = str(work.get("exchange", "plain"))
+        flex = exchange.startswith("per-node")  # its default backend is DeepEP
+        yield "moe-token-dispatcher-type", "flex" if flex else "alltoall"
+        if exchange.endswith("overlapped"):
+            yield "overlap-moe-expert-parallel-comm", True
 
 
 def group_sizes(devices: int, microbatches: int) -> list[int | None]:
@@ -246,10 +277,15 @@ def levels_of(costs: CostProfile) -> Iterator[tuple[str | None, int | None]]:
 
 def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Choice]:
     """Yield the family on `chunks` chunks per device."""
+    overlapped = exchange_overlaps(profile)
+    if overlapped and chunks == 1 and profile.devices > 1:
+        return  # see Plan
     costs = profile.rechunk(chunks)
     groups = group_sizes(profile.devices, microbatches) if chunks > 1 else [None]
     for group in groups:
         for level, layers in levels_of(costs):
+            if overlapped and level is not None and {"full", "moe"} & set(level.split("+")):
+                continue
             yield Choice(chunks, group, level, layers)
             if costs.offload is None or level == "full":
                 continue

@@ -59,6 +59,10 @@ class Recompute:
         else:
             if self.method is not None or self.layers is not None:
                 raise MegatronError("--recompute-method, --recompute-num-layers: are for full")
+            if (
+                not self.modules
+            ):  # the option takes one word at least; without it core_attn is meant
+                raise MegatronError("--recompute-modules: name at least one module")
             _known("--recompute-modules", self.modules, RECOMPUTED)
 
     def options(self) -> Iterator[tuple[str, Any]]:
@@ -123,7 +127,8 @@ class Plan:
     Attributes:
         devices: p. `microbatches`: m. `parts`: the contents of the p * v stages.
         group: the microbatch group size, with several chunks; None: p.
-        sizes: parallel sizes and batch sizes, by option, where they are known.
+        sizes: what else the plan assumes, by option, where it is known: parallel and batch sizes, number
+            format, exchange of tokens.
 
     Raises:
         MegatronError: for options that Megatron-LM refuses.
@@ -135,7 +140,7 @@ class Plan:
     group: int | None = None
     recompute: Recompute | None = None
     offloading: Offloading | None = None
-    sizes: tuple[tuple[str, int], ...] = ()
+    sizes: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.parts or len(self.parts) % self.devices:
@@ -147,6 +152,7 @@ class Plan:
         self._check_groups()
         if self.recompute is not None:
             self.recompute.check()
+        self._check_overlap()
         if self.offloading is not None:
             self.offloading.check(self.recompute)
             if self.recompute is not None and self.recompute.granularity == "full":
@@ -187,6 +193,20 @@ class Plan:
                 f" to {m} (the microbatches), or leaves a rest below {p}"
             )
 
+    def _check_overlap(self) -> None:
+        """Raise for what the overlapped exchange of tokens excludes."""
+        if "overlap-moe-expert-parallel-comm" not in dict(self.sizes):
+            return
+        if self.devices > 1 and self.chunks == 1:
+            raise MegatronError(
+                "--overlap-moe-expert-parallel-comm: with a pipeline it needs several chunks per rank"
+            )
+        again = self.recompute
+        if again is not None and (again.granularity == "full" or "moe" in again.modules):
+            raise MegatronError(
+                "--overlap-moe-expert-parallel-comm: excludes full recomputation, and that of the module moe"
+            )
+
     def options(self) -> dict[str, Any]:
         """Return the options without their dashes, and their values: True for a flag, a list for
         several words."""
@@ -201,6 +221,8 @@ class Plan:
             found["microbatch-group-size-per-virtual-pipeline-stage"] = self.group
         for part in (self.recompute, self.offloading):
             found.update(part.options() if part is not None else ())
+            if part is not None and {"moe_act", "expert_fc1"} & set(part.modules):
+                found["moe-grouped-gemm"] = True  # only its experts have these modules
         return found
 
     def environment(self) -> dict[str, str]:

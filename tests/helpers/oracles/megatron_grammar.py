@@ -83,20 +83,30 @@ def parser() -> argparse.ArgumentParser:
         "num-layers mtp-num-layers pipeline-model-parallel-size tensor-model-parallel-size"
         " context-parallel-size expert-model-parallel-size micro-batch-size global-batch-size"
         " seq-length microbatch-group-size-per-virtual-pipeline-stage recompute-num-layers"
-        " delta-offload-bytes-across-pp-ranks min-offloaded-tensor-size"
+        " delta-offload-bytes-across-pp-ranks min-offloaded-tensor-size expert-tensor-parallel-size"
     )
     for name in whole.split():
         found.add_argument(f"--{name}", type=int)
     found.add_argument("--pipeline-model-parallel-layout")
     found.add_argument("--recompute-granularity", choices=("full", "selective"))
     found.add_argument("--recompute-method", choices=("uniform", "block"))
-    found.add_argument("--recompute-modules", nargs="*", choices=MODULES)
+    found.add_argument("--recompute-modules", nargs="+", choices=MODULES)
     found.add_argument("--transformer-impl", choices=("local", "transformer_engine"))
     found.add_argument("--fine-grained-activation-offloading", action="store_true")
     found.add_argument("--offload-modules", nargs="+", choices=OFFLOADABLE)
     found.add_argument("--activation-offload-fraction", type=float)
     found.add_argument("--sequence-parallel", action="store_true")
     found.add_argument("--use-distributed-optimizer", action="store_true")
+    for flag in ("bf16", "fp16", "moe-grouped-gemm", "overlap-moe-expert-parallel-comm"):
+        found.add_argument(f"--{flag}", action="store_true")
+    found.add_argument("--fp8-format", choices=("e4m3", "hybrid"))
+    recipes = ("tensorwise", "delayed", "mxfp8", "blockwise", "custom")
+    found.add_argument("--fp8-recipe", choices=recipes, default="delayed")
+    backends = ("flash", "fused", "unfused", "local", "auto")
+    found.add_argument("--attention-backend", choices=backends)
+    found.add_argument("--cp-comm-type", nargs="+", default=["p2p"])
+    dispatchers = ("allgather", "alltoall", "flex")
+    found.add_argument("--moe-token-dispatcher-type", choices=dispatchers)
     return found
 
 
@@ -119,6 +129,7 @@ def accept(command: str, microbatches: int) -> argparse.Namespace:
         need(group is None, "group size without chunks")
     _check_recompute(given)
     _check_offload(given)
+    _check_exchange(given, chunks)
     return given
 
 
@@ -131,6 +142,36 @@ def _check_recompute(given: argparse.Namespace) -> None:
         need(method is None and layers is None, "method and number are for full")
     if given.recompute_granularity is None:
         need(given.recompute_modules is None, "modules need a granularity")
+
+
+def _check_exchange(given: argparse.Namespace, chunks: int) -> None:
+    need(not (given.bf16 and given.fp16), "one of bf16 and fp16")
+    again = set(given.recompute_modules or ())
+    if given.fp8_format is not None and given.fp8_recipe == "delayed":
+        need(not again & {"moe_act", "layernorm"}, "delayed scaling")
+    need("moe_act" not in again or given.moe_grouped_gemm, "moe_act needs the grouped GEMM")
+    experts = given.expert_model_parallel_size or 1
+    tensor = given.tensor_model_parallel_size or 1
+    need(experts == 1 or tensor == 1 or given.sequence_parallel, "experts with tp need sp")
+    if given.overlap_moe_expert_parallel_comm:
+        need(chunks > 1 or given.pipeline_model_parallel_size == 1, "overlap needs chunks")
+        need(given.recompute_granularity != "full" and "moe" not in again, "overlap excludes these")
+        need(experts > 1 and (given.bf16 or given.fp16), "overlap needs experts and 16 bits")
+        need(given.moe_token_dispatcher_type in ("alltoall", "flex"), "dispatcher")
+
+
+def check_world(given: argparse.Namespace, world: int) -> None:
+    """Refuse sizes that do not divide over `world` GPUs."""
+    p = given.pipeline_model_parallel_size
+    tensor = given.tensor_model_parallel_size or 1
+    dense = tensor * p * (given.context_parallel_size or 1)
+    need(world % dense == 0, "tp x pp x cp divides the world")
+    shared = given.expert_tensor_parallel_size or tensor
+    experts = shared * (given.expert_model_parallel_size or 1) * p
+    need(world % experts == 0, "etp x ep x pp divides the world")
+    if given.global_batch_size is not None:
+        once = given.micro_batch_size * (world // dense)
+        need(given.global_batch_size % once == 0, "whole microbatches")
 
 
 def _check_offload(given: argparse.Namespace) -> None:
