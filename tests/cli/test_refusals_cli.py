@@ -14,6 +14,7 @@ import yaml
 from cli_cases import PROFILE, STAGE
 
 from optpipe_sim import build, load_profile
+from optpipe_sim.__main__ import run
 
 ERRORS = {
     "slove --json": ("usage", 2),
@@ -161,6 +162,18 @@ def test_interrupted(cli, monkeypatch) -> None:
     monkeypatch.setattr("optpipe_sim.cli.inputs.load_profile", interrupt)
     answer = cli("simulate p.yaml --schedule 1f1b -m 8")
     assert (answer.code, answer.err) == (130, "optpipe-sim: interrupted\n")
+
+
+def test_interrupted_while_modules_are_imported(monkeypatch, capsys) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "optpipe_sim.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "optpipe_sim.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    assert run() == 130
+    assert tuple(capsys.readouterr()) == ("", "optpipe-sim: interrupted\n")
 
 
 # -- as a program ---------------------------------------------------------------------------------
