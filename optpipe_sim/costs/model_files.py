@@ -63,26 +63,56 @@ _TYPES: dict[str, dict[str, Any]] = {
     "gpt2": {"style": "gpt", "tied": True},
     "llama": {},
     "mistral": {},
+    "phi3": {},
     "qwen2": {"qkv_bias": True},
+    "qwen2_vl": {"qkv_bias": True},
+    "qwen2_vl_text": {"qkv_bias": True},
+    "qwen2_5_vl": {"qkv_bias": True},
+    "qwen2_5_vl_text": {"qkv_bias": True},
     "qwen3": {"qk_norm": True},
+    "qwen3_vl_text": {"qk_norm": True},
     "mixtral": {},
     "qwen2_moe": {"qkv_bias": True},
     "qwen3_moe": {"qk_norm": True},
+    "qwen3_vl_moe_text": {"qk_norm": True},
     "gpt_oss": {"qkv_bias": True},
+    "gemma": {"tied": True},
+    "gemma2": {"tied": True},
     "gemma3_text": {"qk_norm": True, "tied": True},
     "deepseek_v2": {},
     "deepseek_v3": {},
+    "kimi_k2": {},
     "llama4_text": {},
+}
+# What transformers takes for a key that is not there (the text_config of a multimodal model has only what
+# differs from it); models/*/configuration_*.py of github.com/huggingface/transformers.
+_ABSENT: dict[str, dict[str, int]] = {
+    "mistral": {"num_key_value_heads": 8},
+    "mixtral": {"num_key_value_heads": 8},
+    "qwen3": {"head_dim": 128},
+    "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64},
+    "llama4_text": {"num_key_value_heads": 8, "head_dim": 128},
+    "gemma": {"num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256_000},
+    "gemma2": {"num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256_000},
+    "gemma3_text": {
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262_208,
+    },
 }
 _WITH_EXPERTS = (
     "mixtral",
     "gpt_oss",
     "qwen2_moe",
     "qwen3_moe",
+    "qwen3_vl_moe_text",
     "deepseek_v2",
     "deepseek_v3",
+    "kimi_k2",
     "llama4_text",
 )
+_LIKE_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2")
 
 
 def load_model(source: str | os.PathLike[str] | Mapping[str, Any]) -> Model:
@@ -187,40 +217,72 @@ def _hugging_face_name(data: Mapping[str, Any], name: str) -> str:
 def _hugging_face(data: dict[str, Any], name: str) -> Model:
     """Return the model of a ``config.json``; keys that do not change costs are ignored."""
     inner = data.get("text_config")
-    if isinstance(inner, Mapping) and data.get("model_type") not in _TYPES:
-        return _hugging_face({**inner, "_name_or_path": data.get("_name_or_path")}, name)
+    if isinstance(inner, Mapping):
+        outer = ("model_type", "_name_or_path", "tie_word_embeddings")
+        return _hugging_face({**{key: data.get(key) for key in outer}, **inner}, name)
     kind = data.get("model_type")
     if not isinstance(kind, str) or kind not in _TYPES:
+        problem = "missing" if kind is None else f"{kind!r} is not supported"
         raise ModelError(
-            f"model {name}: model_type: {kind!r} is not supported; supported are"
-            f" {', '.join(_TYPES)}; or write a short config"
+            f"model {name}: model_type: {problem}; supported are {', '.join(_TYPES)};"
+            " or write a short config"
         )
+    data = {**_ABSENT.get(kind, {}), **data}
     names = dict(_GPT2 if kind == "gpt2" else _COMMON)
     if kind in _WITH_EXPERTS:
         names |= _EXPERTS
-    if kind.startswith("deepseek"):
+    if kind in _LIKE_DEEPSEEK:
         names |= _LATENT
     made: dict[str, Any] = {"name": _hugging_face_name(data, name), **_TYPES[kind]}
     for theirs, ours in names.items():
         if data.get(theirs) is not None:
             made[ours] = data[theirs]
-    for ours in _NEEDED:
+    for ours in (*_NEEDED, *(() if kind == "gpt2" else ("ffn",))):
         if ours not in made:
             theirs = next(key for key, value in names.items() if value == ours)
             raise ModelError(f"model {name}: {theirs}: missing in the config.json")
+    for theirs, ours in names.items():
+        if ours != "tied" and not isinstance(value := made.get(ours, 0), int):
+            raise ModelError(f"model {name}: {theirs}: expected a whole number, got {value!r}")
+    if data.get("attention_bias") is True:
+        made["qkv_bias"] = True
     if kind in ("mixtral", "gpt_oss", "llama4_text"):  # there every expert has the width of the MLP
-        made["expert_ffn"] = made.get("ffn", 0)
+        made["expert_ffn"] = made["ffn"]
     if kind == "llama4_text":  # except in layers without experts; one is shared by all tokens
         made["shared_ffn"] = made["expert_ffn"]
         made["ffn"] = data.get("intermediate_size_mlp") or made["expert_ffn"]
-    if kind.startswith("deepseek"):
+    if kind in _LIKE_DEEPSEEK:
         made.pop("kv_heads", None)  # meaningless there: one latent serves every head
         made.pop("head_dim", None)
-        made["shared_ffn"] = data.get("n_shared_experts", 0) * made.get("expert_ffn", 0)
-    scaling = data.get("rope_scaling")
+        made["shared_ffn"] = (data.get("n_shared_experts") or 0) * made.get("expert_ffn", 0)
+    made |= _dense_layers(data, name)
+    scaling = data.get("rope_scaling") or data.get("rope_parameters")
     if isinstance(scaling, Mapping) and "original_max_position_embeddings" in scaling:
         made["context"] = _stretched(made.get("context"), scaling)
     return _made(made)
+
+
+def _dense_layers(data: Mapping[str, Any], name: str) -> dict[str, int]:
+    """Return `dense_layers` where a config lists the layers without experts.
+
+    Raises:
+        ModelError: if these are not the first ones.
+    """
+    listed = data.get("mlp_only_layers")
+    if listed:
+        first = list(range(len(listed))) if isinstance(listed, list) else None
+        if listed != first or data.get("decoder_sparse_step", 1) != 1:
+            raise ModelError(
+                f"model {name}: mlp_only_layers: only the first layers can be without experts, got {listed}"
+            )
+        return {"dense_layers": len(listed)}
+    often = data.get("moe_layer_freq", 1)
+    if often not in (None, 1):
+        raise ModelError(
+            f"model {name}: moe_layer_freq: experts must be in every layer after the first"
+            f" first_k_dense_replace, got {often}"
+        )
+    return {}
 
 
 def _stretched(context: Any, scaling: Mapping[str, Any]) -> Any:

@@ -65,6 +65,12 @@ class Model:
     source: str = ""
 
     def __post_init__(self) -> None:
+        self._check_types()
+        split = self.heads and not self.head_dim and not self.kv_lora
+        if split and self.hidden % self.heads:
+            raise self._fail(
+                "head_dim", f"missing: {self.heads} heads do not divide hidden {self.hidden}"
+            )
         for key, default in (
             ("kv_heads", self.heads),
             ("head_dim", self.hidden // self.heads if self.heads else 0),
@@ -74,7 +80,7 @@ class Model:
                 object.__setattr__(self, key, default)
         self._check()
 
-    def _check(self) -> None:
+    def _check_types(self) -> None:
         if self.style not in STYLES:
             raise self._fail("style", f"expected gpt or llama, got {self.style!r}")
         for entry in fields(self):
@@ -85,6 +91,8 @@ class Model:
                 raise self._fail(entry.name, f"expected true or false, got {value!r}")
             if entry.type == "int" and not 0 <= value <= 10**9:
                 raise self._fail(entry.name, f"must be from 0 to 10^9, got {value}")
+
+    def _check(self) -> None:
         for key in ("layers", "hidden", "heads", "vocab", "kv_heads", "head_dim", "experts_every"):
             if getattr(self, key) < 1:
                 raise self._fail(key, f"must be at least 1, got {getattr(self, key)}")
