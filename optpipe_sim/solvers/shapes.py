@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from math import exp
 from os import cpu_count
 
 from ..bounds.bounds import Bound, lower_bound
@@ -28,9 +29,12 @@ from .result import SolveResult, within
 from .treatments import restrict
 
 FLOOR_SHARE = 0.5  # largest share of the time for the published schedules of all shapes
-QUICK_SHARE = 0.25  # the same for them and for AdaOffload with chosen levels on all shapes
+QUICK_SHARE = 0.25  # the same of what is then left for AdaOffload with chosen levels on all shapes
 SIMPLER_SHARE = 0.5  # share of it, if links are shared, for the same problem without copies
 ROUNDS = (2, 1)  # shapes left in each round of the search; all rounds are equally long
+OP_S = 50e-9  # about the time to evaluate one op of a program
+# The search closes up to this share of the gap of a shape, most of it in so many evaluations per op (measured with p = 8 and 16).
+CLOSED, ENOUGH = 0.5, 4.0
 LEAST_S = 2.0  # at least for the published schedules: their time on a busy machine
 
 
@@ -141,8 +145,9 @@ class _Common:
         whole.untried = run_rules(
             self.races, rules, lambda: whole.optimal or whole.seconds > until, processes
         )
-        seconds = QUICK_SHARE * time_limit
-        for at in self._by_cost():
+        left = time_limit - whole.seconds
+        seconds = whole.seconds + QUICK_SHARE * left
+        for at in self._by_promise(left):
             if self._open(at, seconds):
                 run_adaoffload(self.races[at], seconds - whole.seconds)
         for own in self.races:
@@ -156,19 +161,19 @@ class _Common:
     def turns(self, time_limit: float) -> Iterator[tuple[int, float]]:
         """Yield the shape to solve next, and for how many seconds: successive halving.
 
-        In each round the most promising shapes have equal parts of the round's time, and fewer go
-        on to the next. The most promising shape has the least product of its best cost so far and
-        its bound: a good pattern may be hard to improve, and a shape may be good although no
-        pattern suits it. Shapes whose bound rules them out are skipped, and rounds with a single
-        shape left are merged into one. If none of these shapes has a schedule in the end, the
-        others share the time left.
+        In each round the most promising shapes (see `promise`) have equal parts of the round's time,
+        and fewer go on to the next. Shapes whose bound rules them out are skipped, rounds too short
+        to improve even the first of them are left out, and rounds with a single shape left are
+        merged into one. If none of these shapes has a schedule in the end, the others share the time
+        left.
         """
         tried: set[int] = set()
         for rounds_left, most in zip(range(len(ROUNDS), 0, -1), ROUNDS, strict=True):
-            hopeful = [at for at in range(len(self.problems)) if not self.hopeless(at)]
-            order = sorted(hopeful, key=lambda at: self.costs[at] * self.bounds[at].ns)[:most]
-            alone = len(order) == 1
             left = time_limit - self.race.seconds
+            order = [at for at in self._by_promise(left / 2) if not self.hopeless(at)][:most]
+            if order and self._evaluations(order[0], left / rounds_left / most) < ENOUGH:
+                order = order[:1]
+            alone = len(order) == 1
             until = time_limit if alone else self.race.seconds + left / rounds_left
             for place, at in enumerate(order):
                 seconds = (until - self.race.seconds) / (len(order) - place)
@@ -185,8 +190,22 @@ class _Common:
             if seconds > 0 and self.race.best is None and not self.race.interrupted:
                 yield at, seconds
 
-    def _by_cost(self) -> list[int]:
-        return sorted(range(len(self.problems)), key=lambda at: self.costs[at])
+    def promise(self, at: int, seconds: float) -> float:
+        """Estimate the cost that the search reaches on a shape in this time, ns: a share of the gap is
+        closed, less if there is no time to try each op often. A good pattern may be hard to improve,
+        and a shape may be good although no pattern suits it."""
+        if self.starts[at] is None:
+            return float("inf")
+        share = CLOSED * (1 - exp(-self._evaluations(at, seconds) / ENOUGH))
+        return self.costs[at] - share * (self.costs[at] - self.bounds[at].ns)
+
+    def _evaluations(self, at: int, seconds: float) -> float:
+        """About how many schedules per compute op the search can evaluate on a shape in this time."""
+        shape = self.problems[at].shape
+        return seconds / (OP_S * (3 * shape.stages * shape.units) ** 2)
+
+    def _by_promise(self, seconds: float) -> list[int]:
+        return sorted(range(len(self.problems)), key=lambda at: self.promise(at, seconds))
 
     def solved(self, at: int, found: SolveResult) -> None:
         """Record the result of a shape; its schedule may have lost its useless offloads."""
@@ -354,7 +373,10 @@ def _solve_each(common: _Common, options: SolveOptions, warm_start: Schedule | s
         )
         hooks = Hooks(watch=common.watcher(at))
         try:
-            found = solve_problem(common.problems[at], own, warm_start or common.starts[at], hooks)
+            found = solve_problem(
+                common.problems[at], own, warm_start or common.starts[at], hooks,
+                () if warm_start else common.races[at].starts,
+            )  # fmt: skip
         except OptPipeError as error:  # the MILP may be too large for one shape but not for another
             common.without(at, error)
         else:

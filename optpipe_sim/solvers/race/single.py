@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from os import cpu_count
@@ -14,7 +15,7 @@ from ..options import SolveOptions
 from ..problem import Problem
 from ..reports import Hooks
 from ..result import SolveResult
-from ..treated.engine import treats
+from ..treated.engine import Start, treats
 from ..treated.tidy import tidy_treatments
 from .cache import open_cache, recall, remember
 from .compiling import compile_engines
@@ -36,11 +37,13 @@ def solve_problem(
     options: SolveOptions,
     start: Schedule | str | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
+    chosen: Sequence[Start] = (),
 ) -> SolveResult:
     """Run `solve` for one problem, whose chunks, placement and treatments are fixed.
 
     Args:
         start: a schedule, or ``none``: the engines start without one.
+        chosen: the result of `run_adaoffload` on this problem, if known (`Race.starts`).
 
     Raises: as `solve`.
     """
@@ -55,8 +58,9 @@ def solve_problem(
         require_milp(problem, options.solver, force=options.force)
     compile_engines(problem, hooks.on_wait)
     race = Race(
-        problem, options.gap, save=hooks.save, on_incumbent=hooks.on_incumbent, watch=hooks.watch
-    )
+        problem, options.gap, save=hooks.save, on_incumbent=hooks.on_incumbent, watch=hooks.watch,
+        starts=list(chosen),
+    )  # fmt: skip
     bound = lower_bound(problem.profile, problem.microbatches, problem.objective, problem.limits)
     race.prove(bound.ns, bound.name)
     kept = open_cache() if options.cache else None
