@@ -1,0 +1,72 @@
+"""Which shape the search over all chunks turns to, and from what it starts there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from optpipe_sim import load_profile, solve
+from optpipe_sim.profile import CostProfile
+from optpipe_sim.solvers import shapes
+from optpipe_sim.solvers.problem import make_problem
+from optpipe_sim.solvers.race.portfolio import Race
+from optpipe_sim.solvers.result import SolveResult
+
+
+def layered(devices: int = 4) -> CostProfile:
+    """Stages of two layers that may be recomputed in full."""
+    stage = {
+        "t_f_ns": 20, "t_b_ns": 20, "t_w_ns": 16, "act_bytes": 40, "w_bytes": 20, "layers": 2,
+        "recompute": [{"name": "full", "t_ns": 20, "keep_bytes": 4}],
+    }  # fmt: skip
+    return load_profile({"name": "layered", "devices": devices, "stages": stage})
+
+
+def test_adaoffload_with_levels_has_time_of_its_own_and_the_search_begins_with_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However long the published schedules take: the search of 16 devices else found nothing in 21 s."""
+
+    def slow(races: Sequence[Race], rules: Any, over: Callable[[], bool], _: int) -> int:
+        while not over():
+            time.sleep(0.01)
+        return len(rules)
+
+    begun: list[tuple[int, Sequence[Any]]] = []
+
+    def solve_problem(
+        problem: Any, options: Any, start: Any, hooks: Any, chosen: Any
+    ) -> SolveResult:
+        begun.append((problem.shape.chunks, chosen))
+        return real(problem, options, start, hooks, chosen)
+
+    real = shapes.solve_problem
+    monkeypatch.setattr(shapes, "run_rules", slow)
+    monkeypatch.setattr(shapes, "solve_problem", solve_problem)
+    monkeypatch.setattr(shapes, "LEAST_S", 0.0)
+    found = solve(layered(), 8, 90, time_limit=2, chunks="any", workers=1)
+    assert found.info["untried"] > 0
+    assert begun
+    assert all(chosen for _, chosen in begun)
+
+
+def test_a_shape_promises_more_the_longer_it_is_searched_and_the_fewer_ops_it_has() -> None:
+    one, two = layered(8).rechunk(1, "loop"), layered(8).rechunk(2, "loop")
+    problems = [make_problem(each, 32, 200) for each in (one, two)]
+    common = shapes._Common(problems, Race(problems[0]))
+    assert common.promise(0, 1.0) == float("inf")  # nothing is known of it yet
+    for at, own in enumerate(common.races):
+        shapes.run_adaoffload(own, 0.0)
+        cost, bound = common.costs[at], common.bounds[at].ns
+        promised = [common.promise(at, seconds) for seconds in (0.0, 0.01, 0.1, 1.0, 100.0)]
+        assert promised[0] == cost
+        assert promised == sorted(promised, reverse=True)
+        assert promised[-1] == pytest.approx((cost + bound) / 2)
+    shares = [
+        (common.costs[at] - common.promise(at, 0.2)) / (common.costs[at] - common.bounds[at].ns)
+        for at in (0, 1)
+    ]
+    assert shares[0] > shares[1]
