@@ -12,6 +12,7 @@ from optpipe_sim import load_profile, solve
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.solvers import shapes
 from optpipe_sim.solvers.problem import make_problem
+from optpipe_sim.solvers.race import shapes as races
 from optpipe_sim.solvers.race.portfolio import Race
 from optpipe_sim.solvers.result import SolveResult
 
@@ -44,9 +45,9 @@ def test_adaoffload_with_levels_has_time_of_its_own_and_the_search_begins_with_i
         return real(problem, options, start, hooks, chosen)
 
     real = shapes.solve_problem
-    monkeypatch.setattr(shapes, "run_rules", slow)
+    monkeypatch.setattr(races, "run_rules", slow)
     monkeypatch.setattr(shapes, "solve_problem", solve_problem)
-    monkeypatch.setattr(shapes, "LEAST_S", 0.0)
+    monkeypatch.setattr(races, "LEAST_S", 0.0)
     found = solve(layered(), 8, 90, time_limit=2, chunks="any", workers=1)
     assert found.info["untried"] > 0
     assert begun
@@ -56,10 +57,10 @@ def test_adaoffload_with_levels_has_time_of_its_own_and_the_search_begins_with_i
 def test_a_shape_promises_more_the_longer_it_is_searched_and_the_fewer_ops_it_has() -> None:
     one, two = layered(8).rechunk(1, "loop"), layered(8).rechunk(2, "loop")
     problems = [make_problem(each, 32, 200) for each in (one, two)]
-    common = shapes._Common(problems, Race(problems[0]))
+    common = races.Shapes(problems, Race(problems[0]))
     assert common.promise(0, 1.0) == float("inf")  # nothing is known of it yet
     for at, own in enumerate(common.races):
-        shapes.run_adaoffload(own, 0.0)
+        races.run_adaoffload(own, 0.0)
         cost, bound = common.costs[at], common.bounds[at].ns
         promised = [common.promise(at, seconds) for seconds in (0.0, 0.01, 0.1, 1.0, 100.0)]
         assert promised[0] == cost

@@ -1,0 +1,223 @@
+"""The race over several shapes: which of them is solved next, and the best schedule and bound of all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from math import exp
+
+from ...bounds.bounds import Bound, lower_bound
+from ...bounds.device.best_first import NEVER
+from ...errors import Infeasible, NoSolution, OptPipeError
+from ...schedule import Schedule
+from ...units import counted
+from ..problem import Problem
+from ..result import SolveResult, within
+from .cache import Cache, recall, remember
+from .first import run_adaoffload
+from .portfolio import Race
+from .rules import rules_of, run_rules
+
+RECALL_SHARE = 0.25  # largest share of the time for schedules from the cache
+FLOOR_SHARE = 0.5  # largest share of the time for the published schedules of all shapes
+LEAST_S = 2.0  # at least for these: their time on a busy machine
+QUICK_SHARE = 0.25  # the same of what is then left for AdaOffload with chosen levels on all shapes
+ROUNDS = (2, 1)  # shapes left in each round of the search; all rounds are equally long
+OP_S = 50e-9  # about the time to evaluate one op of a program
+# The search closes up to this share of the gap of a shape, most of it in so many evaluations per op
+# (measured with 8 and 16 devices).
+CLOSED, ENOUGH = 0.5, 4.0
+
+
+class Shapes:
+    """The common state of the races of all shapes.
+
+    Attributes:
+        race: the race of all shapes: the best schedule and its problem, and the least of the
+            bounds.
+        races: the race of each shape over its published schedules.
+        costs, bounds, starts: per shape, the best cost, the bound and the best schedule.
+        reasons: per shape without a schedule, why, in one line. `failed`: the shapes that have
+            none.
+    """
+
+    def __init__(self, problems: Sequence[Problem], race: Race) -> None:
+        self.problems, self.race = problems, race
+        self.costs = [float("inf")] * len(problems)
+        self.starts: list[Schedule | None] = [None] * len(problems)
+        self.reasons: list[str] = []
+        self.failed: set[int] = set()
+        self.bounds = [
+            lower_bound(each.profile, each.microbatches, each.objective, each.limits)
+            for each in problems
+        ]
+        self.races = [
+            Race(problem, race.gap, race.began, watch=self.watcher(at))
+            for at, problem in enumerate(problems)
+        ]
+        for own, bound in zip(self.races, self.bounds, strict=True):
+            own.prove(*bound)
+        self.prove(0, 0, "none")
+
+    def hopeless(self, at: int) -> bool:
+        """Whether this shape cannot improve on the incumbent of all shapes."""
+        return within(self.race.cost_ns, self.bounds[at].ns, self.race.gap)
+
+    def watcher(self, at: int) -> Callable[[Race], None]:
+        """Make the `watch` callback for the race of a shape."""
+
+        def watch(race: Race) -> None:
+            if race.best is not None:
+                self.take(at, race.best, race.cost_ns, race.engine)
+            self.prove(at, race.bound_ns, race.bound_name)
+            self.race.notify()
+
+        return watch
+
+    def take(self, at: int, schedule: Schedule, cost_ns: int, engine: str) -> None:
+        """Record the best schedule of a shape."""
+        if cost_ns < self.costs[at]:
+            self.costs[at], self.starts[at] = cost_ns, schedule
+        if cost_ns < self.race.cost_ns:
+            self.race.problem = self.problems[at]
+            self.race.variables = self.race.constraints = 0  # until `solve` returns them
+            self.race.take(schedule, cost_ns, engine)
+
+    def offer(self, schedule: Schedule, engine: str) -> None:
+        """Offer a schedule to the race of its shape."""
+        for own in self.races:
+            if own.problem.shape == schedule.shape:
+                own.offer(schedule, engine)
+
+    def prove(self, at: int, bound_ns: int, name: str) -> None:
+        """Record a bound of one shape."""
+        if bound_ns > self.bounds[at].ns:
+            self.bounds[at] = Bound(bound_ns, name)
+        least = min(self.bounds, key=lambda bound: bound.ns)
+        if least.ns > self.race.bound_ns:  # not rounded up by `Race.prove`: units differ by shape
+            self.race.bound_ns, self.race.bound_name = least
+            self.race.bounds.append((self.race.seconds, least.ns))
+
+    def recall(self, kept: Cache, seconds: float) -> None:
+        """Start each shape from the cache, as long as there is time."""
+        for own in self.races:
+            if own.seconds < seconds and not self.race.proven:
+                recall(own, kept)
+
+    def quick(self, time_limit: float, processes: int) -> None:
+        """Try the published schedules with every value of their options on every shape, for at most
+        `FLOOR_SHARE` of the time but at least `LEAST_S`; then AdaOffload with levels chosen
+        stage by stage on every shape that could still beat the incumbent, the best shape first."""
+        whole = self.race
+        run_adaoffload(self.races[0], 0)  # so that there is an incumbent soon
+        rules = rules_of(self.problems, [bound.ns for bound in self.bounds])
+        until = whole.seconds + max(FLOOR_SHARE * time_limit, LEAST_S)
+        whole.untried = run_rules(
+            self.races, rules, lambda: whole.optimal or whole.seconds > until, processes
+        )
+        left = time_limit - whole.seconds
+        seconds = whole.seconds + QUICK_SHARE * left
+        for at in self._by_promise(left):
+            if self._open(at, seconds):
+                run_adaoffload(self.races[at], seconds - whole.seconds)
+        for own in self.races:
+            self.reasons += own.failures.values()
+
+    def _open(self, at: int, seconds: float) -> bool:
+        """Whether a shape may still improve the incumbent, and there is time left or no incumbent yet."""
+        in_time = self.race.seconds < seconds or self.race.best is None
+        return in_time and not self.hopeless(at)
+
+    def turns(self, time_limit: float) -> Iterator[tuple[int, float]]:
+        """Yield the shape to solve next, and for how many seconds: successive halving.
+
+        In each round the most promising shapes (see `promise`) have equal parts of the round's time,
+        and fewer go on to the next. Shapes whose bound rules them out are skipped, rounds too short
+        to improve even the first of them are left out, and rounds with a single shape left are
+        merged into one. If none of these shapes has a schedule in the end, the others share the time
+        left.
+        """
+        tried: set[int] = set()
+        for rounds_left, most in zip(range(len(ROUNDS), 0, -1), ROUNDS, strict=True):
+            left = time_limit - self.race.seconds
+            order = [at for at in self._by_promise(left / 2) if not self.hopeless(at)][:most]
+            if order and self._evaluations(order[0], left / rounds_left / most) < ENOUGH:
+                order = order[:1]
+            alone = len(order) == 1
+            until = time_limit if alone else self.race.seconds + left / rounds_left
+            for place, at in enumerate(order):
+                seconds = (until - self.race.seconds) / (len(order) - place)
+                if seconds <= 0 or self.race.interrupted:
+                    return
+                if not self.hopeless(at):
+                    tried.add(at)
+                    yield at, seconds
+            if alone:
+                break
+        rest = [at for at in range(len(self.problems)) if at not in tried]
+        for place, at in enumerate(rest if self.race.best is None else ()):
+            seconds = (time_limit - self.race.seconds) / (len(rest) - place)
+            if seconds > 0 and self.race.best is None and not self.race.interrupted:
+                yield at, seconds
+
+    def promise(self, at: int, seconds: float) -> float:
+        """Estimate the cost that the search reaches on a shape in this time, ns: a share of the gap is
+        closed, less if there is no time to try each op often. A good pattern may be hard to improve,
+        and a shape may be good although no pattern suits it."""
+        if self.starts[at] is None:
+            return float("inf")
+        share = CLOSED * (1 - exp(-self._evaluations(at, seconds) / ENOUGH))
+        return self.costs[at] - share * (self.costs[at] - self.bounds[at].ns)
+
+    def _evaluations(self, at: int, seconds: float) -> float:
+        """About how many schedules per compute op the search can evaluate on a shape in this time."""
+        shape = self.problems[at].shape
+        return seconds / (OP_S * (3 * shape.stages * shape.units) ** 2)
+
+    def _by_promise(self, seconds: float) -> list[int]:
+        return sorted(range(len(self.problems)), key=lambda at: self.promise(at, seconds))
+
+    def solved(self, at: int, found: SolveResult) -> None:
+        """Record the result of a shape; its schedule may have lost its useless offloads."""
+        assert found.schedule is not None
+        self.take(at, found.schedule, found.objective_ns, found.info["found_by"])
+        self.prove(at, found.lower_bound_ns, found.bound_name)
+        self.race.failures |= found.info["failures"]
+        self.race.interrupted |= found.info["interrupted"]
+        if self.race.problem is self.problems[at] and found.objective_ns <= self.race.cost_ns:
+            self.race.best = found.schedule
+            self.race.variables, self.race.constraints = found.variables, found.constraints
+
+    def without(self, at: int, error: OptPipeError) -> None:
+        """Record why a shape has no result."""
+        self.failed.add(at)
+        chunks = counted(self.problems[at].shape.chunks, "chunk")
+        self.reasons.append(f"{chunks}: {error}")
+        if not isinstance(error, NoSolution):
+            self.race.failures[chunks] = str(error)
+        if isinstance(error, Infeasible):
+            self.prove(at, NEVER, "infeasible")
+
+    def result(self, engine: str, covered: str, kept: Cache | None) -> SolveResult:
+        """Return the best schedule over all shapes, which is stored in `kept`, and the bound over
+        all.
+
+        Args:
+            engine: the requested engine. covered: the shapes that the bound covers; those that the
+                limit rules out are among them.
+
+        Raises:
+            NoSolution: if no shape has a schedule.
+        """
+        whole = self.race
+        if whole.best is None:
+            kind = Infeasible if min(bound.ns for bound in self.bounds) >= NEVER else NoSolution
+            raise kind("; ".join(self.reasons))
+        whole.keep()
+        if kept is not None:
+            best = Race(whole.problem, best=whole.best, cost_ns=whole.cost_ns, began=whole.began)
+            best.prove(*self.bounds[self.problems.index(whole.problem)])
+            remember(best, kept)
+        whole.bound_name += f", least over {covered}"
+        found = whole.result(engine)
+        return replace(found, info={**found.info, "covers": covered})
