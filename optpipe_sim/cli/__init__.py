@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -25,6 +26,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     an answer was already printed: ``{"schema": 1, "error": {"kind", "message", "exit_status"}}``.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started this program
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # a character that the terminal cannot encode becomes a question mark, not an error
         if hasattr(stream, "reconfigure"):
@@ -49,6 +53,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return complaint("bad_input", str(error), BAD_INPUT)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
+        if error.errno == errno.ENOSPC and not where:
+            _discard_output()
+            where = "standard output: "
         return complaint("bad_input", f"{where}{error.strerror or error}", BAD_INPUT)
     except Exception as error:
         if os.environ.get("OPTPIPE_SIM_TRACEBACK"):
@@ -90,10 +97,16 @@ class _Complaint:
                 print(json.dumps({"schema": SCHEMA, "error": error}), flush=True)
             except BrokenPipeError:
                 return _broken_pipe()
+            except OSError:  # a full disk
+                _discard_output()
         return code
 
 
 def _broken_pipe() -> int:
+    _discard_output()
+    return BROKEN_PIPE
+
+
+def _discard_output() -> None:
     # buffered output must not fail again when the interpreter closes stdout
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return BROKEN_PIPE

@@ -16,6 +16,7 @@ import yaml
 
 import optpipe_sim
 from optpipe_sim import Schedule
+from optpipe_sim.cli import main
 from optpipe_sim.cli.outputs import files as outputs
 from optpipe_sim.cli.parser import _parsers
 from optpipe_sim.errors import OptPipeError
@@ -280,3 +281,28 @@ def test_every_option_that_names_a_file_is_declared() -> None:
                 assert action.dest in declared, f"{name}: {action.option_strings} {metavar}"
     found = {a.dest for parser in _parsers()[1].values() for a in parser._actions}
     assert declared <= found
+
+
+def test_a_full_disk_takes_no_answer_away(cli, monkeypatch) -> None:
+    complaint = "c.png: cannot be written: No space left on device"
+
+    def full(*_: object) -> None:
+        raise OptPipeError(complaint)
+
+    monkeypatch.setattr("optpipe_sim.plot.compare.save_compare_chart", full)
+    line = "compare p.yaml -m 4 --schedules 1f1b --save b.json --chart c.png"
+    answer = cli(line)
+    assert "Fastest: 1f1b" in answer.out
+    assert (answer.code, answer.err) == (2, f"optpipe-sim: {complaint}\n")
+    found = cli(f"{line} --json")
+    assert (found.code, list(found.json["files"])) == (2, ["b.json"])
+
+
+def test_standard_output_that_is_full_or_closed(cli, monkeypatch) -> None:
+    with open("/dev/full", "w") as full:
+        done = program("simulate p.yaml --schedule 1f1b -m 4 --json", stdout=full)
+    complaint = "optpipe-sim: standard output: No space left on device\n"
+    assert (done.returncode, done.stderr) == (2, complaint)
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["simulate", "p.yaml", "--schedule", "1f1b", "-m", "4", "--save", "s2.json"]) == 0
+    assert Path("s2.json").exists()

@@ -7,6 +7,7 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any
 
+from ....errors import OptPipeError
 from ...options.kinds import count, names, seconds, size
 from ...options.models import (
     SPLIT,
@@ -130,7 +131,12 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             sequence_parallel=not arguments.no_sequence_parallel,
             slice_by=arguments.slice_by,
         )
-    files = _write(arguments, found)
+    files: dict[str, str] = {}
+    failed: OptPipeError | None = None
+    try:
+        _write(arguments, found, files)
+    except OptPipeError as error:  # the answer comes first
+        failed = error
     plan = (
         family.plan_in(arguments.family, found)
         if arguments.family
@@ -143,6 +149,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
     written(out, files)
     closer_look(out, arguments, found.rows[0])
+    if failed is not None:
+        raise failed
     return 0
 
 
@@ -161,8 +169,8 @@ def _zeros(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def _write(arguments: argparse.Namespace, found: Advice) -> dict[str, str]:
-    files = {}
+def _write(arguments: argparse.Namespace, found: Advice, files: dict[str, str]) -> None:
+    """Write the requested files, and note each in `files`."""
     best = found.rows[0]
     if arguments.csv:
         from ....files import write_text
@@ -183,7 +191,6 @@ def _write(arguments: argparse.Namespace, found: Advice) -> dict[str, str]:
     if arguments.save:
         best.trace.schedule.save(arguments.save)
         files[arguments.save] = "the schedule of the best"
-    return files
 
 
 def _page(found: Advice, command: tuple[str, ...]) -> Report:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from ....errors import OptPipeError
 from ...options.kinds import names, seconds
 from ...options.shared import (
     add_family,
@@ -18,10 +19,11 @@ from ...status import DONE
 from ..examples import PROFILE
 
 if TYPE_CHECKING:
+    from ....profile import CostProfile
     from ....report.report import Report
     from ....schedule import Schedule
     from ....study.compare import Comparison
-    from ...outputs.show import Out
+    from ...outputs.show import Out, Progress
 
 EXAMPLE = f"optpipe-sim compare {PROFILE} -m 24 --memory-limit 40GiB"
 SUMMARY = "replay many schedules and compare them"
@@ -68,7 +70,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     from ....study.compare import compare_all
     from ...inputs import is_file, read_profile
     from ...outputs.compare import show_comparison
-    from ...outputs.trace import write_page, write_trace
 
     profile = read_profile(arguments)
     wanted: list[str | Schedule] | None = None
@@ -89,15 +90,12 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             per_stage=arguments.per_stage,
             progress=progress,
         )
-        files = write_trace(arguments, result.rows[0].trace, progress)
-        if arguments.chart:
-            from ....plot.compare import save_compare_chart
-
-            progress("drawing the comparison", 1, 1)
-            rows = [row.to_json() for row in result.shown]
-            save_compare_chart(rows, arguments.chart, profile.memory_limit)
-            files[arguments.chart] = "time and peak memory of every schedule"
-        files |= write_page(arguments, lambda command: _page(result, command))
+        files: dict[str, str] = {}
+        failed: OptPipeError | None = None
+        try:
+            _write(arguments, profile, result, files, progress)
+        except OptPipeError as error:  # the answer comes first
+            failed = error
     out.result(
         {
             "profile": profile.name,
@@ -120,7 +118,30 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         }
     )
     show_comparison(out, arguments, profile, result, files)
+    if failed is not None:
+        raise failed
     return DONE
+
+
+def _write(
+    arguments: argparse.Namespace,
+    profile: CostProfile,
+    result: Comparison,
+    files: dict[str, str],
+    progress: Progress,
+) -> None:
+    """Write the requested files, and note each in `files`."""
+    from ...outputs.trace import write_page, write_trace
+
+    files |= write_trace(arguments, result.rows[0].trace, progress)
+    if arguments.chart:
+        from ....plot.compare import save_compare_chart
+
+        progress("drawing the comparison", 1, 1)
+        rows = [row.to_json() for row in result.shown]
+        save_compare_chart(rows, arguments.chart, profile.memory_limit)
+        files[arguments.chart] = "time and peak memory of every schedule"
+    files |= write_page(arguments, lambda command: _page(result, command))
 
 
 def _page(result: Comparison, command: tuple[str, ...]) -> Report:
