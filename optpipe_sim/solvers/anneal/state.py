@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...codes import B, O, R
+from ...codes import B, C, O, R
 from ...compiled import compiled, part, step
 
 # The state of a device as a row of `Times.before`; see `Stream`, `Memory`, `Copies` and `Sends`.
@@ -161,13 +161,14 @@ def mark(prog, length, saved, saved_length, d, t, high):
         first += 1
     if first == size and first == old:
         return False
+    first = min(first, least - 1)  # what follows the last op has no state before it
     rest = 0
     while rest < least - first and prog[d, size - 1 - rest] == saved[d, old - 1 - rest]:
         rest += 1
     t.changed[d, 0], t.changed[d, 1] = first, max(first, size - rest - 1)
     code = prog[d, first]
     log_op(code, t)
-    for which in range(STATE):
+    for which in range(t.before.shape[1]):
         t.before[code, which] = t.before[saved[d, first], which]
     for slot in range(first, t.changed[d, 1] + 1):
         t.stale[prog[d, slot]] = t.tally[TRIAL]
@@ -180,6 +181,7 @@ def mark(prog, length, saved, saved_length, d, t, high):
             t.end[dropped] = -1
             if dropped >> high == R:
                 invalidate(dropped + ((B - R) << high), d, first, t)
+                invalidate(dropped + ((C - R) << high), d, first, t)
     # if the order of the O's changed, allocations may reuse the memory of another O
     at = was = first
     while True:
@@ -207,7 +209,7 @@ def undo(t):
         code = t.log[at]
         t.end[code], t.ready[code], t.cause[code] = t.kept[at, 0], t.kept[at, 1], t.kept[at, 2]
         t.taker[code], t.asker[code] = t.kept[at, 3], t.kept[at, 4]
-        for which in range(STATE):
+        for which in range(t.before.shape[1]):
             t.before[code, which] = t.kept[at, 5 + which]
     t.tally[LOGGED] = 0
 
@@ -223,7 +225,7 @@ def log_op(code, t):
     t.log[at] = code
     t.kept[at, 0], t.kept[at, 1], t.kept[at, 2] = t.end[code], t.ready[code], t.cause[code]
     t.kept[at, 3], t.kept[at, 4] = t.taker[code], t.asker[code]
-    for which in range(STATE):
+    for which in range(t.before.shape[1]):
         t.kept[at, 5 + which] = t.before[code, which]
 
 

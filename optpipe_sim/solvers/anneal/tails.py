@@ -65,28 +65,28 @@ def renew_tails(prog, length, saved, saved_length, costs, t):
         was = saved_length[d] - length[d] + last
         for which in range(AFTER):
             t.after[prog[d, last], which] = t.after[saved[d, was], which]
-        _wake(prog[d, last], d, t)
+        wake(prog[d, last], d, t)
         for slot in range(first, last + 1):
-            _invalidate(prog[d, slot], d, length[d], t)
+            invalidate(prog[d, slot], d, length[d], t)
         for slot in range(first, was + 1):
             dropped = saved[d, slot]
             if t.slot[dropped] < 0:
                 t.tail[dropped] = UNKNOWN
                 if dropped >> high == O:
-                    _invalidate(dropped & unit_of, d, length[d], t)
-                    _wake(dropped & unit_of, d, t)
+                    invalidate(dropped & unit_of, d, length[d], t)
+                    wake(dropped & unit_of, d, t)
     place, low = costs.place, costs.low
     for at in range(t.tally[LOGGED]):
         code = t.log[at]
         if code >> high == O and t.kept[at, 3] != t.taker[code]:
             d = place[(code & unit_of) >> low]
-            _invalidate(code, d, length[d], t)
-            _wake(code, d, t)
+            invalidate(code, d, length[d], t)
+            wake(code, d, t)
     _renew(prog, length, costs, t)
 
 
 @step
-def _invalidate(code, d, before, t):
+def invalidate(code, d, before, t):
     """Mark an op of device d as stale if it is ahead of slot `before`."""
     if 0 <= t.slot[code] < before and t.stale[code] != t.tally[TRIAL]:
         t.stale[code] = t.tally[TRIAL]
@@ -94,7 +94,7 @@ def _invalidate(code, d, before, t):
 
 
 @step
-def _wake(code, d, t):
+def wake(code, d, t):
     """Wake the device of an op from this op on, unless an op behind it has woken it already."""
     if t.slot[code] > t.wake[d]:
         t.wake[d], t.key[d] = t.slot[code], t.end[code]
@@ -126,7 +126,7 @@ def _renew(prog, length, costs, t):
     """Evaluate the stale ops and everything that changes as a result, the last first."""
     while True:
         # 1. the device whose next op ends last, and when that of the second one ends
-        d, second = _last_device(len(length), t)
+        d, second = last_device(len(length), t)
         if d < 0:
             break
         # 2. its stale ops
@@ -134,7 +134,7 @@ def _renew(prog, length, costs, t):
 
 
 @step
-def _last_device(devices, t):
+def last_device(devices, t):
     """Return the device whose next op ends last, or -1, and when the next op of the second one ends."""
     d, latest, second = -1, -1, -1
     for other in range(devices):
@@ -202,7 +202,7 @@ def _renew_device(prog, length, d, second, costs, t):
             after[code, FOLLOWING], after[code, ASKED] = following, asked
             after[code, LATER_OUT], after[code, LATER_BACK] = out, back
             if t.end[code] < second:
-                _invalidate(code, d, length[d], t)
+                invalidate(code, d, length[d], t)
                 t.wake[d], t.key[d] = slot, t.end[code]
                 break
         if t.wake[d] >= 0 or t.pending[d] == 0:
@@ -237,14 +237,14 @@ def _invalidate_inputs(prog, length, code, d, slot, costs, t):
     source, giver = -1, d
     # 1. ops of the same activation, and the op whose message it gets
     if kind == O:
-        _invalidate(unit, d, slot, t)
+        invalidate(unit, d, slot, t)
     elif kind == R:
-        _invalidate(unit | O << high, d, slot, t)
+        invalidate(unit | O << high, d, slot, t)
     elif kind == F:
         if stage > 0:
             source, giver = unit - above, costs.place[stage - 1]
     elif kind == B:
-        _invalidate(unit | R << high, d, slot, t)
+        invalidate(unit | R << high, d, slot, t)
         if stage < len(costs.place) - 1:
             source, giver = code + above, costs.place[stage + 1]
     # 2. the O's whose memory it reuses
@@ -254,11 +254,11 @@ def _invalidate_inputs(prog, length, code, d, slot, costs, t):
             at = t.slot[given] if given >= 0 else -1
             at = next_out(prog, d, at + 1, slot, high)
             while at >= 0 and t.taker[prog[d, at]] == code:
-                _invalidate(prog[d, at], d, slot, t)
+                invalidate(prog[d, at], d, slot, t)
                 at = next_out(prog, d, at + 1, slot, high)
     # 3. the other device continues from there
     if giver == d:
         return -1
-    _invalidate(source, giver, length[giver], t)
-    _wake(source, giver, t)
+    invalidate(source, giver, length[giver], t)
+    wake(source, giver, t)
     return t.key[giver]

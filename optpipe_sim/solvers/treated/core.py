@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...codes import O
-from ...compiled import compiled, part
+from ...codes import F, O
+from ...compiled import compiled, part, step
+from ..anneal.state import Goal, begin, undo
 from .moves import change
-from .state import FAILED, NEVER
-from .times import accept, column, evaluate, longest, rewind, run
+from .state import FAILED, NEVER, mark_move
+from .tails import find_tails, renew_tails
+from .times import evaluate, last_start, longest, update
 
-SURE = 0.97  # a better plan reaches at least this share of the mean end before a move
 PATHS = 4  # accepted moves until the critical path is computed again
+FAR = 3.0  # where tails are not valid, a plan is rejected at this multiple of the current score
 
 
 @part
@@ -39,71 +41,31 @@ def seed_random(seed):
     np.random.seed(seed)
 
 
-@part
-def _first_change(prog, length, saved, saved_length, mode, costs, t, first, begin, stop):
-    """Find the first changed slot of each of some devices, into `first`; returns whether any changed."""
-    found = False
-    for d in range(len(length)):
-        first[d] = -1
-    for d in range(begin, stop + 1):
-        at, least = 0, min(length[d], saved_length[d])
-        while at < least and prog[d, at] == saved[d, at]:
-            at += 1
-        if at < length[d] or at < saved_length[d]:
-            first[d] = at
-            found = True
-    for which in range(t.filled[0]):
-        unit = t.touched[which, 0]
-        if mode[unit] == t.touched[which, 1]:
-            continue
-        d, at = costs.place[unit >> costs.low], t.slot[unit]
-        if first[d] < 0 or at < first[d]:
-            first[d] = at
-            found = True
-    return found
+@step
+def _soonest(t):
+    """Return when the first device begins whose ops a move has made stale."""
+    soonest = NEVER
+    for d in range(len(t.wake)):
+        if t.wake[d] >= 0:
+            soonest = min(soonest, t.key[d])
+    return soonest
 
 
 @part
-def _keep_times(length, saved, t):
-    """Save the times of the ops that will be evaluated again."""
-    for d in range(len(length)):
-        for at in range(t.begin[d], length[d]):
-            code = saved[d, at]
-            t.kept[code, 0], t.kept[code, 1], t.kept[code, 2] = (
-                t.end[code], t.ready[code], t.cause[code],
-            )  # fmt: skip
-
-
-@part
-def _restore_times(length, saved, t):
-    for d in range(len(length)):
-        for at in range(t.begin[d], length[d]):
-            code = saved[d, at]
-            t.end[code], t.ready[code], t.cause[code] = (
-                t.kept[code, 0], t.kept[code, 1], t.kept[code, 2],
-            )  # fmt: skip
-
-
-@part
-def _restore_plan(prog, length, mode, saved, saved_length, costs, t, first, begin, stop):
+def _restore(prog, length, mode, saved, saved_length, t):
     """Restore the programs of devices and the modes of units."""
-    for d in range(begin, stop + 1):
-        if first[d] < 0:
+    for d in range(len(length)):
+        first = t.changed[d, 0]
+        if first < 0:
             continue
-        for at in range(first[d], length[d]):
+        for at in range(first, length[d]):
             t.slot[prog[d, at]] = -1
-        for at in range(first[d], saved_length[d]):
+        for at in range(first, saved_length[d]):
             prog[d, at] = saved[d, at]
             t.slot[prog[d, at]] = at
         length[d] = saved_length[d]
     for which in range(t.filled[0] - 1, -1, -1):
-        unit, old = t.touched[which, 0], t.touched[which, 1]
-        stage, new = unit >> costs.low, column(unit, mode, costs)
-        t.work[costs.place[stage]] += (
-            costs.work[stage, new - mode[unit] + old] - costs.work[stage, new]
-        )
-        mode[unit] = old
-    t.filled[0] = 0
+        mode[t.touched[which, 0]] = t.touched[which, 1]
 
 
 @compiled
@@ -119,17 +81,16 @@ def anneal(
     Returns:
         (best cost, evaluations done).
     """
-    devices = len(length)
     path = np.empty(8 * len(costs.place) * costs.microbatches, np.int64)
     saved, saved_length = prog.copy(), length.copy()
-    first = np.empty(devices, np.int64)
+    ahead = costs.lag + costs.durations[F].min()
     makespan, span, total = evaluate(prog, length, mode, costs, t)
     if makespan == NEVER:
         return best, steps
     cost = span if span_counts else makespan
     score = cost + mean_weight * total
     on_path = critical(length, t, path, costs.high, prog)
-    taken = 0
+    taken, begun, old_tails = 0, 0, True
     if cost < best:
         best = cost
         best_prog[:] = prog
@@ -138,50 +99,51 @@ def anneal(
     for trial in range(steps):
         if best <= goal:
             return best, trial
-        # 1. a random move from the critical path; accepted moves make the path stale
+        # 1. tails and the critical path, if accepted moves have outdated them
+        if old_tails:
+            find_tails(prog, length, mode, costs, t, span_counts)
+            begun = last_start(prog, mode, costs, t) if span_counts else 0
+            old_tails = False
         if taken >= PATHS:
             on_path = critical(length, t, path, costs.high, prog)
             taken = 0
+        # 2. a random move, and the highest score that is accepted at this temperature
         temperature = hot * (cold / hot) ** (trial / steps)
-        begin, stop = change(
+        t.filled[0] = 0
+        first, last = change(
             prog, length, mode, costs, t, path[:on_path], offloads, alike, per_stage
         )
-        if begin < 0:
+        if first < 0:
             continue
-        if not _first_change(prog, length, saved, saved_length, mode, costs, t, first, begin, stop):
-            t.filled[0] = 0
-            continue
-        # 2. evaluate it, up to the highest score that is accepted at this temperature
         most = score - temperature * np.log(1 - np.random.random())
-        rewind(length, t, first, saved_length)
-        _keep_times(saved_length, saved, t)
-        bar = np.int64(most - SURE * mean_weight * total)
-        new_total = run(
-            prog,
-            length,
-            mode,
-            costs,
-            t,
-            NEVER if span_counts else bar,
-            bar if span_counts else NEVER,
+        begin(t)
+        some, gone, shorter = mark_move(
+            prog, length, mode, saved, saved_length, first, last, costs, t
         )
+        if not some:
+            continue
+        # 3. evaluate what it changes; tails to the longest span are valid once all devices have begun
+        valid = _soonest(t) >= begun
+        goes = Goal(most + shorter, mean_weight, begun) if valid else Goal(FAR * score, 0.0, begun)
+        new_total = update(prog, length, mode, costs, t, total - gone, goes, ahead, True)
         fits = new_total != FAILED
         if fits:
-            makespan, span = longest(length, t)
+            makespan, span = longest(prog, length, mode, costs, t)
             new = span if span_counts else makespan
             fits = new + mean_weight * new_total <= most
-        # 3. reject it: restore the times and the plan
+        # 4. reject it: restore the times and the plan
         if not fits:
-            _restore_times(saved_length, saved, t)
-            _restore_plan(prog, length, mode, saved, saved_length, costs, t, first, begin, stop)
+            undo(t)
+            _restore(prog, length, mode, saved, saved_length, t)
             continue
-        # 4. or accept it, perhaps as the best so far
-        accept(length, t)
-        t.filled[0] = 0
-        for d in range(begin, stop + 1):
-            if first[d] >= 0:
-                for at in range(first[d], length[d]):
-                    saved[d, at] = prog[d, at]
+        # 5. or accept it, perhaps as the best so far
+        old_tails = not valid
+        if valid:
+            renew_tails(prog, length, mode, saved, saved_length, costs, t)
+        for d in range(first, last + 1):
+            since = t.changed[d, 0]
+            if since >= 0:
+                saved[d, since : length[d]] = prog[d, since : length[d]]
                 saved_length[d] = length[d]
         cost, total = new, new_total
         score = cost + mean_weight * total

@@ -1,7 +1,7 @@
 """Compiled moves on a plan: move an op, or change the treatment of an activation, for one or for
 many microbatches and devices.
 
-All of them keep ``t.slot``, ``t.work`` and the list of touched units up to date. Within a program the
+All of them keep ``t.slot`` and the list of touched units up to date. Within a program the
 ops of one activation keep the order F, O, R, C, B, W, and ops of one kind and stage the order of
 microbatches, unless those are swapped on purpose.
 """
@@ -12,7 +12,7 @@ import numpy as np
 
 from ...codes import B, C, O, R, W
 from ...compiled import part, step
-from .times import column
+from .state import column
 
 FAR = 12  # the most slots between an inserted op and the op it belongs to
 
@@ -108,10 +108,8 @@ def treat(prog, length, mode, costs, t, unit, new, ahead, behind):
         t.filled[0] += 1
     else:
         return
-    was = column(unit, mode, costs)
-    now = was - old + new
     mode[unit] = new
-    t.work[d] += costs.work[stage, now] - costs.work[stage, was]
+    now = column(unit, mode, costs)
     if is_offloaded(t, unit, high) and costs.takes[R, stage, now + costs.late] == 0:
         drop_offload(prog, length, costs, t, unit)
     apart = new >= 2 and (new // 2) % 2 == 0
@@ -258,8 +256,6 @@ def _copy_neighbour(prog, length, mode, costs, t, d, other):
             continue
         t.touched[t.filled[0], 0], t.touched[t.filled[0], 1] = unit, mode[unit]
         t.filled[0] += 1
-        first = costs.first[j]
-        t.work[d] += costs.work[d, first + new] - costs.work[d, first + mode[unit]]
         mode[unit] = new
     for at in range(length[d]):
         t.slot[prog[d, at]] = -1

@@ -43,9 +43,6 @@ class Costs(NamedTuple):
     place: np.ndarray  # (stages,) the device of each stage
     limit: np.ndarray  # (devices,)
     static: np.ndarray  # (devices,)
-    behind: (
-        np.ndarray
-    )  # (2, stages) least time from the end of an F, or of a B, to the end of its microbatch
     lag: int  # from the end of an op until its message arrives
     occupancy: int  # of serial links
     serial: bool
@@ -90,7 +87,7 @@ def make_costs(problem: Problem) -> Costs:
         durations=durations, takes=by_mode(table.allocated_bytes), gives=by_mode(table.released_bytes),
         asks=by_mode(table.asks), work=durations[[F, B, W, C]].sum(axis=0), modes=legal, many=many,
         place=np.array(profile.placement, np.int64), limit=np.array(limits, np.int64),
-        static=np.array(profile.static_bytes, np.int64), behind=_behind(problem),
+        static=np.array(profile.static_bytes, np.int64),
         lag=profile.t_comm_ns, occupancy=profile.occupancy_ns, serial=profile.links == "serial",
         shared=profile.shares_copy_engine, sending=profile.sending_ns,
         first=np.arange(shape.units) % shape.slices * width, last=shape.last_slice(np.arange(shape.units)),
@@ -104,27 +101,6 @@ def _side_by_side(tables: OpTable) -> OpTable:
     return OpTable(
         *(np.moveaxis(array, (0, 1), (2, 3)).reshape(*array.shape[2:4], -1) for array in tables)
     )
-
-
-def _behind(problem: Problem) -> np.ndarray:
-    """Return (2, stages) the least time from the end of an F, and of a B, to the end of the last op
-    of its microbatch, without W's."""
-    profile = problem.profile
-    durations, place = profile.durations_ns, profile.placement
-    if profile.slices > 1:
-        durations = profile.slice_tables.duration_ns[0, ..., KEEP].min(axis=0)
-    behind = np.zeros((2, len(place)), np.int64)
-    backward = np.minimum(durations[B], durations[BW])
-    for stage in range(1, len(place)):
-        latency = profile.t_comm_ns * (place[stage] != place[stage - 1])
-        behind[1, stage] = behind[1, stage - 1] + latency + backward[stage - 1]
-    for stage in reversed(range(len(place))):
-        if stage == len(place) - 1:
-            behind[0, stage] = backward[stage] + behind[1, stage]
-        else:
-            latency = profile.t_comm_ns * (place[stage] != place[stage + 1])
-            behind[0, stage] = latency + durations[F, stage + 1] + behind[0, stage + 1]
-    return behind
 
 
 def pack(problem: Problem, schedule: Schedule) -> Plan:

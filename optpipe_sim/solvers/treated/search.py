@@ -37,11 +37,7 @@ class Workspace:
         self.costs = make_costs(problem)
         self.span_counts = problem.objective == "span"
         shape = problem.shape
-        most = max(len(shape.stages_of(device)) for device in range(shape.devices))
-        slots = 6 * shape.units * most + 2
-        self.room = make_room(
-            7 << high, shape.stages << low, shape.devices, slots, self.costs.serial
-        )
+        self.room = make_room(7 << high, shape.stages << low, shape.devices, self.costs.serial)
 
     def evaluate(self, plan: Plan) -> tuple[int, int, int]:
         """(makespan, longest span, sum of ends); `NEVER` first if the programs deadlock."""

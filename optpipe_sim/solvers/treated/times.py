@@ -1,38 +1,36 @@
-"""Compiled evaluation of a plan: of all ops, or from where a move can matter.
+"""Compiled evaluation of a plan: of all ops, or of those that a move affects.
 
 Every wait points backwards in a program and an R counts on releases before it only, so the times are
 those of the lowered program; the replay of the same schedule is never later.
 
-A move on a device at one slot affects other devices only later than the ops before that slot: all
-devices continue from a checkpoint before which every op had ended by then.
+After a move only those ops are evaluated again whose state or inputs have changed, device by device
+in the order of time; see `state`.
 
 All times ns, all memory bytes, int64.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...codes import B, C, F, O, R
 from ...compiled import compiled, part, step
-from .state import (
+from ..anneal.state import (
     ANCHOR,
     ANCHOR_OP,
-    BACK,
     BACK_OP,
-    BEGAN,
-    DONE,
-    EVERY,
-    FAILED,
     FREE,
-    GIVE,
     GIVEN,
-    GRANTED,
     LEVEL,
-    NEVER,
-    OUT,
     OUT_OP,
-    SENT,
-    SUM,
+    TRIAL,
+    Goal,
+    fill_slots,
+    invalidate,
+    log_op,
 )
+from .state import FAILED, GIVE, NEVER, column, duration, last_forward
+from .steps import grant, neighbours, offload, reload, send, untake
 
 
 @compiled
@@ -43,334 +41,215 @@ def evaluate(prog, length, mode, costs, t):
         (makespan, longest span, sum of ends), ``NEVER`` first if the programs deadlock or exceed
         the limit.
     """
-    t.end[:] = -1
-    t.slot[:] = -1
+    t.tally[TRIAL] += 1
     t.filled[0] = 0
+    for code in range(len(t.end)):
+        t.end[code] = t.ready[code] = t.taker[code] = t.asker[code] = -1
+    fill_slots(prog, length, t.slot)
     for d in range(len(length)):
-        t.work[d] = 0
-        t.begin[d] = 0
-        for at in range(length[d]):
-            code = prog[d, at]
-            t.slot[code] = at
-            unit = code & ((1 << costs.high) - 1)
-            if code >> costs.high == F:
-                t.work[d] += costs.work[unit >> costs.low, column(unit, mode, costs)]
-        for which in range(t.marks.shape[2]):
-            t.marks[d, 0, which] = 0
-        for which in (ANCHOR_OP, OUT_OP, BACK_OP, GIVEN, BEGAN):
-            t.marks[d, 0, which] = -1
-        t.marks[d, 0, LEVEL] = costs.static[d] - costs.limit[d]
-    total = run(prog, length, mode, costs, t, NEVER, NEVER)
+        t.wake[d] = t.key[d] = 0
+        t.pending[d] = length[d]
+        for slot in range(length[d]):
+            t.stale[prog[d, slot]] = t.tally[TRIAL]
+        first = prog[d, 0]
+        for which in range(t.before.shape[1]):
+            t.before[first, which] = 0
+        for which in (ANCHOR_OP, OUT_OP, BACK_OP, GIVEN):
+            t.before[first, which] = -1
+        t.before[first, LEVEL] = costs.static[d] - costs.limit[d]
+    goal = Goal(np.inf, 0.0, 0)
+    total = update(prog, length, mode, costs, t, 0, goal, NEVER, False)
     if total == FAILED:
         return NEVER, NEVER, 0
-    accept(length, t)
-    makespan, span = longest(length, t)
+    makespan, span = longest(prog, length, mode, costs, t)
     return makespan, span, total
 
 
 @part
-def accept(length, t):
-    """Make the checkpoints of the last evaluation permanent."""
-    for d in range(len(length)):
-        for at in range(t.begin[d] // EVERY, (length[d] - 1) // EVERY + 1):
-            for which in range(t.marks.shape[2]):
-                t.marks[d, at, which] = t.fresh[d, at, which]
+def last_start(prog, mode, costs, t):
+    """Return when the last device begins."""
+    last = 0
+    for d in range(len(prog)):
+        last = max(last, t.end[prog[d, 0]] - duration(prog[d, 0], mode, costs, t))
+    return last
 
 
 @part
-def longest(length, t):
-    """Return (makespan, longest span) of the last evaluation."""
+def longest(prog, length, mode, costs, t):
+    """Return (makespan, longest span) of programs that begin and end with compute ops."""
     makespan = span = 0
     for d in range(len(length)):
-        last = t.end[t.state[d, ANCHOR_OP]]
+        first, last = prog[d, 0], t.end[prog[d, length[d] - 1]]
         makespan = max(makespan, last)
-        span = max(span, last - t.state[d, BEGAN])
+        span = max(span, last - t.end[first] + duration(first, mode, costs, t))
     return makespan, span
 
 
 @part
-def rewind(length, t, first, saved_length):
-    """Find where the devices restart, into ``t.begin``, if device d changes from slot ``first[d]``
-    on (-1: nowhere)."""
-    soonest = NEVER
-    for d in range(len(length)):
-        if first[d] >= 0:
-            mark = min(first[d], saved_length[d] - 1) // EVERY
-            soonest = min(soonest, t.marks[d, mark, FREE])
-    for d in range(len(length)):
-        mark = (saved_length[d] - 1) // EVERY
-        if first[d] >= 0:
-            mark = min(mark, first[d] // EVERY)
-        while mark > 0 and t.marks[d, mark, FREE] > soonest:
-            mark -= 1
-        t.begin[d] = mark * EVERY
-
-
-@step
-def column(unit, mode, costs):
-    """Return the column of a unit's costs; for copies the one of those that leave keys and values behind."""
-    return mode[unit] + costs.first[unit & ((1 << costs.low) - 1)]
-
-
-@step
-def copied(unit, mode, costs, t):
-    """Return the column of a unit's copies: these take keys and values along if the O stands behind the F
-    of the last slice."""
-    how = column(unit, mode, costs)
-    if costs.late > 0 and t.slot[unit | O << costs.high] > t.slot[last_forward(unit, costs)]:
-        how += costs.late
-    return how
-
-
-@step
-def last_forward(unit, costs):
-    """Return the F of the last slice of the same sequence."""
-    micro = unit & ((1 << costs.low) - 1)
-    return unit - micro + costs.last[micro]
-
-
-@step
-def next_out(prog, d, begin, end, high):
-    """Return the slot of the first O from `begin` on, or -1."""
-    for slot in range(begin, end):
-        if prog[d, slot] >> high == O:
-            return slot
-    return -1
-
-
-@part
-def run(prog, length, mode, costs, t, most, most_span):
-    """Evaluate all devices from ``t.begin`` on.
+def update(prog, length, mode, costs, t, total, goal, ahead, logs):
+    """Evaluate the stale ops and everything that changes as a result.
 
     Args:
-        most, most_span: give up once the makespan, or the longest span, must exceed these.
+        total: the sum of the ends before, without compute ops that are gone.
+        goal: give up once a lower bound on the makespan, by `t.tail`, plus ``goal.weight`` times the sum of
+            ends exceeds ``goal.most``; this also ends the cycles of programs that deadlock. Its
+            ``begun``: when the last device begins if spans count, else 0.
+        ahead: how far, in ns, a device may run ahead of the others; its ops whose inputs turn out to
+            have changed are evaluated again.
+        logs: whether to log changes for `undo`.
 
     Returns:
         The sum of ends; ``FAILED`` if the programs deadlock, exceed the limit, or the evaluation
-        gave up.
+        gave up. Then some times are old and some new.
     """
-    devices, high = len(length), costs.high
-    mask, end = (1 << high) - 1, t.end
-    # 1. every device from its checkpoint on
-    size = _restart(prog, length, t)
-    # 2. one device after the other, until it waits for a message; its copies
-    while size > 0:
-        size -= 1
-        d = t.stack[size]
-        s = t.state[d]
-        at = t.at[d]
-        while at < length[d]:
-            code = prog[d, at]
-            kind, unit = code >> high, code & mask
-            stage, how = unit >> costs.low, column(unit, mode, costs)
-            if at % EVERY == 0:
-                for which in range(len(s)):
-                    t.fresh[d, at // EVERY, which] = s[which]
-            if kind == O:
-                finish, why = _offload(mode, code, stage, how, costs, t, s)
-                if finish == NEVER:
-                    return FAILED
-            elif kind == R:
-                finish, why = _reload(prog, mode, d, at, code, stage, costs, t, s)
-                if finish == NEVER:
-                    return FAILED
-            else:
-                # 3. a compute op: what it waits for, and the memory it takes
-                if kind == B and end[unit] < 0:
-                    return FAILED
-                time, why = s[FREE], s[ANCHOR_OP]
-                source, where, target = _neighbours(code, kind, stage, costs)
-                if source >= 0:
-                    if end[source] < 0:
-                        if where == d:
-                            return FAILED
-                        t.waits[d] = source
-                        break
-                    if where != d and t.ready[source] > time:
-                        time, why = t.ready[source], source
-                if kind in (B, C):
-                    reload = unit | R << high
-                    if t.slot[reload] >= 0:
-                        if end[reload] < 0:
-                            return FAILED
-                        if end[reload] > time:
-                            time, why = end[reload], reload
-                if costs.asks[kind, stage, how]:
-                    time, why = _grant(
-                        prog, mode, d, at, costs.takes[kind, stage, how], time, why, costs, t, s
-                    )
-                    if time == NEVER:
-                        return FAILED
-                if s[BEGAN] < 0:
-                    s[BEGAN] = time
-                # 4. when it ends, and what it releases then
-                duration = costs.durations[kind, stage, how]
-                finish = time + duration
-                s[GIVE] = costs.gives[kind, stage, how]
-                s[LEVEL] -= s[GIVE]
-                s[ANCHOR], s[ANCHOR_OP], s[FREE] = time, code, finish
-                s[DONE] += duration
-                s[SUM] += finish
-                # 5. give up if the rest takes too long
-                left = finish + t.work[d] - s[DONE]
-                if left > most or left - s[BEGAN] > most_span:
-                    return FAILED
-                if kind <= B and finish + costs.behind[kind, stage] > most:
-                    return FAILED
-                # 6. its message, and the device that waits for it
-                t.ready[code] = finish
-                if target >= 0 and target != d:
-                    t.ready[code] = _send(target, finish, costs, s)
-                    if t.waits[target] == code:
-                        t.waits[target] = -1
-                        t.stack[size] = target
-                        size += 1
-            end[code], t.cause[code] = finish, why
-            at += 1
-        t.at[d] = at
-    # 7. the sum of ends, unless a device still waits
-    total = 0
-    for d in range(devices):
-        if t.waits[d] >= 0:
+    devices = len(length)
+    while True:
+        # 1. the device that is furthest behind, and when the next one follows
+        d, soonest, second = -1, NEVER, NEVER
+        for other in range(devices):
+            if t.wake[other] >= 0:
+                if t.key[other] < soonest:
+                    d, soonest, second = other, t.key[other], soonest
+                elif t.key[other] < second:
+                    second = t.key[other]
+        if d < 0:
+            break
+        # 2. those of its ops that may have changed
+        total = _run_device(prog, length, mode, d, second, costs, t, total, goal, ahead, logs)
+        if total == FAILED:
             return FAILED
-        total += t.state[d, SUM]
+    for d in range(devices):
+        if t.wake[d] >= 0:
+            return FAILED
     return total
 
 
 @step
-def _restart(prog, length, t):
-    """Put every device back to its checkpoint, and on the stack; returns the depth of the stack."""
-    size = 0
-    for d in range(len(length) - 1, -1, -1):
-        begin = t.begin[d]
-        for at in range(begin, length[d]):
-            t.end[prog[d, at]] = -1
-        for which in range(t.marks.shape[2]):
-            t.state[d, which] = t.marks[d, begin // EVERY, which]
-        t.at[d] = begin
-        t.waits[d] = -1
-        t.stack[size] = d
-        size += 1
-    return size
+def _run_device(prog, length, mode, d, second, costs, t, total, goal, ahead, logs):
+    """Evaluate the stale ops of a device, and later ops whose state changes as a result.
 
+    Args:
+        second: when the next device begins; it goes on at most `ahead` beyond that.
 
-@step
-def _neighbours(code, kind, stage, costs):
-    """Return the op whose message a compute op waits for, its device, and the receiver of its own
-    message; -1 for each that does not exist."""
-    above, last = 1 << costs.low, len(costs.place) - 1
-    source, where, target = -1, -1, -1
-    if kind == F:
-        if stage > 0:
-            source, where = code - above, costs.place[stage - 1]
-        if stage < last:
-            target = costs.place[stage + 1]
-    elif kind == B:
-        if stage < last:
-            source, where = code + above, costs.place[stage + 1]
-        if stage > 0:
-            target = costs.place[stage - 1]
-    return source, where, target
-
-
-@step
-def _send(target, end, costs, s):
-    """Send the message of a compute op to another device; returns when it arrives."""
-    arrives = end
-    s[FREE] = end + costs.sending
-    if costs.serial:
-        arrives = max(end, s[SENT + target])
-        s[SENT + target] = arrives + costs.occupancy
-    return arrives + costs.lag
-
-
-@step
-def _grant(prog, mode, d, at, size, time, why, costs, t, s):
-    """Grant memory to a compute op that could begin at `time`; returns (time, cause), ``NEVER``
-    first if there is never enough."""
-    mask = (1 << costs.high) - 1
-    if s[GRANTED] > time:
-        time, why = s[GRANTED], s[BACK_OP]
-    s[LEVEL] += size
-    given = s[GIVEN]
-    while s[LEVEL] > 0:
-        given = next_out(prog, d, given + 1, at, costs.high)
-        if given < 0:
-            return NEVER, why
-        out = prog[d, given]
-        freed = out & mask
-        s[LEVEL] -= costs.gives[O, freed >> costs.low, copied(freed, mode, costs, t)]
-        s[GIVEN] = given
-        if t.end[out] > time:
-            time, why = t.end[out], out
-    s[GRANTED] = time
-    return time, why
-
-
-@step
-def _offload(mode, code, stage, how, costs, t, s):
-    """Run an O, whose costs stand in column `how` if it leaves keys and values behind; returns (end, cause),
-    the end ``NEVER`` if its F has not ended."""
-    unit = code & ((1 << costs.high) - 1)
-    time, why = t.end[unit], unit
-    if time < 0:
-        return NEVER, why
-    if s[OUT] > time:
-        time, why = s[OUT], s[OUT_OP]
-    if costs.late > 0:
-        whole, last = copied(unit, mode, costs, t), last_forward(unit, costs)
-        takes_all = costs.gives[O, stage, how] < costs.gives[O, stage, whole]
-        if takes_all and t.end[last] > time:
-            time, why = t.end[last], last
-        how = whole
-    finish = time + costs.durations[O, stage, how]
-    s[OUT], s[OUT_OP] = finish, code
-    return finish, why
-
-
-@step
-def _reload(prog, mode, d, at, code, stage, costs, t, s):
-    """Run an R; returns (end, cause), the end ``NEVER`` if memory can never be granted."""
-    low, high, end = costs.low, costs.high, t.end
-    mask = (1 << high) - 1
-    how = copied(code & mask, mode, costs, t)
-    wants = costs.takes[R, stage, how]
-    # the anchor's release counts from its end on; O's alone may suffice
-    give = s[GIVE] if s[ANCHOR_OP] >= 0 else 0
-    base = max(s[ANCHOR], s[GRANTED])
-    best, best_given, best_why, best_freed = NEVER, s[GIVEN], s[ANCHOR_OP], 0
-    for use in range(2 if give > 0 else 1):
-        need = s[LEVEL] + wants + (give if use == 0 else 0)
-        time, why, given, freed_all = base, s[ANCHOR_OP], s[GIVEN], 0
-        if use == 1 and s[ANCHOR_OP] >= 0:
-            time = max(base, end[s[ANCHOR_OP]])
-        while need > 0:
-            following = next_out(prog, d, given + 1, at, high)
-            if following < 0:
+    Returns:
+        As `update`.
+    """
+    trial, s = t.tally[TRIAL], t.state[d]
+    slot = t.wake[d]
+    t.wake[d] = -1
+    while True:
+        # 1. from the state before the next stale op
+        code = prog[d, slot]
+        for which in range(len(s)):
+            s[which] = t.before[code, which]
+        while True:
+            if logs:
+                log_op(code, t)
+            if t.stale[code] == trial:
+                t.stale[code] = 0
+                t.pending[d] -= 1
+            kind, unit = code >> costs.high, code & ((1 << costs.high) - 1)
+            how = column(unit, mode, costs)
+            # 2. when the op ends, and what this decides
+            if kind == O:
+                finish, why = offload(prog, length, mode, code, d, slot, how, costs, t, s)
+            elif kind == R:
+                finish, why = reload(prog, mode, code, d, slot, costs, t, s, logs)
+            else:
+                source, where, reader, target = neighbours(code, kind, costs)
+                if source >= 0 and t.end[source] < 0:  # not yet
+                    t.stale[code] = trial
+                    t.pending[d] += 1
+                    t.wake[d], t.key[d] = slot, NEVER
+                    break
+                if source >= 0 and where == d and t.slot[source] > slot:
+                    return FAILED
+                finish, why = _compute(
+                    prog, mode, code, kind, how, d, slot, source, where, costs, t, s, logs
+                )
+                if finish == NEVER:
+                    return FAILED
+                total += finish - max(t.end[code], 0)
+                # 3. give up if even the shortest path to the end is too long
+                tail = t.tail[code] if slot > t.changed[d, 1] else -goal.begun
+                if finish + tail + goal.weight * total > goal.most:
+                    return FAILED
+                if kind == F and finish != t.end[code]:
+                    _mark_offloads(unit, d, slot, costs, t)
+                if target >= 0 and target != d:
+                    second = send(code, d, finish, reader, target, second, mode, costs, t, s)
+                else:
+                    t.ready[code] = finish
+            if finish == NEVER:
+                return FAILED
+            t.end[code], t.cause[code] = finish, why
+            if costs.asks[kind, unit >> costs.low, how]:
+                untake(prog, code, d, slot, s, costs, t, logs)
+            # 4. continue, unless the state has not changed or this device is too far ahead
+            slot += 1
+            if slot == length[d]:
                 break
-            given = following
-            out = prog[d, given]
-            unit = out & mask
-            freed = costs.gives[O, unit >> low, copied(unit, mode, costs, t)]
-            need -= freed
-            freed_all += freed
-            if end[out] > time:
-                time, why = end[out], out
-        if need <= 0 and time < best:
-            best, best_given, best_why, best_freed = time, given, why, freed_all
-    if best == NEVER:
-        return NEVER, best_why
-    s[LEVEL] += wants - best_freed
-    s[GIVEN], s[GRANTED] = best_given, best
-    time, why = best, best_why
-    source = (code & mask) | O << high
-    if end[source] < 0:
-        return NEVER, best_why
-    if end[source] > time:
-        time, why = end[source], source
-    engine, engine_op = (OUT, OUT_OP) if costs.shared else (BACK, BACK_OP)
-    if s[engine] > time:
-        time, why = s[engine], s[engine_op]
-    finish = time + costs.durations[R, stage, how]
-    s[engine], s[engine_op] = finish, code
+            code = prog[d, slot]
+            if t.stale[code] != trial and _is_before(code, s, t):
+                break
+            if logs:
+                log_op(code, t)
+            for which in range(len(s)):
+                t.before[code, which] = s[which]
+            if s[FREE] > second + ahead:
+                invalidate(code, d, -1, t)
+                t.wake[d], t.key[d] = slot, s[FREE]
+                break
+        if t.wake[d] >= 0 or t.pending[d] == 0:
+            return total
+        while t.stale[code] != trial:
+            slot += 1
+            code = prog[d, slot]
+
+
+@step
+def _is_before(code, s, t):
+    """Whether the stored state before an op is this one."""
+    same = True
+    for which in range(len(s)):
+        same = same and t.before[code, which] == s[which]
+    return same
+
+
+@step
+def _compute(prog, mode, code, kind, how, d, slot, source, where, costs, t, s, logs):
+    """Run a compute op; returns (end, cause), the end ``NEVER`` if its program can never go on."""
+    unit, time, why = code & ((1 << costs.high) - 1), s[FREE], s[ANCHOR_OP]
+    stage = unit >> costs.low
+    if kind == B and t.end[unit] < 0:
+        return NEVER, why
+    if source >= 0 and where != d and t.ready[source] > time:
+        time, why = t.ready[source], source
+    back = unit | R << costs.high
+    if kind in (B, C) and t.slot[back] >= 0:
+        if t.end[back] < 0:
+            return NEVER, why
+        if t.end[back] > time:
+            time, why = t.end[back], back
+    if costs.asks[kind, stage, how]:
+        size = costs.takes[kind, stage, how]
+        time, why = grant(prog, mode, code, d, slot, size, time, why, costs, t, s, logs)
+        if time == NEVER:
+            return NEVER, why
+    finish = time + costs.durations[kind, stage, how]
+    s[GIVE] = costs.gives[kind, stage, how]
+    s[LEVEL] -= s[GIVE]
+    s[ANCHOR], s[ANCHOR_OP], s[FREE] = time, code, finish
     return finish, why
+
+
+@step
+def _mark_offloads(unit, d, slot, costs, t):
+    """Mark the O's that wait for an F: its own, and those of its sequence if it is the last slice."""
+    invalidate(unit | O << costs.high, d, slot, t)
+    if costs.late > 0 and last_forward(unit, costs) == unit:
+        micro = unit & ((1 << costs.low) - 1)
+        for earlier in range(1, micro + 1):
+            if costs.last[micro - earlier] != micro:
+                break
+            invalidate(unit - earlier | O << costs.high, d, slot, t)

@@ -1,0 +1,202 @@
+"""What a move on a plan changes, against all times found anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import numpy as np
+from hypothesis import assume, given, reject
+from hypothesis import strategies as st
+from numba import njit
+from strategies import SEEDS, cases, that_fits
+
+from optpipe_sim.errors import Deadlock
+from optpipe_sim.ops import OpKind
+from optpipe_sim.schedule import Schedule
+from optpipe_sim.sim.lower import lower
+from optpipe_sim.solvers.anneal import state as trials
+from optpipe_sim.solvers.anneal.search import shares_links
+from optpipe_sim.solvers.problem import Problem
+from optpipe_sim.solvers.treated import core, moves, state, tails, times
+from optpipe_sim.solvers.treated.programs import pack
+from optpipe_sim.solvers.treated.search import Workspace
+
+FAR = 4  # times the makespan is where evaluations give up
+NO_PATH = np.empty(0, np.int64)
+
+
+# what follows is compiled without a door to Python
+
+
+@njit
+def moved(prog, length, mode, saved, saved_length, costs, t, path, offloads, per_stage):  # type: ignore[no-untyped-def]
+    t.filled[0] = 0
+    first, last = moves.change(prog, length, mode, costs, t, path, offloads, False, per_stage)
+    if first < 0:
+        return False, 0
+    trials.begin(t)
+    some, gone, _ = state.mark_move(prog, length, mode, saved, saved_length, first, last, costs, t)
+    return some, gone
+
+
+@njit
+def updated(prog, length, mode, costs, t, total, most, ahead):  # type: ignore[no-untyped-def]
+    goal = trials.Goal(most, 0.0, 0)
+    return times.update(prog, length, mode, costs, t, total, goal, ahead, True)
+
+
+@njit
+def longest(prog, length, mode, costs, t):  # type: ignore[no-untyped-def]
+    return times.longest(prog, length, mode, costs, t)
+
+
+@njit
+def taken_back(prog, length, mode, saved, saved_length, t):  # type: ignore[no-untyped-def]
+    trials.undo(t)
+    core._restore(prog, length, mode, saved, saved_length, t)
+
+
+@njit
+def find_tails(prog, length, mode, costs, t, span_counts):  # type: ignore[no-untyped-def]
+    tails.find_tails(prog, length, mode, costs, t, span_counts)
+
+
+@njit
+def renew_tails(prog, length, mode, saved, saved_length, costs, t):  # type: ignore[no-untyped-def]
+    tails.renew_tails(prog, length, mode, saved, saved_length, costs, t)
+
+
+class Walk:
+    """A plan that is changed at random, and its times, kept up to date."""
+
+    def __init__(self, problem: Problem, start: Schedule, seed: int) -> None:
+        self.problem, self.random = problem, Random(seed)
+        core.seed_random(seed)
+        self.work, self.anew = Workspace(problem), Workspace(problem)
+        self.costs, self.t = self.work.costs, self.work.room
+        self.plan: Any = pack(problem, start)
+        self.saved = self.plan.copy()
+        self.makespan, _, self.total = self.work.evaluate(self.plan)
+
+    def move(self) -> bool:
+        """Make a move; returns whether it made any difference."""
+        problem = self.problem
+        some, self.gone = moved(
+            *self.plan, self.saved.prog, self.saved.length, self.costs, self.t, NO_PATH,
+            problem.may_offload, problem.per_stage,
+        )  # fmt: skip
+        return bool(some)
+
+    def update(self) -> bool:
+        """Bring the times up to date; returns whether the plan can go on."""
+        most, ahead = float(FAR * self.makespan), self.random.choice((0, 1, 5, 50))
+        self.t.tail[:] = 0
+        total = updated(*self.plan, self.costs, self.t, self.total - self.gone, most, ahead)
+        makespan, span, correct = self.anew.evaluate(self.plan)
+        if makespan > most:
+            assert total == state.FAILED
+            return False
+        assert total == correct
+        assert longest(*self.plan, self.costs, self.t) == (makespan, span)
+        self.compare()
+        return True
+
+    def compare(self) -> None:
+        codes = self.codes
+        for name in ("end", "before", "slot"):
+            found, correct = getattr(self.t, name), getattr(self.anew.room, name)
+            assert (found[codes] == correct[codes]).all(), name
+
+    @property
+    def codes(self) -> np.ndarray:
+        prog, length, _ = self.plan
+        return np.concatenate([row[:n] for row, n in zip(prog, length, strict=True)])
+
+    def take(self) -> None:
+        """Go on from the changed plan."""
+        self.saved = self.plan.copy()
+        self.makespan, _, self.total = self.anew.evaluate(self.plan)
+
+    def take_back(self) -> None:
+        taken_back(*self.plan, self.saved.prog, self.saved.length, self.t)
+        self.anew.evaluate(self.plan)
+        assert (self.plan.mode == self.saved.mode).all()
+        assert (self.t.slot == self.anew.room.slot).all()
+        self.compare()
+
+
+@st.composite
+def walks(draw: st.DrawFn) -> Walk:
+    """A walk from a lowered schedule that fits; copies over links of their own, with levels and slices."""
+    profile, schedule = draw(cases(levels=True, slices=True))
+    profile, _ = that_fits(profile, schedule)
+    profile = profile.for_shape(schedule.shape)
+    try:
+        schedule = lower(schedule, profile).schedule
+    except Deadlock:  # its own peaks are not always enough: another order of grants may need more
+        reject()
+    problem = Problem(
+        profile, schedule.shape.microbatches, profile.memory_limit, "flush", draw(st.booleans())
+    )
+    assume(not shares_links(problem) and problem.host_limit is None)
+    found = Walk(problem, schedule, draw(SEEDS))
+    assume(found.makespan < state.NEVER)
+    return found
+
+
+def test_incremental_updates_equal_a_full_evaluation() -> None:
+    covered: Counter[str] = Counter()
+
+    @given(walks())
+    def follow(here: Walk) -> None:
+        for _ in range(25):
+            if not here.move():
+                covered["without effect"] += 1
+                continue
+            goes_on = here.update()
+            covered["goes on" if goes_on else "given up"] += 1
+            if goes_on and here.random.random() < 0.7:
+                here.take()
+            else:
+                here.take_back()
+
+    follow()
+    assert covered["goes on"] > 400, covered
+    assert covered["given up"] > 20, covered
+
+
+def test_tails_end_with_the_last() -> None:
+    """No op and its tail end after everything, and some op on each critical path with it."""
+    covered: Counter[str] = Counter()
+
+    @given(walks(), st.booleans())
+    def follow(here: Walk, spans: bool) -> None:
+        find_tails(*here.plan, here.costs, here.t, spans)
+        check_tails(here, spans)
+        for _ in range(25):
+            tail = here.t.tail.copy()
+            if not here.move():
+                continue
+            goes_on = here.update()
+            here.t.tail[:] = tail
+            if not goes_on:
+                here.take_back()
+                continue
+            renew_tails(*here.plan, here.saved.prog, here.saved.length, here.costs, here.t)
+            here.take()
+            find_tails(*here.plan, here.costs, here.t, spans) if spans else None
+            check_tails(here, spans)
+            covered["renewed"] += 1
+
+    follow()
+    assert covered["renewed"] > 400, covered
+
+
+def check_tails(here: Walk, spans: bool) -> None:
+    codes = here.codes
+    computes = codes[codes >> here.costs.high < OpKind.O]
+    ends = here.t.end[computes] + here.t.tail[computes]
+    makespan, span = longest(*here.plan, here.costs, here.t)
+    assert ends.max() == (span if spans else makespan)
