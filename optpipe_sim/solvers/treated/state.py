@@ -159,9 +159,10 @@ def _mark_unit(prog, length, unit, costs, t):
         invalidate(unit | kind << high, d, -1, t)
     if t.wake[d] < 0 or t.slot[unit] < t.wake[d]:
         t.wake[d], t.key[d] = t.slot[unit], t.before[unit, FREE]
-    if t.slot[unit | O << high] >= 0:
-        mark_readers(prog, length, unit | O << high, d, -1, costs, t)
-        _mark_wide(prog, length, d, t.slot[unit | O << high], costs, t)
+    out = unit | O << high
+    if t.slot[out] >= 0:
+        mark_readers(prog, length, out, d, t.slot[out], costs, t)
+        _mark_wide(prog, length, d, t.slot[out], costs, t)
 
 
 @step
