@@ -105,7 +105,7 @@ class Ranks:
         (self._folder / "ops").write_bytes(struct.pack("q", _NONE) * self.count)
         for rank in range(self.count):
             ours, theirs = Pipe()
-            words = (rank, self.count, port, theirs.fileno(), self._folder / "ops")
+            words = (os.getpid(), rank, self.count, port, theirs.fileno(), self._folder / "ops")
             with (self._folder / f"{rank}.log").open("wb") as log:
                 process = start_python(
                     "optpipe_sim.runtime.execute.serve",

@@ -16,9 +16,13 @@ from ...processes.signals import leave_with_parent
 from .launch import START_S, Progress
 
 
-def main(rank: int, ranks: int, port: int, pipe: int, progress: str) -> None:
-    """Join the process group, then run tasks as they arrive."""
-    leave_with_parent(os.getppid(), _leave)  # also while a task runs
+def main(parent: int, rank: int, ranks: int, port: int, pipe: int, progress: str) -> None:
+    """Join the process group, then run tasks as they arrive.
+
+    Args:
+        parent: the process that started this one; it may have exited since.
+    """
+    leave_with_parent(parent, _leave)  # also while a task runs
     torch.set_num_threads(1)
     connection = Connection(pipe)
     dist.init_process_group(
@@ -54,5 +58,5 @@ def _leave() -> None:
 
 
 if __name__ == "__main__":
-    number, world, door, fd, path = sys.argv[1:]
-    main(int(number), int(world), int(door), int(fd), path)
+    starter, number, world, door, fd, path = sys.argv[1:]
+    main(int(starter), int(number), int(world), int(door), int(fd), path)

@@ -112,16 +112,16 @@ class _Driver:
         self.stop = Path(task.folder) / STOP
         self.found: TrainResult | None = None
         self.error: BaseException | None = None
+        # not Thread.join: where Ctrl-C interrupts it, Python 3.11 takes the thread for ended
+        self.ended = threading.Event()
 
     def run(self) -> TrainResult:
         """The result of rank 0."""
-        thread = threading.Thread(target=self._work, daemon=True)
-        thread.start()
+        threading.Thread(target=self._work, daemon=True).start()
         going = True
         while going:
             try:
-                thread.join(POLL_S)
-                going = thread.is_alive()
+                going = not self.ended.wait(POLL_S)
                 self._listen()
             except KeyboardInterrupt:
                 if self.stop.exists():
@@ -137,6 +137,8 @@ class _Driver:
             self.found = self.ranks.run(RankTraining(self.task))[0]
         except BaseException as error:
             self.error = error
+        finally:
+            self.ended.set()
 
     def _listen(self) -> None:
         for row in self.tail.read():

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -336,6 +337,20 @@ def test_a_rank_that_is_killed(mortal: Ranks):
         plan=Modules(cases.killed_worker, cases.residual_batch),
     )
     assert fault(mortal, task) == "rank 1 died (killed by SIGKILL); its last op was F1.3"
+
+
+def test_ranks_are_told_who_started_them(monkeypatch):
+    """A rank that loads torch while its parent is killed would take whoever adopts it for its parent."""
+    told = []
+
+    def watched(module: str, words: Sequence[object], *_: object, **__: object) -> None:
+        told.append(words[0])
+        raise RuntimeFault("not started")
+
+    monkeypatch.setattr("optpipe_sim.runtime.execute.launch.start_python", watched)
+    with Ranks(2) as ranks, pytest.raises(RuntimeFault):
+        ranks.run(Task(offloaded().schedule, profile_of(GPT, 2)))
+    assert told == [os.getpid()]
 
 
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path):

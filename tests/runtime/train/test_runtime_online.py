@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -219,7 +220,8 @@ def test_a_resumed_run_equals_one_that_was_never_stopped(profile, ranks, tmp_pat
 
     def interrupt(row: dict[str, Any]) -> None:
         if row.get("step") == 5 and "loss" in row:
-            os.kill(os.getpid(), signal.SIGINT)  # Ctrl-C
+            # Ctrl-C, while this thread waits
+            threading.Timer(0.03, os.kill, (os.getpid(), signal.SIGINT)).start()
 
     first = train(job, interrupt, ranks)
     assert first.stopped
