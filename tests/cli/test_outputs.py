@@ -283,19 +283,26 @@ def test_every_option_that_names_a_file_is_declared() -> None:
     assert declared <= found
 
 
-def test_a_full_disk_takes_no_answer_away(cli, monkeypatch) -> None:
-    complaint = "c.png: cannot be written: No space left on device"
+@pytest.mark.parametrize(
+    ("failed", "complaint", "code"),
+    [
+        (OptPipeError("c.png: full"), "c.png: full", 2),
+        (KeyboardInterrupt(), "interrupted", 130),
+    ],
+)
+def test_a_file_that_is_not_written_takes_no_answer_away(
+    failed, complaint, code, cli, monkeypatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise failed
 
-    def full(*_: object) -> None:
-        raise OptPipeError(complaint)
-
-    monkeypatch.setattr("optpipe_sim.plot.compare.save_compare_chart", full)
+    monkeypatch.setattr("optpipe_sim.plot.compare.save_compare_chart", fail)
     line = "compare p.yaml -m 4 --schedules 1f1b --save b.json --chart c.png"
     answer = cli(line)
     assert "Fastest: 1f1b" in answer.out
-    assert (answer.code, answer.err) == (2, f"optpipe-sim: {complaint}\n")
+    assert (answer.code, answer.err) == (code, f"optpipe-sim: {complaint}\n")
     found = cli(f"{line} --json")
-    assert (found.code, list(found.json["files"])) == (2, ["b.json"])
+    assert (found.code, list(found.json["files"])) == (code, ["b.json"])
 
 
 def test_standard_output_that_is_full_or_closed(cli, monkeypatch) -> None:

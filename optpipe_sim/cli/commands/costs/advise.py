@@ -132,10 +132,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             slice_by=arguments.slice_by,
         )
     files: dict[str, str] = {}
-    failed: OptPipeError | None = None
+    failed: OptPipeError | KeyboardInterrupt | None = None
     try:
         _write(arguments, found, files)
-    except OptPipeError as error:  # the answer comes first
+    except (OptPipeError, KeyboardInterrupt) as error:  # the answer comes first
         failed = error
     plan = (
         family.plan_in(arguments.family, found)

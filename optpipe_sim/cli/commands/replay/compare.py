@@ -91,10 +91,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             progress=progress,
         )
         files: dict[str, str] = {}
-        failed: OptPipeError | None = None
+        failed: OptPipeError | KeyboardInterrupt | None = None
         try:
             _write(arguments, profile, result, files, progress)
-        except OptPipeError as error:  # the answer comes first
+        except (OptPipeError, KeyboardInterrupt) as error:  # the answer comes first
             failed = error
     out.result(
         {

@@ -23,10 +23,10 @@ def finish(
     answer: dict[str, Any],
     files: dict[str, str],
     show: Callable[[], None],
-    error: OptPipeError | None = None,
+    error: OptPipeError | KeyboardInterrupt | None = None,
 ) -> int:
     """Write the requested files (they join `files`) and print the answer; only then raise an error for
-    a file that could not be written, as when a disk is full.
+    a file that could not be written, as when a disk is full, or Ctrl-C.
 
     Args:
         answer: for ``--json``. `show`: prints it for people. `error`: of an earlier file that could not
@@ -37,7 +37,7 @@ def finish(
     try:
         files |= write_trace(arguments, trace)
         files |= write_trace_page(arguments, trace)
-    except OptPipeError as failed:
+    except (OptPipeError, KeyboardInterrupt) as failed:
         error = failed
     chunks = trace.schedule.shape.chunks
     common = {"chunks": chunks, "reason": None, "files": files}

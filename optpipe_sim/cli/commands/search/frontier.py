@@ -101,10 +101,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             on_wait=lambda: out.wait(COMPILING),
         )
     files: dict[str, str] = {}
-    failed: OptPipeError | None = None
+    failed: OptPipeError | KeyboardInterrupt | None = None
     try:
         _write(arguments, out, curve, files)
-    except OptPipeError as error:  # the answer comes first
+    except (OptPipeError, KeyboardInterrupt) as error:  # the answer comes first
         failed = error
     out.result(
         {
