@@ -9,7 +9,8 @@ endif
 
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
+# bytecode as modules are imported: of most packages a few are
+PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
 RUN := $(VENV)/.ready-to-run
 DEV := $(VENV)/.ready-to-test
 
@@ -26,7 +27,7 @@ help:
 	@echo "make lint            ruff and mypy     (make format: let ruff repair the layout)"
 	@echo "make bench           how fast the simulator is, on this machine"
 	@echo "make confirm-cpu     a small model profiled and run on this CPU, beside its prediction (3 minutes)"
-	@echo "make confirm-schedules  every schedule with real stages on CPU ranks, and what faults lead to (10 minutes)"
+	@echo "make confirm-schedules  every schedule with real stages on CPU ranks, and what faults lead to (10 minutes; after Ctrl-C it goes on)"
 	@echo "make confirm-gpu     the same on a GPU, in under 9 minutes: needs no .venv but torch, numpy, scipy, yaml"
 	@echo "make confirm-gpu-long  models of 7 and 14 billion parameters at several lengths, recomputation too (10 minutes)"
 	@echo "make train-switch    a training run that changes its schedule, beside the unpipelined one (8 minutes)"

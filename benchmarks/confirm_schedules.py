@@ -6,17 +6,26 @@ For 2 and 4 devices and three models (a decoder of this project, modules of one'
 them, a LLaMA of Hugging Face where transformers is installed) each schedule runs once with a process per
 device, and once in one process, op by op. Gradients are compared with plain autograd, bit by bit, and the
 peak of each rank with the prediction. Times are not looked at.
+
+What is done is kept in out/confirm_schedules, so that the same command goes on after Ctrl-C; several may work at
+once, each with some --models. Run with another version of torch it adds a section to the page.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import platform
+import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import cache
+from datetime import UTC, datetime
+from functools import cache, partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +33,13 @@ import torch
 from torch import Tensor, nn
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE))  # ranks import the job from here
-os.environ["PYTHONPATH"] = os.pathsep.join(
-    filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")])
-)
+sys.path.insert(0, str(HERE))
 
 from schedule_models import MODELS, batch, gradients, loss, stages_of, unpipelined  # noqa: E402
+from schedule_page import FAULT, ROOT, Fault, Kept, Key, Run, publish  # noqa: E402
 
 from optpipe_sim import CostProfile, build, simulate, solve  # noqa: E402
-from optpipe_sim.errors import RuntimeFault  # noqa: E402
-from optpipe_sim.files import write_text  # noqa: E402
+from optpipe_sim.errors import OptPipeError, RuntimeFault  # noqa: E402
 from optpipe_sim.ops import Op  # noqa: E402
 from optpipe_sim.processes.signals import is_running  # noqa: E402
 from optpipe_sim.profile import Offload  # noqa: E402
@@ -150,57 +156,37 @@ def schedule_of(name: str, model: str, p: int) -> tuple[Schedule, CostProfile]:
     return found, profile.for_shape(found.shape)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Of one schedule: how many gradients are equal, how many as close to fp64 as plain autograd's.
-
-    `peak`: the largest of a rank, of the predicted one, op by op; `ranks_peak`: in a process per rank, with
-    messages that their receiver has not taken yet.
-    """
-
-    parameters: int
-    bitwise: int
-    rounded: int
-    relative: float
-    peak: float
-    held: bool
-    ranks_peak: float
-
-    @property
-    def text(self) -> str:
-        if self.bitwise == self.parameters:
-            how = "="
-        elif self.bitwise + self.rounded == self.parameters:
-            how = f"≈ ({self.relative:.0e})"
-        else:
-            how = f"OFF by {self.relative:.0e}"
-        return f"{how} {self.peak:.1%}{'' if self.held else ' ABOVE'} ({self.ranks_peak:.0%})"
-
-    @property
-    def good(self) -> bool:
-        return self.held and self.bitwise + self.rounded == self.parameters
+def run_one(ranks: Ranks, model: str, p: int, name: str) -> Run:
+    """One schedule, in a process per device and in one."""
+    try:
+        return compared(ranks, model, p, name)
+    except OptPipeError as error:
+        return Run(model, p, name, failed=str(error))
 
 
-def outcome(ranks: Ranks, name: str, model: str, p: int) -> Outcome:
+def compared(ranks: Ranks, model: str, p: int, name: str) -> Run:
     schedule, profile = schedule_of(name, model, p)
     results = ranks.run(Job(schedule, profile, model))
     found = {key: grad for result in results for key, grad in result["gradients"].items()}
-    peak, held = one_process(schedule, profile, model, found)
+    peak, above = one_process(schedule, profile, model, found)
     mean = next(result["loss"] for result in results if result["loss"] is not None)
     size = schedule.shape.stages, schedule.shape.microbatches
     expected, wanted = unpipelined(model, *size)
     checked = compare_gradients(found, mean, wanted, expected)
     if checked.bitwise < checked.parameters:
-        checked = compare_gradients(
-            found, mean, wanted, expected, unpipelined(model, *size, exact=True)[1]
-        )
-    return Outcome(
+        exact = unpipelined(model, *size, exact=True)[1]
+        checked = compare_gradients(found, mean, wanted, expected, exact)
+    return Run(
+        model,
+        p,
+        name,
         checked.parameters,
         checked.bitwise,
         checked.rounded or 0,
         checked.relative,
+        mean / expected,
         peak,
-        held,
+        above,
         max(result["peak"] / result["said"] for result in results),
     )
 
@@ -208,13 +194,14 @@ def outcome(ranks: Ranks, name: str, model: str, p: int) -> Outcome:
 def one_process(
     schedule: Schedule, profile: CostProfile, model: str, expected: dict[str, Tensor]
 ) -> tuple[float, bool]:
-    """The largest peak of a rank where one op runs after the other, of the predicted one, and whether none is above
-    it but for the losses; gradients have to be those that the ranks found."""
+    """The largest peak of a rank where one op runs after the other, of the predicted one, and whether one is above
+    it by more than the losses; gradients have to be those that the ranks found."""
     modules = stages_of(model, schedule.shape.stages)
     step = PipelineStep(modules, schedule, loss, profile=profile)
     step(*batch(schedule.shape.microbatches), measure=True)
     for name, gradient in gradients(dict(enumerate(modules))).items():
-        assert torch.equal(gradient, expected[name]), name
+        if not torch.equal(gradient, expected[name]):
+            raise OptPipeError(f"one process and the ranks have other gradients of {name}")
     static = step.prepared.lowered.profile.static_bytes
     said = [
         peak - own
@@ -223,105 +210,101 @@ def one_process(
     losses = 4 * schedule.shape.microbatches
     return (
         max(step.peaks[rank] / said[rank] for rank in step.peaks),
-        all(step.peaks[rank] <= said[rank] + losses for rank in step.peaks),
+        any(step.peaks[rank] > said[rank] + losses for rank in step.peaks),
     )
 
 
 # -- faults ------------------------------------------------------------------------------------------
 
 FAULTS = ("exception", "SIGKILL", "missing message")
+BROKEN = "own modules"
 
 
-def faults(p: int) -> Iterator[tuple[str, str, int]]:
-    """Of each fault what is said, and how many processes are left after it."""
-    schedule, profile = schedule_of("zb-h1", "own modules", p)
-    for fault in FAULTS:
-        with Ranks(p) as ranks:
-            ranks.run(Job(schedule, profile, "own modules"))
-            pids = ranks.pids
-            try:
-                ranks.run(Job(schedule, profile, "own modules", fault))
-                said = "NOTHING: it ran"
-            except RuntimeFault as error:
-                said = str(error)
-            left = sum(map(is_running, pids))
-        yield fault, said, left
+def broken(p: int, fault: str) -> Fault:
+    """What is said of a fault, and how many processes are left after it."""
+    schedule, profile = schedule_of("zb-h1", BROKEN, p)
+    with Ranks(p) as ranks:
+        ranks.run(Job(schedule, profile, BROKEN))
+        pids, said = ranks.pids, None
+        try:
+            ranks.run(Job(schedule, profile, BROKEN, fault))
+        except RuntimeFault as error:
+            said = str(error)
+        left = sum(map(is_running, pids))
+    return Fault(p, fault, said, left)
 
 
-# -- the page ----------------------------------------------------------------------------------------
+# -- from the command line ---------------------------------------------------------------------------
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--write", metavar="STEM", help="write STEM.md")
-    parser.add_argument("--devices", type=int, nargs="*", default=[2, 4])
-    parser.add_argument("--schedules", nargs="*", help="default: every named one, and an optimised")
-    arguments = parser.parse_args()
+    arguments = _parser().parse_args()
     torch.set_num_threads(1)
-    models, missing = list(MODELS), ""
+    paths = filter(None, [str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH")])
+    os.environ["PYTHONPATH"] = os.pathsep.join(paths)  # of the ranks
+    models = arguments.models or list(MODELS)
+    facts = f"{device_facts(torch.device('cpu'))['name']}, Python {platform.python_version()}"
     try:
-        import transformers
-
-        version = f", transformers {transformers.__version__}"
-    except ImportError:
-        models.remove("Hugging Face")
-        version, missing = "", " transformers is not installed: without the LLaMA of Hugging Face."
+        facts += f", transformers {version('transformers')}"
+    except PackageNotFoundError:
+        models = [model for model in models if model != "Hugging Face"]
+        facts += "; without transformers, so no LLaMA of Hugging Face"
+    kept = Kept(ROOT / "out" / "confirm_schedules" / torch.__version__, facts)
+    if arguments.fresh:
+        shutil.rmtree(kept.folder, ignore_errors=True)
     names = arguments.schedules or [*REGISTRY, OPTIMISED]
-    cells: dict[tuple[str, str, int], Outcome] = {}
-    failed: list[tuple[int, str, str, int]] = []
-    for p in arguments.devices:
-        with Ranks(p) as ranks:
-            for model in models:
-                for name in names:
-                    cells[name, model, p] = outcome(ranks, name, model, p)
-                    print(f"{model}, p = {p}, {name}: {cells[name, model, p].text}", flush=True)
-        failed += [(p, *one) for one in faults(p)]
-    good = sum(one.good for one in cells.values())
-    text = page(cells, names, models, arguments.devices, failed, version, missing)
-    print(text)
-    if arguments.write:
-        write_text(f"{arguments.write}.md", text)
-    sound = all("\n" not in said and not left for _, _, said, left in failed)
-    return 0 if good == len(cells) and sound else 1
+    wanted = [(model, p, name) for p in arguments.devices for model in models for name in names]
+    if BROKEN in models:
+        wanted += [(FAULT, p, fault) for p in arguments.devices for fault in FAULTS]
+    interrupts: list[int] = []
+    signal.signal(signal.SIGINT, partial(_interrupt, interrupts))
+    try:
+        make(kept, wanted, interrupts)
+    except KeyboardInterrupt:
+        done = sum(kept.get(key) is not None for key in wanted)
+        print(f"\n{done} of {len(wanted)} runs are done; the same command goes on from there")
+        return 130
+    date = f"{datetime.now(UTC):%Y-%m-%d}"
+    found = kept.found(str(torch.__version__), facts, date, wanted)
+    print(publish(arguments.write, found))
+    return 0 if found.good else 1
 
 
-def page(
-    cells: dict[tuple[str, str, int], Outcome],
-    names: Sequence[str],
-    models: Sequence[str],
-    devices: Sequence[int],
-    failed: Sequence[tuple[int, str, str, int]],
-    version: str,
-    missing: str,
-) -> str:
-    """All outcomes, a row per schedule; what faults led to; where it ran."""
-    facts = device_facts(torch.device("cpu"))
-    lines = [
-        "# Every schedule on CPU ranks",
-        "",
-        "**No GPU took part.** A process per device over gloo, real stages, fp32. Each cell: gradients equal to plain"
-        " autograd's bit by bit (`=`), or as close to fp64 as those are (`≈`, and the largest difference, of the largest"
-        " entry); the largest peak of a rank, of the predicted one, with one op after the other (none may be above it by more"
-        " than the losses); and in parentheses the same in a process per rank, where messages that a rank has sent are held"
-        f" until the other takes them.{missing}",
-        "",
-        f"{facts['name']}, torch {torch.__version__}{version}; 2p microbatches; the optimised one under {SHARE:.0%} of"
-        " 1F1B's activations.",
-        "",
-    ]
-    columns = [(model, p) for model in models for p in devices]
-    lines.append("| schedule | " + " | ".join(f"{model}, p = {p}" for model, p in columns) + " |")
-    lines.append("|---|" + "---|" * len(columns))
-    for name in names:
-        texts = [cells[name, model, p].text for model, p in columns]
-        lines.append(f"| {name} | {' | '.join(texts)} |")
-    good = sum(one.good for one in cells.values())
-    equal = sum(one.bitwise == one.parameters for one in cells.values())
-    lines += ["", f"{good} of {len(cells)} runs are as predicted; {equal} of them bit by bit.", ""]
-    lines += ["| p | fault | the one line | processes left |", "|--:|---|---|--:|"]
-    for p, fault, said, left in failed:
-        lines.append(f"| {p} | {fault} | `{said}` | {left} |")
-    return "\n".join(lines) + "\n"
+def _interrupt(interrupts: list[int], number: int, frame: Any) -> None:
+    interrupts.append(number)
+    raise KeyboardInterrupt
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--write", metavar="STEM", default="out/confirm_schedules/page")
+    parser.add_argument("--devices", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--models", nargs="+", choices=MODELS, help="default: all")
+    parser.add_argument("--schedules", nargs="+", help="default: every named one, and an optimised")
+    parser.add_argument("--fresh", action="store_true", help="forget what earlier runs have found")
+    return parser
+
+
+def make(kept: Kept, wanted: Sequence[Key], interrupts: Sequence[int]) -> None:
+    """Make the runs that are not known; each is kept as it comes.
+
+    `interrupts`: those that have come: a search that is interrupted just ends with what it has.
+    """
+    left = [key for key in wanted if kept.get(key) is None]
+    if len(left) < len(wanted):
+        print(f"{len(wanted) - len(left)} of {len(wanted)} are known; --fresh makes them again")
+    with ExitStack() as stack:
+        ranks: dict[int, Ranks] = {}
+        for number, key in enumerate(left, len(wanted) - len(left) + 1):
+            model, p, name = key
+            if p not in ranks:
+                ranks[p] = stack.enter_context(Ranks(p))
+            begun = time.monotonic()
+            found = broken(p, name) if model == FAULT else run_one(ranks[p], *key)
+            if interrupts:
+                raise KeyboardInterrupt
+            kept.put(key, found, time.monotonic() - begun)
+            print(f"{number}/{len(wanted)}  {model}, p = {p}, {name}: {found.text}", flush=True)
 
 
 if __name__ == "__main__":

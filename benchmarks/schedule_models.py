@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from optpipe_sim.costs.models import Model
+from optpipe_sim.runtime import mark_layers
 from optpipe_sim.runtime.model.boundary import call
 from optpipe_sim.runtime.model.models import build_stage, layer_counts
 
@@ -64,7 +65,7 @@ def decoder(stages: int) -> list[nn.Module]:
 
 
 class LlamaStage(nn.Module):
-    """Some layers of a LLaMA of Hugging Face; the embedding before the first, the head after the last."""
+    """Some layers of a LLaMA of Hugging Face; the embedding before the first, norm and head after the last."""
 
     def __init__(self, model: Any, stage: int, stages: int) -> None:
         super().__init__()
@@ -72,8 +73,8 @@ class LlamaStage(nn.Module):
         self.embed = inside.embed_tokens if stage == 0 else None
         self.rotary = inside.rotary_emb
         self.layers = inside.layers[stage * each : (stage + 1) * each]
-        last = stage == stages - 1
-        self.norm, self.head = (inside.norm, model.lm_head) if last else (None, None)
+        self.norm, self.head = (inside.norm, model.lm_head) if stage == stages - 1 else (None, None)
+        mark_layers(self.layers)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.embed is None else self.embed(x)
@@ -84,21 +85,26 @@ class LlamaStage(nn.Module):
         return x if self.head is None else self.head(self.norm(x))
 
 
-def hugging_face(stages: int) -> list[nn.Module]:
+def llama(layers: int = LAYERS) -> nn.Module:
+    """The whole model, made from a tiny config: nothing is downloaded."""
     from transformers.models.llama.modeling_llama import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=WIDTH,
         intermediate_size=96,
-        num_hidden_layers=max(LAYERS, stages),
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=SEQ,
         attn_implementation="sdpa",
         use_cache=False,
     )
-    model = LlamaForCausalLM(config)
+    return LlamaForCausalLM(config)
+
+
+def hugging_face(stages: int) -> list[nn.Module]:
+    model = llama(max(LAYERS, stages))
     return [LlamaStage(model, at, stages) for at in range(stages)]
 
 
