@@ -26,6 +26,7 @@ from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import InvalidSchedule, OptPipeError, RuntimeFault
 from optpipe_sim.ops import BW, C, F, O, Op, R
 from optpipe_sim.profile_io import save_profile
+from optpipe_sim.runtime import schedule_class
 from optpipe_sim.runtime.confirm.case import plan_of as plan_of_profile
 from optpipe_sim.runtime.confirm.verdict import compare_gradients, peaks_after_ops
 from optpipe_sim.runtime.execute.launch import Ranks
@@ -34,9 +35,9 @@ from optpipe_sim.runtime.execute.task import Task, batch, named_gradients, refer
 from optpipe_sim.runtime.measure.profiler import measure
 from optpipe_sim.runtime.model.plan import Plan
 from optpipe_sim.runtime.model.split import zero_gradients
-from optpipe_sim.runtime.program.prepare import prepare
 from optpipe_sim.runtime.program.program import keys_moved, linear_programs
 from optpipe_sim.runtime.program.soundness import check_programs
+from optpipe_sim.runtime.train.task import TrainTask
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.sim.lower import Lowered, lower
 
@@ -275,10 +276,11 @@ def test_a_program_whose_slices_are_out_of_order() -> None:
 def test_what_cannot_run_in_slices() -> None:
     profile = profile_of(GPT, 2, slices=EQUAL[2])
     schedule = build("seq1f1b", profile, 4)
-    with pytest.raises(
-        OptPipeError, match="slices: the schedule cuts sequences into 2; modules of"
-    ):
-        prepare(schedule, profile)
+    plan = plan_of(GPT, 2, 1, EQUAL[2])
+    with pytest.raises(OptPipeError, match="into 2; training runs take whole sequences"):
+        TrainTask(schedule, profile, plan, None, 1)  # type: ignore[arg-type]
+    with pytest.raises(OptPipeError, match="into 2; torch's pipelines take whole sequences"):
+        schedule_class(schedule, profile)
     with pytest.raises(OptPipeError, match="the schedule cuts sequences into 2, the stages into 4"):
         stage_worker(plan_of(GPT, 2, 1, EQUAL[4]), schedule.shape, 0)
     with pytest.raises(OptPipeError, match="the schedule cuts sequences into 2, the stages into 1"):
