@@ -55,6 +55,15 @@ def profile_of(
     return replace(made, memory_limit=(question.limit_bytes,) * made.devices)
 
 
+def kept_whole(profile: CostProfile) -> int:
+    """Return what the fullest device holds at least where nothing is offloaded: one microbatch, all of its
+    slices on all of the device's stages."""
+    held = list(profile.static_bytes)
+    for cost, device in zip(profile.stages, profile.placement, strict=True):
+        held[device] += cost.act_bytes
+    return max(held)
+
+
 def replayed(
     profile: CostProfile, microbatches: int, name: str, per_stage: bool = False
 ) -> tuple[str, Trace]:

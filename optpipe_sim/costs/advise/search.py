@@ -26,9 +26,9 @@ from ..calibrate import Calibration
 from ..layer import RECOMPUTE
 from ..provenance import iteration_ns
 from .memory import Bought, what_memory_buys
-from .replay import PLANNED, UNDER_LIMIT, profile_of, replayed, trace_of
+from .replay import PLANNED, UNDER_LIMIT, kept_whole, profile_of, replayed, trace_of
 from .rows import Advice, Point, Row
-from .space import Choice, Question
+from .space import KEEPING, Choice, Question
 
 # of the time: until the published ones, the planned ones, those that are solved are done
 SHARES = (0.4, 0.62, 0.8)
@@ -205,6 +205,12 @@ class Search:
             self.pruned["memory"] += 1
             self._note_least(needed, choice)
             return None
+        if (held := kept_whole(profile)) > self.question.limit_bytes:
+            free = tuple(name for name in names if name not in KEEPING)
+            self.pruned["memory"] += len(names) - len(free)
+            if not (names := free):
+                self._note_least(held, choice)
+                return None
         m = choice.microbatches
         if choice.slices > 1:
             bound = _of_slices(profile, m)

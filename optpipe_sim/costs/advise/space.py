@@ -23,6 +23,11 @@ ANY_SHAPE = ("adaoffload", "adaoffload-r", *SEARCHED)
 # 1f1b does what gpipe does in less memory
 SCHEDULES = tuple(name for name, entry in ENTRIES.items() if name != "gpipe" and not entry.sliced)
 SLICED = tuple(name for name, entry in ENTRIES.items() if entry.sliced)
+# these keep every activation: a device holds all of a microbatch before its first backward there
+KEEPING = (
+    "1f1b", "1f1b-i", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipe-v",
+    "gis", "gis-h", "seq1f1b", "seq1f1b-i", "seq-zb", "mepipe", "slimpipe",
+)  # fmt: skip
 EXCHANGING = ("slimpipe",)  # without context exchange its order is that of seq1f1b
 EXCHANGE = "exchange"
 SLICED_LOOP = ("seq1f1b-i", "mepipe", "gis", "gis-h", "po", "po-h", "po-f")
