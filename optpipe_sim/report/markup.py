@@ -38,7 +38,7 @@ def table(name: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> st
     body = list(rows)
     prose = [body[0][at].value is None if body else False for at in range(len(heads))]
     head = "".join(
-        f"<th{' class=text' if left else ''}>{escape(text)}</th>"
+        f"<th{' class=text' if left else ''}><button>{escape(text)}</button></th>"
         for text, left in zip(heads, prose, strict=True)
     )
     lines = "\n".join(f"<tr>{''.join(cell.html() for cell in row)}</tr>" for row in body)

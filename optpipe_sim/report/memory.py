@@ -18,7 +18,7 @@ from ..units import format_size
 from .columns import TraceColumns
 from .layout import Place, curve
 
-MEMORY_COLOUR, OTHER = "#7D95AD", "#B5541C"
+MEMORY_COLOUR, OTHER, STATIC, LABEL = "#7D95AD", "#B5541C", "#7A7A7A", "#4A5258"
 OFF_SCALE = 2.5  # a limit above so many times the peak is not drawn: the curve would lie flat
 
 
@@ -36,6 +36,10 @@ class MemoryLane(NamedTuple):
     def says(self) -> str:
         limit = "no limit" if self.limit_bytes is None else f"limit {format_size(self.limit_bytes)}"
         return f"{self.name}, {limit}, peak {format_size(self.steps.peak)}"
+
+    def label(self) -> str:
+        limit = "" if self.limit_bytes is None else f" of {format_size(self.limit_bytes)}"
+        return f"peak {format_size(self.steps.peak)}{limit}"
 
 
 class Scales(NamedTuple):
@@ -91,7 +95,8 @@ def memory_areas(
     found: list[MemoryLane],
     places: LinearInterpolator,
 ) -> list[GlyphRenderer]:
-    """Return what each device and host holds, as an area, with what is static in it and its limit above."""
+    """Return what each device and host holds, as an area, with what is static in it, its limit above, and
+    both its peak and its limit in words."""
     areas = [
         plot.varea_step(
             x=columns.moved("start"),
@@ -114,7 +119,7 @@ def memory_areas(
         if lane.limit_bytes is not None and lane.limit_bytes <= lane.scale_bytes
     ]
     for lines, look in (
-        (static, {"line_color": "#7A7A7A"}),
+        (static, {"line_color": STATIC}),
         (limits, {"line_color": LIMIT, "line_dash": (5, 2), "line_width": 1.3}),
     ):
         levels = [
@@ -124,6 +129,19 @@ def memory_areas(
         source = ColumnDataSource({"level": levels})
         start, end = columns.at(0), columns.at(columns.trace.makespan_ns)
         plot.segment(x0=start, x1=end, y0=level, y1=level, source=source, **look)
+    labels = {"text": [lane.label() for lane in found], "top": [lane.place[0] for lane in found]}
+    plot.text(
+        x=columns.at(0),
+        y=transform("top", places),
+        source=ColumnDataSource(labels, name=f"{plot.name}-peaks"),
+        x_offset=4,
+        y_offset=3,
+        text_baseline="top",
+        text_font_size="10px",
+        text_color=LABEL,
+        background_fill_color="white",
+        background_fill_alpha=0.6,
+    )
     return areas
 
 

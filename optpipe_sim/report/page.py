@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import shlex
 from base64 import b64encode
 from collections.abc import Sequence
@@ -17,6 +18,10 @@ from bokeh.document import Document
 from bokeh.resources import Resources
 
 from .markup import folded
+
+# What names may have and no page should: control characters, signs that turn the order of others around, and
+# halves of characters (bytes of a file's name that are not UTF-8), which cannot be written.
+_UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,7 @@ def write_page(title: str, views: Sequence[View], opened: int, provenance: Prove
         opened: how many of the views are open from the start; the others are drawn once they are.
     """
     sections = "\n".join(_section(view, at, at < opened) for at, view in enumerate(views))
-    return f"""<!DOCTYPE html>
+    page = f"""<!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -67,6 +72,7 @@ def write_page(title: str, views: Sequence[View], opened: int, provenance: Prove
 </body>
 </html>
 """
+    return _UNSEEN.sub(lambda found: found[0].encode("unicode-escape").decode(), page)
 
 
 def _section(view: View, at: int, opened: bool) -> str:
@@ -127,7 +133,14 @@ def _asset(name: str) -> str:
 
 @cache
 def _bokeh() -> str:
-    """Bokeh's own code, compressed; its level of logging is set by a line that does not announce it."""
+    """Bokeh's own code, compressed, with two settings of it.
+
+    Its level of logging is set by a line that does not announce it. A click is a click however long it is held
+    or the browser is busy: Bokeh takes one of 300 ms for a press, and two within 300 ms for a double click, to
+    neither of which any tool here answers.
+    """
     found: list[str] = Resources(mode="inline", components=["bokeh"], minified=True).js_raw
     code = [part for part in found if not part.startswith("Bokeh.set_log_level")]
+    clicks = "{ press_threshold: 2 ** 31 - 1, doubletap_threshold: 0 }"
+    code += [f"Object.assign(Bokeh.require('core/ui_gestures').UIGestures, {clicks})"]
     return _zipped("\n".join([*code, "Bokeh.logger.set_level('warn')"]))

@@ -17,7 +17,6 @@ from ..solvers.frontier import Frontier
 from ..study.compare import Comparison
 from ..study.versions import versions
 from ..trace import Trace
-from ..units import is_plain
 from .choices import advice_views, comparison_views, frontier_views
 from .page import Provenance, View, write_page
 from .tables import title_of
@@ -99,7 +98,7 @@ class Report:
         return write_text(path, self.html)
 
     def __repr__(self) -> str:
-        return f"<Report: {self.title if is_plain(self.title) else '...'}>"
+        return f"<Report: {self.title if self.title.isprintable() else '...'}>"
 
     def _repr_html_(self) -> str:
         """Return the page in a frame of its own, for notebooks."""

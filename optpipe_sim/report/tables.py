@@ -14,10 +14,10 @@ from ..trace import CAUSES, Trace
 from ..trace.waits import MEANINGS
 from ..units import counted, format_size, format_time
 from .columns import TraceColumns
-from .lanes import CAUSE_COLOURS, CAUSE_PATTERNS, MARK
+from .lanes import CAUSE_COLOURS, CAUSE_PATTERNS, MARK, MESSAGE
 from .layout import Layout
 from .markup import Cell, folded, items, table, tiles
-from .memory import MEMORY_COLOUR, OTHER
+from .memory import MEMORY_COLOUR, OTHER, STATIC
 
 MOST_GAPS = 100  # in the table; as many as `explain --json` lists
 _HATCH = {
@@ -184,9 +184,14 @@ def legend(*traces: Trace) -> str:
     ]
     if len(traces) > 1:
         entries.append((OTHER, "", "memory of the other"))
-    entries += [(f"{MEMORY_COLOUR}99", "", "memory held"), (MARK, "", "waits for")]
+    entries.append((f"{MEMORY_COLOUR}99", "", "memory held"))
+    if any(any(trace.profile.static_bytes) for trace in traces):
+        entries.append((STATIC, "", "of which static"))
     if any(trace.memory_limit for trace in traces):
         entries.append((LIMIT, "", "limit"))
+    entries.append((MARK, "", "waits for"))
+    if shape.devices > 1:
+        entries.append((MESSAGE, "", "message"))
     return "<div class='legend'>{}</div>".format(
         "".join(
             f"<span><i style='background:{hatch + ',' if hatch not in ('', 'none') else ''}"

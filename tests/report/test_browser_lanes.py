@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,8 +83,8 @@ def test_a_click_on_an_op_marks_its_causes_back_to_the_start(page: Browser, trac
     columns = TraceColumns(trace)
     row = int(np.argmax(trace.end_ns))
     wanted = chain(columns, row)
-    page.tap_for(lambda: len(page.marked("a")) > 1, *page.box("a", "ops", row))
-    assert page.marked("a") == wanted
+    page.tap(*page.box("a", "ops", row))
+    page.wait(lambda: page.marked("a") == wanted)
     note = page.wait(page.note)
     assert note.startswith(f"{trace.schedule.op(row)} waited: ")
     assert f"its chain of {len(wanted)} causes" in note
@@ -94,13 +93,24 @@ def test_a_click_on_an_op_marks_its_causes_back_to_the_start(page: Browser, trac
     assert page.note() == ""
 
 
+def test_a_click_may_be_held_and_the_next_may_come_at_once(page: Browser, trace: Trace) -> None:
+    rows = [trace.schedule.row(Op(OpKind.F, 1, microbatch)) for microbatch in (3, 5)]
+    held, next_one = (page.box("a", "ops", row) for row in rows)
+    page.tap(*held, held_ms=700)
+    page.wait(lambda: rows[0] in page.marked("a"))
+    for place in (held, next_one):
+        page.tap(*place)
+    page.wait(lambda: page.marked("a") == chain(TraceColumns(trace), rows[1]))
+
+
 def test_a_click_on_idle_time_names_its_cause_and_goes_to_the_op_waited_for(
     page: Browser, trace: Trace
 ) -> None:
     columns = TraceColumns(trace)
     gap = next(at for at, one in enumerate(columns.idle) if one.cause == "memory")
     found = columns.idle[gap]
-    page.tap_for(lambda: page.note().startswith("Idle"), *page.box("a", "gaps", gap))
+    page.tap(*page.box("a", "gaps", gap))
+    page.wait(lambda: page.note().startswith("Idle"))
     note = page.note()
     assert f"Cause: memory: {found.op} comes after, it waits for {found.by} (device " in note
     by = trace.schedule.row(found.by)
@@ -117,7 +127,8 @@ def test_the_critical_path_and_messages_are_switches(page: Browser, trace: Trace
     page.click("#a-path")
     page.wait(lambda: page.shown("a", "critical") == wanted)
     # a click on an idle interval marks its own chain beside it
-    page.tap_for(lambda: page.note().startswith("Idle"), *page.box("a", "gaps", 0))
+    page.tap(*page.box("a", "gaps", 0))
+    page.wait(lambda: page.note().startswith("Idle"))
     assert page.shown("a", "critical") == wanted
     page.click("#a-path")
     page.wait(lambda: page.shown("a", "critical") == [])
@@ -131,19 +142,11 @@ def test_zoom_and_pan_by_mouse_keys_and_touch(page: Browser, trace: Trace) -> No
     def reach() -> tuple[float, float]:
         return page.reach("a")
 
-    def at_rest() -> tuple[float, float]:
-        """The range once it stands still: a drag, a wheel and a pinch take several frames."""
-        seen = [reach()]
-        while len(seen) < 4 or len(set(seen[-4:])) > 1:
-            time.sleep(0.1)
-            seen.append(reach())
-        return seen[-1]
-
     def after(act: Callable[[], None]) -> tuple[float, float]:
-        before = at_rest()
+        before = page.at_rest("a")
         act()
         page.wait(lambda: reach() != before)
-        return at_rest()
+        return page.at_rest("a")
 
     x, y = page.box("a", "ops", len(trace.schedule) // 2)
     whole = reach()
@@ -153,7 +156,7 @@ def test_zoom_and_pan_by_mouse_keys_and_touch(page: Browser, trace: Trace) -> No
     near = after(lambda: page.mouse("mouseWheel", x, y, **wheel, modifiers=2))
     assert near[1] - near[0] < whole[1] - whole[0]
     page.mouse("mouseWheel", x, y, **wheel)  # scrolls the page
-    assert at_rest() == near
+    assert page.at_rest("a") == near
     x, y = page.box("a", "ops", len(trace.schedule) // 2)
     moved = after(lambda: page.drag(x, y, 90))
     assert moved[0] < near[0]
@@ -194,7 +197,8 @@ def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
     assert chromium.run(layout) == placed
     chromium.run("document.getElementById('a').scrollIntoView()")
     x, y = chromium.lane("a", 0, 9 * Layout.of(trace).height + 50)
-    chromium.tap_for(lambda: opened() == [fullest, 9], x - 12, y)  # on the axis
+    chromium.tap(x - 12, y)  # on the axis
+    chromium.wait(lambda: opened() == [fullest, 9])
     for wanted in ([*range(16)], []):
         chromium.click("#a-unfold")
         chromium.wait(lambda wanted=wanted: opened() == wanted)

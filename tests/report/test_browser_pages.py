@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from browser import Browser
+from browser import READY, Browser
 from pages import LEVELS, replayed
 
 from optpipe_sim import Report, Trace, load_profile, simulate
@@ -20,6 +20,11 @@ from optpipe_sim.study.compare import compare_all
 from optpipe_sim.units import format_time
 
 PROFILES = Path(__file__).parents[2] / "experiments/profiles"
+# the place of a chart's point that opens a view
+_POINT = """
+const { x, y, view } = named("chart-fits").data, at = view.indexOf(arguments[0]);
+return [x[at], y[at]];
+"""
 
 
 def test_pages_load_without_a_message(shown: Any, chromium: Browser, tmp_path: Path) -> None:
@@ -34,7 +39,7 @@ def test_pages_load_without_a_message(shown: Any, chromium: Browser, tmp_path: P
     assert chromium.messages() == []
     # which would have been seen
     (tmp_path / "bad.html").write_text(
-        "<section class=view data-drawn=yes></section><script>console.warn('heard')</script>"
+        "<script>Bokeh = { documents: [{ is_idle: true }] }; console.warn('heard')</script>"
     )
     chromium.open(tmp_path / "bad.html")
     assert any("heard" in message for message in chromium.messages())
@@ -101,11 +106,9 @@ def test_schedules_of_other_shapes_are_shown_side_by_side(shown: Any, chromium: 
 def test_a_notebook_shows_the_page_in_a_frame(
     trace: Trace, chromium: Browser, tmp_path: Path
 ) -> None:
-    around = "<section class='view' data-drawn=yes></section>" + Report.of(trace)._repr_html_()
-    (tmp_path / "notebook.html").write_text(around)
+    (tmp_path / "notebook.html").write_text(Report.of(trace)._repr_html_())
     chromium.open(tmp_path / "notebook.html")
     inside = "document.querySelector('iframe').contentDocument"
-    chromium.wait(f"return !!{inside}.querySelector('.view[data-drawn=yes]')")
     assert chromium.run(f"return {inside}.querySelectorAll('#a *').length") > 0
     assert chromium.messages() == []
 
@@ -117,17 +120,12 @@ def test_points_and_rows_open_their_schedule(shown: Any, chromium: Browser) -> N
     opened = "return [...document.querySelectorAll('details.view')].map((each) => each.open)"
     assert chromium.run(opened) == [True, False, False]
     chromium.click("#choices [data-to=view-2]")
-    chromium.wait("return document.getElementById('view-2').dataset.drawn === 'yes'")
+    chromium.wait(f"return !!named('schedule-2') && (() => {{{READY}}})()")
     assert chromium.run(opened) == [True, True, False]
     assert chromium.reach("schedule-1") == (0, found.rows[1].trace.makespan_ns)
     chromium.run("window.scrollTo(0, 0)")
-    x, y = chromium.run(
-        "const view = [...Bokeh.index].find((each) => each.model.name === 'chart');"
-        "const { x, y, view: opens } = view.model.document.get_model_by_name('chart-fits').data;"
-        "return [x[opens.indexOf(3)], y[opens.indexOf(3)]]"
-    )
-    drawn = "return document.getElementById('view-3').dataset.drawn === 'yes'"
-    chromium.tap_for(drawn, *chromium.point("chart", x, y))
+    chromium.tap(*chromium.point("chart", *chromium.run(_POINT, 3)))
+    chromium.wait(f"return !!named('schedule-3') && (() => {{{READY}}})()")
     assert chromium.messages() == []
 
 
@@ -184,6 +182,13 @@ def test_hostile_names_do_nothing(shown: Any, chromium: Browser) -> None:
     (said,) = chromium.hover(*chromium.box("a", "ops", row))
     assert said[5] == f"{name}, inside its backward"
     chromium.tap(*chromium.box("a", "ops", row))
+    chromium.wait(lambda: chromium.note().startswith("BW1.3 waited: "))
+    assert chromium.run("return window.taken ?? 0") == 0
+    found = compare_all(profile, 4, ["1f1b"])
+    shown(Report.of_comparison(replace(found, rows=[replace(found.rows[0], schedule=name)])))
+    (said,) = chromium.hover(*chromium.point("chart", *chromium.run(_POINT, 1)))
+    assert said[0] == name
+    assert chromium.run("return document.querySelector('#choices td').textContent") == name
     assert chromium.run("return window.taken ?? 0") == 0
     assert chromium.messages() == []
 

@@ -1,4 +1,7 @@
-"""Pages of many schedules: each command that has one shows what it answers with ``--json``."""
+"""Pages of many schedules: each command that has one shows what it answers with ``--json``.
+
+All of their names are hostile: those of profiles, levels of recomputation, schedules, models, machines and files.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,16 @@ from optpipe_sim.report import choices
 from optpipe_sim.study.compare import compare_all
 
 PROFILE = {
-    "name": "unit",
+    "name": HOSTILE,
     "devices": 4,
-    "stages": {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50},
+    "stages": {
+        "t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 100, "w_bytes": 50,
+        "recompute": [{"name": HOSTILE, "t_ms": 0.5, "keep_bytes": 60}],
+    },
     "offload": {"t_offload_ms": 1.3, "t_reload_ms": 1.1},
-}
+}  # fmt: skip
+MODEL = {"name": HOSTILE, "layers": 28, "hidden": 2048, "heads": 16, "kv_heads": 8, "ffn": 6144, "vocab": 151936}  # fmt: skip
+MACHINE = {"base": "h100", "name": HOSTILE, "title": HOSTILE}
 
 
 @pytest.fixture
@@ -27,6 +35,15 @@ def cli(command_line: Any) -> Any:
     """Run a command line in an empty folder that holds p.yaml."""
     Path("p.yaml").write_text(yaml.safe_dump(PROFILE))
     return command_line
+
+
+def written() -> Page:
+    """The page that a command has written; of its names, none has become an element of it."""
+    page = Page(Path("F.html").read_text())
+    assert [tag for tag, _ in page.tags].count("script") == len(views(page)) + 2
+    assert "img" not in [tag for tag, _ in page.tags]
+    assert HOSTILE in page.text
+    return page
 
 
 def opened(page: Page) -> list[str]:
@@ -48,7 +65,7 @@ def test_simulate_and_solve_write_the_page_of_their_schedule(cli: Any) -> None:
         "solve p.yaml -m 6 --memory-limit 250B --engine adaoffload --no-cache",
     ):
         found = cli(f"{line} --report F.html --json").json
-        page = Page(Path("F.html").read_text())
+        page = written()
         assert page.tiles["makespan_ns"] == str(found["makespan_ns"])
         assert found["files"] == {"F.html": "the page; open it in a browser"}
         assert f"optpipe-sim {line} --report F.html" in page.text
@@ -59,7 +76,7 @@ def test_simulate_and_solve_write_the_page_of_their_schedule(cli: Any) -> None:
 def test_compare_shows_every_schedule_and_opens_each(cli: Any) -> None:
     line = "compare p.yaml -m 8 --memory-limit 400B --schedules 1f1b,zb-h1,gpipe,gis"
     found = cli(f"{line} --report F.html --json").json
-    page = Page(Path("F.html").read_text())
+    page = written()
     rows = page.rows("choices")
     assert [(row[0][0], row[1][1], row[3][1]) for row in rows] == [
         (row["schedule"], str(row["makespan_ns"]), str(max(row["peak_bytes"])))
@@ -93,7 +110,7 @@ def test_a_page_that_would_be_too_large_leaves_lanes_out(
 def test_frontier_shows_the_curve_and_opens_its_schedules(cli: Any) -> None:
     line = "frontier p.yaml -m 6 --limits 50B,200B,400B --engine adaoffload --time-limit 1"
     found = cli(f"{line} --no-cache --schedules 1f1b,zb-h1 --report F.html --json").json
-    page = Page(Path("F.html").read_text())
+    page = written()
     rows = page.rows("choices")
     assert [row[6][0] for row in rows] == [point["status"] for point in found["points"]]
     solved = [point for point in found["points"] if point["objective_ns"]]
@@ -108,28 +125,32 @@ def test_frontier_shows_the_curve_and_opens_its_schedules(cli: Any) -> None:
 
 
 def test_advise_shows_the_best_of_each_split(cli: Any) -> None:
-    line = "advise --model qwen3-1.7b --machine h100 --gpus 4 --global-batch 16 --seq 4096"
+    Path("model.yaml").write_text(yaml.safe_dump(MODEL))
+    Path("machine.yaml").write_text(yaml.safe_dump(MACHINE))
+    line = "advise --model model.yaml --machine machine.yaml --gpus 4 --global-batch 16 --seq 4096"
     line += " --schedules 1f1b,zb-h1 --microbatch 1 --chunks 1 --time-limit 5"
     found = cli(f"{line} --report F.html --json").json
-    page = Page(Path("F.html").read_text())
+    page = written()
     rows = page.rows("choices")
     assert [(row[1][0], round(float(row[2][1])), row[5][1]) for row in rows] == [
         (row["schedule"], row["iteration_ns"], str(row["peak_bytes"])) for row in found["rows"]
     ]
     assert len(opened(page)) == len(rows)
     assert found["basis"] in page.text
+    assert page.text.count(HOSTILE) >= 2  # the model and the machine
 
 
-def test_hostile_schedules_are_shown_as_text(cli: Any) -> None:
+def test_schedules_and_files_may_be_called_anything(cli: Any) -> None:
     schedule = json.loads(_saved(cli))
-    schedule["meta"]["name"] = HOSTILE
-    name = "<script>.json"
+    # a sign that turns the text after it around, and half of a character: a byte that is not UTF-8
+    schedule["meta"]["name"] = f"\u202e\udcff{HOSTILE}"
+    name = "<script>\u202e\udcff.json"
     Path(name).write_text(json.dumps(schedule))
-    cli(f"compare p.yaml -m 4 --schedules {name},1f1b --report F.html")
-    page = Page(Path("F.html").read_text())
-    assert [tag for tag, _ in page.tags].count("script") == len(views(page)) + 2
-    assert "img" not in [tag for tag, _ in page.tags]
-    assert name in page.text
+    for line in (f"compare p.yaml -m 4 --schedules {name},1f1b", f"report {name} p.yaml --against 1f1b"):  # fmt: skip
+        assert cli(f"{line} --report F.html").code == 0
+        page = written()
+        assert r"<script>\u202e\udcff.json" in page.text
+        assert rf"\u202e\udcff{HOSTILE}" in page.text
 
 
 def _saved(cli: Any) -> str:

@@ -80,7 +80,7 @@ def test_the_tables_are_those_of_explain(trace: Trace) -> None:
         (str(gap["end_ns"] - gap["start_ns"]), str(gap["device"]), gap["cause"], gap["text"])
         for gap in data["gaps"]
     ]
-    heads = re.findall(r"<th[^>]*>([^<]*)</th>", Report.of(trace).html)
+    heads = re.findall(r"<th[^>]*><button>([^<]*)</button>", Report.of(trace).html)
     heads = heads[heads.index("device") : heads.index("device") + len(found.rows("a-devices")[0])]
     for row in found.rows("a-devices"):
         shown = {head: cell[1] for head, cell in zip(heads, row, strict=True)}

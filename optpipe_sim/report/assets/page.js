@@ -9,11 +9,7 @@ async function unpacked(parent) {
   return new Response(body.pipeThrough(new DecompressionStream("gzip"))).text();
 }
 const bokeh = unpacked(document.body).then(eval);
-async function draw(view) {
-  await bokeh;
-  await Bokeh.embed.embed_items(...JSON.parse(await unpacked(view)));
-  view.dataset.drawn = "yes";
-}
+const draw = async (view) => (await bokeh, Bokeh.embed.embed_items(...JSON.parse(await unpacked(view))));
 for (const view of document.querySelectorAll(".view"))
   if (view.open ?? true) draw(view); else view.addEventListener("toggle", () => draw(view), { once: true });
 
@@ -25,15 +21,17 @@ function sort(head) {
   for (const each of head.parentElement.cells) each.ariaSort = each === head ? (sign < 0 ? "descending" : "ascending") : null;
   body.append(...[...body.rows].sort(order));
 }
+// a view opens; a lane of a figure is scrolled to the middle of the window unless it is in sight
 function show(id, level) {
   const place = document.getElementById(id), plot = named(id);
   place.open = true;
-  place.scrollIntoView();
-  if (plot) scrollBy(0, (plot.height / plot.y_range.start) * named(`${id}-places`).compute(level) - innerHeight / 2);
+  if (!plot) return place.scrollIntoView();
+  const y = place.getBoundingClientRect().top + (plot.height / plot.y_range.start) * named(`${id}-places`).compute(level);
+  if (y < 0 || y > innerHeight) scrollBy(0, y - innerHeight / 2);
 }
 addEventListener("click", async ({ target }) => {
-  const { run, at, to, level } = target.dataset;
-  if (target.matches("th")) sort(target);
+  const { run, at, to, level } = target.dataset, head = target.closest("th");
+  if (head) sort(head);
   if (run) await named(run).execute(target, Number(at));
   if (to) show(to, level);
 });
@@ -41,30 +39,30 @@ addEventListener("change", ({ target: { checked, dataset } }) => {
   for (const [name, key, ...values] of JSON.parse(dataset.set ?? "[]")) named(name)[key] = values[Number(checked)];
 });
 addEventListener("keydown", ({ key, ctrlKey, metaKey, altKey }) => {
-  const seen = (each) => each.checkVisibility() && each.getBoundingClientRect().top < innerHeight / 2;
-  const figure = [...document.querySelectorAll(".lanes")].findLast(seen);
+  const above = (each) => each.checkVisibility() && each.getBoundingClientRect().top < innerHeight / 2;
+  const figure = [...document.querySelectorAll(".lanes")].findLast(above);
   if (figure && !ctrlKey && !metaKey && !altKey) named(`${figure.id}-${key}`)?.do.emit();
 });
 // on paper a picture that scales stands for each figure, which would be cut off
 addEventListener("beforeprint", () => [...Bokeh.index].forEach((view) => view.el.after(view.export().canvas)));
-addEventListener("afterprint", () => document.querySelectorAll(".lanes > canvas").forEach((each) => each.remove()));
+addEventListener("afterprint", () => document.querySelectorAll("canvas").forEach((each) => each.remove()));
 
 // -- lanes: what an op or an idle interval waited for, back to the start
 function mark({ plot, ops, gaps, shift }, gap, op) {
-  const { idle, cause, by, from, to } = gaps.data, { name, waited } = ops.data, isGap = gap !== undefined, chain = [];
+  const { idle, cause, by, from, to } = gaps.data, { name, waited, level } = ops.data, isGap = gap !== undefined, chain = [];
   for (let at = isGap ? by[gap] : op; at >= 0; at = ops.data.by[at]) chain.push(at);
   ops.selected.indices = chain;
   gaps.selected.indices = isGap ? [gap] : [];
-  if (isGap) plot.x_range.setv({ start: from[gap] + shift.value, end: to[gap] + shift.value });
   const way = `Marked: its chain of ${chain.length} causes back to the start.`;
   const why = isGap ? `Idle: ${idle[gap]}. Cause: ${cause[gap]}.` : `${name[op]} waited: ${waited[op]}. ${way}`;
   document.getElementById(`${plot.name}-note`).textContent = isGap || chain.length ? why : "";
+  if (!isGap) return;
+  plot.x_range.setv({ start: from[gap] + shift.value, end: to[gap] + shift.value });
+  if (chain.length) show(plot.name, level[chain[0]]);
 }
 // lanes that are selected are unfolded; `Layout.placed` adds up the same steps
-function toggle({ lanes }, at) {
-  const open = lanes.selected.indices;
-  lanes.selected.indices = open.includes(at) ? open.filter((each) => each !== at) : [...open, at];
-}
+const toggle = ({ lanes: { selected } }, at) =>
+  (selected.indices = [...new Set(selected.indices).symmetricDifference(new Set([at]))]);
 function fold({ plot, lanes, places, axis, lane, full, small, levels, pixels, around }) {
   const open = lanes.selected.indices, steps = Array.from(lane, (at, knot) => (open.includes(at) ? full : small)[knot]);
   let [bottom] = places.y;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +15,35 @@ MISSING = "no chromium and chromedriver here (Debian: apt-get install chromium c
 READY_S = 180.0  # a loaded machine is slow; what is measured is asserted elsewhere
 
 
-# where a point of a figure is in the window, once it has stayed there for some frames: figures are laid
-# out and drawn later than their models change
-_POINT = """
-const [name, x, y, done] = arguments;
+# whether every figure of an open view is drawn; of a page in a page too
+READY = """
+const { Bokeh } = window.frames[0] ?? window;
+return !!Bokeh?.documents?.length && Bokeh.documents.every((each) => each.is_idle);
+"""
+# what a function finds in the figure called arguments[0], once it has stayed the same for some frames: input is
+# handled before a frame, and figures are laid out and drawn later than their models change
+_AT_REST = """
+const done = [...arguments].at(-1), [name, ...values] = arguments;
 const view = [...Bokeh.index].find((each) => each.model.name === name);
 let last = "", same = 0;
 const look = () => {
-  const box = view.el.getBoundingClientRect(), { x_scale, y_scale } = view.frame;
-  const now = [box.left + x_scale.compute(x), box.top + y_scale.compute(y), box.height];
+  const now = (%s)(view, ...values);
   same = String(now) === last && !view.is_paused ? same + 1 : 0;
   last = String(now);
-  if (same < 5) requestAnimationFrame(look); else done(now.slice(0, 2));
+  if (same < 5) requestAnimationFrame(look); else done(now);
 };
 look();
 """
+# where a point is in the window; with the height of the figure, which places below depend on
+_POINT = (
+    _AT_REST
+    % """
+(view, x, y) => {
+  const box = view.el.getBoundingClientRect(), { x_scale, y_scale } = view.frame;
+  return [box.left + x_scale.compute(x), box.top + y_scale.compute(y), box.height];
+}"""
+)
+_RANGE = _AT_REST % "({ model: { x_range } }) => [x_range.start, x_range.end]"
 # the middle of a box of lanes
 _BOX = """
 const [name, part, row] = arguments, { data } = named(`${name}-${part}`);
@@ -73,8 +87,7 @@ class Browser:
 
         self.messages()  # of the page before
         self.driver.get(path.resolve().as_uri())
-        script = "return !!document.querySelector('.view[data-drawn=yes]') || window.failed"
-        WebDriverWait(self.driver, READY_S, 0.05).until(lambda d: d.execute_script(script))
+        WebDriverWait(self.driver, READY_S, 0.05).until(lambda d: d.execute_script(READY))
         return self.settle()
 
     def settle(self) -> float:
@@ -93,12 +106,12 @@ class Browser:
         """What a script returns."""
         return self.driver.execute_script(script, *values)
 
-    def wait(self, asked: str | Callable[[], Any], seconds: float = READY_S) -> Any:
+    def wait(self, asked: str | Callable[[], Any]) -> Any:
         """What a script returns, or a function, once that is true."""
         from selenium.webdriver.support.ui import WebDriverWait
 
         ask = (lambda: self.run(asked)) if isinstance(asked, str) else asked
-        return WebDriverWait(self.driver, seconds, 0.05).until(lambda _: ask())
+        return WebDriverWait(self.driver, READY_S, 0.05).until(lambda _: ask())
 
     def reach(self, chart: str) -> tuple[float, float]:
         """What part of the time axis a chart shows."""
@@ -131,21 +144,10 @@ class Browser:
         event = {"type": kind, "x": x, "y": y, **more}
         self.driver.execute_cdp_cmd("Input.dispatchMouseEvent", event)
 
-    def tap(self, x: float, y: float) -> None:
-        """A click; by the browser's own clock, since a button that is held long is another gesture."""
-        gesture = {"x": x, "y": y, "duration": 20, "gestureSourceType": "mouse"}
+    def tap(self, x: float, y: float, held_ms: int = 20) -> None:
+        """A click."""
+        gesture = {"x": x, "y": y, "duration": held_ms, "gestureSourceType": "mouse"}
         self.driver.execute_cdp_cmd("Input.synthesizeTapGesture", gesture)
-
-    def tap_for(self, done: str | Callable[[], Any], x: float, y: float) -> Any:
-        """What a script or a function returns once a click has made it true; a busy browser may miss
-        the first."""
-        from selenium.common.exceptions import TimeoutException
-
-        for _ in range(3):
-            self.tap(x, y)
-            with suppress(TimeoutException):
-                return self.wait(done, READY_S / 4)
-        return self.wait(done)
 
     def box(self, chart: str, part: str, row: int) -> tuple[float, float]:
         """Where the middle of a box of a chart is in the window, scrolled there: the `row`-th of its
@@ -160,8 +162,14 @@ class Browser:
 
     def point(self, figure: str, x: float, y: float) -> tuple[float, float]:
         """Where a point of a figure is in the window, in which it has come to rest."""
-        left, top = self.driver.execute_async_script(_POINT, figure, x, y)
+        left, top, _ = self.driver.execute_async_script(_POINT, figure, x, y)
         return left, top
+
+    def at_rest(self, chart: str) -> tuple[float, float]:
+        """What part of the time axis a chart shows, once that stands still: a drag, a wheel and a pinch take
+        several frames."""
+        start, end = self.driver.execute_async_script(_RANGE, chart)
+        return start, end
 
     def press(self, key: str) -> None:
         event = "new KeyboardEvent('keydown', {key: arguments[0], bubbles: true})"
