@@ -27,10 +27,11 @@ from ..units import format_size, format_time
 KINDS = {
     "over": ("above the limit", "#D55E00", "x", 9),
     "replayed": ("replayed", "#56B4E9", "circle", 5),
-    "published": ("published, no limit", "#E69F00", "diamond", 9),
+    "published": ("published, no limit", "#B26A00", "diamond", 9),
+    "best": ("best for a limit", "#0072B2", "circle", 11),
     "fits": ("fits", "#0072B2", "circle", 11),
 }
-GREY = "#7C8894"  # of texts: it reads on light and dark
+GREY = "#4A5258"  # of texts
 NEAR = 0.02  # of the picture: nearer points are named together
 MOST_NAMES = 30  # beside points; more would cover one another
 SLOWEST = 1.7  # times the fastest: slower points are outside the picture at first
@@ -113,6 +114,7 @@ def chart(
         HoverTool(
             renderers=points,
             tooltips=[("", "@name"), ("time", "@time"), ("memory", "@memory")],
+            visible=False,
         ),
         TapTool(renderers=points, callback=CustomJS(code=opens)),
     )
@@ -127,8 +129,7 @@ def chart(
 
 
 def _names(plot: Any, marks: Sequence[Mark], size: int, unit: int) -> None:
-    """The names of the points that open a schedule, above them, where no curve strikes them through; in a
-    grey that reads on light and dark."""
+    """The names of the points that open a schedule, above them, where no curve strikes them through."""
     if not 0 < len(marks) <= MOST_NAMES:
         return
     together = _together(marks)

@@ -84,7 +84,7 @@ def frontier_views(found: Frontier) -> list[View]:
             Cell(result.status),
             Cell(fixed),
         ]
-        rows.append(Choice(name, trace, point.limit_bytes, trace.cost_ns, cells))
+        rows.append(Choice(name, trace, point.limit_bytes, trace.cost_ns, cells, "best"))
     chunks = f"{counted(found.profile.chunks, 'chunk')} per device"
     best = [(row.memory_bytes, row.time_ns) for row in rows if row.trace]
     curves = [
@@ -171,7 +171,7 @@ def _views(
     left = sum(row.trace is not None and not view for row, view in zip(rows, shown, strict=True))
     note = f" {left} have no room on this page: see `report`." if left else ""
     html = (
-        f"<p class='what'>A click on a point, or on its name below, opens the schedule.{note}</p>"
+        f"<p class='what hint'>A click on a point, or on its name below, opens the schedule.{note}</p>"
         f"{slot(0)}{table('choices', heads, lines)}{more}"
     )
     return [View(html, (chart([*marks, *points], curves, limit_bytes, axis),)), *views]

@@ -31,7 +31,7 @@ from ..trace import CAUSES, Trace
 from .actions import Parts, add_actions, named_view
 from .columns import TraceColumns, narrow
 from .layout import COMPUTE, ROWS, Layout, pixels
-from .memory import Scales, memory_areas, memory_lanes, other_memory
+from .memory import Scales, memory_areas, memory_labels, memory_lanes, other_memory
 
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; drawn pale, with a
 # pattern each, which is what remains of them in grey.
@@ -109,6 +109,7 @@ def lanes(
     areas = memory_areas(plot, columns, memory, places)
     if other is not None:
         other_memory(plot, memory, memory_lanes(other, scales), other, places)
+    memory_labels(plot, columns, memory, places)
     _messages(plot, columns, places)
     marked = {"line_alpha": 0, "nonselection_line_alpha": 0, "selection_line_alpha": 1}
     _arrows(plot, columns, ops.data_source, places, name=f"{name}-arrows", **marked)
@@ -166,21 +167,8 @@ def _boxes(
     plot: Any, columns: TraceColumns, places: LinearInterpolator
 ) -> tuple[GlyphRenderer, list[GlyphRenderer]]:
     """Return the lanes, the idle intervals in them, and the ops."""
-    trace, layout = columns.trace, columns.layout
-    devices = np.arange(layout.devices)
-    rows = [COMPUTE, *((ROWS[OpKind.O], ROWS[OpKind.R]) if layout.nodes else ())]
-    tops, bottoms = np.hstack([layout.within(row, devices) for row in rows])
-    under = ColumnDataSource({"top": narrow(tops), "bottom": narrow(bottoms)})
-    _quads(
-        plot,
-        columns,
-        under,
-        places,
-        left=columns.at(0),
-        right=columns.at(trace.makespan_ns),
-        fill_color="#8A8A8A",
-        fill_alpha=0.13,
-    )
+    trace = columns.trace
+    _grounds(plot, columns, places, fill_color="#8A8A8A", fill_alpha=0.13)
     source = ColumnDataSource(columns.gaps, name=f"{plot.name}-gaps")
     idle = [
         _quads(
@@ -206,6 +194,19 @@ def _boxes(
     inside = ColumnDataSource(columns.inside)
     _quads(plot, columns, inside, places, fill_color=shade(OpKind.C, 0, 1))
     return ops, idle
+
+
+def _grounds(
+    plot: Any, columns: TraceColumns, places: LinearInterpolator, **look: Any
+) -> GlyphRenderer:
+    """Return boxes from the beginning to the end of the lanes of all engines."""
+    layout = columns.layout
+    rows = [COMPUTE, *((ROWS[OpKind.O], ROWS[OpKind.R]) if layout.nodes else ())]
+    devices = np.arange(layout.devices)
+    tops, bottoms = np.hstack([layout.within(row, devices) for row in rows])
+    source = ColumnDataSource({"top": narrow(tops), "bottom": narrow(bottoms)})
+    ends = {"left": columns.at(0), "right": columns.at(columns.trace.makespan_ns)}
+    return _quads(plot, columns, source, places, **ends, **look)
 
 
 def _looks(trace: Trace) -> list[str]:
@@ -285,13 +286,11 @@ def _marked(
     name: str,
     rows: Sequence[int],
 ) -> None:
-    """Ops that a switch shows over a veil on all else, those of the critical path with their arrows."""
-    source, knots = ops.data_source, columns.layout.knots
-    whole = ColumnDataSource({"top": [knots[0]], "bottom": [knots[-1]]})
-    ends = {"left": columns.at(0), "right": columns.at(columns.trace.makespan_ns)}
+    """Ops that a switch shows over a veil on all others, those of the critical path with their arrows."""
+    source = ops.data_source
     look = {"fill_color": ops.glyph.fill_color, "view": CDSView(filter=IndexFilter(list(rows)))}
     shown = [
-        _quads(plot, columns, whole, places, fill_color="white", fill_alpha=0.8, **ends),
+        _grounds(plot, columns, places, fill_color="white", fill_alpha=0.8),
         _quads(plot, columns, source, places, nonselection_fill_alpha=1, **look),
     ]
     if name == "critical":

@@ -95,8 +95,7 @@ def memory_areas(
     found: list[MemoryLane],
     places: LinearInterpolator,
 ) -> list[GlyphRenderer]:
-    """Return what each device and host holds, as an area, with what is static in it, its limit above, and
-    both its peak and its limit in words."""
+    """Return what each device and host holds, as an area, with what is static in it and its limit above."""
     areas = [
         plot.varea_step(
             x=columns.moved("start"),
@@ -129,20 +128,26 @@ def memory_areas(
         source = ColumnDataSource({"level": levels})
         start, end = columns.at(0), columns.at(columns.trace.makespan_ns)
         plot.segment(x0=start, x1=end, y0=level, y1=level, source=source, **look)
+    return areas
+
+
+def memory_labels(
+    plot: Any, columns: TraceColumns, found: list[MemoryLane], places: LinearInterpolator
+) -> None:
+    """The peak of each device and host, and its limit, at the beginning of its lane."""
     labels = {"text": [lane.label() for lane in found], "top": [lane.place[0] for lane in found]}
     plot.text(
         x=columns.at(0),
         y=transform("top", places),
-        source=ColumnDataSource(labels, name=f"{plot.name}-peaks"),
+        source=ColumnDataSource(labels),
         x_offset=4,
-        y_offset=3,
+        y_offset=4,
         text_baseline="top",
         text_font_size="10px",
         text_color=LABEL,
         background_fill_color="white",
-        background_fill_alpha=0.6,
+        background_fill_alpha=0.8,
     )
-    return areas
 
 
 def other_memory(

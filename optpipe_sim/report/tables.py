@@ -20,13 +20,13 @@ from .markup import Cell, folded, items, table, tiles
 from .memory import MEMORY_COLOUR, OTHER, STATIC
 
 MOST_GAPS = 100  # in the table; as many as `explain --json` lists
-_HATCH = {
-    " ": "none",
-    "/": "repeating-linear-gradient(135deg,#808080 0 1px,transparent 1px 4px)",
-    ".": "radial-gradient(#808080 1px,transparent 1px) 0 0/4px 4px",
+_HATCH = {  # over a plain ground
+    " ": "",
+    "/": "repeating-linear-gradient(135deg,#808080 0 1px,transparent 1px 4px),",
+    ".": "radial-gradient(#808080 1px,transparent 1px) 0 0/4px 4px,",
     "x": "repeating-linear-gradient(45deg,#808080 0 1px,transparent 1px 4px),"
-    "repeating-linear-gradient(135deg,#808080 0 1px,transparent 1px 4px)",
-    "-": "repeating-linear-gradient(0deg,#808080 0 1px,transparent 1px 4px)",
+    "repeating-linear-gradient(135deg,#808080 0 1px,transparent 1px 4px),",
+    "-": "repeating-linear-gradient(0deg,#808080 0 1px,transparent 1px 4px),",
 }
 
 
@@ -132,7 +132,7 @@ def longest_gaps(columns: TraceColumns, name: str) -> str:
             Cell(f"{gap.length_ns / total:.2%}", gap.length_ns / total),
             Cell(str(gap.device), gap.device),
             Cell(gap.cause),
-            Cell(str(gap.op or "the end")),
+            Cell(str(gap.op or "the\u00a0end")),
             Cell("" if gap.by is None else str(gap.by)),
             Cell(gap.text, prose=True),
         ]
@@ -142,7 +142,7 @@ def longest_gaps(columns: TraceColumns, name: str) -> str:
         return "<p class='what'>None.</p>"
     heads = ["idle", "share", "device", "cause", "before", "waits for", "why"]
     more = f" The {MOST_GAPS} longest of {len(found):,}." if len(found) > MOST_GAPS else ""
-    return f"<p class='what'>A click on a time shows it in the lanes.{more}</p>" + table(
+    return f"<p class='what hint'>A click on a time shows it in the lanes.{more}</p>" + table(
         f"{name}-idle", heads, rows
     )
 
@@ -167,38 +167,46 @@ def legend(*traces: Trace) -> str:
         there.add(OpKind.C)
     shape = max((trace.schedule.shape for trace in traces), key=lambda shape: shape.chunks)
     entries = [
-        (shade(kind, 0, shape.chunks), "", f"{kind.name} {KIND_NAMES[kind]}")
+        (_plain(shade(kind, 0, shape.chunks)), f"{kind.name} {KIND_NAMES[kind]}")
         for kind in OpKind
         if kind in there
     ]
     if shape.chunks > 1:
-        entries.append((shade(OpKind.F, 1, shape.chunks), "", "lighter: later chunks"))
+        entries.append((_plain(shade(OpKind.F, 1, shape.chunks)), "lighter: later chunks"))
     entries += [
         (
-            f"{CAUSE_COLOURS[cause]}55",
-            _HATCH[CAUSE_PATTERNS[cause]],
+            f"{_HATCH[CAUSE_PATTERNS[cause]]}{_plain(CAUSE_COLOURS[cause] + '55')}",
             f"{cause}: idle {_meaning(cause, traces)}",
         )
         for cause in CAUSES
         if any(trace.idle_ns[cause] for trace in traces)
     ]
-    if len(traces) > 1:
-        entries.append((OTHER, "", "memory of the other"))
-    entries.append((f"{MEMORY_COLOUR}99", "", "memory held"))
+    entries.append((_plain(f"{MEMORY_COLOUR}99"), "memory held"))
     if any(any(trace.profile.static_bytes) for trace in traces):
-        entries.append((STATIC, "", "of which static"))
+        entries.append((_line(STATIC), "of which static"))
     if any(trace.memory_limit for trace in traces):
-        entries.append((LIMIT, "", "limit"))
-    entries.append((MARK, "", "waits for"))
+        entries.append((_line(LIMIT, gap=2), "limit"))
+    if len(traces) > 1:
+        entries.append((_line(OTHER), "memory of the other"))
+    entries.append((_line(MARK), "waits for"))
     if shape.devices > 1:
-        entries.append((MESSAGE, "", "message"))
+        entries.append((_line(MESSAGE), "message"))
     return "<div class='legend'>{}</div>".format(
         "".join(
-            f"<span><i style='background:{hatch + ',' if hatch not in ('', 'none') else ''}"
-            f"linear-gradient({colour},{colour})'></i>{escape(text)}</span>"
-            for colour, hatch, text in entries
+            f"<span><i style='background:{look}'></i>{escape(text)}</span>"
+            for look, text in entries
         )
     )
+
+
+def _plain(colour: str) -> str:
+    return f"linear-gradient({colour},{colour})"
+
+
+def _line(colour: str, gap: int = 0) -> str:
+    """Return what is drawn as a line, dashed where there is a gap."""
+    dash = f"{colour} 0 5px,transparent 5px {5 + gap}px"
+    return f"repeating-linear-gradient(90deg,{dash}) center/100% 2px no-repeat"
 
 
 def _meaning(cause: str, traces: Sequence[Trace]) -> str:

@@ -32,7 +32,7 @@ def trace_view(trace: Trace, name: str, heading: str = "") -> View:
     columns = TraceColumns(trace)
     html = (
         f"<p class='what'>{escape(facts(trace))}</p>{measures(trace)}"
-        f"{_bar([columns], [name])}{_note(name)}{slot(0)}{legend(trace)}{_tables(columns, name)}"
+        f"{_bar([columns], [name])}{_figure(name, 0)}{legend(trace)}{_tables(columns, name)}"
         f"{path_and_hints(trace, name)}"
     )
     marks = {"critical": columns.critical}
@@ -64,7 +64,7 @@ def pair_view(one: Trace, two: Trace) -> View:
         f"<h3>Where the difference arises</h3>{difference_table(one, two, titles)}"
         f"{measured}"
         f"{folded('Memory of each device, and treatments', memory_table(one, two, titles) + treatment_table(one, two, titles))}"
-        f"{bar}{heads[0]}{_note(names[0])}{slot(0)}{heads[1]}{_note(names[1])}{slot(1)}{legend(one, two)}{tables[0]}{tables[1]}"
+        f"{bar}{heads[0]}{_figure(names[0], 0)}{heads[1]}{_figure(names[1], 1)}{legend(one, two)}{tables[0]}{tables[1]}"
     )
     scales, times = Scales.of(*traces), time_range(traces)
     figures = [
@@ -123,9 +123,10 @@ def _ends_aligned(columns: Sequence[TraceColumns], names: Sequence[str]) -> str:
     return switch("align", "ends aligned", links)
 
 
-def _note(name: str) -> str:
-    """Return the line that answers clicks on a figure."""
-    return f"<p class='note' id='{name}-note' role='status'>{INVITATION}</p>"
+def _figure(name: str, place: int) -> str:
+    """Return a figure below the line that answers clicks on it, which stays in sight as long as the figure is."""
+    note = f"<p class='note' id='{name}-note' role='status'>{INVITATION}</p>"
+    return f"<div>{note}{slot(place)}</div>"
 
 
 def _tables(columns: TraceColumns, name: str) -> str:

@@ -120,12 +120,12 @@ def test_points_and_rows_open_their_schedule(shown: Any, chromium: Browser) -> N
     opened = "return [...document.querySelectorAll('details.view')].map((each) => each.open)"
     assert chromium.run(opened) == [True, False, False]
     chromium.click("#choices [data-to=view-2]")
-    chromium.wait(f"return !!named('schedule-2') && (() => {{{READY}}})()")
+    chromium.wait(f"return !!named('schedule-1') && (() => {{{READY}}})()")
     assert chromium.run(opened) == [True, True, False]
     assert chromium.reach("schedule-1") == (0, found.rows[1].trace.makespan_ns)
     chromium.run("window.scrollTo(0, 0)")
     chromium.tap(*chromium.point("chart", *chromium.run(_POINT, 3)))
-    chromium.wait(f"return !!named('schedule-3') && (() => {{{READY}}})()")
+    chromium.wait(f"return !!named('schedule-2') && (() => {{{READY}}})()")
     assert chromium.messages() == []
 
 

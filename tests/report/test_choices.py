@@ -150,7 +150,7 @@ def test_schedules_and_files_may_be_called_anything(cli: Any) -> None:
         assert cli(f"{line} --report F.html").code == 0
         page = written()
         assert r"<script>\u202e\udcff.json" in page.text
-        assert rf"\u202e\udcff{HOSTILE}" in page.text
+    assert rf"\u202e\udcff{HOSTILE} against 1f1b" in page.text
 
 
 def _saved(cli: Any) -> str:
