@@ -38,7 +38,7 @@ help:
 	@echo "make notebooks       run the notebooks again and keep their outputs"
 	@echo "make docs            the documentation as a site that works offline, into out/site"
 	@echo "make readme-picture  the picture of the README"
-	@echo "make report-example  the example and the picture of docs/report.md (the picture needs Chromium)"
+	@echo "make report-example  the examples and the picture of docs/report.md (the picture needs Chromium)"
 	@echo "make clean           remove .venv and out/"
 
 $(BIN)/python:
@@ -131,6 +131,8 @@ readme-picture: $(RUN)
 report-example: $(RUN)
 	$(BIN)/optpipe-sim report zb-h1 experiments/profiles/zb-1.5b-p8-m24.yaml -m 24 --against 1f1b \
 	  -o docs/report-example.html
+	$(BIN)/optpipe-sim compare experiments/profiles/zb-1.5b-p8-m24.yaml -m 8 --memory-limit 24GiB \
+	  --schedules 1f1b,zb-h1,zb-v,v-half,v-min,adaoffload --report docs/report-compare.html
 	$(BIN)/python tests/helpers/reports/picture.py docs/report.png
 
 clean:
