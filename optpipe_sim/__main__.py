@@ -2,6 +2,11 @@
 
 import sys
 
+# what `cli` says of Ctrl-C, for where it is not imported yet
+INTERRUPTED = (
+    '{"schema": 1, "error": {"kind": "interrupted", "message": "interrupted", "exit_status": 130}}'
+)
+
 
 def run() -> int:
     """Run the command line; Ctrl-C while its modules are imported is no traceback, either."""
@@ -11,6 +16,8 @@ def run() -> int:
         return main()
     except KeyboardInterrupt:
         print("optpipe-sim: interrupted", file=sys.stderr)
+        if "--json" in sys.argv:
+            print(INTERRUPTED)
         return 130
 
 

@@ -164,7 +164,14 @@ def test_interrupted(cli, monkeypatch) -> None:
     assert (answer.code, answer.err) == (130, "optpipe-sim: interrupted\n")
 
 
-def test_interrupted_while_modules_are_imported(monkeypatch, capsys) -> None:
+def test_interrupted_while_modules_are_imported(cli, monkeypatch, capsys) -> None:
+    def interrupt(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as later:
+        later.setattr("optpipe_sim.cli.inputs.load_profile", interrupt)
+        said = cli("simulate p.yaml --schedule 1f1b -m 8 --json").json
+
     class Interrupted:
         def find_spec(self, name: str, *_: object) -> None:
             if name == "optpipe_sim.cli":
@@ -172,8 +179,10 @@ def test_interrupted_while_modules_are_imported(monkeypatch, capsys) -> None:
 
     monkeypatch.delitem(sys.modules, "optpipe_sim.cli")
     monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
-    assert run() == 130
-    assert tuple(capsys.readouterr()) == ("", "optpipe-sim: interrupted\n")
+    for words, out in ((["optpipe-sim"], ""), (["optpipe-sim", "--json"], json.dumps(said) + "\n")):
+        monkeypatch.setattr(sys, "argv", words)
+        assert run() == 130
+        assert tuple(capsys.readouterr()) == (out, "optpipe-sim: interrupted\n")
 
 
 # -- as a program ---------------------------------------------------------------------------------
