@@ -48,6 +48,7 @@ _WORK = (
     "layers",
     "exchange",
     "context",
+    "etp",
     "flash",
     "sequence_parallel",
 )

@@ -59,6 +59,7 @@ def estimate(
     ep: int = 1,
     dp: int = 1,
     zero: int = 0,
+    etp: int | None = None,
     microbatch: int = 1,
     seq: int = 4096,
     chunks: int = 1,
@@ -83,7 +84,7 @@ def estimate(
     Args:
         model, machine: a name, a file, a mapping, or what `load_model` and `load_machine` return.
         devices: GPUs of one replica; the pipeline gets p = devices / (tp * cp) of them.
-        tp, cp, ep, dp, zero: see `parallelism.Layout`. With tp, norms and dropout are shared too
+        tp, cp, ep, dp, zero, etp: see `parallelism.Layout`. With tp, norms and dropout are shared too
             (`sequence_parallel`).
         microbatch, seq: sequences per microbatch, and tokens of each.
         chunks, placement: as in a profile. `flash`: fused attention.
@@ -105,7 +106,7 @@ def estimate(
     model = model if isinstance(model, Model) else load_model(model)
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
     machine = machine if rates is None else machine.with_rates(rates)
-    layout = Layout(devices, tp, cp, ep, dp, zero)
+    layout = Layout(devices, tp, cp, ep, dp, zero, etp)
     if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
         raise OptPipeError(f"chunks: must be a whole number of at least 1, got {chunks!r}")
     work = Work(

@@ -29,6 +29,8 @@ class Layout:
         ep: devices that share the experts, among the tp * cp * dp of a stage.
         dp: replicas. `zero`: what they shard: 0 nothing; 1 optimizer states; 2 gradients too;
             3 weights too.
+        etp: devices that share one expert: tp or 1; None: tp if the experts are distributed over cp and dp only,
+            else 1.
     """
 
     devices: int
@@ -37,6 +39,7 @@ class Layout:
     ep: int = 1
     dp: int = 1
     zero: int = 0
+    etp: int | None = None
 
     def __post_init__(self) -> None:
         for key in ("devices", "tp", "cp", "ep", "dp"):
@@ -55,6 +58,13 @@ class Layout:
                 f"ep: {self.ep} does not divide tp {self.tp} x cp {self.cp} x dp {self.dp},"
                 " the devices that hold one stage"
             )
+        if self.etp is not None and self.etp not in (1, self.tp):
+            raise OptPipeError(f"etp: expected 1 or tp, {self.tp}, got {self.etp!r}")
+        if (self.tp * self.cp * self.dp) % (self.ep * self.expert_tp):
+            raise OptPipeError(
+                f"etp: ep {self.ep} x etp {self.expert_tp} does not divide tp {self.tp} x cp {self.cp}"
+                f" x dp {self.dp}, the devices that hold one stage"
+            )
 
     @property
     def pipeline(self) -> int:
@@ -63,7 +73,9 @@ class Layout:
 
     @property
     def expert_tp(self) -> int:
-        """Devices that share one expert: tp if experts are distributed over cp and dp only, else 1."""
+        """Devices that share one expert."""
+        if self.etp is not None:
+            return self.etp
         return self.tp if (self.cp * self.dp) % self.ep == 0 else 1
 
     @property

@@ -54,7 +54,8 @@ def provenance(
         "model": {"name": model.name, "source": model.source, "kind": kind_of(model)},
         "machine": {"name": machine.name, "title": machine.title},
         "parallel": {
-            key: getattr(layout, key) for key in ("devices", "tp", "cp", "ep", "dp", "zero")
+            **{key: getattr(layout, key) for key in ("devices", "tp", "cp", "ep", "dp", "zero")},
+            **({"etp": layout.etp} if layout.etp is not None else {}),
         },
         "work": {
             "microbatch": work.microbatch,

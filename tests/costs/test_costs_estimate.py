@@ -358,3 +358,19 @@ def test_slices_that_devices_share() -> None:
     more = [b.t_f_ns - a.t_f_ns for a, b in pairwise(heads.slices)]
     own = [b.t_f_ns - a.t_f_ns for a, b in pairwise(alone.slices)]
     assert all(8 * got <= 1.2 * full for got, full in zip(more, own, strict=True))
+
+
+def test_experts_that_tp_divides_or_not() -> None:
+    """Not divided, they get the tokens of one tp device each, and are sent half as many bytes."""
+    split = {"tp": 2, "ep": 8, "dp": 8, "chunks": 2}
+    usual, divided, whole = (
+        estimate("qwen3-235b-a22b", "h100", 8, **split, etp=etp) for etp in (None, 2, 1)
+    )
+    assert usual.stages == divided.stages
+    assert "etp" not in usual.meta["parallel"]
+    assert whole.meta["parallel"]["etp"] == 1
+    assert whole.stages[0].t_f_ns < divided.stages[0].t_f_ns
+    with pytest.raises(OptPipeError, match="etp: expected 1 or tp, 2, got 4"):
+        estimate("qwen3-235b-a22b", "h100", 8, **split, etp=4)
+    with pytest.raises(OptPipeError, match="etp: ep 16 x etp 2 does not divide tp 2 x cp 1"):
+        estimate("qwen3-235b-a22b", "h100", 8, tp=2, ep=16, dp=8, etp=2)

@@ -46,7 +46,7 @@ def test_every_number_has_a_source(name: str) -> None:
     assert 0 < machine.usable_bytes < machine.memory_gib * 2**30
     assert machine.pcie is not None
     raw = {4: 31.5, 5: 63.0}[machine.pcie.generation] * machine.pcie.lanes / 16
-    if name == "gh200":  # copies go over NVLink-C2C
+    if name in ("gh200", "gb200"):  # copies go over NVLink-C2C
         raw = 450.0
     assert machine.pcie.d2h_gb_per_s < raw
     assert machine.peak("bf16") == machine.peak("fp16")

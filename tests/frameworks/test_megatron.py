@@ -179,6 +179,12 @@ def test_groups_run_or_are_refused(
     [  # experts in the place of tp, or divided by it as well
         ("qwen3-235b-a22b", 8, {"tp": 2, "ep": 8, "dp": 4}, {"expert_tensor_parallel_size": 1}),
         ("qwen3-235b-a22b", 8, {"tp": 2, "ep": 8, "dp": 8}, {"expert_tensor_parallel_size": None}),
+        (
+            "qwen3-235b-a22b",
+            8,
+            {"tp": 2, "ep": 8, "dp": 8, "etp": 1},
+            {"expert_tensor_parallel_size": 1},
+        ),
         ("llama3-8b", 2, {"dtype": "fp8"}, {"bf16": True, "fp8_recipe": "tensorwise"}),
         ("llama3-8b", 2, {"dtype": "fp16", "flash": False}, {"attention_backend": "unfused"}),
         ("llama3-8b", 4, {"cp": 2, "context": "heads"}, {"cp_comm_type": ["a2a"]}),

@@ -212,8 +212,9 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, Any]]
             option = "context-parallel-size" if key == "cp" else f"{name}-model-parallel-size"
             yield option, parallel[key]
     tp, cp, ep, dp = (parallel.get(key, 1) for key in ("tp", "cp", "ep", "dp"))
-    if ep > 1 and tp > 1 and (cp * dp) % ep:  # else the experts have tp ranks each as well
-        yield "expert-tensor-parallel-size", 1
+    shared = parallel.get("etp") or (1 if (cp * dp) % ep else tp)
+    if ep > 1 and shared != tp:  # its default is tp
+        yield "expert-tensor-parallel-size", shared
     if tp > 1 and work.get("sequence_parallel", True):
         yield "sequence-parallel", True
     if parallel.get("zero", 0) == 1:

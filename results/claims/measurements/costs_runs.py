@@ -22,14 +22,24 @@ def sentences(tables: Tables) -> Iterator[str]:
         return f"{percent(median(errors))} ({percent(max(errors))}, n = {len(errors)})"
 
     yield _held_out(rows)
-    mosaic = "MosaicML"
+    mosaic, moonlight = "MosaicML", "Megatron-Bridge's recomputed"
     yield (
         f"Of whole training runs: {told('h100-sxm', 'dense', 'Meta')} of Llama 3's on H100s,"
         f" {told('b200-sxm', 'dense', 'SimuMax')} of SimuMax's on B200s and"
         f" {told('b200-sxm', 'experts', 'SimuMax')} of those with experts,"
         f" {told('a100-80gb-megatron', 'dense', mosaic)} of MosaicML's on A100s and"
         f" {told('h100-sxm', 'dense', mosaic)} of theirs on H100s,"
-        f" {told('h100-sxm', 'experts', 'NVIDIA Megatron-Bridge')} of Megatron-Bridge's with experts in fp8"
+        f" {told('h100-sxm', 'experts', 'Megatron-LM')} of DeepSeek-V3's 14 layers and"
+        f" {told('h100-sxm', 'experts', moonlight)} of Moonlight's on H100s"
+    )
+    bridge = "NVIDIA Megatron-Bridge"
+    dense, experts = (
+        [told(machine, kind, bridge) for machine in ("h100-sxm", "b200-sxm", "gb200")]
+        for kind in ("dense", "experts")
+    )
+    yield (
+        f"Megatron-Bridge's in fp8 on H100s, B200s and GB200s: {dense[0]}, {dense[1]} and {dense[2]} of dense models,"
+        f" {experts[0]}, {experts[1]} and {experts[2]} of those with experts"
     )
 
 

@@ -43,6 +43,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         text = f"{SPLIT[name]}{more.get(name, '')} (1)"
         parser.add_argument(f"--{name}", type=int, default=1, metavar="N", help=text)
     parser.add_argument(
+        "--etp",
+        type=int,
+        metavar="N",
+        help="devices that share one expert, tp or 1 (tp if ep divides cp x dp, else 1)",
+    )
+    parser.add_argument(
         "--seq", type=int, default=4096, metavar="N", help="tokens per sequence (4096)"
     )
     parser.add_argument(
@@ -100,7 +106,18 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         arguments.devices,
         **{
             key: getattr(arguments, key)
-            for key in ["tp", "cp", "ep", "dp", "zero", "microbatch", "seq", "slices", "chunks"]
+            for key in [
+                "tp",
+                "cp",
+                "ep",
+                "dp",
+                "zero",
+                "etp",
+                "microbatch",
+                "seq",
+                "slices",
+                "chunks",
+            ]
         },
         slice_by=arguments.slice_by,
         placement=arguments.placement,
