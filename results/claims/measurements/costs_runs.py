@@ -29,7 +29,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" {told('b200-sxm', 'experts', 'SimuMax')} of those with experts,"
         f" {told('a100-80gb-megatron', 'dense', mosaic)} of MosaicML's on A100s and"
         f" {told('h100-sxm', 'dense', mosaic)} of theirs on H100s,"
-        f" {told('h100-sxm', 'experts', 'Megatron-LM')} of DeepSeek-V3's 14 layers and"
+        f" {told('h100-sxm', 'experts', 'Megatron-LM')} of a shorter DeepSeek-V3's and"
         f" {told('h100-sxm', 'experts', moonlight)} of Moonlight's on H100s"
     )
     bridge = "NVIDIA Megatron-Bridge"
