@@ -130,9 +130,7 @@ def estimate(
     lengths = plan.lengths(slice_by)
     counts = plan.counts(layout.pipeline * chunks, layers)
     if levels and recompute != "none":
-        raise OptPipeError(
-            f"levels: say what may be recomputed, recompute={recompute} that everything is; give one"
-        )
+        raise OptPipeError(f"levels: give them or recompute={recompute}, not both")
     costs, section = offloading(plan.stages(counts, chunks, levels), machine, layout, offload)
     if slices > 1:
         costs = plan.sliced_stages(lengths, counts, chunks, levels, offload)

@@ -55,5 +55,5 @@ def test_levels_are_a_chain(model: str, flash: bool) -> None:
 
 
 def test_levels_and_recompute_exclude_one_another() -> None:
-    with pytest.raises(OptPipeError, match="levels: say what may be recomputed, recompute=full"):
+    with pytest.raises(OptPipeError, match="levels: give them or recompute=full, not both"):
         estimate("llama2-7b", "h100-sxm", 4, levels=True, recompute="full")
