@@ -122,7 +122,7 @@ def solve_shapes(
 
 def _simpler_first(common: Shapes, options: SolveOptions) -> bool:
     """Whether to solve the problem without copies first: on shared links the search over all
-    treatments only approximates copies (`treated.stand_ins`) and may end worse than a search
+    treatments only approximates copies (`anneal.stand_ins`) and may end worse than a search
     without them."""
     return SIMPLER_SHARE * options.time_limit >= LEAST_S and any(
         each.may_recompute and shares_links(each) for each in common.problems

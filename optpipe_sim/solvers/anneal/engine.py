@@ -4,6 +4,7 @@ recomputed, `treated.engine` runs instead."""
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from ...schedule import Schedule
 from ..greedy.search import greedy_search
@@ -14,6 +15,7 @@ from ..reports import Others, Report, no_report
 from ..starts import offload_everything
 from .patterns import STEPS, pattern_start
 from .search import search, shares_links
+from .stand_ins import moved_to, shared_out
 
 # Least and largest share of the job's time for the greedy searches: waves (devices with several
 # chunks), then AdaOffload. Within these, each runs for twice its time to the last improvement.
@@ -21,6 +23,9 @@ WAVES, GREEDY = (0.1, 0.4), (0.2, 0.3)
 AFTER_WAVES = (0.1, 0.2)
 RUNS = 1000  # runs of each, if evaluations are limited instead of time
 KEPT = 2  # schedules kept of each, if both run
+STAND_IN = (
+    0.4  # share of the time for the same problem with links of their own, if links are shared
+)
 PATTERNS = (0.4, 0.4)  # the same for the search of a start pattern on shared links
 
 
@@ -33,7 +38,10 @@ def run(
     others: Others = no_report,
 ) -> None:
     """Search over waves and over the parameters of AdaOffload, then anneal from the best of these,
-    from the incumbent and from simple offloading patterns."""
+    from the incumbent and from simple offloading patterns. If links are shared, this is first done with links
+    of their own."""
+    if shares_links(problem):
+        start, options = _stand_in(problem, report, start, options, bound_ns)
     evaluations, seed = options.evaluations, options.seed
     clock = _Clock(options.time_limit if evaluations is None else float("inf"))
     runs = 10**6 if evaluations is None else RUNS
@@ -74,6 +82,34 @@ def run(
     if problem.host_limit is not None:
         # if that ended the search, AdaOffload gets the remaining time
         greedy_search(problem, lambda: clock.left <= 0, runs=runs, seed=seed + 1, found=found)
+
+
+def _stand_in(
+    problem: Problem,
+    report: Report,
+    start: Schedule | None,
+    options: SolveOptions,
+    bound_ns: int,
+) -> tuple[Schedule | None, SolveOptions]:
+    """Search with links of their own, each as fast as a fair share of the shared one: that evaluates many
+    times as many schedules. Returns the best schedule of the problem itself, which may still be
+    `start`, and the options for what is left of the time."""
+    best, cost_ns = start, 2**62 if start is None else problem.replay(start).cost_ns
+
+    def take(kind: str, schedule: Schedule) -> None:
+        nonlocal best, cost_ns
+        trace = problem.keeps(moved_to(problem, [schedule])[0]) if kind == "incumbent" else None
+        if trace is not None and trace.cost_ns < cost_ns:
+            best, cost_ns = trace.schedule, trace.cost_ns
+            report("incumbent", best)
+
+    began, evaluations = time.monotonic(), options.evaluations
+    some = None if evaluations is None else max(1, int(STAND_IN * evaluations))
+    own = replace(options, time_limit=STAND_IN * options.time_limit, evaluations=some)
+    run(replace(problem, profile=shared_out(problem.profile)), take, None, own, bound_ns)
+    seconds = max(0.01, options.time_limit - (time.monotonic() - began))
+    rest = None if evaluations is None or some is None else max(1, evaluations - some)
+    return best, replace(options, time_limit=seconds, evaluations=rest)
 
 
 class _Clock:

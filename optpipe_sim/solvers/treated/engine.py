@@ -15,6 +15,7 @@ from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ..anneal.search import search as plain_search
 from ..anneal.search import shares_links
+from ..anneal.stand_ins import moved_to, others_for, stand_ins
 from ..greedy.search import greedy_search
 from ..greedy.waves import wave_search
 from ..options import SolveOptions
@@ -25,7 +26,6 @@ from ..variants import levels_of
 from .games import Game, games, realise
 from .search import search
 from .sliced import few_in_flight, one_at_a_time, sliced_schedules
-from .stand_ins import moved_to, others_for, stand_ins
 
 GREEDY, PLAIN = 0.12, 0.18  # shares of the time: greedy runs, then annealing with fixed levels
 MOST = 4  # number of plain problems that are annealed

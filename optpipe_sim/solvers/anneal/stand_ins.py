@@ -1,7 +1,7 @@
-"""Shared host links in the search over treatments: problems that stand for one whose devices share links.
+"""Shared host links: problems that stand for one whose devices share links.
 
-The compiled evaluation of order and treatments handles one device at a time, and so only models
-links that belong to one device. A program contains no times, though: a program found for a problem
+The fast compiled evaluations, of what a move affects, handle one device at a time, and so only
+model links that belong to one device. A program contains no times, though: a program found for a problem
 with other links is also one of the real problem, and its replay there decides its cost.
 """
 

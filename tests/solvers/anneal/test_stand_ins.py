@@ -1,14 +1,16 @@
-"""Shared host links in the search over treatments: what stands for them, and what comes of it."""
+"""Shared host links in the searches: what stands for them, and what comes of it."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import pytest
 from recompute_cases import profile as uniform
 
 from optpipe_sim import check, solve
 from optpipe_sim.ops import O
+from optpipe_sim.solvers.anneal.stand_ins import moved_to, shared_out, stand_ins
 from optpipe_sim.solvers.problem import make_problem
-from optpipe_sim.solvers.treated.stand_ins import moved_to, shared_out, stand_ins
 
 PAIRS = {"host_link_groups": [[0, 1], [2, 3]]}
 
@@ -51,3 +53,13 @@ def test_activations_are_treated_one_by_one_where_links_are_shared() -> None:
     assert (found.schedule.table[:, 0] == O).any()
     assert any("." in key for key in found.schedule.recompute)  # of single microbatches
     assert found.objective_ns < 302
+
+
+def test_offloading_alone_is_first_searched_with_links_of_their_own() -> None:
+    # with shared links only, as many evaluations give 627
+    pairs = {"host_link_groups": [[at, at + 1] for at in range(0, 8, 2)]}
+    profile = uniform(8, offload={"t_offload_ns": 16, "t_reload_ns": 16, **pairs})
+    options: dict[str, Any] = {"treatments": ["keep", "offload"], "engine": "search"}
+    found = solve(profile, 16, 400, evaluations=2000, seed=1, **options)
+    assert check(found.schedule, profile, 400) == []
+    assert found.objective_ns < 622
