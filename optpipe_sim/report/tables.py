@@ -172,7 +172,7 @@ def legend(*traces: Trace) -> str:
         if kind in there
     ]
     if shape.chunks > 1:
-        entries.append((_plain(shade(OpKind.F, 1, shape.chunks)), "lighter: later chunks"))
+        entries.append((_plain(shade(OpKind.F, 1, shape.chunks)), "F of later chunks"))
     entries += [
         (
             f"{_HATCH[CAUSE_PATTERNS[cause]]}{_plain(CAUSE_COLOURS[cause] + '55')}",
