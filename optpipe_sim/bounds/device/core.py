@@ -45,6 +45,7 @@ from .best_first import (
     settle,
 )
 from .heap import hashed_row
+from .layers import Layers, ages_apart, apart, earliest, earliest_ages, layered
 
 # per stage, counted as they start: F's, backwards, weight gradients (or BW's), on the host, reloaded,
 # and waiting where F left them
@@ -60,6 +61,7 @@ ONE = 1 << 20  # prices are in 1/ONE
 # O of the newest that has ended, of the F that runs
 M_F, M_B, M_BW, M_B_BACK, M_BW_BACK, M_W, M_R, M_O, M_O_NOW = range(9)
 MOVES = 9
+LAYERS = 9  # per stage and microbatch, see `_layer_of`
 
 
 class Case(NamedTuple):
@@ -292,4 +294,42 @@ def search(case: Case, room: Room) -> tuple[int, int, int]:
     return best_first(  # type: ignore[no-any-return]
         case, room, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
         _same_counts, _no_worse,
+    )  # fmt: skip
+
+
+@step
+def _layer_of(node, case):
+    """Return a number that the counts determine and every move increases."""
+    layer = np.int64(0)
+    for s in range(case.costs.shape[0]):
+        at = FIELDS + s * WIDE
+        layer += 3 * (node[at + NF] + node[at + NB] + node[at + NW])
+        layer += node[at + HOST] + 2 * node[at + BACK]
+    return layer
+
+
+@step
+def _distance(one, other, case):
+    far, stages = apart(one, other), case.costs.shape[0]
+    for s in range(stages):
+        stay, ages = FIELDS + s * WIDE + STAY, _ages(stages, case.keep, s)
+        far += ages_apart(one, other, stay, ages, case.keep)
+    return far
+
+
+@step
+def _merge(one, into, case):
+    earliest(one, into)
+    stages = case.costs.shape[0]
+    for s in range(stages):
+        stay, ages = FIELDS + s * WIDE + STAY, _ages(stages, case.keep, s)
+        earliest_ages(one, into, stay, ages, case.keep)
+
+
+@entry
+def search_layers(case: Case, layers: Layers, width: int) -> tuple[int, int, bool]:
+    """Search one device in layers; see `layers.layered`."""
+    return layered(  # type: ignore[no-any-return]
+        case, layers, width, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
+        _same_counts, _no_worse, _layer_of, _distance, _merge,
     )  # fmt: skip

@@ -23,19 +23,25 @@ import numpy as np
 
 from ...op_table import inside, make_table
 from ...ops import BW, B, F, O, R, W
-from .best_first import FIELDS, FULL, NEVER, NONE, make_room
-from .levels_core import COLUMNS, COUNTS, MOVES, PLACES, Case, search_levels
+from .best_first import FIELDS, NONE
+from .layers import Compiled
+from .levels_core import (
+    COLUMNS,
+    COUNTS,
+    LAYERS,
+    MOVES,
+    PLACES,
+    Case,
+    search_levels,
+    search_levels_in_layers,
+)
 from .problem import OneDevice
 
 KEEP = 6  # ends of F's distinguished per stage and level
 
 
-def device_bound_with_levels(
-    problem: OneDevice, nodes: int = 100_000, goal_ns: int = NEVER
-) -> tuple[int, bool]:
-    """Return a lower bound on the cost of every schedule, from one of its devices; see `search.device_bound`."""
-    if not problem.possible:
-        return 0, True
+def compiled_with_levels(problem: OneDevice, goal_ns: int) -> Compiled:
+    """Return the problem of a device whose activations may be recomputed, for the compiled searches."""
     stages, m = len(problem.stages), problem.microbatches
     levels = 1 + max(len(cost.recompute) for cost in problem.costs)
     keep = min(m, KEEP)
@@ -57,9 +63,9 @@ def device_bound_with_levels(
         problem.follows,
         np.array(drains, np.int64),
     )
-    width = FIELDS + stages * (COUNTS + levels * (PLACES + keep))
-    bound, _, end = search_levels(case, make_room(nodes, width, stages * levels * MOVES))
-    return int(bound), end != FULL
+    columns = FIELDS + stages * (COUNTS + levels * (PLACES + keep))
+    moves, layers = stages * levels * MOVES, LAYERS * stages * m
+    return Compiled(case, columns, moves, layers, search_levels, search_levels_in_layers)
 
 
 def _costs(problem: OneDevice, levels: int) -> np.ndarray:

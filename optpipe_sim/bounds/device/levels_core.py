@@ -47,6 +47,7 @@ from .best_first import (
     settle,
 )
 from .heap import hashed_row, mixed
+from .layers import Layers, ages_apart, apart, earliest, earliest_ages, layered
 
 # per stage, counted as they start: F's, backwards, weight gradients (or BW's)
 NF, NB, NW = range(3)
@@ -61,6 +62,7 @@ COLUMNS = 18
 # stayed, of a reloaded one; R; O of the newest that has ended, of the F that runs; W (level 0 only)
 M_F, M_B, M_BW, M_B_BACK, M_BW_BACK, M_C, M_C_BACK, M_R, M_O, M_O_NOW, M_W = range(11)
 MOVES = 11
+LAYERS = 12  # per stage and microbatch, see `_layer_of`
 
 
 class Case(NamedTuple):
@@ -343,4 +345,45 @@ def search_levels(case: Case, room: Room) -> tuple[int, int, int]:
     return best_first(  # type: ignore[no-any-return]
         case, room, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
         _same_counts, _no_worse,
+    )  # fmt: skip
+
+
+@step
+def _layer_of(node, case):
+    """Return a number that the counts determine and every move increases."""
+    layer = np.int64(0)
+    for s in range(case.stages):
+        for k in range(COUNTS):
+            layer += 4 * node[FIELDS + s * COUNTS + k]
+    for code in range(case.stages * case.levels):
+        here = _place_of(case, code)
+        layer += node[here + HOST] + 2 * node[here + BACK]
+        if code % case.levels == 0:  # a C brings activations here
+            layer += node[here + STAY] + node[here + HOST] + node[here + BACK]
+    return layer
+
+
+@step
+def _distance(one, other, case):
+    far = apart(one, other)
+    for code in range(case.stages * case.levels):
+        here = _place_of(case, code)
+        far += ages_apart(one, other, here + STAY, here + PLACES, case.keep)
+    return far
+
+
+@step
+def _merge(one, into, case):
+    earliest(one, into)
+    for code in range(case.stages * case.levels):
+        here = _place_of(case, code)
+        earliest_ages(one, into, here + STAY, here + PLACES, case.keep)
+
+
+@entry
+def search_levels_in_layers(case: Case, layers: Layers, width: int) -> tuple[int, int, bool]:
+    """Search one device in layers; see `layers.layered`."""
+    return layered(  # type: ignore[no-any-return]
+        case, layers, width, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
+        _same_counts, _no_worse, _layer_of, _distance, _merge,
     )  # fmt: skip

@@ -25,8 +25,9 @@ from __future__ import annotations
 import numpy as np
 
 from .best_first import FIELDS, FULL, NEVER, NONE, make_room
-from .core import MOVES, WIDE, Case, search
-from .levels import device_bound_with_levels
+from .core import LAYERS, MOVES, WIDE, Case, search, search_layers
+from .layers import Compiled, make_layers
+from .levels import compiled_with_levels
 from .problem import OneDevice
 
 KEEP = 6  # ends of F's distinguished per stage; more stay on the device only where memory is ample
@@ -48,11 +49,39 @@ def device_bound(
     Returns:
         (bound in ns, whether more nodes cannot improve it).
     """
-    if any(cost.recompute for cost in problem.costs):
-        return device_bound_with_levels(problem, nodes, goal_ns)
-    stages, m = len(problem.stages), problem.microbatches
     if not problem.possible:
         return 0, True
+    one = _compiled(problem, prices, goal_ns)
+    bound, _, end = one.best_first(one.case, make_room(nodes, one.columns, one.moves))
+    return int(bound), end != FULL
+
+
+def layered_bound(
+    problem: OneDevice,
+    prices: np.ndarray | None = None,
+    width: int = 8,
+    goal_ns: int = NEVER,
+    nodes: int = 300_000,
+) -> tuple[int, bool]:
+    """Return a lower bound on the cost of every schedule, from one of its devices, like `device_bound`, by the
+    search of `layers`.
+
+    Args:
+        width: the most nodes with the same counts.
+        nodes: room for those of a few layers at a time; a search for which it is too small proves little.
+    """
+    if not problem.possible:
+        return 0, True
+    one = _compiled(problem, prices, goal_ns)
+    room = make_layers(nodes, one.columns, one.moves, one.layers)
+    bound, _, exact = one.layered(one.case, room, width)
+    return int(bound), exact or bound == goal_ns
+
+
+def _compiled(problem: OneDevice, prices: np.ndarray | None, goal_ns: int) -> Compiled:
+    if any(cost.recompute for cost in problem.costs):
+        return compiled_with_levels(problem, goal_ns)
+    stages, m = len(problem.stages), problem.microbatches
     most = [m if not c.act_bytes else problem.capacity // c.act_bytes for c in problem.costs]
     keep = min(m, KEEP, max(most))
     costs = np.array(
@@ -88,6 +117,5 @@ def device_bound(
         problem.follows,
         np.zeros((0, stages, 10), np.int64) if prices is None else prices,
     )
-    width = FIELDS + stages * (WIDE + keep)
-    bound, _, end = search(case, make_room(nodes, width, stages * MOVES))
-    return int(bound), end != FULL
+    columns, moves = FIELDS + stages * (WIDE + keep), stages * MOVES
+    return Compiled(case, columns, moves, LAYERS * stages * m, search, search_layers)

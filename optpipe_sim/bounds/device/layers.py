@@ -1,0 +1,220 @@
+"""The compiled layered search over the schedules of one device: as `best_first`, with few nodes per set of counts.
+
+All nodes with the same counts of started ops are in one *layer*, which every move leaves for a later one. So the
+layers can be taken in turn. When more than ``width`` nodes with the same counts are left that do not dominate each
+other, two of them are merged into one that dominates both: each time the earlier of the two. Such a node need not belong to
+any schedule, but whatever can follow one of the two can follow it no later, so that the least cost that is found bounds all
+schedules. The more nodes are allowed, the fewer are merged.
+
+All times ns, all memory bytes, int64; nothing here allocates.
+"""
+
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...compiled import loop, step
+from .best_first import COST, GC, GO, KC, LEVEL, NEVER, NONE, SO, SR, TC, TO, TR, T
+from .heap import copy
+
+
+class Compiled(NamedTuple):
+    """The problem of a device as compiled searches take it."""
+
+    case: Any
+    columns: int  # of a node
+    moves: int
+    layers: int
+    best_first: Callable[..., tuple[int, int, int]]
+    layered: Callable[..., tuple[int, int, bool]]
+
+
+class Layers(NamedTuple):
+    """The working arrays; the last row is for the node under construction."""
+
+    nodes: np.ndarray
+    keys: np.ndarray  # a lower bound on the cost of the schedules from a node
+    dead: np.ndarray  # dominated by another node, or merged with it
+    following: np.ndarray  # the next node with the same hash
+    first: np.ndarray  # heads of these lists, NONE throughout; its size is a power of two
+    after: np.ndarray  # the next node of the same layer, or the next free one
+    layer: np.ndarray  # heads of the layers, NONE throughout
+    starts: np.ndarray  # per move, when it can start
+
+
+def make_layers(nodes: int, width: int, moves: int, layers: int) -> Layers:
+    """Make the arrays for a number of nodes, each a row of `width`."""
+    after = np.arange(1, nodes + 2, dtype=np.int64)
+    after[nodes - 1] = NONE
+    return Layers(
+        np.empty((nodes + 1, width), np.int64),
+        np.empty(nodes + 1, np.int64),
+        np.zeros(nodes + 1, np.bool_),
+        np.full(nodes + 1, NONE, np.int64),
+        np.full(1 << max(8, nodes.bit_length()), NONE, np.int64),
+        after,
+        np.full(layers + 1, NONE, np.int64),
+        np.empty(moves, np.int64),
+    )
+
+
+@step
+def earliest(one, into):
+    """Change `into` so that no engine is busy for longer than in one of two nodes with the same counts, nor memory
+    released later; an engine that runs different ops in the two runs a nameless one."""
+    base = into[LEVEL] - into[GC] - into[GO]
+    for k in (T, TC, TO, TR, COST, GC, GO):
+        into[k] = min(one[k], into[k])
+    for k in (KC, SO, SR):
+        if one[k] != into[k]:
+            into[k] = NONE
+    into[LEVEL] = base + into[GC] + into[GO]
+
+
+@step
+def apart(one, other):
+    """Return how much the engines of two nodes differ."""
+    total = np.int64(0)
+    for k in (T, TC, TO, TR, COST):
+        total += abs(one[k] - other[k])
+    return total
+
+
+@step
+def earliest_ages(one, into, stay, ages, keep):
+    """Change the ends of the F's of `into` to the earlier of those of two nodes with the same counts."""
+    for k in range(min(one[stay], keep)):
+        into[ages + k] = min(one[ages + k], into[ages + k])
+
+
+@step
+def ages_apart(one, other, stay, ages, keep):
+    """Return how much the ends of the F's of two nodes with the same counts differ."""
+    total = np.int64(0)
+    for k in range(min(one[stay], keep)):
+        total += abs(one[ages + k] - other[ages + k])
+    return total
+
+
+@step
+def _unlink(layers, node, hashed):
+    """Remove a node from the list of its hash."""
+    at, before = layers.first[hashed], np.int64(NONE)
+    while at != node:
+        at, before = layers.following[at], at
+    if before < 0:
+        layers.first[hashed] = layers.following[node]
+    else:
+        layers.following[before] = layers.following[node]
+
+
+@loop
+def layered(
+    case,
+    layers,
+    width,
+    is_whole,
+    find_starts,
+    is_needless,
+    move,
+    estimate,
+    hash_counts,
+    same_counts,
+    no_worse,
+    layer_of,
+    distance,
+    merge,
+):
+    """Search layer by layer.
+
+    Args:
+        case: as in `best_first`. `width`: the most nodes with the same counts.
+        layer_of: (node, case) -> the number of its layer, which its counts determine and every move increases.
+        distance: (one, other, case) -> how much a merged node would lose, roughly.
+        merge: (one, into, case) -> makes `into` no worse than both.
+
+    Returns:
+        (bound, nodes made, whether nothing was merged or left out).
+    """
+    nodes, keys, dead, starts = layers.nodes, layers.keys, layers.dead, layers.starts
+    last, goal, size = len(keys) - 1, case.goal, len(layers.first)
+    child = nodes[last]
+    free, best, made, exact, full = layers.after[0], np.int64(goal), 1, True, False
+    for k in range(nodes.shape[1]):
+        nodes[0, k] = 0
+    for k in (T, TC, TO, TR):
+        nodes[0, k] = case.releases[0, 0]
+    for k in (KC, SO, SR):
+        nodes[0, k] = NONE
+    keys[0], dead[0] = case.releases[0, 0], False
+    hashed = hash_counts(nodes[0], case, size)
+    layers.following[0], layers.first[hashed] = NONE, 0
+    layers.after[0], layers.layer[layer_of(nodes[0], case)] = NONE, 0
+    for here in range(len(layers.layer)):
+        node = layers.layer[here]
+        while node >= 0:
+            then = layers.after[node]
+            if dead[node]:
+                layers.after[node], free = free, node
+                node = then
+                continue
+            _unlink(layers, node, hash_counts(nodes[node], case, size))
+            if is_whole(nodes[node], case) or full:
+                best = min(best, keys[node])
+                node = then
+                continue
+            cut = find_starts(nodes[node], starts, case)
+            for option in range(len(starts)):
+                when = starts[option]
+                if when < 0 or is_needless(option, starts, cut, case):
+                    continue
+                copy(nodes[node], child)
+                move(child, option, when, case)
+                key = max(keys[node], estimate(child, case))
+                if key >= best:
+                    continue
+                # the nodes with the same counts: one may dominate the child, or be dominated; the nearest
+                hashed = hash_counts(child, case, size)
+                at, count, nearest, least = layers.first[hashed], 0, np.int64(NONE), np.int64(NEVER)
+                needless = False
+                while at >= 0:
+                    coming = layers.following[at]
+                    if same_counts(nodes[at], child, case):
+                        if no_worse(nodes[at], child, case):
+                            needless = True
+                            break
+                        if no_worse(child, nodes[at], case):
+                            dead[at] = True
+                            _unlink(layers, at, hashed)
+                        else:
+                            count += 1
+                            far = distance(nodes[at], child, case)
+                            if far < least:
+                                nearest, least = at, far
+                    at = coming
+                if needless:
+                    continue
+                if count >= width:
+                    merge(child, nodes[nearest], case)
+                    keys[nearest] = min(keys[nearest], key)
+                    exact = False
+                    continue
+                if free < 0:
+                    full, exact = True, False
+                    best = min(best, key, keys[node])
+                    continue
+                at, free = free, layers.after[free]
+                made += 1
+                copy(child, nodes[at])
+                keys[at], dead[at] = key, False
+                layers.following[at], layers.first[hashed] = layers.first[hashed], at
+                there = layer_of(child, case)
+                layers.after[at], layers.layer[there] = layers.layer[there], at
+            layers.after[node], free = free, node
+            node = then
+    return best, made, exact
