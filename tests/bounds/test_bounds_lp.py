@@ -22,7 +22,7 @@ from optpipe_sim.bounds.configurations import configurations
 from optpipe_sim.bounds.device.best_first import NEVER
 from optpipe_sim.bounds.device.prices import prices
 from optpipe_sim.bounds.device.problem import one_device
-from optpipe_sim.bounds.device.search import device_bound
+from optpipe_sim.bounds.device.search import device_bound, layered_bound
 from optpipe_sim.bounds.linear import Linear
 from optpipe_sim.bounds.lp import early_order, orders, usual_order
 from optpipe_sim.profile import Offload
@@ -43,6 +43,7 @@ def bounds(profile: CostProfile, microbatches: int, objective: str, nodes: int) 
     for d, problem in enumerate(devices_of(profile, microbatches, objective)):
         found[f"device {d}"] = device_bound(problem, nodes=nodes)[0]
         found[f"device {d} with prices"] = device_bound(problem, prices(problem), nodes)[0]
+        found[f"device {d} in layers"] = layered_bound(problem, None, 1, most=2000)[0]
     return found
 
 

@@ -250,8 +250,10 @@ def _normalise(node, case):
     stages, keep = case.costs.shape[0], case.keep
     forget_past(node)
     for s in range(stages):
-        stay, ages = FIELDS + s * WIDE + STAY, _ages(stages, keep, s)
-        forget_ages(node, stay, ages, keep, node[T] - case.costs[s, DELAY])
+        at, ages = FIELDS + s * WIDE, _ages(stages, keep, s)
+        # no backward of the stage starts earlier than this
+        soonest = max(node[TC], case.backs[s, min(node[at + NB], case.microbatches - 1)])
+        forget_ages(node, at + STAY, ages, keep, soonest - case.costs[s, DELAY])
 
 
 @step
@@ -327,9 +329,9 @@ def _merge(one, into, case):
 
 
 @entry
-def search_layers(case: Case, layers: Layers, width: int) -> tuple[int, int, bool]:
+def search_layers(case: Case, layers: Layers, width: int, most: int) -> tuple[int, int, bool]:
     """Search one device in layers; see `layers.layered`."""
     return layered(  # type: ignore[no-any-return]
-        case, layers, width, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
+        case, layers, width, most, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
         _same_counts, _no_worse, _layer_of, _distance, _merge,
     )  # fmt: skip

@@ -78,10 +78,14 @@ def earliest(one, into):
 
 @step
 def apart(one, other):
-    """Return how much the engines of two nodes differ."""
+    """Return how much the engines of two nodes differ: in time, and where they run different ops, which a merged
+    node takes to have released their memory."""
     total = np.int64(0)
-    for k in (T, TC, TO, TR, COST):
+    for k in (T, TC, TO, TR):
         total += abs(one[k] - other[k])
+    for k, until in ((KC, TC), (SO, TO), (SR, TR)):
+        if one[k] != other[k]:
+            total += max(one[until] - one[T], other[until] - other[T])
     return total
 
 
@@ -118,6 +122,7 @@ def layered(
     case,
     layers,
     width,
+    most,
     is_whole,
     find_starts,
     is_needless,
@@ -133,13 +138,14 @@ def layered(
     """Search layer by layer.
 
     Args:
-        case: as in `best_first`. `width`: the most nodes with the same counts.
+        case: as in `best_first`.
+        width: the most nodes with the same counts; `most`: after so many nodes in all the search stops.
         layer_of: (node, case) -> the number of its layer, which its counts determine and every move increases.
         distance: (one, other, case) -> how much a merged node would lose, roughly.
         merge: (one, into, case) -> makes `into` no worse than both.
 
     Returns:
-        (bound, nodes made, whether nothing was merged or left out).
+        (bound, nodes made, whether a greater width cannot improve it: nothing was merged, or it had to stop).
     """
     nodes, keys, dead, starts = layers.nodes, layers.keys, layers.dead, layers.starts
     last, goal, size = len(keys) - 1, case.goal, len(layers.first)
@@ -187,9 +193,11 @@ def layered(
                     if same_counts(nodes[at], child, case):
                         if no_worse(nodes[at], child, case):
                             needless = True
+                            keys[at] = min(keys[at], key)
                             break
                         if no_worse(child, nodes[at], case):
                             dead[at] = True
+                            key = min(keys[at], key)
                             _unlink(layers, at, hashed)
                         else:
                             count += 1
@@ -199,13 +207,13 @@ def layered(
                     at = coming
                 if needless:
                     continue
-                if count >= width:
+                if count >= width or (free < 0 and count > 0):
                     merge(child, nodes[nearest], case)
                     keys[nearest] = min(keys[nearest], key)
                     exact = False
                     continue
-                if free < 0:
-                    full, exact = True, False
+                if free < 0 or made >= most:
+                    full = True
                     best = min(best, key, keys[node])
                     continue
                 at, free = free, layers.after[free]
@@ -217,4 +225,4 @@ def layered(
                 layers.after[at], layers.layer[there] = layers.layer[there], at
             layers.after[node], free = free, node
             node = then
-    return best, made, exact
+    return best, made, exact or full

@@ -264,7 +264,11 @@ def _normalise(node, case):
     forget_past(node)
     for code in range(case.stages * case.levels):
         here = _place_of(case, code)
-        before = node[T] - case.costs[code, DELAY]
+        s = code // case.levels
+        backs = node[FIELDS + s * COUNTS + NB]
+        # no backward of the stage starts earlier than this
+        soonest = max(node[TC], case.backs[s, min(backs, case.microbatches - 1)])
+        before = soonest - case.costs[code, DELAY]
         forget_ages(node, here + STAY, here + PLACES, case.keep, before)
 
 
@@ -381,9 +385,11 @@ def _merge(one, into, case):
 
 
 @entry
-def search_levels_in_layers(case: Case, layers: Layers, width: int) -> tuple[int, int, bool]:
+def search_levels_in_layers(
+    case: Case, layers: Layers, width: int, most: int
+) -> tuple[int, int, bool]:
     """Search one device in layers; see `layers.layered`."""
     return layered(  # type: ignore[no-any-return]
-        case, layers, width, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
+        case, layers, width, most, _is_whole, _find_starts, _is_needless, _move, _estimate, _hash_counts,
         _same_counts, _no_worse, _layer_of, _distance, _merge,
     )  # fmt: skip

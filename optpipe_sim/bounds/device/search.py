@@ -30,6 +30,7 @@ from .layers import Compiled, make_layers
 from .levels import compiled_with_levels
 from .problem import OneDevice
 
+ROOM = 300_000  # nodes of a few layers; then more are merged
 KEEP = 6  # ends of F's distinguished per stage; more stay on the device only where memory is ample
 
 
@@ -59,23 +60,27 @@ def device_bound(
 def layered_bound(
     problem: OneDevice,
     prices: np.ndarray | None = None,
-    width: int = 8,
+    width: int = 16,
     goal_ns: int = NEVER,
-    nodes: int = 300_000,
+    most: int = 1 << 40,
 ) -> tuple[int, bool]:
-    """Return a lower bound on the cost of every schedule, from one of its devices, like `device_bound`, by the
-    search of `layers`.
+    """Return what `device_bound` does, by the search of `layers`.
 
     Args:
-        width: the most nodes with the same counts.
-        nodes: room for those of a few layers at a time; a search for which it is too small proves little.
+        width: the most nodes with the same counts; the more, the better the bound, and the longer it takes.
+        most: how many nodes it makes at most; one that is stopped by this proves little.
+
+    Returns:
+        (bound in ns, whether a greater width cannot improve it).
     """
     if not problem.possible:
         return 0, True
     one = _compiled(problem, prices, goal_ns)
-    room = make_layers(nodes, one.columns, one.moves, one.layers)
-    bound, _, exact = one.layered(one.case, room, width)
-    return int(bound), exact or bound == goal_ns
+    room = make_layers(min(most, ROOM), one.columns, one.moves, one.layers)
+    bound, _, final = one.layered(one.case, room, width, most)
+    if bound == NEVER:
+        return 0, True  # no order of ops goes through
+    return int(bound), bool(final) or bound == goal_ns
 
 
 def _compiled(problem: OneDevice, prices: np.ndarray | None, goal_ns: int) -> Compiled:

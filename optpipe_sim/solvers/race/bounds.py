@@ -1,16 +1,17 @@
-"""Expensive lower bounds for the race: configuration LPs, ever longer searches of single devices,
-and, when these are exhausted, window propagation between the devices."""
+"""Expensive lower bounds for the race: configuration LPs, searches of single devices, best first and then in
+layers of ever more nodes, and, when these are exhausted, window propagation between the devices."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ...bounds.device.best_first import NEVER
 from ...bounds.device.prices import prices
 from ...bounds.device.problem import OneDevice, one_device
-from ...bounds.device.search import device_bound
+from ...bounds.device.search import device_bound, layered_bound
 from ...bounds.lp import configuration_bounds
 from ...bounds.windows import Pipeline
 from ...schedule import Schedule
@@ -19,7 +20,10 @@ from ..problem import Problem
 from ..reports import Others, Report, no_report
 from .identity import identity
 
-ROOMS = (2_000, 30_000, 300_000, 1_000_000)  # nodes; a million take about 300 MB
+ROOMS = (2_000, 30_000)  # nodes of the searches best first
+WIDTHS = 4  # the first search in layers; each further one has so many times as many nodes as the one before
+WIDEST = 1 << 16
+SHARE = 0.5  # of the remaining time, for the next search in layers as far as the one before it tells, or all first ones
 MOST_WINDOWS = 100  # F's up to which windows proved more than single devices (measured)
 QUICKEST = 500_000  # nodes per second, as a first estimate
 
@@ -95,23 +99,21 @@ class _BoundSearch:
         if problem.limits is None or problem.shape.slices > 1:  # these know whole sequences only
             return 0
         profile, m, limits = problem.profile, problem.microbatches, problem.limits
-        left: list[tuple[int, OneDevice, Any]] = []
+        left: list[_Open] = []
         for device in range(profile.devices):
             one = one_device(profile, m, device, problem.objective, limits)
             if one.possible:
-                left.append((0, one, None))
+                left.append(_Open(one))
         for turn, room in enumerate(ROOMS):
-            left.sort(key=lambda entry: -entry[0])
+            left.sort(key=lambda entry: -entry.bound)
             again = []
-            for bound, one, price in left:
+            for entry in left:
                 if self._over:
                     return min(self.best, self.goal)
                 if turn == 1:
-                    price = prices(one)
-                bound, final = self._search(one, price, room)
-                self._raise(bound, "one device")
-                if not final:
-                    again.append((bound, one, price))
+                    entry.prices = prices(entry.device)
+                if not self._search(entry, room):
+                    again.append(entry)
             if turn == 0:
                 for bound in configuration_bounds(profile, m, problem.objective, limits):
                     self._raise(bound, "configuration LP")
@@ -121,6 +123,11 @@ class _BoundSearch:
             few = m * problem.shape.stages <= MOST_WINDOWS and problem.objective == "flush"
             if turn == 1 and few and not left:
                 self._narrow()
+        while left and not self._over:  # each device once, then the best one again and again
+            entry = max(left, key=lambda entry: (entry.width == 1, entry.bound))
+            first = sum(entry.width == 1 for entry in left)
+            if self._search_layers(entry, SHARE / max(1, first)):
+                left.remove(entry)
         return min(self.best, self.goal)
 
     def _narrow(self) -> None:
@@ -140,12 +147,43 @@ class _BoundSearch:
             else:
                 possible = goal
 
-    def _search(self, one: OneDevice, price: Any, room: int) -> tuple[int, bool]:
-        """Search a device with as many nodes as the remaining time allows; the search itself has no clock."""
+    def _search(self, entry: _Open, room: int) -> bool:
+        """Search a device with as many nodes as the remaining time allows; return whether more prove no more. The
+        search itself has no clock."""
         began = time.monotonic()
         nodes = max(1_000, min(room, int(self.rate * (self.until - began))))
-        bound, final = device_bound(one, price, nodes, self.goal)
+        bound, final = device_bound(entry.device, entry.prices, nodes, self.goal)
+        entry.bound = max(entry.bound, bound)
+        self._raise(bound, "one device")
         took = time.monotonic() - began
         if not final and nodes >= ROOMS[0] and took > 0:
             self.rate = nodes / took
-        return bound, final
+        return final
+
+    def _search_layers(self, entry: _Open, share: float) -> bool:
+        """Search a device with more nodes in its layers than before, within a share of the time; return whether there
+        is no more to be proven, or no time to do so."""
+        began = time.monotonic()
+        width = WIDTHS * entry.width
+        if entry.took:
+            width = min(width, int(entry.width * share * (self.until - began) / entry.took))
+        if width <= entry.width or width > WIDEST:
+            return True
+        most = max(1_000, int(self.rate * share * (self.until - began)))
+        bound, final = layered_bound(entry.device, entry.prices, width, self.goal, most)
+        entry.bound, entry.width = max(entry.bound, bound), width
+        self._raise(bound, "one device")
+        entry.took = time.monotonic() - began
+        return final
+
+
+@dataclass
+class _Open:
+    """A device whose searches may still prove more: the best that they have proven, their prices of ops, and how many
+    nodes of the same counts the last search in layers had, and what it took, in s."""
+
+    device: OneDevice
+    bound: int = 0
+    prices: Any = None
+    width: int = 1
+    took: float = 0.0
