@@ -21,6 +21,7 @@ from ..reports import Others, Report, no_report
 from .identity import identity
 
 ROOMS = (2_000, 30_000)  # nodes of the searches best first
+MORE_ROOMS = (300_000, 1_000_000)  # where layers have too many nodes; a million take about 300 MB
 WIDTHS = 4  # the first search in layers; each further one has so many times as many nodes as the one before
 WIDEST = 1 << 16
 SHARE = 0.5  # of the remaining time, for the next search in layers as far as the one before it tells, or all first ones
@@ -123,12 +124,24 @@ class _BoundSearch:
             few = m * problem.shape.stages <= MOST_WINDOWS and problem.objective == "flush"
             if turn == 1 and few and not left:
                 self._narrow()
-        while left and not self._over:  # each device once, then the best one again and again
+        self._deepen(left)
+        return min(self.best, self.goal)
+
+    def _deepen(self, left: list[_Open]) -> None:
+        """Search devices in layers: each once, then the best one again and again."""
+        stopped: list[_Open] = []
+        while left and not self._over:
             entry = max(left, key=lambda entry: (entry.width == 1, entry.bound))
             first = sum(entry.width == 1 for entry in left)
             if self._search_layers(entry, SHARE / max(1, first)):
                 left.remove(entry)
-        return min(self.best, self.goal)
+                stopped.append(entry)
+        for room in MORE_ROOMS:
+            for entry in sorted(stopped, key=lambda entry: -entry.bound):
+                if self._over:
+                    return
+                if self._search(entry, room):
+                    stopped.remove(entry)
 
     def _narrow(self) -> None:
         """Try goals ever further above the best bound, then in between, as long as windows exclude them."""

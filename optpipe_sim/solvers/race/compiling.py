@@ -10,6 +10,8 @@ from functools import cache
 from itertools import product
 from pathlib import Path
 
+from ...bounds.device.problem import one_device
+from ...bounds.device.search import layered_bound
 from ...compiled import njit
 from ...processes.workers import run_all
 from ...profile_io import load_profile
@@ -108,7 +110,10 @@ def _treated(_: bool, __: bool, ___: bool) -> None:
 
 
 def _bounds(chunks: bool, linked: bool, levels: bool) -> None:
-    best_bound(_tiny(chunks, linked, levels), 1.0)
+    problem = _tiny(chunks, linked, levels)
+    best_bound(problem, 1.0)
+    assert problem.limits is not None
+    layered_bound(one_device(problem.profile, 3, 0, "flush", problem.limits), width=1)
 
 
 def _replay(chunks: bool, linked: bool, levels: bool) -> None:
