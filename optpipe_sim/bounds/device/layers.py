@@ -117,6 +117,48 @@ def _unlink(layers, node, hashed):
         layers.following[before] = layers.following[node]
 
 
+@step
+def _begin(layers, case):
+    """Make the first node: nothing has started."""
+    nodes = layers.nodes
+    for k in range(nodes.shape[1]):
+        nodes[0, k] = 0
+    for k in (T, TC, TO, TR):
+        nodes[0, k] = case.releases[0, 0]
+    for k in (KC, SO, SR):
+        nodes[0, k] = NONE
+    layers.keys[0], layers.dead[0] = case.releases[0, 0], False
+
+
+@loop
+def _compare(child, key, hashed, layers, case, same_counts, no_worse, distance):
+    """Compare a node with those of the same counts; remove those that it dominates.
+
+    Returns:
+        (its key, or NEVER if another node dominates it; how many nodes are left; the nearest of them).
+    """
+    keys = layers.keys
+    at, count = layers.first[hashed], 0
+    nearest, least = np.int64(NONE), np.int64(NEVER)
+    while at >= 0:
+        coming, other = layers.following[at], layers.nodes[at]
+        if same_counts(other, child, case):
+            if no_worse(other, child, case):
+                keys[at] = min(keys[at], key)
+                return np.int64(NEVER), count, nearest
+            if no_worse(child, other, case):
+                layers.dead[at] = True
+                key = min(keys[at], key)
+                _unlink(layers, at, hashed)
+            else:
+                count += 1
+                far = distance(other, child, case)
+                if far < least:
+                    nearest, least = at, far
+        at = coming
+    return key, count, nearest
+
+
 @loop
 def layered(
     case,
@@ -151,13 +193,7 @@ def layered(
     last, goal, size = len(keys) - 1, case.goal, len(layers.first)
     child = nodes[last]
     free, best, made, exact, full = layers.after[0], np.int64(goal), 1, True, False
-    for k in range(nodes.shape[1]):
-        nodes[0, k] = 0
-    for k in (T, TC, TO, TR):
-        nodes[0, k] = case.releases[0, 0]
-    for k in (KC, SO, SR):
-        nodes[0, k] = NONE
-    keys[0], dead[0] = case.releases[0, 0], False
+    _begin(layers, case)
     hashed = hash_counts(nodes[0], case, size)
     layers.following[0], layers.first[hashed] = NONE, 0
     layers.after[0], layers.layer[layer_of(nodes[0], case)] = NONE, 0
@@ -184,28 +220,12 @@ def layered(
                 key = max(keys[node], estimate(child, case))
                 if key >= best:
                     continue
-                # the nodes with the same counts: one may dominate the child, or be dominated; the nearest
+                # 3. it is dropped if another node dominates it, or merged with the nearest
                 hashed = hash_counts(child, case, size)
-                at, count, nearest, least = layers.first[hashed], 0, np.int64(NONE), np.int64(NEVER)
-                needless = False
-                while at >= 0:
-                    coming = layers.following[at]
-                    if same_counts(nodes[at], child, case):
-                        if no_worse(nodes[at], child, case):
-                            needless = True
-                            keys[at] = min(keys[at], key)
-                            break
-                        if no_worse(child, nodes[at], case):
-                            dead[at] = True
-                            key = min(keys[at], key)
-                            _unlink(layers, at, hashed)
-                        else:
-                            count += 1
-                            far = distance(nodes[at], child, case)
-                            if far < least:
-                                nearest, least = at, far
-                    at = coming
-                if needless:
+                key, count, nearest = _compare(
+                    child, key, hashed, layers, case, same_counts, no_worse, distance
+                )
+                if key == NEVER:
                     continue
                 if count >= width or (free < 0 and count > 0):
                     merge(child, nodes[nearest], case)
