@@ -205,6 +205,7 @@ def layered(
                 layers.after[node], free = free, node
                 node = then
                 continue
+            # 1. no further node has its counts
             _unlink(layers, node, hash_counts(nodes[node], case, size))
             if is_whole(nodes[node], case) or full:
                 best = min(best, keys[node])
@@ -215,6 +216,7 @@ def layered(
                 when = starts[option]
                 if when < 0 or is_needless(option, starts, cut, case):
                     continue
+                # 2. each move that no other one replaces makes a child
                 copy(nodes[node], child)
                 move(child, option, when, case)
                 key = max(keys[node], estimate(child, case))
