@@ -212,7 +212,8 @@ class StageWorker:
         self._flights[stage, unit] = flight
         if stage == self.stages - 1:
             flight.edges = [_edge(y)]
-            self._losses[unit] = y.detach()
+            # a copy: torch's mse_loss and others like it return a number in memory for all of their input
+            self._losses[unit] = y.detach().clone()
             return None
         after = self._boundary(stage, unit)
         made = after.check(y, f"F{name} on {self.where}: the stage")

@@ -369,3 +369,13 @@ def test_a_later_microbatch_of_another_shape():
         step(inputs, targets)
     with pytest.raises(OptPipeError, match="inputs: 3 given, the schedule has 2 microbatches"):
         step(*own.batch(3))
+
+
+def test_a_loss_keeps_no_more_than_a_number():
+    """The result of mse_loss lies in memory for all of its input."""
+    modules, batch = [nn.Linear(64, 64) for _ in range(2)], torch.randn(6, 32, 64)
+    schedule = build("1f1b", CostProfile("any", 2, (StageCost(9, 9, 9, 1000, 500),) * 2), 6)
+    step = PipelineStep(modules, schedule, nn.functional.mse_loss)
+    step(batch, batch, measure=True)
+    tensor = batch[0].nbytes
+    assert 2 * tensor < step.peaks[1] <= 3 * tensor + 6 * 4
