@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...errors import OptPipeError
@@ -41,6 +41,7 @@ def advise(
     schedules: Sequence[str] | None = None,
     calibration: Calibration | None = None,
     on_progress: OnProgress | None = None,
+    on_wait: Callable[[], None] = lambda: None,
     pp: Several | None = None,
     tp: Several | None = None,
     cp: Several | None = None,
@@ -71,7 +72,8 @@ def advise(
         treatments: the allowed treatments of activations, out of ``keep, offload, recompute``; None: all.
             `per_stage`: all activations of a stage get the same treatment.
         calibration: what `calibrate` returned; its rates are used, and its errors reported.
-        on_progress: called with what is going on, how much of it is done, and of how much.
+        on_progress: called with what is going on, how much of it is done, and of how much. `on_wait`: called
+            before the engines are compiled, once on a machine, which takes longer than `time_limit`.
         pp, tp, cp, dp, ep, zero, microbatch, chunks: what may be chosen, a number or several; see
             `parallelism.Layout` and `estimate`. By default whatever divides; devices share sequences (cp) where each has
             8,192 tokens of one at least.
@@ -128,5 +130,6 @@ def advise(
         per_stage=per_stage,
         **listed,  # type: ignore[arg-type]
     )
-    search = Search(question, top, time_limit, tolerance, on_progress or (lambda *_: None))
+    report = on_progress or (lambda *_: None)
+    search = Search(question, top, time_limit, tolerance, report, on_wait)
     return search.run(calibration)

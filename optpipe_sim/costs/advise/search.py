@@ -54,12 +54,18 @@ class Search:
     """The search for one question; start with `run`."""
 
     def __init__(
-        self, question: Question, top: int, seconds: float, tolerance: float, report: OnProgress
+        self,
+        question: Question,
+        top: int,
+        seconds: float,
+        tolerance: float,
+        report: OnProgress,
+        wait: Callable[[], None] = lambda: None,
     ) -> None:
         if not seconds > 0:
             raise OptPipeError(f"time limit: must be above 0 seconds, got {seconds}")
         self.question, self.top, self.seconds = question, top, seconds
-        self.tolerance, self.report = tolerance, report
+        self.tolerance, self.report, self.wait = tolerance, report, wait
         self.began = time.monotonic()
         self.best: dict[Split, Row] = {}  # per split
         self.points: list[Point] = []
@@ -287,6 +293,7 @@ class Search:
                     warm_start=free.trace.schedule if free.trace.fits else None,
                     published=False,
                     per_stage=self.question.per_stage,
+                    on_wait=self.wait,
                 )
                 assert found.schedule is not None
                 trace = trace_of(found.schedule, free.profile, enforce=True)
@@ -321,10 +328,8 @@ class Search:
         if best.choice.exchanges:
             return ()
         free = self._free(best)
-        known = min(
-            (row.trace for row in (free, best) if row.trace.fits),
-            key=lambda trace: trace.makespan_ns,
-        )
+        fitting = [row.trace for row in (free, best) if row.trace.fits]
+        known = min(fitting, key=lambda trace: trace.makespan_ns)
         return what_memory_buys(
             free.profile,
             known,

@@ -19,6 +19,7 @@ from ...options.models import (
 )
 from ...options.shared import add_family, add_per_stage, add_report, add_treatments
 from ...outputs.trace import write_page
+from ..search.common import COMPILING
 from . import family
 from .closer_look import closer_look
 
@@ -123,6 +124,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             ),
             calibration=fitted,
             on_progress=progress,
+            on_wait=lambda: out.wait(COMPILING),
             **{name: getattr(arguments, name) for name in SPLIT},
             flash=not arguments.no_flash,
             dtype=arguments.dtype,
