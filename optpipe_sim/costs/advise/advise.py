@@ -131,5 +131,4 @@ def advise(
         **listed,  # type: ignore[arg-type]
     )
     report = on_progress or (lambda *_: None)
-    search = Search(question, top, time_limit, tolerance, report, on_wait)
-    return search.run(calibration)
+    return Search(question, top, time_limit, tolerance, report, on_wait).run(calibration)
