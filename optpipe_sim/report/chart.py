@@ -13,7 +13,6 @@ from bokeh.models import (
     PanTool,
     ResetTool,
     SaveTool,
-    Span,
     TapTool,
     WheelZoomTool,
 )
@@ -91,9 +90,8 @@ def chart(
     points = [renderer for renderer in points if renderer is not None]
     _names(plot, [mark for mark in marks if mark.view], size, unit)
     if limit_bytes is not None:
-        line = Span(location=limit_bytes / size, dimension="height", line_color=LIMIT)
-        line.line_dash = "dashed"
-        plot.add_layout(line)
+        name = f"limit: {format_size(limit_bytes)}"
+        plot.vspan(x=[limit_bytes / size], line_color=LIMIT, line_dash="dashed", legend_label=name)
     if curves:  # the range of the curves; what lies outside is a zoom away
         left, right = min(x for x, _ in lines) / size, max(x for x, _ in lines) / size
         room = 0.08 * (right - left or right)
