@@ -128,8 +128,9 @@ class _BoundSearch:
         return min(self.best, self.goal)
 
     def _deepen(self, left: list[_Open]) -> None:
-        """Search devices in layers: each once, then the best one again and again."""
-        stopped: list[_Open] = []
+        """Search devices of one stage in layers: each once, then the best one again and again; others best first."""
+        stopped = [entry for entry in left if len(entry.device.stages) > 1]
+        left = [entry for entry in left if len(entry.device.stages) == 1]
         while left and not self._over:
             entry = max(left, key=lambda entry: (entry.width == 1, entry.bound))
             first = sum(entry.width == 1 for entry in left)
