@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from statistics import median
 from typing import Any
 
-from optpipe_sim.study.claims import Tables, percent
+from optpipe_sim.study.claims import Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:
@@ -22,6 +22,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         return f"{percent(median(errors))} ({percent(max(errors))}, n = {len(errors)})"
 
     yield _held_out(rows)
+    yield _in_short(rows)
     mosaic, moonlight = "MosaicML", "Megatron-Bridge's recomputed"
     yield (
         f"Of whole training runs: {told('h100-sxm', 'dense', 'Meta')} of Llama 3's on H100s,"
@@ -40,6 +41,46 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield (
         f"Megatron-Bridge's in fp8 on H100s, B200s and GB200s: {dense[0]}, {dense[1]} and {dense[2]} of dense models,"
         f" {experts[0]}, {experts[1]} and {experts[2]} of those with experts"
+    )
+
+
+# The groups that the sentences above name: machine, kind of model, how the source's name begins.
+BF16 = (
+    ("h100-sxm", "dense", "Meta"),
+    ("b200-sxm", "dense", "SimuMax"),
+    ("a100-80gb-megatron", "dense", "MosaicML"),
+    ("h100-sxm", "dense", "MosaicML"),
+    ("b200-sxm", "experts", "SimuMax"),
+    ("h100-sxm", "experts", "Megatron-LM"),
+    ("h100-sxm", "experts", "Megatron-Bridge's recomputed"),
+)
+FP8 = tuple(
+    (machine, kind, "NVIDIA Megatron-Bridge")
+    for machine in ("h100-sxm", "b200-sxm", "gb200")
+    for kind in ("dense", "experts")
+)
+
+
+def _in_short(rows: list[dict[str, Any]]) -> str:
+    """The span of the groups' medians."""
+
+    def medians(groups: Iterable[tuple[str, str, str]], wanted: str) -> str:
+        found = [
+            median(
+                abs(row["error"])
+                for row in rows
+                if (row["machine"], row["kind"], row["role"]) == (machine, kind, "check")
+                and row["source"].startswith(source)
+            )
+            for machine, kind, source in groups
+            if kind == wanted
+        ]
+        return span(found, percent)
+
+    return (
+        f"Of whole training runs that others published, by source and device (medians): {medians(BF16, 'dense')} of dense models"
+        f" and {medians(BF16, 'experts')} of those with experts in bf16, {medians(FP8, 'dense')} and"
+        f" {medians(FP8, 'experts')} in fp8"
     )
 
 
