@@ -23,10 +23,9 @@ FLOOR_SHARE = 0.5  # largest share of the time for the published schedules of al
 LEAST_S = 2.0  # at least for these: their time on a busy machine
 QUICK_SHARE = 0.25  # the same of what is then left for AdaOffload with chosen levels on all shapes
 ROUNDS = (2, 1)  # shapes left in each round of the search; all rounds are equally long
-OP_S = 50e-9  # about the time to evaluate one op of a program
-# The search closes up to this share of the gap of a shape, most of it in so many evaluations per op
-# (measured with 8 and 16 devices).
-CLOSED, ENOUGH = 0.5, 4.0
+# A search evaluates a move in about this time per device, and closes up to this share of the gap of a shape,
+# most of it in so many moves per op (measured with 8 and 16 devices).
+MOVE_S, CLOSED, ENOUGH = 0.3e-6, 0.5, 200.0
 
 
 class Shapes:
@@ -133,7 +132,7 @@ class Shapes:
 
         In each round the most promising shapes (see `promise`) have equal parts of the round's time,
         and fewer go on to the next. Shapes whose bound rules them out are skipped, rounds too short
-        to improve even the first of them are left out, and rounds with a single shape left are
+        to improve even the first of them much are left out, and rounds with a single shape left are
         merged into one. If none of these shapes has a schedule in the end, the others share the time
         left.
         """
@@ -141,7 +140,7 @@ class Shapes:
         for rounds_left, most in zip(range(len(ROUNDS), 0, -1), ROUNDS, strict=True):
             left = time_limit - self.race.seconds
             order = [at for at in self._by_promise(left / 2) if not self.hopeless(at)][:most]
-            if order and self._evaluations(order[0], left / rounds_left / most) < ENOUGH:
+            if order and self._moves(order[0], left / rounds_left / most) < ENOUGH:
                 order = order[:1]
             alone = len(order) == 1
             until = time_limit if alone else self.race.seconds + left / rounds_left
@@ -166,13 +165,13 @@ class Shapes:
         and a shape may be good although no pattern suits it."""
         if self.starts[at] is None:
             return float("inf")
-        share = CLOSED * (1 - exp(-self._evaluations(at, seconds) / ENOUGH))
+        share = CLOSED * (1 - exp(-self._moves(at, seconds) / ENOUGH))
         return self.costs[at] - share * (self.costs[at] - self.bounds[at].ns)
 
-    def _evaluations(self, at: int, seconds: float) -> float:
-        """About how many schedules per compute op the search can evaluate on a shape in this time."""
+    def _moves(self, at: int, seconds: float) -> float:
+        """About how many moves per compute op the search can try on a shape in this time."""
         shape = self.problems[at].shape
-        return seconds / (OP_S * (3 * shape.stages * shape.units) ** 2)
+        return seconds / (MOVE_S * shape.devices * 3 * shape.stages * shape.units)
 
     def _by_promise(self, seconds: float) -> list[int]:
         return sorted(range(len(self.problems)), key=lambda at: self.promise(at, seconds))
