@@ -62,8 +62,8 @@ def test_a_shape_promises_more_the_longer_it_is_searched_and_the_fewer_ops_it_ha
     for at, own in enumerate(common.races):
         races.run_adaoffload(own, 0.0)
         cost, bound = common.costs[at], common.bounds[at].ns
-        promised = [common.promise(at, seconds) for seconds in (0.0, 0.01, 0.1, 1.0, 100.0)]
-        assert promised[0] == cost
+        promised = [common.promise(at, seconds) for seconds in (-9e9, 0.0, 0.01, 0.1, 1.0, 100.0)]
+        assert promised[0] == promised[1] == cost  # no time is left
         assert promised == sorted(promised, reverse=True)
         assert promised[-1] == pytest.approx((cost + bound) / 2)
     shares = [

@@ -28,6 +28,7 @@ from optpipe_sim.solvers.milp import engine as milp
 from optpipe_sim.solvers.options import SolveOptions
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.race import jobs, rules, single
+from optpipe_sim.solvers.race import shapes as races
 from optpipe_sim.solvers.race.cache import open_cache
 from optpipe_sim.solvers.race.identity import identity
 from optpipe_sim.solvers.race.portfolio import Race
@@ -213,8 +214,8 @@ def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
         return solve_problem(problem, *rest)
 
     monkeypatch.setattr(shapes, "solve_problem", only_vee)
-    monkeypatch.setattr(shapes, "run_adaoffload", lambda *_: None)
-    monkeypatch.setattr(shapes, "run_rules", lambda *_: 0)
+    monkeypatch.setattr(races, "run_adaoffload", lambda *_: None)
+    monkeypatch.setattr(races, "run_rules", lambda *_: 0)
     found = solve(uniform(4), 6, 400, time_limit=1.5, chunks="any")
     assert found.schedule is not None
     assert found.schedule.shape.placement_name == "vee"

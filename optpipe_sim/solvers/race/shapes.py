@@ -171,7 +171,7 @@ class Shapes:
     def _moves(self, at: int, seconds: float) -> float:
         """About how many moves per compute op the search can try on a shape in this time."""
         shape = self.problems[at].shape
-        return seconds / (MOVE_S * shape.devices * 3 * shape.stages * shape.units)
+        return max(0.0, seconds) / (MOVE_S * shape.devices * 3 * shape.stages * shape.units)
 
     def _by_promise(self, seconds: float) -> list[int]:
         return sorted(range(len(self.problems)), key=lambda at: self.promise(at, seconds))

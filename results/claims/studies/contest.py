@@ -85,8 +85,7 @@ def _against_rules(cells: Cells) -> Iterator[str]:
     )
     tried = [methods["1F1B", "none"].rows[0] for methods in cells.values()]
     yield (
-        f"Trying all rules took {span([row['point_s'] for row in tried], '{:.0f}'.format)} s per setting on one core, under a"
-        f" load of {span([float(row['load']) for row in tried], '{:.0f}'.format)}; the search tries them first,"
+        f"Trying all rules took {span([row['point_s'] for row in tried], '{:.0f}'.format)} s per setting on one core; the search tries them first,"
         f" in at most half of its time"
     )
     won = Counter(best.method for best in rules.values())
