@@ -81,7 +81,8 @@ def _against_rules(cells: Cells) -> Iterator[str]:
         f" {len(ours[next(iter(cells))].rows)} seeds, {span(map(_seconds, rows), '{:g}'.format)} s on"
         f" {rows[0]['cores']} cores) is"
         f" {_faster(gain.values())} than the fastest of all rules (median {percent(median(gain.values()))}): faster with every seed in"
-        f" {len(faster)} of them, slower with every seed in {len(slower)}, and with some seed in {len(late)}, by at most {percent(max(late), 2)}"
+        f" {len(faster)} of them, slower with every seed in {len(slower)}, and with some seed in {len(late)}"
+        + (f", by at most {percent(max(late), 2)}" if late else "")
     )
     tried = [methods["1F1B", "none"].rows[0] for methods in cells.values()]
     yield (

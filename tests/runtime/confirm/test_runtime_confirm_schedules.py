@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from benchmarks import schedule_page
+from optpipe_sim.files import read_text
 
 ROOT = Path(__file__).parents[3]
 LINE = ["confirm_schedules.py", "--devices", "2", "--schedules", "gpipe", "1f1b", "zb-h1"]
@@ -120,3 +122,10 @@ def test_a_fault_has_to_be_reported_in_one_line() -> None:
     assert fault(2, "SIGKILL", "rank 1 died", 0).good
     for said, left in ((None, 0), ("two\nlines", 0), ("rank 1 died", 1)):
         assert not fault(2, "SIGKILL", said, left).good
+
+
+def test_the_committed_page_is_what_was_found() -> None:
+    every = json.loads(read_text(ROOT / "results" / "confirm_schedules.json"))
+    found = [schedule_page.Found.read(one) for one in every]
+    assert schedule_page.page(found) == read_text(ROOT / "results" / "confirm_schedules.md")
+    assert all(one.good for one in found)

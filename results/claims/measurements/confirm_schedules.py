@@ -1,0 +1,26 @@
+"""What README.md and results/README.md say of confirm_schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.schedule_page import Found
+from optpipe_sim.study.claims import Tables
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    every = [Found.read(one) for one in tables("confirm_schedules")]
+    runs = [run for found in every for run in found.runs]
+    faults = [fault for found in every for fault in found.faults]
+    good, equal = (sum(getattr(run, what) for run in runs) for what in ("good", "equal"))
+    assert all(fault.good for fault in faults)
+    where = ", ".join(
+        f"torch {found.torch.partition('+')[0]} on"
+        f" {' and '.join(str(p) for p in sorted({run.p for run in found.runs}))} ranks"
+        for found in every
+    )
+    yield (
+        f"every named schedule and an optimised one ({where}), with stages of three models, one of Hugging Face: {good} of"
+        f" {len(runs)} runs have the gradients of plain autograd, {equal} of them bit by bit, and hold no more than predicted."
+        f" Each of {len(faults)} failures of a rank is reported in one line, and no process is left."
+    )
