@@ -18,11 +18,12 @@ DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
 DEMO_LIMIT := 24GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help docs demo compile test lint format bench confirm-cpu confirm-schedules confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture report-example clean
+.PHONY: help docs demo compile test test-slow lint format bench confirm-cpu confirm-schedules confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture report-example clean
 
 help:
 	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
 	@echo "make test            run the tests"
+	@echo "make test-slow       run the few tests that take minutes"
 	@echo "make compile         compile the loops ahead, as the first search would (a minute and a half)"
 	@echo "make lint            ruff and mypy     (make format: let ruff repair the layout)"
 	@echo "make bench           how fast the simulator is, on this machine"
@@ -67,8 +68,11 @@ compile: $(DEV)
 	@$(BIN)/python -m optpipe_sim.solvers.race.compiling
 
 test: $(DEV) compile
-	@$(BIN)/python -m pytest -n auto -m "not timing"
+	@$(BIN)/python -m pytest -n auto -m "not timing and not slow"
 	@$(BIN)/python -m pytest -m timing  # alone on the machine: it measures
+
+test-slow: $(DEV) compile
+	@$(BIN)/python -m pytest -m slow
 
 lint: $(DEV)
 	$(BIN)/ruff check .

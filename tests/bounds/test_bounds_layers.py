@@ -42,7 +42,7 @@ def assert_agrees(problem: OneDevice, random: Random) -> tuple[int, int]:
     return optimum, max(few)
 
 
-@pytest.mark.parametrize(("make", "count"), [(tiny, 25), (tiny_with_levels, 12)])
+@pytest.mark.parametrize(("make", "count"), [(tiny, 15), (tiny_with_levels, 11)])
 def test_it_finds_the_optimum_and_never_more(
     make: Callable[[Random], tuple[CostProfile, int]], count: int
 ) -> None:

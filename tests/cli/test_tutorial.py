@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from optpipe_sim import Schedule, check, load_profile
 from optpipe_sim.cli.parser import parse
 
@@ -37,6 +39,7 @@ def test_commands_on_the_first_pages_are_understood() -> None:
             assert parse(call).command == call[0]
 
 
+@pytest.mark.slow
 def test_the_tutorial_runs(tmp_path: Path) -> None:
     """Each block in a shell of its own, all in one folder, where nothing else is."""
     bin_, work = tmp_path / "bin", tmp_path / "work"

@@ -107,7 +107,7 @@ def variants(name: str, p: int) -> Iterator[tuple[str, Lowered]]:
 LIKE_OTHERS = {"adapipe", "mario", "adaoffload-r"}  # without levels: 1F1B and AdaOffload
 
 
-@pytest.mark.parametrize("p", [2, 4])
+@pytest.mark.parametrize("p", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_schedule_gives_the_gradients_of_one_process(p: int, request: pytest.FixtureRequest):
     """Bitwise, in fp32: each stage has its W's (or BW's) in the order of the microbatches."""
     ranks = request.getfixturevalue({2: "two", 4: "four"}[p])
