@@ -10,7 +10,7 @@ endif
 VENV := .venv
 BIN := $(VENV)/bin
 # bytecode as modules are imported: of most packages a few are
-PIP := $(BIN)/python -m pip install -qq --no-compile --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt
 RUN := $(VENV)/.ready-to-run
 DEV := $(VENV)/.ready-to-test
 

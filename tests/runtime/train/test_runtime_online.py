@@ -40,6 +40,8 @@ from optpipe_sim.runtime.train.planner import Planner, in_order
 from optpipe_sim.runtime.train.task import Slow
 from optpipe_sim.runtime.train.train import switch_costs, train, unpipelined
 
+pytestmark = pytest.mark.slow  # ranks, a solver and a training run at once
+
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
