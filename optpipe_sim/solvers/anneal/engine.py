@@ -23,9 +23,7 @@ WAVES, GREEDY = (0.1, 0.4), (0.2, 0.3)
 AFTER_WAVES = (0.1, 0.2)
 RUNS = 1000  # runs of each, if evaluations are limited instead of time
 KEPT = 2  # schedules kept of each, if both run
-STAND_IN = (
-    0.4  # share of the time for the same problem with links of their own, if links are shared
-)
+STAND_IN = 0.4  # share of the time for links of their own first, if links are shared
 PATTERNS = (0.4, 0.4)  # the same for the search of a start pattern on shared links
 
 

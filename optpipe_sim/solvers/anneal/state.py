@@ -16,6 +16,7 @@ import numpy as np
 
 from ...codes import B, C, O, R
 from ...compiled import compiled, part, step
+from .links import NEVER
 
 # The state of a device as a row of `Times.before`; see `Stream`, `Memory`, `Copies` and `Sends`.
 FREE, GRANTED, ANCHOR, ANCHOR_OP, OUT, BACK, OUT_OP, BACK_OP, LEVEL, GIVEN, NEXT, OTHER = range(12)
@@ -244,3 +245,36 @@ def next_out(prog, d, begin, end, high):
         if prog[d, slot] >> high == O:
             return slot
     return -1
+
+
+@part
+def begin_all(prog, length, costs, t):
+    """Make all ops of some programs stale, and the state of each device that before its first op."""
+    t.tally[TRIAL] += 1
+    for code in range(len(t.end)):
+        t.end[code] = t.ready[code] = t.taker[code] = t.asker[code] = -1
+    fill_slots(prog, length, t.slot)
+    for d in range(len(length)):
+        t.wake[d] = t.key[d] = 0
+        t.pending[d] = length[d]
+        for slot in range(length[d]):
+            t.stale[prog[d, slot]] = t.tally[TRIAL]
+        first = prog[d, 0]
+        for which in range(t.before.shape[1]):
+            t.before[first, which] = 0
+        for which in (ANCHOR_OP, OUT_OP, BACK_OP, GIVEN):
+            t.before[first, which] = -1
+        t.before[first, LEVEL] = costs.static[d] - costs.limit[d]
+
+
+@step
+def first_device(devices, t):
+    """Return the device whose next op begins first, or -1, and when the next op of the second one begins."""
+    d, soonest, second = -1, NEVER, NEVER
+    for other in range(devices):
+        if t.wake[other] >= 0:
+            if t.key[other] < soonest:
+                d, soonest, second = other, t.key[other], soonest
+            elif t.key[other] < second:
+                second = t.key[other]
+    return d, second

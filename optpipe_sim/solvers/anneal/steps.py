@@ -130,7 +130,7 @@ def grant_reload(prog, code, d, slot, stream, memory, costs, t, logs):
         at = next_out(prog, d, at + 1, slot, costs.high)
         given = prog[d, at]
         level -= moved[(given & mask) >> costs.low]
-        _take(given, code, t, logs)
+        take(given, code, t, logs)
     return best, best_why, Memory(level + size, best, given)
 
 
@@ -167,7 +167,7 @@ def grant_forward(prog, code, d, slot, time, why, stream, memory, costs, t, logs
         if at < 0:
             return NEVER, why, memory
         given = prog[d, at]
-        _take(given, code, t, logs)
+        take(given, code, t, logs)
         need -= costs.moved[(given & mask) >> costs.low]
         level -= costs.moved[(given & mask) >> costs.low]
         if t.end[given] > time:
@@ -176,7 +176,7 @@ def grant_forward(prog, code, d, slot, time, why, stream, memory, costs, t, logs
 
 
 @step
-def _take(given, code, t, logs):
+def take(given, code, t, logs):
     """Record that an op reuses the memory of an O."""
     if t.taker[given] != code:
         if logs:

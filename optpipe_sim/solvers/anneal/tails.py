@@ -31,6 +31,17 @@ def find_tails(prog, length, costs, t, span_counts):
     """Fill in ``t.tail``: the longest path over the ops that wait for each op, ns. With
     `span_counts` it leads to the longest span instead of the makespan; valid while no device
     begins at another time."""
+    begin_tails(prog, length, t)
+    if span_counts:
+        for d in range(len(length)):
+            first, last = prog[d, 0], prog[d, length[d] - 1]
+            t.after[last, FOLLOWING] = duration(first, costs) - t.end[first]
+    _renew(prog, length, costs, t)
+
+
+@part
+def begin_tails(prog, length, t):
+    """Make all ops stale; nothing follows the last one of each device."""
     t.tally[TRIAL] += 1
     for code in range(len(t.tail)):
         t.tail[code] = UNKNOWN
@@ -38,21 +49,25 @@ def find_tails(prog, length, costs, t, span_counts):
         for slot in range(length[d]):
             t.stale[prog[d, slot]] = t.tally[TRIAL]
         t.pending[d] = length[d]
-        first, last = prog[d, 0], prog[d, length[d] - 1]
+        last = prog[d, length[d] - 1]
         t.wake[d], t.key[d] = length[d] - 1, t.end[last]
         for which in range(AFTER):
             t.after[last, which] = UNKNOWN
         t.after[last, FOLLOWING] = 0
-        if span_counts:
-            began = t.end[first] - duration(first, costs)
-            t.after[last, FOLLOWING] = -began
-    _renew(prog, length, costs, t)
 
 
 @part
 def renew_tails(prog, length, saved, saved_length, costs, t):
     """Bring ``t.tail`` up to date after the changes from `saved` that `times.mark` has marked
     and `times.update` evaluated."""
+    mark_moved(prog, length, saved, saved_length, costs, t)
+    mark_regranted(length, costs, t)
+    _renew(prog, length, costs, t)
+
+
+@part
+def mark_moved(prog, length, saved, saved_length, costs, t):
+    """Begin a trial with the ops as stale that are elsewhere, and those that waited for ops that are gone."""
     high = costs.high
     unit_of = (1 << high) - 1
     t.tally[TRIAL] += 1
@@ -75,14 +90,19 @@ def renew_tails(prog, length, saved, saved_length, costs, t):
                 if dropped >> high == O:
                     invalidate(dropped & unit_of, d, length[d], t)
                     wake(dropped & unit_of, d, t)
-    place, low = costs.place, costs.low
+
+
+@part
+def mark_regranted(length, costs, t):
+    """Mark as stale the O's whose memory goes to another op than before the move."""
+    high = costs.high
+    unit_of = (1 << high) - 1
     for at in range(t.tally[LOGGED]):
         code = t.log[at]
         if code >> high == O and t.kept[at, 3] != t.taker[code]:
-            d = place[(code & unit_of) >> low]
+            d = costs.place[(code & unit_of) >> costs.low]
             invalidate(code, d, length[d], t)
             wake(code, d, t)
-    _renew(prog, length, costs, t)
 
 
 @step
@@ -109,14 +129,16 @@ def _from_start(code, costs, t):
 
 
 @step
-def _is_taken(code, prog, d, t):
-    """Whether memory freed by offload O still goes to the same allocation after the order changed."""
+def is_taken(code, prog, d, size, t):
+    """Whether memory freed by offload O still goes to the same op after the order changed."""
     taker = t.taker[code]
     if taker < 0 or t.slot[taker] < 0:
         return False
-    last = t.before[prog[d, t.slot[taker] + 1], GIVEN]
-    if last < 0 or t.slot[last] < t.slot[code]:
-        return False
+    behind = t.slot[taker] + 1
+    if behind < size:
+        last = t.before[prog[d, behind], GIVEN]
+        if last < 0 or t.slot[last] < t.slot[code]:
+            return False
     first = t.before[taker, GIVEN]
     return first < 0 or t.slot[first] < t.slot[code]
 
@@ -168,7 +190,7 @@ def _renew_device(prog, length, d, second, costs, t):
             op_ns, old = duration(code, costs), t.tail[code]
             if kind == O:
                 tail = max(out, _from_start(unit | R << high, costs, t))
-                if _is_taken(code, prog, d, t):
+                if is_taken(code, prog, d, length[d], t):
                     tail = max(tail, _from_start(t.taker[code], costs, t))
                 out = op_ns + tail
             elif kind == R:
@@ -249,15 +271,28 @@ def _invalidate_inputs(prog, length, code, d, slot, costs, t):
             source, giver = code + above, costs.place[stage + 1]
     # 2. the O's whose memory it reuses
     if kind in (F, R):
-        given = t.before[code, GIVEN]
-        if given != t.before[prog[d, slot + 1], GIVEN]:
-            at = t.slot[given] if given >= 0 else -1
-            at = next_out(prog, d, at + 1, slot, high)
-            while at >= 0 and t.taker[prog[d, at]] == code:
-                invalidate(prog[d, at], d, slot, t)
-                at = next_out(prog, d, at + 1, slot, high)
+        mark_reused(prog, code, d, slot, length[d], costs, t)
     # 3. the other device continues from there
-    if giver == d:
+    return mark_source(source, giver, d, length, t)
+
+
+@step
+def mark_reused(prog, code, d, slot, size, costs, t):
+    """Mark as stale the O's whose memory an op of device d reuses."""
+    given = t.before[code, GIVEN]
+    if slot + 1 == size or given != t.before[prog[d, slot + 1], GIVEN]:
+        at = t.slot[given] if given >= 0 else -1
+        at = next_out(prog, d, at + 1, slot, costs.high)
+        while at >= 0 and t.taker[prog[d, at]] == code:
+            invalidate(prog[d, at], d, slot, t)
+            at = next_out(prog, d, at + 1, slot, costs.high)
+
+
+@step
+def mark_source(source, giver, d, length, t):
+    """Mark as stale the op whose message an op of device d waits for, if another device sends it; returns when
+    the op ends that this device continues with, or -1."""
+    if source < 0 or giver == d:
         return -1
     invalidate(source, giver, length[giver], t)
     wake(source, giver, t)

@@ -20,18 +20,13 @@ from ...compiled import compiled, part, step
 from .linked import evaluate_links
 from .links import NEVER as NEVER
 from .state import (
-    ANCHOR_OP,
-    BACK_OP,
-    GIVEN,
-    LEVEL,
-    OUT_OP,
-    STATE,
     TRIAL,
     Goal,
     Memory,
     Stream,
+    begin_all,
     duration,
-    fill_slots,
+    first_device,
     invalidate,
     log_op,
 )
@@ -64,21 +59,7 @@ def evaluate(prog, length, costs, t):
         (makespan, longest span, sum of ends), ``NEVER`` first if the programs deadlock or exceed
         the limit.
     """
-    t.tally[TRIAL] += 1
-    for code in range(len(t.end)):
-        t.end[code] = t.ready[code] = t.taker[code] = t.asker[code] = -1
-    fill_slots(prog, length, t.slot)
-    for d in range(len(length)):
-        t.wake[d] = t.key[d] = 0
-        t.pending[d] = length[d]
-        for slot in range(length[d]):
-            t.stale[prog[d, slot]] = t.tally[TRIAL]
-        first = prog[d, 0]
-        for which in range(STATE):
-            t.before[first, which] = 0
-        for which in (ANCHOR_OP, OUT_OP, BACK_OP, GIVEN):
-            t.before[first, which] = -1
-        t.before[first, LEVEL] = costs.static[d] - costs.limit[d]
+    begin_all(prog, length, costs, t)
     total = update(prog, length, costs, t, 0, np.inf, 0.0, 0, NEVER, False)
     if total == FAILED:
         return NEVER, NEVER, 0
@@ -136,13 +117,7 @@ def update(prog, length, costs, t, total, most, weight, begun, ahead, logs):
     devices = len(length)
     while True:
         # 1. the device that is furthest behind, and when the next one follows
-        d, soonest, second = -1, NEVER, NEVER
-        for other in range(devices):
-            if t.wake[other] >= 0:
-                if t.key[other] < soonest:
-                    d, soonest, second = other, t.key[other], soonest
-                elif t.key[other] < second:
-                    second = t.key[other]
+        d, second = first_device(devices, t)
         if d < 0:
             break
         # 2. those of its ops that may have changed

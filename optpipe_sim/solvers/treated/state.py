@@ -12,13 +12,13 @@ import numpy as np
 
 from ...codes import B, C, F, O, R, W
 from ...compiled import part, step
+from ..anneal.links import NEVER as NEVER
 from ..anneal.state import AFTER, FREE, LOGGED, STATE, invalidate, mark, next_out
 
 # The state of a device as a row of `Room.before`: as in `anneal.state` up to the last O whose memory was
 # reused; then what the last compute op releases at its end, bytes; then, for serial links, when each is free.
 GIVE, SENT = STATE - 2, STATE - 1
 WIDE = -2  # see `Room.asker`
-NEVER = 2**61
 FAILED = -1
 
 

@@ -20,6 +20,7 @@ from ..anneal.state import (
     log_op,
     next_out,
 )
+from ..anneal.steps import take
 from .state import GIVE, NEVER, SENT, WIDE, copied, duration, last_forward, mark_readers
 
 
@@ -81,7 +82,7 @@ def grant(prog, mode, code, d, slot, size, time, why, costs, t, s, logs):
         given = prog[d, at]
         freed = given & mask
         s[LEVEL] -= costs.gives[O, freed >> costs.low, copied(freed, mode, costs, t)]
-        _take(given, code, t, logs)
+        take(given, code, t, logs)
         if t.end[given] > time:
             time, why = t.end[given], given
     s[GIVEN], s[GRANTED] = given, time
@@ -180,20 +181,11 @@ def _grant_reload(prog, mode, code, d, slot, size, costs, t, s, logs):
         else:
             freed = given & mask
             s[LEVEL] -= costs.gives[O, freed >> costs.low, copied(freed, mode, costs, t)]
-            _take(given, code, t, logs)
+            take(given, code, t, logs)
             taken = given == best_given
     s[LEVEL] += size
     s[GIVEN], s[GRANTED] = best_given, best
     return best, best_why
-
-
-@step
-def _take(given, code, t, logs):
-    """Record that an op reuses the memory of an O."""
-    if t.taker[given] != code:
-        if logs:
-            log_op(given, t)
-        t.taker[given] = code
 
 
 @step
@@ -205,15 +197,3 @@ def _ask(out, code, t, logs):
     if logs:
         log_op(out, t)
     t.asker[out] = WIDE if asker >= 0 and t.slot[asker] >= 0 and t.asker[asker] == WIDE else code
-
-
-@step
-def untake(prog, code, d, slot, s, costs, t, logs):
-    """Remove the records of O's whose memory an op no longer reuses."""
-    at = t.slot[s[GIVEN]] if s[GIVEN] >= 0 else -1
-    at = next_out(prog, d, at + 1, slot, costs.high)
-    while at >= 0 and t.taker[prog[d, at]] == code:
-        if logs:
-            log_op(prog[d, at], t)
-        t.taker[prog[d, at]] = -1
-        at = next_out(prog, d, at + 1, slot, costs.high)

@@ -10,18 +10,24 @@ from __future__ import annotations
 from ...codes import B, C, F, O, R, W
 from ...compiled import part, step
 from ..anneal.state import (
-    AFTER,
     ASKED,
     FOLLOWING,
-    GIVEN,
     LATER_BACK,
     LATER_OUT,
-    LOGGED,
     TRIAL,
     UNKNOWN,
-    next_out,
 )
-from ..anneal.tails import invalidate, last_device, wake
+from ..anneal.tails import (
+    begin_tails,
+    invalidate,
+    is_taken,
+    last_device,
+    mark_moved,
+    mark_regranted,
+    mark_reused,
+    mark_source,
+    wake,
+)
 from .state import column, duration
 from .steps import neighbours
 
@@ -31,19 +37,10 @@ def find_tails(prog, length, mode, costs, t, span_counts):
     """Fill in ``t.tail``: the longest path over the ops that wait for each op, ns. With
     `span_counts` it leads to the longest span instead of the makespan; valid while no device
     begins at another time."""
-    t.tally[TRIAL] += 1
-    for code in range(len(t.tail)):
-        t.tail[code] = UNKNOWN
-    for d in range(len(length)):
-        for slot in range(length[d]):
-            t.stale[prog[d, slot]] = t.tally[TRIAL]
-        t.pending[d] = length[d]
-        first, last = prog[d, 0], prog[d, length[d] - 1]
-        t.wake[d], t.key[d] = length[d] - 1, t.end[last]
-        for which in range(AFTER):
-            t.after[last, which] = UNKNOWN
-        t.after[last, FOLLOWING] = 0
-        if span_counts:
+    begin_tails(prog, length, t)
+    if span_counts:
+        for d in range(len(length)):
+            first, last = prog[d, 0], prog[d, length[d] - 1]
             t.after[last, FOLLOWING] = duration(first, mode, costs, t) - t.end[first]
     _renew(prog, length, mode, costs, t)
 
@@ -53,28 +50,8 @@ def renew_tails(prog, length, mode, saved, saved_length, costs, t):
     """Bring ``t.tail`` up to date after a move that `state.mark_move` has marked and `times.update`
     evaluated."""
     high = costs.high
-    unit_of = (1 << high) - 1
-    t.tally[TRIAL] += 1
-    for d in range(len(length)):
-        t.wake[d], t.pending[d] = -1, 0
     # 1. ops that are elsewhere
-    for d in range(len(length)):
-        first, last = t.changed[d, 0], t.changed[d, 1]
-        if first < 0:
-            continue
-        was = saved_length[d] - length[d] + last
-        for which in range(AFTER):
-            t.after[prog[d, last], which] = t.after[saved[d, was], which]
-        wake(prog[d, last], d, t)
-        for slot in range(first, last + 1):
-            invalidate(prog[d, slot], d, length[d], t)
-        for slot in range(first, was + 1):
-            dropped = saved[d, slot]
-            if t.slot[dropped] < 0:
-                t.tail[dropped] = UNKNOWN
-                if dropped >> high == O:
-                    invalidate(dropped & unit_of, d, length[d], t)
-                    wake(dropped & unit_of, d, t)
+    mark_moved(prog, length, saved, saved_length, costs, t)
     # 2. ops of other durations: what waits for them keeps their tails, but not those of their inputs
     for which in range(t.filled[0]):
         unit = t.touched[which, 0]
@@ -88,12 +65,7 @@ def renew_tails(prog, length, mode, saved, saved_length, costs, t):
                 invalidate(code, d, length[d], t)
                 wake(code, d, t)
     # 3. O's whose memory goes to another op
-    for at in range(t.tally[LOGGED]):
-        code = t.log[at]
-        if code >> high == O and t.kept[at, 3] != t.taker[code]:
-            d = costs.place[(code & unit_of) >> costs.low]
-            invalidate(code, d, length[d], t)
-            wake(code, d, t)
+    mark_regranted(length, costs, t)
     _renew(prog, length, mode, costs, t)
 
 
@@ -118,21 +90,6 @@ def _from_start(code, mode, costs, t):
 
 
 @step
-def _is_taken(code, prog, d, size, t):
-    """Whether memory freed by offload O still goes to the same op after the order changed."""
-    taker = t.taker[code]
-    if taker < 0 or t.slot[taker] < 0:
-        return False
-    behind = t.slot[taker] + 1
-    if behind < size:
-        last = t.before[prog[d, behind], GIVEN]
-        if last < 0 or t.slot[last] < t.slot[code]:
-            return False
-    first = t.before[taker, GIVEN]
-    return first < 0 or t.slot[first] < t.slot[code]
-
-
-@step
 def _renew_device(prog, length, mode, d, second, costs, t):
     """Evaluate the stale ops of a device, and earlier ops whose tails change as a result, as long as they
     end no sooner than `second`."""
@@ -154,7 +111,7 @@ def _renew_device(prog, length, mode, d, second, costs, t):
             op_ns, old = duration(code, mode, costs, t), t.tail[code]
             if kind == O:
                 tail = max(out, _from_start(unit | R << high, mode, costs, t))
-                if _is_taken(code, prog, d, length[d], t):
+                if is_taken(code, prog, d, length[d], t):
                     tail = max(tail, _from_start(t.taker[code], mode, costs, t))
                 out = op_ns + tail
             elif kind == R:
@@ -229,16 +186,6 @@ def _mark_inputs(prog, length, mode, code, d, slot, costs, t):
     source, giver, _, _ = neighbours(code, kind, costs)
     # 2. the O's whose memory it reuses
     if costs.asks[kind, unit >> costs.low, column(unit, mode, costs)]:
-        given = t.before[code, GIVEN]
-        if slot + 1 == length[d] or given != t.before[prog[d, slot + 1], GIVEN]:
-            at = t.slot[given] if given >= 0 else -1
-            at = next_out(prog, d, at + 1, slot, high)
-            while at >= 0 and t.taker[prog[d, at]] == code:
-                invalidate(prog[d, at], d, slot, t)
-                at = next_out(prog, d, at + 1, slot, high)
+        mark_reused(prog, code, d, slot, length[d], costs, t)
     # 3. the other device continues from there
-    if source < 0 or giver == d:
-        return -1
-    invalidate(source, giver, length[giver], t)
-    wake(source, giver, t)
-    return t.key[giver]
+    return mark_source(source, giver, d, length, t)

@@ -18,19 +18,19 @@ from ...compiled import compiled, part, step
 from ..anneal.state import (
     ANCHOR,
     ANCHOR_OP,
-    BACK_OP,
     FREE,
     GIVEN,
     LEVEL,
-    OUT_OP,
     TRIAL,
     Goal,
-    fill_slots,
+    begin_all,
+    first_device,
     invalidate,
     log_op,
 )
+from ..anneal.steps import untake
 from .state import FAILED, GIVE, NEVER, column, duration, last_forward
-from .steps import grant, neighbours, offload, reload, send, untake
+from .steps import grant, neighbours, offload, reload, send
 
 
 @compiled
@@ -41,22 +41,8 @@ def evaluate(prog, length, mode, costs, t):
         (makespan, longest span, sum of ends), ``NEVER`` first if the programs deadlock or exceed
         the limit.
     """
-    t.tally[TRIAL] += 1
     t.filled[0] = 0
-    for code in range(len(t.end)):
-        t.end[code] = t.ready[code] = t.taker[code] = t.asker[code] = -1
-    fill_slots(prog, length, t.slot)
-    for d in range(len(length)):
-        t.wake[d] = t.key[d] = 0
-        t.pending[d] = length[d]
-        for slot in range(length[d]):
-            t.stale[prog[d, slot]] = t.tally[TRIAL]
-        first = prog[d, 0]
-        for which in range(t.before.shape[1]):
-            t.before[first, which] = 0
-        for which in (ANCHOR_OP, OUT_OP, BACK_OP, GIVEN):
-            t.before[first, which] = -1
-        t.before[first, LEVEL] = costs.static[d] - costs.limit[d]
+    begin_all(prog, length, costs, t)
     goal = Goal(np.inf, 0.0, 0)
     total = update(prog, length, mode, costs, t, 0, goal, NEVER, False)
     if total == FAILED:
@@ -105,13 +91,7 @@ def update(prog, length, mode, costs, t, total, goal, ahead, logs):
     devices = len(length)
     while True:
         # 1. the device that is furthest behind, and when the next one follows
-        d, soonest, second = -1, NEVER, NEVER
-        for other in range(devices):
-            if t.wake[other] >= 0:
-                if t.key[other] < soonest:
-                    d, soonest, second = other, t.key[other], soonest
-                elif t.key[other] < second:
-                    second = t.key[other]
+        d, second = first_device(devices, t)
         if d < 0:
             break
         # 2. those of its ops that may have changed
@@ -184,7 +164,7 @@ def _run_device(prog, length, mode, d, second, costs, t, total, goal, ahead, log
                 return FAILED
             t.end[code], t.cause[code] = finish, why
             if costs.asks[kind, unit >> costs.low, how]:
-                untake(prog, code, d, slot, s, costs, t, logs)
+                untake(prog, code, d, slot, s[GIVEN], costs, t, logs)
             # 4. continue, unless the state has not changed or this device is too far ahead
             slot += 1
             if slot == length[d]:

@@ -7,7 +7,6 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any
 
-from ....errors import OptPipeError
 from ...options.kinds import count, names, seconds, size
 from ...options.models import (
     SPLIT,
@@ -134,25 +133,21 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             slice_by=arguments.slice_by,
         )
     files: dict[str, str] = {}
-    failed: OptPipeError | KeyboardInterrupt | None = None
     try:
         _write(arguments, found, files)
-    except (OptPipeError, KeyboardInterrupt) as error:  # the answer comes first
-        failed = error
-    plan = (
-        family.plan_in(arguments.family, found)
-        if arguments.family
-        else family.plan_over_slices(found)
-    )
-    out.result({**found.to_json(), **plan, "files": files})
-    _show(out, found)
-    family.show(out, plan)
-    from ...outputs.show import written
+    finally:  # the answer is given even if a file cannot be written
+        plan = (
+            family.plan_in(arguments.family, found)
+            if arguments.family
+            else family.plan_over_slices(found)
+        )
+        out.result({**found.to_json(), **plan, "files": files})
+        _show(out, found)
+        family.show(out, plan)
+        from ...outputs.show import written
 
-    written(out, files)
-    closer_look(out, arguments, found.rows[0])
-    if failed is not None:
-        raise failed
+        written(out, files)
+        closer_look(out, arguments, found.rows[0])
     return 0
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from ....errors import OptPipeError
 from ...options.kinds import names, seconds
 from ...options.shared import (
     add_family,
@@ -90,36 +89,33 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             per_stage=arguments.per_stage,
             progress=progress,
         )
-        files: dict[str, str] = {}
-        failed: OptPipeError | KeyboardInterrupt | None = None
-        try:
+    files: dict[str, str] = {}
+    try:
+        with out.progress("drawing") as progress:
             _write(arguments, profile, result, files, progress)
-        except (OptPipeError, KeyboardInterrupt) as error:  # the answer comes first
-            failed = error
-    out.result(
-        {
-            "profile": profile.name,
-            "microbatches": arguments.microbatches,
-            "objective": arguments.objective,
-            "family": arguments.family,
-            "per_stage": arguments.per_stage,
-            "replayed": result.replayed,
-            "memory_limit_bytes": profile.memory_limit and list(profile.memory_limit),
-            "baseline": {
-                "schedule": "1f1b",
-                "cost_ns": result.baseline.cost_ns,
-                "fits": result.baseline.fits,
-            },
-            "rows": [row.to_json() for row in result.rows],
-            "refused": result.refused,
-            "interrupted": result.interrupted,
-            "left_out": list(result.left_out),
-            "files": files,
-        }
-    )
-    show_comparison(out, arguments, profile, result, files)
-    if failed is not None:
-        raise failed
+    finally:  # the answer is given even if a file cannot be written
+        out.result(
+            {
+                "profile": profile.name,
+                "microbatches": arguments.microbatches,
+                "objective": arguments.objective,
+                "family": arguments.family,
+                "per_stage": arguments.per_stage,
+                "replayed": result.replayed,
+                "memory_limit_bytes": profile.memory_limit and list(profile.memory_limit),
+                "baseline": {
+                    "schedule": "1f1b",
+                    "cost_ns": result.baseline.cost_ns,
+                    "fits": result.baseline.fits,
+                },
+                "rows": [row.to_json() for row in result.rows],
+                "refused": result.refused,
+                "interrupted": result.interrupted,
+                "left_out": list(result.left_out),
+                "files": files,
+            }
+        )
+        show_comparison(out, arguments, profile, result, files)
     return DONE
 
 

@@ -25,8 +25,7 @@ def finish(
     show: Callable[[], None],
     error: OptPipeError | KeyboardInterrupt | None = None,
 ) -> int:
-    """Write the requested files (they join `files`) and print the answer; only then raise an error for
-    a file that could not be written, as when a disk is full, or Ctrl-C.
+    """Write the requested files (they join `files`) and print the answer, even if one of them cannot be written.
 
     Args:
         answer: for ``--json``. `show`: prints it for people. `error`: of an earlier file that could not
@@ -37,15 +36,14 @@ def finish(
     try:
         files |= write_trace(arguments, trace)
         files |= write_trace_page(arguments, trace)
-    except (OptPipeError, KeyboardInterrupt) as failed:
-        error = failed
-    chunks = trace.schedule.shape.chunks
-    common = {"chunks": chunks, "reason": None, "files": files}
-    out.result({"schedule": "optpipe", **answer, **common})
-    if not out.json:
-        show()
-    if error is not None:
-        raise error
+        if error is not None:
+            raise error
+    finally:
+        chunks = trace.schedule.shape.chunks
+        common = {"chunks": chunks, "reason": None, "files": files}
+        out.result({"schedule": "optpipe", **answer, **common})
+        if not out.json:
+            show()
     return DONE
 
 

@@ -101,31 +101,27 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             on_wait=lambda: out.wait(COMPILING),
         )
     files: dict[str, str] = {}
-    failed: OptPipeError | KeyboardInterrupt | None = None
     try:
         _write(arguments, out, curve, files)
-    except (OptPipeError, KeyboardInterrupt) as error:  # the answer comes first
-        failed = error
-    out.result(
-        {
-            "profile": profile.name,
-            "microbatches": arguments.microbatches,
-            "objective": arguments.objective,
-            "family": arguments.family,
-            "least_limit_bytes": curve.least_limit_bytes,
-            "points": [point.to_json() for point in curve.points],
-            "schedules": [
-                {"schedule": at.schedule, "cost_ns": at.cost_ns, "peak_bytes": at.peak_bytes}
-                for at in curve.schedules
-            ],
-            "interrupted": curve.interrupted,
-            "files": files,
-        }
-    )
-    if not out.json:
-        show_frontier(out, arguments, curve, files)
-    if failed is not None:
-        raise failed
+    finally:  # the answer is given even if a file cannot be written
+        out.result(
+            {
+                "profile": profile.name,
+                "microbatches": arguments.microbatches,
+                "objective": arguments.objective,
+                "family": arguments.family,
+                "least_limit_bytes": curve.least_limit_bytes,
+                "points": [point.to_json() for point in curve.points],
+                "schedules": [
+                    {"schedule": at.schedule, "cost_ns": at.cost_ns, "peak_bytes": at.peak_bytes}
+                    for at in curve.schedules
+                ],
+                "interrupted": curve.interrupted,
+                "files": files,
+            }
+        )
+        if not out.json:
+            show_frontier(out, arguments, curve, files)
     return DONE if any(point.result for point in curve.points) else NO
 
 
