@@ -65,8 +65,7 @@ def _draw(frontier: Frontier, ax: Axes) -> None:
     limits = [limit / per_size for limit, _ in solved]
     times = [cost / per_unit for cost in costs]
     bounds = [result.lower_bound_ns / per_unit for _, result in solved]
-    count = frontier.profile.chunks
-    chunks = f"{count} chunk{'s' if count > 1 else ''} per device"
+    chunks = frontier.chunks
     room = 0.06 * (limits[-1] - limits[0] or limits[-1])
     left, right = max(0.0, limits[0] - 1.6 * room), limits[-1] + room
     least = frontier.least_limit_bytes / per_size

@@ -11,7 +11,8 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..trace import Trace
 from ..trace.picture import curve_html
-from ..units import Size, as_size, format_size, format_time, html_table
+from ..units import Size, as_size, counted, format_size, format_time, html_table
+from .covers import candidate_shapes, covers
 from .fixed import FixedPoint, best_fixed, fixed_points, published
 from .options import SolveOptions, listing, solve_parameters
 from .problem import make_problem
@@ -54,6 +55,7 @@ class Point:
             "memory_limit_bytes": self.limit_bytes,
             "status": self.status,
             "reason": self.reason,
+            "chunks": None,
             "fixed": name,
             "fixed_cost_ns": cost,
             "family": told,
@@ -62,7 +64,10 @@ class Point:
             "lower_bound_ns": None,
             "gap": None,
         }
-        return data if self.result is None else data | self.result.measures()
+        if self.result is None or self.result.schedule is None:
+            return data
+        shape = self.result.schedule.shape
+        return data | self.result.measures() | {"chunks": shape.chunks}
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,7 @@ class Frontier:
         points: the points that were finished.
         schedules: the published schedules without a memory limit, for comparison.
         interrupted: whether Ctrl-C ended it before the higher limits.
+        shapes: the profile with each number of chunks and placement that its schedules may have; none: as it is.
     """
 
     profile: CostProfile
@@ -81,6 +87,7 @@ class Frontier:
     points: list[Point]
     schedules: list[FixedPoint]
     interrupted: bool = False
+    shapes: Sequence[CostProfile] = ()
 
     def __repr__(self) -> str:
         limits = [format_size(point.limit_bytes) for point in self.points]
@@ -101,7 +108,14 @@ class Frontier:
     @property
     def least_limit_bytes(self) -> int:
         """The least limit under which a schedule exists."""
-        return max(self.profile.least_limits)
+        return min(max(each.least_limits) for each in self.shapes or [self.profile])
+
+    @property
+    def chunks(self) -> str:
+        """The chunks that its schedules and bounds are about, in words."""
+        if self.shapes:
+            return covers(self.shapes)
+        return f"{counted(self.profile.chunks, 'chunk')} per device"
 
 
 @listing(solve_parameters("margin"))
@@ -134,23 +148,24 @@ def frontier(
         on_point: called with each finished point. `on_incumbent, on_wait`: as for `solve`.
         options: the other options of `solve` (`SolveOptions`). With ``cache``, points that an
             earlier run solved for at least as long are reused, so that an interrupted frontier
-            resumes where it stopped. ``chunks`` and ``slices`` cannot be ``any``, as each point
-            starts from the previous one.
+            resumes where it stopped. With ``chunks="any"`` each point is searched for over all
+            shapes, on its own: it starts from the cache, not from the previous point, whose
+            schedule it keeps if it finds no better one. ``slices`` cannot be ``any``.
 
     Raises:
         OptPipeError: without limits, or for invalid options.
     """
+    require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     settings = SolveOptions(time_limit=time_limit, **options)
     if settings.margin is not None:
         raise OptPipeError("margin: a frontier has none; solve under one limit with it")
-    if settings.chunks == "any":
-        raise OptPipeError("chunks: a frontier is of one shape; give a number, or own")
     if settings.slices == "any":
-        raise OptPipeError("slices: a frontier is of one shape; give a number, or own")
+        raise OptPipeError("slices: those of a frontier are given; give a number, or own")
     profile = settings.rechunked(restrict(profile, settings.treatments))
-    settings = replace(settings, chunks="own", placement="own", slices="own", treatments=None)
+    shapes = candidate_shapes(profile) if settings.chunks == "any" else ()
+    chunks = "any" if shapes else "own"
+    settings = replace(settings, chunks=chunks, placement="own", slices="own", treatments=None)
     objective = settings.objective
-    require("profile", profile, CostProfile, "read one with load_profile(PATH)")
     if isinstance(limits, str | int) or not limits:
         raise OptPipeError(f"limits: give a list of at least one size, got {limits!r}")
     sizes = sorted({as_size("limits", limit) for limit in limits})
@@ -162,14 +177,16 @@ def frontier(
     interrupted = False
 
     def run(limit: int) -> Point:
-        if settings.cache:
+        if settings.cache and not shapes:
             found = _finished(profile, microbatches, limit, settings, before)
             if found is not None:
                 return Point(limit, found, found.status)
         result = solve(
             profile, microbatches, limit, **vars(settings), on_incumbent=on_incumbent,
-            on_wait=on_wait, warm_start=before.schedule if before else None,
+            on_wait=on_wait, warm_start=before.schedule if before and not shapes else None,
         )  # fmt: skip
+        if before is not None:
+            result = _with_schedule(result, before, limit, microbatches, objective)
         return Point(limit, result, result.status)
 
     try:
@@ -198,8 +215,8 @@ def frontier(
     except KeyboardInterrupt:
         interrupted = True
     return Frontier(
-        profile, microbatches, objective, _levelled(points, profile, microbatches, objective),
-        known, interrupted,
+        profile, microbatches, objective, _levelled(points, microbatches, objective), known,
+        interrupted, shapes,
     )  # fmt: skip
 
 
@@ -229,33 +246,36 @@ def _finished(
     return result if enough and not worse else None
 
 
-def _levelled(
-    points: list[Point], profile: CostProfile, microbatches: int, objective: str
-) -> list[Point]:
+def _levelled(points: list[Point], microbatches: int, objective: str) -> list[Point]:
     """Give each point the best bound of the points above it, and the schedule of the next higher
     point if that happens to fit."""
     levelled: list[Point] = []
     for point in reversed(points):
         above = levelled[-1].result if levelled else None
         if point.result is not None and above is not None:
-            result = _with_schedule(point, above, profile, microbatches, objective)
+            result = _with_schedule(point.result, above, point.limit_bytes, microbatches, objective)
+            if above.lower_bound_ns > result.lower_bound_ns:
+                bound, name = above.lower_bound_ns, above.bound_name
+                result = replace(result, lower_bound_ns=bound, bound_name=name)
+            result = _judged(result)
             point = replace(point, result=result, status=result.status)
         levelled.append(point)
     return levelled[::-1]
 
 
 def _with_schedule(
-    point: Point, above: SolveResult, profile: CostProfile, microbatches: int, objective: str
+    result: SolveResult, other: SolveResult, limit: int, microbatches: int, objective: str
 ) -> SolveResult:
-    result = point.result
-    assert result is not None
-    assert above.trace is not None
-    cost, bound, name = result.objective_ns, result.lower_bound_ns, result.bound_name
-    if above.objective_ns < cost and max(above.trace.peak_bytes) <= point.limit_bytes:
-        problem = make_problem(profile, microbatches, point.limit_bytes, objective)
-        trace = problem.replay(above.schedule)  # type: ignore[arg-type]
-        result = replace(result, schedule=above.schedule, trace=trace, engine=above.engine)
-    if above.lower_bound_ns > bound:
-        bound, name = above.lower_bound_ns, above.bound_name
-    status = OPTIMAL if result.objective_ns <= bound else FEASIBLE
-    return replace(result, lower_bound_ns=bound, bound_name=name, status=status)
+    """Return a result with the schedule of another limit, with its own chunks, if that is better and fits."""
+    assert other.trace is not None
+    if other.objective_ns >= result.objective_ns or max(other.trace.peak_bytes) > limit:
+        return result
+    problem = make_problem(other.trace.profile, microbatches, limit, objective)
+    trace = problem.replay(other.schedule)  # type: ignore[arg-type]
+    return _judged(replace(result, schedule=other.schedule, trace=trace, engine=other.engine))
+
+
+def _judged(result: SolveResult) -> SolveResult:
+    """Return a result with the status that its schedule and its bound give it."""
+    proven = result.objective_ns <= result.lower_bound_ns
+    return replace(result, status=OPTIMAL if proven else FEASIBLE)

@@ -286,6 +286,11 @@ def test_frontier_json_csv_and_chart(cli: Any) -> None:
     text = cli(line).out
     assert "infeasible" in text
     assert "with 1 chunk per device no schedule exists below 100B" in text
+    answer = cli("frontier p.yaml -m 4 --limits 10,250 --engine adaoffload --chunks any")
+    assert (
+        "with 1 to 8 chunks per device in a loop, or 2 in a V no schedule exists below"
+        in answer.out
+    )
     assert cli("frontier p.yaml -m 4 --limits 10,20 --json").code == 1
 
 

@@ -78,6 +78,29 @@ def test_what_is_found_above_serves_below_where_it_fits() -> None:
     assert len(costs) == 1
 
 
+def test_any_chunks_are_never_slower_than_those_of_the_profile_or_the_published() -> None:
+    """Of a profile that can be cut in two; every bound is below every schedule that fits, whatever its chunks."""
+    costs = profile()
+    found = frontier(costs, 6, LIMITS[:4], 10, engine="adaoffload", chunks="any")
+    assert found.chunks == "1 to 8 chunks per device in a loop, or 2 in a V"
+    own = frontier(costs, 6, LIMITS[:4], 10, engine="adaoffload")
+    solved = [point for point in found.points if point.result]
+    used = {point.to_json()["chunks"] for point in solved}
+    assert len(used) > 1
+    for point, alone in zip(found.points, own.points, strict=True):
+        if alone.result is not None:
+            assert point.result is not None
+            assert point.result.objective_ns <= alone.result.objective_ns
+        if point.result is not None and point.fixed is not None:
+            assert point.result.lower_bound_ns <= point.result.objective_ns <= point.fixed[1]
+    for lower, higher in pairwise(solved):
+        assert lower.result.objective_ns >= higher.result.objective_ns  # type: ignore[union-attr]
+        assert lower.result.lower_bound_ns >= higher.result.lower_bound_ns  # type: ignore[union-attr]
+    assert found.least_limit_bytes <= own.least_limit_bytes
+    with pytest.raises(OptPipeError, match="slices: those of a frontier are given"):
+        frontier(costs, 6, LIMITS, slices="any")
+
+
 def test_ctrl_c_keeps_what_is_finished_and_the_cache_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

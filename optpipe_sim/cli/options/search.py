@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable
 from typing import Any
 
 from ...solvers.options import ENGINES, KINDS, SolveOptions
@@ -54,17 +53,17 @@ def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
     )
 
 
-def add_shape(parser: ArgumentParser, kind: Callable[[str], object], help: str) -> None:
-    """Add the options for other chunks and placements than the profile's."""
-    metavar = "V|any|profile" if kind is chunks else "V"
-    parser.add_argument("--chunks", metavar=metavar, type=kind, help=help)
+def add_shape(parser: ArgumentParser, help: str, cut: bool) -> None:
+    """Add the options for other chunks and placements than the profile's, and for other slices if it may be
+    `cut`."""
+    parser.add_argument("--chunks", metavar="V|any|profile", type=chunks, help=help)
     parser.add_argument(
         "--placement",
         choices=("loop", "vee"),
         help="placement of chunks: loop (stage s on device s mod p) or vee (two chunks, there and back);"
         " default: the profile's own, loop if a number of --chunks is given",
     )
-    if kind is chunks:
+    if cut:
         parser.add_argument(
             "--slices",
             metavar="N|any|profile",

@@ -14,7 +14,7 @@ from .show import Out, hint, plain_table, written
 if TYPE_CHECKING:
     from ...solvers.frontier import Frontier, Point
 
-HEADS = ("limit", "time", "bubble", "bound", "gap", "offloaded", "× published")
+HEADS = ("limit", "time", "chunks", "bubble", "bound", "gap", "offloaded", "× published")
 
 
 def show_frontier(
@@ -25,7 +25,7 @@ def show_frontier(
     out.print(Text("Best time by memory limit", "bold"), "on", Text(head))
     out.print()
     heads = [*HEADS, *([f"× {arguments.family}"] if arguments.family else [])]
-    table = plain_table(*heads, left=heads[6:])
+    table = plain_table(*heads, left=heads[7:])
     for point in curve.points:
         table.add_row(*_cells(point, len(heads)))
     out.print(table)
@@ -36,8 +36,7 @@ def show_frontier(
         out.print(Text(f"{text}{kept}", "yellow"))
     if any(point.result is None for point in curve.points):
         least = curve.least_limit_bytes
-        chunks = counted(curve.profile.chunks, "chunk")
-        text = f"✗: with {chunks} per device no schedule exists below {size_above(least)}"
+        text = f"✗: with {curve.chunks} no schedule exists below {size_above(least)}"
         out.print(Text(text, "dim"))
     written(out, files)
     path, m = shlex.quote(arguments.profile), arguments.microbatches
@@ -69,6 +68,7 @@ def _cells(point: Point, count: int) -> list[Text]:
     return [
         limit,
         Text(format_time(trace.cost_ns), "bold"),
+        Text(str(trace.schedule.shape.chunks)),
         Text(f"{trace.bubble_rate_flush if flush else trace.bubble_rate:.1%}"),
         Text(format_time(result.lower_bound_ns)),
         Text("optimal", "green") if optimal else Text(f"{result.gap:.2%}"),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ....errors import OptPipeError
 from ....files import write_text
 from ....units import format_size, format_time
-from ...options.kinds import count, names, sizes
+from ...options.kinds import names, sizes
 from ...options.search import add_search, add_shape, search_options
 from ...options.shared import add_family, add_microbatches, add_profile, add_report
 from ...outputs.files import rewritable
@@ -36,6 +36,7 @@ SUMMARY = "the best schedule and its bound over a range of memory limits"
 COLUMNS = (
     "memory_limit_bytes",
     "status",
+    "chunks",
     "objective_ns",
     "lower_bound_ns",
     "gap",
@@ -66,7 +67,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=names,
         help="published schedules to compare with; default: all of them",
     )
-    add_shape(parser, count, "chunks per device; default: the profile's own")
+    add_shape(
+        parser,
+        "chunks per device; any: under each limit all numbers up to one layer per stage, and two in a V;"
+        " default: the profile's own",
+        cut=False,
+    )
     add_family(
         parser,
         "under each limit also the best that this framework can run with these chunks (torchtitan: searched"

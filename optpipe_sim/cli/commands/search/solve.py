@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ....errors import NoSolution, OptPipeError, OutOfMemory
-from ...options.kinds import chunks, count, margin, noise, share
+from ...options.kinds import count, margin, noise, share
 from ...options.search import add_search, add_shape, search_options
 from ...options.shared import add_pictures, add_problem
 from ..examples import OFFLOADING
@@ -84,11 +84,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_shape(
         parser,
-        chunks,
         "chunks per device; any: all numbers up to one layer per stage, and two in a V, never"
         " slower than a published schedule, whatever its options; profile: its own; default: any;"
         " that of the file with --warm-start FILE; the profile's with --placement, --evaluations,"
         " --write-model, --noise, --engine milp or cpsat",
+        cut=True,
     )
     family.add_options(parser)
     layers.add_options(parser)
