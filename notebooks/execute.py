@@ -1,7 +1,8 @@
 """Run the notebooks and keep their outputs: python notebooks/execute.py [NAME.ipynb ...]
 
 What is kept is what a page without a kernel can show: texts and pictures (smaller ones). No ids of widgets, no times
-of execution, so that a notebook changes only where its content does.
+of execution, so that a notebook changes only where its content does; and no pages of reports, which are of half a
+megabyte and which GitHub would not show.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 NAMES = sorted(path.name for path in HERE.glob("*.ipynb"))
 WIDGET = "application/vnd.jupyter.widget-view+json"
 SECONDS = 120  # that a cell may take
+MOST_HTML = 50_000  # characters of an output
 
 
 def execute(name: str) -> nbformat.NotebookNode:
@@ -52,6 +54,8 @@ def cleaned(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
         for output in cell.get("outputs", ()):
             data = output.get("data", {})
             data.pop(WIDGET, None)
+            if len(data.get("text/html", "")) > MOST_HTML:
+                del data["text/html"]
             if "image/png" in data:
                 data["image/png"] = smaller(data["image/png"])
     return notebook

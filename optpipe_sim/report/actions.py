@@ -80,7 +80,7 @@ def add_actions(parts: Parts) -> None:
     plot, lanes, layout, places = parts.plot, parts.lanes, parts.layout, parts.places
     axis, times = plot.yaxis[0], plot.x_range
     shape: dict[str, Any] = {
-        "lane": layout.steps.lane,
+        "lane": layout.steps.lane.tolist(),
         "full": layout.steps.full,
         "small": layout.steps.small,
     }
@@ -88,11 +88,11 @@ def add_actions(parts: Parts) -> None:
     fold = call("fold", plot=plot, lanes=lanes, places=places, axis=axis, **shape)
     lanes.selected.js_on_change("indices", fold)
     clicked = f"axis.ticker.ticks.findLastIndex((tick) => tick - {LABEL} < Math.abs(cb_obj.value))"
-    toggle = {"lanes": lanes, "axis": axis}
+    toggle = {"plot": plot, "lanes": lanes, "axis": axis}
     plot.yaxis.js_on_event(AxisClick, call("toggle", clicked, **toggle))
 
     models = {"plot": plot, "ops": parts.ops.data_source, "gaps": parts.idle[0].data_source}
-    models["shift"] = parts.shift
+    models |= {"places": places, "shift": parts.shift}
     chosen = [f"{source}.selected.indices[0]" for source in ("gaps", "ops")]
     plot.js_on_event(SelectionGeometry, call("mark", *chosen, **models))
     # which the tables' buttons run

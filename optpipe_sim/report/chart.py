@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from bokeh.models import (
     BoxZoomTool,
     ColumnDataSource,
-    CustomJS,
     HoverTool,
+    OpenURL,
     PanTool,
     ResetTool,
     SaveTool,
@@ -31,7 +31,7 @@ KINDS = {
     "fits": ("fits", "#0072B2", "circle", 11),
 }
 GREY = "#4A5258"  # of texts
-NEAR = 0.02  # of the picture: nearer points are named together
+NEAR = 0.06, 0.04  # of the picture's width and height: nearer points are named together
 MOST_NAMES = 30  # beside points; more would cover one another
 SLOWEST = 1.7  # times the fastest: slower points are outside the picture at first
 
@@ -57,7 +57,7 @@ class Curve(NamedTuple):
 def chart(
     marks: Sequence[Mark], curves: Sequence[Curve], limit_bytes: int | None, axis: str
 ) -> Any:
-    """Return the figure; its points know the view that page.js opens."""
+    """Return the figure; its points know the view that a click opens."""
     lines = [place for curve in curves for place in curve.places]
     memory = [*(mark.memory_bytes for mark in marks), *(x for x, _ in lines), limit_bytes or 1]
     times = [*(mark.time_ns for mark in marks), *(y for _, y in lines)] or [1]
@@ -65,6 +65,10 @@ def chart(
     time_name, unit = time_unit(max(times))
     plot = figure(
         name="chart",
+        html_attributes={
+            "role": "figure",
+            "aria-label": f"Time per iteration over the {axis}; the table below has the numbers",
+        },
         height=420,
         sizing_mode="stretch_width",
         tools="",
@@ -101,8 +105,7 @@ def chart(
         chosen = [mark.time_ns / unit for mark in marks if mark.view]
         high = max([SLOWEST * low, *chosen])
     plot.y_range.start, plot.y_range.end = 0.97 * low, 1.06 * high
-    opens = "const { data, selected } = cb_data.source, view = data.view[selected.indices[0]];"
-    opens += "if (view) show(`view-${view}`)"
+    opening = [each for each in points if any(each.data_source.data["view"])]
     plot.add_tools(
         PanTool(),
         WheelZoomTool(modifiers={"ctrl": True}),
@@ -114,7 +117,7 @@ def chart(
             tooltips=[("", "@name"), ("time", "@time"), ("memory", "@memory")],
             visible=False,
         ),
-        TapTool(renderers=points, callback=CustomJS(code=opens)),
+        TapTool(renderers=opening, callback=OpenURL(url="#view-@view", same_tab=True)),
     )
     plot.toolbar.logo = None
     plot.legend.click_policy = "hide"
@@ -156,8 +159,8 @@ def _together(marks: Sequence[Mark]) -> list[list[Mark]]:
     for mark in marks:
         memory, time = _place(mark)
         for others in found:
-            near = abs(memory - others[0].memory_bytes) <= NEAR * wide
-            if near and abs(time - others[0].time_ns) <= NEAR * high:
+            near = abs(memory - others[0].memory_bytes) <= NEAR[0] * wide
+            if near and abs(time - others[0].time_ns) <= NEAR[1] * high:
                 others.append(mark)
                 break
         else:

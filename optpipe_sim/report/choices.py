@@ -12,11 +12,10 @@ from ..costs.advise.rows import Advice, Point, limited_by
 from ..solvers.frontier import Frontier
 from ..study.compare import Comparison
 from ..trace import Trace
-from ..units import counted, format_size, format_time
+from ..units import format_size, format_time
 from .chart import Curve, Mark, chart
 from .markup import Cell, table
 from .page import View, slot
-from .tables import title_of
 from .views import trace_view
 
 MOST_OPS = 100_000  # of all schedules on a page, about 4 MB; what comes after is in the table alone
@@ -29,9 +28,11 @@ _WHOLE = (
 
 
 class Choice(NamedTuple):
-    """A schedule of the page: what it is called, its place on the chart, its row of the table."""
+    """A schedule of the page: what it is called in the table and above its lanes, its place on the chart, its
+    row of the table."""
 
     name: str
+    heading: str
     trace: Trace | None
     memory_bytes: float
     time_ns: float
@@ -54,29 +55,34 @@ def comparison_views(found: Comparison) -> list[View]:
             Cell(f"{row.speedup:.3f}×", row.speedup),
         ]
         kind = "fits" if trace.fits else "over"
-        rows.append(Choice(row.schedule, trace, peak, trace.cost_ns, cells, kind))
+        rows.append(Choice(row.schedule, row.schedule, trace, peak, trace.cost_ns, cells, kind))
     limits = sorted(set(found.memory_limit or ()))
     text = "".join(f"<li>{escape(name)}: {escape(why)}</li>" for name, why in found.refused.items())
     refused = f"<details><summary>Left out</summary><ul>{text}</ul></details>" if text else ""
-    return _views(heads, rows, limit_bytes=limits[-1] if limits else None, more=refused)
+    limit = limits[-1] if limits else None
+    return _views(heads, rows, _fastest(found), limit_bytes=limit, more=refused)
 
 
 def frontier_views(found: Frontier) -> list[View]:
     """Return the best schedule under each limit, with the bound below it and the published schedules."""
-    heads = ["limit", "time", "bubble", "bound", "gap", "offloaded", "status", "fastest published"]
+    heads = ["limit", "time", "chunks", "bubble", "bound", "gap", "offloaded", "status"]
+    heads.append("fastest published")
     rows, bound = [], []
     for point in found.points:
         name, result = format_size(point.limit_bytes), point.result
+        heading = f"limit {name}"
         if result is None or result.trace is None:
             none = [Cell("none", float("inf"))]
-            cells = [*none, *[Cell("", float("inf"))] * 4, Cell(point.status), Cell("")]
-            rows.append(Choice(name, None, point.limit_bytes, 0, cells, "none"))
+            cells = [*none, *[Cell("", float("inf"))] * 5, Cell(point.status), Cell("")]
+            rows.append(Choice(name, heading, None, point.limit_bytes, 0, cells, "none"))
             continue
         trace = result.trace
         bound.append((point.limit_bytes, result.lower_bound_ns))
         fixed = "" if point.fixed is None else f"{point.fixed[0]}: {format_time(point.fixed[1])}"
+        chunks = trace.schedule.shape.chunks
         cells = [
             _time(trace.cost_ns),
+            Cell(str(chunks), chunks),
             _share(trace.bubble_rate_flush),
             _time(result.lower_bound_ns),
             _share(result.gap),
@@ -84,18 +90,19 @@ def frontier_views(found: Frontier) -> list[View]:
             Cell(result.status),
             Cell(fixed),
         ]
-        rows.append(Choice(name, trace, point.limit_bytes, trace.cost_ns, cells, "best"))
-    chunks = f"{counted(found.profile.chunks, 'chunk')} per device"
+        rows.append(Choice(name, heading, trace, point.limit_bytes, trace.cost_ns, cells, "best"))
     best = [(row.memory_bytes, row.time_ns) for row in rows if row.trace]
     curves = [
         Curve("best schedule found", best),
-        Curve(f"no schedule with {chunks} is faster (proven)", bound, dashed=True),
+        Curve(f"no schedule with {found.chunks} is faster (proven)", bound, dashed=True),
     ]
     published = [
         Mark(each.schedule, each.peak_bytes, each.cost_ns, "published") for each in found.schedules
     ]
     axis = "memory limit of a device"
-    return _views(heads, rows, curves=curves if best else [], marks=published, axis=axis)
+    return _views(
+        heads, rows, _enough(rows), curves=curves if best else [], marks=published, axis=axis
+    )
 
 
 def advice_views(found: Advice) -> list[View]:
@@ -112,7 +119,9 @@ def advice_views(found: Advice) -> list[View]:
             Cell(row.choice.recompute),
             Cell(limited_by(found.parts(row))),
         ]
-        rows.append(Choice(str(row.choice), row.trace, row.peak_bytes, row.iteration_ns, cells))
+        name = str(row.choice)
+        heading = f"{name}: {row.schedule}"
+        rows.append(Choice(name, heading, row.trace, row.peak_bytes, row.iteration_ns, cells))
     marks = [
         Mark(_described(point), point.peak_bytes, point.iteration_ns, _kind(point))
         for point in found.points
@@ -122,9 +131,41 @@ def advice_views(found: Advice) -> list[View]:
     return _views(
         heads,
         rows,
+        f"Fastest that fits: {rows[0].heading}, {format_time(rows[0].time_ns)} per iteration,"
+        f" {found.rows[0].tokens_per_s:,.0f} tokens/s.",
         marks=marks,
         limit_bytes=found.question.limit_bytes,
         more=f"<p class='what'>{_WHOLE}</p><h3>How sure</h3><ul>{text}</ul>",
+    )
+
+
+def _fastest(found: Comparison) -> str:
+    """Return which schedule of a comparison to run."""
+    fitting = [row for row in found.rows if row.trace.fits]
+    if not fitting:
+        least = min(found.rows, key=lambda row: max(row.trace.peak_bytes))
+        peak = format_size(max(least.trace.peak_bytes))
+        return f"None of them fits; {least.schedule} needs the least memory, {peak}."
+    best = min(fitting, key=lambda row: row.trace.cost_ns)
+    fits = " that fits" if found.memory_limit else ""
+    return (
+        f"Fastest{fits}: {best.schedule}, {format_time(best.trace.cost_ns)} per iteration, at most"
+        f" {best.gap:.1%} above the best possible with its chunks."
+    )
+
+
+def _enough(rows: Sequence[Choice]) -> str:
+    """Return how much memory the fastest schedule of a frontier needs, and what the least costs."""
+    solved = [row for row in rows if row.trace]
+    if not solved:
+        return "No schedule was found under these limits."
+    least, best = solved[0], min(solved, key=lambda row: row.time_ns)
+    if best.time_ns == least.time_ns:
+        return f"{best.name} is enough: {format_time(best.time_ns)} per iteration, and no more memory helps."
+    longer = least.time_ns / best.time_ns - 1
+    return (
+        f"The fastest needs {best.name}: {format_time(best.time_ns)} per iteration. With {least.name} an"
+        f" iteration takes {longer:.0%} longer, {format_time(least.time_ns)}."
     )
 
 
@@ -141,6 +182,7 @@ def _described(point: Point) -> str:
 def _views(
     heads: Sequence[str],
     rows: Sequence[Choice],
+    verdict: str,
     *,
     curves: Sequence[Curve] = (),
     marks: Sequence[Mark] = (),
@@ -157,30 +199,22 @@ def _views(
             shown.append(0)
             continue
         room -= len(row.trace.schedule)
-        views.append(trace_view(row.trace, f"schedule-{len(views)}", _heading(row)))
+        views.append(trace_view(row.trace, f"schedule-{len(views)}", row.heading))
         shown.append(len(views))
     points = [
         Mark(row.name, row.memory_bytes, row.time_ns, row.kind, view)
         for row, view in zip(rows, shown, strict=True)
         if row.trace is not None
     ]
-    lines = [
-        [Cell(row.name, link={"to": f"view-{view}"} if view else None), *row.cells]
-        for row, view in zip(rows, shown, strict=True)
-    ]
+    lines = [[Cell(row.name, view=view), *row.cells] for row, view in zip(rows, shown, strict=True)]
     left = sum(row.trace is not None and not view for row, view in zip(rows, shown, strict=True))
     note = f" {left} have no room on this page: see `report`." if left else ""
     html = (
+        f"<p class='verdict'>{escape(verdict)}</p>"
         f"<p class='what hint'>A click on a point, or on its name below, opens the schedule.{note}</p>"
         f"{slot(0)}{table('choices', heads, lines)}{more}"
     )
     return [View(html, (chart([*marks, *points], curves, limit_bytes, axis),)), *views]
-
-
-def _heading(row: Choice) -> str:
-    assert row.trace is not None
-    name = title_of(row.trace)
-    return row.name if name in row.name or name == "schedule" else f"{row.name}: {name}"
 
 
 def _time(time_ns: float) -> Cell:

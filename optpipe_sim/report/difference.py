@@ -135,6 +135,23 @@ def time_rows(one: Trace, two: Trace) -> list[tuple[str, float, float]]:
     return [(what, first[what], second[what]) for what in first if first[what] or second[what]]
 
 
+def verdict(one: Trace, two: Trace, names: tuple[str, str]) -> str:
+    """Return which trace is faster, and the two parts of the iteration that contribute most to it."""
+    *parts, (_, first, second) = time_rows(one, two)
+    longer = second - first
+    if not longer:
+        return f"Both take {format_time(first)} per iteration."
+    changed = sorted(
+        ((after - before, what) for what, before, after in parts),
+        key=lambda part: -part[0] * longer,
+    )
+    most = [f"{what} ({_signed(by).text})" for by, what in changed[:2] if by * longer > 0]
+    return (
+        f"{names[1]} takes {format_time(abs(longer))} ({abs(longer) / first:.1%})"
+        f" {'longer' if longer > 0 else 'less'} than {names[0]}, mostly {' and '.join(most)}."
+    )
+
+
 def memory_table(one: Trace, two: Trace, names: tuple[str, str]) -> str:
     """Return the peak of each device in both, and the activations that are not kept whole."""
     rows = []

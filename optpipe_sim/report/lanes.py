@@ -89,6 +89,10 @@ def lanes(
     placed = layout.placed(opened)
     plot = figure(
         name=name,
+        html_attributes={
+            "role": "figure",
+            "aria-label": "Ops and memory of each device over time; the tables below have the numbers",
+        },
         sizing_mode="stretch_width",
         height=pixels(placed[-1]),
         x_range=times,

@@ -11,26 +11,26 @@ from typing import Any, NamedTuple
 class Cell(NamedTuple):
     """A cell of a table: what it shows, the number it sorts by, and whether it is prose.
 
-    `link` says what a click does: ``run`` a callback (see `actions`), which is given ``at``, and go ``to`` a
-    figure, at a ``level`` of it, or to a view, which opens.
+    `run`: a callback (see `actions`) that a click runs, and what it is given. `view`: the view that a click
+    opens.
     """
 
     text: str
     value: float | None = None
     prose: bool = False
-    link: dict[str, object] | None = None
+    run: tuple[str, int] | None = None
+    view: int = 0
 
     def html(self) -> str:
         shown = escape(self.text)
-        if self.link is not None:
-            shown = f"<button{_attributes(self.link)}>{shown}</button>"
+        if self.run is not None:
+            callback, at = self.run
+            shown = f"<button data-run='{escape(callback)}' data-at='{at}'>{shown}</button>"
+        if self.view:
+            shown = f"<a href='#view-{self.view}'>{shown}</a>"
         value = "" if self.value is None else f" data-value='{self.value!r}'"
         kind = " class='text long'" if self.prose else " class='text'" if self.value is None else ""
         return f"<td{kind}{value}>{shown}</td>"
-
-
-def _attributes(data: dict[str, object]) -> str:
-    return "".join(f" data-{key}='{escape(str(value))}'" for key, value in data.items())
 
 
 def table(name: str, heads: Sequence[str], rows: Iterable[Sequence[Cell]]) -> str:

@@ -65,7 +65,9 @@ def write_page(title: str, views: Sequence[View], opened: int, provenance: Prove
 </head>
 <body>
 <header><h1>{escape(title)}</h1><label><input type="checkbox" id="other-colours"> light / dark</label></header>
+<main>
 {sections}
+</main>
 {_provenance(provenance)}
 <script type="application/gzip" class="data">{_bokeh()}</script>
 <script>{_asset("page.js")}</script>
@@ -76,11 +78,15 @@ def write_page(title: str, views: Sequence[View], opened: int, provenance: Prove
 
 
 def _section(view: View, at: int, opened: bool) -> str:
-    content = f"{_with_figures(view)}<script type='application/gzip' class='data'>{_packed(view)}</script>"
+    # the link's aim is within what opens: to go there opens it
+    content = (
+        f"<div class='content' id='view-{at}'>{_with_figures(view)}</div>"
+        f"<script type='application/gzip' class='data'>{_packed(view)}</script>"
+    )
     if not view.heading:
-        return f"<section class='view' id='view-{at}'>{content}</section>"
+        return f"<section class='view'>{content}</section>"
     head = f"<summary><h2>{escape(view.heading)}</h2></summary>"
-    return f"<details class='view' id='view-{at}'{' open' * opened}>{head}{content}</details>"
+    return f"<details class='view'{' open' * opened}>{head}{content}</details>"
 
 
 def _with_figures(view: View) -> str:

@@ -101,9 +101,10 @@ class Report:
         return f"<Report: {self.title if self.title.isprintable() else '...'}>"
 
     def _repr_html_(self) -> str:
-        """Return the page in a frame of its own, for notebooks."""
+        """Return the page in a frame of its own, for notebooks; its links lead to places in it."""
+        page = self.html.replace("<head>", "<head>\n<base href='about:srcdoc'>", 1)
         return (
-            f"<iframe srcdoc=\"{escape(self.html)}\" style='width:100%;height:{FRAME_PIXELS}px;border:0'"
+            f"<iframe srcdoc=\"{escape(page)}\" style='width:100%;height:{FRAME_PIXELS}px;border:0'"
             " title='report'></iframe>"
         )
 

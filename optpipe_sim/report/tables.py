@@ -15,8 +15,7 @@ from ..trace.waits import MEANINGS
 from ..units import counted, format_size, format_time
 from .columns import TraceColumns
 from .lanes import CAUSE_COLOURS, CAUSE_PATTERNS, MARK, MESSAGE
-from .layout import Layout
-from .markup import Cell, folded, items, table, tiles
+from .markup import Cell, items, table, tiles
 from .memory import MEMORY_COLOUR, OTHER, STATIC
 
 MOST_GAPS = 100  # in the table; as many as `explain --json` lists
@@ -95,7 +94,6 @@ def by_device(trace: Trace, name: str) -> str:
     """Return where each device's time goes, the most idle device first."""
     total = trace.makespan_ns
     causes = [cause for cause in CAUSES if trace.idle_ns[cause]]
-    layout = Layout.of(trace)
     again = ["recomputing"] if any(trace.recompute_ns) else []
     limits = trace.memory_limit
     heads = ["device", "idle", "share", *causes, "computing", *again, "peak memory"]
@@ -104,7 +102,7 @@ def by_device(trace: Trace, name: str) -> str:
     for device in sorted(range(len(trace.busy_ns)), key=lambda at: (trace.busy_ns[at], at)):
         idle = trace.idle_by_device_ns[device]
         total_idle = sum(idle.values())
-        row = [Cell(str(device), device, link=_link(name, "toggle", device, layout.levels[device]))]
+        row = [Cell(str(device), device, run=(f"{name}-toggle", device))]
         row += [_time(total_idle), Cell(f"{total_idle / total:.2%}", total_idle / total)]
         row += [_time(idle[cause]) for cause in causes]
         row.append(_time(trace.busy_ns[device]))
@@ -121,13 +119,12 @@ def by_device(trace: Trace, name: str) -> str:
 def longest_gaps(columns: TraceColumns, name: str) -> str:
     """Return the longest idle intervals; a click leads to the interval and to what it waits for."""
     found, total = columns.idle, columns.trace.makespan_ns
-    levels = columns.layout.levels
     rows = [
         [
             Cell(
                 format_time(gap.length_ns),
                 gap.length_ns,
-                link=_link(name, "mark", at, levels[gap.device]),
+                run=(f"{name}-mark", at),
             ),
             Cell(f"{gap.length_ns / total:.2%}", gap.length_ns / total),
             Cell(str(gap.device), gap.device),
@@ -147,17 +144,19 @@ def longest_gaps(columns: TraceColumns, name: str) -> str:
     )
 
 
-def path_and_hints(trace: Trace, name: str) -> str:
-    """Return what the critical path is made of, and what to try."""
+def path(trace: Trace, name: str) -> str:
+    """Return what the critical path is made of."""
     total = trace.makespan_ns
     rows = [
         [Cell(part), _time(time), Cell(f"{time / total:.1%}", time / total)]
         for part, time in sorted(path_parts(trace).items(), key=lambda item: -item[1])
     ]
-    path = table(f"{name}-path", ["on the critical path", "time", "share"], rows)
-    return f"<h3>What to try</h3>{items(hints(trace))}" + folded(
-        "What the critical path is made of", path
-    )
+    return table(f"{name}-path", ["on the critical path", "time", "share"], rows)
+
+
+def advice(trace: Trace, level: int) -> str:
+    """Return what to try, the largest possible gain first, below a heading of a level of HTML."""
+    return f"<h{level}>What to try</h{level}>{items(hints(trace))}"
 
 
 def legend(*traces: Trace) -> str:
@@ -214,12 +213,6 @@ def _meaning(cause: str, traces: Sequence[Trace]) -> str:
     if cause == "memory" and not any(trace.memory_limit for trace in traces):
         return "for nothing that the profile has: there is no limit"
     return MEANINGS[cause]
-
-
-def _link(figure: str, action: str, at: int, level: float) -> dict[str, object]:
-    """Return what a click on a cell does: run an action of a figure, given a device or an idle interval, and go
-    to its lane."""
-    return {"run": f"{figure}-{action}", "at": at, "to": figure, "level": level}
 
 
 def _time(time_ns: int) -> Cell:

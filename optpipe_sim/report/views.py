@@ -15,12 +15,13 @@ from .difference import (
     measured_table,
     memory_table,
     treatment_table,
+    verdict,
 )
 from .lanes import lanes, opens, time_label, time_range
 from .markup import folded, switch
 from .memory import Scales
 from .page import View, slot
-from .tables import by_device, facts, legend, longest_gaps, measures, path_and_hints, title_of
+from .tables import advice, by_device, facts, legend, longest_gaps, measures, path, title_of
 
 KEYS = "drag or arrow keys: pan · Ctrl + wheel, pinch or + and −: zoom · 0: all · click: why · Esc: clear"
 MEASURED = "measured"  # what imported traces are called already
@@ -30,10 +31,10 @@ INVITATION = "Click an op or an idle interval to see what it waited for."
 def trace_view(trace: Trace, name: str, heading: str = "") -> View:
     """Return the lanes of one trace between its measures and its tables; `name` is that of its figure."""
     columns = TraceColumns(trace)
+    level = 3 if heading else 2
     html = (
-        f"<p class='what'>{escape(facts(trace))}</p>{measures(trace)}"
-        f"{_bar([columns], [name])}{_figure(name, 0)}{legend(trace)}{_tables(columns, name)}"
-        f"{path_and_hints(trace, name)}"
+        f"<p class='what'>{escape(facts(trace))}</p>{measures(trace)}{advice(trace, level)}"
+        f"{_bar([columns], [name])}{_figure(name, 0)}{legend(trace)}{_tables(columns, name, level)}"
     )
     marks = {"critical": columns.critical}
     plot = lanes(columns, name, Scales.of(trace), time_range([trace]), marks=marks)
@@ -47,7 +48,7 @@ def pair_view(one: Trace, two: Trace) -> View:
     found = changes(one, two)
     titles, measured = titles_of(one, two), ""
     if is_run_of(two, one):
-        measured = f"<h3>Why measured and predicted time differ</h3>{measured_table(one, two)}"
+        measured = f"<h2>Why measured and predicted time differ</h2>{measured_table(one, two)}"
     heads = [
         f"<h2>{escape(title)}</h2><p class='what'>{escape(facts(trace))}</p>{measures(trace)}"
         for trace, title in zip(traces, titles, strict=True)
@@ -56,12 +57,13 @@ def pair_view(one: Trace, two: Trace) -> View:
     differs = switch("changed", "what differs", shown) if any(found.rows) else ""
     bar = _bar(columns, names, differs, _ends_aligned(columns, names))
     tables = [
-        f"<h2>{escape(title)}</h2>{_tables(each, name)}{path_and_hints(each.trace, name)}"
+        f"<h2>{escape(title)}</h2>{advice(each.trace, 3)}{_tables(each, name, 3)}"
         for each, name, title in zip(columns, names, titles, strict=True)
     ]
     html = (
+        f"<p class='verdict'>{escape(verdict(one, two, titles))}</p>"
         f"<p class='what'>{escape(found.says)}</p>"
-        f"<h3>Where the difference arises</h3>{difference_table(one, two, titles)}"
+        f"<h2>Where the difference arises</h2>{difference_table(one, two, titles)}"
         f"{measured}"
         f"{folded('Memory of each device, and treatments', memory_table(one, two, titles) + treatment_table(one, two, titles))}"
         f"{bar}{heads[0]}{_figure(names[0], 0)}{heads[1]}{_figure(names[1], 1)}{legend(one, two)}{tables[0]}{tables[1]}"
@@ -129,8 +131,10 @@ def _figure(name: str, place: int) -> str:
     return f"<div>{note}{slot(place)}</div>"
 
 
-def _tables(columns: TraceColumns, name: str) -> str:
+def _tables(columns: TraceColumns, name: str, level: int) -> str:
+    head = f"h{level}"
     return (
-        f"<h3>Where the time of each device goes</h3>{by_device(columns.trace, name)}"
-        f"<h3>The longest idle intervals</h3>{longest_gaps(columns, name)}"
+        f"<{head}>Where the time of each device goes</{head}>{by_device(columns.trace, name)}"
+        f"<{head}>The longest idle intervals</{head}>{longest_gaps(columns, name)}"
+        f"{folded('What the critical path is made of', path(columns.trace, name))}"
     )

@@ -199,9 +199,17 @@ def test_devices_fold_and_unfold(shown: Any, chromium: Browser) -> None:
     x, y = chromium.lane("a", 0, 9 * Layout.of(trace).height + 50)
     chromium.tap(x - 12, y)  # on the axis
     chromium.wait(lambda: opened() == [fullest, 9])
-    for wanted in ([*range(16)], []):
+    for wanted in ([*range(16)], [], [*range(16)]):
         chromium.click("#a-unfold")
         chromium.wait(lambda wanted=wanted: opened() == wanted)
+    # which are more than a window holds; an idle interval of the table comes into sight
+    columns = TraceColumns(trace)
+    gap = next(at for at, one in enumerate(columns.idle) if one.device == 15)
+    chromium.click(f"#a-idle [data-at='{gap}']")
+    level = columns.layout.levels[15]
+    chromium.wait(lambda: 0 < chromium.lane("a", columns.idle[gap].start_ns, level)[1] < 1000)
+    chromium.press("Escape")
+    chromium.press("0")
     # where the boxes are drawn is where hovers find them
     row = trace.schedule.row(Op(OpKind.B, 9, 3))
     (said,) = chromium.hover(*chromium.box("a", "ops", row))

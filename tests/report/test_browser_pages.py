@@ -106,10 +106,18 @@ def test_schedules_of_other_shapes_are_shown_side_by_side(shown: Any, chromium: 
 def test_a_notebook_shows_the_page_in_a_frame(
     trace: Trace, chromium: Browser, tmp_path: Path
 ) -> None:
-    (tmp_path / "notebook.html").write_text(Report.of(trace)._repr_html_())
+    found = compare_all(trace.profile, 4, ["1f1b", "gpipe"])
+    (tmp_path / "notebook.html").write_text(Report.of_comparison(found)._repr_html_())
     chromium.open(tmp_path / "notebook.html")
-    inside = "document.querySelector('iframe').contentDocument"
-    assert chromium.run(f"return {inside}.querySelectorAll('#a *').length") > 0
+    driver = chromium.driver
+    driver.switch_to.frame(0)
+    try:
+        # a link leads to a place in the frame
+        chromium.click("#choices [href='#view-2']")
+        chromium.wait("return !!document.querySelector('#schedule-1 *')")
+        assert chromium.run("return location.href") == "about:srcdoc#view-2"
+    finally:
+        driver.switch_to.default_content()
     assert chromium.messages() == []
 
 
@@ -119,7 +127,7 @@ def test_points_and_rows_open_their_schedule(shown: Any, chromium: Browser) -> N
     shown(Report.of_comparison(found))
     opened = "return [...document.querySelectorAll('details.view')].map((each) => each.open)"
     assert chromium.run(opened) == [True, False, False]
-    chromium.click("#choices [data-to=view-2]")
+    chromium.click("#choices [href='#view-2']")
     chromium.wait(f"return !!named('schedule-1') && (() => {{{READY}}})()")
     assert chromium.run(opened) == [True, True, False]
     assert chromium.reach("schedule-1") == (0, found.rows[1].trace.makespan_ns)

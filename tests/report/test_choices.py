@@ -47,16 +47,13 @@ def written() -> Page:
 
 
 def opened(page: Page) -> list[str]:
-    """What the buttons of the table open."""
-    return [
-        attributes["data-to"].removeprefix("view-")
-        for _, attributes in page.tags
-        if str(attributes.get("data-to")).startswith("view-")
-    ]
+    """What the links of the table open."""
+    links = [str(attributes["href"]) for tag, attributes in page.tags if tag == "a"]
+    return [link.removeprefix("#view-") for link in links]
 
 
 def views(page: Page) -> list[str]:
-    return [attributes["id"] for _, attributes in page.tags if attributes.get("class") == "view"]
+    return [attributes["id"] for _, attributes in page.tags if attributes.get("class") == "content"]
 
 
 def test_simulate_and_solve_write_the_page_of_their_schedule(cli: Any) -> None:
@@ -85,12 +82,14 @@ def test_compare_shows_every_schedule_and_opens_each(cli: Any) -> None:
     assert {row[4][0] for row in rows} == {"yes", "no"}
     assert opened(page) == [str(at) for at in range(1, len(rows) + 1)]
     assert views(page) == [f"view-{at}" for at in range(len(rows) + 1)]
-    closed = [
-        attributes["id"]
+    foldable = [
+        attributes
         for tag, attributes in page.tags
-        if tag == "details" and "id" in attributes and "open" not in attributes
+        if tag == "details" and attributes.get("class") == "view"
     ]
-    assert closed == views(page)[2:]
+    assert ["open" in attributes for attributes in foldable] == [True] + [False] * (len(rows) - 1)
+    best = next(row for row in found["rows"] if row["fits"])
+    assert f"Fastest that fits: {best['schedule']}, " in page.text
 
 
 def test_a_page_that_would_be_too_large_leaves_lanes_out(
@@ -112,13 +111,15 @@ def test_frontier_shows_the_curve_and_opens_its_schedules(cli: Any) -> None:
     found = cli(f"{line} --no-cache --schedules 1f1b,zb-h1 --report F.html --json").json
     page = written()
     rows = page.rows("choices")
-    assert [row[6][0] for row in rows] == [point["status"] for point in found["points"]]
+    assert [row[7][0] for row in rows] == [point["status"] for point in found["points"]]
     solved = [point for point in found["points"] if point["objective_ns"]]
     assert 0 < len(solved) < len(rows)
-    assert [(row[1][1], row[3][1]) for row in rows if row[1][0] != "none"] == [
-        (str(point["objective_ns"]), str(point["lower_bound_ns"])) for point in solved
-    ]
+    shown = [(row[1][1], row[2][1], row[4][1]) for row in rows if row[1][0] != "none"]
+    columns = ("objective_ns", "chunks", "lower_bound_ns")
+    assert shown == [tuple(str(point[key]) for key in columns) for point in solved]
     assert len(opened(page)) == len(solved)
+    costs = [point["objective_ns"] for point in solved]
+    assert f"{costs[0] / min(costs) - 1:.0%} longer, " in page.text
     data = page.figures[0]
     assert "1 chunk per device is faster (proven)" in data
     assert "zb-h1" in data
@@ -136,6 +137,7 @@ def test_advise_shows_the_best_of_each_split(cli: Any) -> None:
         (row["schedule"], row["iteration_ns"], str(row["peak_bytes"])) for row in found["rows"]
     ]
     assert len(opened(page)) == len(rows)
+    assert f"Fastest that fits: {rows[0][0][0]}: {rows[0][1][0]}, " in page.text
     assert found["basis"] in page.text
     assert page.text.count(HOSTILE) >= 2  # the model and the machine
 

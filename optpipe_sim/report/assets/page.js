@@ -1,4 +1,3 @@
-"use strict";
 // All the JavaScript of a report: what neither HTML nor Bokeh does by itself. Callbacks of Bokeh's models
 // (report/actions.py) hand these functions the models that they change; what is pressed finds models by name.
 const named = (name) => Bokeh.documents.map((each) => each.get_model_by_name(name)).find(Boolean);
@@ -12,31 +11,23 @@ const bokeh = unpacked(document.body).then(eval);
 const draw = async (view) => (await bokeh, Bokeh.embed.embed_items(...JSON.parse(await unpacked(view))));
 for (const view of document.querySelectorAll(".view"))
   if (view.open ?? true) draw(view); else view.addEventListener("toggle", () => draw(view), { once: true });
+// a link to a view opens it, which newer browsers do by themselves
+addEventListener("hashchange", () => (document.querySelector(location.hash).closest(".view").open = true));
 
-// -- clicks and keys: a table is sorted, a callback or a tool runs, a switch sets properties of models
+// -- clicks and keys: a table is sorted, a switch sets properties of models, a button runs a callback
 function sort(head) {
   const [body] = head.closest("table").tBodies, sign = head.ariaSort === "descending" ? 1 : -1;
   const value = ({ cells: { [head.cellIndex]: cell } }) => cell.dataset.value ?? cell.textContent;
   const order = (one, two) => sign * (value(one) - value(two) || value(one).localeCompare(value(two)));
-  for (const each of head.parentElement.cells) each.ariaSort = each === head ? (sign < 0 ? "descending" : "ascending") : null;
+  for (const each of head.parentElement.cells) each.ariaSort = null;
+  head.ariaSort = sign < 0 ? "descending" : "ascending";
   body.append(...[...body.rows].sort(order));
 }
-// a view opens; a lane of a figure is scrolled to the middle of the window unless it is in sight
-function show(id, level) {
-  const place = document.getElementById(id), plot = named(id);
-  place.open = true;
-  if (!plot) return place.scrollIntoView();
-  const y = place.getBoundingClientRect().top + (plot.height / plot.y_range.start) * named(`${id}-places`).compute(level);
-  if (y < 0 || y > innerHeight) scrollBy(0, y - innerHeight / 2);
-}
-addEventListener("click", async ({ target }) => {
-  const { run, at, to, level } = target.dataset, head = target.closest("th");
+addEventListener("click", ({ target }) => {
+  const { run, at, set = "[]" } = target.dataset, head = target.closest("th");
   if (head) sort(head);
-  if (run) await named(run).execute(target, Number(at));
-  if (to) show(to, level);
-});
-addEventListener("change", ({ target: { checked, dataset } }) => {
-  for (const [name, key, ...values] of JSON.parse(dataset.set ?? "[]")) named(name)[key] = values[Number(checked)];
+  if (run) named(run).execute(target, Number(at));
+  for (const [name, key, ...values] of JSON.parse(set)) named(name)[key] = values[Number(target.checked)];
 });
 addEventListener("keydown", ({ key, ctrlKey, metaKey, altKey }) => {
   const above = (each) => each.checkVisibility() && each.getBoundingClientRect().top < innerHeight / 2;
@@ -48,23 +39,29 @@ addEventListener("beforeprint", () => [...Bokeh.index].forEach((view) => view.el
 addEventListener("afterprint", () => document.querySelectorAll("canvas").forEach((each) => each.remove()));
 
 // -- lanes: what an op or an idle interval waited for, back to the start
-function mark({ plot, ops, gaps, shift }, gap, op) {
-  const { idle, cause, by, from, to } = gaps.data, { name, waited, level } = ops.data, isGap = gap !== undefined, chain = [];
-  for (let at = isGap ? by[gap] : op; at >= 0; at = ops.data.by[at]) chain.push(at);
-  ops.selected.indices = chain;
-  gaps.selected.indices = isGap ? [gap] : [];
+function mark({ plot, ops, gaps, places, shift }, gap = -1, op = -1) {
+  const { by, from, to, level, idle, cause } = gaps.data, { name, waited } = ops.data, chain = [];
+  for (let at = by[gap] ?? op; at >= 0; at = ops.data.by[at]) chain.push(at);
+  [gaps.selected.indices, ops.selected.indices] = [gap < 0 ? [] : [gap], chain];
   const way = `Marked: its chain of ${chain.length} causes back to the start.`;
-  const why = isGap ? `Idle: ${idle[gap]}. Cause: ${cause[gap]}.` : `${name[op]} waited: ${waited[op]}. ${way}`;
-  document.getElementById(`${plot.name}-note`).textContent = isGap || chain.length ? why : "";
-  if (!isGap) return;
+  const why = gap < 0 ? `${name[op]} waited: ${waited[op]}. ${way}` : `Idle: ${idle[gap]}. Cause: ${cause[gap]}.`;
+  document.getElementById(`${plot.name}-note`).textContent = gap < 0 && op < 0 ? "" : why;
+  if (gap < 0) return;
   plot.x_range.setv({ start: from[gap] + shift.value, end: to[gap] + shift.value });
-  if (chain.length) show(plot.name, level[chain[0]]);
+  for (const height of [level[gap], ops.data.level[chain[0]] ?? level[gap]]) show(plot, places.compute(height));
+}
+// the window is scrolled to a height of a figure that is out of sight
+function show({ name, height, y_range }, place) {
+  const y = document.getElementById(name).getBoundingClientRect().top + (height / y_range.start) * place;
+  if (y < 0 || y > innerHeight) scrollBy(0, y - innerHeight / 2);
 }
 // lanes that are selected are unfolded; `Layout.placed` adds up the same steps
-const toggle = ({ lanes: { selected } }, at) =>
-  (selected.indices = [...new Set(selected.indices).symmetricDifference(new Set([at]))]);
+function toggle({ plot, lanes: { selected }, axis }, at) {
+  selected.indices = [...new Set(selected.indices).symmetricDifference(new Set([at]))];
+  show(plot, axis.ticker.ticks[at]);
+}
 function fold({ plot, lanes, places, axis, lane, full, small, levels, pixels, around }) {
-  const open = lanes.selected.indices, steps = Array.from(lane, (at, knot) => (open.includes(at) ? full : small)[knot]);
+  const open = lanes.selected.indices, steps = lane.map((at, knot) => (open.includes(at) ? full : small)[knot]);
   let [bottom] = places.y;
   places.y = [bottom, ...steps.map((step) => (step ? (bottom += step) : NaN))];
   axis.ticker.ticks = levels.map((level) => places.compute(level));
