@@ -6,8 +6,8 @@ from argparse import ArgumentParser, Namespace
 from typing import Any
 
 from ...solvers.options import ENGINES, KINDS, SolveOptions
-from .kinds import MOST_PROCESSES, chunks, count_to, seconds, share, slices, whole
-from .shared import add_objective, add_per_stage, add_treatments
+from .kinds import MOST_PROCESSES, chunks, count_to, seconds, share, slices
+from .shared import add_objective, add_per_stage, add_seed, add_treatments
 
 
 def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
@@ -34,9 +34,7 @@ def add_search(parser: ArgumentParser, usual: float, what: str) -> None:
         default=0.0,
         help="stop when the best schedule is proven to be within this optimality gap, as 1%% (default: 0)",
     )
-    parser.add_argument(
-        "--seed", metavar="N", type=whole, default=0, help="of random choices (default: 0)"
-    )
+    add_seed(parser)
     parser.add_argument(
         "--workers",
         metavar="N",

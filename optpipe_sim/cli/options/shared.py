@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from .kinds import count, instant, size, treatments
+from .kinds import count, instant, size, treatments, whole
 
 FAMILIES = ("megatron", "torchtitan")  # of ``--family``
 
@@ -75,6 +75,12 @@ def add_treatments(parser: ArgumentParser, note: str) -> None:
 
 def add_per_stage(parser: ArgumentParser, help: str) -> None:
     parser.add_argument("--per-stage", action="store_true", help=f"{help}, as frameworks require")
+
+
+def add_seed(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--seed", metavar="N", type=whole, default=0, help="of random choices (default: 0)"
+    )
 
 
 def add_family(parser: ArgumentParser, help: str) -> None:

@@ -38,6 +38,7 @@ def advise(
     recompute: Sequence[str] | None = None,
     treatments: Sequence[str] | None = None,
     per_stage: bool = False,
+    seed: int = 0,
     schedules: Sequence[str] | None = None,
     calibration: Calibration | None = None,
     on_progress: OnProgress | None = None,
@@ -70,7 +71,7 @@ def advise(
         recompute, schedules: what to choose from; None: all that make sense (offloading only where
             the machine has PCIe data).
         treatments: the allowed treatments of activations, out of ``keep, offload, recompute``; None: all.
-            `per_stage`: all activations of a stage get the same treatment.
+            `per_stage`: all activations of a stage get the same treatment. `seed`: of the searches.
         calibration: what `calibrate` returned; its rates are used, and its errors reported.
         on_progress: called with what is going on, how much of it is done, and of how much. `on_wait`: called
             before the engines are compiled, once on a machine, which takes longer than `time_limit`.
@@ -128,6 +129,7 @@ def advise(
         slice_by=slice_by,
         treatments=allowed,
         per_stage=per_stage,
+        seed=seed,
         **listed,  # type: ignore[arg-type]
     )
     report = on_progress or (lambda *_: None)

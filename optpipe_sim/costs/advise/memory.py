@@ -61,6 +61,7 @@ def what_memory_buys(
     limit_bytes: int,
     seconds: float,
     per_stage: bool = False,
+    seed: int = 0,
     report: Callable[[int, int], None] = lambda *_: None,
 ) -> tuple[Bought, ...]:
     """Return the time under a limit and those around it, each searched for from the plan of the limit below.
@@ -72,7 +73,7 @@ def what_memory_buys(
         profile: with its levels of recomputation, where these may be used.
         known: a plan for `limit_bytes`, which is not searched for again.
         seconds: in all; with too few, only what `known` fits is known.
-        per_stage: all activations of a stage are treated alike, as those of `known` are.
+        per_stage: all activations of a stage are treated alike, as those of `known` are. `seed`: of the searches.
         report: called with how many limits are done, and of how many.
     """
     limits = limits_around(limit_bytes)
@@ -86,7 +87,7 @@ def what_memory_buys(
         plans = [best, known if max(known.peak_bytes) <= limit else None]
         share = (until - time.monotonic()) / (len(limits) - at)
         if share >= LEAST_S and limit != limit_bytes:
-            plans.append(_searched(limited, microbatches, share, best, per_stage))
+            plans.append(_searched(limited, microbatches, share, best, per_stage, seed))
         best = min(filter(None, plans), key=lambda trace: trace.makespan_ns, default=None)
         times.append(None if best is None else iteration_ns(profile, best.makespan_ns))
         fits = max(profile.least_limits) <= limit or best is not None
@@ -100,7 +101,12 @@ def what_memory_buys(
 
 
 def _searched(
-    profile: CostProfile, microbatches: int, seconds: float, start: Trace | None, per_stage: bool
+    profile: CostProfile,
+    microbatches: int,
+    seconds: float,
+    start: Trace | None,
+    per_stage: bool,
+    seed: int,
 ) -> Trace | None:
     """Return the best plan that a quick search finds; None where it finds none."""
     try:
@@ -112,6 +118,7 @@ def _searched(
             warm_start=None if start is None else start.schedule,
             published=False,
             per_stage=per_stage,
+            seed=seed,
         )
     except (OutOfMemory, NoSolution):
         return None

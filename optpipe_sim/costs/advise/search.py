@@ -266,8 +266,7 @@ class Search:
                 self._try(one._replace(bound=tight), name)
 
     def _solve(self) -> bool:
-        """Search each row of the answer that bounds leave room for, over all treatments of each
-        activation; returns whether Ctrl-C has ended one."""
+        """Search each row that its bound leaves room for, over all treatments; return whether Ctrl-C ended one."""
         rows = sorted(self.best.values(), key=lambda row: row.key)[: self.top]
         for at, row in enumerate(rows):
             left = SHARES[2] * self.seconds - (time.monotonic() - self.began)
@@ -293,6 +292,7 @@ class Search:
                     warm_start=free.trace.schedule if free.trace.fits else None,
                     published=False,
                     per_stage=self.question.per_stage,
+                    seed=self.question.seed,
                     on_wait=self.wait,
                 )
                 assert found.schedule is not None
@@ -337,6 +337,7 @@ class Search:
             self.question.limit_bytes,
             self.seconds - (time.monotonic() - self.began),
             self.question.per_stage,
+            self.question.seed,
             lambda done, of: self.report(f"other limits, {self._so_far()}", done, of),
         )
 

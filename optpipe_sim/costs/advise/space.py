@@ -124,6 +124,7 @@ class Question:
     slice_by: str = "time"
     treatments: tuple[str, ...] = TREATMENTS  # of activations
     per_stage: bool = False  # all activations of a stage get the same one
+    seed: int = 0  # of the searches
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the first keys of ``advise --json`` and ``evaluate --json``."""

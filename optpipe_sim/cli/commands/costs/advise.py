@@ -16,7 +16,7 @@ from ...options.models import (
     add_slice_by,
     model_and_machine,
 )
-from ...options.shared import add_family, add_per_stage, add_report, add_treatments
+from ...options.shared import add_family, add_per_stage, add_report, add_seed, add_treatments
 from ...outputs.trace import write_page
 from ..search.common import COMPILING
 from . import family
@@ -90,6 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--time-limit", type=seconds, default=20.0, metavar="SECONDS", help="in all (20)"
     )
+    add_seed(parser)
     parser.add_argument("--csv", metavar="F.csv", help="write every configuration replayed")
     parser.add_argument("--chart", metavar="F.png", help="draw time over memory of all of them")
     add_report(parser, "time over memory of all of them, with the lanes of the best")
@@ -114,6 +115,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             memory_limit=arguments.memory_limit,
             treatments=arguments.treatments,
             per_stage=arguments.per_stage,
+            seed=arguments.seed,
             **family.restrictions(
                 arguments.family,
                 {

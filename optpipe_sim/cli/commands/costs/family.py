@@ -111,7 +111,7 @@ def _megatron(found: Advice) -> dict[str, Any]:
         if other is not None and _faster(other.trace, profile, row):
             plan, notes = plan_of(other.choice, other.trace.profile, m)
             trace, name, costs = other.trace, other.choice.name, profile
-        answer |= _free(profile, m, iteration_ns(costs, trace.makespan_ns))
+        answer |= _free(profile, m, iteration_ns(costs, trace.makespan_ns), found.question.seed)
     time_ns = iteration_ns(costs, trace.makespan_ns)
     return {
         "told": name,
@@ -132,7 +132,7 @@ def _faster(trace: Trace, profile: CostProfile, row: Row) -> bool:
     return iteration_ns(profile, trace.makespan_ns) < row.iteration_ns
 
 
-def _free(profile: CostProfile, m: int, own_ns: float) -> dict[str, Any]:
+def _free(profile: CostProfile, m: int, own_ns: float, seed: int) -> dict[str, Any]:
     """Return the best that a short search finds on the same split and chunks without the family, and a
     bound for every schedule and layout of these."""
     from ....costs.provenance import iteration_ns
@@ -140,7 +140,7 @@ def _free(profile: CostProfile, m: int, own_ns: float) -> dict[str, Any]:
     from ....solvers.solve import solve
 
     try:
-        free = solve(profile, m, engine="search", time_limit=FREE_S, published=False)
+        free = solve(profile, m, engine="search", time_limit=FREE_S, seed=seed, published=False)
     except OptPipeError:
         return {}
     bound, _ = layout_bound(profile, m, "flush", profile.memory_limit, 1.0)
