@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from joblib import cpu_count
 from unit_profiles import unit_profile
 
 from optpipe_sim.cli import main
@@ -26,6 +27,7 @@ settings.register_profile(
 )
 settings.load_profile("project")
 
+
 # processes that tests start import the helpers too: pyproject.toml's pythonpath holds for this one only
 HELPERS = Path(__file__).parent / "helpers"
 ROOMS = [str(HELPERS), *map(str, sorted(HELPERS.glob("[!_]*/")))]
@@ -33,6 +35,11 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*ROOMS, os.environ.get(
 
 # a shell starts background jobs with Ctrl-C ignored; some tests send it
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than cores: many tests wait for the processes that they start."""
+    return cpu_count() + 1
 
 
 @pytest.fixture

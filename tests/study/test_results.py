@@ -128,11 +128,16 @@ def test_committed_tables_are_whole_and_of_the_committed_experiment(name) -> Non
 
 
 def test_every_figure_is_drawn_from_the_results_alone(tmp_path, command_line) -> None:
-    found = command_line(f"figures --from {RESULTS} --to new --json").json["files"]
+    found = command_line(f"figures --from {RESULTS} --to new --format png --json").json["files"]
     names = table_names(RESULTS)
     assert set(figure_names()) & set(names)
     assert {Path(path).name.split(".")[0].split("-")[0] for path in found} == set(names)
-    assert {Path(path).suffix for path in found} == {".pdf", ".svg", ".png"}
+    line = f"figures schedules_sweep --from {RESULTS} --to new --json"
+    assert {Path(path).suffix for path in command_line(line).json["files"]} == {
+        ".pdf",
+        ".svg",
+        ".png",
+    }
     assert b"/FontFile2" in Path("new/schedules_sweep.pdf").read_bytes()
     again = save_figures(["schedules_sweep"], RESULTS, tmp_path / "again")
     for path in again:  # no dates in them

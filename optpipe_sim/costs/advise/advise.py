@@ -94,12 +94,8 @@ def advise(
         raise OptPipeError(f"top: must be a whole number of at least 1, got {top!r}")
     if not 0 <= margin < 1:
         raise OptPipeError(f"margin: must be from 0 to 1, got {margin}")
-    if memory_limit is not None:
-        memory_limit = as_size("memory limit", memory_limit)
-    else:
-        memory_limit = int(machine.usable_bytes * (1 - margin))
-        if memory_limit >= 2**30:  # a number that people can type again
-            memory_limit = parse_size(f"{memory_limit * 10 // 2**30 / 10}GiB")
+    if memory_limit is None:
+        memory_limit = _usable(machine, margin)
     lists = {
         "pp": pp, "tp": tp, "cp": cp, "dp": dp, "ep": ep, "zero": zero, "microbatch": microbatch,
         "chunks": chunks,
@@ -117,7 +113,7 @@ def advise(
         gpus,
         global_batch,
         seq,
-        memory_limit,
+        as_size("memory limit", memory_limit),
         recompute=levels,
         schedules=as_choices("schedules", schedules),
         flash=flash,
@@ -134,3 +130,9 @@ def advise(
     )
     report = on_progress or (lambda *_: None)
     return Search(question, top, time_limit, tolerance, report, on_wait).run(calibration)
+
+
+def _usable(machine: Machine, margin: float) -> int:
+    """What the machine leaves, less `margin` of it; whole tenths of a GiB, which people can type again."""
+    usable = int(machine.usable_bytes * (1 - margin))
+    return parse_size(f"{usable * 10 // 2**30 / 10}GiB") if usable >= 2**30 else usable

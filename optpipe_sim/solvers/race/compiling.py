@@ -127,7 +127,8 @@ PARTS = (_search, _greedy, _treated, _bounds, _replay)
 
 
 def compile_all() -> None:
-    """Compile everything for every kind of problem, in this process."""
+    """Compile everything for every kind of problem, the simplest kind with a process for each part."""
+    run_all(PARTS, False, False, False)
     for chunks, linked, levels in product((False, True), repeat=3):
         _compile(chunks, linked, levels, treated=True)
 

@@ -15,7 +15,7 @@ from optpipe_sim.runtime.execute.task import Task
 from optpipe_sim.sim.difference import Difference
 from optpipe_sim.sim.lower import lower
 
-BATCHES, ITERATIONS, MICROBATCHES = 3, 5, 4
+BATCHES, ITERATIONS, MICROBATCHES = 4, 3, 4
 NEAR = {1: 1.05, 2: 1.10}  # by chunks
 CASES = {  # chunks and options
     "1f1b": (1, {}),
@@ -49,7 +49,7 @@ def profile_of(devices: int, chunks: int) -> CostProfile:
 @pytest.mark.timing
 @pytest.mark.parametrize("p", [2, 4])
 def test_a_run_takes_as_long_as_predicted(p: int):
-    """The least of five iterations; a machine that is busy gets three tries."""
+    """The least of three iterations; a machine that is busy gets four tries."""
     missed = []
     with Ranks(p) as ranks:
         for name, (chunks, options) in CASES.items():
