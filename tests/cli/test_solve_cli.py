@@ -284,6 +284,7 @@ def test_frontier_json_csv_and_chart(cli: Any) -> None:
     assert [entry["schedule"] for entry in answer.json["schedules"]] == ["zb-h1", "1f1b"]
     assert Path("f.png").read_bytes().startswith(b"\x89PNG")
     assert "with 1 chunk per device no schedule exists below 100B" in cli(line).out
+    line = "frontier p.yaml -m 4 --limits 10,450 --engine adaoffload --time-limit 1"
     text = cli(f"{line} --chunks any").out
     assert "infeasible" in text
     assert "1 to 8 chunks per device in a loop, or 2 in a V no schedule exists below" in text
