@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from optpipe_sim.costs.models import Model
-from optpipe_sim.runtime import mark_layers
+from optpipe_sim.runtime import first_token, mark_layers, with_earlier
 from optpipe_sim.runtime.model.boundary import call
 from optpipe_sim.runtime.model.models import build_stage, layer_counts
 
@@ -64,8 +64,19 @@ def decoder(stages: int) -> list[nn.Module]:
     return [build_stage(model, at, stages, seq=SEQ, layers=layers) for at in range(stages)]
 
 
+class Earlier:
+    """Stands where Hugging Face's attention expects its cache: keys and values of the slices so far."""
+
+    def __init__(self, layers: Any) -> None:
+        self.layers = {layer.self_attn.layer_idx: layer for layer in layers}
+
+    def update(self, keys: Tensor, values: Tensor, layer: int, *_: Any) -> tuple[Tensor, ...]:
+        return with_earlier(self.layers[layer], keys, values)
+
+
 class LlamaStage(nn.Module):
-    """Some layers of a LLaMA of Hugging Face; the embedding before the first, norm and head after the last."""
+    """Some layers of a LLaMA of Hugging Face, over slices too; the embedding before the first, norm and
+    head after the last."""
 
     def __init__(self, model: Any, stage: int, stages: int) -> None:
         super().__init__()
@@ -75,13 +86,17 @@ class LlamaStage(nn.Module):
         self.layers = inside.layers[stage * each : (stage + 1) * each]
         self.norm, self.head = (inside.norm, model.lm_head) if stage == stages - 1 else (None, None)
         mark_layers(self.layers)
+        self.earlier = Earlier(self.layers)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x if self.embed is None else self.embed(x)
-        at = torch.arange(x.shape[1])[None]
-        turns = self.rotary(x, at)
+        now, start = x.shape[1], first_token()
+        turns = self.rotary(x, torch.arange(start, start + now)[None])
+        seen = torch.ones(now, start + now, dtype=torch.bool).tril(start) if start else None
         for layer in self.layers:
-            x = layer(x, attention_mask=None, position_ids=at, position_embeddings=turns)
+            x = layer(
+                x, attention_mask=seen, past_key_values=self.earlier, position_embeddings=turns
+            )
         return x if self.head is None else self.head(self.norm(x))
 
 

@@ -237,7 +237,7 @@ def host_problems(
     schedule: Schedule, profile: CostProfile, start: Mapping[Op, int], end: Mapping[Op, int]
 ) -> list[str]:
     """Return where a node pins more host memory than it may: from the start of an O to the end of its
-    R, or, in front of drives, while either copies."""
+    R; in front of drives, while either copies, or until what an O has copied is written behind it."""
     offload = profile.offload
     if offload is None:
         return []
@@ -245,6 +245,7 @@ def host_problems(
     limit = offload.nvme.staging_bytes if offload.nvme is not None else offload.host_limit_bytes
     if limit is None:
         return []
+    behind = offload.nvme if offload.nvme is not None and offload.nvme.write_behind else None
     size, costs, problems = profile.devices_per_node, Costs(schedule, profile), []
     for node in range(0, profile.devices, size):
         ops = [op for program in schedule.programs[node : node + size] for op in program]
@@ -252,6 +253,8 @@ def host_problems(
         copies = [op for op in ops if op.kind in (O, R)]
         steps = [(end[op], 0, -bytes_of[op], op) for op in copies if staged or op.kind is R]
         steps += [(start[op], 1, bytes_of[op], op) for op in copies if staged or op.kind is O]
+        if behind is not None:
+            steps = _behind(copies, bytes_of, start, end, behind.write_bytes_per_s)
         level = 0
         for time, _, change, op in sorted(steps):
             level += change
@@ -264,6 +267,28 @@ def host_problems(
                 )
                 break
     return problems
+
+
+def _behind(
+    copies: list[Op],
+    bytes_of: Mapping[Op, int],
+    start: Mapping[Op, int],
+    end: Mapping[Op, int],
+    rate: int,
+) -> list[tuple[int, int, int, Op]]:
+    """Return what changes in a node's staging buffer, whose drives write one copy after the other, first in,
+    first out; what is asked back before it is written stays there until it is back."""
+    reloads = {(op.stage, op.microbatch, op.slice): op for op in copies if op.kind is R}
+    outs, free, steps = [op for op in copies if op.kind is O], 0, []
+    for op in sorted(outs, key=lambda op: end[op]):
+        back, size = reloads[op.stage, op.microbatch, op.slice], bytes_of[op]
+        needed = (2 * size * 10**9 + rate) // (2 * rate)  # ns, a half rounded up
+        begun = max(free, end[op])
+        steps += [(start[op], 1, size, op), (end[back], 0, -size, back)]
+        if begun + needed <= start[back]:
+            steps += [(begun + needed, 0, -size, op), (start[back], 1, size, back)]
+        free = max(free, min(begun + needed, start[back]))
+    return steps
 
 
 # -- as soon as possible ------------------------------------------------------------------------------

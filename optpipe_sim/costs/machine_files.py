@@ -178,6 +178,8 @@ def _check_kind(name: str, key: str, kind: str, value: Any) -> None:
         _positive(name, key, value)
     if kind == "int" and not isinstance(value, int):
         raise MachineError(f"machine {name}: {key}: must be a whole number, got {value!r}")
+    if kind == "bool" and not isinstance(value, bool):
+        raise MachineError(f"machine {name}: {key}: expected true or false, got {value!r}")
     if kind == "str" and not (isinstance(value, str) and is_plain(value)):
         raise MachineError(f"machine {name}: {key}: expected a text on one line, got {value!r}")
     if kind.startswith("Mapping[str, str]") and not (

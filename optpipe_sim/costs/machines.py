@@ -137,8 +137,8 @@ class Drives:
     """The NVMe drives of a node that offloads may go to.
 
     `write_gb_per_s`, `read_gb_per_s`: all of them together, as achieved. `staging_gib`: host memory
-    of the node through which copies stream; None: past the host (GPUDirect Storage). Their rating:
-    `number` drives of `terabytes` each may be written `writes_per_day` times a day for `rated_years`.
+    of the node through which copies stream; None: past the host (GPUDirect Storage). `write_behind`: copies
+    wait there until the drives have written them. Their rating: `number` drives of `terabytes` each may be written `writes_per_day` times a day for `rated_years`.
     """
 
     write_gb_per_s: float
@@ -148,6 +148,7 @@ class Drives:
     writes_per_day: float = 1.0
     rated_years: float = 5.0
     staging_gib: float | None = None
+    write_behind: bool = False
 
     @property
     def rated_bytes(self) -> int | None:

@@ -327,13 +327,14 @@ def _drives(machine: Machine, taken: int) -> Nvme | None:
         int(drives.read_gb_per_s * 10**9 / taken),
         staging_bytes=None if staging is None else int(staging * 2**30 / taken),
         rated_bytes=None if rated is None else rated // taken,
+        write_behind=drives.write_behind,
     )
 
 
 def _per_link(nvme: Nvme, pcie: Pcie, sharers: int, per_switch: int, per_node: int) -> int:
     """Return how many devices copy in turn on one link to the drives: as many as leave the drives, not
     PCIe, the slower part, so that few copies at full rate take the place of many at a share of it."""
-    drives = max(nvme.write_bytes_per_s, nvme.read_bytes_per_s)
+    drives = max(0 if nvme.write_behind else nvme.write_bytes_per_s, nvme.read_bytes_per_s)
     most = min(pcie.d2h_gb_per_s, pcie.h2d_gb_per_s) * 1e9 / sharers * per_node / drives
     fits = [k for k in range(1, per_node + 1) if per_node % k == 0 and k <= most]
     return max([per_switch, *fits])

@@ -19,6 +19,7 @@ class Nvme:
         write_bytes_per_s, read_bytes_per_s: of all drives of a node together.
         staging_bytes: of host memory per node, through which copies stream; None: none is needed
             (GPUDirect Storage).
+        write_behind: an O ends when its bytes are in that memory, where they wait to be written.
         rated_bytes: that may be written to all drives of a node in their life; None: unknown.
     """
 
@@ -26,6 +27,11 @@ class Nvme:
     read_bytes_per_s: int
     staging_bytes: int | None = None
     rated_bytes: int | None = None
+    write_behind: bool = False
+
+    def write_ns(self, size_bytes: int) -> int:
+        """Return how long all drives together write a copy."""
+        return round_half_up(Fraction(size_bytes * 10**9, self.write_bytes_per_s))
 
 
 @dataclass(frozen=True)
@@ -62,6 +68,21 @@ class Offload:
                 "offload.host_limit: not with nvme, where nvme.staging_gib says what copies may hold of"
                 " the host's memory"
             )
+        if self.writes_behind and self.nvme.staging_bytes is None:  # type: ignore[union-attr]
+            raise ProfileError(
+                "offload.nvme.write_behind: needs staging_gib, the host's memory in which copies wait"
+            )
+
+    @property
+    def writes_behind(self) -> bool:
+        """Whether copies wait in the host's memory until the drives have written them."""
+        return self.nvme is not None and self.nvme.write_behind
+
+    @property
+    def pinned_limit_bytes(self) -> int | None:
+        """Host memory per node that a schedule may exceed, and then does not fit; None: it cannot. Copies
+        that stream to drives never hold more than there has to be."""
+        return self.nvme.staging_bytes if self.writes_behind else self.host_limit_bytes  # type: ignore[union-attr]
 
     def links(self, devices: int) -> tuple[tuple[int, ...], ...]:
         """Return the devices on each host link: the groups in their order, then the lone devices."""
@@ -71,14 +92,15 @@ class Offload:
 
     def drive_ns(self, devices: int, size_bytes: int) -> tuple[int, int]:
         """Return how long the drives take to write a copy, and to read it: at the share of one link, as
-        all links of a node may be busy. 0 without drives."""
+        all links of a node may be busy. 0 without drives, and for what is written behind a copy."""
         if self.nvme is None:
             return 0, 0
         share = max(map(len, self.links_by_node(devices)))
         write, read = self.nvme.write_bytes_per_s, self.nvme.read_bytes_per_s
-        return tuple(  # type: ignore[return-value]
+        out, back = (
             round_half_up(Fraction(size_bytes * share * 10**9, rate)) for rate in (write, read)
         )
+        return 0 if self.writes_behind else out, back
 
     def links_by_node(self, devices: int) -> list[list[tuple[int, ...]]]:
         """Per node, the devices on each of its links that are on this node."""
@@ -143,6 +165,13 @@ def check_offload(
     for cost, device in zip(stages, placement, strict=True):
         parts = [part.offloadable for part in cost.slices or (cost,)]
         largest[device] = max(largest[device], *parts)
+    if offload.writes_behind:
+        if max(largest) > offload.nvme.staging_bytes:
+            raise ProfileError(
+                f"offload.nvme.staging: {format_size(offload.nvme.staging_bytes)} of host memory, but one"
+                f" copy takes up to {format_size(max(largest))}; give more"
+            )
+        return
     needed = offload.staged_bytes(devices, largest)
     if needed > offload.nvme.staging_bytes:
         raise ProfileError(

@@ -38,7 +38,8 @@ def read_offload(
             "host_link_groups", f"expected lists of devices, as [[0, 1], [2, 3]], got {groups!r}"
         )
     nvme, per_node = _nvme(reader), reader.count("devices_per_node", None)
-    if nvme is not None and not groups and devices > 1:  # the drives are a link of their node
+    # the drives are a link of their node, unless they write behind the copies
+    if nvme is not None and not nvme.write_behind and not groups and devices > 1:
         size = max(1, per_node or devices)
         groups = [list(range(at, min(at + size, devices))) for at in range(0, devices, size)]
     offload = Offload(
@@ -86,9 +87,11 @@ def _nvme(reader: Reader) -> Nvme | None:
     staging, rated = inner.amount("staging", BYTE_UNITS), inner.take("rated_tb_written")
     if rated is not None:
         rated = inner.whole("rated_tb_written", rated, 10**12, positive=True)
-    nvme = Nvme(*rates, staging, rated)
-    inner.finish("write_gb_per_s, read_gb_per_s, staging_gib, rated_tb_written")
-    return nvme
+    behind = inner.take("write_behind", False)
+    if not isinstance(behind, bool):
+        raise inner.fail("write_behind", f"expected true or false, got {behind!r}")
+    inner.finish("write_gb_per_s, read_gb_per_s, staging_gib, write_behind, rated_tb_written")
+    return Nvme(*rates, staging, rated, behind)
 
 
 def _copy_times(

@@ -128,7 +128,8 @@ def _offload_to_json(profile: CostProfile, offload: Offload) -> dict[str, Any]:
     data["host_link"] = offload.host_link
     if offload.host_link_groups:
         data["host_link_groups"] = [list(group) for group in offload.host_link_groups]
-    elif offload.nvme is not None:  # where a file says nothing, a node's devices share one
+    elif offload.nvme is not None and not offload.writes_behind:
+        # where a file says nothing, a node's devices share one
         data["host_link_groups"] = [[device] for device in range(profile.devices)]
     if offload.host_limit_bytes is not None:
         data["host_limit_bytes"] = offload.host_limit_bytes
@@ -148,6 +149,8 @@ def _nvme_to_json(nvme: Nvme) -> dict[str, Any]:
         data["staging_bytes"] = nvme.staging_bytes
     if nvme.rated_bytes is not None:
         data["rated_tb_written"] = nvme.rated_bytes / 10**12
+    if nvme.write_behind:
+        data["write_behind"] = True
     return data
 
 

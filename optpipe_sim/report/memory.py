@@ -64,7 +64,7 @@ def _reach(found: Sequence[tuple[int, Sequence[int]]]) -> int:
 
 def _host_limits(trace: Trace) -> list[int]:
     offload = trace.profile.offload
-    return [] if offload is None or not offload.host_limit_bytes else [offload.host_limit_bytes]
+    return [] if offload is None or not offload.pinned_limit_bytes else [offload.pinned_limit_bytes]
 
 
 def memory_lanes(columns: TraceColumns, scales: Scales) -> list[MemoryLane]:

@@ -66,13 +66,13 @@ class Problem:
     def host_limit(self) -> int | None:
         """Pinned host bytes per node; None if they suffice for all activations at once."""
         offload = self.profile.offload
-        if offload is None or offload.host_limit_bytes is None:
+        limit = None if offload is None else offload.pinned_limit_bytes
+        if limit is None:
             return None
         per_node = self.profile.devices_per_node
         sizes = [0] * self.profile.nodes
         for device, cost in zip(self.profile.placement, self.profile.stages, strict=True):
             sizes[device // per_node] += cost.offloadable
-        limit = offload.host_limit_bytes
         return limit if self.microbatches * max(sizes) > limit else None
 
     def replay(self, schedule: Schedule, explain: bool = True) -> Trace:
@@ -96,8 +96,10 @@ class Problem:
             explain=explain,
         )
         if self.host_limit is not None and trace.host_peak_bytes > self.host_limit:
+            assert self.profile.offload is not None
+            key = "nvme.staging" if self.profile.offload.writes_behind else "host_limit"
             raise OutOfMemory(
-                f"offload.host_limit: {format_size(trace.host_peak_bytes)} of pinned host memory on"
+                f"offload.{key}: {format_size(trace.host_peak_bytes)} of pinned host memory on"
                 f" one node, but only {format_size(self.host_limit)} are allowed"
             )
         return trace

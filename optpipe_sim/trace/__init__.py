@@ -21,6 +21,7 @@ from ..profile_io import profile_to_json
 from ..schedule import Schedule
 from ..units import format_size, format_time, html_table
 from .files import FORMAT, VERSION, read_fields
+from .host import host_memory
 from .parts import Messages as Messages
 from .parts import Span as Span
 from .picture import overview_of, picture_html
@@ -287,26 +288,8 @@ class Trace:
 
     @cached_property
     def host_memory(self) -> tuple[Steps, ...]:
-        """Per node, the pinned host bytes over time: from the start of an O to the end of its R; with
-        drives, those of copies under way, which stream through the host unless they go past it."""
-        kinds, moved = self.schedule.table[:, 0], moved_bytes(self.schedule, self.profile)
-        node = self.schedule.devices // self.profile.devices_per_node
-        offload = self.profile.offload
-        nvme = None if offload is None else offload.nvme
-        steps = []
-        for at in range(self.profile.nodes):
-            out, back = (kinds == O) & (node == at), (kinds == R) & (node == at)
-            begun, over = (out, back) if nvme is None else (out | back, out | back)
-            if nvme is not None and nvme.staging_bytes is None:
-                begun = over = np.zeros_like(out)
-            steps.append(
-                step_function(
-                    np.concatenate((self.start_ns[begun], self.end_ns[over])),
-                    np.concatenate((moved[begun], -moved[over])),
-                    0,
-                )
-            )
-        return tuple(steps)
+        """Per node, the pinned host bytes over time: see `host.host_memory`."""
+        return host_memory(self.schedule, self.profile, self.start_ns, self.end_ns)
 
     @property
     def host_peak_bytes(self) -> int:
@@ -326,7 +309,7 @@ class Trace:
     @cached_property
     def wear(self) -> Wear | None:
         """What offloads write to the drives of a node; None where they go to the host."""
-        return wear_of(self.schedule, self.profile, self.cost_ns)
+        return wear_of(self.schedule, self.profile, self.start_ns, self.end_ns, self.cost_ns)
 
     # -- all of it --------------------------------------------------------------------------------
 

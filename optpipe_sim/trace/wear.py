@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from ..op_costs import moved_bytes
 from ..ops import O
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..units import format_size
+from .host import written_behind
 
 DAY_NS = 86_400 * 10**9
 
@@ -46,13 +49,21 @@ def most_written(profile: CostProfile) -> int:
     return max(written)
 
 
-def wear_of(schedule: Schedule, profile: CostProfile, cost_ns: int) -> Wear | None:
+def wear_of(
+    schedule: Schedule,
+    profile: CostProfile,
+    start_ns: np.ndarray,
+    end_ns: np.ndarray,
+    cost_ns: int,
+) -> Wear | None:
     """Return the wear of a schedule whose iterations take so long; None where offloads go to the host."""
     offload = profile.offload
     if offload is None or offload.nvme is None:
         return None
     moved = moved_bytes(schedule, profile)
     out = schedule.table[:, 0] == O
+    if offload.writes_behind:
+        out &= written_behind(schedule, profile, start_ns, end_ns).begun
     node = schedule.devices // profile.devices_per_node
     written = max(int(moved[out & (node == at)].sum()) for at in range(profile.nodes))
     daily = written * DAY_NS // cost_ns

@@ -117,6 +117,6 @@ def trace_of(schedule: Schedule, profile: CostProfile, enforce: bool) -> Trace:
         OptPipeError: where it does not go through with the limit enforced.
     """
     trace = simulate(schedule, profile, enforce=enforce)
-    host = profile.offload.host_limit_bytes if profile.offload else None
+    host = profile.offload.pinned_limit_bytes if profile.offload else None
     over = max(trace.peak_bytes) > min(profile.limits() or (0,))
     return replace(trace, fits=not (over or (host is not None and trace.host_peak_bytes > host)))

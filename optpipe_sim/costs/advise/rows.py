@@ -45,6 +45,15 @@ class Point(NamedTuple):
     schedule: str
     fits: bool
 
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, of one that fits."""
+        return {
+            **asdict(self.choice),
+            "schedule": self.schedule,
+            "iteration_ns": round(self.iteration_ns),
+            "peak_bytes": self.peak_bytes,
+        }
+
 
 @dataclass(frozen=True)
 class Row:
@@ -217,6 +226,15 @@ class Advice:
         plain = [p for p in self.points if p.fits and p.schedule in PLAIN]
         return min(plain, key=lambda point: point[:2], default=None)
 
+    @property
+    def by_slices(self) -> dict[int, Point]:
+        """The fastest that was replayed and fits with each number of slices; one that bounds rule out for the
+        rows is not replayed, so a number may do a little better than this, but not better than the rows."""
+        found: dict[int, Point] = {}
+        for point in sorted((one for one in self.points if one.fits), key=lambda one: one[:2]):
+            found.setdefault(point.choice.slices, point)
+        return dict(sorted(found.items()))
+
     def parts(self, row: Row) -> dict[str, float]:
         """Return the iteration's device time by cause, as shares that add up to 1."""
         return _parts(row, self.question)
@@ -294,13 +312,8 @@ class Advice:
             "treatments": list(self.question.treatments),
             "per_stage": self.question.per_stage,
             "rows": [row.to_json(self) for row in self.rows],
-            "plainest": plain
-            and {
-                **asdict(plain.choice),
-                "schedule": plain.schedule,
-                "iteration_ns": round(plain.iteration_ns),
-                "peak_bytes": plain.peak_bytes,
-            },
+            "plainest": plain and plain.to_json(),
+            "by_slices": [point.to_json() for point in self.by_slices.values()],
             "searched": self.searched,
             "solved": self.solved,
             "pruned": self.pruned,

@@ -10,8 +10,9 @@ tokens so far in one tensor (`with_earlier`).
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -167,6 +168,9 @@ class Slice:
 
 
 _active = threading.local()
+# What `torch.compile` runs between its graphs, which would otherwise be those of the slice that it traced.
+# Filled once dynamo is loaded, which takes a second.
+_untraced: dict[str, Callable[..., Any]] = {}
 
 
 @contextmanager
@@ -174,6 +178,10 @@ def running(one: Slice | None) -> Iterator[None]:
     """Inside the block, this slice runs in this thread; None: a whole sequence."""
     before = getattr(_active, "slice", None)
     _active.slice = one
+    if not _untraced and "torch._dynamo" in sys.modules:
+        _untraced.update(
+            {each.__name__: torch.compiler.disable(each) for each in (_start, _joined)}
+        )
     try:
         yield
     finally:
@@ -188,6 +196,11 @@ def current() -> Slice | None:
 def first_token() -> int:
     """Return where in its sequence the input of the stage that runs begins: the position of its first token,
     0 where sequences are whole."""
+    start: int = _untraced.get("_start", _start)()
+    return start
+
+
+def _start() -> int:
     one = current()
     return 0 if one is None else one.start
 
@@ -207,7 +220,7 @@ class _Attend(torch.autograd.Function):
         mixed, total = _kernel(query, key, value, causal=True)
         if one.number:
             earlier = one.keys.before(part, one.number)
-            mixed, total = _joined(
+            mixed, total = _summed(
                 [(mixed, total), *(_kernel(query, *pair, causal=False) for pair in earlier)]
             )
         ctx.part, ctx.slice = part, one
@@ -243,6 +256,11 @@ def with_earlier(part: nn.Module, *tensors: Tensor, dim: int = -2) -> Tensors:
     Raises:
         RuntimeFault: where a module does this twice in one forward.
     """
+    joined: Tensors = _untraced.get("_joined", _joined)(part, tensors, dim)
+    return joined
+
+
+def _joined(part: nn.Module, tensors: Tensors, dim: int) -> Tensors:
     one = current()
     if one is None:
         return tensors
@@ -292,7 +310,7 @@ def _kernel_backward(
     return dq, dk, dv
 
 
-def _joined(blocks: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+def _summed(blocks: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Attention to all keys, from what blocks of them give; tokens before heads in memory, as the
     kernel has it."""
     total = torch.logsumexp(torch.stack([each for _, each in blocks]), 0)

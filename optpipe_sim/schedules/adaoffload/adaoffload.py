@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from ...bounds.bounds import naive
@@ -10,6 +11,7 @@ from ...errors import InvalidSchedule, NoSolution
 from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim import require_limit, simulate
+from ...stage_cost import StageCost
 from ...trace import OBJECTIVES
 from . import state
 from .runs import UNBOUNDED, Greedy, Problem, Setting
@@ -209,15 +211,33 @@ def _attempts(
     """Yield runs to try until the replay also keeps the host limit: it may start copies earlier
     than the greedy did, as ops in a program do not wait for host memory."""
     yield Problem(profile, microbatches, limits), settings
+    if profile.offload is not None and profile.offload.writes_behind:
+        yield Problem(_streaming(profile), microbatches, limits), settings
+        return
     for host in (750, 500, 250):
         yield Problem(profile, microbatches, limits, host), settings
     yield Problem(profile, microbatches, limits, 0), (*settings, LAST_RESORT)
     yield Problem(profile, microbatches, limits, 0), (LAST_RESORT,)
 
 
+def _streaming(profile: CostProfile) -> CostProfile:
+    """Return the profile with copies that take as long as the drives take to write them, at an even share
+    for each link: a plan for these leaves few in the staging buffer."""
+    offload = profile.offload
+    assert offload is not None
+    assert offload.nvme is not None
+    drives, share = offload.nvme, max(map(len, offload.links_by_node(profile.devices)))
+
+    def slower(_: int, cost: StageCost) -> StageCost:
+        least = share * drives.write_ns(cost.offloadable)
+        return replace(cost, t_offload_ns=max(cost.t_offload_ns or 0, least))
+
+    return profile.map_stages(slower)
+
+
 def host_holds(schedule: Schedule, profile: CostProfile, limits: Sequence[int] | None) -> bool:
     """Whether the replay stays within the pinned host memory."""
-    most = profile.offload.host_limit_bytes if profile.offload else None
+    most = profile.offload.pinned_limit_bytes if profile.offload else None
     if most is None:
         return True
     return simulate(schedule, profile, limits).host_peak_bytes <= most

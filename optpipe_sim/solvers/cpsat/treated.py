@@ -342,9 +342,11 @@ def _moved_bytes(model: TreatedModel, s: int, j: int, level: int, behind: bool) 
 
 
 def _host_memory(model: TreatedModel) -> None:
-    """Limit the pinned memory of each node, held from the start of an O to the end of its R."""
+    """Limit the pinned memory of each node, held from the start of an O to the end of its R. A staging
+    buffer is left out: plans that it cannot hold are dropped where they are replayed."""
     problem = model.problem
-    if problem.host_limit is None:
+    offload = problem.profile.offload
+    if problem.host_limit is None or offload is None or offload.writes_behind:
         return
     per_node = problem.profile.devices_per_node
     nodes: dict[int, Held] = {}

@@ -110,6 +110,11 @@ def identity(problem: Problem) -> Identity:
                 "host": None if host is None else host // part,
                 "node": None if host is None else offload.devices_per_node,
             }
+            if offload.nvme is not None and offload.writes_behind:
+                drives = offload.nvme
+                data["behind"] = [
+                    drives.write_bytes_per_s, drives.staging_bytes, offload.devices_per_node, unit, part
+                ]  # fmt: skip
     return Identity(data, unit)
 
 

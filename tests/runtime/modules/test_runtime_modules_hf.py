@@ -7,7 +7,7 @@ import torch
 from runtime_cases import with_levels, with_offloads
 
 from benchmarks.schedule_models import VOCAB, LlamaStage, llama, loss
-from optpipe_sim import build
+from optpipe_sim import build, load_profile
 from optpipe_sim.ops import O
 from optpipe_sim.runtime import PipelineStep, profile_modules
 from optpipe_sim.runtime.measure import profiler
@@ -15,6 +15,7 @@ from optpipe_sim.runtime.measure.copies import DIRECTIONS, MODES, Copy
 
 pytest.importorskip("transformers", reason="transformers is not installed")
 LAYERS, SEQ = 4, 8
+SLICES = (4, 2, 2)
 
 
 def test_a_llama_of_hugging_face_offloaded_and_recomputed(monkeypatch: pytest.MonkeyPatch):
@@ -42,3 +43,21 @@ def test_a_llama_of_hugging_face_offloaded_and_recomputed(monkeypatch: pytest.Mo
         trace = step.prepared.lowered.replay()
         for rank, held in step.peaks.items():
             assert held <= trace.peak_bytes[rank] - profile.static_bytes[rank] + 16
+
+
+def test_a_llama_of_hugging_face_over_slices() -> None:
+    """`Earlier` stands in the place of its cache."""
+    inputs, targets = torch.randint(0, VOCAB, (2, 4, 2, SEQ))
+    torch.manual_seed(0)
+    plain = llama(LAYERS)
+    for tokens, wanted in zip(inputs, targets, strict=True):
+        (loss(plain(tokens).logits, wanted) / 4).backward()
+    torch.manual_seed(0)
+    model = llama(LAYERS)
+    stages = [LlamaStage(model, at, 2) for at in range(2)]
+    unit = {"t_f_ns": 1, "t_b_ns": 1, "t_w_ns": 1, "act_bytes": 1}
+    costs = load_profile({"devices": 2, "slices": len(SLICES), "stages": unit})
+    PipelineStep(stages, build("seq-zb", costs, 4), loss, slices=SLICES)(inputs, targets)
+    there = dict(model.named_parameters())
+    for name, parameter in plain.named_parameters():
+        torch.testing.assert_close(there[name].grad, parameter.grad, rtol=1e-4, atol=1e-6)

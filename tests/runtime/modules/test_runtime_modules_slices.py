@@ -12,7 +12,7 @@ from own_slices import SLICES, SlicedJob
 from runtime_cases import with_levels, with_offloads
 from torch import Tensor, nn
 
-from optpipe_sim import build
+from optpipe_sim import build, load_profile
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.ops import C, O
 from optpipe_sim.profile import CostProfile
@@ -92,6 +92,21 @@ def test_keys_and_values_of_the_profile() -> None:
             assert 0 <= part.act_bytes - part.kv_bytes - part.offload_bytes <= 4
     facts = profile_of().meta["stages"][0]["static_bytes"]
     assert facts["kv_gradients"] == sum(part.kv_bytes for part in profile_of().stages[0].slices)
+
+
+def test_compiled_stages_run_slices() -> None:
+    """Graphs end at the keys and values of earlier slices: what a slice reads is never baked in."""
+    unit = {"t_f_ns": 1, "t_b_ns": 1, "t_w_ns": 1, "act_bytes": 1}
+    schedule = build("seq1f1b", load_profile({"devices": 2, "slices": 2, "stages": unit}), 2)
+    modules = own.stages_of(2)
+    compiled = [torch.compile(stage, backend="aot_eager") for stage in modules]
+    loss = PipelineStep(compiled, schedule, own.loss, slices=(own.SEQ // 2,) * 2)(*own.batch(2))
+    expected, wanted = own.whole(2, 2)
+    assert abs(loss - expected) < 1e-5
+    found = own.gradients(modules)
+    assert found.keys() == wanted.keys()
+    for name, one in wanted.items():
+        torch.testing.assert_close(found[name], one, rtol=1e-4, atol=1e-6)
 
 
 def test_ranks_run_slices_of_own_modules(two: Ranks) -> None:

@@ -315,6 +315,8 @@ def _show_best(out: Out, found: Advice) -> None:
             f"{what}, recompute {plain.choice.recompute}: {slower:.1%} slower, in"
             f" {format_size(plain.peak_bytes)}",
         )
+    if found.question.slices != (1,):
+        labelled(out, "slices", slices_text(found))
     if found.memory:
         labelled(out, "what memory buys", memory_text(found))
 
@@ -345,6 +347,16 @@ def parts_text(parts: dict[str, float]) -> str:
     """Format the shares of the time, the largest first."""
     spent = sorted(parts.items(), key=lambda part: -part[1])
     return ", ".join(f"{name} {share:.1%}" for name, share in spent if share >= 0.001)
+
+
+def slices_text(found: Advice) -> str:
+    """Format the time of the fastest that was replayed with each number of slices, relative to the best row."""
+    best = found.rows[0].iteration_ns
+    parts = [
+        f"{'whole sequences' if slices == 1 else slices} {point.iteration_ns / best - 1:+.1%}"
+        for slices, point in found.by_slices.items()
+    ]
+    return f"{', '.join(parts)} (the fastest that was replayed and fits with each number, over the best row)"
 
 
 def memory_text(found: Advice) -> str:
