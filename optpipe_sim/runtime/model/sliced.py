@@ -196,8 +196,8 @@ def current() -> Slice | None:
 def first_token() -> int:
     """Return where in its sequence the input of the stage that runs begins: the position of its first token,
     0 where sequences are whole."""
-    start: int = _untraced.get("_start", _start)()
-    return start
+    call: Callable[[], int] = _untraced.get("_start", _start)
+    return call()
 
 
 def _start() -> int:
@@ -256,8 +256,8 @@ def with_earlier(part: nn.Module, *tensors: Tensor, dim: int = -2) -> Tensors:
     Raises:
         RuntimeFault: where a module does this twice in one forward.
     """
-    joined: Tensors = _untraced.get("_joined", _joined)(part, tensors, dim)
-    return joined
+    call: Callable[..., Tensors] = _untraced.get("_joined", _joined)
+    return call(part, tensors, dim)
 
 
 def _joined(part: nn.Module, tensors: Tensors, dim: int) -> Tensors:
