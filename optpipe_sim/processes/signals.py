@@ -1,4 +1,4 @@
-"""See whether a process runs, exit with the parent process, and control which process receives Ctrl-C."""
+"""See whether a process runs, exit with the parent process, and control which process receives which signal."""
 
 from __future__ import annotations
 
@@ -58,6 +58,20 @@ def ctrl_c_later() -> Iterator[None]:
         signal.signal(signal.SIGINT, before or signal.default_int_handler)
     if came:
         raise KeyboardInterrupt
+
+
+@contextmanager
+def sigterm_as_ctrl_c() -> Iterator[None]:
+    """In the block SIGTERM, which job schedulers send before they kill, is what Ctrl-C is: an interrupt that the
+    block may answer, and that leaves no process or file behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
 
 
 @contextmanager

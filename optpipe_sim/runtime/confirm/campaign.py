@@ -41,6 +41,7 @@ from .parts import Parts
 from .verdict import Confirmation
 
 OPTIMISED = "optimised"
+ROOT = Path(__file__).parents[3]
 TESTS = "tests/gpu"
 _Found = TypeVar("_Found")
 
@@ -51,6 +52,7 @@ class Work:
 
     Attributes:
         share: of 1F1B's activations, per device, that schedules under a limit may hold.
+        planned: that limit, as a share of the cap of the allocator, which rounds sizes and has gaps.
         replays, loops: names of schedules; under the limit those that offload, and ``optimised``,
             which is searched for.
         levels: of recomputation, that are measured as well.
@@ -67,6 +69,7 @@ class Work:
     iterations: int = 5
     sweeps: int = 4
     share: float = 0.6
+    planned: float = 0.95
     replays: tuple[str, ...] = ()
     loops: tuple[str, ...] = ()
     levels: tuple[str, ...] = ()
@@ -85,7 +88,8 @@ class Campaign:
 
     Attributes:
         machine: the link between devices is estimated for it, which one device cannot measure.
-        tests: whether the tests for GPUs are run under CUDA's race detector of torch.
+        tests: whether the tests for GPUs are run: plain, before anything is measured, and at the end under
+            torch's race detector for CUDA.
         traces: whether measured traces are written.
     """
 
@@ -129,10 +133,11 @@ class Runner:
         plan = _plan(self.campaign.works[0])
         place = check_device(self.campaign.device)
         self.found["probes"] = self.part("probes", 30, lambda: probe(place, plan))
-        if self.campaign.tests:
-            self.found["tests"] = self.part("tests", 60, self._tests)
+        self.found["tests"] = {}
+        self._tests("plain", {})
         for work in self.campaign.works:
             self._work(work)
+        self._tests("sanitizer", {"TORCH_CUDA_SANITIZER": "1"})
         self._write()
         return self.found
 
@@ -156,7 +161,8 @@ class Runner:
         limits = self.part(f"{name}: limit", 5, lambda: limit_of(work, profile))
         if limits is None:
             return
-        entry["limits"] = list(limits)
+        caps = tuple(int(limit / work.planned) for limit in limits)
+        entry["limits"], entry["caps"] = list(limits), list(caps)
         schedules: dict[str, Schedule] = {}
         for schedule in dict.fromkeys((*work.replays, *work.loops)):
             tight = limits if _offloads(schedule) else None
@@ -169,12 +175,14 @@ class Runner:
                 schedules[schedule] = made
         for mode, names, needs in (("replay", work.replays, 30), ("loop", work.loops, 40)):
             for schedule in filter(schedules.__contains__, names):
-                tight = limits if _offloads(schedule) else None
-                case = self._case(work, profile, schedules[schedule], tight)
+                case = self._case(work, profile, schedules[schedule])
+                if _offloads(schedule):
+                    cap = self.campaign.device == "cuda"
+                    case = replace(case, memory_limit=limits, cap_memory=cap, cap_limits=caps)
                 self._confirm(work, f"{mode} of {schedule}", case, mode, needs)
         if work.capped and "1f1b" in schedules and self.campaign.device == "cuda":
-            case = self._case(work, profile, schedules["1f1b"], None)
-            case = replace(case, cap_memory=True, cap_limits=limits, sweeps=1)
+            case = self._case(work, profile, schedules["1f1b"])
+            case = replace(case, cap_memory=True, cap_limits=caps, sweeps=1)
             entry["1f1b_under_the_cap"] = self.part(
                 f"{name}: 1f1b under the cap", 20, lambda: _runs_out(case)
             )
@@ -185,22 +193,18 @@ class Runner:
         # what a device has is no limit here: plans get theirs from 1F1B's activations
         return replace(with_hop(profile, plan, self.campaign.machine), memory_limit=None)
 
-    def _case(
-        self, work: Work, profile: CostProfile, schedule: Schedule, limits: Sequence[int] | None
-    ) -> Case:
+    def _case(self, work: Work, profile: CostProfile, schedule: Schedule) -> Case:
         return Case(
             schedule,
             profile,
-            limits,
-            _plan(work),
+            plan=_plan(work),
             device=self.campaign.device,
             iterations=work.iterations,
             sweeps=work.sweeps,
-            cap_memory=limits is not None and self.campaign.device == "cuda",
         )
 
     def _confirm(self, work: Work, name: str, case: Case, mode: str, needs: float) -> None:
-        found = self.part(f"{work.name}: {name}", needs, lambda: confirm(case, mode))
+        found = self.part(f"{work.name}: {name}", needs, lambda: _confirmed(case, mode))
         if found is None:
             return
         self.confirmed[work.name][name] = found
@@ -212,26 +216,13 @@ class Runner:
 
     # -- tests -----------------------------------------------------------------------------------
 
-    def _tests(self) -> dict[str, Any]:
-        """Run the tests for GPUs, plain and under torch's race detector."""
-        found = {}
-        for name, more in (("plain", {}), ("sanitizer", {"TORCH_CUDA_SANITIZER": "1"})):
-            command = [sys.executable, "-m", "pytest", TESTS, "-q", "-p", "no:cacheprovider"]
-            seconds = max(10.0, min(90.0, self.parts.left - 60))
-            try:
-                done = subprocess.run(
-                    command,
-                    capture_output=True,
-                    text=True,
-                    timeout=seconds,
-                    env={**os.environ, **more},
-                )
-                lines = [line for line in done.stdout.splitlines() if line.strip()]
-                found[name] = {"status": done.returncode, "end": lines[-25:]}
-                found[name]["stderr"] = done.stderr.splitlines()[-10:]
-            except subprocess.TimeoutExpired:
-                found[name] = {"status": None, "end": [f"stopped after {seconds:.0f} s"]}
-        return found
+    def _tests(self, name: str, more: dict[str, str]) -> None:
+        """Run the tests for GPUs, if that is wanted, with `more` in their environment."""
+        if not self.campaign.tests:
+            return
+        found = self.part(f"tests, {name}", 30, lambda: _run_tests(more, min(90, self.parts.left)))
+        if found is not None:
+            self.found["tests"][name] = found
 
     # -- files -----------------------------------------------------------------------------------
 
@@ -242,6 +233,25 @@ class Runner:
         text = json.dumps(self.found, indent=1, default=str)
         write_text(self.folder / "results.json", text + "\n")
         write_text(self.folder / "report.md", report(self.found, self.confirmed))
+
+
+def _run_tests(more: dict[str, str], seconds: float) -> dict[str, Any]:
+    command = [sys.executable, "-m", "pytest", TESTS, "-q", "-p", "no:cacheprovider"]
+    try:
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+            env={**os.environ, **more},
+        )
+    except subprocess.TimeoutExpired as late:
+        said = (late.stdout or b"").decode(errors="replace").splitlines()
+        return {"status": None, "end": [*said[-24:], f"stopped after {seconds:.0f} s"]}
+    lines = [line for line in done.stdout.splitlines() if line.strip()]
+    stderr = done.stderr.splitlines()[-10:]
+    return {"status": done.returncode, "end": lines[-25:], "stderr": stderr}
 
 
 def limit_of(work: Work, profile: CostProfile) -> tuple[int, ...]:
@@ -275,6 +285,18 @@ def _offloads(name: str) -> bool:
 
 def _plan(work: Work) -> Plan:
     return Plan(work.model, work.devices, 1, work.seq, work.microbatch, work.dtype)
+
+
+def _confirmed(case: Case, mode: str) -> Confirmation:
+    """Run a case; one that runs out of memory under its cap is measured without it, as its times count too."""
+    try:
+        return confirm(case, mode)
+    except OutOfMemory as error:
+        if not case.cap_memory:
+            raise
+        why = str(error).splitlines()[0]
+    _clean(case.device)
+    return replace(confirm(replace(case, cap_memory=False), mode), beyond_cap=why)
 
 
 def _runs_out(case: Case) -> dict[str, Any]:

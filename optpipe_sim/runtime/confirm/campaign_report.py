@@ -25,6 +25,7 @@ def report(found: Mapping[str, Any], confirmed: Confirmed) -> str:
             f" {work['microbatches']} microbatches, {work['dtype']}. One rank at a time on one device,"
             " links modelled.",
             "",
+            *_limits(work, found["works"][name]),
             *_levels(found["works"][name].get("levels") or []),
             *_makespans(of_work),
             *_interference(of_work),
@@ -59,6 +60,17 @@ def _machine(probes: Mapping[str, Any]) -> list[str]:
         "pin_gib_s",
     ]
     return [f"- {key}: {probes[key]}" for key in keys if key in probes]
+
+
+def _limits(work: Mapping[str, Any], entry: Mapping[str, Any]) -> list[str]:
+    if not entry.get("limits"):
+        return []
+    limits, caps = (", ".join(map(format_size, entry[key])) for key in ("limits", "caps"))
+    return [
+        f"Plans that offload are made for {limits} per device: {work['share']:.0%} of 1F1B's activations beside"
+        f" what is static. A GPU's allocator is capped at {caps}, of which this is {work['planned']:.0%}.",
+        "",
+    ]
 
 
 def _levels(stages: Sequence[Mapping[str, tuple[float, float]]]) -> list[str]:
@@ -135,6 +147,7 @@ def _ratios(of_work: Mapping[str, Confirmation]) -> list[str]:
             "",
             f"{name}: measured over profiled, by stage: {text}.",
             f"On the path: {causes}.",
+            *(f"Does not hold: {problem}." for problem in one.problems),
         ]
     return rows
 

@@ -18,6 +18,7 @@ from typing import Any, NoReturn, TypeVar
 from ...files import write_bytes, write_text
 
 UNDER_WAY = "the process ended while it ran"
+OVERTIME_S = 40.0  # that the last part may take
 LOST = 3  # exit status of a process whose device answers no more
 FAILURES, HUNG = "failures.txt", "hung.txt"
 _Found = TypeVar("_Found")
@@ -66,7 +67,8 @@ class Parts:
 
     def run(self, name: str, needs: float, do: Callable[[], _Found]) -> _Found | None:
         """Run a part; returns its result, from now or from an earlier process; None where it failed, or where fewer than
-        `needs` seconds are left. Past three times that (and `least_s`) it counts as hung."""
+        `needs` seconds are left. Past three times that (and `least_s`), or `OVERTIME_S` after the time for all, it
+        counts as hung."""
         before = self.before.get(name)
         if before is not None:
             self.entries.append(before)
@@ -86,7 +88,7 @@ class Parts:
         start, found = time.monotonic(), None
         try:
             with (self.folder / HUNG).open("w") as stacks:
-                limit = max(self.least_s, 3 * needs)
+                limit = min(max(self.least_s, 3 * needs), self.left + OVERTIME_S)
                 faulthandler.dump_traceback_later(limit, exit=True, file=stacks)
                 try:
                     found = do()

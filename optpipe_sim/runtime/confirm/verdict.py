@@ -260,6 +260,7 @@ class Confirmation:
         closure_ns: by how much arrivals moved after the last sweep.
         last: of ``loop`` the last sweep as measured, each rank at the times of its own run.
         machine: what it ran on.
+        beyond_cap: how it ran out of memory under the cap, where it was measured without one then.
     """
 
     mode: str
@@ -273,6 +274,7 @@ class Confirmation:
     tolerances: Tolerances = field(default_factory=Tolerances)
     machine: Mapping[str, Any] = field(default_factory=dict)
     last: Trace | None = None
+    beyond_cap: str | None = None
 
     @property
     def composed(self) -> bool:
@@ -322,6 +324,8 @@ class Confirmation:
                 f" {format_time(self.closure_ns)} after the last"
             )
         found += [text for peak in self.peaks if (text := peak.problem(self.tolerances))]
+        if self.beyond_cap is not None:
+            found.append(f"measured without the cap, under which it failed: {self.beyond_cap}")
         if self.gradients is not None:
             found += self.gradients.problems(self.tolerances.gradient or 0.0)
         return found

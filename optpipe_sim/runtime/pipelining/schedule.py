@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import Any, ClassVar
 
 import torch
@@ -19,9 +19,10 @@ from ..execute.device import current_device, executor_of, transport_of
 from ..execute.executor import Record
 from ..execute.iteration import Iteration
 from ..execute.transport import Transport
+from ..execute.warmup import warm_up
 from ..group.pipeline_group import PipelineGroup
 from ..measure.memory import meter as meter_of
-from ..modules.examine import examine
+from ..modules.examine import examine, unchanged
 from ..modules.step import uniform
 from ..program.prepare import Prepared, check_whole, prepare
 from .probe import Action, Kind, Runtime, add_reduce_grad, add_unshard_reshard
@@ -108,6 +109,7 @@ class PlanSchedule(Runtime):
         self.record: Record | None = None
         self.begun: Callable[[Op], None] = lambda op: None
         self.worker: TorchStages | None = None
+        self._cold = self.device.type == "cuda"
         self._rank = given[0].group_rank
         self._stage = {stage.stage_index: stage for stage in given}
         self._actions = _actions(plan, self._rank)
@@ -145,7 +147,12 @@ class PlanSchedule(Runtime):
         if self.worker is None:
             target = target_mbs[0] if target_mbs and self._loss_fn is not None else None
             self.worker = self._made_worker(arg_mbs[0], kwarg_mbs[0], target)
-        self.worker.begin(arg_mbs, kwarg_mbs, target_mbs or (), return_outputs)
+        batch = arg_mbs, kwarg_mbs, target_mbs or (), return_outputs
+        if self._cold and self._has_backward:
+            self.worker.begin(*batch)
+            self._warm_up(self.worker)
+            self._cold = False
+        self.worker.begin(*batch)
         if self._has_backward:
             self._run(self.worker)
         else:
@@ -261,6 +268,32 @@ class PlanSchedule(Runtime):
     def _loss(self, made: Any, target: Any) -> Tensor:
         assert self._loss_fn is not None
         return self._loss_fn(made, target, **self._loss_keywords)
+
+    def _warm_up(self, worker: TorchStages) -> None:
+        """Have workspaces and pinned host memory allocated before any message is under way (see
+        `PipelineStep`), and where FSDP reduces gradients, its communicators; gradients stay as they are."""
+        every = [p for stage in self._stages for p in stage.submod.parameters()]
+        gradients = [parameter.grad for parameter in every]
+        with ExitStack() as stack:
+            for stage in self._stages:
+                stack.enter_context(unchanged(stage.submod, self.device))
+            for parameter in every:
+                parameter.grad = None
+            warm_up(worker, self.prepared.programs[self._rank], self._gather)
+            for stage in self._stages:
+                stage.perform_reduce_grad(1)
+                self._reshard(stage)
+        for parameter, gradient in zip(every, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _gather(self, number: int) -> None:
+        """Have the weights of a stage there, whatever its last op left."""
+        stage = self._stage[number]
+        modules = sharding(stage.submod)
+        if modules:
+            _hold_back(stage)
+        for module in modules:
+            module.unshard()
 
     # -- without a backward ----------------------------------------------------------------------------
 

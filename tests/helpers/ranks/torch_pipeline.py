@@ -39,6 +39,7 @@ class TorchJob:
         own: whether `PipelineStep` runs too. evaluate: forwards alone as well, first and last.
         titan: as torchtitan makes and calls its schedules: the loss scaled beforehand, gradients not
             scaled, no list of losses where there is no last stage, extra keywords.
+        device: of the stages.
     """
 
     lowered: Lowered
@@ -48,6 +49,7 @@ class TorchJob:
     evaluate: bool = False
     titan: bool = False
     timeout_s: float = 20.0
+    device: str = "cpu"
 
     @property
     def schedule(self) -> Schedule:
@@ -62,6 +64,7 @@ class TorchJob:
         y = targets.flatten(0, 1) if shape.stages - 1 in modules else None
         losses: list[Tensor] = []
         held: list[tuple[Op, int]] = []
+        pinned: list[int] = []
         evaluated = []
         try:
             stages = [self.stage(at, module) for at, module in sorted(modules.items())]
@@ -75,6 +78,7 @@ class TorchJob:
             schedule.begun = lambda op: (
                 begun(op),
                 held.append((op, schedule.worker.held_bytes())),
+                pinned.append(schedule.worker.slab.reserved),
             )
             schedule.measure = True
             if self.evaluate:
@@ -92,6 +96,7 @@ class TorchJob:
             "losses": [float(loss) for loss in losses],
             "gradients": gradients(modules),
             "held": held,
+            "reserved": (pinned[0], schedule.worker.slab.reserved),
             "peak": schedule.record.peak_bytes,
             "evaluated": evaluated,
         }
@@ -133,7 +138,8 @@ class TorchJob:
         if fault == "in place":
             module.register_forward_pre_hook(lambda _, arguments: arguments[0].mul_(2))
         builder = (lambda: lambda: None) if fault == "builder" else None
-        return PipelineStage(module, at, self.schedule.shape.stages, CPU, dw_builder=builder)
+        stages, device = self.schedule.shape.stages, torch.device(self.device)
+        return PipelineStage(module, at, stages, device, dw_builder=builder)
 
 
 def gradients(modules: dict[int, nn.Module]) -> dict[str, Any]:
@@ -144,8 +150,8 @@ def gradients(modules: dict[int, nn.Module]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ShardedJob:
-    """Two replicas of a pipeline on one device each, their weights sharded over both by FSDP: each
-    rank gives back its gradients by torch's own schedule, and by ours.
+    """Two steps of two replicas of a pipeline on one device each, their weights sharded over both by FSDP:
+    each rank gives back its gradients by torch's own schedule, and by ours.
 
     Attributes:
         lowered: of one device. reshard: whether FSDP releases weights after each forward.
@@ -170,9 +176,11 @@ class ShardedJob:
                 for at, module in modules.items()
             ]
             schedule = kind(stages, n_microbatches=shape.microbatches, loss_fn=token_loss)
-            for _ in range(2):
-                for module in modules.values():
-                    module.zero_grad()
+            for cold in (
+                False,
+                True,
+            ):  # ours warms up, as on a GPU, and keeps the gradients of the first step
+                schedule._cold = cold
                 schedule.step(inputs.flatten(0, 1), target=targets.flatten(0, 1))
             found.append({n: g.to_local().clone() for n, g in gradients(modules).items()})
         return found

@@ -1,9 +1,9 @@
 """A GPU in the place of a real one, for tests: streams and events with vector clocks, torch's caching
-allocator, NCCL's messages; every storage that torch ops touch is checked for races.
+allocator, NCCL's messages; all memory that torch ops touch is checked for races.
 
 What an op on a stream has surely seen of the others is a vector clock. The model is adversarial:
 the host knows that something has ended only where it asked just that, and otherwise nothing has
-ended before a wait says so. Two accesses to a storage, one of them a write, that neither order nor
+ended before a wait says so. Two accesses to the same bytes, one of them a write, that neither order nor
 host puts one after the other are a race. A storage that dies goes back to the stream that
 allocated it, whose next allocation may have it: whoever uses it still, uses it too late.
 """
@@ -11,6 +11,7 @@ allocated it, whose next allocation may have it: whoever uses it still, uses it 
 from __future__ import annotations
 
 import itertools
+import math
 import weakref
 from collections import Counter
 from collections.abc import Iterator
@@ -27,6 +28,7 @@ from torch.utils._pytree import tree_iter
 from optpipe_sim.runtime.execute import cuda, gates
 
 Clock = dict[int, int]
+Span = tuple[int, float]
 FIRST_TAG = 1 << 20  # of messages over gloo; what ranks agree on has others
 
 
@@ -85,12 +87,25 @@ class Event:
 
 
 class Block:
-    """A storage: who allocated it, and its accesses since, the last of each kind per stream."""
+    """A storage: who allocated it, and its accesses since: by range of bytes the last write and the last read
+    of each stream."""
 
     def __init__(self, name: str, owner: Stream | None) -> None:
         self.name, self.owner = name, owner
-        self.writes: Clock = {}
-        self.reads: Clock = {}
+        self.accesses: dict[Span, tuple[Clock, Clock]] = {}
+
+    def at(self, span: Span) -> tuple[Clock, Clock]:
+        return self.accesses.setdefault(span, ({}, {}))
+
+
+def span_of(tensor: torch.Tensor) -> Span:
+    """The bytes from the first to the last element of a tensor, in its storage."""
+    if not tensor.numel():
+        return 0, 0
+    first = tensor.storage_offset()
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = first + sum((size - 1) * step for size, step in steps)
+    return first * tensor.itemsize, (last + 1) * tensor.itemsize
 
 
 class VirtualGpu(TorchDispatchMode):
@@ -159,7 +174,8 @@ class VirtualGpu(TorchDispatchMode):
         block = Block(f"storage {next(self.ticks)}", self.current if made else None)
         if made:  # its last owner was this stream's, up to here
             join(self.current.clock, self.host)
-            block.writes[self.current.number] = self.current.clock[self.current.number]
+            clock = self.current.clock[self.current.number]
+            block.at((0, math.inf))[0][self.current.number] = clock
         self.blocks[key] = weakref.ref(storage, self._freed(key)), block
         return block
 
@@ -169,27 +185,29 @@ class VirtualGpu(TorchDispatchMode):
             if block.owner is None:
                 return
             join(block.owner.clock, self.host)
-            for kind, accesses in (("written", block.writes), ("read", block.reads)):
-                for stream, count in accesses.items():
-                    if block.owner.clock.get(stream, 0) < count:
-                        self.faults.append(
-                            f"early reuse: {block.name}, {kind} on {self.streams[stream].name}"
-                        )
+            for accesses in block.accesses.values():
+                for kind, clock in zip(("written", "read"), accesses, strict=True):
+                    for stream, count in clock.items():
+                        if block.owner.clock.get(stream, 0) < count:
+                            self.faults.append(
+                                f"early reuse: {block.name}, {kind} on {self.streams[stream].name}"
+                            )
 
         return freed
 
-    def touch(self, storage: torch.UntypedStorage, stream: Stream, write: bool, what: str) -> None:
+    def touch(self, tensor: torch.Tensor, stream: Stream, write: bool, what: str) -> None:
         """An access on a stream; the op has advanced it already."""
-        block = self.block(storage)
-        conflicts = [block.writes, block.reads] if write else [block.writes]
-        for accesses in conflicts:
-            for other, count in accesses.items():
+        block, mine = self.block(tensor.untyped_storage()), span_of(tensor)
+        for span, (writes, reads) in block.accesses.items():
+            if span[0] >= mine[1] or mine[0] >= span[1]:
+                continue
+            for other, count in (*writes.items(), *(reads.items() if write else ())):
                 if stream.clock.get(other, 0) < count:
                     self.faults.append(
                         f"race: {what} on {stream.name} {'writes' if write else 'reads'}"
                         f" {block.name} of {self.streams[other].name}"
                     )
-        (block.writes if write else block.reads)[stream.number] = stream.clock[stream.number]
+        block.at(mine)[0 if write else 1][stream.number] = stream.clock[stream.number]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -211,9 +229,9 @@ class VirtualGpu(TorchDispatchMode):
             write = argument.alias_info is not None and argument.alias_info.is_write
             for one in tree_iter(value):
                 if isinstance(one, torch.Tensor):
-                    self.touch(one.untyped_storage(), self.current, write, str(func))
+                    self.touch(one, self.current, write, str(func))
         for value in made:
-            self.touch(value.untyped_storage(), self.current, True, str(func))
+            self.touch(value, self.current, True, str(func))
         return found
 
     def _arguments(self, func: Any, args: Any, kwargs: Any) -> Iterator[tuple[Any, Any]]:
@@ -255,7 +273,7 @@ class Work:
         self.came: Any = None
         group.stream.wait_event(self._here(group.gpu))
         group.stream.advance()
-        group.gpu.touch(tensor.untyped_storage(), group.stream, write, "NCCL")
+        group.gpu.touch(tensor, group.stream, write, "NCCL")
         self.end = Event()
         self.end.gpu = group.gpu
         self.end.record(group.stream)

@@ -15,11 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from optpipe_sim import load_profile
+from optpipe_sim import build, load_profile
 from optpipe_sim.costs.models import Model, parameters
+from optpipe_sim.errors import OutOfMemory
 from optpipe_sim.runtime.confirm import campaign as campaigns
 from optpipe_sim.runtime.confirm.campaign import Campaign, Runner, Work
+from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.parts import LOST, crashed, hung, kept_in
+from optpipe_sim.runtime.measure.profiler import measure
 
 ROOT = Path(__file__).parents[3]
 ABSENT = ("simpy", "pyomo", "highspy", "ortools")
@@ -90,6 +93,55 @@ def test_the_command_needs_no_solver_and_no_simpy(tmp_path: Path) -> None:
     assert load_profile(out / "profile-tiny-s32.yaml").meta["model"]["name"] == "tiny"
     assert found["meta"]["by"].endswith(str(out))
     assert found["probes"]["repeats"]["different"] == 0
+    assert [round(0.95 * cap) for cap in work["caps"]] == pytest.approx(work["limits"], abs=1)
+    static = load_profile(out / "profile-tiny-s32.yaml").static_bytes
+    tight = work["confirmed"]["loop of adaoffload"]["memory"]
+    for limit, fixed, peak in zip(work["limits"], static, tight, strict=True):
+        assert fixed + peak["predicted_bytes"] <= limit
+
+
+def test_the_order_of_parts_and_tests_that_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The slow tests, under the race detector, come when all is measured."""
+    command = confirm_gpu()
+
+    def run_tests(more: dict[str, str], seconds: float) -> dict[str, Any]:
+        assert 0 < seconds <= 90
+        return {"status": len(more), "end": ["1 failed"]}
+
+    monkeypatch.setattr(campaigns, "_run_tests", run_tests)
+    monkeypatch.setattr(command, "works", lambda long, rehearse: (replace(WORK, loops=()),))
+    line = ["confirm_gpu.py", "--rehearse", "--write", str(tmp_path), "--goes-on", "no"]
+    monkeypatch.setattr(sys, "argv", line)
+    assert command.main() == command.PROBLEMS
+    found = json.loads((tmp_path / "results.json").read_text())
+    names = [part["name"] for part in found["parts"]]
+    assert names[:2] == ["probes", "tests, plain"]
+    assert names[-2:] == ["tiny-s16: replay of 1f1b", "tests, sanitizer"]
+    assert "Tests for GPUs, sanitizer: status 1" in (tmp_path / "report.md").read_text()
+
+
+def test_what_breaks_its_cap_is_measured_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An allocator may need more than a plan; the times of the plan count all the same."""
+    real, runs = campaigns.confirm, []
+
+    def confirm(case: Case, mode: str) -> object:
+        runs.append(case.cap_memory)
+        if case.cap_memory:
+            raise OutOfMemory("rank 0: F0.3: out of memory\nmore of it")
+        return real(case, mode)
+
+    monkeypatch.setattr(campaigns, "confirm", confirm)
+    plan = campaigns._plan(WORK)
+    profile = measure(plan, "cpu", 2, 1)
+    case = Case(build("1f1b", profile, 2), profile, plan=plan, sweeps=1, cap_memory=True)
+    found = campaigns._confirmed(case, "loop")
+    assert runs == [True, False]
+    assert not found.holds
+    said = "measured without the cap, under which it failed: rank 0: F0.3: out of memory"
+    assert said in found.problems
+    assert found.to_json()["measured_makespan_ns"] > 0
 
 
 def test_loops_run_without_a_compiler_as_well(tmp_path: Path) -> None:
@@ -270,5 +322,6 @@ def test_the_models_of_the_campaign_have_their_stated_sizes() -> None:
         campaigns._plan(work)
     long = works(long=True, rehearse=False)
     assert len(long) == 5
-    # recomputation at the shortest length of each model
-    assert [bool(work.levels) for work in long] == [True, False, False, True, False]
+    # recomputation at the shortest length of each model, which come first
+    assert [bool(work.levels) for work in long] == [True, True, False, False, False]
+    assert [work.seq for work in long] == [2048, 1024, 4096, 2048, 8192]

@@ -8,6 +8,7 @@ import torch
 from runtime_cases import GPT, SEQ, plan_of, profile_of, with_levels, with_offloads
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti
 from torch_pipeline import ShardedJob, TorchJob
+from virtual_training import TorchOnVirtualGpus
 
 from optpipe_sim import build
 from optpipe_sim.errors import OptPipeError
@@ -50,10 +51,15 @@ def offloads(lowered: Lowered) -> list[Op]:
 
 
 def check(
-    ranks: Ranks, lowered: Lowered, why: str = "", exact: bool = True, **changes
+    ranks: Ranks,
+    lowered: Lowered,
+    why: str = "",
+    exact: bool = True,
+    job: type = TorchJob,
+    **changes,
 ) -> list[dict]:
     """Run it: gradients and losses of one process, peaks as predicted and as our executor's."""
-    results = ranks.run(TorchJob(lowered, plan_of(GPT, 2), **changes))
+    results = ranks.run(job(lowered, plan_of(GPT, 2), **changes))
     loss, expected = reference(plan_of(GPT, 2), lowered.schedule.shape.microbatches, 0)
     found = cases.joined(results)
     if exact:
@@ -72,6 +78,15 @@ def check(
 def test_every_family_gives_the_gradients_of_one_process(two: Ranks, name: str):
     """Bitwise; m is a power of two, so that torch's scaling of the sum rounds nothing."""
     check(two, lowered_of(name, 2), own=False)
+
+
+def test_on_gpus_all_that_may_wait_for_the_device_is_done_before_the_first_message(two: Ranks):
+    """On GPUs that are models: no race, no memory that is reused too early, no host memory pinned in the step, and
+    gradients are those of the step alone."""
+    for result in check(two, lowered_of("po-h", 2), job=TorchOnVirtualGpus, own=False):
+        before, after = result["reserved"]
+        assert before == after
+        assert after > 0
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-v"])

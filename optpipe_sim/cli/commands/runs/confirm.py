@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
+from ....processes.signals import sigterm_as_ctrl_c
 from ...options.kinds import MOST_REPEATS, count, count_to, share, whole
 from ...options.models import layer_list
 from ...options.shared import add_profile, add_schedule, add_schedule_problem
@@ -112,6 +113,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@sigterm_as_ctrl_c()
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Run, compare, print."""
     from ...inputs import read_profile, read_schedule

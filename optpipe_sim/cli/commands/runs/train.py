@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
+from ....processes.signals import sigterm_as_ctrl_c
 from ...options.kinds import count, positive, seconds, size, whole
 from ...options.models import add_layers, add_levels, add_model, layer_list, level_list
 from ..costs.profile import need_torch
@@ -110,6 +111,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@sigterm_as_ctrl_c()
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Train, show, write."""
     need_torch("train")
