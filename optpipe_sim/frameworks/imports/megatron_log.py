@@ -1,57 +1,36 @@
 """Megatron-LM's logs: timers, memory lines and arguments of a run, as a profile of its stages.
 
 Timers of one iteration are summed over its microbatches (``--timing-log-level 2``); with
-``--timing-log-option all`` there is one per rank, else only that of the slowest rank, which is then
-used for all.
+``--timing-log-option all`` there is one per rank, else only that of the slowest rank (until 2022: of
+the last), which is then used for all. Each stops the device before and after an op.
 """
 
 from __future__ import annotations
 
 import os
-import re
-from collections import defaultdict
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
 from ...errors import OptPipeError
-from ...files import read_text
+from ...files import read_bytes
 from ...profile import CostProfile
 from ...stage_cost import StageCost
+from .megatron_lines import LAST, SLOWEST, WANTED, Block, Log, read_lines
 
-MIB = 2**20  # what Megatron-LM calls MB
-_ARGUMENT = re.compile(r"^\s*([a-z]\w+) \.{3,} (\S+)\s*$")
-_ITERATION = re.compile(r"iteration\s+(\d+)/.*elapsed time per iteration \(ms\): ([\d.]+)")
-_RANGE = re.compile(r"^\s*([a-z][\w-]+) \.*:\s*\(([\d.]+), ([\d.]+)\)\s*$")
-_SLOWEST = re.compile(r"^\s*([a-z][\w-]+) \.*:\s*([\d.]+)\s*$")
-_TIMER = re.compile(r"^\s*([a-z][\w-]+):\s*$")
-_OF_RANK = re.compile(r"^\s*rank\s+(\d+): ([\d.]+)\s*$")
-_MEMORY = re.compile(
-    r"\[Rank (\d+)\].*memory \(MB\) \| allocated: ([\d.]+) \| max allocated: ([\d.]+)"
+Path = str | os.PathLike[str]
+_SIZES = (
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "log_interval",
+    "data_parallel_size",
+    "world_size",
+    "global_batch_size",
+    "micro_batch_size",
 )
-_WANTED = ("forward-compute", "backward-compute")
-
-
-@dataclass
-class Log:
-    """The contents of a log.
-
-    Attributes:
-        arguments: the arguments of the run, by name, as written. `iterations_ms`: the time of each
-            iteration.
-        timers: by name and rank (-1: the slowest), ms in each logged iteration.
-        memory: by rank, the bytes allocated after an iteration, and the peak in it.
-    """
-
-    arguments: dict[str, str] = field(default_factory=dict)
-    iterations_ms: list[float] = field(default_factory=list)
-    timers: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    memory: dict[int, tuple[int, int]] = field(default_factory=dict)
-
-    def number(self, name: str, usual: int) -> int:
-        """Return an argument as a whole number."""
-        text = self.arguments.get(name, "")
-        return int(text) if text.isdecimal() else usual
 
 
 @dataclass(frozen=True)
@@ -65,99 +44,182 @@ class LogProfile:
     unread: tuple[str, ...]
 
 
-def parse_log(text: str) -> Log:
-    """Parse the arguments, timers and memory lines of a log."""
-    log = Log()
-    timer = ""
-    for line in text.splitlines():
-        if found := _ARGUMENT.match(line):
-            log.arguments[found[1]] = found[2]
-        elif found := _ITERATION.search(line):
-            log.iterations_ms.append(float(found[2]))
-        elif found := _MEMORY.search(line):
-            log.memory[int(found[1])] = (round(float(found[2]) * MIB), round(float(found[3]) * MIB))
-        elif found := _RANGE.match(line):
-            log.timers[found[1], -1].append(float(found[3]))
-        elif found := _OF_RANK.match(line):
-            if timer:
-                log.timers[timer, int(found[1])].append(float(found[2]))
-        elif found := _TIMER.match(line):
-            timer = found[1]
-        elif found := _SLOWEST.match(line):
-            log.timers[found[1], -1].append(float(found[2]))
-    return log
-
-
-def read_log(path: str | os.PathLike[str], name: str = "megatron-log") -> LogProfile:
-    """Read the profile of a run from its log.
+def read_log(path: Path, name: str = "megatron-log") -> LogProfile:
+    """Read the profile of a run from its log; of several runs in it, the last that has timers.
 
     Raises:
-        OptPipeError: names the file and what is missing in it.
+        OptPipeError: names the file and what is missing in it, or what its timers cannot be used for.
     """
-    log = parse_log(read_text(path))
-    missing = [one for one in _WANTED if not any(timer == one for timer, _ in log.timers)]
+    runs = read_lines(read_bytes(path).decode(errors="replace"))
+    timed = [run for run in runs if all(map(run.has, WANTED))]
+    log = timed[-1] if timed else runs[-1]
+    missing = [timer for timer in WANTED if not log.has(timer)]
     if missing:
         raise OptPipeError(
             f"{path}: no timer {missing[0]}; a run logs it with --timing-log-level 2 (and, for each"
             " rank, --timing-log-option all)"
         )
-    p = log.number("pipeline_model_parallel_size", 0)
-    if p < 1:
-        raise OptPipeError(
-            f"{path}: no argument pipeline_model_parallel_size; expected the arguments that"
-            " Megatron-LM prints when it starts"
-        )
+    _check(log, path)
+    p = log.number("pipeline_model_parallel_size", 1)
     v = log.number("virtual_pipeline_model_parallel_size", 1)
-    m = _microbatches(log, path)
-    # one rank per pipeline rank: the first of its tensor and data parallel group
-    step = max(1, log.number("world_size", p) // p)
-    costs = [_stage(log, rank * step, m * v) for rank in range(p)]
-    counts = _in_flight(p, v, m)
+    blocks, left_out = _counting(log, path)
+    m = _microbatches(log, blocks, path)
+    ranks = _ranks(log, p)
+    costs = [_stage(blocks, at, ranks, m * v, path) for at in range(p)]
+    counts = _in_flight(log, p, v, m)
     stages = [
-        _with_memory(costs[stage % p], log, stage % p, step, v, counts[stage % p], stage < p)
+        _with_memory(costs[stage % p], log, ranks[stage % p], counts[stage % p], stage < p)
         for stage in range(p * v)
     ]
-    taken = log.iterations_ms[1:] or log.iterations_ms
-    profile = CostProfile(name, p, tuple(stages), v, meta=_meta(log, str(path)))
+    elapsed = [block.elapsed_ms for block in blocks if block.elapsed_ms is not None]
+    profile = CostProfile(name, p, tuple(stages), v, meta=_meta(log, blocks, str(path)))
+    if len(runs) > 1:
+        left_out.append(f"{len(runs)} runs are in this log: only the last with timers is read")
     return LogProfile(
         profile,
         m,
-        round(median(taken) * 1e6) if taken else None,
-        tuple(_unread(log, p, step)),
+        round(median(elapsed) * 1e6) if elapsed else None,
+        (*_unread(log, blocks, ranks, v), *left_out),
     )
 
 
-def _microbatches(log: Log, path: str | os.PathLike[str]) -> int:
-    sizes = [log.number(key, 0) for key in ("global_batch_size", "micro_batch_size")]
-    if min(sizes) < 1:
-        raise OptPipeError(f"{path}: no arguments global_batch_size and micro_batch_size")
-    each = sizes[1] * log.number("data_parallel_size", 1)
-    if sizes[0] % each:
-        raise OptPipeError(f"{path}: global_batch_size {sizes[0]} is not a multiple of {each}")
-    return sizes[0] // each
+def _check(log: Log, path: Path) -> None:
+    """Refuse logs without the sizes of the run, and runs whose timers do not say how long F and B took, or
+    whose ranks are not p per pipeline."""
+    for key in _SIZES:
+        if log.number(key, 0) < 1 and not (key.startswith("virtual") and key in log.arguments):
+            raise OptPipeError(
+                f"{path}: no argument {key}; expected the arguments that Megatron-LM prints when it"
+                " starts"
+            )
+    if log.arguments.get("overlap_moe_expert_parallel_comm") == "True":
+        raise OptPipeError(
+            f"{path}: overlap_moe_expert_parallel_comm: the timer of a forward includes the backward"
+            " that runs with it; log a run without this option"
+        )
+    if log.number("encoder_pipeline_model_parallel_size", 0) > 0:
+        raise OptPipeError(
+            f"{path}: encoder_pipeline_model_parallel_size: pipelines with an encoder are not read"
+        )
 
 
-def _stage(log: Log, rank: int, calls: int) -> StageCost:
-    """Return the times of one chunk of a rank, without the first logged iteration, which warms up."""
+# -- iterations -----------------------------------------------------------------------------------
+
+
+def _counting(log: Log, path: Path) -> tuple[list[Block], list[str]]:
+    """Return the blocks that count: past the warm-up, all with the last global batch size.
+
+    Every block is divided by the interval between two, also a first one that is of fewer iterations.
+    Since Megatron-LM 0.16 the first iteration is logged at once, and is part of the next block, too.
+    """
+    timed = [block for block in map(_paired, log.blocks) if block.timers]
+    blocks = _whole(log, timed)
+    left_out: list[str] = []
+    if len(blocks) < len(timed):
+        left_out.append(f"{len(timed) - len(blocks)} iterations with damaged lines")
+    if len(blocks) < 3:
+        raise OptPipeError(
+            f"{path}: {len(blocks)} logged iterations have all lines of {' and '.join(WANTED)}; expected"
+            " at least three, as the first warms up and may be part of the second"
+        )
+    grew = all(blocks[1].timers.get(key, ms) >= ms for key, ms in blocks[0].timers.items())
+    steady = blocks[2 if grew else 1 :]
+    last = steady[-1].batch
+    same = [block for block in steady if block.batch == last]
+    if len(same) < len(steady):
+        left_out.append(f"{len(steady) - len(same)} iterations with other global batch sizes")
+        same = same[1:] or same  # the first may be a mean over both
+    for block in same:
+        _plausible(block, path)
+    return same, left_out
+
+
+def _whole(log: Log, blocks: Sequence[Block]) -> list[Block]:
+    """Return the blocks whose lines are all there: the same timers as in most blocks, and no
+    iteration missing after it, whose lines could be this one's."""
+    if not blocks or all(block.iteration is None for block in blocks):
+        return list(blocks)
+    usual = Counter(tuple(block.names) for block in blocks).most_common(1)[0][0]
+    interval = max(1, log.number("log_interval", 1))
+    following = dict(pairwise(block.iteration for block in log.blocks))
+    return [
+        block
+        for block in blocks
+        if block.iteration is not None
+        and tuple(block.names) == usual
+        and following.get(block.iteration) in (None, (block.iteration // interval + 1) * interval)
+    ]
+
+
+def _paired(block: Block) -> Block:
+    """Return only the ranks with both timers: where one is missing, its lines may be the other's."""
+    ranks = [rank for name, rank in block.timers if name == WANTED[0]]
+    whole = [rank for rank in ranks if (WANTED[1], rank) in block.timers]
+    return replace(block, timers={k: ms for k, ms in block.timers.items() if k[1] in whole})
+
+
+def _plausible(block: Block, path: Path) -> None:
+    """Refuse timers that exceed the iteration: they are not what is known of any version."""
+    for rank in {rank for _, rank in block.timers}:
+        times = [block.timers.get((timer, rank), 0.0) for timer in WANTED]
+        busy = max(times) if rank == SLOWEST else sum(times)
+        if block.elapsed_ms is not None and busy > 1.02 * block.elapsed_ms:
+            raise OptPipeError(
+                f"{path}: iteration {block.iteration}: {' and '.join(WANTED)} take {busy:.1f} ms, the"
+                f" whole iteration {block.elapsed_ms:.1f} ms; these timers cannot be means of it"
+            )
+
+
+def _microbatches(log: Log, blocks: Sequence[Block], path: Path) -> int:
+    # it may grow (--rampup-batch-size)
+    total = blocks[-1].batch or log.number("global_batch_size", 1)
+    each = log.number("micro_batch_size", 1) * log.number("data_parallel_size", 1)
+    each *= log.number("gtp_weight_remat_size", 1)
+    if total % each:
+        raise OptPipeError(f"{path}: global_batch_size {total} is not a multiple of {each}")
+    return total // each
+
+
+# -- ranks and stages -----------------------------------------------------------------------------
+
+
+def _ranks(log: Log, p: int) -> list[int]:
+    """Return the rank of each stage with the first tensor and data parallel rank."""
+    step = max(1, log.number("world_size", p) // p)
+    if log.arguments.get("use_tp_pp_dp_mapping") == "True":
+        step = log.number("tensor_model_parallel_size", 1) * log.number("context_parallel_size", 1)
+    return [at * step for at in range(p)]
+
+
+def _stage(
+    blocks: Sequence[Block], at: int, ranks: Sequence[int], calls: int, path: Path
+) -> StageCost:
+    """Return the times of one chunk of a rank: medians over the blocks."""
     times = {}
-    for timer in _WANTED:
-        seen = log.timers.get((timer, rank)) or log.timers.get((timer, -1))
-        seen = seen or next(values for (name, _), values in log.timers.items() if name == timer)
-        times[timer] = max(1, round(median(seen[1:] or seen) * 1e6 / calls))
+    for timer in WANTED:
+        there = {rank for block in blocks for name, rank in block.timers if name == timer}
+        own = next((rank for rank in (ranks[at], SLOWEST, LAST) if rank in there), None)
+        if own is None:
+            known = ", ".join(map(str, sorted(there))) or "none"
+            raise OptPipeError(
+                f"{path}: {timer} of rank {ranks[at]} (pipeline rank {at}): no line that could be read;"
+                f" those of ranks {known} can"
+            )
+        seen = [block.timers[timer, own] for block in blocks if (timer, own) in block.timers]
+        times[timer] = max(1, round(median(seen) * 1e6 / calls))
     return StageCost(times["forward-compute"], times["backward-compute"], 0, splits=False)
 
 
-def _in_flight(p: int, v: int, m: int) -> list[int]:
+def _in_flight(log: Log, p: int, v: int, m: int) -> list[int]:
     """Return how many activations of one chunk each rank holds at its peak, by Megatron-LM's warm-up."""
     if v == 1:
         return [min(p - rank, m) for rank in range(p)]
-    return [min(2 * (p - rank - 1) + (v - 1) * p + 1, m * v) for rank in range(p)]
+    group = log.number("microbatch_group_size_per_vp_stage", p)
+    return [min(2 * (p - rank - 1) + (v - 1) * group + 1, m * v) for rank in range(p)]
 
 
-def _with_memory(
-    cost: StageCost, log: Log, rank: int, step: int, v: int, count: int, first: bool
-) -> StageCost:
-    known = log.memory.get(rank * step)
+def _with_memory(cost: StageCost, log: Log, rank: int, count: int, first: bool) -> StageCost:
+    known = log.memory.get(rank)
     if known is None:
         return cost
     allocated, most = known
@@ -169,10 +231,15 @@ def _with_memory(
     )
 
 
-def _meta(log: Log, path: str) -> dict[str, Any]:
+# -- what is said of it ---------------------------------------------------------------------------
+
+
+def _meta(log: Log, blocks: Sequence[Block], path: str) -> dict[str, Any]:
     layers = log.number("num_layers", 0)
+    numbers = [block.iteration for block in blocks if block.iteration is not None]
+    of = f", iterations {numbers[0]} to {numbers[-1]}" if numbers else ""
     return {
-        "source": f"optpipe-sim import: the log {path}",
+        "source": f"optpipe-sim import: the log {path}{of}",
         **({"model": {"layers": layers}} if layers else {}),
         "provenance": {
             "t_f, t_b": "measured: Megatron-LM's timers over the microbatches",
@@ -183,21 +250,28 @@ def _meta(log: Log, path: str) -> dict[str, Any]:
     }
 
 
-def _unread(log: Log, p: int, step: int) -> list[str]:
+def _unread(log: Log, blocks: Sequence[Block], ranks: Sequence[int], v: int) -> list[str]:
     notes = [
         "t_comm: not in a log; messages take no time here",
         "w: backwards are fused in Megatron-LM",
     ]
-    if not any((timer, rank * step) in log.timers for timer in _WANTED for rank in range(1, p)):
+    there = {rank for block in blocks for _, rank in block.timers}
+    if not there & set(ranks):
+        whose = "slowest" if SLOWEST in there else "last"
         notes.append(
-            "times of each rank: those of the slowest rank are used for all (--timing-log-option all logs each)"
+            f"times of each rank: those of the {whose} rank are used for all"
+            " (--timing-log-option all logs each)"
         )
-    silent = [rank for rank in range(p) if rank * step not in log.memory]
+    if v > 1:
+        notes.append("times of each chunk: those of a rank are divided equally between its chunks")
+    silent = [at for at, rank in enumerate(ranks) if rank not in log.memory]
     if silent:
-        ranks = ", ".join(map(str, silent))
+        numbers = ", ".join(map(str, silent))
         notes.append(
-            f"memory of pipeline ranks {ranks}: no line (--log-memory-to-tensorboard is none)"
+            f"memory of pipeline ranks {numbers}: no line (--log-memory-to-tensorboard is none)"
         )
     if log.arguments.get("recompute_granularity", "None") != "None":
         notes.append("recomputation: it is part of the backwards' times and of what is kept")
+    if log.arguments.get("fine_grained_activation_offloading") == "True":
+        notes.append("offloading: it is part of the ops' times and of what is kept")
     return notes
