@@ -33,9 +33,10 @@ def kineto(
     shift_ns: int = 0,
     named: Callable[[Op], str] = str,
     category: str = "user_annotation",
+    lost: tuple[int, int] = (0, 0),
     **more: Any,
 ) -> dict[str, Any]:
-    """What torch.profiler would write of one rank of a replay."""
+    """What torch.profiler would write of one rank of a replay; `lost`: ops at both ends that it missed."""
     events = []
     for at in range(iterations):
         for op, device, start, end, _ in trace.spans:
@@ -43,6 +44,7 @@ def kineto(
                 began = start + at * 2 * trace.makespan_ns + 5_000_000 + shift_ns
                 event = {"ph": "X", "cat": category, "name": named(op), "pid": 1, "tid": 7}
                 events.append({**event, "ts": began / 1000, "dur": (end - start) / 1000})
+    events = events[lost[0] : len(events) - lost[1]]
     info = {"rank": rank, "world_size": trace.profile.devices}
     return {
         "traceEvents": events,
@@ -234,3 +236,127 @@ def test_what_is_wrong_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text("{}")
     with pytest.raises(OptPipeError, match="traceEvents: missing"):
         read_kineto(tmp_path / "x.json")
+
+
+# -- recorded otherwise ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb-h1", "zb-v", "1f1b-i"])
+def test_recording_may_begin_and_end_within_an_iteration(tmp_path: Path, name: str) -> None:
+    """Whole iterations are found, and the same ones on all ranks, wherever recording began."""
+    profile = profile_of(4, 2 if name in ("zb-v", "1f1b-i") else 1)
+    trace = simulate(build(name, profile, 8), profile)
+    ops = [len(program) for program in trace.schedule.programs]
+    for lost in (((3, 0), (0, 0), (0, 0), (0, 0)), ((0, 0), (0, 5), (5, 0), (ops[3], 1)),
+                 ((1, 2), (ops[1] + 2, 1), (2, 1), (4, 4))):  # fmt: skip
+        parts = [kineto(trace, rank, iterations=5, lost=lost[rank]) for rank in range(4)]
+        found = read(tmp_path, parts)
+        assert found.iterations_ns == (trace.makespan_ns,) * len(found.iterations_ns)
+        assert len(found.iterations_ns) in (2, 3, 4)
+        assert found.shifted_ns == (0, 0, 0, 0)
+        assert found.trace.schedule.programs == trace.schedule.programs
+        assert found.trace.start_ns.tolist() == trace.start_ns.tolist()
+        assert any("of iterations that are not whole" in text for text in found.unread)
+
+
+def test_files_without_ranks_are_ordered_by_their_stages(tmp_path: Path) -> None:
+    """As of old versions; a shell puts rank 10 before rank 2."""
+    profile = profile_of(3)
+    trace = simulate(build("1f1b", profile, 6), profile)
+    parts = [kineto(trace, rank, distributedInfo=None) for rank in (2, 0, 1)]
+    found = read(tmp_path, parts)
+    assert found.trace.start_ns.tolist() == trace.start_ns.tolist()
+    assert found.trace.schedule.programs == trace.schedule.programs
+    with pytest.raises(
+        OptPipeError, match=r"trace1\.json: does not say its rank, as other files do"
+    ):
+        read(tmp_path, [kineto(trace, 0), kineto(trace, 1, distributedInfo={})])
+
+
+def test_clocks_and_memory_go_together(tmp_path: Path) -> None:
+    profile = profile_of(2)
+    trace = simulate(build("1f1b", profile, 4), profile)
+    late = 2_000_000
+    parts = [kineto(trace, rank, shift_ns=late * rank) for rank in range(2)]
+    for data in parts:
+        for event in list(data["traceEvents"]):
+            arguments = {"Total Allocated": 10**6 * len(data["traceEvents"]), "Device Type": 0}
+            change = {"ph": "i", "name": "[memory]", "ts": event["ts"] + 10, "args": arguments}
+            data["traceEvents"].append(change)
+    found = read(tmp_path, parts)
+    assert found.shifted_ns == (0, -late)
+    assert [cost.act_bytes for cost in found.profile.stages] == [10**6] * 2
+
+
+def test_what_a_trace_cannot_say_is_said(tmp_path: Path) -> None:
+    profile = profile_of(2)
+    trace = simulate(build("1f1b", profile, 4), profile)
+    parts = [kineto(trace, rank, category="gpu_user_annotation") for rank in range(2)]
+    for data in parts:
+        data["distributedInfo"]["world_size"] = 8
+        for event in list(data["traceEvents"]):  # backwards of another thread are in no range
+            kernel = {**event, "cat": "kernel", "name": "gemm"}
+            if event["name"].startswith("B"):
+                kernel["ts"] += event["dur"]
+            data["traceEvents"].append(kernel)
+        other = {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": "C0.1",
+            "tid": 7,
+            "ts": 1.0,
+            "dur": 1.0,
+        }
+        data["traceEvents"].append(other)
+        data["traceEvents"].append({**other, "name": "F0.0", "dur": float("nan")})
+    found = read(tmp_path, parts)
+    text = " ".join(found.unread)
+    assert "of the kernels' time is in no op's range; run backwards with torch.autograd" in text
+    assert "ranks: 6 of the run's 8" in text
+    assert "ranges without an op here: C (2)" in text
+    slow = kineto(trace, 0)
+    for event in slow["traceEvents"]:
+        event["dur"] *= 1.5
+    text = " ".join(read(tmp_path, [slow, kineto(trace, 1)]).unread)
+    assert "overlap: on rank 0 ops run at the same time for" in text
+
+
+def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    profile = profile_of(4)
+    trace = simulate(build("1f1b", profile, 8), profile)
+    parts = [kineto(trace, rank, iterations=3) for rank in range(4)]
+    with pytest.raises(OptPipeError, match="a run of 4 ranks, on 3 ranks: is the file of a rank"):
+        read(tmp_path, parts[:3])
+    for data in parts[:2]:
+        data["distributedInfo"]["world_size"] = 2
+    send = {
+        "ph": "X",
+        "cat": "user_annotation",
+        "name": "PP:1SEND_F0",
+        "tid": 7,
+        "ts": 1.0,
+        "dur": 1.0,
+    }
+    parts[1]["traceEvents"].append(send)
+    with pytest.raises(
+        OptPipeError, match="stage 1 sends its output to a stage that is in no file"
+    ):
+        read(tmp_path, parts[:2])
+    other = simulate(build("gpipe", profile, 8), profile)
+    mixed = [kineto(trace, 0), *(kineto(other, rank) for rank in (1, 2, 3))]
+    with pytest.raises(
+        OptPipeError, match="ranks 0 and 1: messages arrive before they are sent in bo"
+    ):
+        read(tmp_path, mixed)
+    lost = kineto(trace, 1, iterations=2)
+    del lost["traceEvents"][20], lost["traceEvents"][9]
+    with pytest.raises(
+        OptPipeError, match=r"trace1\.json: its 30 ranges are not iterations of the same 16"
+    ):
+        read(
+            tmp_path,
+            [kineto(trace, rank, iterations=2) if rank != 1 else lost for rank in range(4)],
+        )
+    cut = kineto(trace, 0, named=lambda op: f"{op}/0")
+    with pytest.raises(OptPipeError, match=r"F0\.0/0: runs whose sequences are cut into slices"):
+        read(tmp_path, [cut])

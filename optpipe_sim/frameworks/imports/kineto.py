@@ -14,6 +14,7 @@ import json
 import os
 import re
 import zlib
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,10 +25,13 @@ from ...files import read_bytes
 from ...ops import BW, B, F, Op, OpKind, W, parse_op
 
 MOST_BYTES = 2**31  # of a trace
+MOST_US = 2**52  # of a time
 _TORCH = re.compile(r"PP:(\d+)([FIWB])(\d+)")
 _FROM_TORCH: Mapping[str, OpKind] = {"F": F, "I": B, "W": W, "B": BW}
 _MESSAGES = re.compile(r"(gloo|nccl|mpi|c10d)\b|record_param_comms")
-_OTHER = re.compile(r"PP:")
+_OTHER = re.compile(r"PP:|[CORFBW]+\d+\.\d+$")
+_SEND = re.compile(r"PP:(\d+)SEND_F")
+_KINDS = (F, B, W, BW)
 
 
 @dataclass(frozen=True)
@@ -47,8 +51,11 @@ class RankTrace:
         rank: the rank; None if the file does not contain it.
         ranges: its ops, by start.
         memory: (ns, bytes) of the device's allocator after each change, by time.
-        unread: how many ranges of torch's pipelining have no op here, by kind.
+        unread: how many ranges of pipelines have no op here, by kind.
         source: the file.
+        world: how many ranks the run had; None if the file does not say it.
+        outside: the share of the kernels' time on the compute stream that is in no op.
+        sends_from: the last stage whose output torch's pipelining sent; None if it sent none.
     """
 
     rank: int | None
@@ -56,6 +63,9 @@ class RankTrace:
     memory: list[tuple[int, int]]
     unread: Counter[str]
     source: str
+    world: int | None = None
+    sends_from: int | None = None
+    outside: float = 0.0
 
 
 def read_kineto(path: str | os.PathLike[str]) -> RankTrace:
@@ -78,14 +88,23 @@ def read_kineto(path: str | os.PathLike[str]) -> RankTrace:
             f"{path}: no op: expected ranges such as F3.7 (torch.profiler.record_function) or PP:3F7"
             " (torch.distributed.pipelining)"
         )
+    if cut := next((one.op for one in ranges if one.op.slice is not None), None):
+        raise OptPipeError(f"{path}: {cut}: runs whose sequences are cut into slices are not read")
     info = data.get("distributedInfo")
-    rank = info.get("rank") if isinstance(info, dict) else None
+    rank, world = [
+        value if isinstance(info, dict) and isinstance(value := info.get(key), int) else None
+        for key in ("rank", "world_size")
+    ]
+    sends = [found[1] for event in complete if (found := _SEND.match(str(event.get("name"))))]
     return RankTrace(
-        rank if isinstance(rank, int) else None,
+        rank,
         ranges,
         sorted(_memory(events, base)),
         unread,
         str(path),
+        world if world and world > 0 else None,
+        max(map(int, sends), default=None),
+        _outside(complete, base, ranges),
     )
 
 
@@ -103,7 +122,8 @@ def _load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def _timed(event: Mapping[str, Any]) -> bool:
-    return isinstance(event.get("ts"), int | float) and isinstance(event.get("dur"), int | float)
+    times = event.get("ts"), event.get("dur")
+    return all(isinstance(time, int | float) and abs(time) < MOST_US for time in times)
 
 
 def _ns(event: Mapping[str, Any], base: int) -> tuple[int, int]:
@@ -117,9 +137,10 @@ def _op(name: str) -> Op | None:
     if not re.match(r"[FBWCOR]+\d", name):
         return None
     try:
-        return parse_op(name)
+        op = parse_op(name)
     except InvalidSchedule:
         return None
+    return op if op.kind in _KINDS else None
 
 
 def _ranges(events: list[dict[str, Any]], base: int, unread: Counter[str]) -> Iterator[Range]:
@@ -132,7 +153,7 @@ def _ranges(events: list[dict[str, Any]], base: int, unread: Counter[str]) -> It
     for event in marked:
         name = str(event.get("name"))
         if _OTHER.match(name) and _op(name) is None:
-            unread[re.sub(r"\d+", "", name.removeprefix("PP:"))] += 1
+            unread[re.sub(r"\d+", "", name.removeprefix("PP:")).rstrip(".")] += 1
     if on_device:
         streams = Counter(e.get("tid") for e in on_device)
         compute = streams.most_common(1)[0][0]
@@ -150,6 +171,25 @@ def _ranges(events: list[dict[str, Any]], base: int, unread: Counter[str]) -> It
         yield Range(op, start, end)
 
 
+def _outside(events: list[dict[str, Any]], base: int, ranges: list[Range]) -> float:
+    """Return the share of the kernels' time between the first op and the last that is in none, on the
+    stream that has most of it: what autograd launches from a thread of its own is in no range."""
+    on_stream: dict[Any, list[tuple[int, int]]] = {}
+    for event in events:
+        if event.get("cat") == "kernel":
+            on_stream.setdefault(event.get("tid"), []).append(_ns(event, base))
+    if not on_stream:
+        return 0.0
+    starts = [one.start_ns for one in ranges]
+    inside = total = 0
+    for start, end in max(on_stream.values(), key=lambda each: sum(b - a for a, b in each)):
+        if starts[0] <= start < ranges[-1].end_ns:
+            total += end - start
+            if start < ranges[bisect_right(starts, start) - 1].end_ns:
+                inside += end - start
+    return 1 - inside / total if total else 0.0
+
+
 class _Operators:
     """Operators by thread without messages: the work of a range of torch's besides waiting."""
 
@@ -164,8 +204,6 @@ class _Operators:
     def extent(self, thread: Any, start: int, end: int) -> tuple[int, int]:
         """Return the extent from the first operator inside to the end of the last; the range itself
         if there are none."""
-        from bisect import bisect_left, bisect_right
-
         found = self.by_thread.get(thread, [])
         first, last = bisect_left(found, (start, 0)), bisect_right(found, (end, 0))
         if first >= last:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Any
@@ -12,18 +12,17 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidSchedule, OptPipeError
-from ...ops import BW, B, F, Op, W
+from ...ops import BW, B, F, W
 from ...profile import CostProfile
 from ...schedule import Schedule, Shape, validate
 from ...sim import simulate
 from ...sim.lower import lower
 from ...stage_cost import StageCost
 from ...trace import Trace
-from .gaps import Gaps, edges, gaps
+from .gaps import Gaps, gaps
 from .idle import idle_of_run
+from .iterations import Times, by_rank, iterations_of, length, moved, shape_of, shifts_of, together
 from .kineto import RankTrace
-
-Times = dict[Op, tuple[int, int]]
 
 
 @dataclass(frozen=True)
@@ -94,18 +93,19 @@ def read_run(traces: Sequence[RankTrace], name: str = "measured") -> Measured:
     Raises:
         OptPipeError: one line that says which rank or which op is missing or present twice.
     """
-    ranks = _by_rank(traces)
-    runs = [_occurrences(one) for one in ranks]
-    count = min(len(times) for run in runs for times in run.values())
-    shape = _shape(runs)
+    ranks = by_rank(traces)
+    shape = shape_of(ranks)
+    iterations = iterations_of(ranks)
+    count = len(iterations)
+    shifts = shifts_of(shape, iterations)
     iterations = [
-        [{op: seen[at] for op, seen in run.items()} for run in runs] for at in range(count)
+        [moved(times, by) for times, by in zip(one, shifts, strict=True)] for one in iterations
     ]
-    shifts = _shifts(shape, iterations)
-    iterations = [
-        [_moved(times, by) for times, by in zip(one, shifts, strict=True)] for one in iterations
+    ranks = [
+        replace(one, memory=[(time + by, held) for time, held in one.memory])
+        for one, by in zip(ranks, shifts, strict=True)
     ]
-    lengths = [_length(one) for one in iterations]
+    lengths = [length(one) for one in iterations]
     # The first one warms up, and a checkpoint or another process makes some long: half of them count.
     steady = sorted(range(1, count) if count > 1 else range(count), key=lambda at: lengths[at])
     middle = steady[(len(steady) - 1) // 2]
@@ -119,92 +119,11 @@ def read_run(traces: Sequence[RankTrace], name: str = "measured") -> Measured:
         _trace(schedule, plain, iterations[middle]),
         replace(profile, meta=_meta(ranks, count, between.mean)),
         tuple(lengths),
-        round(fmean(map(_length, kept))),
+        round(fmean(map(length, kept))),
         between,
         tuple(shifts),
-        tuple(_unread(ranks, runs, count)),
+        tuple(_unread(ranks, iterations)),
     )
-
-
-# -- ranks and iterations -------------------------------------------------------------------------
-
-
-def _by_rank(traces: Sequence[RankTrace]) -> list[RankTrace]:
-    if all(one.rank is None for one in traces):
-        return list(traces)  # then their order gives the ranks
-    found: dict[int, RankTrace] = {}
-    for at, one in enumerate(traces):
-        rank = at if one.rank is None else one.rank
-        if rank in found:
-            raise OptPipeError(
-                f"{one.source}: is of rank {rank}, as {found[rank].source} is; give one file per rank"
-            )
-        found[rank] = one
-    # with several replicas the ranks of a pipeline are not 0 to p-1; their order counts
-    return [found[rank] for rank in sorted(found)]
-
-
-def _occurrences(trace: RankTrace) -> dict[Op, list[tuple[int, int]]]:
-    """Return, by op, its times in each iteration."""
-    found: dict[Op, list[tuple[int, int]]] = defaultdict(list)
-    for op, start, end in ((one.op, one.start_ns, one.end_ns) for one in trace.ranges):
-        found[op].append((start, max(end, start + 1)))
-    return dict(found)
-
-
-def _shape(runs: Sequence[Mapping[Op, Any]]) -> Shape:
-    ranks: dict[int, int] = {}
-    for rank, run in enumerate(runs):
-        for op in run:
-            if ranks.setdefault(op.stage, rank) != rank:
-                raise OptPipeError(
-                    f"stage {op.stage} is on rank {ranks[op.stage]} and on rank {rank}: give the files"
-                    " of one pipeline"
-                )
-    stages = 1 + max(ranks)
-    missing = [stage for stage in range(stages) if stage not in ranks]
-    if missing or stages % len(runs):
-        what = f"stage {missing[0]} is in no file" if missing else f"{stages} stages"
-        raise OptPipeError(f"{what}, on {len(runs)} ranks: is the file of a rank missing?")
-    microbatches = 1 + max(op.microbatch for run in runs for op in run)
-    placement = tuple(ranks[stage] for stage in range(stages))
-    return Shape(len(runs), stages // len(runs), microbatches, placement)
-
-
-def _length(iteration: Sequence[Times]) -> int:
-    starts = [start for times in iteration for start, _ in times.values()]
-    return max(end for times in iteration for _, end in times.values()) - min(starts)
-
-
-def _moved(times: Times, by: int) -> Times:
-    return {op: (start + by, end + by) for op, (start, end) in times.items()}
-
-
-def _shifts(shape: Shape, iterations: Sequence[Sequence[Times]]) -> list[int]:
-    """Return the shift of each rank's clock: 0, unless messages arrive before they are sent; then
-    half of the difference of the one-way delays between neighbours (as in network time
-    protocols)."""
-    least: dict[tuple[int, int], int] = {}
-    for iteration in iterations:
-        times = {op: when for part in iteration for op, when in part.items()}
-        for source, op in edges(shape, times):
-            pair = shape.placement[source.stage], shape.placement[op.stage]
-            delay = times[op][0] - times[source][1]
-            least[pair] = min(least.get(pair, delay), delay)
-    shifts = {0: 0}
-    todo = [0]
-    while todo:
-        here = todo.pop()
-        for there in range(shape.devices):
-            forth, back = least.get((here, there)), least.get((there, here))
-            if there in shifts or (forth is None and back is None):
-                continue
-            apart = 0
-            if min(forth or 0, back or 0) < 0:
-                apart = ((back or 0) - (forth or 0)) // 2
-            shifts[there] = shifts[here] + apart
-            todo.append(there)
-    return [shifts.get(rank, 0) for rank in range(shape.devices)]
 
 
 # -- schedule, trace and profile ------------------------------------------------------------------
@@ -321,17 +240,29 @@ def _meta(ranks: Sequence[RankTrace], count: int, late: int) -> dict[str, Any]:
     }
 
 
-def _unread(
-    ranks: Sequence[RankTrace], runs: Sequence[Mapping[Op, Sequence[Any]]], count: int
-) -> list[str]:
+def _unread(ranks: Sequence[RankTrace], iterations: Sequence[Sequence[Times]]) -> list[str]:
     notes = []
     if not all(one.memory for one in ranks):
         notes.append("memory: not in every trace; record with profile_memory=True")
     other = sum((one.unread for one in ranks), Counter())
     if other:
         kinds = ", ".join(f"{kind} ({number})" for kind, number in sorted(other.items()))
-        notes.append(f"ranges of torch's pipelining without an op here: {kinds}")
-    more = sum(len(seen) - count for run in runs for seen in run.values())
+        notes.append(f"ranges without an op here: {kinds}")
+    notes += together(ranks)
+    for rank, trace in enumerate(ranks):
+        if trace.outside > 0.05:
+            notes.append(
+                f"rank {rank}: {trace.outside:.0%} of the kernels' time is in no op's range; run backwards"
+                " with torch.autograd.set_multithreading_enabled(False), so that they are in theirs"
+            )
+    world = max((one.world or 0 for one in ranks), default=0)
+    if world > len(ranks):
+        notes.append(
+            f"ranks: {world - len(ranks)} of the run's {world}; the others are one pipeline"
+        )
+    more = sum(len(one.ranges) for one in ranks) - sum(
+        map(len, (t for one in iterations for t in one))
+    )
     if more:
         notes.append(f"{more} ops of iterations that are not whole")
     notes.append("recomputation, offloads and limits: a trace does not distinguish them from ops")
