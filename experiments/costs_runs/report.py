@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from optpipe_sim.costs import load_machine
 from optpipe_sim.costs.advise.evaluate import evaluate
-from optpipe_sim.costs.doubt import FEATURES, OFFLOADING, Compared
+from optpipe_sim.costs.doubt import FEATURES, OFFLOADING, POOR, Compared
 from optpipe_sim.costs.machine_files import machine_names
 
 VARIANTS = {"a100-80gb": ("a100-80gb", "a100-80gb-megatron")}
@@ -51,6 +51,18 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
     ]
     lines += [
         "",
+        "## Too far off to plan by",
+        "",
+        f"Off by more than {POOR:.0%} in the median, of all runs or of those with a feature; `estimate`,"
+        " `evaluate` and `advise` then warn. The sources below say why, where it is known; no published fact"
+        " mends it.",
+        "",
+        "| machine file | models | format | time off by | runs | and with |",
+        "|---|---|---|--:|--:|---|",
+        *far_off(rows),
+    ]
+    lines += [
+        "",
         "## Arms of one run",
         "",
         "What a choice changes, against the first arm of the same run: published, and estimated.",
@@ -69,6 +81,25 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
         known = " ".join(source["known"].split())
         lines.append(f"- {source['title']} ({source['where']}). {known}")
     return "\n".join(lines) + "\n"
+
+
+def far_off(rows: Sequence[Compared]) -> Iterator[str]:
+    """Yield a line per machine, kind of model and format with a median beyond `POOR`, of all runs or of those
+    with some feature."""
+    kinds: dict[tuple[str, ...], list[Compared]] = {}
+    for row in rows:
+        if row.role == "check" and row.error is not None:
+            kinds.setdefault((row.machine, row.kind, row.dtype), []).append(row)
+    for key, group in sorted(kinds.items()):
+        features = sorted(set().union(*(row.features for row in group)))
+        parts = {name: [row for row in group if name in row.features] for name in features}
+        far = [f"{name} ({_off(part):.0%})" for name, part in parts.items() if _off(part) > POOR]
+        if _off(group) > POOR or far:
+            yield f"| {' | '.join(key)} | {_off(group):.1%} | {len(group)} | {', '.join(far)} |"
+
+
+def _off(rows: Sequence[Compared]) -> float:
+    return median(abs(row.error) for row in rows if row.error is not None)
 
 
 def _lines(of: Iterable[tuple[Compared, str]]) -> list[str]:

@@ -45,6 +45,7 @@ _OPTIONS = [
     "tp",
     "cp",
     "ep",
+    "etp",
     "dp",
     "zero",
     "microbatch",
@@ -318,7 +319,18 @@ def _row(row: dict[str, Any], machine: Machine) -> list[Measurement]:
         number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         if key in _MEASURED and key != "profile" and not number:
             raise OptPipeError(f"{key}: must be a number above 0, got {value!r}")
-    for key in ("devices", "microbatches", "tp", "cp", "ep", "dp", "chunks", "microbatch", "seq"):
+    for key in (
+        "devices",
+        "microbatches",
+        "tp",
+        "cp",
+        "ep",
+        "etp",
+        "dp",
+        "chunks",
+        "microbatch",
+        "seq",
+    ):
         if type(row.get(key, 1)) is not int or row.get(key, 1) < 1:
             raise OptPipeError(f"{key}: must be a whole number of at least 1, got {row[key]!r}")
     for key in ("model", "schedule", "profile"):

@@ -21,6 +21,7 @@ from .machines import Machine, Rates
 from .models import Model
 from .parallelism import Layout
 
+POOR = 0.2  # a median error beyond which a time is nothing to plan by
 FEW = 3  # with fewer runs that share all features of a case, all of its kind count
 
 
@@ -179,6 +180,17 @@ def _doubt(name: str, rates: Rates, kind: str, dtype: str, asked: frozenset[str]
         len(errors),
         basis,
         missing,
+    )
+
+
+def caution(error: float | None, bias: float | None) -> str | None:
+    """Return a warning where comparable runs are off by more than `POOR` in the median; else None."""
+    if error is None or bias is None or error <= POOR:
+        return None
+    side = "long" if bias > 0 else "short"
+    return (
+        f"do not plan by this time: comparable runs were estimated {error:.0%} off in the median"
+        f" ({abs(bias):.0%} too {side}); measure one and give it with --calibrate"
     )
 
 

@@ -11,7 +11,8 @@ import pytest
 from experiments.costs_runs.report import arms, report_text
 from experiments.costs_runs.run import compare, data_text, held_out, table_text
 from optpipe_sim.costs import estimate, load_machine, load_model
-from optpipe_sim.costs.doubt import best_published, compared, doubt, plausibility
+from optpipe_sim.costs.advise.evaluate import evaluate
+from optpipe_sim.costs.doubt import POOR, best_published, caution, compared, doubt, plausibility
 from optpipe_sim.costs.layer import Gemm, Message, Work, layer
 from optpipe_sim.costs.parallelism import Layout, sync_seconds
 from optpipe_sim.costs.provenance import mfu, mfu_ceiling
@@ -114,6 +115,26 @@ def test_a_number_is_given_only_where_every_feature_was_compared() -> None:
     assert experts.error is None
     assert "no published run of models with experts in tf32 on h100-sxm" in experts.basis
     assert "in other formats" in experts.basis
+
+
+def test_what_is_far_off_is_warned_of() -> None:
+    far = _doubt("qwen3-30b-a3b", "gb200", devices=8, ep=8, dp=8, dtype="fp8")
+    assert far.error is not None
+    assert far.error > POOR
+    text = caution(far.error, far.bias)
+    assert text is not None
+    assert f"{far.error:.0%} off in the median" in text
+    assert "too long" in text
+    near = _doubt("llama3-8b", "b200", devices=8, tp=8)
+    assert caution(near.error, near.bias) is None
+    assert caution(None, None) is None
+    found = evaluate(
+        "qwen3-30b-a3b", "gb200", 8, 4096, microbatches=8, ep=8, dtype="fp8", memory_limit="1TiB"
+    )
+    assert text in found.advice.doubts(found.row)
+    # an exchange of tokens that no compared run has
+    hidden = evaluate("qwen3-30b-a3b", "b200", 8, 4096, microbatches=8, ep=8, exchange="overlapped")
+    assert "overlapped exchange" in hidden.advice.doubt(hidden.row).unmeasured
 
 
 def test_rates_of_ones_own_are_not_those_that_were_compared() -> None:

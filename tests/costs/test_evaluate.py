@@ -16,6 +16,7 @@ from optpipe_sim.costs.calibrate import calibrate, load_measurements
 from optpipe_sim.costs.estimate import estimate
 from optpipe_sim.costs.provenance import iteration_ns
 from optpipe_sim.errors import OptPipeError
+from optpipe_sim.frameworks.megatron.family import plan_for
 
 RUN: dict[str, Any] = {"pp": 4, "tp": 8, "microbatches": 8}
 
@@ -32,6 +33,25 @@ def test_predicts_what_estimate_and_replay_say() -> None:
     assert row.peak_bytes == max(trace.peak_bytes)
     assert (row.choice.dp, row.tokens) == (2, 2 * 8 * 8192)
     assert row.bound_ns <= row.iteration_ns
+
+
+def test_experts_may_take_the_place_of_tp(tmp_path: Path) -> None:
+    run: dict[str, Any] = {"pp": 4, "tp": 4, "ep": 4, "microbatches": 8}
+    shared, own = (evaluate("qwen3-30b-a3b", "h100", 64, 4096, etp=etp, **run) for etp in (None, 1))
+    assert str(own.row.choice).endswith(" etp 1")
+    assert own.row.iteration_ns != shared.row.iteration_ns
+    plan, _ = plan_for(own.row.trace.schedule, own.row.profile)
+    assert "--expert-tensor-parallel-size 1" in plan.command()
+    plan, _ = plan_for(shared.row.trace.schedule, shared.row.profile)
+    assert "--expert-tensor" not in plan.command()
+    measured = evaluate("qwen3-30b-a3b", "h100", 64, 4096, etp=1, measured_ns=5e9, **run)
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump({"machine": "h100", "rows": [measured.measurement()]}))
+    assert load_measurements(path, load_machine("h100"))
+    with pytest.raises(OptPipeError, match="etp: expected 1 or tp, 4, got 2"):
+        evaluate("qwen3-30b-a3b", "h100", 64, 4096, etp=2, **run)
+    with pytest.raises(OptPipeError, match="etp: llama3-70b has no experts; leave it out"):
+        today(etp=1)
 
 
 @pytest.mark.parametrize(

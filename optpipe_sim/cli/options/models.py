@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import OptPipeError
 
@@ -23,6 +24,12 @@ SPLIT = {
     "microbatch": "sequences per microbatch",
     "chunks": "stages per device of the pipeline",
 }
+
+
+def add_etp(parser: argparse.ArgumentParser, kind: Callable[[str], Any], metavar: str) -> None:
+    """``--etp``."""
+    text = "devices that share one expert, tp or 1 (tp if ep divides cp x dp, else 1)"
+    parser.add_argument("--etp", type=kind, metavar=metavar, help=text)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

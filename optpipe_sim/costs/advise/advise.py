@@ -48,6 +48,7 @@ def advise(
     cp: Several | None = None,
     dp: Several | None = None,
     ep: Several | None = None,
+    etp: Several | None = None,
     zero: Several | None = None,
     microbatch: Several | None = None,
     chunks: Several | None = None,
@@ -76,7 +77,7 @@ def advise(
         on_progress: called with what is going on, how much of it is done, and of how much. `on_wait`: called
             before the engines are compiled, once on a machine, which takes longer than `time_limit`.
         pp, tp, cp, dp, ep, zero, microbatch, chunks: what may be chosen, a number or several; see
-            `parallelism.Layout` and `estimate`. By default whatever divides; devices share sequences (cp) where each has
+            `parallelism.Layout` and `estimate`; `etp`, too, which is one size unless given. By default whatever divides; devices share sequences (cp) where each has
             8,192 tokens of one at least.
         flash, dtype, exchange, context, sequence_parallel: as for `estimate`.
         slices, slice_by: slices of each sequence, a number, several, or ``auto``: those with 8,192 tokens per
@@ -98,7 +99,7 @@ def advise(
         memory_limit = _usable(machine, margin)
     lists = {
         "pp": pp, "tp": tp, "cp": cp, "dp": dp, "ep": ep, "zero": zero, "microbatch": microbatch,
-        "chunks": chunks,
+        "chunks": chunks, "etp": etp,
     }  # fmt: skip
     listed = {key: as_choices(key, value) for key, value in lists.items() if value is not None}
     if isinstance(slices, str) and slices != "auto":

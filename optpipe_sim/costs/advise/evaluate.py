@@ -184,6 +184,7 @@ def evaluate(
     tp: int = 1,
     cp: int = 1,
     ep: int = 1,
+    etp: int | None = None,
     zero: int | None = None,
     microbatch: int = 1,
     chunks: int = 1,
@@ -206,7 +207,7 @@ def evaluate(
         microbatches: m, per replica and iteration, of `microbatch` sequences each.
         schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`.
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
-        pp, tp, cp, ep, zero, chunks, recompute, layers, flash, dtype, exchange, context: as for `estimate`;
+        pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context: as for `estimate`;
             zero is 1 by default where there are replicas.
         memory_limit: per device, not enforced; None: what driver and libraries leave.
         calibration: what `calibrate` returned; its rates are used.
@@ -238,12 +239,12 @@ def evaluate(
     zero = (1 if dp * cp > 1 else 0) if zero is None else zero
     limit = machine.usable_bytes if memory_limit is None else as_size("memory limit", memory_limit)
     choice = Choice(
-        pp, tp, cp, dp, ep, zero, microbatch, microbatches, recompute, chunks, placement
+        pp, tp, cp, dp, ep, zero, microbatch, microbatches, recompute, chunks, placement, etp=etp
     )
     question = Question(
         model, machine, gpus, dp * microbatch * microbatches, seq, limit,
         (pp,), (tp,), (cp,), (dp,), (ep,), (zero,), (microbatch,), (chunks,), (recompute,),
-        (name,), flash, dtype, exchange, context, sequence_parallel,
+        (name,), flash, dtype, exchange, context, sequence_parallel, etp=None if etp is None else (etp,),
     )  # fmt: skip
     profile = estimate(
         model,

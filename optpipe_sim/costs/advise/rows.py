@@ -11,7 +11,7 @@ from ...profile import CostProfile
 from ...trace import Trace
 from ...units import format_size, format_time, html_table
 from ..calibrate import Calibration
-from ..doubt import Doubt, doubt, kind_of, plausibility
+from ..doubt import Doubt, caution, doubt, kind_of, plausibility
 from ..estimate import estimate
 from ..layer import Work
 from ..parallelism import Layout
@@ -244,21 +244,25 @@ class Advice:
         if self.calibration is not None:
             return _of_calibration(self.calibration)
         question, choice = self.question, row.choice
-        layout = {key: choice.layout[key] for key in ("devices", "tp", "cp", "ep", "zero")}
+        keys = ("devices", "tp", "cp", "ep", "dp", "zero", "etp")
+        layout = Layout(**{key: choice.layout[key] for key in keys if key in choice.layout})
         work = Work(
             choice.microbatch,
             question.seq,
             choice.tp,
             choice.cp,
             choice.ep,
-            flash=question.flash,
+            layout.expert_tp,
+            question.flash,
             recompute=choice.recompute,
             dtype=question.dtype,
+            exchange=question.exchange,
+            sequence_parallel=question.sequence_parallel,
         )
         return doubt(
             question.model,
             question.machine,
-            Layout(**layout, dp=choice.dp),
+            layout,
             work,
             offloads=bool(row.trace.offloaded),
         )
@@ -280,7 +284,9 @@ class Advice:
         """Return what makes this row less certain than the others, and whether it is plausible at all."""
         machine, choice = self.question.machine, row.choice
         plausible, reason = self.plausibility(row)
-        found = []
+        known = self.doubt(row)
+        text = caution(known.error, known.bias)
+        found = [text] if text else []
         if plausible is not True:
             found.append(reason if plausible is None else f"not plausible: {reason}")
         if row.peak_bytes > machine.usable_bytes * (1 - MEMORY_ERROR):

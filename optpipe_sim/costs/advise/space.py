@@ -46,7 +46,7 @@ class Choice:
 
     Attributes:
         pp, tp, cp, dp, ep, zero: pipeline stages' devices, devices that share layers, sequences and
-            experts, replicas and their ZeRO stage; see `parallelism.Layout`.
+            experts, replicas and their ZeRO stage; see `parallelism.Layout`, also for `etp`.
         microbatch: sequences of a microbatch. `microbatches`: m, per replica and iteration.
         recompute: what is recomputed in B.
         chunks, placement: of the pipeline. slices, slice_by: of each sequence, and what they have equal,
@@ -66,6 +66,7 @@ class Choice:
     placement: str = "loop"
     slices: int = 1
     slice_by: str = "time"
+    etp: int | None = None
 
     @property
     def exchanges(self) -> bool:
@@ -81,12 +82,13 @@ class Choice:
     def layout(self) -> dict[str, Any]:
         """The arguments of `estimate` for this choice."""
         keys = ["tp", "cp", "ep", "dp", "zero", "microbatch", "chunks", "placement", "recompute"]
-        keys += ["slices", "slice_by"] * (self.slices > 1)
+        keys += ["slices", "slice_by"] * (self.slices > 1) + ["etp"] * (self.etp is not None)
         return {"devices": self.pp * self.tp * self.cp, **{key: getattr(self, key) for key in keys}}
 
     def __str__(self) -> str:
         keys = ("cp", "ep", "slices")
         more = "".join(f" {k} {getattr(self, k)}" for k in keys if getattr(self, k) > 1)
+        more += "" if self.etp is None else f" etp {self.etp}"
         return f"pp {self.pp} tp {self.tp} dp {self.dp}{more}"
 
 
@@ -125,6 +127,7 @@ class Question:
     treatments: tuple[str, ...] = TREATMENTS  # of activations
     per_stage: bool = False  # all activations of a stage get the same one
     seed: int = 0  # of the searches
+    etp: tuple[int, ...] | None = None  # None: as `parallelism.Layout` has it
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the first keys of ``advise --json`` and ``evaluate --json``."""
@@ -148,9 +151,11 @@ class Question:
     def __post_init__(self) -> None:
         for key in ("gpus", "global_batch", "seq"):
             require_count(key.replace("_", " "), getattr(self, key))
-        for key in ("pp", "tp", "cp", "dp", "ep", "microbatch", "chunks", "slices"):
+        for key in ("pp", "tp", "cp", "dp", "ep", "etp", "microbatch", "chunks", "slices"):
             for value in getattr(self, key) or ():
                 require_count(key, value)
+        if self.etp and not self.model.experts:
+            raise OptPipeError(f"etp: {self.model.name} has no experts; leave it out")
         self._check_slices()
         self._check_treatments()
         if self.gpus > 2**16:
@@ -236,7 +241,7 @@ class Question:
         if not found:
             asked = ", ".join(
                 f"{key} {'/'.join(map(str, getattr(self, key)))}"
-                for key in ("pp", "tp", "cp", "dp", "ep", "microbatch")
+                for key in ("pp", "tp", "cp", "dp", "ep", "etp", "microbatch")
                 if getattr(self, key)
             )
             raise OptPipeError(
@@ -272,12 +277,13 @@ class Question:
         """Yield the choices of one split."""
         share = self.global_batch // dp
         zeros = self.zero or ((1, 2, 3) if dp * cp > 1 else (0,))  # ZeRO 1 costs no more than none
-        for ep in self.ep or (divisors(tp * cp * dp) if self.model.experts else (1,)):
+        eps = self.ep or (divisors(tp * cp * dp) if self.model.experts else (1,))
+        for ep, etp in product(eps, self.etp or (None,)):
             for size in self.microbatch or MICROBATCHES:
                 if share % size:
                     continue
                 try:
-                    layout = Layout(pp * tp * cp, tp, cp, ep, dp)
+                    layout = Layout(pp * tp * cp, tp, cp, ep, dp, etp=etp)
                     for recompute in self.recompute:
                         work = Work(size, self.seq, tp, cp, ep, layout.expert_tp, self.flash)
                         shared = self.sequence_parallel and tp > 1
@@ -286,7 +292,7 @@ class Question:
                         for zero, slices in product(zeros, self._cuts(pp, cp, size)):
                             plain = Choice(*of, zero, size, share // size, recompute)
                             for by in self._cut_by(pp, slices):
-                                yield replace(plain, slices=slices, slice_by=by)
+                                yield replace(plain, slices=slices, slice_by=by, etp=etp)
                 except OptPipeError:  # the model cannot be divided so
                     continue
 

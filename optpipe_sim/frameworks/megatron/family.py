@@ -213,7 +213,7 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, Any]]
             yield option, parallel[key]
     tp, cp, ep, dp = (parallel.get(key, 1) for key in ("tp", "cp", "ep", "dp"))
     shared = parallel.get("etp") or (1 if (cp * dp) % ep else tp)
-    if ep > 1 and shared != tp:  # its default is tp
+    if shared != tp and (ep > 1 or "etp" in parallel):  # its default is tp
         yield "expert-tensor-parallel-size", shared
     if tp > 1 and work.get("sequence_parallel", True):
         yield "sequence-parallel", True

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...options.kinds import count, names, seconds, size
 from ...options.models import (
     SPLIT,
+    add_etp,
     add_kernels,
     add_machine,
     add_model,
@@ -53,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name, text in SPLIT.items():
         text = f"only these: {text}{_DEFAULTS.get(name, '')}"
         parser.add_argument(f"--{name}", type=_counts, metavar="A,B,...", help=text)
+    add_etp(parser, _counts, "A,B,...")
     parser.add_argument(
         "--slices",
         type=_slices,
@@ -127,6 +129,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             on_progress=progress,
             on_wait=lambda: out.wait(COMPILING),
             **{name: getattr(arguments, name) for name in SPLIT},
+            etp=arguments.etp,
             flash=not arguments.no_flash,
             dtype=arguments.dtype,
             exchange=arguments.exchange,
@@ -227,9 +230,10 @@ def _table(found: Advice) -> Table:
     from ....units import format_size, format_time
     from ...outputs.show import plain_table
 
-    wide = [
-        key for key in ("cp", "ep", "slices") if any(getattr(r.choice, key) > 1 for r in found.rows)
-    ]
+    more = ("cp", "ep", "etp", "slices")
+    wide = [key for key in more if any((getattr(r.choice, key) or 0) > 1 for r in found.rows)]
+    if found.question.etp and "etp" not in wide:
+        wide.append("etp")
     heads = ["pp", "tp", *wide, "dp", "zero", "batch", "recompute", "schedule", "v"]
     heads += ["time", "tokens/s", "MFU", "memory", "limited by"]
     table = plain_table(*heads, left=("recompute", "schedule", "limited by"), gap=1)
@@ -294,7 +298,7 @@ def _show_best(out: Out, found: Advice) -> None:
         sure += f"; {len(others) + 1} of these rows lie within that median" if others else ""
     labelled(out, "how sure", sure)
     for doubt in found.doubts(best):
-        style = "yellow" if doubt.startswith("not plausible") else ""
+        style = "yellow" if doubt.startswith(("not plausible", "do not plan")) else ""
         out.print(Text(f"          {doubt}", style), soft_wrap=True)
     strange = [row for row in found.rows if found.plausibility(row)[0] is False]
     if strange and found.plausibility(best)[0] is not False:

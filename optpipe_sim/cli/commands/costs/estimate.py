@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...options.models import (
     SPLIT,
+    add_etp,
     add_kernels,
     add_layers,
     add_machine,
@@ -42,12 +43,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name in ("tp", "cp", "ep", "dp", "microbatch", "chunks"):
         text = f"{SPLIT[name]}{more.get(name, '')} (1)"
         parser.add_argument(f"--{name}", type=int, default=1, metavar="N", help=text)
-    parser.add_argument(
-        "--etp",
-        type=int,
-        metavar="N",
-        help="devices that share one expert, tp or 1 (tp if ep divides cp x dp, else 1)",
-    )
+    add_etp(parser, int, "N")
     parser.add_argument(
         "--seq", type=int, default=4096, metavar="N", help="tokens per sequence (4096)"
     )
@@ -258,6 +254,7 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
     """Print the largest MFU that it could reach, whether any published run did, and the comparisons."""
     from rich.text import Text
 
+    from ....costs.doubt import caution
     from ....costs.provenance import mfu_ceiling
     from ...outputs.show import labelled
 
@@ -270,6 +267,8 @@ def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, st
     if profile.meta["doubt"]["error"] is None:
         sure += "; no error can be stated for this case"
     labelled(out, "how sure", sure)
+    if text := caution(profile.meta["doubt"]["error"], profile.meta["doubt"]["bias"]):
+        out.print(Text(f"          {text}", "yellow"), soft_wrap=True)
     if plausible[0] is not True:
         text = f"expect less: {plausible[1]}" if plausible[0] is False else plausible[1]
         out.print(Text(f"          {text}"), soft_wrap=True)

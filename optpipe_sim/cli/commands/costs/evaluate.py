@@ -10,6 +10,7 @@ from ....errors import OptPipeError
 from ...options.kinds import count, positive, size
 from ...options.models import (
     SPLIT,
+    add_etp,
     add_kernels,
     add_layers,
     add_machine,
@@ -53,6 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name in _SPLIT:
         text = f"{SPLIT[name]} (1)"
         parser.add_argument(f"--{name}", type=count, default=1, metavar="N", help=text)
+    add_etp(parser, count, "N")
     parser.add_argument(
         "--zero",
         type=int,
@@ -110,6 +112,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         arguments.seq,
         microbatches=_microbatches(arguments),
         **{name: getattr(arguments, name) for name in _SPLIT},
+        etp=arguments.etp,
         schedule=arguments.schedule,
         zero=arguments.zero,
         layers=layer_list(arguments.layers),
@@ -227,7 +230,8 @@ def _show(out: Out, found: Evaluation) -> None:
     sure += "" if found.advice.error is not None else "; no error can be stated for this case"
     labelled(out, "how sure", sure)
     for text in (*found.advice.doubts(row), *found.findings()):
-        style = "yellow" if "not plausible" in text or "not to fit" in text else ""
+        loud = ("not plausible", "not to fit", "do not plan")
+        style = "yellow" if any(words in text for words in loud) else ""
         out.print(Text(f"          {text}", style), soft_wrap=True)
 
 
