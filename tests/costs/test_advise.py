@@ -254,19 +254,6 @@ def test_devices_share_long_sequences() -> None:
     assert found.rows[0].choice.cp > 1
 
 
-def test_who_shares_an_expert_is_asked_for() -> None:
-    def found(**asked: tuple[int, ...]) -> set[tuple[int, int | None]]:
-        question = Question(
-            load_model("qwen3-30b-a3b"), load_machine("h100"), 16, 16, 4096, 70 * GIB, **asked
-        )
-        return {(choice.tp, choice.etp) for choice in question.choices()}
-
-    assert {etp for _, etp in found()} == {None}
-    assert found(tp=(1, 4), etp=(1, 4)) == {(1, 1), (4, 1), (4, 4)}
-    with pytest.raises(OptPipeError, match=r"no way to spread .* with tp 4, etp 2"):
-        found(tp=(4,), etp=(2,))
-
-
 def test_the_limit_is_a_number_to_type_again() -> None:
     found = advise(MODEL, "h100", **SMALL, time_limit=1, top=1)
     assert size_text(found.question.limit_bytes) == "71.8GiB"

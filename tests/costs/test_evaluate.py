@@ -11,7 +11,8 @@ import yaml
 
 from optpipe_sim import Schedule, build, evaluate, load_profile, simulate
 from optpipe_sim.cli import main
-from optpipe_sim.costs import load_machine
+from optpipe_sim.costs import load_machine, load_model
+from optpipe_sim.costs.advise.space import Question
 from optpipe_sim.costs.calibrate import calibrate, load_measurements
 from optpipe_sim.costs.estimate import estimate
 from optpipe_sim.costs.provenance import iteration_ns
@@ -46,12 +47,24 @@ def test_experts_may_take_the_place_of_tp(tmp_path: Path) -> None:
     assert "--expert-tensor" not in plan.command()
     measured = evaluate("qwen3-30b-a3b", "h100", 64, 4096, etp=1, measured_ns=5e9, **run)
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump({"machine": "h100", "rows": [measured.measurement()]}))
+    path.write_text(yaml.safe_dump({"rows": [measured.measurement()]}))
     assert load_measurements(path, load_machine("h100"))
     with pytest.raises(OptPipeError, match="etp: expected 1 or tp, 4, got 2"):
         evaluate("qwen3-30b-a3b", "h100", 64, 4096, etp=2, **run)
     with pytest.raises(OptPipeError, match="etp: llama3-70b has no experts; leave it out"):
         today(etp=1)
+
+
+def test_who_shares_an_expert_is_asked_for() -> None:
+    def found(**asked: tuple[int, ...]) -> set[tuple[int, int | None]]:
+        model, machine = load_model("qwen3-30b-a3b"), load_machine("h100")
+        question = Question(model, machine, 16, 16, 4096, 70 * 2**30, **asked)
+        return {(choice.tp, choice.etp) for choice in question.choices()}
+
+    assert {etp for _, etp in found()} == {None}
+    assert found(tp=(1, 4), etp=(1, 4)) == {(1, 1), (4, 1), (4, 4)}
+    with pytest.raises(OptPipeError, match=r"no way to spread .* with tp 4, etp 2"):
+        found(tp=(4,), etp=(2,))
 
 
 @pytest.mark.parametrize(

@@ -142,13 +142,7 @@ class Search:
                 self.pruned["memory"] += shapes
                 self._note_least(static, choice)
                 continue
-            key = (
-                *choice.split[1:],
-                choice.etp,
-                choice.microbatch,
-                choice.recompute,
-                choice.slices,
-            )
+            key = (*choice.split[1:], choice.microbatch, choice.recompute, choice.slices)
             key += (choice.slice_by,) if choice.slices > 1 else ()
             if key not in works:
                 # one stage, no exchange of weights: the least these ops can take

@@ -75,8 +75,8 @@ class Choice:
 
     @property
     def split(self) -> tuple[int, ...]:
-        """The degrees of parallelism: (pp, tp, cp, dp, ep)."""
-        return self.pp, self.tp, self.cp, self.dp, self.ep
+        """The degrees of parallelism: (pp, tp, cp, dp, ep, etp or 0)."""
+        return self.pp, self.tp, self.cp, self.dp, self.ep, self.etp or 0
 
     @property
     def layout(self) -> dict[str, Any]:
