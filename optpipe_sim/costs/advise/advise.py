@@ -95,8 +95,6 @@ def advise(
         raise OptPipeError(f"top: must be a whole number of at least 1, got {top!r}")
     if not 0 <= margin < 1:
         raise OptPipeError(f"margin: must be from 0 to 1, got {margin}")
-    if memory_limit is None:
-        memory_limit = _usable(machine, margin)
     lists = {
         "pp": pp, "tp": tp, "cp": cp, "dp": dp, "ep": ep, "zero": zero, "microbatch": microbatch,
         "chunks": chunks, "etp": etp,
@@ -114,7 +112,7 @@ def advise(
         gpus,
         global_batch,
         seq,
-        as_size("memory limit", memory_limit),
+        as_size("memory limit", _usable(machine, margin) if memory_limit is None else memory_limit),
         recompute=levels,
         schedules=as_choices("schedules", schedules),
         flash=flash,
