@@ -246,19 +246,9 @@ class Advice:
         question, choice = self.question, row.choice
         keys = ("devices", "tp", "cp", "ep", "dp", "zero", "etp")
         layout = Layout(**{key: choice.layout[key] for key in keys if key in choice.layout})
-        work = Work(
-            choice.microbatch,
-            question.seq,
-            choice.tp,
-            choice.cp,
-            choice.ep,
-            layout.expert_tp,
-            question.flash,
-            recompute=choice.recompute,
-            dtype=question.dtype,
-            exchange=question.exchange,
-            sequence_parallel=question.sequence_parallel,
-        )
+        common = {key: value for key, value in question.common.items() if key != "seq"}
+        spread = choice.tp, choice.cp, choice.ep, layout.expert_tp
+        work = Work(choice.microbatch, question.seq, *spread, recompute=choice.recompute, **common)
         return doubt(
             question.model,
             question.machine,
@@ -284,8 +274,7 @@ class Advice:
         """Return what makes this row less certain than the others, and whether it is plausible at all."""
         machine, choice = self.question.machine, row.choice
         plausible, reason = self.plausibility(row)
-        known = self.doubt(row)
-        text = caution(known.error, known.bias)
+        text = caution((known := self.doubt(row)).error, known.bias)
         found = [text] if text else []
         if plausible is not True:
             found.append(reason if plausible is None else f"not plausible: {reason}")
