@@ -22,6 +22,7 @@ def write_picture(path: Path) -> None:
     with tempfile.TemporaryDirectory() as folder, browser(WIDTH) as page:
         page.open(Report.of(trace).save(Path(folder) / "page.html"))
         _, stage, microbatch = trace.schedule.table[trace.schedule.table[:, 0] == OpKind.R][-1]
+        page.run("document.querySelector('.bar').scrollIntoView()")  # all of it fits the window
         page.hover(*page.box("a", "ops", trace.schedule.row(Op(OpKind.B, stage, microbatch))))
         edge = "return scrollY + document.querySelector('{}').getBoundingClientRect().{}"
         top = page.run(edge.format(".bar", "top")) - 6
