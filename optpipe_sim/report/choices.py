@@ -164,8 +164,8 @@ def _enough(rows: Sequence[Choice]) -> str:
         return f"{best.name} is enough: {format_time(best.time_ns)} per iteration, and no more memory helps."
     longer = least.time_ns / best.time_ns - 1
     return (
-        f"The fastest needs {best.name}: {format_time(best.time_ns)} per iteration. With {least.name} an"
-        f" iteration takes {longer:.0%} longer, {format_time(least.time_ns)}."
+        f"The fastest, {format_time(best.time_ns)} per iteration, needs no more than {best.name}. With"
+        f" {least.name} an iteration takes {longer:.0%} longer, {format_time(least.time_ns)}."
     )
 
 
