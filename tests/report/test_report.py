@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from optpipe_sim.report.difference import (
     time_rows,
     treatment_rows,
 )
+from optpipe_sim.study.compare import compare_all
 from optpipe_sim.units import format_time
 
 ROOT = Path(__file__).parents[2]
@@ -179,6 +181,16 @@ def test_the_page_needs_nothing_else(trace: Trace, tmp_path: Path) -> None:
     assert report.save(tmp_path / "deep" / "F.html").read_text() == report.html
     with pytest.raises(OptPipeError, match=r"F\.pdf: the name of a report must end in \.html"):
         report.save(tmp_path / "F.pdf")
+
+
+def test_headings_and_figures_can_be_read_aloud(trace: Trace) -> None:
+    found = compare_all(trace.profile, 4, ["1f1b", "gpipe"])
+    for report in (Report.of(trace), Report.of(trace, trace), Report.of_comparison(found)):
+        page = Page(report.html)
+        levels = [int(tag[1]) for tag, _ in page.tags if tag in ("h1", "h2", "h3")]
+        assert levels[0] == 1
+        assert all(below <= above + 1 for above, below in pairwise(levels))
+        assert all("aria-label" in figure for figure in page.figures)
 
 
 def test_a_report_shows_itself_in_a_notebook(trace: Trace) -> None:
