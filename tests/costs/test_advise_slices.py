@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from strategies import profiles
 
-from optpipe_sim import load_profile
+from optpipe_sim import CostProfile, build, load_profile, simulate
 from optpipe_sim.cli import main
 from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.advise.advise import advise
-from optpipe_sim.costs.advise.replay import profile_of, replayed
+from optpipe_sim.costs.advise.replay import kept_in_flight, kept_whole, profile_of, replayed
 from optpipe_sim.costs.advise.rows import Row
-from optpipe_sim.costs.advise.space import Question
+from optpipe_sim.costs.advise.space import IN_FLIGHT, KEEPING, Question
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.frameworks.seq1f1b import command, options
 
@@ -74,6 +79,31 @@ def test_finds_what_an_exhaustive_search_finds(limit: int) -> None:
     assert {row.choice.slices for row in rows} >= {4, 8}
     assert found.rows[0].bound_ns <= found.rows[0].iteration_ns
     assert any("slices" in doubt for doubt in found.doubts(found.rows[0]))
+
+
+def test_what_holds_too_much_for_certain_is_not_replayed() -> None:
+    found = advise(
+        MODEL, "h100", **LONG, **SPLIT, slices=(1, 4, 8), schedules=NAMES, tolerance=0.0,
+        memory_limit=20 * GIB, time_limit=600,
+    )  # fmt: skip
+    for point in found.points:
+        profile, name = profile_of(found.question, point.choice), point.schedule.partition(":")[0]
+        assert name not in KEEPING or kept_whole(profile) <= 20 * GIB
+    assert set(found.by_slices) <= {1, 4, 8}
+    best = found.rows[0]
+    assert found.by_slices[best.choice.slices].iteration_ns == best.iteration_ns
+    assert min(one.iteration_ns for one in found.by_slices.values()) == best.iteration_ns
+
+
+@settings(max_examples=40, deadline=None)
+@given(profiles(max_chunks=1, offload=False, slices=True), st.integers(1, 7))
+def test_what_is_in_flight_bounds_the_peak(costs: CostProfile, m: int) -> None:
+    costs = replace(costs, memory_limit=None, placement=tuple(range(costs.devices)))
+    names = IN_FLIGHT[3:] if costs.slices > 1 else IN_FLIGHT[:3]
+    for name in names:
+        with suppress(InvalidSchedule):  # mepipe wants B and W apart
+            trace = simulate(build(name, costs, m), costs)
+            assert kept_in_flight(costs, m) <= max(trace.peak_bytes)
 
 
 def test_slimpipe_is_tried_on_the_costs_of_its_exchange_alone() -> None:

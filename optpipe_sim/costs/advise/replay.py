@@ -14,7 +14,7 @@ from ...solvers.treatments import require_alike, restrict
 from ...trace import Trace
 from ...units import size_text
 from ..estimate import estimate
-from .space import Choice, Question
+from .space import IN_FLIGHT, KEEPING, Choice, Question
 
 # these take longer to build than to bound; in the order in which they are tried
 PLANNED = (
@@ -55,12 +55,37 @@ def profile_of(
     return replace(made, memory_limit=(question.limit_bytes,) * made.devices)
 
 
+def may_fit(
+    names: tuple[str, ...], profile: CostProfile, microbatches: int, limit_bytes: int
+) -> tuple[tuple[str, ...], int]:
+    """Return the schedules that what they hold for certain does not rule out, and the most that decides it."""
+    held = kept_whole(profile)
+    if held > limit_bytes:
+        return tuple(name for name in names if name not in KEEPING), held
+    held = max(held, kept_in_flight(profile, microbatches)) if profile.chunks == 1 else held
+    if held > limit_bytes:
+        return tuple(name for name in names if name not in IN_FLIGHT), held
+    return names, held
+
+
 def kept_whole(profile: CostProfile) -> int:
     """Return what the fullest device holds at least where nothing is offloaded: one microbatch, all of its
     slices on all of the device's stages."""
     held = list(profile.static_bytes)
     for cost, device in zip(profile.stages, profile.placement, strict=True):
         held[device] += cost.act_bytes
+    return max(held)
+
+
+def kept_in_flight(profile: CostProfile, microbatches: int) -> int:
+    """Return what the fullest device holds at least in the schedules of `space.IN_FLIGHT`: with one chunk, n
+    slices and p devices, n + p - 1 - r slices have their forwards on device r before its first backward."""
+    held = list(profile.static_bytes)
+    for cost, device in zip(profile.stages, profile.placement, strict=True):
+        acts = [part.act_bytes for part in cost.slices or (cost,)]
+        units = min(microbatches * len(acts), len(acts) + profile.devices - 1 - device)
+        whole, rest = divmod(units, len(acts))
+        held[device] += whole * sum(acts) + sum(acts[:rest])
     return max(held)
 
 

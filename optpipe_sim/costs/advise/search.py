@@ -26,9 +26,9 @@ from ..calibrate import Calibration
 from ..layer import RECOMPUTE
 from ..provenance import iteration_ns
 from .memory import Bought, what_memory_buys
-from .replay import PLANNED, UNDER_LIMIT, kept_whole, profile_of, replayed, trace_of
+from .replay import PLANNED, UNDER_LIMIT, may_fit, profile_of, replayed, trace_of
 from .rows import Advice, Point, Row
-from .space import KEEPING, Choice, Question
+from .space import Choice, Question
 
 # of the time: until the published ones, the planned ones, those that are solved are done
 SHARES = (0.4, 0.62, 0.8)
@@ -66,7 +66,7 @@ class Search:
             raise OptPipeError(f"time limit: must be above 0 seconds, got {seconds}")
         self.question, self.top, self.seconds = question, top, seconds
         self.tolerance, self.report, self.wait = tolerance, report, wait
-        self.began = time.monotonic()
+        self.began = self.found = time.monotonic()  # the latter: the first that fits
         self.best: dict[Split, Row] = {}  # per split
         self.points: list[Point] = []
         self.pruned: Counter[str] = Counter()
@@ -194,7 +194,7 @@ class Search:
             if candidate is None:
                 continue
             found.append(candidate)
-            for name in names:
+            for name in candidate.names:
                 if parse_name(name)[0] not in (*PLANNED, "optpipe"):
                     self._try(candidate, name)
         return found
@@ -211,22 +211,21 @@ class Search:
             self.pruned["memory"] += 1
             self._note_least(needed, choice)
             return None
-        if (held := kept_whole(profile)) > self.question.limit_bytes:
-            free = tuple(name for name in names if name not in KEEPING)
-            self.pruned["memory"] += len(names) - len(free)
-            if not (names := free):
-                self._note_least(held, choice)
-                return None
         m = choice.microbatches
+        free, held = may_fit(names, profile, m, self.question.limit_bytes)
+        self.pruned["memory"] += len(names) - len(free)
+        if names and not free:
+            self._note_least(held, choice)
+            return None
         if choice.slices > 1:
-            bound = _of_slices(profile, m)
+            bound = lower_bound(profile, m).ns  # costs little; those of whole sequences do not hold
         else:
             bound = max(naive(profile, m), one_microbatch(profile), fill_and_drain(profile, m))
         whole = iteration_ns(profile, bound)
         if not self._open(whole, choice):
             self.pruned["bound"] += 1
             return None
-        return Candidate(whole, choice, profile, names)
+        return Candidate(whole, choice, profile, free)
 
     def _plan(self, candidates: Sequence[Candidate]) -> None:
         """The schedules that are planned for the limit, where they could still win; the most
@@ -356,6 +355,8 @@ class Search:
         fits = row.trace.fits
         self.points.append(Point(row.iteration_ns, row.peak_bytes, row.choice, row.schedule, fits))
         known = self.best.get(row.choice.split)
+        if fits and not self.best:
+            self.found = time.monotonic()
         if fits and (known is None or row.key < known.key):
             self.best[row.choice.split] = row
 
@@ -376,7 +377,8 @@ class Search:
         return bound <= self._worst() and (own is None or bound <= own.iteration_ns)
 
     def _spent(self, share: float) -> bool:
-        return bool(self.best) and time.monotonic() - self.began > share * self.seconds
+        until = max(self.began, self.found - share * self.seconds / 2) + share * self.seconds
+        return bool(self.best) and time.monotonic() > until
 
     def _so_far(self) -> str:
         if not self.best:
@@ -393,8 +395,3 @@ class Search:
             f"{self.question.model.name} does not fit on {where}: the least that was tried,"
             f" {choice} zero {choice.zero}, {choice.recompute} recompute, needs {format_size(needed)}"
         )
-
-
-def _of_slices(profile: CostProfile, microbatches: int) -> int:
-    """Return the bound for slices, which costs little; those of whole sequences do not hold for them."""
-    return lower_bound(profile, microbatches).ns

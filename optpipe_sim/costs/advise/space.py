@@ -28,6 +28,8 @@ KEEPING = (
     "1f1b", "1f1b-i", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipe-v",
     "gis", "gis-h", "seq1f1b", "seq1f1b-i", "seq-zb", "mepipe", "slimpipe",
 )  # fmt: skip
+# and these in 1F1B's order, unless there are several chunks
+IN_FLIGHT = ("1f1b", "zb-h1", "zb-h2", "seq1f1b", "seq-zb", "mepipe", "slimpipe")
 EXCHANGING = ("slimpipe",)  # without context exchange its order is that of seq1f1b
 EXCHANGE = "exchange"
 SLICED_LOOP = ("seq1f1b-i", "mepipe", "gis", "gis-h", "po", "po-h", "po-f")
