@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import fields, replace
@@ -235,6 +237,26 @@ def test_loop_runs_each_rank_alone(case, monkeypatch) -> None:
     assert any("one rank at a time with modelled links" in text for text in found.not_confirmed)
 
 
+def test_where_kernels_do_not_repeat_the_noise_of_the_reference_is_told(case, monkeypatch) -> None:
+    """As on a GPU: by how much the unpipelined gradients are off from themselves, beside how far ours are."""
+    bench, real = single.Bench(case), single.make_contents
+    off = {name: gradient.clone() for name, gradient in bench.check.wanted.items()}
+    off["norm.weight"] *= 1.01
+    bench.check.add(off)
+
+    def another_time(plan: Plan, schedule: Any, seed: int, device: str) -> Any:
+        found = real(plan, schedule, seed, "cpu")
+        found.gradients["norm.weight"] *= 1.02
+        return found
+
+    monkeypatch.setattr(single, "make_contents", another_time)
+    assert bench.gradients(0.0).noise is None  # kernels of a CPU do repeat
+    bench.case = replace(case, device="cuda")
+    found = bench.gradients(0.0)
+    assert (found.worst, found.relative) == ("norm.weight", pytest.approx(0.01, rel=1e-3))
+    assert found.noise == pytest.approx(0.02, rel=1e-3)
+
+
 @pytest.mark.parametrize("mode", ["replay", "loop"])
 def test_a_leak_that_no_slot_knows_of_is_noticed(case, mode, monkeypatch) -> None:
     as_(Leaking, monkeypatch)
@@ -339,6 +361,17 @@ def test_the_tables_say_what_holds_and_what_is_not_confirmed(line) -> None:
     assert "Not confirmed" not in quiet.out
     stretched = line("1f1b p.yaml -m 2 --mode synthetic --iterations 1 --stretch 2 --json").json
     assert stretched["predicted_makespan_ns"] == 2 * 3 * 3 * OP_NS + 4 * MS
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_mid_run_is_one_line(line, number, monkeypatch) -> None:
+    usual = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(single, "run_alone", lambda *_: os.kill(os.getpid(), number))
+    answer = line("1f1b p.yaml -m 2 --mode loop --sweeps 1 --json --figure f.png")
+    assert (answer.code, answer.err) == (130, "optpipe-sim: interrupted\n")
+    assert answer.json["error"]["kind"] == "interrupted"
+    assert not os.path.exists("f.png")
+    assert signal.getsignal(signal.SIGTERM) is usual
 
 
 def test_mistakes_are_refused_in_one_line(line, profile, monkeypatch) -> None:
