@@ -250,8 +250,8 @@ def _run_tests(more: dict[str, str], seconds: float) -> dict[str, Any]:
         said = (late.stdout or b"").decode(errors="replace").splitlines()
         return {"status": None, "end": [*said[-24:], f"stopped after {seconds:.0f} s"]}
     lines = [line for line in done.stdout.splitlines() if line.strip()]
-    stderr = done.stderr.splitlines()[-10:]
-    return {"status": done.returncode, "end": lines[-25:], "stderr": stderr}
+    stderr = done.stderr.splitlines()[-10:]  # all that there is without pytest
+    return {"status": done.returncode, "end": lines[-25:] or stderr, "stderr": stderr}
 
 
 def limit_of(work: Work, profile: CostProfile) -> tuple[int, ...]:

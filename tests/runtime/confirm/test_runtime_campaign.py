@@ -25,7 +25,17 @@ from optpipe_sim.runtime.confirm.parts import LOST, crashed, hung, kept_in
 from optpipe_sim.runtime.measure.profiler import measure
 
 ROOT = Path(__file__).parents[3]
-ABSENT = ("simpy", "pyomo", "highspy", "ortools")
+ABSENT = (
+    "simpy",
+    "pyomo",
+    "highspy",
+    "ortools",
+    "rich",
+    "matplotlib",
+    "pyarrow",
+    "joblib",
+    "bokeh",
+)
 TINY = Model("tiny", 4, 32, 4, 50, kv_heads=2, ffn=48)
 WORK = Work(
     TINY,
@@ -59,7 +69,7 @@ def without(folder: Path, *names: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
-def test_the_command_needs_no_solver_and_no_simpy(tmp_path: Path) -> None:
+def test_the_command_needs_torch_numpy_scipy_and_yaml_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     absent = tmp_path / "absent"
     absent.mkdir()
