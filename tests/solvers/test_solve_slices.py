@@ -59,6 +59,17 @@ def test_no_published_schedule_over_slices_is_faster() -> None:
     assert found.objective_ns <= fastest < simulate(build("zb-h2", costs, 4), costs).makespan_ns
 
 
+def test_offloads_of_slices_over_a_shared_link() -> None:
+    copies = {"t_offload_ns": 2, "t_reload_ns": 3, "host_link_groups": [[0, 1]]}
+    stage = {"t_f_ns": 4, "t_b_ns": 3, "t_w_ns": 2, "act_bytes": 10, "kv_bytes": 3}
+    costs = load_profile({"devices": 2, "slices": 3, "stages": stage, "offload": copies})
+    for engine, effort in (("search", {"evaluations": 300}), ("cpsat", {"time_limit": 5})):
+        found = solve(costs, 1, 24, engine=engine, workers=1, **effort)  # type: ignore[arg-type]
+        assert found.schedule is not None
+        assert check(found.schedule, costs, 24) == []
+        assert found.trace.offloaded
+
+
 def test_what_needs_least_memory_fits_the_least_limit() -> None:
     costs = profile()
     problem = make_problem(costs, 3, max(costs.least_limits))

@@ -117,6 +117,8 @@ def _tidy(race: Race, options: SolveOptions) -> None:
     counted = options.evaluations is not None
     limits = (float("inf"), TIDY_TRIES) if counted else (seconds, None)
     treated = treats(race.problem) and not shares_links(race.problem)
+    if not treated and race.problem.shape.slices > 1:
+        return  # neither way of tidying knows slices on shared links
     tidied = (tidy_treatments if treated else tidy)(race.problem, race.best, *limits)
     if tidied is not race.best and not race.offer(tidied, race.engine):
         race.best = tidied
