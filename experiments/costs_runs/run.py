@@ -14,9 +14,10 @@ import csv
 import io
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.doubt import OFFLOADING, Compared, features, kind_of
@@ -33,6 +34,7 @@ from optpipe_sim.names import build
 from optpipe_sim.plot.style import save
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.sim import simulate
+from optpipe_sim.trace import Trace
 
 from .chart import draw
 from .report import VARIANTS, report_text
@@ -65,7 +67,18 @@ def compare() -> list[Compared]:
     ]
 
 
-def _compare(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) -> Compared:
+class Estimated(NamedTuple):
+    """A published run as estimated: its model, layout and microbatches, profile and replay."""
+
+    model: Model
+    layout: Layout
+    microbatches: int
+    profile: CostProfile
+    trace: Trace
+
+
+def estimated(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) -> Estimated:
+    """Estimate the run of a row of ``published/runs.yaml``, options of its source included."""
     name = row["model"]
     shape = data["models"].get(name)
     model = load_model(name if shape is None else {**shape, "name": name})
@@ -76,9 +89,17 @@ def _compare(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) 
     work = {key: row[key] for key in _WORK if key in row}
     profile = estimate(model, machine, devices, **split, dp=dp, zero=zero, offload=False, **work)
     microbatches = row["global_batch"] // dp // row["microbatch"]
-    measured = _measured_ns(row, profile, microbatches)
     schedule = row["schedule"] if profile.chunks > 1 else "1f1b"
     trace = simulate(build(schedule, profile, microbatches), profile, enforce=False)
+    return Estimated(
+        model, Layout(devices, **split, dp=dp, zero=zero), microbatches, profile, trace
+    )
+
+
+def _compare(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) -> Compared:
+    name, rates = row["model"], replace(machine.rates, **row.get("rates", {}))
+    model, layout, microbatches, profile, trace = estimated(row, machine.with_rates(rates), data)
+    measured = _measured_ns(row, profile, microbatches)
     reached = dict.fromkeys((False, True), 0.0)
     if measured is not None:
         reached = {causal: mfu(profile, measured, microbatches, causal) for causal in reached}
@@ -87,7 +108,7 @@ def _compare(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) 
         machine=machine.name,
         kind=kind_of(model),
         dtype=row["dtype"],
-        features=_features(model, machine, row, split, devices, dp, zero),
+        features=_features(model, machine, layout, row),
         error=None if measured is None else round(predicted / measured - 1, 4),
         mfu=round(reached[False], 4),
         mfu_causal=round(reached[True], 4),
@@ -110,22 +131,15 @@ def _memory(row: Mapping[str, Any], peaks: Sequence[int]) -> float | None:
 
 
 def _features(
-    model: Model,
-    machine: Machine,
-    row: Mapping[str, Any],
-    split: Mapping[str, int],
-    devices: int,
-    dp: int,
-    zero: int,
+    model: Model, machine: Machine, layout: Layout, row: Mapping[str, Any]
 ) -> frozenset[str]:
-    layout = Layout(devices, **split, dp=dp, zero=zero)
     work = Work(
         row["microbatch"],
         row["seq"],
         flash=row.get("flash", True),
         recompute=row.get("recompute", "none"),
         dtype=row["dtype"],
-        ep=split["ep"],
+        ep=layout.ep,
         exchange=row.get("exchange", "plain"),
         sequence_parallel=row.get("sequence_parallel", True),
     )

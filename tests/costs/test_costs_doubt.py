@@ -8,6 +8,7 @@ from statistics import median
 
 import pytest
 
+from experiments.costs_runs.fit import fit, layout_of
 from experiments.costs_runs.report import arms, report_text
 from experiments.costs_runs.run import compare, data_text, held_out, table_text
 from optpipe_sim.costs import estimate, load_machine, load_model
@@ -74,9 +75,23 @@ def test_peaks_and_times_of_runs_that_no_rate_was_fitted_to() -> None:
     times = [one.error for one in simumax if one.role == "check" and one.error is not None]
     assert median(map(abs, times)) < 0.05
     assert max(map(abs, times)) < 0.12
+    assert abs(median(times)) < 0.01  # to neither side
     assert median(map(abs, _peaks("SimuMax"))) < 0.02
     assert max(map(abs, _peaks("SimuMax"))) < 0.12
     assert median(map(abs, _peaks("NVIDIA Megatron-LM"))) < 0.05
+
+
+def test_no_layout_is_compared_at_rates_that_saw_it() -> None:
+    fitted = fit()
+    shipped = load_machine("b200").rates
+    assert fitted[None] == pytest.approx({key: getattr(shipped, key) for key in fitted[None]}, 0.01)
+    rows = [row for row in published("runs")["rows"] if row["source"] == "simumax"]
+    assert len(rows) == 22
+    assert len(fitted) == 1 + len({layout_of(row) for row in rows})
+    for row in rows:
+        assert "role" not in row
+        assert row["rates"] == pytest.approx(fitted[layout_of(row)], rel=0.01)
+        assert row["rates"] != fitted[None]
 
 
 def test_recomputation_costs_time_and_saves_memory_as_it_did() -> None:
