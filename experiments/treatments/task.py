@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from optpipe_sim.errors import InvalidSchedule, NoSolution, OutOfMemory
+from optpipe_sim.errors import NoSolution, OutOfMemory
 from optpipe_sim.profile import CostProfile
 from optpipe_sim.schedule import Schedule
 from optpipe_sim.solvers.problem import make_problem
 from optpipe_sim.solvers.race.bounds import best_bound
 from optpipe_sim.solvers.solve import solve
 from optpipe_sim.solvers.starts import fixed_schedules
-from optpipe_sim.solvers.treatments import require_alike
 from optpipe_sim.study.tasks import CostProfile as Profile
 from optpipe_sim.study.tasks import Count, Limit, Row, Seconds
 from optpipe_sim.trace import Trace
 
-VERSION = 1
+VERSION = 2
 
 TREATMENTS = {
     "offload": ("keep", "offload"),
@@ -40,7 +39,7 @@ def run(
     """A row per method, all with the profile's own chunks and placement.
 
     Of `methods`, ``offload``, ``recompute`` and ``all`` are this search with these treatments of each
-    activation, ``all, per stage`` with one per stage (these two from the best of the methods before them); ``rules`` is the fastest schedule that is built
+    activation (``all`` from the best of the methods before it), ``all, per stage`` with one per stage; ``rules`` is the fastest schedule that is built
     by rule, with every level of recomputation, for each kind of treatment: ``rule, keep``, ``rule, offload``,
     ``rule, recompute`` or ``rule, both``. ``bound``: a lower bound on the time with all treatments, searched
     for as long as `bound_limit`. These two do not depend on the seed and run with seed 0 only. `part` is the part of the figure that the point is for.
@@ -59,9 +58,8 @@ def run(
                 if not seed
             ]
         elif method != "bound":
-            alike = [trace for trace in plans if method != STAGES or _alike(trace.schedule)]
-            best = min(alike, key=lambda trace: trace.cost_ns, default=None)
-            start = best.schedule if best is not None and method in ("all", STAGES) else None
+            best = min(plans, key=lambda trace: trace.cost_ns, default=None)
+            start = best.schedule if best is not None and method == "all" else None
             row, trace = _searched(method, profile, microbatches, time_limit, seed, cores, start)
             rows.append(row)
             plans += [] if trace is None else [trace]
@@ -94,15 +92,6 @@ def _searched(
     row = {"method": method, "fits": True, **_measures(found.trace)}
     row |= {"lower_bound_ns": found.lower_bound_ns, "schedule": found.info["found_by"]}
     return row, found.trace
-
-
-def _alike(schedule: Schedule) -> bool:
-    """Whether all activations of each stage have the same treatment."""
-    try:
-        require_alike(schedule)
-    except InvalidSchedule:
-        return False
-    return True
 
 
 def _by_rule(profile: CostProfile, microbatches: int) -> dict[str, tuple[str, Trace]]:
