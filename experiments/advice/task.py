@@ -11,15 +11,23 @@ from optpipe_sim.costs.advise.rows import LIMITS
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.study.tasks import Count, Row
 
-VERSION = 1
+VERSION = 2
 
 
-def run(model: str, gpus: Count, global_batch: Count, seq: Count, machine: str, family: str) -> Row:
+def run(
+    model: str,
+    gpus: Count,
+    global_batch: Count,
+    seq: Count,
+    machine: str,
+    family: str,
+    seed: int = 0,
+) -> Row:
     """Return the best plan in the options of `family`, its time and MFU, the best of the same split
     without the family, a bound on both, and how long the command took, its start included."""
     asked = {
         "model": model, "machine": machine, "gpus": gpus, "global-batch": global_batch, "seq": seq,
-        "family": family,
+        "family": family, "seed": seed,
     }  # fmt: skip
     options = [word for key, value in asked.items() for word in (f"--{key}", str(value))]
     began = perf_counter()

@@ -12,18 +12,25 @@ def sentences(tables: Tables) -> Iterator[str]:
     rows = list(tables("advice"))
     slower = [row["iteration_ns"] / row["free_ns"] - 1 for row in rows]
     over = [row["iteration_ns"] / row["bound_ns"] - 1 for row in rows]
+    questions = [
+        sorted(same, key=lambda row: row["iteration_ns"])
+        for _, same in groupby(rows, lambda row: (row["model"], row["gpus"]))
+    ]
+    apart = max(runs[-1]["iteration_ns"] / runs[0]["iteration_ns"] - 1 for runs in questions)
     yield (
-        f"`advise --family megatron` answers {len(rows)} questions with up to"
+        f"`advise --family megatron` answers {len(questions)} questions with up to"
         f" {max(row['gpus'] for row in rows):,} GPUs in"
-        f" {span((row['seconds'] for row in rows), '{:.0f}'.format)} s each (one run): its plans"
-        f" take {span(slower, percent)} longer than the best found on the same split without the family,"
-        f" and {span(over, percent)} longer than the bound."
+        f" {span((row['seconds'] for row in rows), '{:.0f}'.format)} s each, with"
+        f" {len(questions[0])} seeds: its plans take {span(slower, percent)} longer than the best"
+        f" found on the same split without the family, and {span(over, percent)} longer than the"
+        f" bound; seeds differ by up to {percent(apart)}."
     )
-    yield from map(_line, rows)
+    for runs in questions:
+        yield _line(runs[len(runs) // 2])
 
 
 def _line(row: Row) -> str:
-    """A line of the table, a question each."""
+    """A line of the table, the median run of a question each."""
     sizes = [f"{name} {row[name]}" for name in ("pp", "tp", "cp", "ep", "dp") if row[name] > 1]
     runs = [(count, len(list(same))) for count, same in groupby(row["layers"])]
     layers = ", ".join(
