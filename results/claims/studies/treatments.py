@@ -46,11 +46,8 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" together {over_bound(zb, 'all')}, with every seed faster than either in {clear(zb)} of them."
     )
     staged, ruled = over_all(zb, STAGES), over_all(zb, RULE)
-    worst = max(zb, key=lambda cell: cell.times[STAGES].median / cell.times["all"].median)
-    seeds = [each / worst.times["all"].median - 1 for each in worst.times[STAGES][1:3]]
     yield (
-        f"One treatment per stage takes {span(staged, percent)} longer than one per activation (median {percent(median(staged))};"
-        f" where it is most, seeds take {span(seeds, percent)} longer, so that most of it is the search's doing),"
+        f"One treatment per stage takes {span(staged, percent)} longer than one per activation (median {percent(median(staged))}),"
         f" the best rule {span(ruled, percent)}."
     )
     cells = llama(rows)
