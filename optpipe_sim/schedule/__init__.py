@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -63,7 +63,8 @@ class Schedule:
         if shape.slices > 1:
             flat = [(op.kind, op.stage, shape.unit(op)) for program in rows for op in program]
         # wide until the range is checked
-        self.table: np.ndarray = np.array(flat, dtype=np.int64).reshape(-1, 3)
+        numbers = np.fromiter(chain.from_iterable(flat), np.int64, 3 * len(flat))
+        self.table: np.ndarray = numbers.reshape(-1, 3)
         self.link_order = {
             key: tuple(map(_as_op, ops)) for key, ops in sorted((link_order or {}).items())
         }

@@ -38,6 +38,18 @@ def test_the_best_is_the_fastest_that_fits() -> None:
     accept(plan.command(), 8)
 
 
+def test_what_fits_is_not_tried_with_offloading_which_makes_none_of_it_faster() -> None:
+    profile = profile_of(4, memory_limit_bytes=10_000)
+    family = [choice for chunks in (1, 2, 3, 4) for choice in choices(profile, 8, chunks)]
+    found, tried = best(profile, 8), []
+    for choice in family:
+        trace = replay_unlimited(choice.build(profile, 8), profile)
+        tried.append((max(trace.peak_bytes) > 10_000, trace.makespan_ns))
+    assert found.trace.makespan_ns == min(tried)[1]
+    assert found.tried < len(family)
+    assert found.choice.fraction is None
+
+
 def test_what_may_not_become_of_activations_does_not() -> None:
     profile = profile_of(4, memory_limit_bytes=700)
     kept = best(profile, 8, chunks=[1], offload=False, recompute=False, objective="span")

@@ -94,7 +94,7 @@ def best(
 ) -> Found:
     """Find the fastest of the family under the profile's memory limit; ties go to the lower peak.
 
-    Where the profile has its model layer by layer (`items`), the best and the fastest that do not fit
+    What fits without offloading is not tried with it: copies never make the same order faster. Where the profile has its model layer by layer (`items`), the best and the fastest that do not fit
     are tried with other layouts of layers, too.
 
     Args:
@@ -109,10 +109,18 @@ def best(
         OptPipeError: if the family is empty for this profile and number of microbatches.
     """
     tried: list[Tried] = []
-    for choice, schedule in _family(profile, microbatches, chunks or chunk_counts(profile)):
-        if (choice.fraction is not None and not offload) or (choice.level and not recompute):
+    fits: set[Choice] = set()
+    for choice in _family(profile, microbatches, chunks or chunk_counts(profile)):
+        kept = replace(choice, fraction=None, delta=0)
+        if (choice != kept and (not offload or kept in fits)) or (choice.level and not recompute):
+            continue
+        try:
+            schedule = choice.build(profile, microbatches)
+        except OptPipeError:
             continue
         tried.append(replayed(choice, schedule, profile, objective))
+        if not tried[-1].over:
+            fits.add(choice)
         on_progress(len(tried))
     if not tried:
         raise OptPipeError(
@@ -200,17 +208,11 @@ def _load(one: Tried) -> Sequence[int] | None:
     return one.trace.peak_bytes if one.over else None
 
 
-def _family(
-    profile: CostProfile, microbatches: int, chunks: Sequence[int]
-) -> Iterator[tuple[Choice, Schedule]]:
-    """Build all schedules of the family that can be built."""
+def _family(profile: CostProfile, microbatches: int, chunks: Sequence[int]) -> Iterator[Choice]:
+    """Yield all schedules of the family, on numbers of chunks that the profile can have."""
     for count in chunks:
         try:
             profile.rechunk(count)
         except OptPipeError:
             continue
-        for choice in choices(profile, microbatches, count):
-            try:
-                yield choice, choice.build(profile, microbatches)
-            except OptPipeError:
-                continue
+        yield from choices(profile, microbatches, count)
