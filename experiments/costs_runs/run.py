@@ -53,6 +53,7 @@ _WORK = (
     "etp",
     "flash",
     "sequence_parallel",
+    "cuda_graphs",
 )
 
 
@@ -142,6 +143,7 @@ def _features(
         ep=layout.ep,
         exchange=row.get("exchange", "plain"),
         sequence_parallel=row.get("sequence_parallel", True),
+        cuda_graphs=row.get("cuda_graphs", False),
     )
     return features(model, machine, layout, work)
 

@@ -58,6 +58,7 @@ _OPTIONS = [
     "exchange",
     "context",
     "sequence_parallel",
+    "cuda_graphs",
     "layers",
     "levels",
 ]

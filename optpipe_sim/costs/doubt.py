@@ -124,6 +124,10 @@ FEATURES: Mapping[str, Callable[[Model, Machine, Layout, Work], bool]] = {
     "overlapped exchange": lambda model, machine, layout, work: (
         work.ep > 1 and work.exchange.endswith("overlapped")
     ),
+    "CUDA graphs": lambda model, machine, layout, work: work.cuda_graphs,
+    "experts without CUDA graphs": lambda model, machine, layout, work: (
+        model.experts > 0 and not work.cuda_graphs
+    ),
     "no sequence parallelism": lambda model, machine, layout, work: (
         layout.tp > 1 and not work.sequence_parallel
     ),

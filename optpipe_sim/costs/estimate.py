@@ -70,6 +70,7 @@ def estimate(
     exchange: str = "plain",
     context: str = "ring",
     sequence_parallel: bool = True,
+    cuda_graphs: bool = False,
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
     levels: bool = False,
@@ -92,6 +93,7 @@ def estimate(
         dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
         exchange: how tokens reach experts, as ``plain``; see `layer.EXCHANGES`.
         context: what devices exchange that share a sequence: ``ring`` or ``heads``.
+        cuda_graphs: an iteration runs as CUDA graphs: no launches of layers with experts.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
         levels: whether stages get levels of recomputation (see `levels`); not with `recompute`.
@@ -122,6 +124,7 @@ def estimate(
         sequence_parallel and tp > 1,
         exchange,
         context,
+        cuda_graphs,
     )
     work = replace(work, seq=slice_length(seq, slices, work))
     check_work(model, work)

@@ -40,6 +40,7 @@ class Work:
         exchange: how tokens reach experts on other devices, one of `EXCHANGES`.
         context: what devices that share a sequence exchange, one of `CONTEXTS`: ``ring``, keys and
             values; ``heads``, parts of the sequence for heads of all of it.
+        cuda_graphs: an iteration runs as CUDA graphs, so that layers with experts wait for no launches.
     """
 
     microbatch: int
@@ -54,6 +55,7 @@ class Work:
     sequence_parallel: bool = True
     exchange: str = "plain"
     context: str = "ring"
+    cuda_graphs: bool = False
 
     @property
     def tokens(self) -> int:

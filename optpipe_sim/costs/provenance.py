@@ -65,6 +65,7 @@ def provenance(
             "dtype": work.dtype,
             **({"exchange": work.exchange} if work.ep > 1 else {}),
             **({"sequence_parallel": False} if work.tp > 1 and not work.sequence_parallel else {}),
+            **({"cuda_graphs": True} if work.cuda_graphs else {}),
             **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),
             **({"slices": list(lengths)} if len(lengths) > 1 else {}),
         },

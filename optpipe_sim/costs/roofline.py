@@ -117,7 +117,8 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
                 "all": (gemm + attention + elementwise) * rates.gemm_overlap,
             }
             exposed += max(0.0, seconds - cover.get(message.behind, 0.0))
-    if op != "W" and any(gemm.name == "router" for gemm in layer.gemms):
+    routed = any(gemm.name == "router" for gemm in layer.gemms)
+    if routed and op != "W" and not work.cuda_graphs:
         launches = rates.expert_us * 1e-6 * EXPERT_SHARE[op]
     time = OpTime(gemm, attention, elementwise, exposed, launches)
     if op == "B" and layer.recompute == "full":

@@ -95,6 +95,11 @@ def options(
     parallelism["num_pp_microbatches"] = shape.microbatches
     level = next(iter(schedule.recompute.values()), None)
     if shape.devices > 1:  # its CUDA graphs are on by default, and refuse a pipeline
+        if dict(profile.meta.get("work") or {}).get("cuda_graphs"):
+            raise OptPipeError(
+                f"profile {profile.name}: its costs are of iterations that run as CUDA graphs, which torchtitan"
+                " refuses with a pipeline; estimate without --cuda-graphs"
+            )
         training["disable_cuda_graphs"] = True
     return {
         "training": training,

@@ -133,7 +133,7 @@ def test_a_number_is_given_only_where_every_feature_was_compared() -> None:
 
 
 def test_what_is_far_off_is_warned_of() -> None:
-    far = _doubt("qwen3-30b-a3b", "gb200", devices=8, ep=8, dp=8, dtype="fp8")
+    far = _doubt("llama3-8b", "b200", devices=8, dtype="fp8")
     assert far.error is not None
     assert far.error > POOR
     text = caution(far.error, far.bias)
@@ -143,9 +143,7 @@ def test_what_is_far_off_is_warned_of() -> None:
     near = _doubt("llama3-8b", "b200", devices=8, tp=8)
     assert caution(near.error, near.bias) is None
     assert caution(None, None) is None
-    found = evaluate(
-        "qwen3-30b-a3b", "gb200", 8, 4096, microbatches=8, ep=8, dtype="fp8", memory_limit="1TiB"
-    )
+    found = evaluate("llama3-8b", "b200", 8, 4096, microbatches=8, dtype="fp8", memory_limit="1TiB")
     assert text in found.advice.doubts(found.row)
     # an exchange of tokens that no compared run has
     hidden = evaluate("qwen3-30b-a3b", "b200", 8, 4096, microbatches=8, ep=8, exchange="overlapped")
@@ -257,6 +255,27 @@ def test_few_tokens_per_expert_are_slow_and_every_layer_of_experts_has_its_launc
     less = estimate("qwen3-30b-a3b", bare, 1, ep=8, dp=8)
     spent = [sum(c.t_f_ns + c.t_b_ns for c in p.stages) for p in (made, less)]
     assert spent[0] - spent[1] == pytest.approx(48 * machine.rates.expert_us * 1e3, rel=1e-6)
+
+
+def test_cuda_graphs_leave_launches_out_and_such_runs_judge_no_others() -> None:
+    options = {"ep": 8, "dp": 8, "microbatch": 4, "dtype": "fp8", "exchange": "overlapped"}
+    plain, graphs = (
+        estimate("qwen3-30b-a3b", "gb200", 1, cuda_graphs=cuda_graphs, **options)
+        for cuda_graphs in (False, True)
+    )
+    spent = [sum(c.t_f_ns + c.t_b_ns for c in p.stages) for p in (plain, graphs)]
+    launches = 48 * load_machine("gb200").rates.expert_us * 1e3
+    assert spent[0] - spent[1] == pytest.approx(launches, rel=1e-6)
+    assert plain.meta["doubt"]["error"] is None
+    assert "experts without CUDA graphs" in plain.meta["doubt"]["unmeasured"]
+    assert graphs.meta["doubt"]["error"] < 0.05
+    asked = evaluate("qwen3-30b-a3b", "gb200", 8, 4096, microbatches=8, cuda_graphs=True, **{
+        key: options[key] for key in ("ep", "microbatch", "dtype", "exchange")
+    })  # fmt: skip
+    found = asked.row.profile.stages[0]
+    assert (found.t_f_ns, found.t_b_ns) == (graphs.stages[0].t_f_ns, graphs.stages[0].t_b_ns)
+    # entered as the recipes have them, the runs on GB200s are near
+    assert _median("gb200", "experts", {"fp8"}) < 0.05
 
 
 def test_fp8_casts_its_operands_and_leaves_head_and_router_alone() -> None:

@@ -194,6 +194,7 @@ def test_groups_run_or_are_refused(
             {"ep": 8, "dp": 8, "exchange": "per-node-overlapped"},
             {"moe_token_dispatcher_type": "flex", "overlap_moe_expert_parallel_comm": True},
         ),
+        ("qwen3-30b-a3b", 4, {"cuda_graphs": True}, {"cuda_graph_impl": "full_iteration"}),
     ],
 )
 def test_an_estimated_profile_says_what_it_assumes(
@@ -238,6 +239,10 @@ def test_an_estimated_profile_says_what_it_assumes(
             "'mlps' is not one of core_attn",
         ),
         ({"offloading": Offloading(("attn_proj",))}, "attn_proj needs core_attn"),
+        (
+            {"offloading": Offloading(("mlp_norm",)), "sizes": (("cuda-graph-impl", "x"),)},
+            "estimate without CUDA graphs",
+        ),
         ({"offloading": Offloading(("mlp_norm",), 1.5)}, "expected 0 to 1"),
         ({"offloading": Offloading(("moe_act", "fused_group_mlp"))}, "fused_group_mlp excludes"),
         ({"offloading": Offloading(())}, "name at least one module"),

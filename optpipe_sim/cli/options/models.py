@@ -98,6 +98,15 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_cuda_graphs(parser: argparse.ArgumentParser) -> None:
+    """``--cuda-graphs``."""
+    parser.add_argument(
+        "--cuda-graphs",
+        action="store_true",
+        help="iterations run as CUDA graphs: layers with experts wait for no launches",
+    )
+
+
 def add_layers(parser: argparse.ArgumentParser) -> None:
     """``--layers``; see `layer_list`."""
     parser.add_argument("--layers", metavar="A,B,...", help="layers per stage; default: balanced")

@@ -130,6 +130,7 @@ class Question:
     per_stage: bool = False  # all activations of a stage get the same one
     seed: int = 0  # of the searches
     etp: tuple[int, ...] | None = None  # None: as `parallelism.Layout` has it
+    cuda_graphs: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the first keys of ``advise --json`` and ``evaluate --json``."""
@@ -147,7 +148,15 @@ class Question:
         """The arguments of `estimate` that all choices share."""
         return {
             key: getattr(self, key)
-            for key in ("seq", "flash", "dtype", "exchange", "context", "sequence_parallel")
+            for key in (
+                "seq",
+                "flash",
+                "dtype",
+                "exchange",
+                "context",
+                "sequence_parallel",
+                "cuda_graphs",
+            )
         }
 
     def __post_init__(self) -> None:

@@ -132,6 +132,12 @@ def exchange_overlaps(profile: CostProfile) -> bool:
     return isinstance(work, dict) and str(work.get("exchange", "")).endswith("overlapped")
 
 
+def has_cuda_graphs(profile: CostProfile) -> bool:
+    """Whether an estimated profile's iterations run as CUDA graphs."""
+    work = profile.meta.get("work")
+    return isinstance(work, dict) and bool(work.get("cuda_graphs"))
+
+
 def plan_of(
     choice: Choice,
     profile: CostProfile,
@@ -246,6 +252,9 @@ def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
         yield "moe-token-dispatcher-type", "flex" if flex else "alltoall"
         if exchange.endswith("overlapped"):
             yield "overlap-moe-expert-parallel-comm", True
+    if work.get("cuda_graphs"):
+        yield "cuda-graph-impl", "full_iteration"
+        yield "no-check-for-nan-in-loss-and-grad", True
 
 
 def group_sizes(devices: int, microbatches: int) -> list[int | None]:
@@ -288,8 +297,8 @@ def choices(profile: CostProfile, microbatches: int, chunks: int) -> Iterator[Ch
             if overlapped and level is not None and {"full", "moe"} & set(level.split("+")):
                 continue
             yield Choice(chunks, group, level, layers)
-            if costs.offload is None or level == "full":
-                continue
+            if costs.offload is None or level == "full" or has_cuda_graphs(profile):
+                continue  # see Plan
             moved = max(cost.offloadable for cost in costs.stages)
             for fraction in FRACTIONS:
                 for delta in (0, moved):

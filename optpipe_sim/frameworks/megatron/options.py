@@ -155,6 +155,11 @@ class Plan:
         self._check_overlap()
         if self.offloading is not None:
             self.offloading.check(self.recompute)
+            if "cuda-graph-impl" in dict(self.sizes):
+                raise MegatronError(
+                    "--fine-grained-activation-offloading: with --cuda-graph-impl full_iteration its copies"
+                    " in flight are limited, which no replay here knows; estimate without CUDA graphs"
+                )
             if self.recompute is not None and self.recompute.granularity == "full":
                 raise MegatronError(
                     "--fine-grained-activation-offloading: fully recomputed layers have no modules to"

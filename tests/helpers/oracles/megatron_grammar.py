@@ -105,6 +105,9 @@ def parser() -> argparse.ArgumentParser:
     backends = ("flash", "fused", "unfused", "local", "auto")
     found.add_argument("--attention-backend", choices=backends)
     found.add_argument("--cp-comm-type", nargs="+", default=["p2p"])
+    graphs = ("none", "local", "transformer_engine", "full_iteration")
+    found.add_argument("--cuda-graph-impl", choices=graphs, default="none")
+    found.add_argument("--no-check-for-nan-in-loss-and-grad", action="store_true")
     dispatchers = ("allgather", "alltoall", "flex")
     found.add_argument("--moe-token-dispatcher-type", choices=dispatchers)
     return found
@@ -130,6 +133,11 @@ def accept(command: str, microbatches: int) -> argparse.Namespace:
     _check_recompute(given)
     _check_offload(given)
     _check_exchange(given, chunks)
+    if given.cuda_graph_impl == "full_iteration":
+        need(given.no_check_for_nan_in_loss_and_grad, "graphs exclude checks for NaN")
+        need(
+            not given.fine_grained_activation_offloading, "offloading would need a limit in flight"
+        )
     return given
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...options.models import (
     SPLIT,
+    add_cuda_graphs,
     add_etp,
     add_kernels,
     add_layers,
@@ -77,6 +78,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " schedules and solvers to choose from",
     )
     add_kernels(parser)
+    add_cuda_graphs(parser)
     parser.add_argument(
         "--offload",
         choices=("auto", "yes", "no"),
@@ -125,6 +127,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         exchange=arguments.exchange,
         context=arguments.context,
         sequence_parallel=not arguments.no_sequence_parallel,
+        cuda_graphs=arguments.cuda_graphs,
         offload={"auto": None, "yes": True, "no": False}[arguments.offload],
         layers=layer_list(arguments.layers),
     )

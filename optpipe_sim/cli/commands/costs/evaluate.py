@@ -10,6 +10,7 @@ from ....errors import OptPipeError
 from ...options.kinds import count, positive, size
 from ...options.models import (
     SPLIT,
+    add_cuda_graphs,
     add_etp,
     add_kernels,
     add_layers,
@@ -75,6 +76,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what B recomputes: nothing; norms, activation functions and dropout; the whole layer",
     )
     add_kernels(parser)
+    add_cuda_graphs(parser)
     parser.add_argument(
         "--memory-limit", metavar="SIZE", type=size, help="per device; default: all that is left"
     )
@@ -122,6 +124,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         exchange=arguments.exchange,
         context=arguments.context,
         sequence_parallel=not arguments.no_sequence_parallel,
+        cuda_graphs=arguments.cuda_graphs,
         memory_limit=arguments.memory_limit,
         calibration=fitted,
         measured_ns=_measured_ns(arguments),
