@@ -91,9 +91,8 @@ def estimate(
         chunks, placement: as in a profile. `flash`: fused attention.
         recompute: ``none``, ``norms`` (norms, activation functions, dropout) or ``full``.
         dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
-        exchange: how tokens reach experts, as ``plain``; see `layer.EXCHANGES`.
-        context: what devices exchange that share a sequence: ``ring`` or ``heads``.
-        cuda_graphs: an iteration runs as CUDA graphs: no launches of layers with experts.
+        exchange, context, cuda_graphs: how tokens reach experts, what devices exchange that share a
+            sequence, whether iterations run as CUDA graphs; see `layer.Work`.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
         levels: whether stages get levels of recomputation (see `levels`); not with `recompute`.
