@@ -111,20 +111,9 @@ def estimate(
     if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
         raise OptPipeError(f"chunks: must be a whole number of at least 1, got {chunks!r}")
     work = Work(
-        microbatch,
-        seq,
-        tp,
-        cp,
-        ep,
-        layout.expert_tp,
-        flash,
-        recompute,
-        dtype,
-        sequence_parallel and tp > 1,
-        exchange,
-        context,
-        cuda_graphs,
-    )
+        microbatch, seq, tp, cp, ep, layout.expert_tp, flash, recompute, dtype,
+        sequence_parallel and tp > 1, exchange, context, cuda_graphs,
+    )  # fmt: skip
     work = replace(work, seq=slice_length(seq, slices, work))
     check_work(model, work)
     machine.peak(dtype)
