@@ -79,7 +79,8 @@ def parent(folder: Path) -> int:
         print(f"confirm_gpu: {how}; going on with the parts that are left", flush=True)
     if status in (DONE, PROBLEMS):
         shutil.rmtree(kept_in(folder), ignore_errors=True)
-        print((folder / "report.md").read_text())
+        page = folder / "report.md"
+        print(page.read_text() if page.is_file() else f"confirm_gpu: no report; see {folder}")
     return 1 if status == PROBLEMS else status
 
 

@@ -148,6 +148,8 @@ def _measure(task: Any, rank: int) -> dict[str, Any]:
 
     from ..sim.difference import compare_traces
     from ..sim.lower import lower
+    from .confirm.conditions import conditions
+    from .confirm.confirm import machine
     from .execute.executor import measured_trace
 
     result = task.perform(rank)
@@ -175,6 +177,7 @@ def _measure(task: Any, rank: int) -> dict[str, Any]:
         "iterations_ns": [trace.makespan_ns for trace in traces],
         "causes_ns": difference.causes_ns,
         "message_buffer_bytes": message_bytes,
+        "conditions": conditions(task.profile, machine(task.device)),
     }
     if task.mode == "gradient":
         predicted = difference.predicted.peak_bytes
@@ -209,6 +212,8 @@ def _show(arguments: argparse.Namespace, found: dict[str, Any]) -> None:
             f"  predicted with ops slowed down by copies and idle gaps: {format_time(slower)};"
             f" measured is {times[1] / slower - 1:+.1%} from that"
         )
+    for text in facts["conditions"]:
+        print(f"  {text}")
     causes = sorted(facts["causes_ns"].items(), key=lambda item: -abs(item[1]))
     print("  " + ", ".join(f"{cause} {format_time(time)}" for cause, time in causes))
     if facts["mode"] == "gradient":

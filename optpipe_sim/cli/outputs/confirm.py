@@ -153,6 +153,8 @@ def _ops(out: Out, found: Confirmation) -> None:
     if found.interference is not None and (corrected or found.together is not None):
         said = "; ".join(found.interference.lines())
         out.hint(Text(f"profiled beside copies, over alone: {said}", "dim"), soft_wrap=True)
+    for text in found.conditions:
+        out.hint(Text(text, "dim"), soft_wrap=True)
     out.print()
 
 

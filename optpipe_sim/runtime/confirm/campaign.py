@@ -156,7 +156,8 @@ class Runner:
         profile = self.part(f"{name}: profile", 40, lambda: self._profile(work))
         if profile is None:
             return
-        save_profile(profile, self.folder / f"profile-{name}.yaml")
+        path = self.folder / f"profile-{name}.yaml"
+        self.parts.write(path.name, lambda: save_profile(profile, path))
         entry["levels"] = _levels(profile)
         limits = self.part(f"{name}: limit", 5, lambda: limit_of(work, profile))
         if limits is None:
@@ -211,8 +212,11 @@ class Runner:
         self.found["works"][work.name]["confirmed"][name] = found.to_json()
         if self.campaign.traces and mode == "loop":
             label = re.sub(r"[^\w.+-]+", "-", name.removeprefix("loop of "))
-            path = self.folder / f"trace-{label}.json"
-            save_chrome_trace(found.last or found.difference.measured, path)
+            path, trace = (
+                self.folder / f"trace-{label}.json",
+                found.last or found.difference.measured,
+            )
+            self.parts.write(path.name, lambda: save_chrome_trace(trace, path))
 
     # -- tests -----------------------------------------------------------------------------------
 
@@ -230,9 +234,13 @@ class Runner:
         from .campaign_report import report
 
         self.found["seconds"] = round(self.campaign.seconds - self.parts.left, 1)
-        text = json.dumps(self.found, indent=1, default=str)
-        write_text(self.folder / "results.json", text + "\n")
-        write_text(self.folder / "report.md", report(self.found, self.confirmed))
+        data, page = self.folder / "results.json", self.folder / "report.md"
+        self.parts.write(data.name, lambda: write_text(data, _text(self.found)))
+        self.parts.write(page.name, lambda: write_text(page, report(self.found, self.confirmed)))
+
+
+def _text(found: dict[str, Any]) -> str:
+    return json.dumps(found, indent=1, default=str) + "\n"
 
 
 def _run_tests(more: dict[str, str], seconds: float) -> dict[str, Any]:
@@ -256,13 +264,12 @@ def _run_tests(more: dict[str, str], seconds: float) -> dict[str, Any]:
 
 def limit_of(work: Work, profile: CostProfile) -> tuple[int, ...]:
     """Per device: what is static and `share` of the activations that 1F1B holds, or the least that
-    any schedule needs."""
-    peaks = simulate(build("1f1b", profile, work.microbatches), profile).peak_bytes
+    any schedule without recomputation needs."""
+    whole = profile.map_stages(lambda _, cost: replace(cost, recompute=()))
+    peaks = simulate(build("1f1b", whole, work.microbatches), whole).peak_bytes
     return tuple(
         max(least, static + int(work.share * (peak - static)))
-        for least, static, peak in zip(
-            profile.least_limits, profile.static_bytes, peaks, strict=True
-        )
+        for least, static, peak in zip(whole.least_limits, whole.static_bytes, peaks, strict=True)
     )
 
 

@@ -124,11 +124,16 @@ def _gradients(found: Any) -> str:
 
 
 def _interference(of_work: Mapping[str, Confirmation]) -> list[str]:
-    """Return the factors that the profile has, of which the corrected prediction is made."""
-    found = next((one.interference for one in of_work.values()), None)
-    if found is None:
+    """Return the factors that the profile has, of which the corrected prediction is made, and what else ratios
+    depend on."""
+    first = next(iter(of_work.values()), None)
+    if first is None:
         return []
-    return ["", f"Profiled beside copies and after idle, over alone: {'; '.join(found.lines())}."]
+    said = [f"{text[0].upper()}{text[1:]}." for text in first.conditions]
+    if first.interference is not None:
+        factors = "; ".join(first.interference.lines())
+        said.insert(0, f"Profiled beside copies and after idle, over alone: {factors}.")
+    return [line for text in said for line in ("", text)]
 
 
 def _ratios(of_work: Mapping[str, Confirmation]) -> list[str]:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from ...errors import OptPipeError
 from ...files import write_bytes, write_text
 
 UNDER_WAY = "the process ended while it ran"
@@ -108,6 +109,17 @@ class Parts:
         except Exception as error:
             self._lose(name, error)
         return found
+
+    def write(self, name: str, do: Callable[[], object]) -> None:
+        """Write a file of what was found. Where that cannot be told in a file, it is noted, and no reason to measure
+        no more; a folder that cannot be written to is."""
+        try:
+            do()
+        except (OptPipeError, OSError):
+            raise
+        except Exception as error:
+            _append(self.folder, name, traceback.format_exc())
+            self.say(f"{name}: not written: {type(error).__name__}: {error}".splitlines()[0])
 
     def _lose(self, name: str, error: Exception) -> NoReturn:
         self.say(f"{name}: the device answers no more ({str(error).splitlines()[0:1]})")

@@ -174,7 +174,9 @@ def loop(case: Case, progress: Progress) -> Confirmation:
 
     def run(rank: int, arrive_ns: Mapping[Op, int], metered: bool) -> Record:
         worker = bench.worker(rank)
-        scale = meters[rank] = _rank_meter(case, rank, worker) if metered else HeldBytes(worker)
+        scale: Meter = HeldBytes(worker)
+        if metered:  # what stays refers to no worker: a device holds one rank at a time
+            scale = meters[rank] = _rank_meter(case, rank, worker)
         given = bench.messages(rank)
         record = run_alone(bench.programs[rank], lowered, worker, given, arrive_ns, scale)
         if metered:

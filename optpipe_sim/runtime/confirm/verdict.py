@@ -19,6 +19,7 @@ from ...sim.difference import Difference
 from ...sim.interference import Interference, replay_with_interference
 from ...trace import Trace
 from ...units import format_size, format_time
+from .conditions import conditions
 
 # Of the largest entry of a gradient: where kernels and their order are the same it is 0.
 GRADIENT_TOLERANCE = {"fp32": 1e-5, "fp16": 5e-3, "bf16": 2e-2}
@@ -301,6 +302,11 @@ class Confirmation:
         """What the profile says of it."""
         return Interference.of(self.difference.lowered.profile)
 
+    @cached_property
+    def conditions(self) -> list[str]:
+        """What else its ratios depend on, a sentence each."""
+        return conditions(self.difference.lowered.profile, self.machine)
+
     @property
     def holds(self) -> bool:
         """Whether nothing contradicts the prediction."""
@@ -381,5 +387,6 @@ class Confirmation:
             "memory": [asdict(peak) for peak in self.peaks],
             "gradients": gradients,
             "tolerances": asdict(self.tolerances),
+            "conditions": self.conditions,
             "machine": dict(self.machine),
         }

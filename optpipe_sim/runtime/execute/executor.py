@@ -170,20 +170,21 @@ class _Run:
         self.start_ns = iteration.start_ns or time.monotonic_ns()
         self.computing = False
         self.between = threading.Lock()
-        self.do: dict[str, Callable[[Step], None]] = {
-            "post": iteration.post,
-            "recv": iteration.recv,
+
+    def engine(self, queue: Sequence[Step]) -> None:
+        """Take the steps of one queue in order."""
+        # no attribute: the run would refer to itself, and hold the stages until a garbage collection
+        do: dict[str, Callable[[Step], None]] = {
+            "post": self.iteration.post,
+            "recv": self.iteration.recv,
             "run": self._compute,
-            "send": iteration.send,
+            "send": self.iteration.send,
             "offload": self._offload,
             "grant": self._grant,
             "reload": self._reload,
             "pass": lambda step: self.transport.give_turn(step.op, step.peer),
             "turn": self._turn,
         }
-
-    def engine(self, queue: Sequence[Step]) -> None:
-        """Take the steps of one queue in order."""
         step = None
         try:
             for step in queue:
@@ -191,7 +192,7 @@ class _Run:
                     return
                 if step.after:
                     self.board.wait(step.after, f"rank {self.rank}: {step.do} {step.op}")
-                self.do[step.do](step)
+                do[step.do](step)
         except Stopped:
             pass
         except RuntimeFault as error:

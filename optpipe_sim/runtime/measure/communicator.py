@@ -11,11 +11,13 @@ from __future__ import annotations
 import subprocess
 import sys
 from functools import cache
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 TIMEOUT_S = 60.0
+ROOT = Path(__file__).parents[3]  # of the package, which need not be installed
 
 
 @cache
@@ -27,7 +29,7 @@ def communicator_bytes(index: int, timeout_s: float = TIMEOUT_S) -> int | str:
     """
     command = [sys.executable, "-m", __name__, str(index)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s)
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s)
     except (OSError, subprocess.SubprocessError) as error:
         return f"not measured: {type(error).__name__}"
     said = done.stdout.split()

@@ -82,6 +82,9 @@ class Event:
         join(self.gpu.host, self.clock)
         return True
 
+    def synchronize(self) -> None:
+        self.query()
+
     def elapsed_time(self, later: Event) -> float:
         return (later.at - self.at) / 1e3
 
@@ -323,6 +326,8 @@ class OnHost(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func is torch.device:
             return func(*args, **kwargs)
+        if func is torch.Tensor.pin_memory:
+            return args[0]
         kwargs.pop("pin_memory", None)
         if str(kwargs.get("device", "")).startswith("cuda"):
             kwargs["device"] = "cpu"

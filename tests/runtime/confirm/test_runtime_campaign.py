@@ -18,11 +18,13 @@ import torch
 from optpipe_sim import build, load_profile
 from optpipe_sim.costs.models import Model, parameters
 from optpipe_sim.errors import OutOfMemory
+from optpipe_sim.profile import CostProfile, Offload
 from optpipe_sim.runtime.confirm import campaign as campaigns
 from optpipe_sim.runtime.confirm.campaign import Campaign, Runner, Work
 from optpipe_sim.runtime.confirm.case import Case
 from optpipe_sim.runtime.confirm.parts import LOST, crashed, hung, kept_in
 from optpipe_sim.runtime.measure.profiler import measure
+from optpipe_sim.stage_cost import RecomputeLevel, StageCost
 
 ROOT = Path(__file__).parents[3]
 ABSENT = (
@@ -315,6 +317,16 @@ def test_levels_of_recomputation_are_timed(tmp_path: Path) -> None:
     assert "| recomputed | stage 0 | stage 1 |" in text
     assert "% of F, keeps " in text
     assert (tmp_path / "trace-1f1b-recompute-full.json").is_file()
+
+
+def test_the_limit_leaves_room_for_what_does_not_recompute() -> None:
+    """Levels lower what a schedule that uses them needs, and AdaOffload here uses none."""
+    level = RecomputeLevel("stage", 1_000_000, keep_bytes=0)
+    stage = StageCost(9, 9, 9, 1000, 500, t_offload_ns=9, t_reload_ns=9, recompute=(level,))
+    profile = CostProfile("any", 2, (stage,) * 2, offload=Offload())
+    limits = campaigns.limit_of(WORK, profile)
+    assert limits == (1200, 1000)
+    assert campaigns._schedule(WORK, profile, "adaoffload", limits)
 
 
 def test_what_there_is_no_time_for_is_left_out(tmp_path: Path) -> None:

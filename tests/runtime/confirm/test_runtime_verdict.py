@@ -11,6 +11,7 @@ from slow_stages import MS
 
 from optpipe_sim import Schedule, build
 from optpipe_sim.ops import B, F, Op, parse_op
+from optpipe_sim.runtime.confirm.conditions import conditions
 from optpipe_sim.runtime.confirm.verdict import (
     Confirmation,
     Tolerances,
@@ -109,3 +110,25 @@ def test_serial_links_carry_one_message_at_a_time(unit) -> None:
     profile = replace(profile, links="serial")
     came = message_arrivals(lower(schedule, profile), sent)
     assert [came[op] for op in sent] == [12, 22, 13]
+
+
+def test_what_ratios_depend_on_besides_the_ops(unit) -> None:
+    """The host, clocks, and memory that the allocator does not have; nothing where that is not known."""
+    plain = unit(2)
+    times = [{"F": {"median": 2000.0, "issue": 500.0}}, {"F": {"median": 1000.0, "issue": 950.0}}]
+    gpu = {"kind": "nvidia-h200", "clocks_under_load": {"clocks.sm": "1755"}}
+    meta = {
+        "device": gpu,
+        "stages": [{"times_us": one} for one in times],
+        "reserved_bytes": {"context": 512 * 2**20, "communicator": "not measured: no NCCL"},
+    }
+    said = conditions(replace(plain, meta=meta), {"clocks_under_load": {"clocks.sm": "1980"}})
+    assert said == [
+        "profiled, the host issues F 950 us of 1 ms; F as long as the host takes",
+        "clocks: SM 1755 MHz when profiled, SM 1980 MHz at the run",
+        "outside of torch's allocator: the CUDA context 512 MiB, a communicator of NCCL not measured: no NCCL",
+    ]
+    cpu = {"kind": "cpu", "clocks_mhz": {"least": 2100.0, "most": 2600.0}}
+    said = conditions(replace(plain, meta=meta | {"device": cpu, "reserved_bytes": None}), cpu)
+    assert said == ["clocks: 2100 to 2600 MHz when profiled, 2100 to 2600 MHz at the run"]
+    assert conditions(plain, {}) == []
