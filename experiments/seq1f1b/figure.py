@@ -11,12 +11,12 @@ from optpipe_sim.plot.labels import line_styles
 from optpipe_sim.plot.style import MUTED, new_figure, styled
 
 SHOWN = (("fused_2.7B_pp8", 16), ("gbs8_2.7B_pp8", 8))
-CAPACITY_GIB = 77.5
+CAPACITY_GIB = 77.0
 
 
 def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw a column per table; reserved memory above, tokens per second below; a line per sequence.
-    Filled markers were fitted, open ones are checks."""
+    Lines where nothing was measured come from all runs, elsewhere from all others."""
     with styled():
         figure = new_figure(8.2, 5.6)
         axes = figure.subplots(2, 2, sharex=True, sharey="row")
@@ -27,9 +27,9 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
             memory.set_title(f"{table.replace('_', ' ')}, m = {m}")
             for sequence, look in zip(sequences, line_styles(len(sequences)), strict=True):
                 line = [row for row in mine if row["sequence"] == sequence]
-                _line(memory, line, "reserved_gib", "measured_gib", "memory_role", look, sequence)
+                _line(memory, line, "reserved_gib", "measured_gib", look, sequence)
                 fits = [row for row in line if not row["out_of_memory"]]
-                _line(speed, fits, "rate", "measured_rate", "time_role", look, sequence)
+                _line(speed, fits, "rate", "measured_rate", look, sequence)
             speed.set_xscale("log", base=2)
             speed.set_xticks([1, 2, 4, 8, 16], ["1", "2", "4", "8", "16"])
             speed.set_xlabel("slices")
@@ -54,7 +54,6 @@ def _line(
     rows: Sequence[Mapping[str, Any]],
     key: str,
     measured: str,
-    role: str,
     look: Mapping[str, Any],
     sequence: int,
 ) -> None:
@@ -74,8 +73,5 @@ def _line(
     for row in rows:
         found = value(row, measured)
         if found is not None:
-            ax.plot(
-                row["slices"], found, marker=look["marker"], linestyle="", color=look["color"],
-                markerfacecolor=look["color"] if row[role] == "fit" else "white",
-            )  # fmt: skip
+            ax.plot(row["slices"], found, marker=look["marker"], linestyle="", color=look["color"])
     ax.grid(visible=True, axis="y")

@@ -1,20 +1,24 @@
-"""Seq1F1B's runs, predicted from the first two cells of their table.
+"""Seq1F1B's runs, each predicted from all other published runs.
 
-Memory: reserved = b + a * sequence * held, where b does not grow with the sequence and held is the
-peak of the replay on the first device, as a share of the model's activations. Time: F + B of
-a stage for a slice are (t / slices + o) * sequence, where o is the overhead of cutting per slice; two
-cells of the same sequence are taken where there are two, else those of the first one. That the overhead
-grows with the sequence is what the tables' other cells say: a constant one is off by up to 15 %.
-Attention is linear in these runs, so that all slices cost the same.
+Runs of the same model, attention, stages, replicas and kernels are of one setup, whichever table has them.
+Memory: a stage reserves b + (a * held + c) * sequence, three numbers of the setup: b does not grow with the
+sequence, held is the peak of the replay on that device as a share of a microbatch's activations, and c is what slices
+do not divide. The last stage has logits as well, (h + g / slices) * sequence, two numbers of all setups, as all have one
+vocabulary. The fullest stage is the first or the last: with many slices the last, which always holds a whole sequence.
+Time, by six numbers of the setup, none below 0: with stages of which one is the busiest, as the last one is by its
+logits, 1F1B takes the busiest's work on all microbatches, and the other stages' on one slice; a part of that may not
+shrink with slices. Each turn, of which the replay of equal stages has slices * microbatches + p - 1, has an overhead, with
+a part that grows with the sequence; with softmax attention, work of sequence ** 2 / slices as well.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
+from scipy.optimize import nnls
 
 from optpipe_sim.costs.published import published
 from optpipe_sim.errors import OptPipeError
@@ -23,141 +27,209 @@ from optpipe_sim.schedules import build
 from optpipe_sim.sim import simulate
 from optpipe_sim.study.tasks import Row
 
-VERSION = 2
-# of the 79.1 GiB of an A100 or H100 of 80 GB, less some 1.6 GiB for the CUDA context and NCCL
-CAPACITY_GIB = 77.5
-FORWARD = 1 / 3  # of F + B
+VERSION = 3
+# a log shows 77.0 GiB reserved before its run ran out of memory; up to 76.3 GiB, runs went on
+CAPACITY_GIB = 77.0
+UNIT = 16384  # tokens that the fitted numbers are for
+SETTLED = 8192  # tokens from which on the times of logs have settled
 
 
-Cell = tuple[int, int, int]  # sequence, microbatches, slices
+class Setup(NamedTuple):
+    """What runs have in common whose costs are the same numbers."""
+
+    model: str
+    attention: str
+    kernels: str
+    pp: int
+    dp: int
 
 
-class Fit(NamedTuple):
-    """Two numbers, and the cells that they come from."""
+class Run(NamedTuple):
+    """A published run.
 
-    per_token: float
-    other: float
-    cells: tuple[Cell, Cell]
+    Attributes:
+        table: of its cell; None for a log. sequence: tokens.
+        gib: reserved on the fullest stage, or, of a log, on the first and the last one. None: not given.
+        seconds: of an iteration; None: not given, or not settled. oom: it ran out of memory.
+    """
+
+    setup: Setup
+    table: str | None
+    sequence: int
+    microbatches: int
+    slices: int
+    gib: tuple[float, ...] | None = None
+    seconds: float | None = None
+    oom: bool = False
+
+
+class Memory(NamedTuple):
+    """Fitted numbers: b, a and c of each setup; h and g of the last stage's logits."""
+
+    stages: Mapping[Setup, Sequence[float]]
+    logits: Sequence[float]
 
 
 def run(table: str, sequence: int, microbatches: int, slices: int) -> Row:
-    """Return a cell's prediction, and its measurement where there is one.
+    """Return a cell's prediction from the other published runs, and its measurement where there is one.
 
     Returns:
-        GiB reserved on the fullest stage, seconds per iteration, whether it runs out of memory; the
-        same measured (None: not published); ``memory_role`` and ``time_role``: ``fit`` or ``check``.
+        GiB reserved on the first and the last stage, seconds per iteration, whether it runs out of memory; the
+        same measured (None: not published). None where no run of the setup says how much memory, or time.
 
     Raises:
         OptPipeError: for a table that is not in the published data.
     """
-    data, at = _table(table), (sequence, microbatches, slices)
-    memory, speed = _memory(table), _speed(table, sequence)
-    reserved = memory.other + memory.per_token * sequence * _held(data["pp"], microbatches, slices)
-    per_slice = speed.other * sequence
-    time = _time_ns(data["pp"], *at, speed.per_token, per_slice)
-    measured = _cells(data).get(at)
-    ran = measured is not None and measured[0] is not None
-    gib, seconds = measured if measured is not None else (None, None)
-
-    def role(fit: Fit) -> str | None:
-        return None if measured is None else "fit" if at in fit.cells else "check"
-
+    setups = {one.table: one.setup for one in runs()}
+    if table not in setups or table is None:
+        known = ", ".join(name for name in setups if name)
+        raise OptPipeError(f"table: {table!r} is none of the tables; known are {known}")
+    at = Run(setups[table], table, sequence, microbatches, slices)
+    measured = next((one for one in runs() if one[:5] == at[:5]), None)
+    others = [one for one in runs() if one is not measured]
+    stages, time = reserved_gib(others, at), seconds(others, at)
+    gib = measured.gib[0] if measured and measured.gib else None
+    took = measured.seconds if measured else None
     return {
-        "memory_role": role(memory),
-        "time_role": role(speed) if ran else None,
-        "reserved_gib": reserved,
-        "iteration_s": time / 1e9,
-        "out_of_memory": reserved > CAPACITY_GIB,
+        "first_gib": stages and stages[0],
+        "last_gib": stages and stages[1],
+        "reserved_gib": stages and max(stages),
+        "iteration_s": time,
+        "out_of_memory": stages and max(stages) > CAPACITY_GIB,
         "measured_gib": gib,
-        "measured_s": seconds,
-        "measured_oom": None if measured is None else not ran,
-        "memory_error": reserved / gib - 1 if gib else None,
-        "time_error": time / 1e9 / seconds - 1 if seconds else None,
-        "b_gib": memory.other,
-        "ms_per_slice": per_slice / 1e6,
-    }
-
-
-def _table(name: str) -> Mapping[str, Any]:
-    tables = published("seq1f1b")["tables"]
-    found = next((one for one in tables if one["id"] == name), None)
-    if found is None:
-        known = ", ".join(one["id"] for one in tables)
-        raise OptPipeError(f"table: {name!r} is none of the tables; known are {known}")
-    return found  # type: ignore[no-any-return]
-
-
-def _cells(table: Mapping[str, Any]) -> dict[Cell, tuple[float | None, float | None]]:
-    """Reserved GiB and seconds of each published cell; None and None where it ran out of memory."""
-    found: dict[Cell, tuple[float | None, float | None]] = {}
-    for sequence, m, slices, *numbers in table["cells"]:
-        if numbers[0] == "oom":
-            found[sequence, m, slices] = (None, None)
-        else:
-            rate, reserved = numbers
-            found[sequence, m, slices] = (reserved, m * table["dp"] * sequence / (1000 * rate))
-    return found
-
-
-def _ran(table: Mapping[str, Any]) -> dict[Cell, tuple[float, float]]:
-    return {
-        at: (gib, s) for at, (gib, s) in _cells(table).items() if gib is not None and s is not None
+        "measured_s": took,
+        "measured_oom": measured and measured.oom,
+        "memory_error": max(stages) / gib - 1 if stages and gib else None,
+        "time_error": time / took - 1 if time and took else None,
     }
 
 
 @cache
-def _memory(name: str) -> Fit:
-    """From the first cell of a table and the next that holds another number of tokens."""
-    table = _table(name)
-    ran = _ran(table)
-    held = {at: at[0] * _held(table["pp"], *at[1:]) for at in ran}
-    first, *others = ran
-    other = next(at for at in others if held[at] != held[first])
-    rows = [[held[at], 1] for at in (first, other)]
-    per_token, rest = np.linalg.solve(rows, [ran[at][0] for at in (first, other)])
-    return Fit(float(per_token), float(rest), (first, other))
+def runs() -> tuple[Run, ...]:
+    """Return every published run: the tables' cells and the logs."""
+    data, found = published("seq1f1b"), []
+    for table in data["tables"]:
+        for sequence, m, slices, *numbers in table["cells"]:
+            oom = numbers[0] == "oom"
+            rate, gib = (None, None) if oom else numbers
+            took = None if rate is None else m * table["dp"] * sequence / (1000 * rate)
+            known = None if gib is None else (gib,)
+            found.append(Run(_setup(table), table["id"], sequence, m, slices, known, took, oom))
+    for log in data["logs"]:
+        oom, at = "oom" in log, (log["seq"], log["m"], log["s"])
+        stages = None if oom else (log["reserved_gib"][0], log["reserved_gib"][-1])
+        took = None if oom or log["seq"] < SETTLED else log["iteration_ms"] / 1000
+        found.append(Run(_setup(log), None, *at, stages, took, oom))
+    return tuple(found)
+
+
+def _setup(data: Mapping[str, Any]) -> Setup:
+    kernels = data.get("kernels", "plain")
+    return Setup(data["model"], data["attention"], kernels, data["pp"], data["dp"])
+
+
+class Replayed(NamedTuple):
+    """Of the replay of equal slices: the first and the last device's peak, as shares of a microbatch's activations
+    on all devices; the makespan in F + B of a slice."""
+
+    held: tuple[float, float]
+    turns: float
 
 
 @cache
-def _speed(name: str, sequence: int) -> Fit:
-    """From the first two cells of a sequence with other slices, or else of the table."""
-    table = _table(name)
-    p, ran = table["pp"], _ran(table)
-    own = [at for at in ran if at[0] == sequence]
-    cells = own if len({at[2] for at in own}) > 1 else list(ran)
-    first = cells[0]
-    apart = next(at for at in cells if at[2] != first[2] and at[0] == first[0])
-    # a time is linear in both numbers: its parts are the replays with one of them
-    parts = [
-        [_time_ns(p, *at, 1000, 0) / 1000, _time_ns(p, *at, 0, 1000 * at[0]) / 1000]
-        for at in (first, apart)
-    ]
-    times = [ran[at][1] * 1e9 for at in (first, apart)]
-    per_token, per_slice = np.linalg.solve(parts, times)
-    return Fit(float(per_token), float(per_slice), (first, apart))
-
-
-@cache
-def _held(p: int, microbatches: int, slices: int) -> float:
-    """The most that the first device holds, as a share of a microbatch's activations on all devices."""
-    profile = load_profile(
-        {"devices": p, "slices": slices, "stages": {"t_f_ns": 1, "t_b_ns": 2, "t_w_ns": 0, "act_bytes": 1}}
-    )  # fmt: skip
-    trace = simulate(build("seq1f1b", profile, microbatches), profile)
-    return trace.peak_bytes[0] / (slices * p)
-
-
-def _time_ns(
-    p: int, sequence: int, microbatches: int, slices: int, per_token: float, per_slice: float
-) -> float:
-    """The replayed iteration for F + B of so many ns per token and slice."""
-    whole = per_token * sequence / slices + per_slice
-    forward = max(1, round(FORWARD * whole))
-    stage = {
-        "t_f_ns": forward,
-        "t_b_ns": max(1, round(whole) - forward),
-        "t_w_ns": 0,
-        "act_bytes": 1,
-    }
+def replayed(p: int, microbatches: int, slices: int) -> Replayed:
+    """Replay Seq1F1B; with one slice, 1F1B."""
+    stage = {"t_f_ns": 1, "t_b_ns": 2, "t_w_ns": 0, "act_bytes": 1}
     profile = load_profile({"devices": p, "slices": slices, "stages": stage})
-    return simulate(build("seq1f1b", profile, microbatches), profile).makespan_ns
+    trace = simulate(build("seq1f1b", profile, microbatches), profile)
+    first, last = (trace.peak_bytes[at] / (slices * p) for at in (0, -1))
+    return Replayed((first, last), trace.makespan_ns / 3)
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+def reserved_gib(known: Sequence[Run], at: Run) -> tuple[float, float] | None:
+    """Return what the first and the last stage reserve; None where no run of the setup is known."""
+    fitted = memory_of(tuple(known))
+    return _reserved(fitted, at) if at.setup in fitted.stages else None
+
+
+@cache
+def memory_of(known: tuple[Run, ...]) -> Memory:
+    """Fit all setups at once, relative errors alike. A table says of the fullest stage alone: that is taken to be
+    the first one, then the one that is fuller by the fit, until that has been tried."""
+    ran = [one for one in known if one.gib]
+    setups = sorted({one.setup for one in ran})
+    # rows: a run, the stage (0: first, 1: last; None: the fullest), GiB
+    rows = [
+        (one, (at if len(one.gib) > 1 else None), gib)
+        for one in ran
+        for at, gib in enumerate(one.gib or ())
+    ]
+    taken, tried = tuple(at or 0 for _, at, _ in rows), set[tuple[int, ...]]()
+    while taken not in tried:
+        tried.add(taken)
+        matrix = np.zeros((len(rows), 3 * len(setups) + 2))
+        for row, (one, _, gib), at in zip(matrix, rows, taken, strict=True):
+            own = 3 * setups.index(one.setup)
+            row[own : own + 3] = _stage(one, at)
+            row[-2:] = _logits(one, at)
+            row /= gib
+        numbers = np.linalg.lstsq(matrix, np.ones(len(rows)))[0]
+        stages = {setup: numbers[3 * at : 3 * at + 3] for at, setup in enumerate(setups)}
+        fitted = Memory(stages, numbers[-2:])
+        taken = tuple(
+            int(np.argmax(_reserved(fitted, one))) if at is None else at for one, at, _ in rows
+        )
+    return fitted
+
+
+def _reserved(fitted: Memory, at: Run) -> tuple[float, float]:
+    first, last = (
+        float(_stage(at, stage) @ fitted.stages[at.setup] + _logits(at, stage) @ fitted.logits)
+        for stage in (0, 1)
+    )
+    return first, last
+
+
+def _stage(at: Run, stage: int) -> np.ndarray:
+    """Return what b, a and c of a setup are multiplied by."""
+    tokens = at.sequence / UNIT
+    held = replayed(at.setup.pp, at.microbatches, at.slices).held[stage]
+    return np.array([1, held * tokens, tokens])
+
+
+def _logits(at: Run, stage: int) -> np.ndarray:
+    """Return what h and g are multiplied by."""
+    return stage * at.sequence / UNIT * np.array([1, 1 / at.slices])
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+def seconds(known: Sequence[Run], at: Run) -> float | None:
+    """Return the time of an iteration; None where the time of no run of its setup is known."""
+    own = [one for one in known if one.setup == at.setup and one.seconds]
+    if not own:
+        return None
+    matrix = np.array([_parts(one) / one.seconds for one in own])
+    numbers, _ = nnls(matrix, np.ones(len(own)))
+    return float(_parts(at) @ numbers)
+
+
+def _parts(at: Run) -> np.ndarray:
+    """Return what the numbers of a setup's time are multiplied by."""
+    tokens, others = at.sequence / UNIT, at.setup.pp - 1
+    turns = replayed(at.setup.pp, at.microbatches, at.slices).turns
+    quadratic = at.setup.attention == "softmax"
+    return np.array(
+        [
+            at.microbatches * tokens,
+            others * tokens / at.slices,
+            others * tokens,
+            turns,
+            turns * tokens,
+            turns * tokens**2 / at.slices * quadratic,
+        ]
+    )
