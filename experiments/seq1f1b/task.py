@@ -66,8 +66,8 @@ class Run(NamedTuple):
 class Memory(NamedTuple):
     """Fitted numbers: b, a and c of each setup; h and g of the last stage's logits."""
 
-    stages: Mapping[Setup, Sequence[float]]
-    logits: Sequence[float]
+    stages: Mapping[Setup, np.ndarray]
+    logits: np.ndarray
 
 
 def run(table: str, sequence: int, microbatches: int, slices: int) -> Row:
@@ -163,9 +163,10 @@ def memory_of(known: tuple[Run, ...]) -> Memory:
     setups = sorted({one.setup for one in ran})
     # rows: a run, the stage (0: first, 1: last; None: the fullest), GiB
     rows = [
-        (one, (at if len(one.gib) > 1 else None), gib)
+        (one, (at if len(stages) > 1 else None), gib)
         for one in ran
-        for at, gib in enumerate(one.gib or ())
+        for stages in [one.gib or ()]
+        for at, gib in enumerate(stages)
     ]
     taken, tried = tuple(at or 0 for _, at, _ in rows), set[tuple[int, ...]]()
     while taken not in tried:
