@@ -171,8 +171,14 @@ def test_zoom_and_pan_by_mouse_keys_and_touch(page: Browser, trace: Trace) -> No
     touch("Emulation.setTouchEmulationEnabled", {"enabled": True, "maxTouchPoints": 2})
     pinch = {"x": x, "y": y, "scaleFactor": 2.5, "gestureSourceType": "touch"}
     pinched = after(lambda: touch("Input.synthesizePinchGesture", pinch))
-    touch("Emulation.setTouchEmulationEnabled", {"enabled": False})
     assert pinched[1] - pinched[0] < whole[1] - whole[0]
+    assert after(lambda: page.swipe(x, y, (60, 0)))[0] < pinched[0]
+    # a finger that moves up scrolls the page, which a figure may fill
+    before, scrolled = page.at_rest("a"), page.run("return scrollY")
+    page.swipe(x, y, (0, -100))
+    page.wait(f"return scrollY > {scrolled}")
+    assert page.at_rest("a") == before
+    touch("Emulation.setTouchEmulationEnabled", {"enabled": False})
     assert page.messages() == []
 
 

@@ -194,6 +194,15 @@ class Browser:
             self.mouse("mouseMoved", x + by * step / 3, y, button="left", buttons=1)
         self.mouse("mouseReleased", x + by, y, button="left", clickCount=1)
 
+    def swipe(self, x: float, y: float, by: tuple[float, float]) -> None:
+        """A finger that moves to the right and down, in eight steps."""
+        touch, points = "Input.dispatchTouchEvent", [{"x": x, "y": y}]
+        self.driver.execute_cdp_cmd(touch, {"type": "touchStart", "touchPoints": points})
+        for step in range(1, 9):
+            points = [{"x": x + by[0] * step / 8, "y": y + by[1] * step / 8}]
+            self.driver.execute_cdp_cmd(touch, {"type": "touchMove", "touchPoints": points})
+        self.driver.execute_cdp_cmd(touch, {"type": "touchEnd", "touchPoints": []})
+
     def media(self, **features: str) -> None:
         """Colour scheme and the like, as the system of a user would set them."""
         named = [{"name": f"prefers-{key}", "value": value} for key, value in features.items()]
