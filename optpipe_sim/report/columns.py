@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from bokeh.core.properties import field, value
+from bokeh.core.serialization import Serializable, Serializer
 from bokeh.models import Dodge
 from bokeh.transform import transform
 
@@ -40,10 +41,6 @@ class TraceColumns:
         """Return one time, for a glyph."""
         return value(time_ns, transform=self.shift) if self.moves else value(time_ns)
 
-    def _times(self, values: Any) -> np.ndarray:
-        """Times; those that are shifted as floats of 64 bits, since what is shifted gets others else."""
-        return np.asarray(values, np.float64) if self.moves else narrow(values)
-
     @cached_property
     def ops(self) -> Columns:
         """One row per op: its box and the middle height of it, its colour (``look``), the op that it waited for
@@ -57,18 +54,18 @@ class TraceColumns:
         by = np.array([self._row(reason.by) for reason in self.reasons])
         texts = op_texts(trace, self.reasons)
         return {
-            "start": self._times(start),
-            "end": self._times(end),
-            "top": narrow(top),
-            "bottom": narrow(bottom),
-            "level": narrow(level),
+            "start": whole(start),
+            "end": whole(end),
+            "top": whole(top),
+            "bottom": whole(bottom),
+            "level": whole(level),
             "room": _room(texts["name"], np.where(schedule.is_transfer, 0, end - start)),
-            "look": narrow(kinds * shape.chunks + np.array(shape.chunk_of)[stages]),
-            "by": narrow(by),
+            "look": whole(kinds * shape.chunks + np.array(shape.chunk_of)[stages]),
+            "by": whole(by),
             # a reload's anchor has only begun when the reload does
-            "since": self._times(np.where(by < 0, start, np.minimum(end[by], start))),
-            "before": narrow(np.where(by < 0, level, level[by])),
-            "life": narrow(stages.astype(np.int64) * shape.units + units),
+            "since": whole(np.where(by < 0, start, np.minimum(end[by], start))),
+            "before": whole(np.where(by < 0, level, level[by])),
+            "life": whole(stages.astype(np.int64) * shape.units + units),
             **texts,
         }
 
@@ -103,17 +100,17 @@ class TraceColumns:
         first, last = _around(first, last, self.trace.makespan_ns)
         texts = gap_texts(self.trace, found)
         return {
-            "start": self._times(start),
-            "end": self._times(end),
-            "top": narrow(top),
-            "bottom": narrow(bottom),
-            "level": narrow((top + bottom) // 2),
-            "device": narrow(devices),
-            "cause_at": narrow([CAUSES.index(gap.cause) for gap in found]),
-            "by": narrow(by),
+            "start": whole(start),
+            "end": whole(end),
+            "top": whole(top),
+            "bottom": whole(bottom),
+            "level": whole((top + bottom) // 2),
+            "device": whole(devices),
+            "cause_at": whole([CAUSES.index(gap.cause) for gap in found]),
+            "by": whole(by),
             "room": _room(texts["name"], end - start),
-            "from": self._times(first),
-            "to": self._times(last),
+            "from": whole(first),
+            "to": whole(last),
             **texts,
         }
 
@@ -129,10 +126,10 @@ class TraceColumns:
         share = np.rint(took * (again[rows] / planned[rows])).astype(np.int64)
         top, bottom = self.layout.within(INSIDE, trace.schedule.devices[rows])
         return {
-            "start": self._times(trace.start_ns[rows]),
-            "end": self._times(trace.start_ns[rows] + share),
-            "top": narrow(top),
-            "bottom": narrow(bottom),
+            "start": whole(trace.start_ns[rows]),
+            "end": whole(trace.start_ns[rows] + share),
+            "top": whole(top),
+            "bottom": whole(bottom),
         }
 
     @cached_property
@@ -140,8 +137,8 @@ class TraceColumns:
         """One row per message between devices: departure, arrival, and the heights of both ops."""
         found, ops = self.trace.messages, self.ops
         return {
-            "depart": self._times(found.depart_ns),
-            "arrive": self._times(found.arrive_ns),
+            "depart": whole(found.depart_ns),
+            "arrive": whole(found.arrive_ns),
             "sender": ops["level"][found.producer],
             "receiver": ops["level"][found.consumer],
         }
@@ -151,7 +148,7 @@ class TraceColumns:
         end = self.trace.makespan_ns
         texts = memory_texts(steps, end)
         return {
-            "start": self._times(np.append(steps.times_ns, end)),
+            "start": whole(np.append(steps.times_ns, end)),
             "level": curve(place, np.append(steps.bytes, steps.bytes[-1]), scale_bytes),
             **{name: [*found, found[-1]] for name, found in texts.items()},
         }
@@ -178,12 +175,15 @@ def _room(names: list[str], took_ns: np.ndarray) -> np.ndarray:
     return (took_ns / needed).astype(np.float32)
 
 
-def narrow(values: Any) -> np.ndarray:
-    """Whole numbers in the smallest type that a browser's arrays have and that holds them; those
-    beyond 32 bits as floats, which are exact up to 2^53."""
-    array = np.asarray(values, np.int64)
-    low, high = (int(array.min()), int(array.max())) if array.size else (0, 0)
-    for kind in (np.uint8, np.uint16, np.int16, np.uint32, np.int32):
-        if np.iinfo(kind).min <= low and high <= np.iinfo(kind).max:
-            return array.astype(kind)
-    return array.astype(np.float64)
+class Whole(np.ndarray, Serializable):  # type: ignore[misc]  # Bokeh has no types
+    """Whole numbers, which a page holds as steps, from 0 to the first and from each to the next: times, rows and
+    heights go up by the same few steps over and over, which compress to a tenth of the numbers."""
+
+    def to_serializable(self, serializer: Serializer) -> Any:
+        """Return what page.js adds up again."""
+        return {"type": "steps", "steps": np.diff(self, prepend=0).tolist()}
+
+
+def whole(values: Any) -> np.ndarray:
+    """Return a column of whole numbers, up to 2^53, which a browser's numbers hold exactly."""
+    return np.asarray(values, np.int64).view(Whole)

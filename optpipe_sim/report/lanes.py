@@ -29,7 +29,7 @@ from ..plot.axis import time_unit
 from ..plot.style import shade, text_colour
 from ..trace import CAUSES, Trace
 from .actions import Parts, add_actions, named_view
-from .columns import TraceColumns, narrow
+from .columns import TraceColumns, whole
 from .layout import COMPUTE, ROWS, Layout, pixels
 from .memory import Scales, memory_areas, memory_labels, memory_lanes, other_memory
 
@@ -208,7 +208,7 @@ def _grounds(
     rows = [COMPUTE, *((ROWS[OpKind.O], ROWS[OpKind.R]) if layout.nodes else ())]
     devices = np.arange(layout.devices)
     tops, bottoms = np.hstack([layout.within(row, devices) for row in rows])
-    source = ColumnDataSource({"top": narrow(tops), "bottom": narrow(bottoms)})
+    source = ColumnDataSource({"top": whole(tops), "bottom": whole(bottoms)})
     ends = {"left": columns.at(0), "right": columns.at(columns.trace.makespan_ns)}
     return _quads(plot, columns, source, places, **ends, **look)
 

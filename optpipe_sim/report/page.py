@@ -139,18 +139,7 @@ def _asset(name: str) -> str:
 
 @cache
 def _bokeh() -> str:
-    """Bokeh's own code, compressed, with three settings of it.
-
-    Its level of logging is set by a line that does not announce it. A click is a click however long it is held
-    or the browser is busy: Bokeh takes one of 300 ms for a press, and two within 300 ms for a double click, to
-    neither of which any tool here answers. A finger that moves up or down scrolls the page, which Bokeh
-    keeps from it over figures that can be dragged: on a phone they are as wide as the window.
-    """
+    """Bokeh's own code, compressed; its level of logging is set by a line that does not announce it."""
     found: list[str] = Resources(mode="inline", components=["bokeh"], minified=True).js_raw
     code = [part for part in found if not part.startswith("Bokeh.set_log_level")]
-    clicks = "{ press_threshold: 2 ** 31 - 1, doubletap_threshold: 0 }"
-    code += [f"Object.assign(Bokeh.require('core/ui_gestures').UIGestures, {clicks})"]
-    swipes = "{ this.canvas.touch_action.replace('.bk-events { touch-action: pan-y }') }"
-    plots = "Bokeh.require('models/plots/plot_canvas').PlotView.prototype"
-    code += [f"{plots}._update_touch_action = function () {swipes}"]
     return _zipped("\n".join([*code, "Bokeh.logger.set_level('warn')"]))

@@ -93,6 +93,15 @@ def test_a_click_on_an_op_marks_its_causes_back_to_the_start(page: Browser, trac
     assert page.note() == ""
 
 
+def test_the_page_has_the_numbers_of_the_trace(page: Browser, trace: Trace) -> None:
+    columns = TraceColumns(trace)
+    for part, names in (("ops", ("start", "end", "by")), ("gaps", ("start", "end", "by"))):
+        for name in names:
+            found = page.run(f"return Array.from(named('a-{part}').data.{name})")
+            assert found == getattr(columns, part)[name].tolist()
+    assert columns.ops["end"].tolist() == trace.end_ns.tolist()
+
+
 def test_a_click_may_be_held_and_the_next_may_come_at_once(page: Browser, trace: Trace) -> None:
     rows = [trace.schedule.row(Op(OpKind.F, 1, microbatch)) for microbatch in (3, 5)]
     held, next_one = (page.box("a", "ops", row) for row in rows)
@@ -177,7 +186,7 @@ def test_zoom_and_pan_by_mouse_keys_and_touch(page: Browser, trace: Trace) -> No
     before, scrolled = page.at_rest("a"), page.run("return scrollY")
     page.swipe(x, y, (0, -100))
     page.wait(f"return scrollY > {scrolled}")
-    assert page.at_rest("a") == before
+    assert page.at_rest("a") == pytest.approx(before)
     touch("Emulation.setTouchEmulationEnabled", {"enabled": False})
     assert page.messages() == []
 

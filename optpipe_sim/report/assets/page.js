@@ -7,10 +7,20 @@ async function unpacked(parent) {
   const { body } = await fetch(`data:;base64,${parent.querySelector(":scope > .data").textContent}`);
   return new Response(body.pipeThrough(new DecompressionStream("gzip"))).text();
 }
-const bokeh = unpacked(document.body).then(eval);
+const bokeh = unpacked(document.body).then(eval).then(prepare);
 const draw = async (view) => (await bokeh, Bokeh.embed.embed_items(...JSON.parse(await unpacked(view))));
 for (const view of document.querySelectorAll(".view"))
   if (view.open ?? true) draw(view); else view.addEventListener("toggle", () => draw(view), { once: true });
+// columns of whole numbers come as steps (report/columns.py); a click may be held, and the next may come at once, as no
+// tool answers to presses and double clicks; a finger scrolls the page up and down, which Bokeh keeps from it where it pans
+function prepare() {
+  const { Deserializer } = Bokeh.require("core/serialization/deserializer"), { UIGestures } = Bokeh.require("core/ui_gestures");
+  Deserializer.register("steps", ({ steps }, _, sum = 0) => Float64Array.from(steps, (step) => (sum += step)));
+  Object.assign(UIGestures, { press_threshold: 2 ** 31 - 1, doubletap_threshold: 0 });
+  Bokeh.require("models/plots/plot_canvas").PlotView.prototype._update_touch_action = function () {
+    this.canvas.touch_action.replace(".bk-events { touch-action: pan-y }");
+  };
+}
 // a link to a view opens it, which newer browsers do by themselves
 addEventListener("hashchange", () => (document.querySelector(location.hash).closest(".view").open = true));
 
