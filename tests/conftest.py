@@ -37,6 +37,7 @@ os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*ROOMS, os.environ.get(
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(optionalhook=True)  # the tests for GPUs run where there is no pytest-xdist
 def pytest_xdist_auto_num_workers() -> int:
     """One more than cores: many tests wait for the processes that they start."""
     return cpu_count() + 1

@@ -42,7 +42,7 @@ from .verdict import Confirmation
 
 OPTIMISED = "optimised"
 ROOT = Path(__file__).parents[3]
-TESTS = "tests/gpu"
+TESTS, TESTS_S = "tests/gpu", 120  # on a new machine loops are compiled in the meantime
 _Found = TypeVar("_Found")
 
 
@@ -224,7 +224,8 @@ class Runner:
         """Run the tests for GPUs, if that is wanted, with `more` in their environment."""
         if not self.campaign.tests:
             return
-        found = self.part(f"tests, {name}", 30, lambda: _run_tests(more, min(90, self.parts.left)))
+        most = min(TESTS_S, self.parts.left)
+        found = self.part(f"tests, {name}", 30, lambda: _run_tests(more, most))
         if found is not None:
             self.found["tests"][name] = found
 

@@ -88,7 +88,7 @@ def load_pipeline(
         if missing:
             raise OptPipeError(f"{here}: has no {missing[0]!r}, which stage {stage} has")
         for at in {index[name] for name in wanted.values()} - set(parts):
-            parts[at] = torch.load(here / f"stage-{at}.pt", weights_only=True, mmap=True)
+            parts[at] = _read(here / f"stage-{at}.pt")
         found = {local: parts[index[name]]["tensors"][name] for local, name in wanted.items()}
         try:
             module.load_state_dict(found)
@@ -97,7 +97,7 @@ def load_pipeline(
         if optimizer is not None:
             _restore(module, stage, optimizer, names, [parts[at] for at in sorted(parts)])
     if scheduler is not None:
-        scheduler.load_state_dict(torch.load(here / "common.pt", weights_only=True)["scheduler"])
+        scheduler.load_state_dict(_read(here / "common.pt")["scheduler"])
     return int(meta["step"])
 
 
@@ -109,6 +109,11 @@ def _write(path: Any, content: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     write_bytes(path, buffer.getvalue())
+
+
+def _read(path: Any) -> Any:
+    """Into host memory: the GPU that wrote it may be another's, or missing here."""
+    return torch.load(path, weights_only=True, mmap=True, map_location="cpu")
 
 
 def _optimizer_state(
@@ -142,10 +147,14 @@ def _restore(
         )
     for group, options in zip(optimizer.param_groups, groups, strict=True):
         group.update(options)
+    options = {id(p): group for group in optimizer.param_groups for p in group["params"]}
     for name, parameter in module.named_parameters():
         if names(stage, name) in states:
+            own = options.get(id(parameter), {})
+            numbers = parameter.device if own.get("fused") or own.get("capturable") else "cpu"
             optimizer.state[parameter] = {
-                key: value.to(parameter.device, copy=True)
+                # numbers of steps stay on the host, as optimizers make them
+                key: value.to(parameter.device if value.dim() else numbers, copy=True)
                 if isinstance(value, torch.Tensor)
                 else value
                 for key, value in states[names(stage, name)].items()

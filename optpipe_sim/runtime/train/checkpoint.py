@@ -97,7 +97,8 @@ def load_state(
     """
     path = step_folder(folder, step) / f"rank-{rank}.pt"
     try:
-        state = torch.load(path, weights_only=True, map_location=worker.device)
+        # the optimizer's numbers of steps belong on the host; the rest is copied to where it belongs
+        state = torch.load(path, weights_only=True, map_location="cpu")
         for stage, module in worker.modules.items():
             module.load_state_dict(state["stages"][str(stage)])
         optimizer.load_state_dict(state["optimizer"])
