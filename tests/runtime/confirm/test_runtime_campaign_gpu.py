@@ -65,6 +65,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualGpu]:
         monkeypatch.setattr(torch.cuda, name, stand_in, raising=False)
     monkeypatch.setattr(torch, "Generator", OfHost)
     monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 28, 3))
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91_300)
     monkeypatch.setattr(profiler, "communicator_bytes", lambda index: 1 << 28)
     monkeypatch.setattr(copies, "LOAD_WIDTH", {"cuda": 16})
     monkeypatch.setattr(machine, "LOAD_WIDTH", 16)
