@@ -5,10 +5,11 @@ Memory: a stage reserves b + (a * held + c) * sequence, three numbers of the set
 sequence, held is the peak of the replay on that device as a share of a microbatch's activations, and c is what slices
 do not divide. The last stage has logits as well, (h + g / slices) * sequence, two numbers of all setups, as all have one
 vocabulary. The fullest stage is the first or the last: with many slices the last, which always holds a whole sequence.
-Time, by six numbers of the setup, none below 0: with stages of which one is the busiest, as the last one is by its
+Time, by seven numbers of the setup, none below 0: with stages of which one is the busiest, as the last one is by its
 logits, 1F1B takes the busiest's work on all microbatches, and the other stages' on one slice; a part of that may not
 shrink with slices. Each turn, of which the replay of equal stages has slices * microbatches + p - 1, has an overhead, with
-a part that grows with the sequence; with softmax attention, work of sequence ** 2 / slices as well.
+a part that grows with the sequence; with softmax attention, work of sequence ** 2 / slices as well. Interleaved runs
+have an overhead for each further chunk of each slice; the other numbers are those of the setup's plain runs and theirs.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Run(NamedTuple):
     sequence: int
     microbatches: int
     slices: int
+    chunks: int = 1
     gib: tuple[float, ...] | None = None
     seconds: float | None = None
     oom: bool = False
@@ -80,11 +82,12 @@ def run(table: str, sequence: int, microbatches: int, slices: int) -> Row:
     Raises:
         OptPipeError: for a table that is not in the published data.
     """
-    setups = {one.table: one.setup for one in runs()}
-    if table not in setups or table is None:
-        known = ", ".join(name for name in setups if name)
+    tables = {one.table: one for one in runs() if one.table}
+    if table not in tables:
+        known = ", ".join(tables)
         raise OptPipeError(f"table: {table!r} is none of the tables; known are {known}")
-    at = Run(setups[table], table, sequence, microbatches, slices)
+    setup, chunks = tables[table].setup, tables[table].chunks
+    at = Run(setup, table, sequence, microbatches, slices, chunks)
     measured = next((one for one in runs() if one[:5] == at[:5]), None)
     others = [one for one in runs() if one is not measured]
     stages, time = reserved_gib(others, at), seconds(others, at)
@@ -114,9 +117,10 @@ def runs() -> tuple[Run, ...]:
             rate, gib = (None, None) if oom else numbers
             took = None if rate is None else m * table["dp"] * sequence / (1000 * rate)
             known = None if gib is None else (gib,)
-            found.append(Run(_setup(table), table["id"], sequence, m, slices, known, took, oom))
+            at = (sequence, m, slices, table.get("chunks", 1))
+            found.append(Run(_setup(table), table["id"], *at, known, took, oom))
     for log in data["logs"]:
-        oom, at = "oom" in log, (log["seq"], log["m"], log["s"])
+        oom, at = "oom" in log, (log["seq"], log["m"], log["s"], 1)
         stages = None if oom else (log["reserved_gib"][0], log["reserved_gib"][-1])
         took = None if oom or log["seq"] < SETTLED else log["iteration_ms"] / 1000
         found.append(Run(_setup(log), None, *at, stages, took, oom))
@@ -137,12 +141,13 @@ class Replayed(NamedTuple):
 
 
 @cache
-def replayed(p: int, microbatches: int, slices: int) -> Replayed:
-    """Replay Seq1F1B; with one slice, 1F1B."""
+def replayed(p: int, microbatches: int, slices: int, chunks: int = 1) -> Replayed:
+    """Replay Seq1F1B, interleaved where there are several chunks; with one slice, 1F1B."""
     stage = {"t_f_ns": 1, "t_b_ns": 2, "t_w_ns": 0, "act_bytes": 1}
-    profile = load_profile({"devices": p, "slices": slices, "stages": stage})
-    trace = simulate(build("seq1f1b", profile, microbatches), profile)
-    first, last = (trace.peak_bytes[at] / (slices * p) for at in (0, -1))
+    given = {"devices": p, "chunks": chunks, "slices": slices, "stages": stage}
+    name, profile = ("seq1f1b-i" if chunks > 1 else "seq1f1b"), load_profile(given)
+    trace = simulate(build(name, profile, microbatches), profile)
+    first, last = (trace.peak_bytes[at] / (slices * chunks * p) for at in (0, -1))
     return Replayed((first, last), trace.makespan_ns / 3)
 
 
@@ -197,7 +202,7 @@ def _reserved(fitted: Memory, at: Run) -> tuple[float, float]:
 def _stage(at: Run, stage: int) -> np.ndarray:
     """Return what b, a and c of a setup are multiplied by."""
     tokens = at.sequence / UNIT
-    held = replayed(at.setup.pp, at.microbatches, at.slices).held[stage]
+    held = replayed(at.setup.pp, at.microbatches, at.slices, at.chunks).held[stage]
     return np.array([1, held * tokens, tokens])
 
 
@@ -211,7 +216,9 @@ def _logits(at: Run, stage: int) -> np.ndarray:
 
 def seconds(known: Sequence[Run], at: Run) -> float | None:
     """Return the time of an iteration; None where the time of no run of its setup is known."""
-    own = [one for one in known if one.setup == at.setup and one.seconds]
+    own = [
+        one for one in known if one.setup == at.setup and one.chunks <= at.chunks and one.seconds
+    ]
     if not own:
         return None
     matrix = np.array([_parts(one) / one.seconds for one in own])
@@ -221,16 +228,17 @@ def seconds(known: Sequence[Run], at: Run) -> float | None:
 
 def _parts(at: Run) -> np.ndarray:
     """Return what the numbers of a setup's time are multiplied by."""
-    tokens, others = at.sequence / UNIT, at.setup.pp - 1
-    turns = replayed(at.setup.pp, at.microbatches, at.slices).turns
+    tokens, others, m = at.sequence / UNIT, at.setup.pp - 1, at.microbatches
+    turns = replayed(at.setup.pp, m, at.slices).turns
     quadratic = at.setup.attention == "softmax"
     return np.array(
         [
-            at.microbatches * tokens,
-            others * tokens / at.slices,
+            m * tokens,
+            others * tokens / (at.slices * at.chunks),
             others * tokens,
             turns,
             turns * tokens,
             turns * tokens**2 / at.slices * quadratic,
+            m * at.slices * (at.chunks - 1),
         ]
     )

@@ -108,7 +108,7 @@ def test_slices_as_measured() -> None:
             key = row["table"], row["sequence"], row["microbatches"]
             settings.setdefault(key, []).append(row)
     several = [runs for runs in settings.values() if len(runs) > 1]
-    assert len(several) == 12
+    assert len(several) == 14
     for runs in several:
         ours, theirs = (
             sorted(runs, key=lambda run: run[key]) for key in ("iteration_s", "measured_s")
