@@ -141,7 +141,9 @@ class _Linear(torch.autograd.Function):
         with torch.autocast(x.device.type, enabled=False) if casts else nullcontext():
             if casts:
                 weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
-            return x @ weight if weight.dim() == 3 else functional.linear(x, weight, bias)
+            y = x @ weight if weight.dim() == 3 else functional.linear(x, weight, bias)
+        # a view that a function returns could not be edited in place, as in ``ReLU(inplace=True)``
+        return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:

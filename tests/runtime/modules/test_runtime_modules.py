@@ -6,6 +6,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 
@@ -138,6 +139,17 @@ def test_checkpoints_of_the_users_own(through: str):
     schedule = with_offloads(build("zb-h1", profile_of(2, 2), 4))
     step_of(modules, schedule)(inputs, targets)
     own.unpipelined(plain, inputs, targets)
+    assert own.differing(modules, plain) == []
+
+
+def test_edits_in_place_that_autograd_allows():
+    torch.manual_seed(0)
+    modules = [nn.Sequential(own.Edits(), own.Edits()), own.Edits()]
+    plain, (x, y) = deepcopy(modules), torch.randn(2, 4, 3, own.SEQ, own.WIDTH)
+    schedule = with_offloads(build("zb-h1", profile_of(2, 2), 4))
+    PipelineStep(modules, schedule, nn.functional.mse_loss)(x, y)
+    for one, wanted in zip(x, y, strict=True):
+        (nn.functional.mse_loss(plain[1](plain[0](one)), wanted) / 4).backward()
     assert own.differing(modules, plain) == []
 
 
