@@ -141,6 +141,30 @@ def test_a_recorded_gradient_run_has_iterations_after_the_first(case, ranks, tmp
 
 
 @pytest.mark.timing
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_a_trace_of_four_ranks_replays_within_three_percent(name, four, tmp_path) -> None:
+    """Its ops sleep, so that four ranks need no four cores; idle times as the ranks recorded them."""
+    plan = Plan(MODEL, 4, seq=16, microbatch=2)
+    profile = paced(fake_profile(plan, "h100-sxm"))
+    schedule = build(name, profile, 8)
+    for _ in range(3):
+        results = four.run(Task(schedule, profile, kineto=str(tmp_path)))
+        own = measured_trace(lower(schedule, profile), [one.records[0] for one in results])
+        found = read_run([read_kineto(tmp_path / f"rank{rank}.json") for rank in range(4)])
+        own = replace(own, profile=found.trace.profile)
+        apart = [
+            abs(idle - theirs[cause])
+            for ours, theirs in zip(idle_of_run(own), idle_of_run(found.trace), strict=True)
+            for cause, idle in ours.items()
+            if cause != "fill"
+        ]
+        off = abs(found.replay.makespan_ns / found.mean_ns - 1)
+        if off < 0.03 and max(apart) < 0.03 * own.makespan_ns:
+            return
+    pytest.fail(f"replay {off:.1%} off, idle times up to {max(apart) / own.makespan_ns:.1%}")
+
+
+@pytest.mark.timing
 def test_synthetic_takes_the_time_that_was_predicted(case, ranks) -> None:
     assert any_of_three(replace(case, iterations=5), "synthetic", ranks) == []
 
