@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -87,19 +87,36 @@ _TYPES: dict[str, dict[str, Any]] = {
 # What transformers takes for a key that is not there (the text_config of a multimodal model has only what
 # differs from it); models/*/configuration_*.py of github.com/huggingface/transformers.
 _ABSENT: dict[str, dict[str, int]] = {
-    "mistral": {"num_key_value_heads": 8},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
     "mixtral": {"num_key_value_heads": 8},
     "qwen3": {"head_dim": 128},
-    "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64},
-    "llama4_text": {"num_key_value_heads": 8, "head_dim": 128},
+    "gpt_oss": {"num_key_value_heads": 8, "head_dim": 64, "sliding_window": 128},
+    "llama4_text": {"num_key_value_heads": 8, "head_dim": 128, "attention_chunk_size": 8192},
     "gemma": {"num_key_value_heads": 16, "head_dim": 256, "vocab_size": 256_000},
-    "gemma2": {"num_key_value_heads": 4, "head_dim": 256, "vocab_size": 256_000},
+    "gemma2": {
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 256_000,
+        "sliding_window": 4096,
+    },
     "gemma3_text": {
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
         "head_dim": 256,
         "vocab_size": 262_208,
+        "sliding_window": 4096,
     },
+}
+# Keys of a config that change costs but are not modelled.
+_LOST = {
+    "num_nextn_predict_layers": "layers that predict further tokens (MTP) are left out",
+    "sliding_window": "attention is taken over the whole sequence, not over a sliding window",
+    "attention_chunk_size": "attention is taken over the whole sequence, not within chunks",
+    "quantization_config": "weights are taken in the dtype of the work, not quantized",
+    "mlp_bias": "biases of the MLP are left out",
+    "layer_types": "all layers are taken to attend over the whole sequence",
+    "vision_config": "only the text model is read",
+    "cross_attention_layers": "layers with cross attention are taken as plain ones",
 }
 _WITH_EXPERTS = (
     "mixtral",
@@ -175,7 +192,7 @@ def _builtin() -> dict[str, Model]:
 
 def _model(data: dict[str, Any], name: str) -> Model:
     if "model_type" in data or "architectures" in data:
-        return _hugging_face(data, name)
+        return replace(_hugging_face(data, name), left_out="; ".join(_left_out(data)))
     given = data.pop("name", name)
     if not isinstance(given, str) or not given or not is_plain(given):
         raise ModelError(f"model {name}: name: expected a text on one line, got {given!r}")
@@ -260,6 +277,20 @@ def _hugging_face(data: dict[str, Any], name: str) -> Model:
     if isinstance(scaling, Mapping) and "original_max_position_embeddings" in scaling:
         made["context"] = _stretched(made.get("context"), scaling)
     return _made(made)
+
+
+def _left_out(data: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each key of a ``config.json`` that changes costs and is not in the model."""
+    inner = data.get("text_config")
+    whole = {**data, **inner} if isinstance(inner, Mapping) else dict(data)
+    kind = str(whole.get("model_type"))
+    whole = {**_ABSENT.get(kind, {}), **whole}
+    if not whole.get("use_sliding_window", not kind.startswith("qwen")):
+        whole.pop("sliding_window", None)
+    layers = whole.get("layer_types")
+    if isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}:
+        whole.pop("layer_types")
+    yield from (f"{key}: {lost}" for key, lost in _LOST.items() if whole.get(key))
 
 
 def _dense_layers(data: Mapping[str, Any], name: str) -> dict[str, int]:

@@ -33,6 +33,8 @@ class Model:
         context: tokens of the longest sequence that the model is made for; 0: unknown.
         published_parameters, published_active: as its authors state; 0: not stated.
         source: the source of the shape.
+        left_out: what of the model changes costs and is not in its shape, in sentences joined by "; "; estimates
+            warn of it.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Model:
     published_parameters: float = 0.0
     published_active: float = 0.0
     source: str = ""
+    left_out: str = ""
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -89,6 +92,8 @@ class Model:
                 raise self._fail(entry.name, f"expected a whole number, got {value!r}")
             if entry.type == "bool" and not isinstance(value, bool):
                 raise self._fail(entry.name, f"expected true or false, got {value!r}")
+            if entry.type == "str" and not isinstance(value, str):
+                raise self._fail(entry.name, f"expected a text, got {value!r}")
             if entry.type == "int" and not 0 <= value <= 10**9:
                 raise self._fail(entry.name, f"must be from 0 to 10^9, got {value}")
 

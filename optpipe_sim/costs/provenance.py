@@ -48,9 +48,10 @@ def provenance(
     used = (*_USED, "all_to_all", "expert_us") if model.experts else _USED
     times = "estimated" if not how else "estimated with fitted rates"
     beyond = beyond_context(model, work.seq)
+    warnings = [*filter(None, model.left_out.split("; ")), *([beyond] if beyond else [])]
     return {
         "source": f"optpipe-sim estimate: {model.name} on {machine.name}",
-        **({"warnings": [beyond]} if beyond else {}),
+        **({"warnings": warnings} if warnings else {}),
         "model": {"name": model.name, "source": model.source, "kind": kind_of(model)},
         "machine": {"name": machine.name, "title": machine.title},
         "parallel": {

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from optpipe_sim.costs import load_model
+from optpipe_sim.costs import estimate, load_model
 from optpipe_sim.costs.models import Model, parameters
 from optpipe_sim.frameworks.imports.hf_config import model_data, read_config
 
@@ -40,6 +40,19 @@ CONFIGS: dict[str, tuple[dict[str, Any], float, list[str]]] = {
          "intermediate_size": 18944, "use_sliding_window": False, "sliding_window": 131072},
         7.62, [],
     ),
+    "mistral-7b, its window in no key": (
+        {**LLAMA, "model_type": "mistral", "vocab_size": 32000}, 7.24, ["sliding_window"],
+    ),
+    "mistral-7b, without a window": (
+        {**LLAMA, "model_type": "mistral", "vocab_size": 32000, "sliding_window": None}, 7.24, [],
+    ),
+    "qwen2, its window not in use": (
+        {**LLAMA, "model_type": "qwen2", "sliding_window": 4096}, 8.03, [],
+    ),
+    "llama-3-8b of 8-bit weights": (
+        {**LLAMA, "quantization_config": {"quant_method": "fbgemm_fp8"}}, 8.03,
+        ["quantization_config"],
+    ),
     "deepseek-v3": (DEEPSEEK, 671.0, ["num_nextn_predict_layers", "quantization_config"]),
     "gpt2": (
         {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257,
@@ -54,11 +67,18 @@ def test_configs(tmp_path: Path, name: str) -> None:
     path = tmp_path / f"{name}.json"
     path.write_text(json.dumps(config))
     model, unread = read_config(path)
+    folder = tmp_path / name / "config.json"
+    folder.parent.mkdir()
+    folder.write_text(json.dumps(config))
+    assert read_config(folder.parent)[1] == unread
     assert parameters(model) / 1e9 == pytest.approx(billions, rel=0.005)
     assert [sentence.partition(":")[0] for sentence in unread] == lost
     short = tmp_path / "short.yaml"
     short.write_text(yaml.safe_dump(model_data(model)))
     assert load_model(short) == model
+    # and whoever estimates with it, or with the config itself, is warned of it
+    for source in (path, short):
+        assert estimate(source, "h100", 1, seq=1024).meta.get("warnings", []) == unread
 
 
 def test_model_data_is_what_is_not_as_usual() -> None:
