@@ -82,6 +82,13 @@ def test_schedules_have_their_shape(schedule: str, chunks: int, placement: str) 
     assert row.trace.schedule.shape.chunks == chunks
 
 
+def test_a_peak_of_one_rank_has_its_prediction() -> None:
+    found = evaluate("llama3-8b", "h100", 8, 4096, microbatches=8, pp=8)
+    peaks = found.to_json()["peak_bytes_by_device"]
+    assert len(peaks) == 8
+    assert max(peaks) == found.row.peak_bytes > peaks[-1]
+
+
 def test_ratios_and_what_they_mean() -> None:
     row = today().row
     time, peak = row.iteration_ns, row.peak_bytes

@@ -135,6 +135,7 @@ class Evaluation:
             **self.advice.question.to_json(),
             **self.row.to_json(self.advice),
             "fits": self.row.trace.fits,
+            "peak_bytes_by_device": list(self.row.trace.peak_bytes),
             "bubble_rate": self.row.trace.bubble_rate,
             "measured": {
                 "iteration_ns": self.measured_ns,
