@@ -96,7 +96,9 @@ _length = cache(format_time)
 
 @cache
 def _sizes(allocated: int, released: int) -> str:
-    return f"+{format_size(allocated)} at its start, −{format_size(released)} at its end"
+    at_start = [f"+{format_size(allocated)} at its start"] if allocated else []
+    at_end = [f"−{format_size(released)} at its end"] if released else []
+    return ", ".join(at_start + at_end) or "none"
 
 
 def _where(trace: Trace, op: Op) -> str:

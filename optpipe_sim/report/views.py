@@ -92,6 +92,9 @@ def titles_of(one: Trace, two: Trace) -> tuple[str, str]:
         return first, second
     if one.profile.name != two.profile.name:
         return f"{first} on {one.profile.name}", f"{second} on {two.profile.name}"
+    counts = [trace.schedule.shape.microbatches for trace in (one, two)]
+    if counts[0] != counts[1]:
+        return f"{first} of {counts[0]} microbatches", f"{second} of {counts[1]} microbatches"
     return first, f"{second} (the other)"
 
 

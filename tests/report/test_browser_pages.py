@@ -206,9 +206,7 @@ def test_hostile_names_do_nothing(shown: Any, chromium: Browser) -> None:
 def test_pages_load_quickly(profile: str, microbatches: int, seconds: int, shown: Any, chromium: Browser) -> None:  # fmt: skip
     trace = replayed("zb-h1", load_profile(PROFILES / f"{profile}.yaml"), microbatches)
     report = Report.of(trace)
-    took = shown(report)
-    for _ in range(2):  # other work may have slowed it down
-        took = took if took < seconds else shown(report)
-    print(f"{profile}: {len(trace.schedule):,} ops, {len(report.html):,} bytes, {took:.2f} s")
-    assert took < seconds
+    took, worked = shown(report), chromium.worked()
+    print(f"{profile}: {len(trace.schedule):,} ops, {len(report.html):,} bytes, {took:.2f} s, {worked:.2f} s of them at work")  # fmt: skip
+    assert took < seconds or worked < seconds / 3  # other processes may have slowed it down
     assert chromium.messages() == []

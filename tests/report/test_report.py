@@ -152,6 +152,9 @@ def test_recomputation_offloads_and_messages_are_on_the_page(trace: Trace) -> No
     assert len(columns.messages["depart"]) == len(trace.messages.producer) > 0
     share = columns.inside["end"].astype(int) - columns.inside["start"].astype(int)
     assert share.sum() == sum(trace.recompute_ns)
+    sizes = dict(zip(columns.ops["name"], columns.ops["bytes"], strict=True))
+    assert sizes["F1.3"] == "+1000 MiB at its start, −400 MiB at its end"
+    assert sizes["W1.3"] == "−400 MiB at its end"  # and it allocates nothing
     apart = replayed("1f1b:recompute=full", load_profile(LEVELS), 8)
     lives = columns.lives
     assert len(lives["activation"]) == 4 * 12
@@ -267,7 +270,13 @@ def test_the_difference_by_cause_adds_up() -> None:
     assert (
         f"1f1b takes {format_time(longer)} ({share}) longer than zb-h1, mostly idle: " in page.text
     )
-    for traces, said in (((two, one), "less than 1f1b"), ((one, one), "Both take ")):
+    fewer = replayed("1f1b", profile, 12)
+    longer_by = "1f1b of 24 microbatches takes "
+    for traces, said in (
+        ((two, one), "less than 1f1b"),
+        ((one, one), "Both take "),
+        ((fewer, two), longer_by),
+    ):
         assert said in Page(Report.of(*traces).html).text
     shown = [(row[0][0], float(row[1][1]), float(row[2][1])) for row in page.rows("difference")]
     assert shown == [*parts, total]

@@ -99,6 +99,11 @@ class Browser:
             )
         )
 
+    def worked(self) -> float:
+        """For how many seconds the page has had a processor: its main thread, which does all that figures need."""
+        metrics = self.driver.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return float(next(each["value"] for each in metrics if each["name"] == "ThreadTime"))
+
     def messages(self) -> list[str]:
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
@@ -235,6 +240,7 @@ def browser(width: int = 1400, height: int = 1000) -> Iterator[Browser]:
             options.add_argument(flag)
         driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
         try:
+            driver.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
             yield Browser(driver)
         finally:
             driver.quit()
