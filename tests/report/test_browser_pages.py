@@ -50,7 +50,14 @@ def test_two_schedules_on_one_axis(shown: Any, chromium: Browser) -> None:
     one, two = replayed("zb-h1", profile, 24), replayed("1f1b", profile, 24)
     shown(Report.of(one, two))
     longer = two.makespan_ns - one.makespan_ns
-    assert chromium.reach("a") == chromium.reach("b") == (0, two.makespan_ns)
+    whole = (0, two.makespan_ns)
+    assert chromium.reach("a") == chromium.reach("b") == whole
+    # keys are for the lanes also while those are low in the window
+    assert chromium.run("return [scrollY, document.getElementById('a').getBoundingClientRect().top > innerHeight / 2]") == [0, True]  # fmt: skip
+    chromium.press("+")
+    chromium.wait(lambda: chromium.reach("b") != whole)
+    chromium.press("0")
+    chromium.wait(lambda: chromium.reach("b") == whole)
     # the last op of each is under the other's once they end together
     rows = [int(np.argmax(trace.end_ns)) for trace in (one, two)]
 

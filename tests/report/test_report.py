@@ -280,6 +280,8 @@ def test_the_difference_by_cause_adds_up() -> None:
         assert said in Page(Report.of(*traces).html).text
     shown = [(row[0][0], float(row[1][1]), float(row[2][1])) for row in page.rows("difference")]
     assert shown == [*parts, total]
+    peaks = [(row[1][1], row[2][1]) for row in page.rows("memory-difference")]
+    assert peaks == [(str(a), str(b)) for a, b in zip(one.peak_bytes, two.peak_bytes, strict=True)]
     assert {"a-idle", "b-idle", "a-devices", "b-devices"} <= set(page.tables)
 
 

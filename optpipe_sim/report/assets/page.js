@@ -40,9 +40,10 @@ addEventListener("click", ({ target }) => {
   for (const [name, key, ...values] of JSON.parse(set)) named(name)[key] = values[Number(target.checked)];
 });
 addEventListener("keydown", ({ key, ctrlKey, metaKey, altKey }) => {
-  const above = (each) => each.checkVisibility() && each.getBoundingClientRect().top < innerHeight / 2;
-  const figure = [...document.querySelectorAll(".lanes")].findLast(above);
-  if (figure && !ctrlKey && !metaKey && !altKey) named(`${figure.id}-${key}`)?.do.emit();
+  const answers = (each) => each.checkVisibility() && named(`${each.id}-${key}`);
+  const figures = [...document.querySelectorAll(".lanes")].filter(answers);
+  const figure = figures.findLast((each) => each.getBoundingClientRect().top < innerHeight / 2) ?? figures[0];
+  if (figure && !ctrlKey && !metaKey && !altKey) named(`${figure.id}-${key}`).do.emit();
 });
 // on paper a picture that scales stands for each figure, which would be cut off
 addEventListener("beforeprint", () => [...Bokeh.index].forEach((view) => view.el.after(view.export().canvas)));
