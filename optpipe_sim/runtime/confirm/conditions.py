@@ -8,6 +8,7 @@ from typing import Any
 
 from ...profile import CostProfile
 from ...units import format_size, format_time
+from ..measure.footprint import OPS
 
 BOUND = 0.9  # of an op's duration: the host issues no faster than the device works
 
@@ -27,7 +28,8 @@ def _issue(profile: CostProfile) -> Iterator[str]:
         return  # on a CPU the host itself computes
     most: dict[str, tuple[float, float, float]] = {}
     for stage in profile.meta.get("stages") or ():
-        for op, times in _part(stage, "times_us").items():
+        for op in OPS:
+            times = _part(_part(stage, "times_us"), op)
             issue, took = (times.get(key) for key in ("issue", "median"))
             if issue and took:
                 most[op] = max(most.get(op, (0.0, 0.0, 0.0)), (issue / took, issue, took))
