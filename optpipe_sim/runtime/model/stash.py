@@ -185,7 +185,9 @@ class Slot:
         key = storage_key(tensor)
         if self.region is not None:
             return self.region.save(tensor)
-        if key in self.left_out:
+        # seeds of a GPU's attention: the host would write a piece that a stream may still read
+        seed = self.slab.pinned and tensor.dim() == 0 and tensor.device.type == "cpu"
+        if key in self.left_out or seed:
             return tensor.detach()  # with its graph it would hold itself
         if key in self.outputs and not self.stays(key):
             return self.outputs[key](tensor)

@@ -38,7 +38,7 @@ ABSENT = (
     "joblib",
     "bokeh",
 )
-TINY = Model("tiny", 4, 32, 4, 50, kv_heads=2, ffn=48)
+TINY = Model("tiny", 2, 32, 4, 50, kv_heads=2, ffn=48)
 WORK = Work(
     TINY,
     devices=2,

@@ -150,3 +150,23 @@ def test_reserved_host_memory_is_used_before_more_is_allocated() -> None:
     assert len({piece.data_ptr() for piece in pieces}) == 3
     slab.take(100)
     assert slab.reserved > before
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_numbers_in_host_memory_stay_there(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the seeds that a GPU's attention saves: the host would overwrite them while a stream reads."""
+    real = stash._host_memory
+    monkeypatch.setattr(stash, "_host_memory", lambda size, pinned: real(size, False))
+    slot = stash.Slot("0.0", "rank 0", (), HostSlab(pinned=gpu))
+    seed, x = torch.tensor(2.5, requires_grad=True), torch.randn(4, requires_grad=True)
+    with slot.saving():
+        y = (seed * x).sum()
+    assert len(list(slot.storages())) == (1 if gpu else 2)
+    slot.offload()
+    assert len(slot.pieces) == (1 if gpu else 2)
+    slot.drop()
+    slot.allocate()
+    slot.reload()
+    y.backward()
+    assert seed.grad == x.sum()
+    assert torch.equal(x.grad, seed.expand(4))
