@@ -269,6 +269,21 @@ def test_what_megatron_refuses_is_refused(wrong: dict[str, Any], problem: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_norms_are_recomputed_with_experts_alone() -> None:
+    """Without, they are fused into GEMMs, and activation functions have no module."""
+    options = {"levels": True, "zero": 1}
+    dense = estimate("llama3-8b", "h100", 4, **options)
+    experts = estimate("qwen3-30b-a3b", "h100", 4, ep=8, dp=8, **options)
+    assert all("norms" in [level.name for level in p.stages[0].recompute] for p in (dense, experts))
+    assert "norms" not in {choice.level for choice in choices(dense, 8, 1)}
+    assert "norms" in {choice.level for choice in choices(experts, 8, 1)}
+    with pytest.raises(InvalidSchedule, match="recompute=norms: Megatron-LM has no option"):
+        plan_of(Choice(1, level="norms"), dense, 8)
+    baked = estimate("llama3-8b", "h100", 4, recompute="norms")
+    with pytest.raises(InvalidSchedule, match="recompute=norms: Megatron-LM has no option"):
+        plan_of(Choice(1), baked, 8)
+
+
 def test_a_level_without_words_is_refused() -> None:
     with pytest.raises(InvalidSchedule, match="Megatron-LM has no option for this level"):
         plan_of(Choice(1, level="half"), profile_of(2), 4)

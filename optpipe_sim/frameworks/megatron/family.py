@@ -107,14 +107,19 @@ def plan_for(schedule: Schedule, profile: CostProfile) -> tuple[Plan, tuple[str,
 def modules_of(level: str, experts: bool) -> tuple[tuple[str, ...], str | None] | None:
     """Return the modules of selective recomputation for a level, with notes on what the replay does
     not model; None if there are none. Levels may also be Megatron-LM's own module names, joined
-    by a plus."""
+    by a plus.
+
+    Without experts there are none for ``norms``: the norms of such layers are fused into the next GEMM
+    (gpt_layer_specs.py, with TransformerEngine), and no module drops the outputs of activation functions.
+    """
     if level in ("selective", "attention"):
         return ("core_attn",), None
-    if level == "norms":
-        modules = ("layernorm", "moe_act") if experts else ("layernorm",)
+    if level == "norms" and experts:
+        modules = ("layernorm", "moe_act")
         return modules, (
-            "the level norms drops the outputs of dense activation functions as well, which"
-            f" Megatron-LM keeps when it recomputes {', '.join(modules)}: its peak is higher"
+            "the level norms drops the outputs of dense activation functions, and of norms that"
+            " TransformerEngine fuses into the next GEMM, as well; Megatron-LM keeps them when it recomputes"
+            f" {', '.join(modules)}: its peak is higher"
         )
     names = tuple(level.split("+"))
     return (names, None) if set(names) <= set(RECOMPUTED) else None

@@ -124,6 +124,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
                     key: getattr(arguments, key)
                     for key in ("recompute", "schedules", "zero", "slices")
                 },
+                model.experts > 0,
             ),
             calibration=fitted,
             on_progress=progress,

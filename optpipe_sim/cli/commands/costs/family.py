@@ -20,8 +20,9 @@ MOST_OPS = 200_000  # rows with more ops are reported as they are
 TORCH = ("1f1b", "1f1b-i", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "zb-1p")
 
 
-def restrictions(family: str | None, given: dict[str, Any]) -> dict[str, Any]:
-    """Return what `advise` may choose from in a family; what the user gave stays.
+def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> dict[str, Any]:
+    """Return what `advise` may choose from in a family for a model with `experts` or without; what the user
+    gave stays.
 
     Raises:
         OptPipeError: for slices of sequences, which neither family has.
@@ -31,6 +32,8 @@ def restrictions(family: str | None, given: dict[str, Any]) -> dict[str, Any]:
     usual: dict[str, Any] = {}
     if family == "megatron":  # its distributed optimizer is ZeRO 1
         usual = {"schedules": ("1f1b", "1f1b-i"), "zero": (1,)}
+        if not experts:  # it has no module for the level norms then
+            usual["recompute"] = ("none", "full")
     elif family == "torchtitan":
         usual = {"schedules": TORCH, "recompute": ("none", "full")}
     return {key: usual.get(key) if value is None else value for key, value in given.items()}
