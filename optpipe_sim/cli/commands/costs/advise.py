@@ -118,14 +118,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             treatments=arguments.treatments,
             per_stage=arguments.per_stage,
             seed=arguments.seed,
-            **family.restrictions(
-                arguments.family,
-                {
-                    key: getattr(arguments, key)
-                    for key in ("recompute", "schedules", "zero", "slices")
-                },
-                model.experts > 0,
-            ),
+            **family.restrictions(arguments.family, vars(arguments), model.experts > 0),
             calibration=fitted,
             on_progress=progress,
             on_wait=lambda: out.wait(COMPILING),

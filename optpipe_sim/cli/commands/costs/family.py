@@ -22,7 +22,7 @@ TORCH = ("1f1b", "1f1b-i", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "zb-1p")
 
 def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> dict[str, Any]:
     """Return what `advise` may choose from in a family for a model with `experts` or without; what the user
-    gave stays.
+    gave as options stays.
 
     Raises:
         OptPipeError: for slices of sequences, which neither family has.
@@ -36,7 +36,8 @@ def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> di
             usual["recompute"] = ("none", "full")
     elif family == "torchtitan":
         usual = {"schedules": TORCH, "recompute": ("none", "full")}
-    return {key: usual.get(key) if value is None else value for key, value in given.items()}
+    named = {key: given[key] for key in ("recompute", "schedules", "zero", "slices")}
+    return {key: usual.get(key) if value is None else value for key, value in named.items()}
 
 
 def plan_in(family: str, found: Advice) -> dict[str, Any]:
