@@ -82,10 +82,9 @@ def _panel(ax: Axes, rows: Sequence[Row], span: tuple[float, float]) -> None:
     ax.yaxis.set_major_formatter("{x:g}")
     times, bounds = [solved[x] for x in limits], [bound[x] for x in limits]
     xs, stop = [*limits, right], times[-1]
-    ax.fill_between(
-        xs, [*times, stop], [*bounds, bounds[-1]], step="post", color=BEST, alpha=0.13, lw=0
-    )
-    ax.step(xs, [*bounds, bounds[-1]], where="post", color=BOUND, linestyle=(0, (4, 2)), lw=1.3)
+    # a schedule fits at every limit above its own, and a bound holds for every limit below
+    ax.step(limits, bounds, where="pre", color=BOUND, linestyle=(0, (4, 2)), lw=1.3)
+    ax.plot(limits, bounds, "_", color=BOUND, ms=6)
     ax.step(xs, [*times, stop], where="post", color=BEST, lw=2.2, zorder=4)
     ax.plot(limits, times, "o", color=BEST, ms=4.5, zorder=4)
     ax.vlines(
@@ -93,7 +92,7 @@ def _panel(ax: Axes, rows: Sequence[Row], span: tuple[float, float]) -> None:
         alpha=0.35,
     )  # fmt: skip
     marks = list(zip(limits, times, strict=True))
-    lines = [_corners(limits, times, right), _corners(limits, bounds, right)]
+    lines = [_corners(limits, times, right), list(zip(limits, bounds, strict=True))]
     for name, (text, colour, marker, dash, rooms) in CURVES.items():
         found = _best(r for r in rows if r["part"] == "family" and _family(r) == name)
         at = sorted(x for x in found if found[x] <= ax.get_ylim()[1])

@@ -17,10 +17,12 @@ def sentences(tables: Tables) -> Iterator[str]:
     loop = runs["loop"]
     assert loop["composed_makespan_ns"] == loop["measured_makespan_ns"]
     sweeps = [ns / loop["predicted_makespan_ns"] - 1 for ns in loop["makespans_ns"]]
+    replay = runs["replay"]
+    single = [ns / replay["predicted_makespan_ns"] - 1 for ns in replay["makespans_ns"]]
     noise = percent(loop["noise_ns"] / loop["predicted_makespan_ns"])
     yield (
         f"real stages with offloading give {bitwise} of {sum(found['parameters'] for found in checked)} gradients of the"
         f" unpipelined model bit by bit in {len(checked)} modes. The program takes {off['synthetic']} longer than predicted"
-        f" with ops that sleep (the fastest of {len(runs['synthetic']['makespans_ns'])} iterations); with real ops the replay is {off['replay']} off and"
-        f" {ends['replay']}, the rank-in-the-loop run is {off['loop']} off (its sweeps {span(sweeps, percent)}, its noise {noise}) and {ends['loop']}."
+        f" with ops that sleep (the fastest of {len(runs['synthetic']['makespans_ns'])} iterations); with real ops the replay, composed of medians per op, is {off['replay']} off and"
+        f" {ends['replay']} (single iterations {span(single, percent)}), the rank-in-the-loop run is {off['loop']} off (its sweeps {span(sweeps, percent)}, its noise {noise}) and {ends['loop']}."
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from statistics import median
 from typing import Any
 
@@ -44,43 +44,24 @@ def sentences(tables: Tables) -> Iterator[str]:
     )
 
 
-# The groups that the sentences above name: machine, kind of model, how the source's name begins.
-BF16 = (
-    ("h100-sxm", "dense", "Meta"),
-    ("b200-sxm", "dense", "SimuMax"),
-    ("a100-80gb-megatron", "dense", "MosaicML"),
-    ("h100-sxm", "dense", "MosaicML"),
-    ("b200-sxm", "experts", "SimuMax"),
-    ("h100-sxm", "experts", "Megatron-LM"),
-    ("h100-sxm", "experts", "Megatron-Bridge's recomputed"),
-)
-FP8 = tuple(
-    (machine, kind, "NVIDIA Megatron-Bridge")
-    for machine in ("h100-sxm", "b200-sxm", "gb200")
-    for kind in ("dense", "experts")
-)
-
-
 def _in_short(rows: list[dict[str, Any]]) -> str:
-    """The span of the groups' medians."""
+    """The span of the medians of all sources on all machines, but for runs in fp16."""
+    found: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
+    for row in rows:
+        if row["role"] == "check" and row["dtype"] != "fp16" and row["error"] not in (None, ""):
+            group = found.setdefault((row["kind"], row["dtype"]), {})
+            group.setdefault((row["machine"], row["source"]), []).append(abs(row["error"]))
 
-    def medians(groups: Iterable[tuple[str, str, str]], wanted: str) -> str:
-        found = [
-            median(
-                abs(row["error"])
-                for row in rows
-                if (row["machine"], row["kind"], row["role"]) == (machine, kind, "check")
-                and row["source"].startswith(source)
-            )
-            for machine, kind, source in groups
-            if kind == wanted
-        ]
-        return span(found, percent)
+    def medians(kind: str, dtype: str) -> str:
+        groups = found[kind, dtype].values()
+        return f"{span(map(median, groups), percent)} of {{}} (n = {sum(map(len, groups))})"
 
     return (
-        f"Of whole training runs that others published, by source and device (medians): {medians(BF16, 'dense')} of dense models"
-        f" and {medians(BF16, 'experts')} of those with experts in bf16, {medians(FP8, 'dense')} and"
-        f" {medians(FP8, 'experts')} in fp8"
+        "Of iterations that others published, some of models cut to few layers, by source and machine"
+        f" file (medians): {medians('dense', 'bf16').format('dense models')} and"
+        f" {medians('experts', 'bf16').format('those with experts')} in bf16,"
+        f" {medians('dense', 'fp8').format('dense models')} and"
+        f" {medians('experts', 'fp8').format('those with experts')} in fp8"
     )
 
 

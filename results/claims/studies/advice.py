@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import groupby
+from statistics import median
 
 from optpipe_sim.study.claims import Row, Tables, percent, span
 
 
 def sentences(tables: Tables) -> Iterator[str]:
     rows = list(tables("advice"))
-    slower = [row["iteration_ns"] / row["free_ns"] - 1 for row in rows]
     over = [row["iteration_ns"] / row["bound_ns"] - 1 for row in rows]
     questions = [
         sorted(same, key=lambda row: row["iteration_ns"])
@@ -18,18 +18,22 @@ def sentences(tables: Tables) -> Iterator[str]:
     ]
     same_plan = sum(len({row["command"] for row in runs}) == 1 for runs in questions)
     free = [[row["free_ns"] for row in runs] for runs in questions]
+    slower = [
+        median(row["iteration_ns"] for row in runs) / median(times) - 1
+        for runs, times in zip(questions, free, strict=True)
+    ]
     apart = max(max(times) / min(times) - 1 for times in free)
     yield (
         f"`advise --family megatron` answers {len(questions)} questions with up to"
         f" {max(row['gpus'] for row in rows):,} GPUs in"
         f" {span((row['seconds'] for row in rows), '{:.0f}'.format)} s each, with"
         f" {len(questions[0])} seeds: its plans take {span(slower, percent)} longer than the best"
-        f" found on the same split without the family, and {span(over, percent)} longer than the"
+        f" found on the same split without the family (medians), and {span(over, percent)} longer than the"
         f" bound. Every seed gives the same plan in {same_plan} of {len(questions)}; without the"
         f" family seeds differ by up to {percent(apart)}."
     )
     for runs in questions:
-        yield _line(runs[len(runs) // 2])
+        yield _line({**runs[len(runs) // 2], "free_ns": median(row["free_ns"] for row in runs)})
 
 
 def _line(row: Row) -> str:

@@ -125,9 +125,15 @@ def _ingredients(cells: Cells) -> Iterator[str]:
     for words, method in LACKS.items():
         pairs = [(without(methods, method), search(methods)) for methods in cells.values()]
         found = [cell.ns / ours.ns - 1 for cell, ours in pairs if cell is not None]
+        apart = sum(
+            cell.time.differs(ours.time)  # type: ignore[union-attr,arg-type]
+            for cell, ours in pairs
+            if cell is not None
+        )
         nothing = len(pairs) - len(found)
         said.append(
-            f"{words} {span(found, percent)}{'' if said else ' longer'} (median {percent(median(found))})"
+            f"{words} {span(found, percent)}{'' if said else ' longer'} (median {percent(median(found))};"
+            f" beyond the spread of seeds in {apart})"
             + (f" and nothing that fits in {nothing}" if nothing else "")
         )
     yield ", ".join(said)
@@ -154,15 +160,15 @@ def _optpipe(cells: Cells) -> Iterator[str]:
     beaten = sum(ours.time.most < rival.ns for ours, rival, _ in compared)  # type: ignore[union-attr]
     more = [rival.ns / ours.ns for ours, rival, _ in compared]
     yield (
-        f"With one chunk and offloading alone, as OptPipe is read here, this search beats the best PipeOffload without recomputation"
-        f" with every seed in {beaten} of {len(compared)} settings where both fit: its throughput (median, with {_part(cells)} of the time) is"
+        f"With one chunk and offloading alone, as OptPipe is read here, this search beats the best PipeOffload without recomputation,"
+        f" in as many chunks as suit that, with every seed in {beaten} of {len(compared)} settings where both fit: its throughput (median, with {_part(cells)} of the time) is"
         f" {span(more, percent)} of that one's"
     )
     idle = [_idle(ours) / _idle(rival) for ours, rival, _ in compared]
     whole = [_idle(ours) / _idle(rival) for _, rival, ours in compared]
     yield (
-        f"Idle time (what goes beyond the compute of the busiest device in one chunk) is {span(idle, percent)} of that of PipeOffload without recomputation"
-        f" with one chunk and offloading alone, {span(whole, percent)} with all"
+        f"The time beyond what the busiest device computes in one chunk is {span(idle, percent)} of that of PipeOffload without recomputation"
+        f" with one chunk and offloading alone, {span(whole, percent)} with all (n = {len(compared)}; negative where chunks spread the work more evenly)"
     )
     milp = [row for methods in cells.values() for row in search(methods, MILP).rows]
     able = [row for row in milp if row["fits"]]

@@ -36,6 +36,12 @@ def sentences(tables: Tables) -> Iterator[str]:
         for limit in SHARES
         for links in shared
     ]
+    worst = max(
+        max(blindly.most / known.median - 1, 0)
+        for limit in SHARES
+        for links in shared
+        for blindly, known in [(ours(limit, links, "assumed"), ours(limit, links))]
+    )
     told = sum(
         ours(limit, links, "assumed").differs(ours(limit, links))
         for limit in SHARES
@@ -45,7 +51,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         f"Engines and links that devices share cost this search (medians of"
         f" {ours(limit, own).seeds} seeds) {' and '.join(parts)} of 1F1B's activation memory where it"
         f" plans with them, more than its spread in {apart} of {cells} cells; a plan made for"
-        f" unshared links takes {span(blind, percent)} longer than that, more than the spread in {told}."
+        f" unshared links takes {span(blind, percent)} longer than that (one seed {percent(worst)}), more than the spread in {told}."
     )
     mine = [row for row in rows if row["schedule"] == "optpipe" and row["planned_for"] == "true"]
     activations = {8 * row["chunks"] * row["microbatches"] for row in mine}  # eight stages
@@ -53,14 +59,9 @@ def sentences(tables: Tables) -> Iterator[str]:
         f"Copies at the measured rate are too slow for more: these plans offload"
         f" {span({row['offloaded'] for row in mine})} of {span(activations)} activations."
     )
-    half = next(limit for limit, words in SHARES.items() if words == "half")
-    fitting = {
-        row["profile.name"]
-        for row in rows
-        if row["schedule"].startswith("po:") and row["memory_limit"] == half
-        if row["planned_for"] == "true" and row["fits"]
-    }
+    rival = [row for row in rows if row["schedule"].startswith("po:")]
+    keys = {(row["profile.name"], row["memory_limit"]) for row in rival}
+    fitting = {(row["profile.name"], row["memory_limit"]) for row in rival if row["fits"]}
     yield (
-        f"PipeOffload with two chunks that plans with shared links fits the half in"
-        f" {len(fitting & set(shared))} of {len(shared)} wirings"
+        f"PipeOffload with two chunks fits in {len(fitting)} of these {len(keys)} cells, with links of its own or shared ones"
     )

@@ -33,13 +33,13 @@ def sentences(tables: Tables) -> Iterator[str]:
     near = [size for size in ours if slower[size] < same]
     assert min(plain, key=plain.__getitem__) == 1
     yield (
-        f"Of {many} sequences per iteration 1F1B wants one per microbatch and takes"
+        f"Of {many} sequences per iteration, in all memory of the devices, 1F1B wants one per microbatch and takes"
         f" {percent(plain[4] / plain[1] - 1)} longer with {4}; this search ({effort}) is within {percent(same, 0)} of its best with {span(near)}, and takes"
         f" {percent(slower[8])} longer with {8} and {percent(slower[16])} with {16}, where 1F1B does not fit."
     )
     found, greedy = min(times(few, "optpipe").values()), min(times(few, "adaoffload").values())
     gain = min(times(few, "1f1b").values()) / found - 1
     yield (
-        f"Of {few} sequences it is {percent(gain)} faster than the best 1F1B, and AdaOffload in two chunks is"
+        f"Of {few} sequences it is {percent(gain)} faster than the best 1F1B, which has one chunk, and AdaOffload in two chunks is"
         f" {percent(gain if greedy == found else min(times(few, '1f1b').values()) / greedy - 1)} faster."
     )

@@ -65,7 +65,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     others = {key: name for key, name in scarce.items() if name != "optpipe"}
     assert {(kind, name) for (_, kind, _), name in others.items()} == {("copy", "v-half")}
     yield (
-        f"With three quarters of 1F1B's activations it is the fastest fixed plan in {len(scarce) - len(others)} of"
+        f"With three quarters of 1F1B's activations it is the fastest of four fixed plans in {len(scarce) - len(others)} of"
         f" {len(scarce)} cells; where copies are slower by {span((key[2] for key in others), lambda x: percent(x, 0))}, V-Half is."
     )
 
