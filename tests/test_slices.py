@@ -14,7 +14,7 @@ from unit_profiles import UNIT, unit_profile
 from optpipe_sim import CostProfile, Schedule, build, check, load_profile, simulate
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.bounds.slices import fill_and_drain
-from optpipe_sim.errors import InvalidSchedule, ProfileError
+from optpipe_sim.errors import InvalidSchedule, OutOfMemory, ProfileError
 from optpipe_sim.ops import B, F, O, Op, SliceOp, dependencies, parse_op
 from optpipe_sim.profile_io import profile_to_json
 from optpipe_sim.schedule import Shape
@@ -154,6 +154,35 @@ def test_backwards_come_in_reverse() -> None:
     )
     (problem,) = check(wrong, profile)
     assert "circle" in problem
+
+
+def test_chunks_of_a_device_take_slices_in_any_order() -> None:
+    """Two chunks on one device: if each slice passes both before the next one, 24 bytes are enough. Recomputed are
+    the first chunk and the second one's first slice."""
+    level = {"name": "full", "t_ns": 3}
+    first = {"act_bytes": 12, "kv_bytes": [0, 2], "recompute": [{**level, "keep_bytes": [8, 6]}]}
+    second = {"act_bytes": [12, 6], "kv_bytes": 2, "recompute": [{**level, "keep_bytes": [4, 2]}]}
+    times = {"t_f_ns": 4, "t_b_ns": 5, "t_w_ns": 4}
+    data = {"devices": 1, "chunks": 2, "slices": 2, "stages": [times | first, times | second]}
+    profile = load_profile(data)
+    program = ["F0.0/0", "F1.0/0", "F0.0/1", "F1.0/1", "BW1.0/1", "BW0.0/1", "BW1.0/0", "BW0.0/0"]
+    levels = {"0": "full", "1.0/0": "full"}
+    schedule = Schedule(profile.shape(1), [program], recompute=levels)
+    assert simulate(schedule, profile, 24).peak_bytes == (24,)
+    assert simulate(schedule, profile, 24, engine="simpy").peak_bytes == (24,)
+    assert check(schedule, profile, 24) == []
+    assert profile.least_limits == (24,)
+    with pytest.raises(OutOfMemory, match="no limit works below 24B, with 2 chunks"):
+        simulate(schedule, profile, 23)
+
+
+@settings(max_examples=80)
+@given(cases(levels=True, slices=True))
+def test_no_schedule_stays_below_the_least_limits(case: tuple[CostProfile, Schedule]) -> None:
+    profile, schedule = case
+    peaks = simulate(schedule, profile, enforce=False).peak_bytes
+    assert all(map(int.__le__, profile.least_limits, map(int, peaks)))
+    assert not any("below the" in said for said in check(schedule, profile, list(map(int, peaks))))
 
 
 @settings(max_examples=80)

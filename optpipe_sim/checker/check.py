@@ -88,22 +88,23 @@ def _too_small(profile: CostProfile, limits: Sequence[int]) -> list[str]:
     """Return the limits below the need of one microbatch passing through the stages of a device."""
     problems = []
     for device, limit in enumerate(limits):
-        stays = static(profile, device)
-        least = stays
+        least = static(profile, device)
+        stays = [least] * profile.slices  # of the stages before, of the slices up to each
         for cost, owner in zip(profile.stages, profile.placement, strict=True):
             if owner != device:
                 continue
-            before = stays
-            for part in cost.slices or (cost,):
+            before = so_far = 0
+            for at, part in enumerate(cost.slices or (cost,)):
                 movable = (part.offload_bytes or 0) if profile.offload is not None else 0
                 running, waiting, unread = part.act_bytes, part.act_bytes, part.act_bytes
                 for kept, work in [(part.act_bytes, 0), *_kept_and_work(part)]:
                     running = min(running, kept + work)
                     waiting = min(waiting, max(kept - movable, 0))
                     unread = min(unread, max(kept - movable, part.kv_bytes))
-                least = max(least, before + running)
+                least = max(least, stays[at] + before + running)
                 before += unread  # its keys and values stay until the last slice has read them
-                stays += waiting
+                so_far += waiting
+                stays[at] += so_far
         if limit < least:
             stated, needed = format_sizes(limit, least)
             problems.append(

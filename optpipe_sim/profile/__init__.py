@@ -183,20 +183,24 @@ class CostProfile:
 
     @cached_property
     def least_limits(self) -> tuple[int, ...]:
-        """Per device, the least memory limit that any schedule can keep.
+        """Per device, a memory limit below which no schedule stays.
 
         While F(s, j) or its backward runs, the device holds what the op needs under the cheapest
         treatment and, for the stages before s on that device, at least the part of microbatch j that can
-        neither be offloaded nor dropped. One microbatch at a time needs no more than that.
+        neither be offloaded nor dropped; with slices, of the slices up to its own, as F's of later ones need not have
+        run there. One microbatch at a time needs no more than that, unless devices with several chunks run slices.
         """
-        least, rest = list(self.static_bytes), list(self.static_bytes)
-        offloads = self.offload is not None
+        least, offloads = list(self.static_bytes), self.offload is not None
+        rest = [[static] * self.slices for static in self.static_bytes]  # up to each slice
         for cost, device in zip(self.stages, self.placement, strict=True):
-            before = rest[device]  # with slices: what those before hold, keys and values at least
-            for part in cost.slices or (cost,):
-                least[device] = max(least[device], before + part.least_running_bytes)
-                before += part.least_waiting_bytes(offloads, leaves=part.kv_bytes)
-                rest[device] += part.least_waiting_bytes(offloads)
+            own = waiting = 0  # of the slices before; own keys and values stay until the last F
+            for at, part in enumerate(cost.slices or (cost,)):
+                least[device] = max(
+                    least[device], rest[device][at] + own + part.least_running_bytes
+                )
+                own += part.least_waiting_bytes(offloads, leaves=part.kv_bytes)
+                waiting += part.least_waiting_bytes(offloads)
+                rest[device][at] += waiting
         return tuple(least)
 
     @property

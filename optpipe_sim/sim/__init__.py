@@ -96,9 +96,12 @@ def require_limit(profile: CostProfile, limits: Sequence[int]) -> None:
         if limit < least:
             shape = f"{counted(profile.chunks, 'chunk')} per device"
             stated, _ = format_sizes(limit, least)
+            known = "the least limit that works is"
+            if profile.slices > 1 and profile.chunks > 1:
+                known = "no limit works below"  # which order of slices needs least is not known
             raise OutOfMemory(
                 f"device {device}: the limit of {stated} is below what one microbatch"
-                f" needs; the least limit that works is {size_above(least)}, with {shape}"
+                f" needs; {known} {size_above(least)}, with {shape}"
             )
 
 
