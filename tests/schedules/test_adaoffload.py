@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from strategies import SEEDS, profiles
 
 from experiments.solve_quality.cases import synthetic
-from optpipe_sim import CostProfile, Schedule, build, check, estimate, simulate
+from optpipe_sim import CostProfile, Schedule, build, check, estimate, load_profile, simulate
 from optpipe_sim.bounds.bounds import lower_bound
 from optpipe_sim.errors import InvalidSchedule, NoSolution, OutOfMemory
 from optpipe_sim.ops import BW, B, F, O, Op, R, W
@@ -273,3 +273,15 @@ def test_limits_that_let_nothing_through_are_no_traceback() -> None:
     profile = estimate("llama3-8b", "h100-sxm", 4, seq=32768, levels=True)
     with pytest.raises(NoSolution, match="no run of the greedy"):
         build("adaoffload", profile, 32)
+
+
+def test_limits_that_ask_for_recomputation_name_a_schedule_that_recomputes() -> None:
+    full = {"name": "full", "t_ns": 4, "keep_bytes": 1, "work_bytes": 2, "b_work_bytes": 3}
+    stage = {"t_f_ns": 4, "t_b_ns": 3, "t_w_ns": 2, "act_bytes": 10, "recompute": [full]}
+    copies = {"t_offload_ns": 2, "t_reload_ns": 3}
+    profile = load_profile(
+        {"devices": 2, "stages": stage, "offload": copies, "memory_limit_bytes": 6}
+    )
+    with pytest.raises(NoSolution, match="which recomputes nothing, keeps the memory limit"):
+        build("adaoffload", profile, 4)
+    assert build("adaoffload-r", profile, 4).recompute

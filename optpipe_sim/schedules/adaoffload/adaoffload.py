@@ -133,7 +133,7 @@ def adaoffload(
         Raises:
             OutOfMemory: if the limit is below what one microbatch needs; names the least limit.
                 NoSolution: if the pinned host memory cannot hold the offloads that the limit
-                requires.
+                requires, or the limit admits one microbatch only if that is recomputed.
             InvalidSchedule: for an unknown objective or parameter.
 
         Source: the greedy of OptPipe (arXiv 2510.05186), reconstructed as a list scheduler.
@@ -162,6 +162,11 @@ def adaoffload(
             continue
         schedule.meta["setting"] = best.setting._asdict()
         return schedule
+    if profile.offload is None or profile.offload.pinned_limit_bytes is None:
+        raise NoSolution(
+            "adaoffload: no run of the greedy, which recomputes nothing, keeps the memory limit;"
+            " raise it, or take adaoffload-r"
+        )
     raise NoSolution("adaoffload: no run of the greedy keeps the host limit; raise it")
 
 
