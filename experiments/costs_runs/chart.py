@@ -14,14 +14,16 @@ FITTED = "a100-80gb-megatron"  # of the A100's two files, the one whose rates we
 
 
 def draw(rows: Sequence[Compared]) -> Figure:
-    """Draw errors of times above, of peaks below. Open markers are held-out runs, filled ones were fitted."""
+    """Draw errors (estimated over published, less 1) of times above, of peaks below. Open markers are held-out runs, filled ones were fitted."""
     shown = [row for row in rows if row.machine != "a100-80gb"]
     names = sorted({_name(row) for row in shown})
     with styled():
         figure = new_figure(8.2, 6.0)
         times, peaks = figure.subplots(2, 1, sharex=True)
-        _column(times, shown, names, "error", "time, estimated / published - 1 (%)")
-        _column(peaks, shown, names, "memory", "peak, estimated / published - 1 (%)")
+        _column(times, shown, names, "error", "error of the time (%)")
+        _column(peaks, shown, names, "memory", "error of the peak (%)")
+        times.set_title("estimated over published, less 1", loc="left")
+        peaks.get_legend().remove()
         peaks.set_xticks(range(len(names)), names, rotation=35, ha="right")
         figure.tight_layout()
     return figure
