@@ -19,9 +19,10 @@ def sentences(tables: Tables) -> Iterator[str]:
     halves = {
         row["peak_chunks"] - row["formula_peak_chunks"] for row in rows if row["schedule"] == "po-h"
     }
+    names = sorted({row["schedule"].split(":")[0].upper() for row in bubbles})
     yield (
         f"Bubble and peak of PipeOffload's table 1 come out as its formulas say in {len(exact)} of"
-        f" {len(bubbles)} cells ({span({r['profile.devices'] for r in rows})} devices,"
+        f" {len(bubbles)} cells of {', '.join(names)} ({span({r['profile.devices'] for r in rows})} devices,"
         f" {span({r['profile.chunks'] for r in rows})} chunks); PO-H holds {span(halves, lambda x: f'{x:g}')}"
         " chunk activations more than its approximate formula, which leaves out those that are being copied."
     )

@@ -29,5 +29,5 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" ({sum(row['role'] == 'check' for row in alike)} of the {sum(row['role'] == 'check' for row in tried)} of models that the fit did not see)."
         f" MFU of the {len(checks)} runs that the fit did not see is {percent(median(off))} off in the median and"
         f" {percent(max(off))} at worst; PO-F holds {held('po-f')} and PO-H {held('po-h')} the"
-        " activations that were measured."
+        " activations that were measured, runs of the fit included."
     )

@@ -44,7 +44,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         f"With the stages of `{rows[0]['profile']}`, copies at {rows[0]['profile.offload.d2h_gb_per_s']:g} GB/s and three quarters of 1F1B's"
         f" activations AdaOffload takes {percent(greedy[small] / best[small] - 1)} longer than the"
         f" optimum at p = {small}, m = {m[small]} and {percent(greedy[large] / best[large] - 1)} at p = {large}, m = {m[large]}."
-        f" CP-SAT, started from it, proves these optima in {seconds(small, 'cpsat'):.1f} and {seconds(large, 'cpsat'):.0f} s; annealing"
+        f" CP-SAT, started from it, proves these optima in {seconds(small, 'cpsat'):.1f} and {seconds(large, 'cpsat'):.0f} s; annealing alone"
         f" reaches them within {reached(small, 'search', 'adaoffload'):g} and {reached(large, 'search', 'adaoffload'):g} s with each of"
         f" {count} seeds."
     )

@@ -28,6 +28,15 @@ def sentences(tables: Tables) -> Iterator[str]:
     }
     slower = [po[limit] / ours[limit].median - 1 for limit in po]
     apart = sum(po[limit] > ours[limit].most for limit in po)
+    greedy: dict[float, float] = {}
+    for row in rows:
+        if row["part"] == "family" and row["cost_ns"] and row["schedule"].startswith("adaoffload"):
+            limit = row["limit_bytes"] / GIB
+            greedy[limit] = min(row["cost_ns"] / 1e9, greedy.get(limit, float("inf")))
+    yield (
+        f"AdaOffload, in the chunks that suit it, fits at {len(greedy)} and takes"
+        f" {span((greedy[limit] / ours[limit].median - 1 for limit in greedy), percent)} longer"
+    )
     yield (
         f"The best PipeOffload fits at {len(po)} of {len(ours)} limits and needs"
         f" {span(slower, percent)} more time there, at {apart} of them more than every seed"

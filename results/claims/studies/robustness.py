@@ -57,9 +57,10 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" activations, and at most {percent(ample_copies)} in all memory, where it offloads {span(copied)} of its activations (all seeds)."
     )
     anew = [row["replanned_loss"] for row in medians(rows) if row["schedule"] == "optpipe"]
+    seeds = [row["replanned_loss"] for row in rows if row["schedule"] == "optpipe" and row["level"]]
     yield (
         f"Planned anew for the durations as they are, or for their scatter, it stays within {percent(max(anew))} of"
-        f" the best in hindsight (medians)."
+        f" the best in hindsight (medians; {percent(max(seeds))} with the worst seed)."
     )
     scarce = {key: fastest(cell) for key, cell in cells.items() if key[0] == SCARCE}
     others = {key: name for key, name in scarce.items() if name != "optpipe"}
