@@ -18,12 +18,15 @@ def sentences(tables: Tables) -> Iterator[str]:
     for limit, words in WORDS.items():
         own = {key[1:]: one.median for key, one in found.items() if key[0] == limit}
         margins = sorted({margin for margin, _ in own if margin})
+        said = [(limit, *pair) for m in margins for pair in ((0.0, m), (m, m), (m, 0.0))]
+        apart = 100 * max(found[key].most - found[key].least for key in said)
         bare = ", ".join(percent(own[0.0, margin]) for margin in margins)
         kept = ", ".join(percent(own[margin, margin]) for margin in margins)
         costs = ", ".join(percent(own[margin, 0.0]) for margin in margins)
         yield (
             f"{words}, a plan without a margin loses {bare} where copies are {span(margins, lambda m: percent(m, 0))} slower,"
-            f" one with a margin of as much {kept}; where they are not slower, that margin costs {costs}"
+            f" one with a margin of as much {kept}; where they are not slower, that margin costs {costs};"
+            f" seeds differ by up to {apart:.1f} points"
         )
     yield (
         f"Where copies are slower by no more than the margin, {held} of {len(within)} runs take no more than was"
