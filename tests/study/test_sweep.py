@@ -22,6 +22,7 @@ from optpipe_sim.study.tables import (
     load_table,
 )
 from optpipe_sim.study.tasks import load_task, task_names
+from optpipe_sim.study.versions import commit
 
 ROOT = Path(__file__).parents[2]
 EXPERIMENTS = sorted((ROOT / "experiments").glob("*/experiment.yaml"))
@@ -311,6 +312,7 @@ def test_the_manifest_says_what_a_table_was_made_of_and_not_where(write, tmp_pat
     assert manifest["versions"]["ortools"]
     assert (manifest["points"], manifest["ran"], manifest["jobs"]) == (2, 2, 1)
     assert len(manifest["point_seconds"]) == 2
+    assert manifest["commits"] == [of for of in [commit()] if of]
     text = (tmp_path / "out" / "trial.manifest.json").read_text()
     assert str(tmp_path) not in text
     assert os.uname().nodename not in text.replace("optpipe_sim", "")
