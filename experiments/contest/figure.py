@@ -108,7 +108,7 @@ class Best(NamedTuple):
 
 def settings(rows: Sequence[_Row]) -> dict[Setting, Methods]:
     """The methods of each setting under its device's own memory, by name and treatment."""
-    return _grouped([row for row in rows if row["memory_limit"] is None], _setting)
+    return _grouped([row for row in rows if row["memory_limit"] is None], setting_of)
 
 
 def limits(rows: Sequence[_Row]) -> dict[int, Methods]:
@@ -124,7 +124,8 @@ def _same(row: _Row) -> tuple[str, int]:
     return row["profile"], row["microbatches"]
 
 
-def _setting(row: _Row) -> Setting:
+def setting_of(row: _Row) -> Setting:
+    """The setting of a row of the contest, or of `division`."""
     estimated = {field: row[f"{_E}{field}"] for field in Setting._fields[:-1]}
     return Setting(**estimated, microbatches=row["microbatches"])
 

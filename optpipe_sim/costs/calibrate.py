@@ -22,6 +22,7 @@ from ..profile_io import load_profile
 from ..schedule import Schedule
 from ..sim import simulate
 from .estimate import estimate
+from .layer import HOW
 from .machines import Machine, Rates
 from .provenance import iteration_ns
 
@@ -53,15 +54,13 @@ _OPTIONS = [
     "chunks",
     "placement",
     "recompute",
-    "flash",
-    "dtype",
-    "exchange",
-    "context",
-    "sequence_parallel",
-    "cuda_graphs",
+    *HOW,
     "layers",
     "levels",
 ]
+_COUNTS = (
+    "devices", "microbatches", "tp", "cp", "ep", "etp", "dp", "chunks", "microbatch", "seq",
+)  # fmt: skip
 _MEASURED = ("t_f_ms", "t_b_ms", "t_w_ms", "t_comm_ms", "iteration_ms", "peak_gib", "profile")
 _GIB = 2**30
 
@@ -320,18 +319,7 @@ def _row(row: dict[str, Any], machine: Machine) -> list[Measurement]:
         number = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
         if key in _MEASURED and key != "profile" and not number:
             raise OptPipeError(f"{key}: must be a number above 0, got {value!r}")
-    for key in (
-        "devices",
-        "microbatches",
-        "tp",
-        "cp",
-        "ep",
-        "etp",
-        "dp",
-        "chunks",
-        "microbatch",
-        "seq",
-    ):
+    for key in _COUNTS:
         if type(row.get(key, 1)) is not int or row.get(key, 1) < 1:
             raise OptPipeError(f"{key}: must be a whole number of at least 1, got {row[key]!r}")
     for key in ("model", "schedule", "profile"):

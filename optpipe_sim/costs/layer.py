@@ -20,6 +20,8 @@ from .models import Model, expert_parameters, layer_parameters
 EXCHANGES = ("plain", "per-node", "overlapped", "per-node-overlapped")
 CONTEXTS = ("ring", "heads")
 RECOMPUTE = ("none", "norms", "full")
+# what of `Work` says how a layer runs, whatever the split; `estimate` has arguments of these names
+HOW = ("flash", "dtype", "exchange", "context", "sequence_parallel", "cuda_graphs")
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}  # bytes of an activation
 LSE_BYTES = 4  # flash attention keeps one fp32 per head and token, the log-sum-exp of its scores
 

@@ -83,6 +83,11 @@ class Model:
                 object.__setattr__(self, key, default)
         self._check()
 
+    @property
+    def warnings(self) -> list[str]:
+        """What estimates warn of: the sentences of `left_out`."""
+        return self.left_out.split("; ") if self.left_out else []
+
     def _check_types(self) -> None:
         if self.style not in STYLES:
             raise self._fail("style", f"expected gpt or llama, got {self.style!r}")

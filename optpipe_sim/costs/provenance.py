@@ -48,7 +48,7 @@ def provenance(
     used = (*_USED, "all_to_all", "expert_us") if model.experts else _USED
     times = "estimated" if not how else "estimated with fitted rates"
     beyond = beyond_context(model, work.seq)
-    warnings = [*filter(None, model.left_out.split("; ")), *([beyond] if beyond else [])]
+    warnings = [*model.warnings, *([beyond] if beyond else [])]
     return {
         "source": f"optpipe-sim estimate: {model.name} on {machine.name}",
         **({"warnings": warnings} if warnings else {}),

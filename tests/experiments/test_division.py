@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from experiments.contest.figure import Setting, best_rule, settings
+from experiments.contest.figure import best_rule, setting_of, settings
 from experiments.division import task
 from optpipe_sim import estimate
 from optpipe_sim.costs import load_machine
@@ -16,11 +16,6 @@ from optpipe_sim.study.tables import load_table
 RESULTS = Path(__file__).parents[2] / "results"
 ROWS = load_table(RESULTS, "division")
 QUICK = ("llama2-7b", "llama2-70b")  # models whose rules are built in a moment
-
-
-def setting_of(row: dict[str, Any]) -> Setting:
-    values = {key: row[f"profile.estimate.{key}"] for key in Setting._fields[:-1]}
-    return Setting(**values, microbatches=row["microbatches"])
 
 
 def test_the_rules_are_the_contests_fastest() -> None:

@@ -13,7 +13,7 @@ from ...units import format_size, format_time, html_table
 from ..calibrate import Calibration
 from ..doubt import Doubt, caution, doubt, kind_of, plausibility
 from ..estimate import estimate
-from ..layer import Work
+from ..layer import HOW, Work
 from ..parallelism import Layout
 from ..provenance import iteration_ns, mfu
 from .memory import Bought
@@ -246,9 +246,9 @@ class Advice:
         question, choice = self.question, row.choice
         keys = ("devices", "tp", "cp", "ep", "dp", "zero", "etp")
         layout = Layout(**{key: choice.layout[key] for key in keys if key in choice.layout})
-        common = {key: value for key, value in question.common.items() if key != "seq"}
+        how = {key: question.common[key] for key in HOW}
         spread = choice.tp, choice.cp, choice.ep, layout.expert_tp
-        work = Work(choice.microbatch, question.seq, *spread, recompute=choice.recompute, **common)
+        work = Work(choice.microbatch, question.seq, *spread, recompute=choice.recompute, **how)
         return doubt(
             question.model,
             question.machine,
@@ -274,7 +274,8 @@ class Advice:
         """Return what makes this row less certain than the others, and whether it is plausible at all."""
         machine, choice = self.question.machine, row.choice
         plausible, reason = self.plausibility(row)
-        text = caution((known := self.doubt(row)).error, known.bias)
+        known = self.doubt(row)
+        text = caution(known.error, known.bias)
         found = [text] if text else []
         if plausible is not True:
             found.append(reason if plausible is None else f"not plausible: {reason}")

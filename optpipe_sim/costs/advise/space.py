@@ -11,7 +11,7 @@ from ...errors import InvalidSchedule, OptPipeError
 from ...names import ENTRIES, parse_name
 from ...solvers.options import TREATMENTS
 from ...solvers.starts import LOOP, ONE_CHUNK, VEE
-from ..layer import RECOMPUTE, Work
+from ..layer import HOW, RECOMPUTE, Work
 from ..machines import Machine, MachineError
 from ..models import Model
 from ..parallelism import Layout, check_work
@@ -146,18 +146,7 @@ class Question:
     @property
     def common(self) -> dict[str, Any]:
         """The arguments of `estimate` that all choices share."""
-        return {
-            key: getattr(self, key)
-            for key in (
-                "seq",
-                "flash",
-                "dtype",
-                "exchange",
-                "context",
-                "sequence_parallel",
-                "cuda_graphs",
-            )
-        }
+        return {key: getattr(self, key) for key in ("seq", *HOW)}
 
     def __post_init__(self) -> None:
         for key in ("gpus", "global_batch", "seq"):

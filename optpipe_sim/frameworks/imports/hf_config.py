@@ -19,7 +19,7 @@ def read_config(path: str | os.PathLike[str]) -> tuple[Model, list[str]]:
         OptPipeError: for a file that cannot be read.
     """
     model = load_model(path)
-    return model, list(filter(None, model.left_out.split("; ")))
+    return model, model.warnings
 
 
 def model_data(model: Model) -> dict[str, Any]:

@@ -94,8 +94,9 @@ def best(
 ) -> Found:
     """Find the fastest of the family under the profile's memory limit; ties go to the lower peak.
 
-    What fits without offloading is not tried with it: copies never make the same order faster. Where the profile has its model layer by layer (`items`), the best and the fastest that do not fit
-    are tried with other layouts of layers, too.
+    What fits without offloading is not tried with it: copies never make the same order faster. Where
+    the profile has its model layer by layer (`items`), the best and the fastest that do not fit are
+    tried with other layouts of layers, too.
 
     Args:
         chunks: the numbers to try; None: `chunk_counts`.

@@ -212,10 +212,8 @@ class Runner:
         self.found["works"][work.name]["confirmed"][name] = found.to_json()
         if self.campaign.traces and mode == "loop":
             label = re.sub(r"[^\w.+-]+", "-", name.removeprefix("loop of "))
-            path, trace = (
-                self.folder / f"trace-{label}.json",
-                found.last or found.difference.measured,
-            )
+            path = self.folder / f"trace-{label}.json"
+            trace = found.last or found.difference.measured
             self.parts.write(path.name, lambda: save_chrome_trace(trace, path))
 
     # -- tests -----------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from optpipe_sim.spread import Spread, over_seeds, spread
 from optpipe_sim.study.claims import Row, Tables, percent, span
@@ -18,7 +18,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         cases.setdefault(row["profile.name"], []).append(row)
 
     def best(
-        case: str, start: str, planned: str = "true", shapes: Sequence[Shape] | None = None
+        case: str, start: str, planned: str = "true", shape: Shape | None = None
     ) -> float | None:
         """The least median of the shapes in which every seed fits; `planned`: empty for either way."""
         found = [
@@ -27,7 +27,7 @@ def sentences(tables: Tables) -> Iterator[str]:
             if row["schedule"].split(":")[0] == start
             and planned in ("", row["planned_for"])
             and row["fits"]
-            and (shapes is None or shape_of(row) in shapes)
+            and (shape is None or shape_of(row) == shape)
         ]
         return min(found, default=None)
 
@@ -56,7 +56,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     ]
     yield f"On uneven devices the best of all other schedules takes {span(nearest, percent)} longer."
     equal = [row for row in cases["balanced"] if row["schedule"] == "optpipe" and row["fits"]]
-    fastest = [shape_of(min(equal, key=lambda row: row["makespan_ns"]))]
+    fastest = shape_of(min(equal, key=lambda row: row["makespan_ns"]))
     lost = [
         blind / told - 1
         for case in uneven

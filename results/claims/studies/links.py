@@ -31,22 +31,12 @@ def sentences(tables: Tables) -> Iterator[str]:
         costs = [each.median / ours(limit, own).median - 1 for each in found]
         parts.append(f"{span(costs, percent)} at {words}")
     cells = len(shared) * len(SHARES)
-    blind = [
-        ours(limit, links, "assumed").median / ours(limit, links).median - 1
-        for limit in SHARES
-        for links in shared
+    blindly = [
+        (ours(limit, links, "assumed"), ours(limit, links)) for limit in SHARES for links in shared
     ]
-    worst = max(
-        max(blindly.most / known.median - 1, 0)
-        for limit in SHARES
-        for links in shared
-        for blindly, known in [(ours(limit, links, "assumed"), ours(limit, links))]
-    )
-    told = sum(
-        ours(limit, links, "assumed").differs(ours(limit, links))
-        for limit in SHARES
-        for links in shared
-    )
+    blind = [plan.median / known.median - 1 for plan, known in blindly]
+    worst = max(plan.most / known.median - 1 for plan, known in blindly)
+    told = sum(plan.differs(known) for plan, known in blindly)
     yield (
         f"Engines and links that devices share cost this search (medians of"
         f" {ours(limit, own).seeds} seeds) {' and '.join(parts)} of 1F1B's activation memory where it"

@@ -7,6 +7,7 @@ import gc
 import json
 import weakref
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,29 +15,18 @@ from typing import Any
 import pytest
 import torch
 from caching_allocator import CachingAllocator
+from test_runtime_campaign import WORK as SMALL
 from virtual_gpu import OnHost, VirtualGpu
 
-from optpipe_sim.costs.models import Model
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.runtime.confirm import campaign as campaigns
 from optpipe_sim.runtime.confirm import campaign_report
-from optpipe_sim.runtime.confirm.campaign import Campaign, Runner, Work
+from optpipe_sim.runtime.confirm.campaign import Campaign, Runner
 from optpipe_sim.runtime.execute import cuda
 from optpipe_sim.runtime.measure import copies, interference, machine, profiler
 from optpipe_sim.runtime.model.stage import StageWorker
 
-WORK = Work(
-    Model("tiny", 2, 32, 4, 50, kv_heads=2, ffn=48),
-    devices=2,
-    seq=16,
-    dtype="fp32",
-    microbatches=4,
-    samples=1,
-    iterations=1,
-    sweeps=2,
-    replays=("1f1b",),
-    loops=("1f1b", "adaoffload"),
-)
+WORK = replace(SMALL, samples=1, loops=("1f1b", "adaoffload"))
 
 
 class OfHost(torch.Generator):

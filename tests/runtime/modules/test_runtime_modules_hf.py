@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from runtime_cases import with_levels, with_offloads
@@ -18,9 +20,9 @@ LAYERS, SEQ = 4, 8
 SLICES = (4, 2, 2)
 
 
-def test_a_llama_of_hugging_face_offloaded_and_recomputed(monkeypatch: pytest.MonkeyPatch):
-    copies = dict.fromkeys(MODES, dict.fromkeys(DIRECTIONS, Copy(1e4, 0.1, {})))
-    monkeypatch.setattr(profiler, "measure_copies", lambda *_: copies)
+def cut_and_whole() -> tuple[Any, ...]:
+    """Microbatches and their targets; a model with its gradients by plain autograd; the same model, and
+    its two stages."""
     inputs, targets = torch.randint(0, VOCAB, (2, 4, 2, SEQ))
     torch.manual_seed(0)
     plain = llama(LAYERS)
@@ -29,6 +31,13 @@ def test_a_llama_of_hugging_face_offloaded_and_recomputed(monkeypatch: pytest.Mo
     torch.manual_seed(0)
     model = llama(LAYERS)
     stages = [LlamaStage(model, at, 2) for at in range(2)]
+    return inputs, targets, plain, model, stages
+
+
+def test_a_llama_of_hugging_face_offloaded_and_recomputed(monkeypatch: pytest.MonkeyPatch):
+    copies = dict.fromkeys(MODES, dict.fromkeys(DIRECTIONS, Copy(1e4, 0.1, {})))
+    monkeypatch.setattr(profiler, "measure_copies", lambda *_: copies)
+    inputs, targets, plain, model, stages = cut_and_whole()
     profile = profile_modules(
         stages, loss, inputs[0], targets[0], levels=("full-50%", "full"), samples=1, warmup=1
     )
@@ -47,14 +56,7 @@ def test_a_llama_of_hugging_face_offloaded_and_recomputed(monkeypatch: pytest.Mo
 
 def test_a_llama_of_hugging_face_over_slices() -> None:
     """`Earlier` stands in the place of its cache."""
-    inputs, targets = torch.randint(0, VOCAB, (2, 4, 2, SEQ))
-    torch.manual_seed(0)
-    plain = llama(LAYERS)
-    for tokens, wanted in zip(inputs, targets, strict=True):
-        (loss(plain(tokens).logits, wanted) / 4).backward()
-    torch.manual_seed(0)
-    model = llama(LAYERS)
-    stages = [LlamaStage(model, at, 2) for at in range(2)]
+    inputs, targets, plain, model, stages = cut_and_whole()
     unit = {"t_f_ns": 1, "t_b_ns": 1, "t_w_ns": 1, "act_bytes": 1}
     costs = load_profile({"devices": 2, "slices": len(SLICES), "stages": unit})
     PipelineStep(stages, build("seq-zb", costs, 4), loss, slices=SLICES)(inputs, targets)
