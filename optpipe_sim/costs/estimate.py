@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 
 from ..errors import OptPipeError
 from ..profile import CostProfile
-from ..profile.items import EMBEDDING, HEAD, Item
+from ..profile.items import EMBEDDING, HEAD, MTP, Item
 from ..schedules.sliced.exchange import with_context_exchange
 from ..stage_cost import StageCost
 from .layer import Gemm, Layer, Work, device_parameters, layer
-from .levels import stage_levels
+from .levels import stage_levels, working_set
 from .machine_files import load_machine
 from .machines import Machine, Rates
 from .model_files import load_model
@@ -31,7 +31,15 @@ from .parallelism import (
     zero_seconds,
 )
 from .provenance import iteration_facts, provenance, weight_bytes
-from .roofline import OpTime, embedding_time, head_gemm, head_time, op_time
+from .roofline import (
+    OpTime,
+    embedding_time,
+    head_bytes,
+    head_gemm,
+    head_time,
+    op_time,
+    projection,
+)
 from .slices import (
     Piece,
     in_slices,
@@ -45,8 +53,11 @@ Source = str | os.PathLike[str] | Mapping[str, Any]
 OPS = ("F", "B", "W")
 NAMES = {True: "layer", False: "expert layer"}
 
-# plain and expert layers of a stage, and whether it has the embedding, and the head
-_Key = tuple[tuple[int, int], bool, bool]
+KINDS = True, False, None  # of layers: plain; with experts; projections of those for further tokens
+
+# how many of each kind a stage has, and whether it has the embedding, and the head
+_Kinds = tuple[int, int, int]
+_Key = tuple[_Kinds, bool, bool]
 
 
 def estimate(
@@ -169,11 +180,13 @@ class _Plan:
         self.model, self.machine, self.layout, self.work = model, machine, layout, work
         self.slices = slices  # of each sequence; `work` is one of them
         kinds = {model.is_dense(at) for at in range(model.layers)}
-        self.layers = {dense: layer(model, dense, work) for dense in kinds}
-        self.weights = {dense: device_parameters(model, dense, work) for dense in kinds}
+        self.layers: dict[bool | None, Layer] = {kind: layer(model, kind, work) for kind in kinds}
+        if model.mtp:
+            self.layers[None] = projection(model, work)
+        self.weights = {kind: device_parameters(model, kind, work) for kind in self.layers}
         self.times = {
-            dense: {op: op_time(one, op, machine, model, work) for op in OPS}
-            for dense, one in self.layers.items()
+            kind: {op: op_time(one, op, machine, model, work) for op in OPS}
+            for kind, one in self.layers.items()
         }
         self.ends = [
             {op: edge(op, machine, model, work) for op in OPS}
@@ -219,7 +232,7 @@ class _Plan:
             costs = part.stages(counts, chunks, levels)
             return offloading(costs, self.machine, self.layout, offload)[0]
 
-        kinds = stage_kinds(self.model, counts)
+        kinds = [kind[:2] for kind, *_ in self._known(counts)[0]]
         return in_slices(self.pieces(lengths, of), kinds, self.model, self.machine)
 
     def counts(self, stages: int, given: Sequence[int] | None) -> list[int]:
@@ -239,6 +252,7 @@ class _Plan:
         }
         each = [cost[self.model.is_dense(at)] for at in range(self.model.layers)]
         first, last = (sum(end[op].total for op in OPS) for end in self.ends)
+        last += self.model.mtp * (last + each[-1] + cost.get(None, 0.0))
         return split_layers(each, first, last, stages, self.model.name)
 
     def stages(self, counts: Sequence[int], chunks: int, levels: bool) -> list[StageCost]:
@@ -247,7 +261,7 @@ class _Plan:
         costs = {key: self._stage(part, chunks) for key, part in known.items()}
         if levels:
             costs = {key: self._with_levels(cost, key[0]) for key, cost in costs.items()}
-        said = stage_layers(counts)
+        said = stage_layers(counts, self.model.mtp)
         return [replace(costs[key], layers=said[at]) for at, key in enumerate(keys)]
 
     def facts(self, counts: Sequence[int]) -> dict[str, Any]:
@@ -264,53 +278,67 @@ class _Plan:
 
     def _known(self, counts: Sequence[int]) -> tuple[list[_Key], dict[_Key, _Parts]]:
         """Return the kind of each stage, and the parts of each kind: most stages are alike."""
-        kinds = stage_kinds(self.model, counts)
+        kinds: list[_Kinds] = [(*kind, 0) for kind in stage_kinds(self.model, counts)]
+        more = zip(kinds[-1], self._further(self.model.mtp), strict=True)
+        kinds[-1] = tuple(map(sum, more))  # type: ignore[assignment]
         keys = [(kind, at == 0, at == len(kinds) - 1) for at, kind in enumerate(kinds)]
         return keys, {key: self._parts(*key) for key in dict.fromkeys(keys)}
+
+    def _further(self, count: int) -> _Kinds:
+        """What so many layers that predict further tokens are made of; they are on the stage of the loss."""
+        dense = self.model.is_dense(self.model.layers - 1)
+        return count * dense, count * (not dense), count
 
     def items(self, levels: bool) -> list[Item]:
         """Return the model layer by layer, embedding and head included."""
 
-        def item(name: str, kind: tuple[int, int], first: bool = False, last: bool = False) -> Item:
+        def item(name: str, kind: _Kinds, first: bool = False, last: bool = False) -> Item:
             part = self._parts(kind, first, last)
             cost = self._stage(part._replace(reserve=0), 1)
             return Item(name, self._with_levels(cost, kind) if levels else cost, part.reserve)
 
-        kinds = {dense: item(NAMES[dense], (dense, not dense)) for dense in self.layers}
+        none = (0, 0, 0)
+        kinds = {one: item(NAMES[one], (one, not one, 0)) for one in self.layers if one is not None}
         body = [kinds[self.model.is_dense(at)] for at in range(self.model.layers)]
-        return [item(EMBEDDING, (0, 0), first=True), *body, item(HEAD, (0, 0), last=True)]
+        body += self.model.mtp * [item(MTP, self._further(1))] if self.model.mtp else []
+        return [item(EMBEDDING, none, first=True), *body, item(HEAD, none, last=True)]
 
-    def _parts(self, kind: tuple[int, int], first: bool, last: bool) -> _Parts:
-        """Return a stage of so many plain and expert layers, with the embedding or the head."""
+    def _parts(self, kind: _Kinds, first: bool, last: bool) -> _Parts:
+        """Return a stage of so many layers, with the embedding or the head."""
         times = {op: OpTime() for op in OPS}
         act = held = excess = buffers = working = 0
         count = [0, 0]
-        for dense, number in zip((True, False), kind, strict=True):
+        for which, number in zip(KINDS, kind, strict=True):
             if not number:
                 continue
-            one = self.layers[dense]
+            one = self.layers[which]
             for op in OPS:
-                times[op] = times[op].plus(self.times[dense][op].times(number))
+                times[op] = times[op].plus(self.times[which][op].times(number))
             act += number * one.kept_bytes()
             # of what its W needs, a layer holds what it keeps; the rest is recomputed for it
             held += number * min(one.held_for_w, one.kept_bytes())
-            count = [c + number * w for c, w in zip(count, self.weights[dense], strict=True)]
-            working = max(working, self._working_set(one))
+            count = [c + number * w for c, w in zip(count, self.weights[which], strict=True)]
+            working = max(working, working_set(one, self.machine))
             buffers += self._buffers(one.gemms)
         movable = act
-        for edge, here in zip(self.ends, (first, last), strict=True):
-            if here:
-                times = {op: times[op].plus(edge[op]) for op in OPS}
+        heads = last * (1 + self.model.mtp)  # each further token has its logits and its loss
+        for edge, number in zip(self.ends, (int(first), heads), strict=True):
+            if number:
+                times = {op: times[op].plus(edge[op].times(number)) for op in OPS}
         if first:
             count[0] += -(-embedding_parameters(self.model) // self.work.tp)
             act += self.work.norm_tokens * self.model.hidden if self.model.gpt else 0
         if last:
             count[0] += -(-head_parameters(self.model) // self.work.tp)
-            extra, logits = self._head_bytes()
+            if self.model.mtp and not first and not self.model.tied:  # its own copy of the table
+                count[0] += -(-embedding_parameters(self.model) // self.work.tp)
+            extra, logits = (
+                heads * size for size in head_bytes(self.machine, self.model, self.work)
+            )
             act, held, movable = act + extra + logits, held + extra, movable + extra
             # beyond the working set of a layer, which comes after the logits are released
-            most = max(self._working_set(one) for one in self.layers.values())
-            excess = max(-logits, self._head_working_set(logits) - most)
+            most = max(working_set(one, self.machine) for one in self.layers.values())
+            excess = max(-logits, self._head_working_set(logits // heads) - most)
         if first and last and self.model.tied:
             count[0] -= self.model.vocab * self.model.hidden // self.work.tp
         reserve = working + buffers + round(self.machine.rates.workspace_mib * 2**20)
@@ -339,11 +367,11 @@ class _Plan:
             static_bytes=max(0, static + part.reserve // chunks + part.excess),
         )
 
-    def _with_levels(self, cost: StageCost, kind: tuple[int, int]) -> StageCost:
-        """Return a stage of so many plain and expert layers, with its levels of recomputation."""
+    def _with_levels(self, cost: StageCost, kind: _Kinds) -> StageCost:
+        """Return a stage of so many layers, with its levels of recomputation, which keep projections."""
         layers = [
-            (self.layers[dense], number)
-            for dense, number in zip((True, False), kind, strict=True)
+            (self.layers[which], number)
+            for which, number in zip(KINDS[:2], kind[:2], strict=True)
             if number
         ]
         if not layers:
@@ -352,22 +380,6 @@ class _Plan:
             layers, cost.act_bytes, cost.w_bytes, self.model, self.machine, self.work
         )
         return replace(cost, recompute=found)
-
-    def _working_set(self, one: Layer) -> int:
-        """Return what the backward pass of one layer needs besides what is kept for it.
-
-        Gradients of about half of a whole layer's activations; and what it recomputes, which the
-        W of the layer holds until it has run.
-        """
-        whole = one.kept_bytes("none")
-        again = max(whole - one.kept_bytes(), one.held_for_w - one.kept_bytes(), 0)
-        return round(self.machine.rates.working_set * whole) + again
-
-    def _head_bytes(self) -> tuple[int, int]:
-        """Inputs of the last norm and of the head; the logits."""
-        gemm = head_gemm(self.model, self.work)
-        inputs = 2 * self.work.element * self.work.norm_tokens * self.model.hidden
-        return inputs, round(self.machine.rates.logit_bytes * gemm.rows * gemm.columns)
 
     def _head_working_set(self, logits: int) -> int:
         """Return what the backward pass of the loss and of the head needs besides the logits' bytes.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from .models import Model, expert_parameters, layer_parameters
+from .models import Model, expert_parameters, layer_parameters, projection_parameters
 
 # How tokens reach their experts: every copy on its own, or once per node (as DeepEP sends them);
 # waited for, or hidden behind the compute of another microbatch (as Megatron-LM can).
@@ -359,8 +359,11 @@ def _bias_rows(model: Model, work: Work) -> int:
     return work.tokens * columns // work.tp
 
 
-def device_parameters(model: Model, dense: bool, work: Work) -> tuple[int, int]:
-    """Weights of one layer on one device: those every replica holds, and its share of the experts."""
+def device_parameters(model: Model, dense: bool | None, work: Work) -> tuple[int, int]:
+    """Weights of one layer on one device: those every replica holds, and its share of the experts. None: the
+    projection of a layer that predicts further tokens."""
+    if dense is None:
+        return -(-projection_parameters(model) // work.tp), 0
     if dense:
         return -(-layer_parameters(model, True) // work.tp), 0
     routed = model.experts * expert_parameters(model)

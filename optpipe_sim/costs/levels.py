@@ -74,6 +74,17 @@ def parts_of(layer: Layer, machine: Machine, work: Work) -> dict[str, Part]:
     return found
 
 
+def working_set(one: Layer, machine: Machine) -> int:
+    """Return what the backward pass of one layer needs besides what is kept for it.
+
+    Gradients of about half of a whole layer's activations; and what it recomputes, which the
+    W of the layer holds until it has run.
+    """
+    whole = one.kept_bytes("none")
+    again = max(whole - one.kept_bytes(), one.held_for_w - one.kept_bytes(), 0)
+    return round(machine.rates.working_set * whole) + again
+
+
 def stage_levels(
     layers: Sequence[tuple[Layer, int]],
     act_bytes: int,

@@ -29,6 +29,7 @@ _COMMON = {
     "intermediate_size": "ffn",
     "tie_word_embeddings": "tied",
     "max_position_embeddings": "context",
+    "num_nextn_predict_layers": "mtp",
 }
 _NEEDED = ("layers", "hidden", "heads", "vocab")
 _EXPERTS = {
@@ -109,7 +110,6 @@ _ABSENT: dict[str, dict[str, int]] = {
 }
 # Keys of a config that change costs but are not modelled.
 _LOST = {
-    "num_nextn_predict_layers": "layers that predict further tokens (MTP) are left out",
     "sliding_window": "attention is taken over the whole sequence, not over a sliding window",
     "attention_chunk_size": "attention is taken over the whole sequence, not within chunks",
     "quantization_config": "weights are taken in the dtype of the work, not quantized",

@@ -27,6 +27,8 @@ class Model:
         experts, experts_per_token, expert_ffn: routed experts; `shared_ffn` is the summed width of
             the shared ones; the first `dense_layers` layers have an MLP of width `ffn` instead, and
             so have all but every `experts_every`-th layer.
+        mtp: layers that predict further tokens (multi-token prediction), each a decoder layer like the last
+            one behind a projection; they lie beside the head.
         q_lora, kv_lora, nope_dim, rope_dim, value_dim: multi-head latent attention (DeepSeek);
             all 0 without it.
         positions: rows of the learned position table (gpt).
@@ -57,6 +59,7 @@ class Model:
     shared_ffn: int = 0
     dense_layers: int = 0
     experts_every: int = 1
+    mtp: int = 0
     q_lora: int = 0
     kv_lora: int = 0
     nope_dim: int = 0
@@ -106,8 +109,9 @@ class Model:
         for key in ("layers", "hidden", "heads", "vocab", "kv_heads", "head_dim", "experts_every"):
             if getattr(self, key) < 1:
                 raise self._fail(key, f"must be at least 1, got {getattr(self, key)}")
-        if self.layers > MOST_LAYERS:
-            raise self._fail("layers", f"must be at most {MOST_LAYERS}, got {self.layers}")
+        for key in ("layers", "mtp"):
+            if getattr(self, key) > MOST_LAYERS:
+                raise self._fail(key, f"must be at most {MOST_LAYERS}, got {getattr(self, key)}")
         if self.heads % self.kv_heads:
             raise self._fail("kv_heads", f"{self.kv_heads} does not divide the {self.heads} heads")
         if self.experts and not 1 <= self.experts_per_token <= self.experts:
@@ -228,8 +232,20 @@ def head_parameters(model: Model) -> int:
     return norm_parameters(model) + model.vocab * model.hidden
 
 
+def projection_parameters(model: Model) -> int:
+    """Weights of one layer of `mtp` besides its decoder layer: a projection of two hidden states to one, a norm of
+    each, and one before the head."""
+    return 2 * model.hidden * model.hidden + 3 * norm_parameters(model)
+
+
+def mtp_parameters(model: Model) -> int:
+    """Weights of the layers that predict further tokens, without the tables that they share."""
+    own = layer_parameters(model, model.is_dense(model.layers - 1)) + projection_parameters(model)
+    return model.mtp * own
+
+
 def parameters(model: Model) -> int:
-    """Return all weights, a tied head counted once."""
+    """Return all weights but those of `mtp`, a tied head counted once."""
     dense = sum(model.is_dense(layer) for layer in range(model.layers))
     total = dense * layer_parameters(model, True)
     total += (model.layers - dense) * layer_parameters(model, False) if model.experts else 0

@@ -224,14 +224,16 @@ def _split_equal(layers: int, each: float, first: float, last: float, stages: in
     return [head] + [low] * (middle - more) + [low + 1] * more + [tail]
 
 
-def stage_layers(counts: Sequence[int]) -> list[int | None]:
+def stage_layers(counts: Sequence[int], further: int = 0) -> list[int | None]:
     """Return the `layers` of each stage in a profile, which say where it may be divided.
 
-    Embedding and head count as one layer each, on the first and the last stage. None for a stage
-    in the middle without any layer.
+    Embedding and head count as one layer each, on the first and the last stage, and so do the `further`
+    layers beside the head. None for a stage in the middle without any layer.
     """
-    last = len(counts) - 1
-    return [count + (at == 0) + (at == last) or None for at, count in enumerate(counts)]
+    ends = [0] * len(counts)
+    ends[0] += 1
+    ends[-1] += 1 + further
+    return [count + end or None for count, end in zip(counts, ends, strict=True)]
 
 
 def stage_kinds(model: Model, counts: Sequence[int]) -> list[tuple[int, int]]:

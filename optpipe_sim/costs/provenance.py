@@ -11,7 +11,7 @@ from .layer import Work, layer
 from .machines import Machine
 from .models import Model, beyond_context
 from .parallelism import Layout, optimizer_seconds, static_bytes, sync_seconds
-from .roofline import OpTime, head_gemm
+from .roofline import OpTime, head_gemm, projection
 
 OPS = ("F", "B", "W")
 
@@ -52,7 +52,12 @@ def provenance(
     return {
         "source": f"optpipe-sim estimate: {model.name} on {machine.name}",
         **({"warnings": warnings} if warnings else {}),
-        "model": {"name": model.name, "source": model.source, "kind": kind_of(model)},
+        "model": {
+            "name": model.name,
+            "source": model.source,
+            "kind": kind_of(model),
+            **({"mtp": model.mtp} if model.mtp else {}),
+        },
         "machine": {"name": machine.name, "title": machine.title},
         "parallel": {
             **{key: getattr(layout, key) for key in ("devices", "tp", "cp", "ep", "dp", "zero")},
@@ -175,12 +180,15 @@ def weight_bytes(work: Work) -> int:
 def _flops(model: Model, work: Work, causal: bool = False) -> int:
     """Model FLOPs of the whole model's F, B and W of one microbatch, as MFU counts them.
 
-    Every score is counted, or with `causal` half of them, and no recomputation.
+    Every score is counted, or with `causal` half of them, layers that predict further tokens with their heads (as
+    in Megatron-LM, training.py), and no recomputation.
     """
     whole = Work(work.microbatch, work.seq)
-    total = 3 * head_gemm(model, whole).flops
-    dense = sum(model.is_dense(at) for at in range(model.layers))
-    for kind, number in ((True, dense), (False, model.layers - dense)):
+    total = 3 * (1 + model.mtp) * head_gemm(model, whole).flops
+    total += model.mtp * sum(projection(model, whole).flops(op) for op in OPS)
+    kinds = [model.is_dense(at) for at in range(model.layers)]
+    kinds += kinds[-1:] * model.mtp
+    for kind, number in ((True, sum(kinds)), (False, len(kinds) - sum(kinds))):
         if number:
             one = layer(model, kind, whole)
             total += number * sum(one.flops(op) for op in OPS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from .layer import Gemm, Layer, Message, Work
+from .layer import Gemm, Kept, Layer, Message, Work
 from .machines import Machine
 from .models import Model
 
@@ -208,9 +208,43 @@ def head_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:
     return OpTime(gemm=seconds, elementwise=moved / _memory(machine), messages=exposed)
 
 
+def projection(model: Model, work: Work) -> Layer:
+    """What a layer of `mtp` has besides its decoder layer and its head: a row of the token table, two norms, and
+    the GEMM that makes one hidden state of both (Megatron-LM, multi_token_prediction.py). Its input, and what it gives, are
+    gathered over the devices that share matrices."""
+    t, n, e, h = work.tokens, work.norm_tokens, work.element, model.hidden
+    step = e * t * h * (work.tp - 1) // work.tp
+    return Layer(
+        gemms=(Gemm("projection", t, 2 * h, h // work.tp),),
+        score_gemms=(),
+        attention_flops=0,
+        executed_share=1.0,
+        elementwise_f=e * n * h * (2 + 2 * 2 + 4),  # the row, the norms, and both side by side
+        elementwise_b=e * n * h * (2 + 2 * 3 + 4),
+        kept=(
+            Kept("projection norm inputs", 2 * e * n * h),
+            Kept("projection input", 2 * e * n * h, "norms"),
+        ),
+        input_bytes=e
+        * n
+        * h,  # with that of the decoder layer, a hidden state and a row of the table
+        held_for_w=e * (2 * n + t // work.tp) * h,
+        messages=tuple(Message("tp", op, 3 * step, "", 2) for op in "FB") if step else (),
+        recompute=work.recompute,
+        flash=False,
+    )
+
+
 def head_gemm(model: Model, work: Work) -> Gemm:
     """Return the head's GEMM: logits of every token over this device's part of the vocabulary."""
     return Gemm("head", work.tokens, model.hidden, -(-model.vocab // work.tp))
+
+
+def head_bytes(machine: Machine, model: Model, work: Work) -> tuple[int, int]:
+    """Inputs of the last norm and of the head; the logits."""
+    gemm = head_gemm(model, work)
+    inputs = 2 * work.element * work.norm_tokens * model.hidden
+    return inputs, round(machine.rates.logit_bytes * gemm.rows * gemm.columns)
 
 
 def _memory(machine: Machine) -> float:

@@ -31,8 +31,8 @@ class Piece(NamedTuple):
     """
 
     costs: Sequence[StageCost]
-    layers: Mapping[bool, Layer]
-    times: Mapping[bool, Mapping[str, OpTime]]
+    layers: Mapping[bool | None, Layer]
+    times: Mapping[bool | None, Mapping[str, OpTime]]
     work: Work
     start: int = 0
 

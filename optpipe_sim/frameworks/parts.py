@@ -70,10 +70,13 @@ def parts_of(profile: CostProfile, layers: Sequence[int] | None = None) -> tuple
             " need the number of layers of each stage; write it there, or give the layers of each stage"
         )
     counts = [count or 0 for count in said]
-    if _ends_count(profile, sum(counts)):
+    model = profile.meta.get("model")
+    further = model.get("mtp", 0) if isinstance(model, dict) else 0
+    if _ends_count(profile, sum(counts) - further):
         counts[0] -= 1
-        counts[-1] -= 1
-    return parts_with(counts)
+        counts[-1] -= 1 + further
+    *before, last = parts_with(counts)
+    return *before, last._replace(mtp=further)
 
 
 def _parts_of_items(profile: CostProfile) -> tuple[Part, ...]:

@@ -133,7 +133,8 @@ def _modules(stage: int, part: Part) -> list[str]:
     """The modules of a stage; raises for one that torchtitan cannot build."""
     if part.mtp:
         raise OptPipeError(
-            f"stage {stage}: has layers that predict further tokens, which torchtitan's decoders have not"
+            f"stage {stage}: has layers that predict further tokens, which torchtitan's decoders have not; give a model"
+            " with mtp: 0"
         )
     if not part.module_names():
         raise OptPipeError(

@@ -189,8 +189,10 @@ def test_hugging_face_configs(tmp_path) -> None:
         "moe_intermediate_size": 2048,
         "n_shared_experts": 1,
         "first_k_dense_replace": 3,
+        "num_nextn_predict_layers": 1,
     }
     assert parameters(load_model(deepseek)) == parameters(load_model("deepseek-v3"))
+    assert load_model(deepseek).mtp == 1
     gpt2 = {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257}
     gpt2["n_positions"] = 1024
     assert parameters(load_model(gpt2)) == 124_439_808

@@ -53,7 +53,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], float, list[str]]] = {
         {**LLAMA, "quantization_config": {"quant_method": "fbgemm_fp8"}}, 8.03,
         ["quantization_config"],
     ),
-    "deepseek-v3": (DEEPSEEK, 671.0, ["num_nextn_predict_layers", "quantization_config"]),
+    "deepseek-v3": (DEEPSEEK, 671.0, ["quantization_config"]),
     "gpt2": (
         {"model_type": "gpt2", "n_layer": 12, "n_embd": 768, "n_head": 12, "vocab_size": 50257,
          "n_positions": 1024}, 0.124, [],

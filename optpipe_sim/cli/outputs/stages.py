@@ -68,7 +68,9 @@ def most_chunks_text(profile: CostProfile) -> str:
 
 def _layers_text(profile: CostProfile, stage: int) -> str:
     """Return the layers of an estimated or measured stage: ``7 + embedding``."""
-    ends = ["embedding"] * (stage == 0) + ["head"] * (stage == len(profile.stages) - 1)
+    ends = ["embedding"] * (stage == 0)
+    if stage == len(profile.stages) - 1:
+        ends += ["mtp"] * profile.meta.get("model", {}).get("mtp", 0) + ["head"]
     return " + ".join([str(profile.meta["layers_per_stage"][stage]), *ends])
 
 
