@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
-from optpipe_sim.costs.free_lunch import round_trip_ratio
+from optpipe_sim.bounds.free_lunch import round_trip_ratio
 from optpipe_sim.errors import OptPipeError, OutOfMemory
 from optpipe_sim.names import build
 from optpipe_sim.profile import CostProfile

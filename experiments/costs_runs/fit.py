@@ -1,9 +1,11 @@
-"""Fit rates of the B200 to SimuMax's runs: to all layouts, and to all but each in turn.
+"""Fit rates of the B200 to SimuMax's runs: to all layouts, and to all but each in turn; and its GEMMs in fp8.
 
     python -m experiments.costs_runs.fit
 
 prints the rates of ``costs/data/machines/b200-sxm.yaml``, and for each layout those that its rows in
-``published/runs.yaml`` are compared at: fitted to the others, so that rates that saw a run never judge it.
+``published/runs.yaml`` are compared at: fitted to the others, so that rates that saw a run never judge it. Last
+the share of the peak that GEMMs in fp8 reach on this chip, fitted to the runs on GB200s in ``published/runs.yaml`` with
+``role: fit``, which judge nothing.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
+from scipy.optimize import least_squares, minimize_scalar
 
 from optpipe_sim.costs import load_machine
 from optpipe_sim.costs.provenance import iteration_ns
 from optpipe_sim.costs.published import published
 
-from .run import Estimated, estimated
+from .run import Estimated, estimated, measured_ns
 
 MACHINE, SOURCE = "b200-sxm", "simumax"
 _KEYS = ("model", "tp", "pp", "cp", "ep", "seq")  # runs alike in these are of one layout
@@ -83,10 +85,31 @@ def fit() -> dict[Layout | None, Rates]:
     return {layout: rates(layout) for layout in (None, *dict.fromkeys(layouts))}
 
 
+def fit_fp8() -> float:
+    """Return `Rates.gemm_fp8` fitted to runs on GB200s, by least squares of the relative errors of times."""
+    data, machine = published("runs"), load_machine("gb200")
+    rows = [{**data["sources"][row["source"]]["options"], **row} for row in data["rows"]]
+    seen = [row for row in rows if (row["machine"], row.get("role")) == ("gb200", "fit")]
+
+    def squares(share: float) -> float:
+        own = machine.with_rates(replace(machine.rates, gemm_fp8=share))
+        total = 0.0
+        for row in seen:
+            one = estimated(row, own, data)
+            measured = measured_ns(row, one.profile, one.microbatches)
+            assert measured is not None
+            total += (iteration_ns(one.profile, one.trace.makespan_ns) / measured - 1) ** 2
+        return total
+
+    found = minimize_scalar(squares, bounds=(0.3, 0.9), method="bounded", options={"xatol": 1e-3})
+    return round(float(found.x), 2)
+
+
 def main() -> int:
     """Print the rates."""
     for layout, rates in fit().items():
         print("all layouts" if layout is None else f"without {layout}", rates)
+    print("GEMMs in fp8", {"gemm_fp8": fit_fp8()})
     return 0
 
 

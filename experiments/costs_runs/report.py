@@ -71,8 +71,8 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
         "|---|---|--:|--:|--:|--:|",
     ]
     lines += [
-        f"| {arm.run} | {arm.choice} | {arm.time[0]:+.1%} | {arm.time[1]:+.1%} | {arm.gib[0]:+.1f} GiB"
-        f" | {arm.gib[1]:+.1f} GiB |"
+        f"| {arm.run} | {arm.choice} | {arm.time[0]:+.1%} | {arm.time[1]:+.1%} |"
+        + (" |  |" if arm.gib is None else "".join(f" {gib:+.1f} GiB |" for gib in arm.gib))
         for arm in arms(rows)
     ]
     lines += ["", "## An MFU that no run has reached", "", *beyond()]
@@ -154,7 +154,7 @@ class Arm(NamedTuple):
     run: str
     choice: str
     time: tuple[float, float]
-    gib: tuple[float, float]
+    gib: tuple[float, float] | None
 
 
 def arms(rows: Sequence[Compared]) -> Iterator[Arm]:
@@ -166,25 +166,27 @@ def arms(rows: Sequence[Compared]) -> Iterator[Arm]:
         base = plain.setdefault(row.ablation, row)
         if row is base:
             continue
-        (ms, gib), (ms0, gib0) = _both(row), _both(base)
+        ms, ms0, gib, gib0 = _time(row), _time(base), _peak(row), _peak(base)
         yield Arm(
             row.ablation,
-            " + ".join(sorted(row.features - base.features)),
+            row.arm or " + ".join(sorted(row.features - base.features)),
             (ms[0] / ms0[0] - 1, ms[1] / ms0[1] - 1),
-            (gib[0] - gib0[0], gib[1] - gib0[1]),
+            None if gib is None or gib0 is None else (gib[0] - gib0[0], gib[1] - gib0[1]),
         )
 
 
-def _both(row: Compared) -> tuple[tuple[float, float], tuple[float, float]]:
-    """Time and peak of a run that has both, published and estimated."""
+def _time(row: Compared) -> tuple[float, float]:
+    """The time of a run, published and estimated."""
     assert row.measured_ms is not None
-    assert row.measured_gib is not None
     assert row.error is not None
-    assert row.memory is not None
-    return (
-        (row.measured_ms, row.measured_ms * (1 + row.error)),
-        (row.measured_gib, row.measured_gib * (1 + row.memory)),
-    )
+    return row.measured_ms, row.measured_ms * (1 + row.error)
+
+
+def _peak(row: Compared) -> tuple[float, float] | None:
+    """The peak of a run, published and estimated; None where none was published."""
+    if row.measured_gib is None or row.memory is None:
+        return None
+    return row.measured_gib, row.measured_gib * (1 + row.memory)
 
 
 _HEAD = (

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 from optpipe_sim.costs import load_machine, load_model
 from optpipe_sim.costs.doubt import OFFLOADING, Compared, features, kind_of
 from optpipe_sim.costs.estimate import estimate
-from optpipe_sim.costs.layer import Work
 from optpipe_sim.costs.machines import Machine
 from optpipe_sim.costs.models import Model
 from optpipe_sim.costs.parallelism import Layout
 from optpipe_sim.costs.provenance import iteration_ns, mfu
 from optpipe_sim.costs.published import figure_15, published
+from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.files import write_text
 from optpipe_sim.names import build
@@ -54,6 +54,7 @@ _WORK = (
     "flash",
     "sequence_parallel",
     "cuda_graphs",
+    "overlap",
 )
 
 
@@ -100,7 +101,7 @@ def estimated(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any])
 def _compare(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) -> Compared:
     name, rates = row["model"], replace(machine.rates, **row.get("rates", {}))
     model, layout, microbatches, profile, trace = estimated(row, machine.with_rates(rates), data)
-    measured = _measured_ns(row, profile, microbatches)
+    measured = measured_ns(row, profile, microbatches)
     reached = dict.fromkeys((False, True), 0.0)
     if measured is not None:
         reached = {causal: mfu(profile, measured, microbatches, causal) for causal in reached}
@@ -120,6 +121,7 @@ def _compare(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) 
         measured_ms=None if measured is None else round(measured / 1e6, 3),
         measured_gib=row.get("peak_gib"),
         ablation=row.get("ablation", ""),
+        arm=row.get("arm", ""),
     )
 
 
@@ -144,11 +146,12 @@ def _features(
         exchange=row.get("exchange", "plain"),
         sequence_parallel=row.get("sequence_parallel", True),
         cuda_graphs=row.get("cuda_graphs", False),
+        overlap=tuple(row.get("overlap", ())),
     )
     return features(model, machine, layout, work)
 
 
-def _measured_ns(row: Mapping[str, Any], profile: CostProfile, microbatches: int) -> float | None:
+def measured_ns(row: Mapping[str, Any], profile: CostProfile, microbatches: int) -> float | None:
     """The published time of an iteration; None where only the peak counts."""
     if "iteration_ms" in row:
         return float(row["iteration_ms"]) * 1e6
@@ -223,7 +226,7 @@ def data_text(rows: Sequence[Compared], records: Sequence[Mapping[str, Any]]) ->
         values = {**row._asdict(), "features": "[" + ", ".join(sorted(row.features)) + "]"}
         values |= {key: f'"{values[key]}"' for key in ("run", "source")}
         values |= {key: "null" for key, value in values.items() if value is None}
-        values["ablation"] = f'"{row.ablation}"'
+        values |= {key: f'"{values[key]}"' for key in ("ablation", "arm")}
         lines.append("- {" + ", ".join(f"{key}: {value}" for key, value in values.items()) + "}")
     lines.append("# Runs that no estimate was held against, for the best that was reached.")
     lines.append("records:")

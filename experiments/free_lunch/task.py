@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from optpipe_sim.costs.free_lunch import free_lunch_ratio
+from optpipe_sim.bounds.free_lunch import free_lunch_ratio
 from optpipe_sim.costs.published import published
 from optpipe_sim.ops import BW, F, O, Op, R
 from optpipe_sim.profile import CostProfile

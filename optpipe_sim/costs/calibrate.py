@@ -22,9 +22,9 @@ from ..profile_io import load_profile
 from ..schedule import Schedule
 from ..sim import simulate
 from .estimate import estimate
-from .layer import HOW
 from .machines import Machine, Rates
 from .provenance import iteration_ns
+from .work import HOW
 
 # The rates that each kind of measurement determines, and the bounds of plausible ones.
 FITTED = {

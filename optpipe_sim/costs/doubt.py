@@ -15,11 +15,11 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ..files import plain, read_mapping
-from .layer import Work
 from .machine_files import load_machine, machine_names
 from .machines import Machine, Rates
 from .models import Model
 from .parallelism import Layout
+from .work import Work
 
 POOR = 0.2  # a median error beyond which a time is nothing to plan by
 FEW = 3  # with fewer runs that share all features of a case, all of its kind count
@@ -40,6 +40,7 @@ class Compared(NamedTuple):
             latter only.
         measured_ms, measured_gib: what was published, a time per iteration and a peak.
         ablation: the common name of runs that differ in one choice; the first is the baseline.
+            `arm`: what this one chose, where its features do not say it.
     """
 
     machine: str
@@ -56,6 +57,7 @@ class Compared(NamedTuple):
     measured_ms: float | None = None
     measured_gib: float | None = None
     ablation: str = ""
+    arm: str = ""
 
 
 class Best(NamedTuple):
@@ -123,6 +125,15 @@ FEATURES: Mapping[str, Callable[[Model, Machine, Layout, Work], bool]] = {
     "latent attention": lambda model, machine, layout, work: model.latent,
     "overlapped exchange": lambda model, machine, layout, work: (
         work.ep > 1 and work.exchange.endswith("overlapped")
+    ),
+    "overlapped gradients": lambda model, machine, layout, work: (
+        layout.copies > 1 and "grad-reduce" in work.overlap
+    ),
+    "overlapped tensor parallelism": lambda model, machine, layout, work: (
+        layout.tp > 1 and "tp-comm" in work.overlap
+    ),
+    "exposed tensor parallelism": lambda model, machine, layout, work: (
+        layout.tp > 1 and "tp-comm" not in work.overlap
     ),
     "CUDA graphs": lambda model, machine, layout, work: work.cuda_graphs,
     "experts without CUDA graphs": lambda model, machine, layout, work: (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from ..profile import CostProfile
 from ..profile.items import EMBEDDING, HEAD, MTP, Item
 from ..schedules.sliced.exchange import with_context_exchange
 from ..stage_cost import StageCost
-from .layer import Gemm, Layer, Work, device_parameters, layer
+from .layer import Layer, device_parameters, layer
 from .levels import stage_levels, working_set
 from .machine_files import load_machine
 from .machines import Machine, Rates
@@ -30,13 +29,15 @@ from .parallelism import (
     static_bytes,
     zero_seconds,
 )
-from .provenance import iteration_facts, provenance, weight_bytes
+from .provenance import iteration_facts, provenance
 from .roofline import (
     OpTime,
+    buffer_bytes,
     embedding_time,
+    exposed_exchange,
     head_bytes,
-    head_gemm,
     head_time,
+    head_working_set,
     op_time,
     projection,
 )
@@ -48,6 +49,7 @@ from .slices import (
     require_slice_by,
     slice_length,
 )
+from .work import Work
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 OPS = ("F", "B", "W")
@@ -82,6 +84,7 @@ def estimate(
     context: str = "ring",
     sequence_parallel: bool = True,
     cuda_graphs: bool = False,
+    overlap: Sequence[str] = (),
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
     levels: bool = False,
@@ -102,8 +105,8 @@ def estimate(
         chunks, placement: as in a profile. `flash`: fused attention.
         recompute: ``none``, ``norms`` (norms, activation functions, dropout) or ``full``.
         dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
-        exchange, context, cuda_graphs: how tokens reach experts, what devices exchange that share a
-            sequence, whether iterations run as CUDA graphs; see `layer.Work`.
+        exchange, context, cuda_graphs, overlap: how tokens reach experts, what devices exchange that share a
+            sequence, whether iterations run as CUDA graphs, what hides behind compute; see `work.Work`.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
         levels: whether stages get levels of recomputation (see `levels`); not with `recompute`.
@@ -123,7 +126,7 @@ def estimate(
         raise OptPipeError(f"chunks: must be a whole number of at least 1, got {chunks!r}")
     work = Work(
         microbatch, seq, tp, cp, ep, layout.expert_tp, flash, recompute, dtype,
-        sequence_parallel and tp > 1, exchange, context, cuda_graphs,
+        sequence_parallel and tp > 1, exchange, context, cuda_graphs, tuple(overlap),
     )  # fmt: skip
     work = replace(work, seq=slice_length(seq, slices, work))
     check_work(model, work)
@@ -267,14 +270,24 @@ class _Plan:
     def facts(self, counts: Sequence[int]) -> dict[str, Any]:
         """Return what holds for the whole iteration."""
         keys, known = self._known(counts)
-        spent = {op: OpTime() for op in OPS}
-        for key, number in Counter(keys).items():
-            for op in OPS:
-                one = known[key].times[op].times(number)
-                spent[op] = spent[op].plus(one._replace(attention=self.slices * one.attention))
+        spent = {
+            key: {
+                op: time._replace(attention=self.slices * time.attention)
+                for op, time in part.times.items()
+            }
+            for key, part in known.items()
+        }
         weights = [known[key].weights for key in keys]
         work = replace(self.work, seq=self.slices * self.work.seq)
-        return iteration_facts(self.model, self.machine, self.layout, work, spent, weights)
+        more = {
+            kind: exposed_exchange(one, self.machine, self.model, self.work)
+            for kind, one in self.layers.items()
+        }
+        body = [self.model.is_dense(at) for at in range(self.model.layers)]
+        return iteration_facts(
+            self.model, self.machine, self.layout, work, [spent[key] for key in keys], weights,
+            sum(more[kind] for kind in [*body, *body[-1:] * self.model.mtp]),
+        )  # fmt: skip
 
     def _known(self, counts: Sequence[int]) -> tuple[list[_Key], dict[_Key, _Parts]]:
         """Return the kind of each stage, and the parts of each kind: most stages are alike."""
@@ -319,7 +332,7 @@ class _Plan:
             held += number * min(one.held_for_w, one.kept_bytes())
             count = [c + number * w for c, w in zip(count, self.weights[which], strict=True)]
             working = max(working, working_set(one, self.machine))
-            buffers += self._buffers(one.gemms)
+            buffers += buffer_bytes(one.gemms, self.machine, self.work)
         movable = act
         heads = last * (1 + self.model.mtp)  # each further token has its logits and its loss
         for edge, number in zip(self.ends, (int(first), heads), strict=True):
@@ -338,7 +351,7 @@ class _Plan:
             act, held, movable = act + extra + logits, held + extra, movable + extra
             # beyond the working set of a layer, which comes after the logits are released
             most = max(working_set(one, self.machine) for one in self.layers.values())
-            excess = max(-logits, self._head_working_set(logits // heads) - most)
+            excess = max(-logits, head_working_set(self.machine, self.model, self.work) - most)
         if first and last and self.model.tied:
             count[0] -= self.model.vocab * self.model.hidden // self.work.tp
         reserve = working + buffers + round(self.machine.rates.workspace_mib * 2**20)
@@ -352,7 +365,7 @@ class _Plan:
             op: times[op].total + max(0.0, exchange[op] - hidden * times[op].gemm) for op in OPS
         }
         factor = self.machine.rates.memory_factor
-        each = weight_bytes(self.work)
+        each = self.work.weight_bytes
         static = static_bytes(weights, self.layout, each)
         if self.layout.zero == 3:  # one layer's weights gathered, the next one's on the way
             static += 2 * max(sum(w) for w in self.weights.values()) * each
@@ -380,21 +393,3 @@ class _Plan:
             layers, cost.act_bytes, cost.w_bytes, self.model, self.machine, self.work
         )
         return replace(cost, recompute=found)
-
-    def _head_working_set(self, logits: int) -> int:
-        """Return what the backward pass of the loss and of the head needs besides the logits' bytes.
-
-        First the logits' gradients, where they do not take the place of the logits; then these
-        alone, with the input gathered once more and its gradient.
-        """
-        gemm, work = head_gemm(self.model, self.work), self.work
-        gradients = work.element * gemm.rows * gemm.columns
-        shared = 2 if work.tp > 1 and work.sequence_parallel else 1
-        inputs = shared * work.element * gemm.rows * gemm.inner
-        apart = gradients if logits > gradients else 0
-        return max(apart, gradients - logits + inputs + self._buffers((gemm,)))
-
-    def _buffers(self, gemms: Sequence[Gemm]) -> int:
-        """Buffers that W keeps for weights of these shapes."""
-        weights = sum(gemm.inner * gemm.columns for gemm in gemms if gemm.weights)
-        return round(self.machine.rates.weight_buffers * weight_bytes(self.work) * weights)

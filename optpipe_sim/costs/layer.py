@@ -14,65 +14,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .models import Model, expert_parameters, layer_parameters, projection_parameters
+from .work import Message, Work, collectives, shares_heads, token_exchange
 
-# How tokens reach their experts: every copy on its own, or once per node (as DeepEP sends them);
-# waited for, or hidden behind the compute of another microbatch (as Megatron-LM can).
-EXCHANGES = ("plain", "per-node", "overlapped", "per-node-overlapped")
-CONTEXTS = ("ring", "heads")
-RECOMPUTE = ("none", "norms", "full")
-# what of `Work` says how a layer runs, whatever the split; `estimate` has arguments of these names
-HOW = ("flash", "dtype", "exchange", "context", "sequence_parallel", "cuda_graphs")
-DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}  # bytes of an activation
 LSE_BYTES = 4  # flash attention keeps one fp32 per head and token, the log-sum-exp of its scores
-
-
-@dataclass(frozen=True)
-class Work:
-    """One microbatch on one device of a stage.
-
-    Attributes:
-        microbatch, seq: sequences, and tokens of each.
-        tp, cp, ep: devices that share a layer's matrices, the sequence, the experts.
-        expert_tp: devices that share one expert's matrices (tp, or 1 where experts take its place).
-        flash: attention scores are never written to memory.
-        recompute: ``none``; ``norms`` (norm outputs, activation functions, dropout: recomputed in
-            the backward pass from what is kept); ``full`` (only the layer's input is kept).
-        dtype: of the GEMMs.
-        sequence_parallel: norms and dropout are shared by the tp devices as well.
-        exchange: how tokens reach experts on other devices, one of `EXCHANGES`.
-        context: what devices that share a sequence exchange, one of `CONTEXTS`: ``ring``, keys and
-            values; ``heads``, parts of the sequence for heads of all of it.
-        cuda_graphs: an iteration runs as CUDA graphs, so that layers with experts wait for no launches.
-    """
-
-    microbatch: int
-    seq: int
-    tp: int = 1
-    cp: int = 1
-    ep: int = 1
-    expert_tp: int = 1
-    flash: bool = True
-    recompute: str = "none"
-    dtype: str = "bf16"
-    sequence_parallel: bool = True
-    exchange: str = "plain"
-    context: str = "ring"
-    cuda_graphs: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of the device's part of the sequence."""
-        return self.microbatch * self.seq // self.cp
-
-    @property
-    def norm_tokens(self) -> int:
-        """Tokens of the norms, dropout and residuals of one device."""
-        return self.tokens // self.tp if self.sequence_parallel else self.tokens
-
-    @property
-    def element(self) -> int:
-        """Bytes of an activation."""
-        return DTYPES[self.dtype]
 
 
 class Gemm(NamedTuple):
@@ -101,16 +45,6 @@ class Kept(NamedTuple):
     )
 
 
-class Message(NamedTuple):
-    """Bytes that each device sends within its stage during an op, and the work that may hide them."""
-
-    group: str  # tp, cp, ep
-    op: str  # F, B, W
-    size: int
-    behind: str = ""  # "" exposed; "attention"; "gemm"; "all" compute
-    number: int = 1  # collectives that these bytes are sent in
-
-
 @dataclass(frozen=True)
 class Layer:
     """The costs of one layer on one device, for one microbatch."""
@@ -127,6 +61,7 @@ class Layer:
     messages: tuple[Message, ...]
     recompute: str
     flash: bool
+    routed: tuple[int, int] = (0, 0)  # of the elementwise bytes, F's and B's in the routed experts
 
     def kept_bytes(self, recompute: str | None = None) -> int:
         """Bytes kept from F to B, under the layer's own recompute choice or another."""
@@ -184,10 +119,11 @@ def layer(model: Model, dense: bool, work: Work) -> Layer:
         executed_share=0.5 if work.flash else 1.0,
         elementwise_f=elementwise_f + mlp_f + scores_f,
         elementwise_b=elementwise_b + mlp_b + scores_b,
+        routed=(0, 0) if dense else _routed_bytes(model, work),
         kept=norms + masks + kept + scores_kept + mlp_kept,
         input_bytes=e * n * h,
         held_for_w=held + mlp_held,
-        messages=_messages(model, work, dense) + messages,
+        messages=collectives(model, work, dense) + messages,
         recompute=work.recompute,
         flash=work.flash,
     )
@@ -280,8 +216,7 @@ def _experts(
     """Router, routed experts (tokens evenly spread), shared experts, and their exchange."""
     n, e, h = work.norm_tokens, work.element, model.hidden
     local = model.experts // work.ep
-    routed = (n if work.expert_tp == 1 else work.tokens) * model.experts_per_token
-    f = model.expert_ffn // work.expert_tp
+    routed, f = _routed(model, work)
     rows = max(1, routed // local)
     gemms: tuple[Gemm, ...] = (
         Gemm("router", n, h, model.experts),
@@ -295,13 +230,8 @@ def _experts(
         Kept("expert activation output", e * routed * f, "norms"),
     )
     held = e * routed * (h + 2 * f + f + h) + e * n * h
-    # tokens are gathered for their experts and scattered back, each a read and a write; where they
-    # go to other devices, they are sorted on both sides
-    sorts = e * (8 if work.ep > 1 else 4) * routed * h
-    moved_f, moved_b = e * routed * 3 * f + sorts, e * routed * 5 * f + sorts
-    size = e * routed * h * (work.ep - 1) // work.ep
-    hidden = "all" if work.exchange.endswith("overlapped") else ""
-    messages = tuple(Message("ep", op, 2 * size, hidden, 2) for op in "FB") if size else ()
+    moved_f, moved_b = _routed_bytes(model, work)
+    messages = token_exchange(work, e * routed * h * (work.ep - 1) // work.ep)
     if model.shared_ffn:
         more = _mlp(model, work, model.shared_ffn)
         gemms, kept = gemms + more[0], kept + more[1]
@@ -309,48 +239,19 @@ def _experts(
     return gemms, kept, held, moved_f, moved_b, messages
 
 
-def _messages(model: Model, work: Work, dense: bool) -> tuple[Message, ...]:
-    """Collectives of tensor and context parallelism.
-
-    Tensor: an all-gather and a reduce-scatter (or one all-reduce, the same bytes) around each
-    block, in F and in B; with sequence parallelism the inputs are gathered once more for W, behind
-    the GEMMs of B. Context: keys and values go round the ring, behind the attention, in B with
-    their gradients; or queries, keys, values and the output are exchanged for heads of the whole
-    sequence (DeepSpeed-Ulysses, arXiv 2309.14509), before and after the attention.
-    """
-    t, e, h = work.tokens, work.element, model.hidden
-    found: list[Message] = []
-    if work.tp > 1:
-        step = e * t * h * (work.tp - 1) // work.tp
-        # experts that take the place of tensor parallelism exchange tokens instead
-        blocks = 2 if dense or work.expert_tp > 1 or model.shared_ffn else 1
-        found += [Message("tp", op, 2 * blocks * step, "", 2 * blocks) for op in "FB"]
-        if work.sequence_parallel:
-            found.append(Message("tp", "B", blocks * step, "gemm", blocks))
-    if work.cp > 1:
-        keys = (
-            model.heads * (model.qk_dim + model.v_dim)
-            if model.latent
-            else 2 * max(work.tp, model.kv_heads) * model.head_dim
-        )
-        if shares_heads(work):
-            width = keys + model.heads * (model.v_dim + (0 if model.latent else model.qk_dim))
-            if model.latent:
-                width += model.heads * model.qk_dim
-            step = e * t * width // work.tp * (work.cp - 1) // work.cp
-            found += [Message("cp", op, step, "", 4) for op in "FB"]
-        else:
-            step = e * t * keys // work.tp * (work.cp - 1)
-            found += [
-                Message("cp", "F", step, "attention"),
-                Message("cp", "B", 2 * step, "attention"),
-            ]
-    return tuple(found)
+def _routed(model: Model, work: Work) -> tuple[int, int]:
+    """Return the copies of tokens that one device's experts get, and the width of its part of an expert."""
+    tokens = work.norm_tokens if work.expert_tp == 1 else work.tokens
+    return tokens * model.experts_per_token, model.expert_ffn // work.expert_tp
 
 
-def shares_heads(work: Work) -> bool:
-    """Whether the devices of one sequence exchange their parts of it for heads."""
-    return work.cp > 1 and work.context == "heads"
+def _routed_bytes(model: Model, work: Work) -> tuple[int, int]:
+    """Return the bytes that F and B move in the routed experts besides their GEMMs."""
+    routed, f = _routed(model, work)
+    # tokens are gathered for their experts and scattered back, each a read and a write; where they
+    # go to other devices, they are sorted on both sides
+    sorts = (8 if work.ep > 1 else 4) * routed * model.hidden
+    return work.element * (3 * routed * f + sorts), work.element * (5 * routed * f + sorts)
 
 
 def _bias_rows(model: Model, work: Work) -> int:

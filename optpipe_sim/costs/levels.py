@@ -15,10 +15,11 @@ from typing import NamedTuple
 
 from ..profile.items import PARTIAL
 from ..stage_cost import RecomputeLevel
-from .layer import Layer, Work
+from .layer import Layer
 from .machines import Machine
 from .models import Model
 from .roofline import gemm_seconds, op_time
+from .work import Work
 
 # Part: the names of the tensors it keeps, and of the GEMMs that recompute it.
 PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

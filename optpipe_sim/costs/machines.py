@@ -31,6 +31,7 @@ class Rates:
 
     Attributes:
         gemm: the share of the peak FLOP/s that a large GEMM reaches.
+        gemm_fp8: the same of a GEMM in fp8, of the peak in fp8; 0: as `gemm`.
         attention: of the peak, of a fused attention kernel, counting what it executes.
         bandwidth: of the memory bandwidth, of kernels that only move data.
         collective: of the links' bandwidth, of collectives within a stage and a node.
@@ -78,6 +79,7 @@ class Rates:
     p2p: float = 0.15
     p2p_network: float = 0.6
     p2p_latency_us: float = 20.0
+    gemm_fp8: float = 0.0
     half_inner: float = 64.0
     half_waves: float = 0.25
     half_rows: float = 150.0
@@ -106,6 +108,8 @@ class Rates:
                 raise MachineError(
                     f"achieved.{entry.name}: must be at least 0, got {getattr(self, entry.name)}"
                 )
+        if self.gemm_fp8 > 1:
+            raise MachineError(f"achieved.gemm_fp8: must be from 0 to 1, got {self.gemm_fp8}")
         if self.memory_factor <= 0 or self.overhead >= 1:
             raise MachineError("achieved: memory_factor must be above 0, overhead below 1")
 

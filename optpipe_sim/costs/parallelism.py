@@ -10,10 +10,10 @@ import numpy as np
 from ..errors import OptPipeError
 from ..profile import Nvme, Offload
 from ..stage_cost import StageCost
-from .layer import CONTEXTS, DTYPES, EXCHANGES, RECOMPUTE, Work, shares_heads
 from .machines import Machine, MachineError, Pcie
 from .models import Model
 from .roofline import bandwidth_within
+from .work import CONTEXTS, DTYPES, EXCHANGES, OVERLAPS, RECOMPUTE, Work, shares_heads
 
 OPTIMIZER_BYTES = 12  # Adam in mixed precision: fp32 weights and two moments
 GRADIENT_BYTES = 4
@@ -111,25 +111,11 @@ def optimizer_seconds(counts: tuple[int, int], layout: Layout, machine: Machine)
     return total / (machine.memory_gb_per_s * 1e9 * machine.rates.bandwidth)
 
 
-def sync_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> float:
-    """Return the time per iteration to reduce gradients over the replicas and gather updated weights.
-
-    None of it is hidden here. ZeRO 2 and 3 reduce with every W instead: `zero_seconds`.
-    """
-    total = 0.0
-    for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
-        part = count * (copies - 1) / copies
-        # an all-reduce is a reduce-scatter and an all-gather of gradients; ZeRO 1 gathers weights
-        size = {0: 2 * GRADIENT_BYTES, 1: GRADIENT_BYTES + 2, 2: 2, 3: 0}[layout.zero]
-        total += part * size / _replica_bandwidth(layout, copies, machine)
-    return total
-
-
 def zero_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> dict[str, float]:
     """Return the time that ZeRO 2 and 3 add to F, B and W of a microbatch, before any overlap."""
     found = {"F": 0.0, "B": 0.0, "W": 0.0}
     for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
-        part = count * (copies - 1) / copies / _replica_bandwidth(layout, copies, machine)
+        part = count * (copies - 1) / copies / replica_bandwidth(layout, copies, machine)
         if layout.zero >= 2:
             found["W"] += GRADIENT_BYTES * part
         if layout.zero >= 3:
@@ -138,7 +124,7 @@ def zero_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> d
     return found
 
 
-def _replica_bandwidth(layout: Layout, copies: int, machine: Machine) -> float:
+def replica_bandwidth(layout: Layout, copies: int, machine: Machine) -> float:
     """Return the bytes per second of one device in a collective over `copies` of the same weights.
 
     Replicas are in different nodes as soon as one fills a node. Members of one node share the
@@ -363,6 +349,11 @@ def check_work(model: Model, work: Work) -> None:
             f"context: heads needs tp {work.tp} x cp {work.cp} to divide the {model.kv_heads} kv_heads"
             f" of {model.name}; give ring"
         )
+    for name in work.overlap:
+        if name not in OVERLAPS:
+            raise OptPipeError(f"overlap: expected some of {', '.join(OVERLAPS)}, got {name!r}")
+    if "param-gather" in work.overlap and "grad-reduce" not in work.overlap:
+        raise OptPipeError("overlap: param-gather needs grad-reduce, as in Megatron-LM; give both")
     if work.dtype not in DTYPES:
         raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
     for key, whole in (("heads", model.heads), ("ffn", model.ffn)):

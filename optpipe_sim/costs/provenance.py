@@ -7,13 +7,16 @@ from typing import Any
 
 from ..profile import CostProfile
 from .doubt import doubt, kind_of
-from .layer import Work, layer
+from .layer import layer
 from .machines import Machine
 from .models import Model, beyond_context
-from .parallelism import Layout, optimizer_seconds, static_bytes, sync_seconds
+from .parallelism import GRADIENT_BYTES, Layout, optimizer_seconds, replica_bandwidth, static_bytes
 from .roofline import OpTime, head_gemm, projection
+from .work import Work
 
 OPS = ("F", "B", "W")
+# weights in a bucket: Megatron-LM's default, the larger of these
+BUCKET, BUCKET_PER_COPY = 40_000_000, 1_000_000
 
 _USED = (
     "gemm",
@@ -28,6 +31,7 @@ _USED = (
 _ONCE = (
     "optimizer_ms",
     "gradient_sync_ms",
+    "exposed_exchange_ms",
     "flops_per_microbatch",
     "flops_per_microbatch_causal",
 )
@@ -46,6 +50,7 @@ def provenance(
     rates = machine.rates
     how = {key: f"fitted to {source}" for key, source in rates.fitted.items()}
     used = (*_USED, "all_to_all", "expert_us") if model.experts else _USED
+    used = (*used, "gemm_fp8") if work.dtype == "fp8" and rates.gemm_fp8 else used
     times = "estimated" if not how else "estimated with fitted rates"
     beyond = beyond_context(model, work.seq)
     warnings = [*model.warnings, *([beyond] if beyond else [])]
@@ -72,11 +77,12 @@ def provenance(
             **({"exchange": work.exchange} if work.ep > 1 else {}),
             **({"sequence_parallel": False} if work.tp > 1 and not work.sequence_parallel else {}),
             **({"cuda_graphs": True} if work.cuda_graphs else {}),
+            **({"overlap": list(work.overlap)} if work.overlap else {}),
             **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),
             **({"slices": list(lengths)} if len(lengths) > 1 else {}),
         },
         "layers_per_stage": list(counts),
-        "iteration": {key: notes[key] for key in _ONCE}
+        "iteration": {key: notes[key] for key in _ONCE if key in notes}
         | {"overhead": rates.overhead, "peak_flops_per_device": machine.peak(work.dtype)},
         "parameters_per_device": notes["parameters_per_device"],
         "weights_bytes_per_device": notes["weights_bytes_per_device"],
@@ -104,10 +110,62 @@ def provenance(
 
 
 def iteration_ns(profile: CostProfile, makespan_ns: float) -> float:
-    """Return the time of an iteration: the schedule, gaps between ops, gradient sync, update."""
+    """Return the time of an iteration: the schedule, exchange of tokens that it has no other microbatch to hide
+    behind, gaps between ops, gradient sync, update."""
     extra: Mapping[str, float] = profile.meta.get("iteration", {})
     once = (extra.get("optimizer_ms", 0.0) + extra.get("gradient_sync_ms", 0.0)) * 1e6
+    makespan_ns += extra.get("exposed_exchange_ms", 0.0) * 1e6
     return makespan_ns / (1 - extra.get("overhead", 0.0)) + once
+
+
+def sync_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> tuple[float, float]:
+    """Return the times per iteration to reduce gradients over the replicas, and to gather updated weights.
+
+    ZeRO 2 and 3 reduce with every W instead: `zero_seconds`. What of these times is hidden: `exposed_sync`.
+    """
+    reduce = gather = 0.0
+    for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
+        part = count * (copies - 1) / copies / replica_bandwidth(layout, copies, machine)
+        # an all-reduce is a reduce-scatter and an all-gather of gradients; ZeRO 1 gathers weights
+        reduce += part * {0: 2, 1: 1, 2: 0, 3: 0}[layout.zero] * GRADIENT_BYTES
+        gather += part * (2 if layout.zero in (1, 2) else 0)
+    return reduce, gather
+
+
+def exposed_sync(
+    counts: tuple[int, int],
+    layout: Layout,
+    machine: Machine,
+    overlap: Sequence[str],
+    forward: Sequence[float],
+    backward: Sequence[float],
+) -> float:
+    """Return the seconds of `sync_seconds` that nothing hides.
+
+    With ``grad-reduce`` a device reduces the gradients of a part of its layers (a bucket, Megatron-LM's default size)
+    as soon as its last backward pass has them: behind the rest of that pass and, with several chunks, behind
+    the passes of the chunks that follow, of a group of p microbatches each, as Megatron-LM orders them. What
+    is ready last is exposed. ``param-gather`` hides the updated weights of ZeRO 1 behind the first forward
+    passes in the same way.
+
+    Args:
+        counts: weights outside and inside experts, of all chunks of the device.
+        forward, backward: seconds of compute that one microbatch takes in each chunk, F, and B with W.
+    """
+    reduce, gather = sync_seconds(counts, layout, machine)
+    bucket = max(BUCKET, BUCKET_PER_COPY * layout.copies) / max(1, sum(counts))
+    hiding = machine.rates.gemm_overlap
+
+    def exposed(whole: float, chunks: Sequence[float]) -> float:
+        each, number = hiding * sum(chunks) / len(chunks), len(chunks)
+        last = 1 + (number - 1) * layout.pipeline  # passes from the first chunk's on
+        return max(min(1.0, bucket) * whole, whole / number - each, whole - last * each)
+
+    if "grad-reduce" in overlap:
+        reduce = exposed(reduce, backward)
+    if "param-gather" in overlap and layout.zero == 1:
+        gather = exposed(gather, forward)
+    return reduce + gather
 
 
 def mfu(profile: CostProfile, iteration: float, microbatches: int, causal: bool = False) -> float:
@@ -140,14 +198,17 @@ def iteration_facts(
     machine: Machine,
     layout: Layout,
     work: Work,
-    spent: Mapping[str, OpTime],
+    spent: Sequence[Mapping[str, OpTime]],
     weights: Sequence[tuple[int, int]],
+    exposed: float,
 ) -> dict[str, Any]:
     """Return what holds for the whole iteration, as `provenance` takes it.
 
     Args:
-        work: whole sequences. spent: by op, on one microbatch by all stages.
+        work: whole sequences. spent: by stage and op, on one microbatch.
         weights: per stage, outside and inside experts.
+        exposed: seconds that the exchange of tokens adds to one microbatch's F and B where it is
+            hidden behind no other microbatch, over all stages.
     """
     devices = layout.pipeline
     # as with placement loop; others differ only where stages differ
@@ -155,26 +216,30 @@ def iteration_facts(
         tuple(sum(pair[i] for pair in weights[d::devices]) for i in (0, 1)) for d in range(devices)
     ]
     pairs = [(int(pair[0]), int(pair[1])) for pair in held]
-    whole = sum(time.total for time in spent.values()) or 1.0
+    times = [time for stage in spent for time in stage.values()]
+    whole = sum(time.total for time in times) or 1.0
+    passes = {ops: [sum(stage[op].compute for op in ops) for stage in spent] for ops in ("F", "BW")}
+    synced = (
+        exposed_sync(
+            pair, layout, machine, work.overlap, passes["F"][d::devices], passes["BW"][d::devices]
+        )
+        for d, pair in enumerate(pairs)
+    )
     return {
         "parameters_per_device": [sum(pair) for pair in pairs],
         "weights_bytes_per_device": [
-            static_bytes(pair, layout, weight_bytes(work)) for pair in pairs
+            static_bytes(pair, layout, work.weight_bytes) for pair in pairs
         ],
         "optimizer_ms": _ms(max(optimizer_seconds(p, layout, machine) for p in pairs)),
-        "gradient_sync_ms": _ms(max(sync_seconds(p, layout, machine) for p in pairs)),
+        "gradient_sync_ms": _ms(max(synced)),
+        **({"exposed_exchange_ms": _ms(exposed)} if exposed > 0 else {}),
         "time_spent": {
-            part: round(sum(getattr(time, part) for time in spent.values()) / whole, 4)
+            part: round(sum(getattr(time, part) for time in times) / whole, 4)
             for part in OpTime._fields
         },
         "flops_per_microbatch": _flops(model, work),
         "flops_per_microbatch_causal": _flops(model, work, causal=True),
     }
-
-
-def weight_bytes(work: Work) -> int:
-    """Of one weight."""
-    return 4 if work.dtype in ("fp32", "tf32") else 2
 
 
 def _flops(model: Model, work: Work, causal: bool = False) -> int:

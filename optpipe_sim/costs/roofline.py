@@ -9,14 +9,18 @@ head stay in bf16, and every other GEMM has its operands cast first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import NamedTuple
 
-from .layer import Gemm, Kept, Layer, Message, Work
+from .layer import Gemm, Kept, Layer
 from .machines import Machine
 from .models import Model
+from .work import Message, Work
 
 TILE = 128
 EXPERT_SHARE = {"F": 1 / 3, "B": 2 / 3}  # of `Rates.expert_us`
+_EXPERTS = ("experts in", "experts out")  # the linears of routed experts
 GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32: W reads and writes it
 
 
@@ -34,6 +38,11 @@ class OpTime(NamedTuple):
     def total(self) -> float:
         """The whole duration."""
         return sum(self)
+
+    @property
+    def compute(self) -> float:
+        """The time in kernels that compute."""
+        return self.gemm + self.attention + self.elementwise
 
     def plus(self, other: OpTime) -> OpTime:
         """Return the sum, part by part."""
@@ -57,8 +66,10 @@ def gemm_seconds(gemm: Gemm, op: str, machine: Machine, dtype: str, element: int
     moved = element * (rows * inner + inner * columns) + out_bytes * rows * columns
     per_byte = gemm.groups / _memory(machine)
     sums = out_bytes * rows * columns * per_byte * machine.rates.exposed_sums if op == "W" else 0.0
-    peak = machine.peak(gemm_dtype(gemm, dtype))
-    peak *= efficiency(machine, rows, inner, columns, gemm.groups)
+    own, rates = gemm_dtype(gemm, dtype), machine.rates
+    peak = machine.peak(own) * efficiency(machine, rows, inner, columns, gemm.groups)
+    if own == "fp8" and rates.gemm_fp8:
+        peak *= rates.gemm_fp8 / rates.gemm
     if gemm.groups > 1 and gemm.weights:
         peak *= gemm.rows / (gemm.rows + machine.rates.half_rows)
     return max(gemm.flops / peak + sums, moved * per_byte)
@@ -96,6 +107,24 @@ def efficiency(machine: Machine, rows: int, inner: int, columns: int, groups: in
 
 def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -> OpTime:
     """Seconds of F, B or W of one layer on one device, recomputation included in B."""
+    time = _compute_time(layer, op, machine, work)
+    exposed = sum(
+        max(0.0, message_seconds(one, machine, model, work) - _cover(layer, one, machine, work))
+        for one in layer.messages
+        if one.op == op
+    )
+    launches = 0.0
+    routed = any(gemm.name == "router" for gemm in layer.gemms)
+    if routed and op != "W" and not work.cuda_graphs:
+        launches = machine.rates.expert_us * 1e-6 * EXPERT_SHARE[op]
+    time = time._replace(messages=exposed, launches=launches)
+    if op == "B" and layer.recompute == "full":
+        return time.plus(op_time(unpaired(layer), "F", machine, model, work))
+    return time
+
+
+def _compute_time(layer: Layer, op: str, machine: Machine, work: Work) -> OpTime:
+    """Seconds of F, B or W of one layer in kernels that compute, without recomputing the whole layer."""
     element, dtype, rates = work.element, work.dtype, machine.rates
     gemm = sum(gemm_seconds(one, op, machine, dtype, element) for one in layer.gemms)
     attention, moved = 0.0, 0
@@ -106,24 +135,50 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
         # each of the dropped tensors is written once more, from an input of about its size
         moved += 2 * (layer.kept_bytes("none") - layer.kept_bytes("norms"))
     moved += cast_bytes(layer, op, dtype)
-    elementwise = moved / (machine.memory_gb_per_s * 1e9 * rates.bandwidth)
-    exposed = launches = 0.0
-    for message in layer.messages:
-        if message.op == op:
-            seconds = message_seconds(message, machine, model, work)
-            cover = {
-                "attention": attention,
-                "gemm": gemm * rates.gemm_overlap,
-                "all": (gemm + attention + elementwise) * rates.gemm_overlap,
-            }
-            exposed += max(0.0, seconds - cover.get(message.behind, 0.0))
-    routed = any(gemm.name == "router" for gemm in layer.gemms)
-    if routed and op != "W" and not work.cuda_graphs:
-        launches = rates.expert_us * 1e-6 * EXPERT_SHARE[op]
-    time = OpTime(gemm, attention, elementwise, exposed, launches)
-    if op == "B" and layer.recompute == "full":
-        return time.plus(op_time(layer, "F", machine, model, work))
-    return time
+    return OpTime(gemm, attention, moved / (machine.memory_gb_per_s * 1e9 * rates.bandwidth))
+
+
+def _cover(layer: Layer, message: Message, machine: Machine, work: Work) -> float:
+    """Return the seconds of compute that a message can hide behind."""
+    if not message.behind:
+        return 0.0
+    seconds = 0.0
+    for op in message.during or message.op:
+        whole = _compute_time(layer, op, machine, work)
+        if message.behind == "attention":
+            return whole.attention
+        if message.behind == "gemm":
+            seconds += whole.gemm
+            continue
+        names = _EXPERTS if message.behind in ("experts", "rest") else (message.behind,)
+        part = sum(
+            gemm_seconds(one, op, machine, work.dtype, work.element)
+            for one in layer.gemms
+            if one.name in names
+        )
+        if names is _EXPERTS and op != "W":
+            part += layer.routed[op == "B"] / _memory(machine)
+        seconds += whole.total - part if message.behind == "rest" else part
+    return seconds * machine.rates.gemm_overlap
+
+
+def unpaired(layer: Layer) -> Layer:
+    """Return the layer where no other microbatch's op runs beside it, so that its tokens' exchange is exposed."""
+    bare = (one._replace(behind="") if one.group == "ep" else one for one in layer.messages)
+    return replace(layer, messages=tuple(bare))
+
+
+def exposed_exchange(layer: Layer, machine: Machine, model: Model, work: Work) -> float:
+    """Return the seconds that its tokens' exchange adds to one F and one B where no other microbatch hides it.
+
+    So it is until the first B of an iteration and after the last F: one F and one B of every layer are in line there.
+    """
+    alone = unpaired(layer)
+    return sum(
+        op_time(alone, op, machine, model, work).messages
+        - op_time(layer, op, machine, model, work).messages
+        for op in ("F", "B")
+    )
 
 
 def _attention_seconds(layer: Layer, op: str, machine: Machine, dtype: str, element: int) -> float:
@@ -245,6 +300,26 @@ def head_bytes(machine: Machine, model: Model, work: Work) -> tuple[int, int]:
     gemm = head_gemm(model, work)
     inputs = 2 * work.element * work.norm_tokens * model.hidden
     return inputs, round(machine.rates.logit_bytes * gemm.rows * gemm.columns)
+
+
+def head_working_set(machine: Machine, model: Model, work: Work) -> int:
+    """Return what the backward pass of one loss and its head needs besides the logits' bytes.
+
+    First the logits' gradients, where they do not take the place of the logits; then these
+    alone, with the input gathered once more and its gradient.
+    """
+    gemm, logits = head_gemm(model, work), head_bytes(machine, model, work)[1]
+    gradients = work.element * gemm.rows * gemm.columns
+    shared = 2 if work.tp > 1 and work.sequence_parallel else 1
+    inputs = shared * work.element * gemm.rows * gemm.inner
+    apart = gradients if logits > gradients else 0
+    return max(apart, gradients - logits + inputs + buffer_bytes((gemm,), machine, work))
+
+
+def buffer_bytes(gemms: Iterable[Gemm], machine: Machine, work: Work) -> int:
+    """Return the buffers that W keeps for weights of these shapes."""
+    weights = sum(gemm.inner * gemm.columns for gemm in gemms if gemm.weights)
+    return round(machine.rates.weight_buffers * work.weight_bytes * weights)
 
 
 def _memory(machine: Machine) -> float:

@@ -13,10 +13,11 @@ from ..errors import OptPipeError
 from ..op_table import in_proportion
 from ..profile.parts import join
 from ..stage_cost import RecomputeLevel, StageCost
-from .layer import Layer, Work
+from .layer import Layer
 from .machines import Machine
 from .models import Model
 from .roofline import OpTime, message_seconds
+from .work import Work
 
 SLICE_BY = ("length", "time", "exchange")
 TILE = 128  # tokens: slices of equal time are whole numbers of these, where they are long enough

@@ -40,6 +40,8 @@ def options(schedule: Schedule, profile: CostProfile) -> tuple[dict[str, Any], l
         )
     if work.get("slice_by") == "exchange":
         raise InvalidSchedule("its devices exchange no context, as SlimPipe's do")
+    if work.get("overlap"):
+        raise InvalidSchedule("no options of it are known that hide the communication of --overlap")
     if work["recompute"] not in ("none", "full"):
         raise InvalidSchedule(f"it does not recompute {work['recompute']}")
     lengths = work["slices"]

@@ -94,6 +94,11 @@ def options(
     parallelism["module_fqns_per_model_part"] = list(map(_modules, range(len(parts)), parts))
     parallelism["num_pp_microbatches"] = shape.microbatches
     level = next(iter(schedule.recompute.values()), None)
+    if "tp-comm" in dict(profile.meta.get("work") or {}).get("overlap", ()):
+        raise OptPipeError(
+            f"profile {profile.name}: its costs hide tensor parallelism's collectives as Megatron-LM does, which"
+            " torchtitan has no option for; estimate without --overlap tp-comm"
+        )
     if shape.devices > 1:  # its CUDA graphs are on by default, and refuse a pipeline
         if dict(profile.meta.get("work") or {}).get("cuda_graphs"):
             raise OptPipeError(

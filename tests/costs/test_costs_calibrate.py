@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import yaml
 
+from optpipe_sim.bounds.free_lunch import free_lunch_ratio, round_trip_ratio
 from optpipe_sim.cli import main
 from optpipe_sim.costs import estimate, load_machine
 from optpipe_sim.costs.calibrate import (
@@ -18,7 +19,6 @@ from optpipe_sim.costs.calibrate import (
     residuals,
     run,
 )
-from optpipe_sim.costs.free_lunch import free_lunch_ratio, round_trip_ratio
 from optpipe_sim.costs.published import published, zero_bubble_cells
 from optpipe_sim.errors import OptPipeError
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from optpipe_sim.costs.estimate import estimate
-from optpipe_sim.costs.layer import Work, layer
+from optpipe_sim.costs.layer import layer
 from optpipe_sim.costs.levels import parts_of
 from optpipe_sim.costs.machine_files import load_machine
 from optpipe_sim.costs.model_files import load_model
+from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import OptPipeError
 
 

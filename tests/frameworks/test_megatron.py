@@ -195,6 +195,18 @@ def test_groups_run_or_are_refused(
             {"moe_token_dispatcher_type": "flex", "overlap_moe_expert_parallel_comm": True},
         ),
         ("qwen3-30b-a3b", 4, {"cuda_graphs": True}, {"cuda_graph_impl": "full_iteration"}),
+        (
+            "llama3-8b",
+            8,
+            {"tp": 2, "dp": 2, "overlap": ("grad-reduce", "param-gather", "tp-comm")},
+            {"overlap_grad_reduce": True, "overlap_param_gather": True, "tp_comm_overlap": True},
+        ),
+        (  # nothing to hide
+            "llama3-8b",
+            4,
+            {"overlap": ("grad-reduce", "param-gather", "tp-comm")},
+            {"overlap_grad_reduce": False, "overlap_param_gather": False, "tp_comm_overlap": False},
+        ),
     ],
 )
 def test_an_estimated_profile_says_what_it_assumes(

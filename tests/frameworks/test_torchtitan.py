@@ -148,6 +148,9 @@ def test_the_command_line_has_the_sizes_and_no_cuda_graphs() -> None:
     graphs = estimate("llama3-8b", "h100", 2, cuda_graphs=True)
     with pytest.raises(OptPipeError, match="which torchtitan refuses with a pipeline"):
         torchtitan.options(build("1f1b", graphs, 8), graphs, None)
+    hidden = estimate("llama3-8b", "h100", 4, tp=2, overlap=("tp-comm",))
+    with pytest.raises(OptPipeError, match="estimate without --overlap tp-comm"):
+        torchtitan.options(build("1f1b", hidden, 8), hidden, None)
     for zero, sizes in (
         (0, {"data_parallel_replicate_degree": 4, "data_parallel_shard_degree": 1}),
         (2, {"data_parallel_shard_degree": 4, "fsdp_reshard_after_forward": "never"}),

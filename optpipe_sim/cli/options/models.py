@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import OptPipeError
+from .kinds import names
 
 if TYPE_CHECKING:
     from ...costs.calibrate import Calibration
@@ -104,6 +105,18 @@ def add_cuda_graphs(parser: argparse.ArgumentParser) -> None:
         "--cuda-graphs",
         action="store_true",
         help="iterations run as CUDA graphs: layers with experts wait for no launches",
+    )
+
+
+def add_overlap(parser: argparse.ArgumentParser) -> None:
+    """``--overlap``."""
+    parser.add_argument(
+        "--overlap",
+        type=names,
+        default=[],
+        metavar="A,B,...",
+        help="what hides behind compute, as Megatron-LM can: grad-reduce, param-gather (gradients and weights of the"
+        " replicas); tp-comm (tensor parallelism's collectives); default: none of them",
     )
 
 

@@ -10,11 +10,11 @@ from ...errors import OptPipeError
 from ...solvers.options import TREATMENTS
 from ...units import Size, as_size, parse_size
 from ..calibrate import Calibration
-from ..layer import RECOMPUTE
 from ..machine_files import load_machine
 from ..machines import Machine
 from ..model_files import load_model
 from ..models import Model
+from ..work import RECOMPUTE
 from .rows import Advice
 from .search import OnProgress, Search
 from .space import Question, as_choices
@@ -59,6 +59,7 @@ def advise(
     exchange: str = "plain",
     context: str = "ring",
     sequence_parallel: bool = True,
+    overlap: Sequence[str] = (),
 ) -> Advice:
     """Return the best configuration of each of the `top` best splits of a model over GPUs.
 
@@ -79,7 +80,7 @@ def advise(
         pp, tp, cp, dp, ep, zero, microbatch, chunks: what may be chosen, a number or several; see
             `parallelism.Layout` and `estimate`; `etp`, too, which is one size unless given. By default whatever divides; devices share sequences (cp) where each has
             8,192 tokens of one at least.
-        flash, dtype, exchange, context, sequence_parallel: as for `estimate`.
+        flash, dtype, exchange, context, sequence_parallel, overlap: as for `estimate`.
         slices, slice_by: slices of each sequence, a number, several, or ``auto``: those with 8,192 tokens per
             device at least; of equal ``length`` or ``time``.
 
@@ -120,6 +121,7 @@ def advise(
         exchange=exchange,
         context=context,
         sequence_parallel=sequence_parallel,
+        overlap=tuple(overlap),
         slices=None if slices == "auto" else as_choices("slices", slices),
         slice_by=slice_by,
         treatments=allowed,

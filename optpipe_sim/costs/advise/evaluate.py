@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -197,6 +198,7 @@ def evaluate(
     context: str = "ring",
     sequence_parallel: bool = True,
     cuda_graphs: bool = False,
+    overlap: Sequence[str] = (),
     memory_limit: Size | None = None,
     calibration: Calibration | None = None,
     measured_ns: float | None = None,
@@ -209,7 +211,7 @@ def evaluate(
         microbatches: m, per replica and iteration, of `microbatch` sequences each.
         schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`.
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
-        pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs: as for `estimate`;
+        pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap: as for `estimate`;
             zero is 1 by default where there are replicas.
         memory_limit: per device, not enforced; None: what driver and libraries leave.
         calibration: what `calibrate` returned; its rates are used.
@@ -247,7 +249,7 @@ def evaluate(
         model, machine, gpus, dp * microbatch * microbatches, seq, limit,
         (pp,), (tp,), (cp,), (dp,), (ep,), (zero,), (microbatch,), (chunks,), (recompute,),
         (name,), flash, dtype, exchange, context, sequence_parallel, etp=None if etp is None else (etp,),
-        cuda_graphs=cuda_graphs,
+        cuda_graphs=cuda_graphs, overlap=tuple(overlap),
     )  # fmt: skip
     profile = estimate(
         model,

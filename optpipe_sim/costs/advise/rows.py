@@ -13,9 +13,9 @@ from ...units import format_size, format_time, html_table
 from ..calibrate import Calibration
 from ..doubt import Doubt, caution, doubt, kind_of, plausibility
 from ..estimate import estimate
-from ..layer import HOW, Work
 from ..parallelism import Layout
 from ..provenance import iteration_ns, mfu
+from ..work import HOW, Work
 from .memory import Bought
 from .space import Choice, Question
 

@@ -11,11 +11,11 @@ from ...errors import InvalidSchedule, OptPipeError
 from ...names import ENTRIES, parse_name
 from ...solvers.options import TREATMENTS
 from ...solvers.starts import LOOP, ONE_CHUNK, VEE
-from ..layer import HOW, RECOMPUTE, Work
 from ..machines import Machine, MachineError
 from ..models import Model
 from ..parallelism import Layout, check_work
 from ..slices import require_slice_by, slice_length
+from ..work import HOW, RECOMPUTE, Work
 
 OFFLOADING = ("po", "po-h", "po-f", "adaoffload", "sppo")  # useless without a link to the host
 SEARCHED = ("optpipe",)
@@ -131,6 +131,7 @@ class Question:
     seed: int = 0  # of the searches
     etp: tuple[int, ...] | None = None  # None: as `parallelism.Layout` has it
     cuda_graphs: bool = False
+    overlap: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the first keys of ``advise --json`` and ``evaluate --json``."""
@@ -165,7 +166,10 @@ class Question:
                 f"global batch: at most {MOST_SEQUENCES} sequences, got {self.global_batch}"
             )
         self.machine.peak(self.dtype)
-        check_work(self.model, Work(1, self.seq, exchange=self.exchange, context=self.context))
+        check_work(
+            self.model,
+            Work(1, self.seq, exchange=self.exchange, context=self.context, overlap=self.overlap),
+        )
         for value in self.zero or ():
             Layout(1, zero=value)
         for value in self.recompute:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from ...costs.work import OVERLAPS
 from ...errors import InvalidSchedule, OptPipeError
 from ...ops import COMPUTE, F
 from ...profile import CostProfile
@@ -230,12 +231,29 @@ def _sizes(profile: CostProfile, microbatches: int) -> Iterator[tuple[str, Any]]
         yield "sequence-parallel", True
     if parallel.get("zero", 0) == 1:
         yield "use-distributed-optimizer", True
+    yield from _overlaps(parallel, work)
     yield from _kernels(work, ep)
     if "microbatch" in work:
         yield "micro-batch-size", work["microbatch"]
         yield "global-batch-size", work["microbatch"] * microbatches * dp
     if "seq" in work:
         yield "seq-length", work["seq"]
+
+
+def _overlaps(parallel: Mapping[str, Any], work: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the options for what an estimate hides behind compute, where there is something to hide."""
+    replicas = parallel.get("dp", 1) * parallel.get("cp", 1) > 1
+    shared = parallel.get("tp", 1) > 1 and work.get("sequence_parallel", True)
+    has = {
+        "grad-reduce": replicas,
+        "param-gather": replicas and parallel.get("zero", 0) == 1,
+        "tp-comm": shared,
+    }
+    yield from (
+        (option, True)
+        for name, option in OVERLAPS.items()
+        if name in work.get("overlap", ()) and has[name]
+    )
 
 
 def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:

@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from ...costs import load_model
 from ...costs.estimate import Source
-from ...costs.layer import Work, layer
+from ...costs.layer import layer
 from ...costs.models import Model
 from ...costs.parallelism import check_work, split_layers
 from ...costs.roofline import head_gemm
+from ...costs.work import Work
 from ...errors import OptPipeError
 from .blocks import Block, norm, rotary_table
 from .recompute import LAYER, part

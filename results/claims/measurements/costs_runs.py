@@ -8,6 +8,9 @@ from typing import Any
 
 from optpipe_sim.study.claims import Tables, percent, span
 
+QWEN = "Megatron-Bridge's overlapped exchange of Qwen3-30B"
+LLAMA = "Megatron-Bridge's layouts of LLaMA-3 70B"
+
 
 def sentences(tables: Tables) -> Iterator[str]:
     rows = list(tables("costs_runs"))
@@ -23,6 +26,8 @@ def sentences(tables: Tables) -> Iterator[str]:
 
     yield _held_out(rows)
     yield _in_short(rows)
+    yield _hiding(rows)
+    yield _layouts(rows)
     mosaic, moonlight = "MosaicML", "Megatron-Bridge's recomputed"
     yield (
         f"Of whole training runs: {told('h100-sxm', 'dense', 'Meta')} of Llama 3's on H100s,"
@@ -30,8 +35,9 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" {told('b200-sxm', 'experts', 'SimuMax')} of those with experts,"
         f" {told('a100-80gb-megatron', 'dense', mosaic)} of MosaicML's on A100s and"
         f" {told('h100-sxm', 'dense', mosaic)} of theirs on H100s,"
-        f" {told('h100-sxm', 'experts', 'Megatron-LM')} of a shorter DeepSeek-V3's and"
-        f" {told('h100-sxm', 'experts', moonlight)} of Moonlight's on H100s"
+        f" {told('h100-sxm', 'experts', 'Megatron-LM')} of a shorter DeepSeek-V3's,"
+        f" {told('h100-sxm', 'experts', moonlight)} of Moonlight's and"
+        f" {told('h100-sxm', 'experts', QWEN)} of Qwen3-30B's on H100s"
     )
     bridge = "NVIDIA Megatron-Bridge"
     dense, experts = (
@@ -40,7 +46,45 @@ def sentences(tables: Tables) -> Iterator[str]:
     )
     yield (
         f"Megatron-Bridge's in fp8 on H100s, B200s and GB200s: {dense[0]}, {dense[1]} and {dense[2]} of dense models,"
-        f" {experts[0]}, {experts[1]} and {experts[2]} of those with experts"
+        f" {experts[0]}, {experts[1]} and {experts[2]} of those with experts; {told('h100-sxm', 'dense', LLAMA)} of its"
+        " other layouts of LLaMA-3 70B on H100s"
+    )
+
+
+def _change(row: dict[str, Any], base: dict[str, Any]) -> list[str]:
+    """How much longer or shorter a run is than another, published and estimated."""
+    times = [(one["measured_ms"], one["measured_ms"] * (1 + one["error"])) for one in (row, base)]
+    return [percent(abs(own / other - 1)) for own, other in zip(*times, strict=True)]
+
+
+def _hiding(rows: list[dict[str, Any]]) -> str:
+    """What hiding the exchange of tokens gains, where it is all that differs."""
+
+    def chosen(row: dict[str, Any]) -> set[str]:
+        return set(row["features"].split(" + "))
+
+    hidden = {"overlapped exchange"}
+    told = [
+        _change(row, base)
+        for row in rows
+        for base in rows
+        if row["ablation"] and row["ablation"] == base["ablation"]
+        if chosen(row) - chosen(base) == hidden and chosen(base) < chosen(row)
+    ]
+    deepseek, plain, once = (f"{one} (estimated: {two})" for one, two in told)
+    return (
+        f"Hiding the exchange of tokens behind compute shortens iterations of Qwen3-30B by {plain}, or where it goes once per"
+        f" node by {once}, and those of a shorter DeepSeek-V3 that is recomputed by {deepseek}"
+    )
+
+
+def _layouts(rows: list[dict[str, Any]]) -> str:
+    """Three layouts of one model on the same devices."""
+    base, deep, wide = (row for row in rows if row["source"] == LLAMA)
+    (deeper, deeper_told), (wider, wider_told) = _change(deep, base), _change(wide, base)
+    return (
+        f"LLaMA-3 70B on 32 H100s takes {deeper} longer with 8 stages in the place of 4 (estimated: {deeper_told}), and {wider}"
+        f" longer with tp 8 in the place of 4 (estimated: {wider_told})"
     )
 
 

@@ -21,7 +21,8 @@ from stage_cases import (
 from torch import nn
 
 from optpipe_sim.costs import load_model
-from optpipe_sim.costs.layer import Work, layer
+from optpipe_sim.costs.layer import layer
+from optpipe_sim.costs.work import Work
 from optpipe_sim.runtime.measure.fake import fake_bytes
 from optpipe_sim.runtime.measure.memory import LiveBytes
 from optpipe_sim.runtime.model import stash

@@ -14,6 +14,7 @@ from ...options.models import (
     add_kernels,
     add_machine,
     add_model,
+    add_overlap,
     add_slice_by,
     model_and_machine,
 )
@@ -82,6 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_family(parser, "only plans that this framework can run, ending in the options to paste")
     add_kernels(parser)
+    add_overlap(parser)
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
@@ -129,6 +131,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             exchange=arguments.exchange,
             context=arguments.context,
             sequence_parallel=not arguments.no_sequence_parallel,
+            overlap=arguments.overlap,
             slice_by=arguments.slice_by,
         )
     files: dict[str, str] = {}

@@ -31,6 +31,7 @@ def closer_look(out: Out, arguments: argparse.Namespace, best: Row) -> None:
         words += ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []
         words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
         words += ["--context", arguments.context] if arguments.context != "ring" else []
+        words += ["--overlap", ",".join(arguments.overlap)] if arguments.overlap else []
         words += ["--calibrate", arguments.calibrate] if arguments.calibrate else []
         hint(out, f"{called} {shlex.join([*words, '--save', profile])}", code=True)
     where = f"{shlex.quote(profile)}"

@@ -13,6 +13,7 @@ from ...options.models import (
     add_layers,
     add_machine,
     add_model,
+    add_overlap,
     add_slice_by,
     layer_list,
     model_and_machine,
@@ -78,6 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         " schedules and solvers to choose from",
     )
     add_kernels(parser)
+    add_overlap(parser)
     add_cuda_graphs(parser)
     parser.add_argument(
         "--offload",
@@ -127,6 +129,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         exchange=arguments.exchange,
         context=arguments.context,
         sequence_parallel=not arguments.no_sequence_parallel,
+        overlap=arguments.overlap,
         cuda_graphs=arguments.cuda_graphs,
         offload={"auto": None, "yes": True, "no": False}[arguments.offload],
         layers=layer_list(arguments.layers),

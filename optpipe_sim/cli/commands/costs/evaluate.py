@@ -16,6 +16,7 @@ from ...options.models import (
     add_layers,
     add_machine,
     add_model,
+    add_overlap,
     layer_list,
     model_and_machine,
 )
@@ -76,6 +77,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="what B recomputes: nothing; norms, activation functions and dropout; the whole layer",
     )
     add_kernels(parser)
+    add_overlap(parser)
     add_cuda_graphs(parser)
     parser.add_argument(
         "--memory-limit", metavar="SIZE", type=size, help="per device; default: all that is left"
@@ -124,6 +126,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         exchange=arguments.exchange,
         context=arguments.context,
         sequence_parallel=not arguments.no_sequence_parallel,
+        overlap=arguments.overlap,
         cuda_graphs=arguments.cuda_graphs,
         memory_limit=arguments.memory_limit,
         calibration=fitted,
