@@ -18,7 +18,7 @@ from ..stage_cost import RecomputeLevel
 from .layer import Layer
 from .machines import Machine
 from .models import Model
-from .roofline import gemm_seconds, op_time
+from .roofline import gemm_seconds, op_time, unpaired
 from .work import Work
 
 # Part: the names of the tensors it keeps, and of the GEMMs that recompute it.
@@ -144,7 +144,10 @@ def _drops(
             sum(totals[one].size for one in chain), sum(totals[one].seconds for one in chain), most
         )
     whole = [
-        (layer.kept_bytes() - layer.input_bytes, op_time(layer, "F", machine, model, work).total)
+        (
+            layer.kept_bytes() - layer.input_bytes,
+            op_time(unpaired(layer), "F", machine, model, work).total,
+        )
         for layer, number in layers
         for _ in range(number)
     ]

@@ -9,6 +9,7 @@ import pytest
 
 from experiments.costs_runs.fit import fit_fp8
 from optpipe_sim.costs import estimate, load_machine, load_model
+from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.layer import Gemm, Layer, layer
 from optpipe_sim.costs.machines import Machine, MachineError, Rates
 from optpipe_sim.costs.parallelism import Layout
@@ -196,3 +197,25 @@ def test_fp8_has_a_share_of_its_own_that_other_runs_were_fitted_to() -> None:
     assert len(fitted) == 4
     assert all(row["dtype"] == "fp8" and "tp" not in row for row in fitted)
     assert not [row for row in rows if row["machine"] == "b200-sxm" and "role" in row]
+
+
+def test_all_of_an_iteration_is_told_and_what_could_be_hidden() -> None:
+    options: dict[str, Any] = {"pp": 4, "chunks": 2, "tp": 2, "ep": 8, "microbatches": 8}
+    for exchange, overlap in (("plain", ()), ("overlapped", ("grad-reduce", "tp-comm"))):
+        found = evaluate(
+            "qwen3-30b-a3b", "h100", 64, 4096, exchange=exchange, overlap=overlap, **options
+        )
+        assert sum(found.advice.parts(found.row).values()) == pytest.approx(1, abs=1e-6)
+        told = {text.split(" is")[0].split(" are")[0] for text in found.advice.doubts(found.row)}
+        exposed = {"the exchange of tokens", "tensor parallelism's collectives"}
+        assert told & exposed == (exposed if exchange == "plain" else set())
+
+
+def test_a_level_that_recomputes_whole_layers_exchanges_tokens_in_the_open() -> None:
+    options: dict[str, Any] = {"ep": 8, "dp": 8, "levels": True, "layers": [12] * 4}
+    again = [
+        estimate("qwen3-30b-a3b", "h100", 4, exchange=how, **options).stages[1].recompute[-1]
+        for how in ("plain", "overlapped")
+    ]
+    assert {level.name for level in again} == {"full"}
+    assert again[0].t_ns == again[1].t_ns

@@ -288,6 +288,11 @@ class Advice:
         parts = self.parts(row)
         if parts["gradients"] + parts["collectives"] > LOSS and "collective" not in _fitted(row):
             found.append("the rate of collectives is assumed")
+        hides = self.question.overlap
+        if parts["gradients"] > LOSS and "grad-reduce" not in hides:
+            found.append("the gradients of replicas are hidden by nothing: see --overlap")
+        if choice.tp > 1 and parts["collectives"] > LOSS and "tp-comm" not in hides:
+            found.append("tensor parallelism's collectives are hidden by nothing: see --overlap")
         if choice.slices > 1:
             found.append(
                 "no run over slices was compared in time: kernels of short slices are slower"
@@ -374,17 +379,21 @@ def _parts(row: Row, question: Question) -> dict[str, float]:
     again, sent = again * (1 - levels) + levels, sent * (1 - levels)
     idle = {cause: ns / devices / total for cause, ns in trace.idle_ns.items()}
     once = row.profile.meta["iteration"]
+    gradients, update, exposed = (
+        once.get(key, 0.0) * 1e6
+        for key in ("gradient_sync_ms", "optimizer_ms", "exposed_exchange_ms")
+    )
     return {
         "compute": max(0.0, busy * (1 - again - sent)),
-        "collectives": busy * sent,
+        "collectives": busy * sent + exposed / total,
         "recompute": busy * again,
         "bubble": idle["fill"] + idle["drain"] + idle["neighbour"],
         "hops": idle["communication"],
         "waiting for memory": idle["memory"],
         "reloads": idle["reload"],
-        "gradients": once["gradient_sync_ms"] * 1e6 / total,
-        "update": once["optimizer_ms"] * 1e6 / total,
-        "between ops": (total - iteration_ns(row.profile, 0) - trace.makespan_ns) / total,
+        "gradients": gradients / total,
+        "update": update / total,
+        "between ops": (total - gradients - update - exposed - trace.makespan_ns) / total,
     }
 
 
