@@ -19,9 +19,15 @@ from . import default_chunks
 
 
 def gis(
-    profile: CostProfile, microbatches: int, chunks: int | None = None, group: int | None = None
+    profile: CostProfile,
+    microbatches: int,
+    chunks: int | None = None,
+    group: int | None = None,
+    early: int = 0,
+    late: int = 0,
 ) -> Schedule:
     """Build the generalised interleaved schedule with groups of `group` microbatches (default: p).
+    `early` and `late` are no part of GIS: see `grouped`.
 
     With d devices, v chunks and TF, TB, TW of one chunk, rank 0 holds g*(v-1) + d chunk
     activations, for ceil(d/2) <= g <= d; the bubble is (d-1)*(TF+TB) + (d-g)*(v-1)*(TF+TB-TW),
@@ -38,10 +44,10 @@ def gis(
     Source: Wan et al., PipeOffload (arXiv 2503.01328), section 4 and table 1.
 
     Raises:
-        InvalidSchedule: for a group or a number of chunks below 1.
+        InvalidSchedule: for a group or a number of chunks below 1, or a negative `early` or `late`.
     """
     costs = profile.rechunk(default_chunks(profile, chunks))
-    return grouped(costs, microbatches, costs.devices if group is None else group)
+    return grouped(costs, microbatches, costs.devices if group is None else group, early, late)
 
 
 def gis_h(profile: CostProfile, microbatches: int, chunks: int | None = None) -> Schedule:
@@ -67,15 +73,28 @@ def gis_h(profile: CostProfile, microbatches: int, chunks: int | None = None) ->
     return grouped(costs, microbatches, -(-costs.devices // 2))
 
 
-def grouped(costs: CostProfile, microbatches: int, group: int) -> Schedule:
+def grouped(
+    costs: CostProfile, microbatches: int, group: int, early: int = 0, late: int = 0
+) -> Schedule:
     """Repeat a block of `group` microbatches, for a profile that is already divided into its
     chunks.
 
     Per device the ops are laid out on unit slots, three (F, B, W) per chunk and microbatch, and
     taken in the order of the slots; the replay closes the gaps.
+
+    Args:
+        early: how many F's more the first device runs ahead, and each device after it in proportion
+            fewer (the last none), as in ZB-H2: the lower ranks wait longest for their first B. It
+            takes memory, and from some number on devices wait for one another for ever.
+        late: how many W's more the last device postpones, and each device before it in proportion
+            fewer (the first none), as in ZB-H1: B's reach the lower ranks sooner, and the higher
+            ones, whose last B's come first, run their W's meanwhile.
     """
     if group < 1:
         raise InvalidSchedule(f"group: must be at least 1, got {group}")
+    for key, value in (("early", early), ("late", late)):
+        if value < 0:
+            raise InvalidSchedule(f"{key}: must not be negative, got {value}")
     p, v = costs.devices, costs.chunks
     chunk = np.arange(v)[:, None]
     shape = costs.shape(microbatches)
@@ -92,12 +111,14 @@ def grouped(costs: CostProfile, microbatches: int, group: int) -> Schedule:
     for rank in range(p):
         forward = offset + rank
         backward = forward[-1, shape.slices - 1] + 1 + 3 * (p - 1 - rank) + offset[::-1]
-        slots = np.concatenate((forward, backward, backward + 1), axis=None)
+        ahead, behind = (3 * early * (p - 1 - rank), 3 * late * rank)
+        weights = backward + 1 + behind // max(1, p - 1)
+        slots = np.concatenate((forward - ahead // max(1, p - 1), backward, weights), axis=None)
         table = np.empty((len(slots), 3), np.int32)
         table[:, 0] = np.repeat((F, B, W), v * shape.units)
         table[:, 1] = np.tile(np.repeat(shape.stages_of(rank), shape.units), 3)
         table[:, 2] = np.concatenate((np.tile(index[0], v), np.tile(order, 2 * v)))
-        tables.append(table[np.argsort(slots)])
+        tables.append(table[np.argsort(slots, kind="stable")])
     offsets = np.arange(p + 1) * 3 * v * shape.units
     return Schedule.from_table(shape, np.concatenate(tables), offsets)
 

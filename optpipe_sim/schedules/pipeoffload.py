@@ -21,6 +21,8 @@ def pipeoffload(
     chunks: int | None = None,
     group: int = 1,
     offloaded: int | None = None,
+    early: int = 0,
+    late: int = 0,
 ) -> Schedule:
     """Repeat a block of `group` microbatches, with each device's first `offloaded` chunks
     offloaded.
@@ -28,6 +30,7 @@ def pipeoffload(
     By default as many chunks are offloaded as the copy engines can carry beside the compute: all of
     them if the round trip of a microbatch's activations takes no longer than its F, B and W.
     `copies.with_copies` plans the copies; ``meta["dropped"]`` counts those that found no slot.
+    `early` and `late` are no part of PipeOffload: see `gis.grouped`.
 
     At p = 4, m = 6, v = 2, copies as long as a cell::
 
@@ -44,7 +47,7 @@ def pipeoffload(
 
     Raises:
         InvalidSchedule: for a profile that does not offload; for a group or a number of chunks
-            below 1, or `offloaded` not from 0 to the number of chunks.
+            below 1, a negative `early` or `late`, or `offloaded` not from 0 to the number of chunks.
     """
     costs = profile.rechunk(default_chunks(profile, chunks))
     require_offload(costs, "PipeOffload")
@@ -54,7 +57,7 @@ def pipeoffload(
         raise InvalidSchedule(
             f"offloaded: must be from 0 to {costs.chunks}, the chunks per device, got {offloaded}"
         )
-    return with_copies(grouped(costs, microbatches, group), costs, offloaded)
+    return with_copies(grouped(costs, microbatches, group, early, late), costs, offloaded)
 
 
 def po_h(

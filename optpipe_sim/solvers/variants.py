@@ -9,6 +9,7 @@ delay ops; and the memory of its resident chunks, op by op, is known before any 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..bounds.bounds import naive
-from ..errors import OptPipeError
+from ..errors import Deadlock, OptPipeError
 from ..op_costs import op_costs, treatments
 from ..ops import B, F, O, R
 from ..profile import CostProfile
@@ -34,6 +35,8 @@ from .problem import Problem
 MOST_LEVELS = 48  # limits to plan for, if there are more sums of activations than this
 
 IN_VAIN = 3  # limits in a row without improvement that end the search
+CLIMBS = 3  # variants of GIS and PipeOffload that are stretched
+STEPS = (1, 2, 4, 8)  # of their F's and W's
 
 GROUPED = ("gis", "po")
 
@@ -53,12 +56,15 @@ class Way(NamedTuple):
 @dataclass(frozen=True)
 class _Order:
     """A compute order: its cost without limit and copies, the number of its problem, its group
-    size; `planned`: the costs that the pattern plans with; `plain`: without the recomputation in
-    `schedule`; `may_fit`: the numbers of offloaded chunks that may fit."""
+    size, and how far F's and W's are moved (`gis.grouped`); `planned`: the costs that the pattern
+    plans with; `plain`: without the recomputation in `schedule`; `may_fit`: the numbers of offloaded
+    chunks that may fit."""
 
     cost_ns: int
     at: int
     group: int
+    early: int
+    late: int
     way: Way | None
     planned: CostProfile
     plain: Schedule
@@ -150,6 +156,81 @@ def grouped_variants(
                 yield _variant(problems[order.at], order, offloaded)
 
 
+class _Spot(NamedTuple):
+    """A variant of GIS (nothing offloaded) or PipeOffload, stretched or not."""
+
+    group: int
+    offloaded: int
+    early: int = 0
+    late: int = 0
+
+    def near(self) -> Iterator[_Spot]:
+        """Yield the spots that are one step of any size away."""
+        for step in STEPS:
+            for early, late in ((0, step), (step, 0), (step, step), (0, -step), (-step, 0)):
+                spot = self._replace(early=self.early + early, late=self.late + late)
+                if min(spot.early, spot.late) >= 0:
+                    yield spot
+        for offloaded in (self.offloaded + 1, self.offloaded - 1):
+            yield self._replace(offloaded=offloaded)
+
+
+def stretched_variants(
+    problem: Problem,
+    way: Way | None,
+    best_ns: Callable[[], float],
+    over: Callable[[], bool] = lambda: False,
+) -> Iterator[tuple[str, Schedule]]:
+    """Yield GIS and PipeOffload with F's earlier and W's later than published (see `gis.grouped`), each
+    faster than those before it: from the `CLIMBS` fastest of the usual group sizes, step by step to
+    the best neighbour as long as that is faster.
+
+    Args:
+        way: how every activation is recomputed; None: not at all. best_ns: the cost to beat. over:
+            tells whether the time is up.
+    """
+    planned = _planned(problem, way)
+    orders: dict[tuple[int, int, int], _Order | None] = {}
+    costs: dict[_Spot, float] = {}
+
+    def order(group: int, early: int = 0, late: int = 0) -> _Order | None:
+        key = group, early, late
+        if key not in orders:
+            orders[key] = None
+            with suppress(Deadlock):  # F's so early that devices wait for one another
+                orders[key] = _order(problem, 0, group, way, planned, early, late)
+        return orders[key]
+
+    def replayed(spot: _Spot) -> Iterator[tuple[str, Schedule]]:
+        """Find the cost of a spot, and yield its schedule if no spot before was as fast."""
+        if spot in costs or over():
+            return
+        one = order(spot.group, spot.early, spot.late)
+        least = min([best_ns(), *costs.values()])
+        costs[spot] = float("inf")
+        if one is None or spot.offloaded not in one.may_fit:
+            return
+        _, name, schedule = _variant(problem, one, spot.offloaded)
+        with suppress(OptPipeError):
+            costs[spot] = problem.replay(schedule, explain=False).cost_ns
+        if costs[spot] < least:
+            yield name, schedule
+
+    first = [one for group in _groups(problem, True) if not over() and (one := order(group))]
+    for one in first:
+        for offloaded in one.may_fit:
+            yield from replayed(_Spot(one.group, offloaded))
+    for start in sorted(costs, key=costs.__getitem__)[:CLIMBS]:
+        here, before = start, float("inf")
+        while costs[here] < before:
+            before = costs[here]
+            for spot in here.near():
+                yield from replayed(spot)
+            here = min(
+                (spot for spot in (here, *here.near()) if spot in costs), key=costs.__getitem__
+            )
+
+
 def _groups(problem: Problem, usual: bool) -> list[int]:
     """Group sizes from 1 to m: those of the papers and the divisors of m, or the others."""
     p, m = problem.profile.devices, problem.microbatches
@@ -158,17 +239,23 @@ def _groups(problem: Problem, usual: bool) -> list[int]:
 
 
 def _order(
-    problem: Problem, at: int, group: int, way: Way | None, planned: CostProfile
+    problem: Problem,
+    at: int,
+    group: int,
+    way: Way | None,
+    planned: CostProfile,
+    early: int = 0,
+    late: int = 0,
 ) -> _Order | None:
     """Make an order that may fit with some number of offloaded chunks; None if there is none."""
-    plain = grouped(planned, problem.microbatches, group)
+    plain = grouped(planned, problem.microbatches, group, early, late)
     schedule = _recomputed(problem, plain, way)
     may_fit = _may_fit(problem, schedule)
     if not may_fit:
         return None
     costs = as_split(problem.profile)
     trace = simulate(schedule, costs, enforce=False, objective=problem.objective)
-    return _Order(trace.cost_ns, at, group, way, planned, plain, schedule, may_fit)
+    return _Order(trace.cost_ns, at, group, early, late, way, planned, plain, schedule, may_fit)
 
 
 def _planned(problem: Problem, way: Way | None) -> CostProfile:
@@ -194,7 +281,9 @@ def only_delays(problem: Problem) -> bool:
 
 def _variant(problem: Problem, order: _Order, offloaded: int) -> Found:
     options = f"chunks={problem.shape.chunks},group={order.group}"
-    last = "" if order.way is None else f",{order.way}"
+    moved = (("early", order.early), ("late", order.late))
+    last = "".join(f",{key}={slots}" for key, slots in moved if slots)
+    last += "" if order.way is None else f",{order.way}"
     if not offloaded:
         return order.at, f"gis:{options}{last}", order.schedule
     schedule = with_copies(order.plain, order.planned, offloaded, start_ns=order.start_ns)

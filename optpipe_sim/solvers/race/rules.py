@@ -3,7 +3,8 @@ these.
 
 They are grouped in *rules*: a family of schedules on one shape with one way to recompute. All rules
 are tried, in parallel processes, or skipped if a bound proves that they cannot beat the incumbent;
-rules that are cheap to build and may be fast come first.
+rules that are cheap to build and may be fast come first. Last come rules that are not published: GIS
+and PipeOffload with F's earlier and W's later.
 """
 
 from __future__ import annotations
@@ -22,19 +23,28 @@ from ...schedules.recompute import at_level
 from ..problem import Problem
 from ..starts import RECOMPUTING, megatron_offloads, plain_schedules, recomputing_schedules
 from ..treated.sliced import in_slices, sliced_schedules, whole
-from ..variants import GROUPED, Way, grouped_variants, levels_of, limited_variants, work_ns
+from ..variants import (
+    GROUPED,
+    Way,
+    grouped_variants,
+    levels_of,
+    limited_variants,
+    stretched_variants,
+    work_ns,
+)
 from .portfolio import Race
 
 Built = Iterable[tuple[str, Schedule]]
 BestNs = Callable[[], float]
 PUBLISHED = "published schedules"
+STRETCHED = 9
 
 
 class Rule(NamedTuple):
     """Published schedules of one shape that are built together.
 
     Attributes:
-        tier: lower tiers are cheaper to build. estimate_ns: an estimate of the makespan of the
+        tier: lower tiers are cheaper to build; `STRETCHED` is not published. estimate_ns: an estimate of the makespan of the
             fastest. bound_ns: a proven lower bound on all of them. at: the number of their shape.
             built: the function of (best_ns, over) that builds them; `best_ns` is the cost that they
             have to beat, `over` tells whether the time is up.
@@ -115,6 +125,8 @@ def _at_level(problem: Problem, level: str | None) -> Iterator[tuple[int, Any]]:
         for way in ways:
             yield 1, partial(_grouped, problem, way, True)
             yield 3, partial(_grouped, problem, way, False)
+            if problem.shape.chunks > 1:
+                yield STRETCHED, partial(stretched_variants, problem, way)
         if problem.may_offload:
             yield 2, partial(_megatron, problem, level)
 
@@ -156,7 +168,7 @@ def _adaoffload(problem: Problem, *_: Any) -> Built:
 def run_rules(
     races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], bool], processes: int
 ) -> int:
-    """Try the rules, each in the race of its shape, until `over`; returns how many were left.
+    """Try the rules, each in the race of its shape, until `over`; returns how many published ones were left.
 
     Args:
         processes: with 1 the rules run in this process, always in the same order.
@@ -178,9 +190,9 @@ def _run_here(races: Sequence[Race], rules: Sequence[Rule], over: Callable[[], b
         for name, schedule in rule.built(best_ns, over):
             races[rule.at].offer(schedule, name)
             if over():
-                return len(rules) - place
+                break
         if over():
-            return len(rules) - place
+            return sum(left.tier < STRETCHED for left in rules[place:])
     return 0
 
 
@@ -190,12 +202,12 @@ def _run_apart(
     # costs of the shapes, then the place of the next rule
     shared = shared_numbers([*(race.cost_ns for race in races), 0])
     problems = [race.problem for race in races]
-    workers, left = Workers(), len(rules)
+    workers, left = Workers(), {at for at, rule in enumerate(rules) if rule.tier < STRETCHED}
     try:
         workers.start([partial(_work, problems, rules, shared)] * min(processes, len(rules)))
         for _, message in workers.messages(over, races[0].notify):
             if message[0] == "done":
-                left -= 1
+                left.discard(message[1])
             elif message[0] == "failed":
                 races[0].failures[PUBLISHED] = message[1]
             else:
@@ -203,7 +215,7 @@ def _run_apart(
     finally:
         for how in workers.end().values():
             races[0].failures[PUBLISHED] = how
-    return left
+    return len(left)
 
 
 def _work(
@@ -230,7 +242,7 @@ def _work(
         except Exception as error:  # as text: not every exception can be pickled
             report("failed", f"{type(error).__name__}: {error}")
         else:
-            report("done")
+            report("done", place)
 
 
 def _offer(
