@@ -111,7 +111,7 @@ def solve_shapes(
             common.recall(kept, RECALL_SHARE * options.time_limit)
         if warm_start is None and _simpler_first(common, options):
             _solve_without_copies(common, profile, memory_limit, options, given)
-        common.quick(options.time_limit, options.workers or cpu_count() or 1)
+        common.quick(options.time_limit, options.workers or cpu_count() or 1, options.engine)
         _solve_each(common, options, warm_start)
     except KeyboardInterrupt:
         whole.interrupted = True

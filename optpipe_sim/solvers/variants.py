@@ -4,6 +4,9 @@ GIS and PipeOffload have a group size and a number of offloaded chunks; the auto
 schedules have a limit to plan for. Two facts leave few of the hundreds of settings to replay: no
 variant of a compute order is faster than the order itself without limit and copies, which only
 delay ops; and the memory of its resident chunks, op by op, is known before any replay.
+
+Beyond what is published, GIS and PipeOffload are stretched: F's come earlier on the first devices,
+W's later on the last ones.
 """
 
 from __future__ import annotations

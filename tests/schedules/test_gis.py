@@ -50,6 +50,20 @@ def test_gis_formulas(p: int, v: int, times: tuple[int, int, int], groups: int) 
         assert found == (formula(p, v, p // 2, times), p // 2 * (v - 1) + p)
 
 
+@pytest.mark.parametrize("times", [UNIT, UNEQUAL, (2, 3, 2)])
+@pytest.mark.parametrize(("p", "v"), [(2, 2), (4, 3), (8, 2), (5, 4)])
+def test_late_weight_gradients_fill_the_drain(p: int, v: int, times: tuple[int, int, int]) -> None:
+    """Each that the last device postpones takes a W off the bubble, down to ZB-H1's, at GIS's memory; each F
+    that the first device runs ahead takes the memory of one more activation."""
+    profile = profile_of(p, v, times)
+    f, b, w = times
+    for late in range(p):
+        found = bubble_and_peak(build(f"gis:late={late}", profile, 2 * p), profile)
+        assert found == ((p - 1) * (f + b) - late * w, p * v)
+    peak = bubble_and_peak(build(f"gis:late={p - 1},early=1", profile, 2 * p), profile)[1]
+    assert peak == p * v + 1
+
+
 @pytest.mark.parametrize("times", [UNIT, UNEQUAL])
 @pytest.mark.parametrize("g", [4, 5, 6, 7, 8])
 def test_any_group_size(g: int, times: tuple[int, int, int]) -> None:
@@ -141,3 +155,11 @@ def test_refused(options: dict[str, int]) -> None:
     (key,) = options
     with pytest.raises(InvalidSchedule, match=f"{key}: must be at least 1, got {options[key]}"):
         build("gis", unit_profile(4), 4, **options)
+
+
+@pytest.mark.parametrize("name", ["gis", "po"])
+@pytest.mark.parametrize("option", ["early", "late"])
+def test_negative_shifts_are_refused(name: str, option: str) -> None:
+    profile = unit_profile(4, 2, offload={"t_offload_ms": 1, "t_reload_ms": 1})
+    with pytest.raises(InvalidSchedule, match=f"^{option}: must not be negative, got -1$"):
+        build(f"{name}:{option}=-1", profile, 4)

@@ -9,6 +9,7 @@ from .portfolio import Race
 from .rules import rules_of, run_rules
 
 ADAOFFLOAD = "adaoffload"
+SEARCHES = ("auto", "search")  # engines
 
 
 def run_adaoffload(race: Race, until: float) -> None:
@@ -32,8 +33,9 @@ def run_adaoffload(race: Race, until: float) -> None:
         race.failures[ADAOFFLOAD] = str(error)
 
 
-def run_published(race: Race, until: float, processes: int) -> None:
+def run_published(race: Race, until: float, processes: int, engine: str) -> None:
     """Try the published schedules of the problem's shape with every value of their options, until
-    the race has run for `until` seconds; `Race.untried` counts the rules that were left."""
-    rules = rules_of([race.problem], [race.bound_ns])
+    the race has run for `until` seconds; `Race.untried` counts the rules that were left. The engines
+    that search try stretched ones too."""
+    rules = rules_of([race.problem], [race.bound_ns], engine in SEARCHES)
     race.untried = run_rules([race], rules, lambda: race.optimal or race.seconds > until, processes)

@@ -57,8 +57,14 @@ class Rule(NamedTuple):
     built: Callable[[BestNs, Callable[[], bool]], Built]
 
 
-def rules_of(problems: Sequence[Problem], bounds_ns: Sequence[int]) -> list[Rule]:
-    """Return all rules of some shapes, the most promising first; `bounds_ns`: the bound of each shape."""
+def rules_of(
+    problems: Sequence[Problem], bounds_ns: Sequence[int], stretched: bool = True
+) -> list[Rule]:
+    """Return all rules of some shapes, the most promising first.
+
+    Args:
+        bounds_ns: the bound of each shape. stretched: whether those that are not published are among them.
+    """
     rules: list[Rule] = []
     for at, (problem, bound_ns) in enumerate(zip(problems, bounds_ns, strict=True)):
         if problem.shape.slices > 1:
@@ -73,7 +79,8 @@ def rules_of(problems: Sequence[Problem], bounds_ns: Sequence[int]) -> list[Rule
             rules += [
                 Rule(tier, about, least, at, built) for tier, built in _at_level(problem, level)
             ]
-    return sorted(rules, key=lambda rule: rule[:4])
+    kept = (rule for rule in rules if stretched or rule.tier < STRETCHED)
+    return sorted(kept, key=lambda rule: rule[:4])
 
 
 def _of_slices(problem: Problem, bound_ns: int, at: int) -> Iterator[Rule]:

@@ -14,7 +14,7 @@ from ...units import counted
 from ..problem import Problem
 from ..result import SolveResult, within
 from .cache import Cache, recall, remember
-from .first import run_adaoffload
+from .first import SEARCHES, run_adaoffload
 from .portfolio import Race
 from .rules import rules_of, run_rules
 
@@ -103,13 +103,14 @@ class Shapes:
             if own.seconds < seconds and not self.race.proven:
                 recall(own, kept)
 
-    def quick(self, time_limit: float, processes: int) -> None:
+    def quick(self, time_limit: float, processes: int, engine: str) -> None:
         """Try the published schedules with every value of their options on every shape, for at most
         `FLOOR_SHARE` of the time but at least `LEAST_S`; then AdaOffload with levels chosen
         stage by stage on every shape that could still beat the incumbent, the best shape first."""
         whole = self.race
         run_adaoffload(self.races[0], 0)  # so that there is an incumbent soon
-        rules = rules_of(self.problems, [bound.ns for bound in self.bounds])
+        bounds = [bound.ns for bound in self.bounds]
+        rules = rules_of(self.problems, bounds, engine in SEARCHES)
         until = whole.seconds + max(FLOOR_SHARE * time_limit, LEAST_S)
         whole.untried = run_rules(
             self.races, rules, lambda: whole.optimal or whole.seconds > until, processes

@@ -95,7 +95,7 @@ def _run(race: Race, options: SolveOptions, cold: bool) -> None:
         return
     if options.published and not race.optimal:
         processes = 1 if options.evaluations is not None else options.workers or cpu_count() or 1
-        run_published(race, race.seconds + max(FLOOR_SHARE * until, LEAST_S), processes)
+        run_published(race, race.seconds + max(FLOOR_SHARE * until, LEAST_S), processes, engine)
     if race.proven:
         return
     # 2. the engines, for the rest of the time
