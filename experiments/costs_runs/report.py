@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from optpipe_sim.costs.advise.evaluate import evaluate
 from optpipe_sim.costs.doubt import FEATURES, OFFLOADING, POOR, Compared
 from optpipe_sim.costs.machine_files import machine_names
 
+NEAR_TIME, NEAR_GIB = 0.01, 0.1  # published differences below these are noise
 VARIANTS = {"a100-80gb": ("a100-80gb", "a100-80gb-megatron")}
 
 
@@ -70,10 +72,24 @@ def report_text(rows: Sequence[Compared], data: Mapping[str, Any]) -> str:
         "| run | arm | time, published | estimated | peak, published | estimated |",
         "|---|---|--:|--:|--:|--:|",
     ]
+    found = list(arms(rows))
+    for arm in found:
+        first = next(one for one in found if one.run == arm.run)
+        if arm is not first:
+            time, gib = arm.against(first)
+            peak = " |  |" if gib is None else "".join(f" {one:+.2f} GiB |" for one in gib)
+            lines.append(
+                f"| {arm.run} | {arm.choice} | {time.published:+.1%} | {time.estimated:+.1%} |{peak}"
+            )
     lines += [
-        f"| {arm.run} | {arm.choice} | {arm.time[0]:+.1%} | {arm.time[1]:+.1%} |"
-        + (" |  |" if arm.gib is None else "".join(f" {gib:+.1f} GiB |" for gib in arm.gib))
-        for arm in arms(rows)
+        "",
+        "How many arms the estimate moves to the right side of the first one, and how many pairs of arms it puts in"
+        f" the right order; in parentheses of those that lie further apart as published, by {NEAR_TIME:.0%} of the time"
+        f" or {NEAR_GIB} GiB.",
+        "",
+        "| run | sign of the time | order | sign of the peak | order |",
+        "|---|---|---|---|---|",
+        *judged(found),
     ]
     lines += ["", "## An MFU that no run has reached", "", *beyond()]
     lines += ["", "## Sources, and what an estimate cannot know of them", ""]
@@ -148,45 +164,72 @@ def beyond() -> list[str]:
     ]
 
 
+class Pair(NamedTuple):
+    """A number as published, and as estimated."""
+
+    published: float
+    estimated: float
+
+    @property
+    def agrees(self) -> bool:
+        """Whether both are above 0, or both below, or both 0; the errors that they come from have 7 digits."""
+        signs = {(one > 1e-5) - (one < -1e-5) for one in self}
+        return len(signs) == 1
+
+
 class Arm(NamedTuple):
-    """The effect of an option on one run's time and peak (GiB), published and estimated."""
+    """An arm of a run: its time (ms), and its peak (GiB) where one was published."""
 
     run: str
     choice: str
-    time: tuple[float, float]
-    gib: tuple[float, float] | None
+    time: Pair
+    gib: Pair | None
+
+    def against(self, other: Arm) -> tuple[Pair, Pair | None]:
+        """By what share it takes longer than `other`, and by how many GiB its peak is higher."""
+        time = (mine / theirs - 1 for mine, theirs in zip(self.time, other.time, strict=True))
+        if self.gib is None or other.gib is None:
+            return Pair(*time), None
+        peak = (mine - theirs for mine, theirs in zip(self.gib, other.gib, strict=True))
+        return Pair(*time), Pair(*peak)
 
 
 def arms(rows: Sequence[Compared]) -> Iterator[Arm]:
-    """Each arm of an ablation against the first one of its run."""
-    plain: dict[str, Compared] = {}
+    """Yield each arm of an ablation, the baseline of each run first."""
     for row in rows:
         if not row.ablation:
             continue
-        base = plain.setdefault(row.ablation, row)
-        if row is base:
-            continue
-        ms, ms0, gib, gib0 = _time(row), _time(base), _peak(row), _peak(base)
-        yield Arm(
-            row.ablation,
-            row.arm or " + ".join(sorted(row.features - base.features)),
-            (ms[0] / ms0[0] - 1, ms[1] / ms0[1] - 1),
-            None if gib is None or gib0 is None else (gib[0] - gib0[0], gib[1] - gib0[1]),
-        )
+        assert row.measured_ms is not None
+        assert row.error is not None
+        gib = None
+        if row.measured_gib is not None and row.memory is not None:
+            gib = Pair(row.measured_gib, row.measured_gib * (1 + row.memory))
+        time = Pair(row.measured_ms, row.measured_ms * (1 + row.error))
+        yield Arm(row.ablation, row.arm, time, gib)
 
 
-def _time(row: Compared) -> tuple[float, float]:
-    """The time of a run, published and estimated."""
-    assert row.measured_ms is not None
-    assert row.error is not None
-    return row.measured_ms, row.measured_ms * (1 + row.error)
+def judged(found: Sequence[Arm]) -> Iterator[str]:
+    """Yield a line per run: signs against its first arm, and the order of all pairs."""
+    for run in dict.fromkeys(arm.run for arm in found):
+        own = [arm for arm in found if arm.run == run]
+        first = [arm.against(own[0]) for arm in own[1:]]
+        pairs = [after.against(before) for before, after in combinations(own, 2)]
+        cells = [
+            _right([one[what] for one in some], near)
+            for what, near in ((0, NEAR_TIME), (1, NEAR_GIB))
+            for some in (first, pairs)
+        ]
+        yield f"| {run} | {' | '.join(cells)} |"
 
 
-def _peak(row: Compared) -> tuple[float, float] | None:
-    """The peak of a run, published and estimated; None where none was published."""
-    if row.measured_gib is None or row.memory is None:
-        return None
-    return row.measured_gib, row.measured_gib * (1 + row.memory)
+def _right(changes: Sequence[Pair | None], near: float) -> str:
+    """``5 of 6 (3 of 3)``: those of the right sign, in parentheses where the published change is above `near`."""
+    known = [one for one in changes if one is not None]
+    apart = [one for one in known if abs(one.published) >= near]
+    counts = [f"{sum(one.agrees for one in some)} of {len(some)}" for some in (known, apart)]
+    if not known:
+        return ""
+    return counts[0] if len(apart) == len(known) else f"{counts[0]} ({counts[1]})"
 
 
 _HEAD = (

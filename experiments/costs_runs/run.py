@@ -27,6 +27,7 @@ from optpipe_sim.costs.models import Model
 from optpipe_sim.costs.parallelism import Layout
 from optpipe_sim.costs.provenance import iteration_ns, mfu
 from optpipe_sim.costs.published import figure_15, published
+from optpipe_sim.costs.recompute.regions import choice_of
 from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.files import write_text
@@ -106,17 +107,18 @@ def _compare(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) 
     if measured is not None:
         reached = {causal: mfu(profile, measured, microbatches, causal) for causal in reached}
     predicted = iteration_ns(profile, trace.makespan_ns)
+    digits = 7 if "ablation" in row else 4  # where differences of arms count
     return Compared(
         machine=machine.name,
         kind=kind_of(model),
         dtype=row["dtype"],
         features=_features(model, machine, layout, row),
-        error=None if measured is None else round(predicted / measured - 1, 4),
+        error=None if measured is None else round(predicted / measured - 1, digits),
         mfu=round(reached[False], 4),
         mfu_causal=round(reached[True], 4),
         run=f"{name} on {row['gpus']} GPUs, {row['seq']} tokens per sequence",
         source=data["sources"][row["source"]]["title"],
-        memory=_memory(row, trace.peak_bytes),
+        memory=_memory(row, trace.peak_bytes, digits),
         role=row.get("role", "check"),
         measured_ms=None if measured is None else round(measured / 1e6, 3),
         measured_gib=row.get("peak_gib"),
@@ -125,12 +127,12 @@ def _compare(row: Mapping[str, Any], machine: Machine, data: Mapping[str, Any]) 
     )
 
 
-def _memory(row: Mapping[str, Any], peaks: Sequence[int]) -> float | None:
+def _memory(row: Mapping[str, Any], peaks: Sequence[int], digits: int) -> float | None:
     """The error of the peak of the device that was recorded: the fullest, or the last."""
     if "peak_gib" not in row:
         return None
     peak = peaks[-1] if row.get("peak_of") == "last" else max(peaks)
-    return round(peak / (float(row["peak_gib"]) * 2**30) - 1, 4)
+    return round(peak / (float(row["peak_gib"]) * 2**30) - 1, digits)
 
 
 def _features(
@@ -140,7 +142,7 @@ def _features(
         row["microbatch"],
         row["seq"],
         flash=row.get("flash", True),
-        recompute=row.get("recompute", "none"),
+        recompute=choice_of(row.get("recompute", "none")),
         dtype=row["dtype"],
         ep=layout.ep,
         exchange=row.get("exchange", "plain"),

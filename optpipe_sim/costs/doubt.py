@@ -19,6 +19,7 @@ from .machine_files import load_machine, machine_names
 from .machines import Machine, Rates
 from .models import Model
 from .parallelism import Layout
+from .recompute.regions import RECOMPUTE
 from .work import Work
 
 POOR = 0.2  # a median error beyond which a time is nothing to plan by
@@ -120,6 +121,9 @@ FEATURES: Mapping[str, Callable[[Model, Machine, Layout, Work], bool]] = {
         layout.devices * layout.dp > machine.devices_per_node
     ),
     "recomputation of norms": lambda model, machine, layout, work: work.recompute == "norms",
+    "recomputation of modules": lambda model, machine, layout, work: (
+        work.recompute not in RECOMPUTE
+    ),
     "full recomputation": lambda model, machine, layout, work: work.recompute == "full",
     "unfused attention": lambda model, machine, layout, work: not work.flash,
     "latent attention": lambda model, machine, layout, work: model.latent,

@@ -13,7 +13,6 @@ from ..profile.items import EMBEDDING, HEAD, MTP, Item
 from ..schedules.sliced.exchange import with_context_exchange
 from ..stage_cost import StageCost
 from .layer import Layer, device_parameters, layer
-from .levels import stage_levels, working_set
 from .machine_files import load_machine
 from .machines import Machine, Rates
 from .model_files import load_model
@@ -30,6 +29,8 @@ from .parallelism import (
     zero_seconds,
 )
 from .provenance import iteration_facts, provenance
+from .recompute.levels import stage_levels, working_set
+from .recompute.regions import choice_of
 from .roofline import (
     OpTime,
     buffer_bytes,
@@ -77,7 +78,7 @@ def estimate(
     seq: int = 4096,
     chunks: int = 1,
     placement: str | Sequence[int] = "loop",
-    recompute: str = "none",
+    recompute: str | Sequence[str] = "none",
     flash: bool = True,
     dtype: str = "bf16",
     exchange: str = "plain",
@@ -103,13 +104,13 @@ def estimate(
             (`sequence_parallel`).
         microbatch, seq: sequences per microbatch, and tokens of each.
         chunks, placement: as in a profile. `flash`: fused attention.
-        recompute: ``none``, ``norms`` (norms, activation functions, dropout) or ``full``.
+        recompute: ``none``, ``norms`` (norms, activation functions, dropout), ``full``, or modules, some of `regions.MODULES`.
         dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
         exchange, context, cuda_graphs, overlap: how tokens reach experts, what devices exchange that share a
             sequence, whether iterations run as CUDA graphs, what hides behind compute; see `work.Work`.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
-        levels: whether stages get levels of recomputation (see `levels`); not with `recompute`.
+        levels: whether stages get levels of recomputation (see `recompute.levels`); not with `recompute`.
         slices: of each sequence (see `slices`); messages are then those of a slice, on average.
         slice_by: slices of equal ``length``, equal ``time``, or levelled by ``exchange`` of context (SlimPipe).
         items: whether the profile has the costs layer by layer, too, for other layouts.
@@ -125,7 +126,7 @@ def estimate(
     if isinstance(chunks, bool) or not isinstance(chunks, int) or chunks < 1:
         raise OptPipeError(f"chunks: must be a whole number of at least 1, got {chunks!r}")
     work = Work(
-        microbatch, seq, tp, cp, ep, layout.expert_tp, flash, recompute, dtype,
+        microbatch, seq, tp, cp, ep, layout.expert_tp, flash, choice_of(recompute), dtype,
         sequence_parallel and tp > 1, exchange, context, cuda_graphs, tuple(overlap),
     )  # fmt: skip
     work = replace(work, seq=slice_length(seq, slices, work))
@@ -134,8 +135,8 @@ def estimate(
     plan = _Plan(model, machine, layout, work, slices)
     lengths = plan.lengths(slice_by)
     counts = plan.counts(layout.pipeline * chunks, layers)
-    if levels and recompute != "none":
-        raise OptPipeError(f"levels: give them or recompute={recompute}, not both")
+    if levels and work.recompute != "none":
+        raise OptPipeError(f"levels: give them or recompute={work.recompute}, not both")
     costs, section = offloading(plan.stages(counts, chunks, levels), machine, layout, offload)
     if slices > 1:
         costs = plan.sliced_stages(lengths, counts, chunks, levels, offload)

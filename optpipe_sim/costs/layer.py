@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from .models import Model, expert_parameters, layer_parameters, projection_parameters
+from .recompute.regions import dropped
 from .work import Message, Work, collectives, shares_heads, token_exchange
 
 LSE_BYTES = 4  # flash attention keeps one fp32 per head and token, the log-sum-exp of its scores
@@ -36,13 +37,10 @@ class Gemm(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """Bytes kept from F to B unless they are recomputed."""
+    """Bytes kept from F to B unless they are recomputed; `recompute.regions` has the names."""
 
     name: str
     size: int
-    recomputed_with: str = (
-        ""  # the cheapest recompute choice that drops them: norms, or "" for full
-    )
 
 
 @dataclass(frozen=True)
@@ -68,7 +66,8 @@ class Layer:
         choice = self.recompute if recompute is None else recompute
         if choice == "full":
             return self.input_bytes
-        return sum(k.size for k in self.kept if choice == "none" or k.recomputed_with != choice)
+        gone = dropped(choice)
+        return sum(kept.size for kept in self.kept if kept.name not in gone)
 
     def flops(self, op: str) -> int:
         """Model FLOPs of F, B or W, recomputation left out."""
@@ -85,18 +84,19 @@ def layer(model: Model, dense: bool, work: Work) -> Layer:
     scores_kept, score_gemms, scores_f, scores_b = _scores(model, work)
     mlp = _mlp if dense else _experts
     mlp_gemms, mlp_kept, mlp_held, mlp_f, mlp_b, messages = mlp(model, work)
+    fused = "" if model.latent else "fused ", "fused " if dense else ""
     norms = (
         Kept("attention norm input", e * n * h),
-        Kept("attention norm output", e * n * h, "norms"),
+        Kept(f"{fused[0]}attention norm output", e * n * h),
         Kept("mlp norm input", e * n * h),
-        Kept("mlp norm output", e * n * h, "norms"),
+        Kept(f"{fused[1]}mlp norm output", e * n * h),
     )
     masks: tuple[Kept, ...] = ()
     # Bytes per token of hidden width that pass through memory besides the GEMMs, in elements e.
     if model.gpt:
         masks = (
-            Kept("attention dropout mask", n * h, "norms"),
-            Kept("mlp dropout mask", n * h, "norms"),
+            Kept("attention dropout mask", n * h),
+            Kept("mlp dropout mask", n * h),
         )
         # As Megatron-LM's own kernels do it. F: two norms (a read, a write); twice the bias (2 e),
         # the dropout (2 e and a mask) and the residual (3 e); the bias of qkv.
@@ -148,7 +148,7 @@ def _attention(model: Model, work: Work) -> tuple[tuple[Gemm, ...], tuple[Kept, 
             gemms = (Gemm("q", t, h, widths[0]), *gemms)
         kept: tuple[Kept, ...] = (
             Kept("latents", e * n * first),
-            Kept("latent norms", e * n * (first - model.rope_dim), "norms"),
+            Kept("latent norms", e * n * (first - model.rope_dim)),
             Kept("queries", e * t * widths[0]),
             Kept("keys and values", e * t * a * (model.qk_dim + model.v_dim)),
             Kept("attention output", e * t * out),
@@ -180,8 +180,8 @@ def _scores(model: Model, work: Work) -> tuple[tuple[Kept, ...], tuple[Gemm, ...
     kept = [Kept("softmax output", e * cells)]
     if model.gpt:
         kept += [
-            Kept("score dropout mask", cells, "norms"),
-            Kept("dropped scores", e * cells, "norms"),
+            Kept("score dropout mask", cells),
+            Kept("dropped scores", e * cells),
         ]
     rows, groups = work.seq // work.cp, a * work.microbatch
     products = (
@@ -194,16 +194,16 @@ def _scores(model: Model, work: Work) -> tuple[tuple[Kept, ...], tuple[Gemm, ...
 
 
 def _mlp(
-    model: Model, work: Work, width: int = 0
+    model: Model, work: Work, width: int = 0, name: str = ""
 ) -> tuple[tuple[Gemm, ...], tuple[Kept, ...], int, int, int, tuple[Message, ...]]:
-    """Return a plain or gated MLP: linears, kept, held for W, bytes of F and B."""
+    """Return a plain or gated MLP: linears, kept, held for W, bytes of F and B; `name` before theirs."""
     t, n, e, h = work.tokens, work.norm_tokens, work.element, model.hidden
     f = (width or model.ffn) // work.tp
     inner = 2 * f if model.gated else f
-    gemms = (Gemm("mlp in", t, h, inner), Gemm("mlp out", t, f, h))
+    gemms = (Gemm(f"{name or 'mlp '}in", t, h, inner), Gemm(f"{name or 'mlp '}out", t, f, h))
     kept = (
-        Kept("activation input", e * t * inner),
-        Kept("activation output", e * t * f, "norms"),
+        Kept(f"{name}activation input", e * t * inner),
+        Kept(f"{name}activation output", e * t * f),
     )
     held = e * (n * h + t * inner + t * f + n * h)
     moved_f, moved_b = e * t * (inner + f), e * t * (2 * inner + f)
@@ -227,13 +227,13 @@ def _experts(
         Kept("router probabilities", 4 * n * model.experts),
         Kept("expert inputs", e * routed * h),
         Kept("expert activation input", e * routed * 2 * f),
-        Kept("expert activation output", e * routed * f, "norms"),
+        Kept("expert activation output", e * routed * f),
     )
     held = e * routed * (h + 2 * f + f + h) + e * n * h
     moved_f, moved_b = _routed_bytes(model, work)
     messages = token_exchange(work, e * routed * h * (work.ep - 1) // work.ep)
     if model.shared_ffn:
-        more = _mlp(model, work, model.shared_ffn)
+        more = _mlp(model, work, model.shared_ffn, "shared ")
         gemms, kept = gemms + more[0], kept + more[1]
         held, moved_f, moved_b = held + more[2], moved_f + more[3], moved_b + more[4]
     return gemms, kept, held, moved_f, moved_b, messages

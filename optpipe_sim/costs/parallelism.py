@@ -12,8 +12,9 @@ from ..profile import Nvme, Offload
 from ..stage_cost import StageCost
 from .machines import Machine, MachineError, Pcie
 from .models import Model
+from .recompute.regions import require_modules
 from .roofline import bandwidth_within
-from .work import CONTEXTS, DTYPES, EXCHANGES, OVERLAPS, RECOMPUTE, Work, shares_heads
+from .work import CONTEXTS, DTYPES, EXCHANGES, OVERLAPS, Work, shares_heads
 
 OPTIMIZER_BYTES = 12  # Adam in mixed precision: fp32 weights and two moments
 GRADIENT_BYTES = 4
@@ -338,8 +339,7 @@ def check_work(model: Model, work: Work) -> None:
         value = getattr(work, key)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**24:
             raise OptPipeError(f"{key}: must be a whole number of at least 1, got {value!r}")
-    if work.recompute not in RECOMPUTE:
-        raise OptPipeError(f"recompute: expected {', '.join(RECOMPUTE)}, got {work.recompute!r}")
+    require_modules(work.recompute, model, work.exchange)
     if work.exchange not in EXCHANGES:
         raise OptPipeError(f"exchange: expected {', '.join(EXCHANGES)}, got {work.exchange!r}")
     if work.context not in CONTEXTS:

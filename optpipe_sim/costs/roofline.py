@@ -16,6 +16,7 @@ from typing import NamedTuple
 from .layer import Gemm, Kept, Layer
 from .machines import Machine
 from .models import Model
+from .recompute.regions import MODULES, Region, modules_of
 from .work import Message, Work
 
 TILE = 128
@@ -120,7 +121,40 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
     time = time._replace(messages=exposed, launches=launches)
     if op == "B" and layer.recompute == "full":
         return time.plus(op_time(unpaired(layer), "F", machine, model, work))
+    if op == "B":
+        for module in modules_of(layer.recompute):
+            again = rerun(layer, MODULES[module])
+            time = time.plus(op_time(again, "F", machine, model, work)) if again else time
     return time
+
+
+def rerun(layer: Layer, region: Region) -> Layer | None:
+    """Return a layer whose F is what B runs again of a region; None where `layer` has nothing of it."""
+    sizes = {kept.name: kept.size for kept in layer.kept if kept.name in region.drops}
+    if not sizes:
+        return None
+    sent = [one for one in unpaired(layer).messages if one.op == "F" and one.group in region.sends]
+    shared = [one for one in sent if one.group == "tp"]
+    messages = [one for one in sent if one.group != "tp"]
+    messages += [one for one in shared if one.behind in region.gemms]
+    collectives = sum(one.number for one in shared)
+    if collectives > 2 and not any(one.behind in region.gemms for one in shared):
+        # of the two of each block, those of the second one
+        step = sum(one.size for one in shared) // collectives
+        messages.append(Message("tp", "F", 2 * step, "", 2))
+    moved = 2 * sum(sizes.values())  # each is written once more, from an input of about its size
+    if "router" in region.gemms:  # tokens go to their experts and back
+        moved += layer.routed[0] - 2 * sum(sizes[name] for name in sizes if "expert" in name)
+    return replace(
+        layer,
+        gemms=tuple(gemm for gemm in layer.gemms if gemm.name in region.gemms),
+        score_gemms=tuple(gemm for gemm in layer.score_gemms if gemm.name in region.gemms),
+        attention_flops=layer.attention_flops * region.attention,
+        elementwise_f=moved,
+        messages=tuple(messages),
+        recompute="none",
+        flash=layer.flash and region.attention,
+    )
 
 
 def _compute_time(layer: Layer, op: str, machine: Machine, work: Work) -> OpTime:
@@ -278,7 +312,7 @@ def projection(model: Model, work: Work) -> Layer:
         elementwise_b=e * n * h * (2 + 2 * 3 + 4),
         kept=(
             Kept("projection norm inputs", 2 * e * n * h),
-            Kept("projection input", 2 * e * n * h, "norms"),
+            Kept("projection input", 2 * e * n * h),
         ),
         input_bytes=e
         * n

@@ -16,6 +16,7 @@ from ..stage_cost import RecomputeLevel, StageCost
 from .layer import Layer
 from .machines import Machine
 from .models import Model
+from .recompute.regions import modules_of
 from .roofline import OpTime, message_seconds
 from .work import Work
 
@@ -54,6 +55,8 @@ def slice_length(seq: int, slices: int, work: Work) -> int:
     lengths = slice_lengths(seq, slices)
     if not work.flash:
         raise OptPipeError("slices: costs are known of fused attention")
+    if "mla_up_proj" in modules_of(work.recompute):
+        raise OptPipeError("recompute: mla_up_proj drops the keys that later slices read")
     return lengths[0]
 
 

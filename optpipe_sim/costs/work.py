@@ -11,7 +11,6 @@ from .models import Model
 # waited for, or hidden behind the compute of another microbatch (as Megatron-LM can).
 EXCHANGES = ("plain", "per-node", "overlapped", "per-node-overlapped")
 CONTEXTS = ("ring", "heads")
-RECOMPUTE = ("none", "norms", "full")
 # what of `Work` says how a layer runs, whatever the split; `estimate` has arguments of these names
 HOW = ("flash", "dtype", "exchange", "context", "sequence_parallel", "cuda_graphs", "overlap")
 # Communication that may hide behind compute, by the Megatron-LM option that hides it.
@@ -32,8 +31,7 @@ class Work:
         tp, cp, ep: devices that share a layer's matrices, the sequence, the experts.
         expert_tp: devices that share one expert's matrices (tp, or 1 where experts take its place).
         flash: attention scores are never written to memory.
-        recompute: ``none``; ``norms`` (norm outputs, activation functions, dropout: recomputed in
-            the backward pass from what is kept); ``full`` (only the layer's input is kept).
+        recompute: what the backward pass runs again, a choice of `recompute.regions`.
         dtype: of the GEMMs.
         sequence_parallel: norms and dropout are shared by the tp devices as well.
         exchange: how tokens reach experts on other devices, one of `EXCHANGES`.

@@ -93,7 +93,7 @@ def options(
     parts = parts_of(profile.for_shape(shape), layers)
     parallelism["module_fqns_per_model_part"] = list(map(_modules, range(len(parts)), parts))
     parallelism["num_pp_microbatches"] = shape.microbatches
-    level = next(iter(schedule.recompute.values()), None)
+    level = next(iter(schedule.recompute.values()), None) or _baked_in(profile)
     if "tp-comm" in dict(profile.meta.get("work") or {}).get("overlap", ()):
         raise OptPipeError(
             f"profile {profile.name}: its costs hide tensor parallelism's collectives as Megatron-LM does, which"
@@ -111,6 +111,21 @@ def options(
         "parallelism": parallelism,
         "activation_checkpoint": CHECKPOINTS[level],
     }
+
+
+def _baked_in(profile: CostProfile) -> str | None:
+    """Return what every stage of an estimated profile already recomputes.
+
+    Raises:
+        OptPipeError: where torchtitan has no checkpointing like it.
+    """
+    level = dict(profile.meta.get("work") or {}).get("recompute", "none")
+    if level not in ("none", "full"):
+        raise OptPipeError(
+            f"profile {profile.name}: its costs are of recomputing {level}, which torchtitan's checkpointing"
+            " does not do; estimate with --recompute none or full"
+        )
+    return None if level == "none" else level
 
 
 def _sizes(profile: CostProfile) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -8,9 +8,9 @@ import pytest
 
 from optpipe_sim.costs.estimate import estimate
 from optpipe_sim.costs.layer import layer
-from optpipe_sim.costs.levels import parts_of
 from optpipe_sim.costs.machine_files import load_machine
 from optpipe_sim.costs.model_files import load_model
+from optpipe_sim.costs.recompute.levels import parts_of
 from optpipe_sim.costs.work import Work
 from optpipe_sim.errors import OptPipeError
 
@@ -22,7 +22,7 @@ def test_selective_recomputation_drops_the_scores() -> None:
     one = layer(model, True, work)
     a, s, b, h = model.heads, 2048, 2, model.hidden
     assert one.kept_bytes() == 34 * s * b * h + 5 * a * s * s * b
-    parts = parts_of(one, machine, work)
+    parts = parts_of(one, model, machine, work)
     assert parts["attention"].size == 5 * a * s * s * b
     # nothing is dropped twice: what stays when all parts are dropped is still to be offloaded
     assert sum(part.size for part in parts.values()) < one.kept_bytes()

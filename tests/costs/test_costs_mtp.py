@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from optpipe_sim.costs import estimate, load_machine, load_model
-from optpipe_sim.costs.layer import Work, layer
+from optpipe_sim.costs.layer import layer
 from optpipe_sim.costs.models import ModelError, mtp_parameters, parameters
 from optpipe_sim.costs.roofline import head_bytes, head_gemm, projection
+from optpipe_sim.costs.work import Work
 from optpipe_sim.frameworks.megatron.layout import layout_string
 from optpipe_sim.frameworks.parts import parts_of
 

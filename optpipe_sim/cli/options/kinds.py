@@ -146,6 +146,16 @@ def treatments(text: str) -> list[str]:
     return given
 
 
+def recomputed(text: str) -> str:
+    """``none``, ``norms``, ``full``, or modules of a layer: ``core_attn,mlp``."""
+    from ...costs.recompute.regions import choice_of
+
+    try:
+        return choice_of(text)
+    except OptPipeError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix("recompute: ")) from None
+
+
 def names(text: str) -> list[str]:
     """``1f1b,gis:group=6,chunks=3,zb-v`` as three names: KEY=VALUE continues the previous name."""
     names: list[str] = []

@@ -14,7 +14,7 @@ from ..machine_files import load_machine
 from ..machines import Machine
 from ..model_files import load_model
 from ..models import Model
-from ..work import RECOMPUTE
+from ..recompute.regions import RECOMPUTE, choice_of
 from .rows import Advice
 from .search import OnProgress, Search
 from .space import Question, as_choices
@@ -104,7 +104,7 @@ def advise(
     if isinstance(slices, str) and slices != "auto":
         raise OptPipeError(f"slices: expected auto or numbers of at least 1, got {slices!r}")
     allowed = as_choices("treatments", treatments) or TREATMENTS
-    levels = as_choices("recompute", recompute) or RECOMPUTE
+    levels = tuple(map(choice_of, as_choices("recompute", recompute) or RECOMPUTE))
     if "recompute" not in allowed:
         levels = tuple(name for name in levels if name == "none")
     question = Question(

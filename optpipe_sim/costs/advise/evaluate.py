@@ -19,6 +19,7 @@ from ..machines import Machine
 from ..model_files import load_model
 from ..models import Model
 from ..provenance import iteration_ns, mfu
+from ..recompute.regions import choice_of
 from .advise import Source
 from .replay import replayed_freely
 from .rows import MEMORY_ERROR, Advice, Row
@@ -190,7 +191,7 @@ def evaluate(
     zero: int | None = None,
     microbatch: int = 1,
     chunks: int = 1,
-    recompute: str = "none",
+    recompute: str | Sequence[str] = "none",
     layers: list[int] | None = None,
     flash: bool = True,
     dtype: str = "bf16",
@@ -240,6 +241,7 @@ def evaluate(
     if rest or not dp:
         raise OptPipeError(f"gpus: {gpus} are not a multiple of pp {pp} x tp {tp} x cp {cp}")
     placement = "vee" if base in VEE else "loop"
+    recompute = choice_of(recompute)
     zero = (1 if dp * cp > 1 else 0) if zero is None else zero
     limit = machine.usable_bytes if memory_limit is None else as_size("memory limit", memory_limit)
     choice = Choice(

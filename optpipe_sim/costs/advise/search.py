@@ -24,7 +24,7 @@ from ...solvers.solve import solve
 from ...units import format_size
 from ..calibrate import Calibration
 from ..provenance import iteration_ns
-from ..work import RECOMPUTE
+from ..recompute.regions import RECOMPUTE
 from .memory import Bought, what_memory_buys
 from .replay import PLANNED, UNDER_LIMIT, may_fit, profile_of, replayed, trace_of
 from .rows import Advice, Point, Row

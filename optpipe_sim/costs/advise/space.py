@@ -14,8 +14,9 @@ from ...solvers.starts import LOOP, ONE_CHUNK, VEE
 from ..machines import Machine, MachineError
 from ..models import Model
 from ..parallelism import Layout, check_work
+from ..recompute.regions import RECOMPUTE
 from ..slices import require_slice_by, slice_length
-from ..work import HOW, RECOMPUTE, Work
+from ..work import HOW, Work
 
 OFFLOADING = ("po", "po-h", "po-f", "adaoffload", "sppo")  # useless without a link to the host
 SEARCHED = ("optpipe",)

@@ -195,7 +195,7 @@ def _baked_in(profile: CostProfile) -> str | None:
     """Return what every stage of an estimated profile already recomputes (`estimate` with recompute)."""
     work = profile.meta.get("work")
     level = work.get("recompute") if isinstance(work, dict) else None
-    return level if level in ("norms", "full") else None
+    return None if level == "none" else level
 
 
 def _recompute(

@@ -30,7 +30,7 @@ from .stash import Handle, Slot, storage_key
 
 STAGE, LAYER = "stage", "layer"
 Place = tuple[int, int] | None
-WITHIN = ("norms", "qkv", "attention", "mlp", "experts")  # parts of a layer, by `costs.levels`
+WITHIN = ("norms", "qkv", "attention", "mlp", "experts")  # parts of a layer, by `costs.recompute`
 LEVELS = (
     f"{', '.join(WITHIN)} (or some of them, joined by +), full, full-50% (of the layers), stage"
 )

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from statistics import median
 from typing import Any
 
+from experiments.costs_runs.report import NEAR_GIB, NEAR_TIME, Arm, arms
+from optpipe_sim.costs.doubt import compared
 from optpipe_sim.study.claims import Tables, percent, span
 
-QWEN = "Megatron-Bridge's overlapped exchange of Qwen3-30B"
-LLAMA = "Megatron-Bridge's layouts of LLaMA-3 70B"
+QWEN = (
+    "Megatron-Bridge's overlapped exchange of Qwen3-30B",
+    "Megatron-Bridge's recomputed attention of Qwen3-30B-A3B",
+)
+LLAMA = "Megatron-Bridge's recomputed modules and layouts of LLaMA-3-70B SFT"
+MAIN = "DeepSeek-V3 of 14 layers, main branch"
 
 
 def sentences(tables: Tables) -> Iterator[str]:
     rows = list(tables("costs_runs"))
 
-    def told(machine: str, kind: str, source: str) -> str:
+    def told(machine: str, kind: str, source: str | tuple[str, ...]) -> str:
         errors = [
             abs(row["error"])
             for row in rows
@@ -28,7 +35,8 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield _in_short(rows)
     yield _hiding(rows)
     yield _layouts(rows)
-    mosaic, moonlight = "MosaicML", "Megatron-Bridge's recomputed"
+    yield _arms()
+    mosaic, moonlight = "MosaicML", "Megatron-Bridge's recomputed modules of Moonlight"
     yield (
         f"Of whole training runs: {told('h100-sxm', 'dense', 'Meta')} of Llama 3's on H100s,"
         f" {told('b200-sxm', 'dense', 'SimuMax')} of SimuMax's on B200s and"
@@ -47,7 +55,7 @@ def sentences(tables: Tables) -> Iterator[str]:
     yield (
         f"Megatron-Bridge's in fp8 on H100s, B200s and GB200s: {dense[0]}, {dense[1]} and {dense[2]} of dense models,"
         f" {experts[0]}, {experts[1]} and {experts[2]} of those with experts; {told('h100-sxm', 'dense', LLAMA)} of its"
-        " other layouts of LLaMA-3 70B on H100s"
+        " arms of LLaMA-3-70B SFT on H100s"
     )
 
 
@@ -68,7 +76,7 @@ def _hiding(rows: list[dict[str, Any]]) -> str:
         _change(row, base)
         for row in rows
         for base in rows
-        if row["ablation"] and row["ablation"] == base["ablation"]
+        if row["ablation"] and row["ablation"] == base["ablation"] != MAIN
         if chosen(row) - chosen(base) == hidden and chosen(base) < chosen(row)
     ]
     deepseek, plain, once = (f"{one} (estimated: {two})" for one, two in told)
@@ -80,12 +88,34 @@ def _hiding(rows: list[dict[str, Any]]) -> str:
 
 def _layouts(rows: list[dict[str, Any]]) -> str:
     """Three layouts of one model on the same devices."""
-    base, deep, wide = (row for row in rows if row["source"] == LLAMA)
+    arms = {row["arm"]: row for row in rows if row["source"] == LLAMA}
+    base, deep, wide = (arms["core_attn" + more] for more in ("", ", pp 8", ", tp 8"))
     (deeper, deeper_told), (wider, wider_told) = _change(deep, base), _change(wide, base)
     return (
         f"LLaMA-3 70B on 32 H100s takes {deeper} longer with 8 stages in the place of 4 (estimated: {deeper_told}), and {wider}"
         f" longer with tp 8 in the place of 4 (estimated: {wider_told})"
     )
+
+
+def _arms() -> str:
+    """What choices change on the same devices: signs, and the order of pairs that lie apart."""
+    runs: dict[str, list[Arm]] = {}
+    for arm in arms(compared()):
+        if "Qwen3-30B, " not in arm.run:  # nothing is recomputed there
+            runs.setdefault(arm.run, []).append(arm)
+    first = [arm.against(own[0]) for own in runs.values() for arm in own[1:]]
+    pairs = [b.against(a) for own in runs.values() for a, b in combinations(own, 2)]
+
+    def right(some: list[Any], what: int, near: float = 0.0) -> str:
+        known = [one[what] for one in some if one[what] and abs(one[what].published) >= near]
+        return f"{sum(one.agrees for one in known)} of {len(known)}"
+
+    return (
+        "Of published arms of what is recomputed (some with another layout, or a hidden exchange) estimates move the time"
+        f" of {right(first, 0)} to the right side of their run's first arm, and the peak of {right(first, 1)}; they order"
+        f" {right(pairs, 0, NEAR_TIME)} pairs of arms whose times are {NEAR_TIME:.0%} apart, and"
+        f" {right(pairs, 1, NEAR_GIB)} pairs whose peaks are {NEAR_GIB} GiB apart"
+    ).replace("1% apart", "1 % apart")
 
 
 def _in_short(rows: list[dict[str, Any]]) -> str:

@@ -71,7 +71,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--recompute",
         type=names,
         metavar="A,B,...",
-        help="only these of none, norms (norms, activation functions, dropout) and full; default: all",
+        help="only these of none, norms (norms, activation functions, dropout), full, and Megatron-LM's modules,"
+        " as in core_attn+mlp; default: the first three",
     )
     add_treatments(parser, "default: all; --recompute says which levels")
     add_per_stage(parser, "only plans that treat all activations of a stage alike")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from ...options.kinds import recomputed
 from ...options.models import (
     SPLIT,
     add_cuda_graphs,
@@ -68,9 +69,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_layers(parser)
     parser.add_argument(
         "--recompute",
-        choices=("none", "norms", "full"),
+        type=recomputed,
         default="none",
-        help="what B recomputes: nothing; norms, activation functions and dropout; the whole layer",
+        metavar="none|norms|full|MODULE,...",
+        help="what B recomputes: nothing; norms, activation functions and dropout; the whole layer; or"
+        " modules by Megatron-LM's names, as in core_attn,mlp (none)",
     )
     parser.add_argument(
         "--levels",
@@ -159,12 +162,13 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
 
 
 def _facts(profile: CostProfile, model: Any) -> dict[str, Any]:
-    from ....costs.models import active_parameters, parameters
+    from ....costs.models import active_parameters, mtp_parameters, parameters
     from ....profile_io import profile_to_json
 
     return {
         "parameters": parameters(model),
         "active_parameters": active_parameters(model),
+        "mtp_parameters": mtp_parameters(model),
         "least_memory_bytes": list(profile.least_limits),
         "profile": profile_to_json(profile),
     }
@@ -188,7 +192,7 @@ def _residuals(fitted: Any) -> list[dict[str, Any]] | None:
 def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | None) -> None:
     from rich.text import Text
 
-    from ....costs.models import active_parameters, parameters
+    from ....costs.models import active_parameters, mtp_parameters, parameters
     from ....trace.wear import most_written
     from ....units import counted, format_size, format_time
     from ...outputs.show import warn
@@ -201,6 +205,7 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     meta = profile.meta
     total, active = parameters(model), active_parameters(model)
     used = f" ({active / 1e9:.3g}B per token)" if active != total else ""
+    used += f", {mtp_parameters(model) / 1e9:.3g}B for further tokens," if model.mtp else ""
     out.print(
         Text(model.name, "bold"),
         f"{total / 1e9:.4g}B parameters{used} on {meta['machine']['title']}",

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ....errors import OptPipeError
-from ...options.kinds import count, positive, size
+from ...options.kinds import count, positive, recomputed, size
 from ...options.models import (
     SPLIT,
     add_cuda_graphs,
@@ -72,9 +72,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--recompute",
-        choices=("none", "norms", "full"),
+        type=recomputed,
         default="none",
-        help="what B recomputes: nothing; norms, activation functions and dropout; the whole layer",
+        metavar="none|norms|full|MODULE,...",
+        help="what B recomputes: nothing; norms, activation functions and dropout; the whole layer; or"
+        " modules by Megatron-LM's names, as in core_attn,mlp (none)",
     )
     add_kernels(parser)
     add_overlap(parser)

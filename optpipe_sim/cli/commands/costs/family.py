@@ -86,8 +86,6 @@ def _torchtitan(row: Row) -> dict[str, Any]:
     schedule = row.trace.schedule
     csv = None if torchtitan.has_name(schedule, row.profile) else "order.csv"
     config = torchtitan.options(schedule, row.profile, csv)
-    # what is recomputed is part of the costs of a row's profile
-    config["activation_checkpoint"] = row.choice.recompute
     notes = [] if csv is None else [f"{csv}: export --format torchtitan --csv writes the order"]
     return {"options": config, "command": torchtitan.command(config), "notes": notes}
 

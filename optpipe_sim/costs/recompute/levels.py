@@ -13,24 +13,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from ..profile.items import PARTIAL
-from ..stage_cost import RecomputeLevel
-from .layer import Layer
-from .machines import Machine
-from .models import Model
-from .roofline import gemm_seconds, op_time, unpaired
-from .work import Work
+from ...profile.items import PARTIAL
+from ...stage_cost import RecomputeLevel
+from ..layer import Layer
+from ..machines import Machine
+from ..models import Model
+from ..roofline import op_time, rerun, unpaired
+from ..work import Work
+from .regions import PARTS
 
-# Part: the names of the tensors it keeps, and of the GEMMs that recompute it.
-PARTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "attention": (
-        ("softmax output", "score dropout mask", "dropped scores"),
-        ("scores", "values"),
-    ),
-    "qkv": (("queries, keys, values", "query and key norm inputs"), ("qkv",)),
-    "mlp": (("activation input",), ("mlp in",)),
-    "experts": (("expert activation input",), ("experts in",)),
-}
 WHOLE = {f"full-{name}": share for name, share in PARTIAL.items()} | {"full": 1.0}  # of the layers
 
 
@@ -51,27 +42,14 @@ class Dropped(NamedTuple):
     layers: int | None = None
 
 
-def parts_of(layer: Layer, machine: Machine, work: Work) -> dict[str, Part]:
+def parts_of(layer: Layer, model: Model, machine: Machine, work: Work) -> dict[str, Part]:
     """Return the parts that a layer can drop, by name."""
-    bandwidth = machine.memory_gb_per_s * 1e9 * machine.rates.bandwidth
-    scores = PARTS["attention"][0]
-    norms = [
-        kept.name
-        for kept in layer.kept
-        if kept.recomputed_with == "norms" and kept.name not in scores
-    ]
     found = {}
-    for name, (keeps, gemms) in {"norms": (tuple(norms), ()), **PARTS}.items():
-        taken = [kept for kept in layer.kept if kept.name in keeps]
-        size = sum(kept.size for kept in taken)
-        if not size:
-            continue
-        products = [one for one in (*layer.gemms, *layer.score_gemms) if one.name in gemms]
-        # each dropped tensor is written once more, from an input of about its size
-        seconds = 2 * size / bandwidth + sum(
-            gemm_seconds(gemm, "F", machine, work.dtype, work.element) for gemm in products
-        )
-        found[name] = Part(size, seconds)
+    for name, region in PARTS.items():
+        again = rerun(layer, region)
+        if again is not None:
+            size = sum(kept.size for kept in layer.kept if kept.name in region.drops)
+            found[name] = Part(size, op_time(again, "F", machine, model, work).total)
     return found
 
 
@@ -130,7 +108,7 @@ def _drops(
 ) -> dict[str, Dropped]:
     """Return what each level drops, by name."""
     found: dict[str, Dropped] = {}
-    parts = [(parts_of(layer, machine, work), number) for layer, number in layers]
+    parts = [(parts_of(layer, model, machine, work), number) for layer, number in layers]
     totals: dict[str, Part] = {}
     for own, number in parts:
         for name, part in own.items():
