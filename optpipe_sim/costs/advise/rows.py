@@ -379,10 +379,8 @@ def _parts(row: Row, question: Question) -> dict[str, float]:
     again, sent = again * (1 - levels) + levels, sent * (1 - levels)
     idle = {cause: ns / devices / total for cause, ns in trace.idle_ns.items()}
     once = row.profile.meta["iteration"]
-    gradients, update, exposed = (
-        once.get(key, 0.0) * 1e6
-        for key in ("gradient_sync_ms", "optimizer_ms", "exposed_exchange_ms")
-    )
+    keys = ("gradient_sync_ms", "optimizer_ms", "exposed_exchange_ms")
+    gradients, update, exposed = (once.get(key, 0.0) * 1e6 for key in keys)
     return {
         "compute": max(0.0, busy * (1 - again - sent)),
         "collectives": busy * sent + exposed / total,

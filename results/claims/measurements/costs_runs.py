@@ -92,8 +92,8 @@ def _layouts(rows: list[dict[str, Any]]) -> str:
     base, deep, wide = (arms["core_attn" + more] for more in ("", ", pp 8", ", tp 8"))
     (deeper, deeper_told), (wider, wider_told) = _change(deep, base), _change(wide, base)
     return (
-        f"LLaMA-3 70B on 32 H100s takes {deeper} longer with 8 stages in the place of 4 (estimated: {deeper_told}), and {wider}"
-        f" longer with tp 8 in the place of 4 (estimated: {wider_told})"
+        f"Fine-tuning of LLaMA-3 70B on the same devices takes {deeper} longer with twice as many stages (estimated: {deeper_told}),"
+        f" and {wider} longer with twice the tensor parallelism (estimated: {wider_told})"
     )
 
 
