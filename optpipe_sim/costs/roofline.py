@@ -110,7 +110,10 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
     """Seconds of F, B or W of one layer on one device, recomputation included in B."""
     time = _compute_time(layer, op, machine, work)
     exposed = sum(
-        max(0.0, message_seconds(one, machine, model, work) - _cover(layer, one, machine, work))
+        max(
+            0.0,
+            message_seconds(one, machine, model, work) - _cover(layer, one, time, machine, work),
+        )
         for one in layer.messages
         if one.op == op
     )
@@ -172,13 +175,13 @@ def _compute_time(layer: Layer, op: str, machine: Machine, work: Work) -> OpTime
     return OpTime(gemm, attention, moved / (machine.memory_gb_per_s * 1e9 * rates.bandwidth))
 
 
-def _cover(layer: Layer, message: Message, machine: Machine, work: Work) -> float:
-    """Return the seconds of compute that a message can hide behind."""
+def _cover(layer: Layer, message: Message, own: OpTime, machine: Machine, work: Work) -> float:
+    """Return the seconds of compute that a message can hide behind; `own`: of the op that sends it."""
     if not message.behind:
         return 0.0
     seconds = 0.0
     for op in message.during or message.op:
-        whole = _compute_time(layer, op, machine, work)
+        whole = _compute_time(layer, op, machine, work) if message.during else own
         if message.behind == "attention":
             return whole.attention
         if message.behind == "gemm":
@@ -198,6 +201,8 @@ def _cover(layer: Layer, message: Message, machine: Machine, work: Work) -> floa
 
 def unpaired(layer: Layer) -> Layer:
     """Return the layer where no other microbatch's op runs beside it, so that its tokens' exchange is exposed."""
+    if not any(one.group == "ep" and one.behind for one in layer.messages):
+        return layer
     bare = (one._replace(behind="") if one.group == "ep" else one for one in layer.messages)
     return replace(layer, messages=tuple(bare))
 
@@ -208,6 +213,8 @@ def exposed_exchange(layer: Layer, machine: Machine, model: Model, work: Work) -
     So it is until the first B of an iteration and after the last F: one F and one B of every layer are in line there.
     """
     alone = unpaired(layer)
+    if alone is layer:
+        return 0.0
     return sum(
         op_time(alone, op, machine, model, work).messages
         - op_time(layer, op, machine, model, work).messages

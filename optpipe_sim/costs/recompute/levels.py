@@ -121,14 +121,10 @@ def _drops(
         found["+".join(chain)] = Dropped(
             sum(totals[one].size for one in chain), sum(totals[one].seconds for one in chain), most
         )
-    whole = [
-        (
-            layer.kept_bytes() - layer.input_bytes,
-            op_time(unpaired(layer), "F", machine, model, work).total,
-        )
-        for layer, number in layers
-        for _ in range(number)
-    ]
+    whole: list[tuple[int, float]] = []
+    for layer, number in layers:
+        again = op_time(unpaired(layer), "F", machine, model, work).total
+        whole += number * [(layer.kept_bytes() - layer.input_bytes, again)]
     whole.sort(key=lambda one: one[1] / max(one[0], 1))
     for name, share in WHOLE.items():
         some = whole[: -int(-share * len(whole) // 1)]
