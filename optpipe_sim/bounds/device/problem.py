@@ -17,7 +17,10 @@ microbatch that is; all are alike.
   u before s are still to start, the first of them only a chain later; all of them with their
   weight gradients end no sooner than the makespan, nor does the last of them, but for the W's that memory
   can hold back, and the chain below u.
-- **Follows**: when the n-th F of s has ended, m - n + 1 backwards are a delay away, so the n-th one is.
+- **Follows** (makespan only): when the n-th F of s has ended, m - n + 1 backwards are a delay away, so the n-th one
+  is. A device e with stages after s starts m - n + 1 of their F's and of the backwards of all its stages only a chain
+  later; all of them with their weight gradients end no sooner than the makespan, nor does the last backward,
+  but for the W's that memory can hold back, and the chain below it.
 
 For a span the clock starts with d's first F, of s_1. Stages after s_1 start no sooner than the chain from
 there, so only their work counts; there are no tails.
@@ -96,6 +99,8 @@ def one_device(
     )
     nothing = np.zeros(microbatches, np.int64)
     tails = np.array([around.tails(s) if objective == "flush" else nothing for s in stages])
+    later = [around.follows(s) if objective == "flush" else nothing for s in stages]
+    backs = [tail + d + back_ns(c) for tail, d, c in zip(tails, delay, costs, strict=True)]
     drains = pending_w_ways(profile, stages, microbatches, capacity)
     after_ns = max(drain.weights_ns for drain in drains)
     before, last = 0, LastForward(0, 0, 0)
@@ -116,7 +121,7 @@ def one_device(
         np.array([around.releases(s) for s in stages]),
         np.array([around.backs(s) for s in stages]),
         tails,
-        np.array([tail + d + back_ns(c) for tail, d, c in zip(tails, delay, costs, strict=True)]),
+        np.maximum(backs, later),
         tuple(drains),
         after_ns,
         before,
@@ -208,4 +213,24 @@ class _Around:
                 done = left * back_ns(costs[u]) + self._held_back(u, left)
                 below = chains.tail(u) if u else 0
                 best = np.maximum(best, self._back_at(u) - end + done + below)
+        return best
+
+    def follows(self, s: int) -> np.ndarray:
+        """Return (m,) the least time from the end of the n-th F of s to the makespan, as the devices with stages after
+        it tell."""
+        costs, chains = self.profile.stages, self.chains
+        left = self.microbatches + 1 - self.count
+        end = self._at(s) + costs[s].t_f_ns
+        best = np.zeros(self.microbatches, np.int64)
+        for stages in self.devices:
+            after = [u for u in stages if u > s]
+            if not after:
+                continue
+            chain, low = self._at(after[0]) - end, stages[0]
+            forwards = sum(costs[u].t_f_ns for u in after)
+            whole = forwards + sum(chains.full_back(u) for u in stages)
+            best = np.maximum(best, chain + left * whole)
+            done = left * (forwards + sum(back_ns(costs[u]) for u in stages))
+            done = done + self._held_back(low, left)
+            best = np.maximum(best, chain + done + (chains.tail(low) if low else 0))
         return best
