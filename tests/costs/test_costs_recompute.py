@@ -149,6 +149,9 @@ def test_times_by_hand() -> None:
     mlp = gemms(llama, True, "mlp in", "mlp out", tp=2)
     mlp += 2 * saved(llama, True, "mlp", tp=2) / bandwidth
     assert added(llama, True, "mlp", tp=2) == pytest.approx(mlp + messages)
+    # collectives that hide behind its linears do so again
+    hidden = added(llama, True, "mlp", tp=2, overlap=("tp-comm",))
+    assert mlp <= hidden < mlp + messages
     # a whole layer with its experts takes longer than these alone, and these longer than the shared ones
     times = [added(MOONLIGHT, False, one, ep=8) for one in ("full", "moe", "shared_experts")]
     assert times == sorted(times, reverse=True)
@@ -197,3 +200,15 @@ def test_doubt_and_plans_know_modules() -> None:
         torchtitan.options(schedule, profile, None)
     full = estimate("llama3-8b", "h100-sxm", 4, recompute="full")
     assert torchtitan.options(schedule, full, None)["activation_checkpoint"] == "full"
+
+
+def test_commands_take_modules(command_line) -> None:
+    words = "--model llama3-8b --machine h100-sxm --recompute mlp,core_attn"
+    answer = command_line(f"estimate {words} --devices 4 --json")
+    assert answer.code == 0
+    assert answer.json["profile"]["meta"]["work"]["recompute"] == "core_attn+mlp"
+    answer = command_line(
+        "estimate --model llama3-8b --machine h100-sxm --devices 4 --recompute mpl"
+    )
+    assert answer.code == 2
+    assert "expected none, norms, full, or some of core_attn" in answer.complaint
