@@ -9,6 +9,7 @@ kernel really executes are given in addition.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -18,6 +19,17 @@ from .recompute.regions import dropped
 from .work import Message, Work, collectives, shares_heads, token_exchange
 
 LSE_BYTES = 4  # flash attention keeps one fp32 per head and token, the log-sum-exp of its scores
+FP8_BYTES = 1
+# What only linears keep, which in fp8 do so as their GEMM takes it: one byte, with one scale of each tensor (TransformerEngine,
+# module/linear.py, layernorm_linear.py, grouped_linear.py, commit d0067d0). In bf16 stay what others keep as well: the attention's output,
+# and behind a norm of its own the router's input; the activation function's input; and what the down-projections
+# of latent attention take, each in a copy of its own.
+INPUTS = frozenset(
+    (
+        "fused attention norm output", "latent norms", "fused mlp norm output", "activation output",
+        "expert inputs", "expert activation output", "shared activation output", "projection input",
+    )
+)  # fmt: skip
 
 
 class Gemm(NamedTuple):
@@ -41,6 +53,12 @@ class Kept(NamedTuple):
 
     name: str
     size: int
+    cast: int = 0  # bytes fewer than F computes, where only linears need it and keep it in fp8
+
+    @property
+    def computed(self) -> int:
+        """Bytes that F writes, and that the gradient takes."""
+        return self.size + self.cast
 
 
 @dataclass(frozen=True)
@@ -55,7 +73,7 @@ class Layer:
     elementwise_b: int
     kept: tuple[Kept, ...]
     input_bytes: int  # the layer's own input, all that full recompute keeps
-    held_for_w: int  # inputs and output gradients of the linears
+    held_for_w: int  # inputs and output gradients of the linears; in fp8 but for the router's input
     messages: tuple[Message, ...]
     recompute: str
     flash: bool
@@ -120,13 +138,30 @@ def layer(model: Model, dense: bool, work: Work) -> Layer:
         elementwise_f=elementwise_f + mlp_f + scores_f,
         elementwise_b=elementwise_b + mlp_b + scores_b,
         routed=(0, 0) if dense else _routed_bytes(model, work),
-        kept=norms + masks + kept + scores_kept + mlp_kept,
+        kept=stored(norms + masks + kept + scores_kept + mlp_kept, work),
         input_bytes=e * n * h,
-        held_for_w=held + mlp_held,
+        held_for_w=operands(held + mlp_held, work, 0 if dense else e * n * h),
         messages=collectives(model, work, dense) + messages,
         recompute=work.recompute,
         flash=work.flash,
     )
+
+
+def stored(kept: Iterable[Kept], work: Work) -> tuple[Kept, ...]:
+    """Return what is kept of tensors that F computes: in fp8 one byte per element of `INPUTS`."""
+    spared = work.element - FP8_BYTES if work.dtype == "fp8" else 0
+    return tuple(
+        Kept(one.name, one.size - cast, cast)
+        for one in kept
+        for cast in [one.size // work.element * spared if one.name in INPUTS else 0]
+    )
+
+
+def operands(held: int, work: Work, wide: int = 0) -> int:
+    """Return the bytes of operands of W; all but `wide` of them are as their GEMM takes them."""
+    if work.dtype != "fp8":
+        return held
+    return (held - wide) // work.element * FP8_BYTES + wide
 
 
 def _attention(model: Model, work: Work) -> tuple[tuple[Gemm, ...], tuple[Kept, ...], int]:

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from .layer import Gemm, Kept, Layer
+from .layer import Gemm, Kept, Layer, operands, stored
 from .machines import Machine
 from .models import Model
-from .recompute.regions import MODULES, Region, modules_of
+from .recompute.regions import MODULES, Region, dropped, modules_of
 from .work import Message, Work
 
 TILE = 128
@@ -133,7 +133,7 @@ def op_time(layer: Layer, op: str, machine: Machine, model: Model, work: Work) -
 
 def rerun(layer: Layer, region: Region) -> Layer | None:
     """Return a layer whose F is what B runs again of a region; None where `layer` has nothing of it."""
-    sizes = {kept.name: kept.size for kept in layer.kept if kept.name in region.drops}
+    sizes = {kept.name: kept.computed for kept in layer.kept if kept.name in region.drops}
     if not sizes:
         return None
     sent = [one for one in unpaired(layer).messages if one.op == "F" and one.group in region.sends]
@@ -170,7 +170,8 @@ def _compute_time(layer: Layer, op: str, machine: Machine, work: Work) -> OpTime
         moved = layer.elementwise_f if op == "F" else layer.elementwise_b
     if op == "B" and layer.recompute == "norms":
         # each of the dropped tensors is written once more, from an input of about its size
-        moved += 2 * (layer.kept_bytes("none") - layer.kept_bytes("norms"))
+        gone = dropped("norms")
+        moved += 2 * sum(kept.computed for kept in layer.kept if kept.name in gone)
     moved += cast_bytes(layer, op, dtype)
     return OpTime(gemm, attention, moved / (machine.memory_gb_per_s * 1e9 * rates.bandwidth))
 
@@ -317,14 +318,16 @@ def projection(model: Model, work: Work) -> Layer:
         executed_share=1.0,
         elementwise_f=e * n * h * (2 + 2 * 2 + 4),  # the row, the norms, and both side by side
         elementwise_b=e * n * h * (2 + 2 * 3 + 4),
-        kept=(
-            Kept("projection norm inputs", 2 * e * n * h),
-            Kept("projection input", 2 * e * n * h),
+        kept=stored(
+            (
+                Kept("projection norm inputs", 2 * e * n * h),
+                Kept("projection input", 2 * e * n * h),
+            ),
+            work,
         ),
-        input_bytes=e
-        * n
-        * h,  # with that of the decoder layer, a hidden state and a row of the table
-        held_for_w=e * (2 * n + t // work.tp) * h,
+        # with that of the decoder layer, a hidden state and a row of the table
+        input_bytes=e * n * h,
+        held_for_w=operands(e * (2 * n + t // work.tp) * h, work),
         messages=tuple(Message("tp", op, 3 * step, "", 2) for op in "FB") if step else (),
         recompute=work.recompute,
         flash=False,

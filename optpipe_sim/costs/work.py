@@ -19,7 +19,8 @@ OVERLAPS = {
     "param-gather": "overlap-param-gather",
     "tp-comm": "tp-comm-overlap",
 }
-DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}  # bytes of an activation
+# Bytes of an activation; of those that only linears keep, `layer.INPUTS`, fewer in fp8.
+DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}
 
 
 @dataclass(frozen=True)

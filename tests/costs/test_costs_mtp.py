@@ -38,6 +38,10 @@ def test_bytes_on_the_stage_of_the_loss() -> None:
     wide = 4096 * 7168
     assert projection(MODEL, work).kept_bytes() == 8 * wide
     assert replace(projection(MODEL, work), recompute="norms").kept_bytes() == 4 * wide
+    eight = projection(
+        MODEL, replace(work, dtype="fp8")
+    )  # the inputs of two norms, and in fp8 of the GEMM
+    assert eight.kept_bytes() == 6 * wide
     logits = 4096 * 129280 * machine.rates.logit_bytes
     assert head_bytes(machine, MODEL, work) == (4 * wide, logits)
     more = [

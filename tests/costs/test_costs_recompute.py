@@ -212,3 +212,65 @@ def test_commands_take_modules(command_line) -> None:
     )
     assert answer.code == 2
     assert "expected none, norms, full, or some of core_attn" in answer.complaint
+
+
+def test_fp8_keeps_what_only_linears_need_in_one_byte() -> None:
+    """LLaMA-3 70B, h 8192, f 28672, keys 1024 wide, over tp 4; per token, bytes of each tensor."""
+    model, h, f, keys = load_model("llama3-70b"), 8192, 28672, 1024
+    one = layer(model, True, Work(1, T, tp=4, dtype="fp8"))
+    norms = 2 * h + h + 2 * h + h  # two inputs in bf16, two outputs as qkv and the MLP take them
+    attention = 2 * (h + 2 * keys) + 2 * h + 4 * 64  # its output is what its backward pass needs
+    mlp = 2 * 2 * f + f  # the activation function's input, and the output as mlp out takes it
+    assert one.kept_bytes("none") == T * (norms + attention + mlp) // 4
+    assert one.kept_bytes("none") - one.kept_bytes("mlp") == T * (h + mlp) // 4
+    assert one.kept_bytes("none") - one.kept_bytes("norms") == T * (2 * h + f) // 4
+    assert one.kept_bytes("full") == T * 2 * h // 4
+    # inputs and output gradients of qkv, out, mlp in and mlp out
+    assert one.held_for_w == T * (h + h + 2 * keys + h + h + h + 2 * f + f + h) // 4
+
+
+def test_fp8_keeps_tokens_of_experts_in_one_byte_and_those_of_the_router_in_two() -> None:
+    one, wide = (
+        layer(MOONLIGHT, False, Work(1, T, ep=8, dtype=dtype)) for dtype in ("fp8", "bf16")
+    )
+    routed = 6 * T
+    fewer = {
+        "latent norms": T * 512,
+        "expert inputs": routed * 2048,
+        "expert activation output": routed * 1408,
+        "shared activation output": T * 2816,
+    }
+    assert wide.kept_bytes("none") - one.kept_bytes("none") == sum(fewer.values())
+    assert {kept.name: kept.cast for kept in one.kept if kept.cast} == fewer
+    assert [kept.computed for kept in one.kept] == [kept.size for kept in wide.kept]
+    assert 2 * one.held_for_w == wide.held_for_w + T * 2 * 2048  # the router's
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32", "tf32"])
+def test_only_fp8_casts_what_is_kept(dtype: str) -> None:
+    for dense in (True, False):
+        assert not any(kept.cast for kept in layer(MOONLIGHT, dense, Work(1, T, dtype=dtype)).kept)
+
+
+def test_costs_of_a_stage_follow_in_fp8() -> None:
+    def stage(dtype: str, recompute: str = "none", levels: bool = True):
+        return estimate(
+            "llama3-70b", "h100-sxm", 16, tp=4, dtype=dtype, recompute=recompute, levels=levels,
+            offload=True, layers=[20, 20, 20, 20],
+        ).stages[1]  # fmt: skip
+
+    h, f = 8192, 28672
+    cost, wide = stage("fp8"), stage("bf16")
+    fewer = 20 * T * (2 * h + f) // 4
+    factor = load_machine("h100-sxm").rates.memory_factor
+    assert wide.act_bytes - cost.act_bytes == pytest.approx(fewer * factor, abs=2)
+    assert wide.offloadable - cost.offloadable == fewer
+    norms = {level.name: level for level in cost.recompute}["norms"]
+    assert cost.act_bytes - norms.keep_bytes == pytest.approx(fewer * factor, abs=2)
+    assert norms.keep_bytes == {level.name: level for level in wide.recompute}["norms"].keep_bytes
+    # what one layer needs besides, gradients and all, stays: none of them is in fp8
+    assert cost.static_bytes == wide.static_bytes
+    dropped_mlp = stage("fp8", "mlp", levels=False)
+    assert cost.act_bytes - dropped_mlp.act_bytes == pytest.approx(
+        20 * T * (h + 5 * f) // 4 * factor, abs=2
+    )

@@ -56,12 +56,12 @@ def parts_of(layer: Layer, model: Model, machine: Machine, work: Work) -> dict[s
 def working_set(one: Layer, machine: Machine) -> int:
     """Return what the backward pass of one layer needs besides what is kept for it.
 
-    Gradients of about half of a whole layer's activations; and what it recomputes, which the
-    W of the layer holds until it has run.
+    Gradients of about half of a whole layer's activations (none of them in fp8); and what it
+    recomputes, which the W of the layer holds until it has run.
     """
-    whole = one.kept_bytes("none")
-    again = max(whole - one.kept_bytes(), one.held_for_w - one.kept_bytes(), 0)
-    return round(machine.rates.working_set * whole) + again
+    gradients = sum(kept.computed for kept in one.kept)
+    needed = max(one.kept_bytes("none"), one.held_for_w)
+    return round(machine.rates.working_set * gradients) + max(0, needed - one.kept_bytes())
 
 
 def stage_levels(
