@@ -55,6 +55,7 @@ _WORK = (
     "flash",
     "sequence_parallel",
     "cuda_graphs",
+    "grad_reduce_in_bf16",
     "overlap",
 )
 

@@ -86,6 +86,7 @@ def estimate(
     sequence_parallel: bool = True,
     cuda_graphs: bool = False,
     overlap: Sequence[str] = (),
+    grad_reduce_in_bf16: bool = False,
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
     levels: bool = False,
@@ -106,8 +107,8 @@ def estimate(
         chunks, placement: as in a profile. `flash`: fused attention.
         recompute: ``none``, ``norms`` (norms, activation functions, dropout), ``full``, or modules, some of `regions.MODULES`.
         dtype: ``bf16``, ``fp16``, ``fp8``, ``fp32`` or ``tf32``.
-        exchange, context, cuda_graphs, overlap: how tokens reach experts, what devices exchange that share a
-            sequence, whether iterations run as CUDA graphs, what hides behind compute; see `work.Work`.
+        exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16: how tokens reach experts, what devices exchange that share a
+            sequence, whether iterations run as CUDA graphs, what hides behind compute, gradients; see `work.Work`.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
         levels: whether stages get levels of recomputation (see `recompute.levels`); not with `recompute`.
@@ -128,6 +129,7 @@ def estimate(
     work = Work(
         microbatch, seq, tp, cp, ep, layout.expert_tp, flash, choice_of(recompute), dtype,
         sequence_parallel and tp > 1, exchange, context, cuda_graphs, tuple(overlap),
+        grad_reduce_in_bf16,
     )  # fmt: skip
     work = replace(work, seq=slice_length(seq, slices, work))
     check_work(model, work)
@@ -360,14 +362,14 @@ class _Plan:
 
     def _stage(self, part: _Parts, chunks: int) -> StageCost:
         times, act, held, weights = part.times, part.act, part.held, part.weights
-        exchange = zero_seconds(weights, self.layout, self.machine)
+        exchange = zero_seconds(weights, self.layout, self.machine, self.work.gradient_bytes)
         hidden = self.machine.rates.gemm_overlap
         seconds = {
             op: times[op].total + max(0.0, exchange[op] - hidden * times[op].gemm) for op in OPS
         }
         factor = self.machine.rates.memory_factor
         each = self.work.weight_bytes
-        static = static_bytes(weights, self.layout, each)
+        static = static_bytes(weights, self.layout, each, self.work.gradient_bytes)
         if self.layout.zero == 3:  # one layer's weights gathered, the next one's on the way
             static += 2 * max(sum(w) for w in self.weights.values()) * each
         kept = round(act * factor)

@@ -14,10 +14,9 @@ from .machines import Machine, MachineError, Pcie
 from .models import Model
 from .recompute.regions import require_modules
 from .roofline import bandwidth_within
-from .work import CONTEXTS, DTYPES, EXCHANGES, OVERLAPS, Work, shares_heads
+from .work import CONTEXTS, DTYPES, EXCHANGES, GRADIENT_BYTES, OVERLAPS, Work, shares_heads
 
 OPTIMIZER_BYTES = 12  # Adam in mixed precision: fp32 weights and two moments
-GRADIENT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,12 @@ class Layout:
         return max(1, self.tp * self.cp * self.dp // (self.ep * self.expert_tp))
 
 
-def static_bytes(counts: tuple[int, int], layout: Layout, weight_bytes: int = 2) -> int:
+def static_bytes(
+    counts: tuple[int, int],
+    layout: Layout,
+    weight_bytes: int = 2,
+    gradient_bytes: int = GRADIENT_BYTES,
+) -> int:
     """Return the bytes of weights, gradients and optimizer states of a stage on one device.
 
     Args:
@@ -99,7 +103,7 @@ def static_bytes(counts: tuple[int, int], layout: Layout, weight_bytes: int = 2)
     total = 0
     optimizer = OPTIMIZER_BYTES if weight_bytes == 2 else OPTIMIZER_BYTES - 4
     for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
-        for least, size in ((3, weight_bytes), (2, GRADIENT_BYTES), (1, optimizer)):
+        for least, size in ((3, weight_bytes), (2, gradient_bytes), (1, optimizer)):
             total += -(-count * size // (copies if layout.zero >= least else 1))
     return total
 
@@ -112,13 +116,15 @@ def optimizer_seconds(counts: tuple[int, int], layout: Layout, machine: Machine)
     return total / (machine.memory_gb_per_s * 1e9 * machine.rates.bandwidth)
 
 
-def zero_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> dict[str, float]:
+def zero_seconds(
+    counts: tuple[int, int], layout: Layout, machine: Machine, gradient_bytes: int = GRADIENT_BYTES
+) -> dict[str, float]:
     """Return the time that ZeRO 2 and 3 add to F, B and W of a microbatch, before any overlap."""
     found = {"F": 0.0, "B": 0.0, "W": 0.0}
     for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
         part = count * (copies - 1) / copies / replica_bandwidth(layout, copies, machine)
         if layout.zero >= 2:
-            found["W"] += GRADIENT_BYTES * part
+            found["W"] += gradient_bytes * part
         if layout.zero >= 3:
             found["F"] += 2 * part
             found["B"] += 2 * part
@@ -356,6 +362,8 @@ def check_work(model: Model, work: Work) -> None:
         raise OptPipeError("overlap: param-gather needs grad-reduce, as in Megatron-LM; give both")
     if work.dtype not in DTYPES:
         raise OptPipeError(f"dtype: expected {', '.join(DTYPES)}, got {work.dtype!r}")
+    if work.grad_reduce_in_bf16 and work.dtype not in ("bf16", "fp8"):
+        raise OptPipeError(f"grad_reduce_in_bf16: needs dtype bf16 or fp8, got {work.dtype}")
     for key, whole in (("heads", model.heads), ("ffn", model.ffn)):
         if whole % work.tp:
             raise OptPipeError(f"tp: {work.tp} does not divide the {whole} {key} of {model.name}")

@@ -10,9 +10,9 @@ from .doubt import doubt, kind_of
 from .layer import layer
 from .machines import Machine
 from .models import Model, beyond_context
-from .parallelism import GRADIENT_BYTES, Layout, optimizer_seconds, replica_bandwidth, static_bytes
+from .parallelism import Layout, optimizer_seconds, replica_bandwidth, static_bytes
 from .roofline import OpTime, head_gemm, projection
-from .work import Work
+from .work import GRADIENT_BYTES, Work
 
 OPS = ("F", "B", "W")
 # weights in a bucket: Megatron-LM's default, the larger of these
@@ -77,6 +77,7 @@ def provenance(
             **({"exchange": work.exchange} if work.ep > 1 else {}),
             **({"sequence_parallel": False} if work.tp > 1 and not work.sequence_parallel else {}),
             **({"cuda_graphs": True} if work.cuda_graphs else {}),
+            **({"grad_reduce_in_bf16": True} if work.grad_reduce_in_bf16 else {}),
             **({"overlap": list(work.overlap)} if work.overlap else {}),
             **({"context": work.context} if work.cp > 1 and work.context != "ring" else {}),
             **({"slices": list(lengths)} if len(lengths) > 1 else {}),
@@ -118,7 +119,9 @@ def iteration_ns(profile: CostProfile, makespan_ns: float) -> float:
     return makespan_ns / (1 - extra.get("overhead", 0.0)) + once
 
 
-def sync_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> tuple[float, float]:
+def sync_seconds(
+    counts: tuple[int, int], layout: Layout, machine: Machine, gradient_bytes: int = GRADIENT_BYTES
+) -> tuple[float, float]:
     """Return the times per iteration to reduce gradients over the replicas, and to gather updated weights.
 
     ZeRO 2 and 3 reduce with every W instead: `zero_seconds`. What of these times is hidden: `exposed_sync`.
@@ -127,7 +130,7 @@ def sync_seconds(counts: tuple[int, int], layout: Layout, machine: Machine) -> t
     for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
         part = count * (copies - 1) / copies / replica_bandwidth(layout, copies, machine)
         # an all-reduce is a reduce-scatter and an all-gather of gradients; ZeRO 1 gathers weights
-        reduce += part * {0: 2, 1: 1, 2: 0, 3: 0}[layout.zero] * GRADIENT_BYTES
+        reduce += part * {0: 2, 1: 1, 2: 0, 3: 0}[layout.zero] * gradient_bytes
         gather += part * (2 if layout.zero in (1, 2) else 0)
     return reduce, gather
 
@@ -139,6 +142,7 @@ def exposed_sync(
     overlap: Sequence[str],
     forward: Sequence[float],
     backward: Sequence[float],
+    gradient_bytes: int = GRADIENT_BYTES,
 ) -> float:
     """Return the seconds of `sync_seconds` that nothing hides.
 
@@ -152,7 +156,7 @@ def exposed_sync(
         counts: weights outside and inside experts, of all chunks of the device.
         forward, backward: seconds of compute that one microbatch takes in each chunk, F, and B with W.
     """
-    reduce, gather = sync_seconds(counts, layout, machine)
+    reduce, gather = sync_seconds(counts, layout, machine, gradient_bytes)
     bucket = max(BUCKET, BUCKET_PER_COPY * layout.copies) / max(1, sum(counts))
     hiding = machine.rates.gemm_overlap
 
@@ -221,14 +225,20 @@ def iteration_facts(
     passes = {ops: [sum(stage[op].compute for op in ops) for stage in spent] for ops in ("F", "BW")}
     synced = (
         exposed_sync(
-            pair, layout, machine, work.overlap, passes["F"][d::devices], passes["BW"][d::devices]
+            pair,
+            layout,
+            machine,
+            work.overlap,
+            passes["F"][d::devices],
+            passes["BW"][d::devices],
+            work.gradient_bytes,
         )
         for d, pair in enumerate(pairs)
     )
     return {
         "parameters_per_device": [sum(pair) for pair in pairs],
         "weights_bytes_per_device": [
-            static_bytes(pair, layout, work.weight_bytes) for pair in pairs
+            static_bytes(pair, layout, work.weight_bytes, work.gradient_bytes) for pair in pairs
         ],
         "optimizer_ms": _ms(max(optimizer_seconds(p, layout, machine) for p in pairs)),
         "gradient_sync_ms": _ms(max(synced)),

@@ -17,12 +17,11 @@ from .layer import Gemm, Kept, Layer, operands, stored
 from .machines import Machine
 from .models import Model
 from .recompute.regions import MODULES, Region, dropped, modules_of
-from .work import Message, Work
+from .work import GRADIENT_BYTES, Message, Work
 
 TILE = 128
 EXPERT_SHARE = {"F": 1 / 3, "B": 2 / 3}  # of `Rates.expert_us`
 _EXPERTS = ("experts in", "experts out")  # the linears of routed experts
-GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32: W reads and writes it
 
 
 class OpTime(NamedTuple):
@@ -54,13 +53,23 @@ class OpTime(NamedTuple):
         return OpTime(*(number * mine for mine in self))
 
 
-def gemm_seconds(gemm: Gemm, op: str, machine: Machine, dtype: str, element: int) -> float:
-    """Return the seconds of F, B or W of one linear (0 for a W without weights)."""
+def gemm_seconds(
+    gemm: Gemm,
+    op: str,
+    machine: Machine,
+    dtype: str,
+    element: int,
+    gradient_bytes: int = GRADIENT_BYTES,
+) -> float:
+    """Return the seconds of F, B or W of one linear (0 for a W without weights).
+
+    W reads and writes the weight's gradient, of `gradient_bytes` per weight.
+    """
     rows, inner, columns = gemm.rows, gemm.inner, gemm.columns
     if op == "W":
         if not gemm.weights:
             return 0.0
-        rows, inner, out_bytes = gemm.inner, gemm.rows, 2 * GRADIENT_BYTES
+        rows, inner, out_bytes = gemm.inner, gemm.rows, 2 * gradient_bytes
     else:
         inner, columns = (inner, columns) if op == "F" else (columns, inner)
         out_bytes = element
@@ -163,7 +172,9 @@ def rerun(layer: Layer, region: Region) -> Layer | None:
 def _compute_time(layer: Layer, op: str, machine: Machine, work: Work) -> OpTime:
     """Seconds of F, B or W of one layer in kernels that compute, without recomputing the whole layer."""
     element, dtype, rates = work.element, work.dtype, machine.rates
-    gemm = sum(gemm_seconds(one, op, machine, dtype, element) for one in layer.gemms)
+    gemm = sum(
+        gemm_seconds(one, op, machine, dtype, element, work.gradient_bytes) for one in layer.gemms
+    )
     attention, moved = 0.0, 0
     if op != "W":
         attention = _attention_seconds(layer, op, machine, dtype, element)
@@ -190,7 +201,7 @@ def _cover(layer: Layer, message: Message, own: OpTime, machine: Machine, work: 
             continue
         names = _EXPERTS if message.behind in ("experts", "rest") else (message.behind,)
         part = sum(
-            gemm_seconds(one, op, machine, work.dtype, work.element)
+            gemm_seconds(one, op, machine, work.dtype, work.element, work.gradient_bytes)
             for one in layer.gemms
             if one.name in names
         )
@@ -292,7 +303,7 @@ def embedding_time(op: str, machine: Machine, model: Model, work: Work) -> OpTim
 def head_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:
     """Return the last norm, the head and the loss (its logits in fp32)."""
     gemm = head_gemm(model, work)
-    seconds = gemm_seconds(gemm, op, machine, work.dtype, work.element)
+    seconds = gemm_seconds(gemm, op, machine, work.dtype, work.element, work.gradient_bytes)
     logits = gemm.rows * gemm.columns
     kept = machine.rates.logit_bytes
     passes = {"F": work.element + 4 * kept, "B": 2 * kept + work.element, "W": 0.0}[op]

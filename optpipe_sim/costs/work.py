@@ -12,7 +12,10 @@ from .models import Model
 EXCHANGES = ("plain", "per-node", "overlapped", "per-node-overlapped")
 CONTEXTS = ("ring", "heads")
 # what of `Work` says how a layer runs, whatever the split; `estimate` has arguments of these names
-HOW = ("flash", "dtype", "exchange", "context", "sequence_parallel", "cuda_graphs", "overlap")
+HOW = (
+    "flash", "dtype", "exchange", "context", "sequence_parallel", "cuda_graphs", "overlap",
+    "grad_reduce_in_bf16",
+)  # fmt: skip
 # Communication that may hide behind compute, by the Megatron-LM option that hides it.
 OVERLAPS = {
     "grad-reduce": "overlap-grad-reduce",
@@ -20,6 +23,7 @@ OVERLAPS = {
     "tp-comm": "tp-comm-overlap",
 }
 # Bytes of an activation; of those that only linears keep, `layer.INPUTS`, fewer in fp8.
+GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32 unless the work has it in bf16
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}
 
 
@@ -43,6 +47,7 @@ class Work:
             behind the last backward passes; ``param-gather``, the updated weights behind the next
             iteration's first forward passes; ``tp-comm``, collectives of tensor parallelism behind the GEMMs
             that they feed or follow.
+        grad_reduce_in_bf16: weights' gradients are summed up, kept and reduced in bf16 (Megatron-LM's option).
     """
 
     microbatch: int
@@ -59,6 +64,7 @@ class Work:
     context: str = "ring"
     cuda_graphs: bool = False
     overlap: tuple[str, ...] = ()
+    grad_reduce_in_bf16: bool = False
 
     @property
     def tokens(self) -> int:
@@ -74,6 +80,11 @@ class Work:
     def element(self) -> int:
         """Bytes of an activation."""
         return DTYPES[self.dtype]
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of a weight's gradient."""
+        return 2 if self.grad_reduce_in_bf16 else GRADIENT_BYTES
 
     @property
     def weight_bytes(self) -> int:

@@ -42,6 +42,8 @@ def options(schedule: Schedule, profile: CostProfile) -> tuple[dict[str, Any], l
         raise InvalidSchedule("its devices exchange no context, as SlimPipe's do")
     if work.get("overlap"):
         raise InvalidSchedule("no options of it are known that hide the communication of --overlap")
+    if work.get("grad_reduce_in_bf16"):
+        raise InvalidSchedule("no option of it is known that has gradients in bf16")
     if work["recompute"] not in ("none", "full"):
         raise InvalidSchedule(f"it does not recompute {work['recompute']}")
     lengths = work["slices"]

@@ -145,6 +145,9 @@ def words_of(text: str) -> dict[str, list[str]]:
 
 def test_the_command_line_has_the_sizes_and_no_cuda_graphs() -> None:
     """torchtitan refuses a pipeline with its CUDA graphs, which are on by default."""
+    eight = estimate("llama3-8b", "h100", 2, grad_reduce_in_bf16=True)
+    with pytest.raises(OptPipeError, match="estimate without --grad-reduce-in-bf16"):
+        torchtitan.options(build("1f1b", eight, 8), eight, None)
     graphs = estimate("llama3-8b", "h100", 2, cuda_graphs=True)
     with pytest.raises(OptPipeError, match="which torchtitan refuses with a pipeline"):
         torchtitan.options(build("1f1b", graphs, 8), graphs, None)

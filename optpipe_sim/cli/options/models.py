@@ -99,8 +99,13 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_cuda_graphs(parser: argparse.ArgumentParser) -> None:
-    """``--cuda-graphs``."""
+def add_whole_run(parser: argparse.ArgumentParser) -> None:
+    """``--cuda-graphs`` and ``--grad-reduce-in-bf16``."""
+    parser.add_argument(
+        "--grad-reduce-in-bf16",
+        action="store_true",
+        help="gradients of weights are summed up, kept and reduced in bf16, not fp32",
+    )
     parser.add_argument(
         "--cuda-graphs",
         action="store_true",

@@ -200,6 +200,7 @@ def evaluate(
     sequence_parallel: bool = True,
     cuda_graphs: bool = False,
     overlap: Sequence[str] = (),
+    grad_reduce_in_bf16: bool = False,
     memory_limit: Size | None = None,
     calibration: Calibration | None = None,
     measured_ns: float | None = None,
@@ -212,7 +213,7 @@ def evaluate(
         microbatches: m, per replica and iteration, of `microbatch` sequences each.
         schedule: a published one by name, options included; None: 1F1B, interleaved with `chunks`.
             ``1f1b:recompute=LEVEL`` takes a level of `estimate(levels=True)`.
-        pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap: as for `estimate`;
+        pp, tp, cp, ep, etp, zero, chunks, recompute, layers, flash, dtype, exchange, context, cuda_graphs, overlap, grad_reduce_in_bf16: as for `estimate`;
             zero is 1 by default where there are replicas.
         memory_limit: per device, not enforced; None: what driver and libraries leave.
         calibration: what `calibrate` returned; its rates are used.
@@ -251,7 +252,7 @@ def evaluate(
         model, machine, gpus, dp * microbatch * microbatches, seq, limit,
         (pp,), (tp,), (cp,), (dp,), (ep,), (zero,), (microbatch,), (chunks,), (recompute,),
         (name,), flash, dtype, exchange, context, sequence_parallel, etp=None if etp is None else (etp,),
-        cuda_graphs=cuda_graphs, overlap=tuple(overlap),
+        cuda_graphs=cuda_graphs, overlap=tuple(overlap), grad_reduce_in_bf16=grad_reduce_in_bf16,
     )  # fmt: skip
     profile = estimate(
         model,

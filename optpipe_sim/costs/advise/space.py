@@ -133,6 +133,7 @@ class Question:
     etp: tuple[int, ...] | None = None  # None: as `parallelism.Layout` has it
     cuda_graphs: bool = False
     overlap: tuple[str, ...] = ()
+    grad_reduce_in_bf16: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; the first keys of ``advise --json`` and ``evaluate --json``."""

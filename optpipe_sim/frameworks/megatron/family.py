@@ -265,6 +265,8 @@ def _kernels(work: Mapping[str, Any], ep: int) -> Iterator[tuple[str, Any]]:
         yield "bf16", True
         yield "fp8-format", "hybrid"
         yield "fp8-recipe", "tensorwise"  # its default, delayed scaling, excludes recomputing norms
+    if work.get("grad_reduce_in_bf16"):
+        yield "grad-reduce-in-bf16", True
     if work.get("flash") is False:
         yield "attention-backend", "unfused"
     if work.get("context") == "heads":

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ...costs.models import Model
-from ...costs.parallelism import GRADIENT_BYTES, OPTIMIZER_BYTES, stage_kinds
+from ...costs.parallelism import OPTIMIZER_BYTES, stage_kinds
+from ...costs.work import GRADIENT_BYTES
 from ...errors import OptPipeError
 from .chain import zeros
 from .cut import Cut

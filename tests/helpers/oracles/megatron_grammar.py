@@ -99,7 +99,13 @@ def parser() -> argparse.ArgumentParser:
     found.add_argument("--use-distributed-optimizer", action="store_true")
     for name in ("--overlap-grad-reduce", "--overlap-param-gather", "--tp-comm-overlap"):
         found.add_argument(name, action="store_true")
-    for flag in ("bf16", "fp16", "moe-grouped-gemm", "overlap-moe-expert-parallel-comm"):
+    for flag in (
+        "bf16",
+        "fp16",
+        "grad-reduce-in-bf16",
+        "moe-grouped-gemm",
+        "overlap-moe-expert-parallel-comm",
+    ):
         found.add_argument(f"--{flag}", action="store_true")
     found.add_argument("--fp8-format", choices=("e4m3", "hybrid"))
     recipes = ("tensorwise", "delayed", "mxfp8", "blockwise", "custom")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ...options.kinds import recomputed
 from ...options.models import (
     SPLIT,
-    add_cuda_graphs,
     add_etp,
     add_kernels,
     add_layers,
@@ -16,6 +15,7 @@ from ...options.models import (
     add_model,
     add_overlap,
     add_slice_by,
+    add_whole_run,
     layer_list,
     model_and_machine,
 )
@@ -83,7 +83,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_kernels(parser)
     add_overlap(parser)
-    add_cuda_graphs(parser)
+    add_whole_run(parser)
     parser.add_argument(
         "--offload",
         choices=("auto", "yes", "no"),
@@ -134,6 +134,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         sequence_parallel=not arguments.no_sequence_parallel,
         overlap=arguments.overlap,
         cuda_graphs=arguments.cuda_graphs,
+        grad_reduce_in_bf16=arguments.grad_reduce_in_bf16,
         offload={"auto": None, "yes": True, "no": False}[arguments.offload],
         layers=layer_list(arguments.layers),
     )

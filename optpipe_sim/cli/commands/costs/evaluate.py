@@ -10,13 +10,13 @@ from ....errors import OptPipeError
 from ...options.kinds import count, positive, recomputed, size
 from ...options.models import (
     SPLIT,
-    add_cuda_graphs,
     add_etp,
     add_kernels,
     add_layers,
     add_machine,
     add_model,
     add_overlap,
+    add_whole_run,
     layer_list,
     model_and_machine,
 )
@@ -80,7 +80,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_kernels(parser)
     add_overlap(parser)
-    add_cuda_graphs(parser)
+    add_whole_run(parser)
     parser.add_argument(
         "--memory-limit", metavar="SIZE", type=size, help="per device; default: all that is left"
     )
@@ -130,6 +130,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         sequence_parallel=not arguments.no_sequence_parallel,
         overlap=arguments.overlap,
         cuda_graphs=arguments.cuda_graphs,
+        grad_reduce_in_bf16=arguments.grad_reduce_in_bf16,
         memory_limit=arguments.memory_limit,
         calibration=fitted,
         measured_ns=_measured_ns(arguments),
