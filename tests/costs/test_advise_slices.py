@@ -143,6 +143,13 @@ def test_options_of_seq1f1b() -> None:
     _, other = replayed(profile, choice.microbatches, "seq-zb")
     with pytest.raises(InvalidSchedule, match="runs the order of seq1f1b only"):
         options(other.schedule, profile)
+    for work, problem in (
+        ({"overlap": ["grad-reduce"]}, "that hide the communication"),
+        ({"grad_reduce_in_bf16": True}, "no option of it is known that has gradients in bf16"),
+    ):
+        changed = {**profile.meta, "work": {**profile.meta["work"], **work}}
+        with pytest.raises(InvalidSchedule, match=problem):
+            options(trace.schedule, replace(profile, meta=changed))
 
 
 def test_command_line(tmp_path, capsys) -> None:
