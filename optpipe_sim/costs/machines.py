@@ -198,6 +198,11 @@ class Machine:
     offload_to: str = "host"
     sources: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def memory_rate(self) -> float:
+        """Bytes per second that kernels move to and from the device's memory."""
+        return self.memory_gb_per_s * 1e9 * self.rates.bandwidth
+
     def peak(self, dtype: str) -> float:
         """Dense FLOP/s.
 

@@ -113,7 +113,7 @@ def optimizer_seconds(counts: tuple[int, int], layout: Layout, machine: Machine)
     total = 0.0
     for count, copies in zip(counts, (layout.copies, layout.expert_copies), strict=True):
         total += count / (copies if layout.zero else 1) * machine.rates.update_bytes
-    return total / (machine.memory_gb_per_s * 1e9 * machine.rates.bandwidth)
+    return total / machine.memory_rate
 
 
 def zero_seconds(

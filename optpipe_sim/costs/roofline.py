@@ -74,7 +74,7 @@ def gemm_seconds(
         inner, columns = (inner, columns) if op == "F" else (columns, inner)
         out_bytes = element
     moved = element * (rows * inner + inner * columns) + out_bytes * rows * columns
-    per_byte = gemm.groups / _memory(machine)
+    per_byte = gemm.groups / machine.memory_rate
     sums = out_bytes * rows * columns * per_byte * machine.rates.exposed_sums if op == "W" else 0.0
     own, rates = gemm_dtype(gemm, dtype), machine.rates
     peak = machine.peak(own) * efficiency(machine, rows, inner, columns, gemm.groups)
@@ -171,7 +171,7 @@ def rerun(layer: Layer, region: Region) -> Layer | None:
 
 def _compute_time(layer: Layer, op: str, machine: Machine, work: Work) -> OpTime:
     """Seconds of F, B or W of one layer in kernels that compute, without recomputing the whole layer."""
-    element, dtype, rates = work.element, work.dtype, machine.rates
+    element, dtype = work.element, work.dtype
     gemm = sum(
         gemm_seconds(one, op, machine, dtype, element, work.gradient_bytes) for one in layer.gemms
     )
@@ -184,7 +184,7 @@ def _compute_time(layer: Layer, op: str, machine: Machine, work: Work) -> OpTime
         gone = dropped("norms")
         moved += 2 * sum(kept.computed for kept in layer.kept if kept.name in gone)
     moved += cast_bytes(layer, op, dtype)
-    return OpTime(gemm, attention, moved / (machine.memory_gb_per_s * 1e9 * rates.bandwidth))
+    return OpTime(gemm, attention, moved / machine.memory_rate)
 
 
 def _cover(layer: Layer, message: Message, own: OpTime, machine: Machine, work: Work) -> float:
@@ -206,7 +206,7 @@ def _cover(layer: Layer, message: Message, own: OpTime, machine: Machine, work: 
             if one.name in names
         )
         if names is _EXPERTS and op != "W":
-            part += layer.routed[op == "B"] / _memory(machine)
+            part += layer.routed[op == "B"] / machine.memory_rate
         seconds += whole.total - part if message.behind == "rest" else part
     return seconds * machine.rates.gemm_overlap
 
@@ -297,7 +297,7 @@ def embedding_time(op: str, machine: Machine, model: Model, work: Work) -> OpTim
         # no input gradient; a profile wants some time for it
         return OpTime(elementwise=1e-6)
     times = 2 + (2 if model.gpt else 0) if op == "F" else 4
-    return OpTime(elementwise=times * moved / _memory(machine))
+    return OpTime(elementwise=times * moved / machine.memory_rate)
 
 
 def head_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:
@@ -313,7 +313,7 @@ def head_time(op: str, machine: Machine, model: Model, work: Work) -> OpTime:
     if work.tp > 1 and op != "W":
         size = work.element * work.tokens * model.hidden * (work.tp - 1) // work.tp
         exposed = message_seconds(Message("tp", op, size), machine, model, work)
-    return OpTime(gemm=seconds, elementwise=moved / _memory(machine), messages=exposed)
+    return OpTime(gemm=seconds, elementwise=moved / machine.memory_rate, messages=exposed)
 
 
 def projection(model: Model, work: Work) -> Layer:
@@ -375,7 +375,3 @@ def buffer_bytes(gemms: Iterable[Gemm], machine: Machine, work: Work) -> int:
     """Return the buffers that W keeps for weights of these shapes."""
     weights = sum(gemm.inner * gemm.columns for gemm in gemms if gemm.weights)
     return round(machine.rates.weight_buffers * work.weight_bytes * weights)
-
-
-def _memory(machine: Machine) -> float:
-    return machine.memory_gb_per_s * 1e9 * machine.rates.bandwidth

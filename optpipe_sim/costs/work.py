@@ -22,8 +22,8 @@ OVERLAPS = {
     "param-gather": "overlap-param-gather",
     "tp-comm": "tp-comm-overlap",
 }
-# Bytes of an activation; of those that only linears keep, `layer.INPUTS`, fewer in fp8.
 GRADIENT_BYTES = 4  # of a weight's gradient, summed up in fp32 unless the work has it in bf16
+# Bytes of an activation; of those that only linears keep, `layer.INPUTS`, fewer in fp8.
 DTYPES = {"bf16": 2, "fp16": 2, "fp8": 2, "fp32": 4, "tf32": 4}
 
 
@@ -129,10 +129,12 @@ def collectives(model: Model, work: Work, dense: bool) -> tuple[Message, ...]:
 
     Tensor: an all-gather and a reduce-scatter (or one all-reduce, the same bytes) around each
     block, in F and in B; with sequence parallelism the inputs are gathered once more for W, behind
-    the GEMMs of B. With overlap of ``tp-comm`` (TransformerEngine's userbuffers) each of them hides behind the
-    GEMM it feeds or follows; the reduce-scatter at the end of a block's B behind its W. Context: keys and values go round the ring, behind the attention, in B with
-    their gradients; or queries, keys, values and the output are exchanged for heads of the whole
-    sequence (DeepSpeed-Ulysses, arXiv 2309.14509), before and after the attention.
+    the GEMMs of B. With overlap of ``tp-comm`` (TransformerEngine's userbuffers) each of them hides
+    behind the GEMM it feeds or follows; the reduce-scatter at the end of a block's B behind its W.
+
+    Context: keys and values go round the ring, behind the attention, in B with their gradients; or
+    queries, keys, values and the output are exchanged for heads of the whole sequence
+    (DeepSpeed-Ulysses, arXiv 2309.14509), before and after the attention.
     """
     t, e, h = work.tokens, work.element, model.hidden
     found: list[Message] = []

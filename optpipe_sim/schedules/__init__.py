@@ -47,7 +47,7 @@ COMMON: dict[str, Callable[[str], Any]] = {"recompute": str, "layers": int, "apa
 _CHUNKS = {"chunks": int}
 _SLICES = {"slices": int}  # an option of all schedules for which `build` can cut sequences
 _GROUPED = {"chunks": int, "group": int, **_SLICES}
-_MOVED = {"early": int, "late": int}
+_STRETCHED = {"early": int, "late": int}
 _PLANNED: dict[str, Callable[[str], Any]] = {"limit": parse_size, "chunks": int, "placement": str}
 _OFFLOADED = {"chunks": int, "group": int, "offloaded": int, **_SLICES}
 
@@ -62,9 +62,9 @@ REGISTRY: dict[str, Entry] = {
     "zb-v": Entry("zb_v", "zb_v", {"limit": parse_size}),
     "v-half": Entry("v_shape", "v_half"),
     "v-min": Entry("v_shape", "v_min"),
-    "gis": Entry("gis", "gis", {**_GROUPED, **_MOVED}),
+    "gis": Entry("gis", "gis", {**_GROUPED, **_STRETCHED}),
     "gis-h": Entry("gis", "gis_h", {**_CHUNKS, **_SLICES}),
-    "po": Entry("pipeoffload", "pipeoffload", {**_OFFLOADED, **_MOVED}),
+    "po": Entry("pipeoffload", "pipeoffload", {**_OFFLOADED, **_STRETCHED}),
     "po-h": Entry("pipeoffload", "po_h", _GROUPED),
     "po-f": Entry("pipeoffload", "po_f", _GROUPED),
     "dualpipe-v": Entry("dualpipe", "dualpipe_v"),

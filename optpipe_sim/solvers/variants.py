@@ -59,7 +59,7 @@ class Way(NamedTuple):
 @dataclass(frozen=True)
 class _Order:
     """A compute order: its cost without limit and copies, the number of its problem, its group
-    size, and how far F's and W's are moved (`gis.grouped`); `planned`: the costs that the pattern
+    size, and how many F's come earlier and W's later (`gis.grouped`); `planned`: the costs that the pattern
     plans with; `plain`: without the recomputation in `schedule`; `may_fit`: the numbers of offloaded
     chunks that may fit."""
 
@@ -284,8 +284,8 @@ def only_delays(problem: Problem) -> bool:
 
 def _variant(problem: Problem, order: _Order, offloaded: int) -> Found:
     options = f"chunks={problem.shape.chunks},group={order.group}"
-    moved = (("early", order.early), ("late", order.late))
-    last = "".join(f",{key}={slots}" for key, slots in moved if slots)
+    stretched = (("early", order.early), ("late", order.late))
+    last = "".join(f",{key}={count}" for key, count in stretched if count)
     last += "" if order.way is None else f",{order.way}"
     if not offloaded:
         return order.at, f"gis:{options}{last}", order.schedule

@@ -99,8 +99,8 @@ def one_device(
     )
     nothing = np.zeros(microbatches, np.int64)
     tails = np.array([around.tails(s) if objective == "flush" else nothing for s in stages])
-    later = [around.follows(s) if objective == "flush" else nothing for s in stages]
-    backs = [tail + d + back_ns(c) for tail, d, c in zip(tails, delay, costs, strict=True)]
+    own = [tail + d + back_ns(c) for tail, d, c in zip(tails, delay, costs, strict=True)]
+    others = [around.follows(s) if objective == "flush" else nothing for s in stages]
     drains = pending_w_ways(profile, stages, microbatches, capacity)
     after_ns = max(drain.weights_ns for drain in drains)
     before, last = 0, LastForward(0, 0, 0)
@@ -121,7 +121,7 @@ def one_device(
         np.array([around.releases(s) for s in stages]),
         np.array([around.backs(s) for s in stages]),
         tails,
-        np.maximum(backs, later),
+        np.maximum(own, others),
         tuple(drains),
         after_ns,
         before,

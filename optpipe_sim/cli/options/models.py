@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import OptPipeError
-from .kinds import names
+from .kinds import names, recomputed
 
 if TYPE_CHECKING:
     from ...costs.calibrate import Calibration
@@ -110,6 +110,18 @@ def add_whole_run(parser: argparse.ArgumentParser) -> None:
         "--cuda-graphs",
         action="store_true",
         help="iterations run as CUDA graphs: layers with experts wait for no launches",
+    )
+
+
+def add_recompute(parser: argparse.ArgumentParser) -> None:
+    """``--recompute``."""
+    parser.add_argument(
+        "--recompute",
+        type=recomputed,
+        default="none",
+        metavar="none|norms|full|MODULE,...",
+        help="what B recomputes: nothing; norms, activation functions and dropout; the whole layer; or"
+        " modules by Megatron-LM's names, as in core_attn,mlp (none)",
     )
 
 

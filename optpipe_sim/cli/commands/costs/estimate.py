@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from ...options.kinds import recomputed
 from ...options.models import (
     SPLIT,
     add_etp,
@@ -14,6 +13,7 @@ from ...options.models import (
     add_machine,
     add_model,
     add_overlap,
+    add_recompute,
     add_slice_by,
     add_whole_run,
     layer_list,
@@ -67,14 +67,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--placement", choices=("loop", "vee"), default="loop")
     add_layers(parser)
-    parser.add_argument(
-        "--recompute",
-        type=recomputed,
-        default="none",
-        metavar="none|norms|full|MODULE,...",
-        help="what B recomputes: nothing; norms, activation functions and dropout; the whole layer; or"
-        " modules by Megatron-LM's names, as in core_attn,mlp (none)",
-    )
+    add_recompute(parser)
     parser.add_argument(
         "--levels",
         action="store_true",

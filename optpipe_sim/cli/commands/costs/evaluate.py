@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ....errors import OptPipeError
-from ...options.kinds import count, positive, recomputed, size
+from ...options.kinds import count, positive, size
 from ...options.models import (
     SPLIT,
     add_etp,
@@ -16,6 +16,7 @@ from ...options.models import (
     add_machine,
     add_model,
     add_overlap,
+    add_recompute,
     add_whole_run,
     layer_list,
     model_and_machine,
@@ -70,14 +71,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="by name (default: 1f1b, or 1f1b-i with --chunks); 1f1b:recompute=LEVEL for levels of"
         " estimate --levels",
     )
-    parser.add_argument(
-        "--recompute",
-        type=recomputed,
-        default="none",
-        metavar="none|norms|full|MODULE,...",
-        help="what B recomputes: nothing; norms, activation functions and dropout; the whole layer; or"
-        " modules by Megatron-LM's names, as in core_attn,mlp (none)",
-    )
+    add_recompute(parser)
     add_kernels(parser)
     add_overlap(parser)
     add_whole_run(parser)
