@@ -4,3 +4,4 @@ Compute ops come before transfers: ``kind < O`` tells them apart.
 """
 
 F, B, W, BW, C, O, R = range(7)  # noqa: E741
+KINDS = 7

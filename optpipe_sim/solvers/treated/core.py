@@ -71,12 +71,12 @@ def _restore(prog, length, mode, saved, saved_length, t):
 @compiled
 def anneal(
     prog, length, mode, costs, t, best_prog, best_length, best_mode, best, steps, hot, cold,
-    span_counts, mean_weight, offloads, alike, per_stage, goal,
+    span_counts, mean_weight, offloads, alike, per_stage, goal, passing,
 ):  # fmt: skip
     """Anneal a plan in place for `steps` evaluations, from temperature `hot` to `cold` (ns).
 
     `best_prog`, `best_length`, `best_mode`: the best so far, kept up to date; `best`: its cost.
-    `goal`: stop at this cost. `offloads`, `alike`, `per_stage`: see `moves.change`.
+    `goal`: stop at this cost. `offloads`, `alike`, `per_stage`, `passing`: see `moves.change`.
 
     Returns:
         (best cost, evaluations done).
@@ -111,7 +111,7 @@ def anneal(
         temperature = hot * (cold / hot) ** (trial / steps)
         t.filled[0] = 0
         first, last = change(
-            prog, length, mode, costs, t, path[:on_path], offloads, alike, per_stage
+            prog, length, mode, costs, t, path[:on_path], offloads, alike, per_stage, passing
         )
         if first < 0:
             continue

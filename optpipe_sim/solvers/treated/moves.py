@@ -1,167 +1,39 @@
 """Compiled moves on a plan: move an op, or change the treatment of an activation, for one or for
 many microbatches and devices.
 
-All of them keep ``t.slot`` and the list of touched units up to date. Within a program the
-ops of one activation keep the order F, O, R, C, B, W, and ops of one kind and stage the order of
-microbatches, unless those are swapped on purpose.
+Within a program the ops of one activation keep the order F, O, R, C, B, W, and ops of one kind and stage the order of
+microbatches, unless those are swapped, or overtake one another (`passing`), on purpose.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ...codes import B, C, O, R, W
-from ...compiled import part, step
-from .state import column
+from ...codes import B, F, O
+from ...compiled import part
+from .edits import (
+    add_offload,
+    copy_treatment,
+    draw_mode,
+    drop_offload,
+    is_offloaded,
+    put,
+    shift,
+    treat,
+)
+from .passing import overtake
 
 FAR = 12  # the most slots between an inserted op and the op it belongs to
 
 
-@step
-def _put(prog, t, d, at, code):
-    prog[d, at] = code
-    t.slot[code] = at
-
-
 @part
-def insert(prog, length, t, d, at, code):
-    """Insert an op into a program, before the op at slot `at`."""
-    for here in range(length[d], at, -1):
-        _put(prog, t, d, here, prog[d, here - 1])
-    _put(prog, t, d, at, code)
-    length[d] += 1
-
-
-@part
-def remove(prog, length, t, d, code):
-    """Remove an op from its program."""
-    for here in range(t.slot[code] + 1, length[d]):
-        _put(prog, t, d, here - 1, prog[d, here])
-    t.slot[code] = -1
-    length[d] -= 1
-
-
-@step
-def _blocks(one, two, low, high):
-    """Whether `one` must stay before `two`, its neighbour in a program."""
-    if (one ^ two) & ((1 << high) - 1) == 0:
-        return True
-    return one >> low == two >> low
-
-
-@part
-def shift(prog, t, d, start, stop, low, high):
-    """Move the op at `start` towards `stop`, as far as dependencies allow; returns its new slot."""
-    here, code = start, prog[d, start]
-    while here < stop and not _blocks(code, prog[d, here + 1], low, high):
-        _put(prog, t, d, here, prog[d, here + 1])
-        here += 1
-    while here > stop and not _blocks(prog[d, here - 1], code, low, high):
-        _put(prog, t, d, here, prog[d, here - 1])
-        here -= 1
-    _put(prog, t, d, here, code)
-    return here
-
-
-@step
-def is_offloaded(t, unit, high):
-    """Whether a unit's activation is offloaded."""
-    return t.slot[unit | O << high] >= 0
-
-
-@part
-def add_offload(prog, length, mode, costs, t, unit, ahead):
-    """Offload an activation: O after its F, R `ahead` slots before the op that needs it."""
-    high, stage = costs.high, unit >> costs.low
-    if (
-        is_offloaded(t, unit, high)
-        or costs.takes[R, stage, column(unit, mode, costs) + costs.late] == 0
-    ):
-        return
-    d = costs.place[stage]
-    forward = t.slot[unit]
-    reader = t.slot[unit | C << high]
-    if reader < 0:
-        reader = t.slot[unit | B << high]
-    insert(prog, length, t, d, max(forward + 1, reader - ahead), unit | R << high)
-    insert(prog, length, t, d, forward + 1, unit | O << high)
-
-
-@part
-def drop_offload(prog, length, costs, t, unit):
-    """Drop the offload of an activation."""
-    if is_offloaded(t, unit, costs.high):
-        d = costs.place[unit >> costs.low]
-        remove(prog, length, t, d, unit | R << costs.high)
-        remove(prog, length, t, d, unit | O << costs.high)
-
-
-@part
-def treat(prog, length, mode, costs, t, unit, new, ahead, behind):
-    """Change the mode of a unit; a new C goes `ahead` slots before its B, a new W `behind` slots after it."""
-    old, high, stage = mode[unit], costs.high, unit >> costs.low
-    if new == old:
-        return
-    d = costs.place[stage]
-    if t.filled[0] < len(t.touched):
-        t.touched[t.filled[0], 0], t.touched[t.filled[0], 1] = unit, old
-        t.filled[0] += 1
-    else:
-        return
-    mode[unit] = new
-    now = column(unit, mode, costs)
-    if is_offloaded(t, unit, high) and costs.takes[R, stage, now + costs.late] == 0:
-        drop_offload(prog, length, costs, t, unit)
-    apart = new >= 2 and (new // 2) % 2 == 0
-    recompute, gradient, backward = unit | C << high, unit | W << high, unit | B << high
-    if apart and t.slot[recompute] < 0:
-        first = max(t.slot[unit], t.slot[unit | R << high]) + 1
-        insert(prog, length, t, d, max(first, t.slot[backward] - ahead), recompute)
-    elif not apart and t.slot[recompute] >= 0:
-        remove(prog, length, t, d, recompute)
-    if new % 2 == 0 and t.slot[gradient] < 0:
-        at = min(t.slot[backward] + 1 + behind, length[d])
-        insert(prog, length, t, d, at, gradient)
-    elif new % 2 == 1 and t.slot[gradient] >= 0:
-        remove(prog, length, t, d, gradient)
-
-
-@part
-def copy_treatment(prog, length, mode, costs, t, source, unit, ahead, behind):
-    """Copy the treatment of another unit, whose stage has the same levels."""
-    offloaded = is_offloaded(t, source, costs.high)
-    treat(prog, length, mode, costs, t, unit, mode[source], ahead, behind)
-    if offloaded:
-        add_offload(prog, length, mode, costs, t, unit, ahead)
-    else:
-        drop_offload(prog, length, costs, t, unit)
-
-
-@part
-def draw_mode(mode, costs, unit):
-    """Draw another mode for a unit, mostly one with another level."""
-    stage, old = unit >> costs.low, mode[unit]
-    many = costs.many[stage]
-    if many < 2:
-        return old
-    draw = np.random.random()
-    if draw < 0.2:
-        return old ^ 1
-    if draw < 0.35 and old >= 2:  # the same level in another way
-        return 2 * (((old // 2 - 1) ^ 1) + 1) + old % 2
-    new = costs.modes[stage, np.random.randint(many)]
-    if np.random.random() < 0.7:
-        new = new - new % 2 + old % 2
-    return new
-
-
-@part
-def change(prog, length, mode, costs, t, path, offloads, alike, per_stage):
+def change(prog, length, mode, costs, t, path, offloads, alike, per_stage, passing):
     """Make a random move; most moves start from an op of `path`.
 
     Args:
         offloads: whether activations may be offloaded. `alike`: one stage per device, all with the
-            same levels. `per_stage`: all activations of a stage are treated alike.
+            same levels. `per_stage`: all activations of a stage are treated alike. `passing`: the share of
+            moves that let microbatches overtake one another.
 
     Returns:
         (first device that may have changed, last one); -1 if nothing changed.
@@ -179,6 +51,8 @@ def change(prog, length, mode, costs, t, path, offloads, alike, per_stage):
     d = costs.place[stage]
     choice = np.random.random()
     ahead, behind = np.random.randint(0, FAR), np.random.randint(0, FAR)
+    if passing > 0 and np.random.random() < passing:
+        return _let_pass(prog, length, mode, costs, t, code, per_stage)
     if choice < 0.25:
         if per_stage and np.random.random() < 0.7:
             return -1, -1
@@ -230,6 +104,29 @@ def change(prog, length, mode, costs, t, path, offloads, alike, per_stage):
 
 
 @part
+def _let_pass(prog, length, mode, costs, t, code, per_stage):
+    """Let the microbatch of an op overtake others, or be overtaken, and perhaps change how it is treated there."""
+    m, low, high = costs.microbatches, costs.low, costs.high
+    unit, kind = code & ((1 << high) - 1), code >> high
+    stage, micro = unit >> low, unit & ((1 << low) - 1)
+    first = unit if kind in (F, O) else unit | B << high
+    if first >> low == 0:
+        return -1, -1  # from the very first F on this only renames microbatches
+    far = np.random.randint(1, 3 if np.random.random() < 0.7 else m + 1)
+    if np.random.random() < 0.5:
+        far = -far
+    new, ahead = draw_mode(mode, costs, unit), np.random.randint(0, FAR)
+    if not overtake(prog, length, mode, costs, t, first, far, ahead):
+        return -1, -1
+    if not per_stage and np.random.random() < 0.3:
+        for other in range(stage + 1):
+            if new < costs.many[other]:
+                one = other << low | micro
+                treat(prog, length, mode, costs, t, one, new, ahead, np.random.randint(0, FAR))
+    return 0, len(length) - 1
+
+
+@part
 def _swap(prog, length, mode, costs, t, one, two, ahead, behind):
     """Exchange the treatments of two activations of a stage."""
     high = costs.high
@@ -260,7 +157,7 @@ def _copy_neighbour(prog, length, mode, costs, t, d, other):
     for at in range(length[d]):
         t.slot[prog[d, at]] = -1
     for at in range(length[other]):
-        _put(prog, t, d, at, prog[other, at] + ((d - other) << low))
+        put(prog, t, d, at, prog[other, at] + ((d - other) << low))
     length[d] = length[other]
 
 

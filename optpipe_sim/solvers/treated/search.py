@@ -23,6 +23,9 @@ from .times import evaluate
 # path mostly makes other ops end later.
 QUICK = ((0.01, 10), (0.03, 40))
 SLOW = ((0.03, 0.5, True), (0.06, 0.5, True), (0.2, 0.2, False))
+# After each round of these one from the best, in which some moves let microbatches overtake one another: heat, share of what
+# is left, share of the moves. (In more visits it found no better plans.)
+PASSING = (0.1, 0.5, 0.3)
 MOST_EFFORT = 8000  # evaluations per op of a slow visit
 WEIGHT = 0.02
 CHUNK_OPS = 1_000_000  # ops evaluated between two checks of the clock, some 50 ms
@@ -86,22 +89,29 @@ def search(
     )
 
     def anneal(
-        start: Plan, best_plan: Plan, best: int, todo: int, hot: float, cold: float, _: float
+        start: Plan, best_plan: Plan, best: int, todo: int, hot: float, cold: float, passing: float
     ) -> tuple[int, int]:
         return core.anneal(  # type: ignore[no-any-return]
             *start, work.costs, work.room, *best_plan, best, todo, hot, cold,
-            work.span_counts, search.weight, problem.may_offload, alike, problem.per_stage, goal_ns,
+            work.span_counts, search.weight, problem.may_offload, alike, problem.per_stage, goal_ns, passing,
         )  # fmt: skip
 
-    return search.run(_visits(search, seed), anneal, CHUNK_OPS, on_incumbent, others)
+    return search.run(
+        _visits(search, seed, problem.shape.slices == 1), anneal, CHUNK_OPS, on_incumbent, others
+    )
 
 
-def _visits(search: Visits[Plan], seed: int) -> Iterator[Visit]:
-    for heat, effort in QUICK:
-        yield Visit(heat, effort, 0.0, True, search.plan.copy())
-    for visit in count(seed):
+def _visits(search: Visits[Plan], seed: int, passes: bool) -> Iterator[Visit]:
+    def effort(share: float, start: Plan) -> int:
+        most = int(share * search.evaluations_left() / int(start.length.sum()))
+        return min(max(most, QUICK[-1][1]), MOST_EFFORT)
+
+    for heat, many in QUICK:
+        yield Visit(heat, many, 0.0, True, search.plan.copy())
+    for turn, visit in enumerate(count(seed), 1):
         heat, share, from_best = SLOW[visit % len(SLOW)]
         start = search.plan if from_best else search.starts[visit % len(search.starts)][2]
-        effort = int(share * search.evaluations_left() / int(start.length.sum()))
-        effort = min(max(effort, QUICK[-1][1]), MOST_EFFORT)
-        yield Visit(heat, effort, 0.0, from_best, start.copy())
+        yield Visit(heat, effort(share, start), 0.0, from_best, start.copy())
+        if passes and turn % len(SLOW) == 0:
+            heat, share, passing = PASSING
+            yield Visit(heat, effort(share, search.plan), passing, True, search.plan.copy())

@@ -47,6 +47,7 @@ class Room(NamedTuple):
     changed: np.ndarray  # (devices, 2) the first and the last changed slot, or -1
     touched: np.ndarray  # (units, 2) units whose mode a move changed, and the mode before
     filled: np.ndarray  # (1,) the number of these
+    turns: np.ndarray  # (5, units) of microbatches that overtake one another; see `passing`
 
 
 def make_room(codes: int, units: int, devices: int, serial: bool) -> Room:
@@ -63,6 +64,7 @@ def make_room(codes: int, units: int, devices: int, serial: bool) -> Room:
         stale=ints(codes), logged=ints(codes), log=ints(codes), kept=ints(codes, 5 + width), tally=ints(2),
         state=ints(devices, width), wake=ints(devices), key=ints(devices), pending=ints(devices),
         changed=ints(devices, 2) - 1, touched=ints(4 * units, 2), filled=ints(1),
+        turns=ints(5, units),
     )  # fmt: skip
 
 

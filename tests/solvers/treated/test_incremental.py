@@ -33,7 +33,7 @@ NO_PATH = np.empty(0, np.int64)
 @njit
 def moved(prog, length, mode, saved, saved_length, costs, t, path, offloads, per_stage):  # type: ignore[no-untyped-def]
     t.filled[0] = 0
-    first, last = moves.change(prog, length, mode, costs, t, path, offloads, False, per_stage)
+    first, last = moves.change(prog, length, mode, costs, t, path, offloads, False, per_stage, 0.3)
     if first < 0:
         return False, 0
     trials.begin(t)
