@@ -190,6 +190,24 @@ def _put(prog, slot, d, at, code):
     slot[code] = at
 
 
+@step
+def order_of(prog, d, size, code, low, order):
+    """Fill `order` with the microbatches of all ops of the kind and stage of `code` in a program of `size` ops.
+
+    Returns:
+        (the place of `code` among them, or -1; their number).
+    """
+    at, count, ones = -1, 0, (1 << low) - 1
+    for there in range(size):
+        other = prog[d, there]
+        if other >> low == code >> low:
+            if other == code:
+                at = count
+            order[count] = other & ones
+            count += 1
+    return at, count
+
+
 @compiled
 def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
     """Move the microbatch of op `code`, an F or a B, `far` places later (or earlier) from this op
@@ -213,14 +231,7 @@ def overtake(prog, length, slot, costs, code, far, stays, parks, ahead):
     kind, stage = code >> high, (code & ((1 << high) - 1)) >> low
     ones = (1 << low) - 1
     order = np.empty(m, np.int64)
-    count, at = 0, -1
-    for there in range(length[place[stage]]):
-        other = prog[place[stage], there]
-        if other >> low == code >> low:
-            if other == code:
-                at = count
-            order[count] = other & ones
-            count += 1
+    at, count = order_of(prog, place[stage], length[place[stage]], code, low, order)
     to = min(max(at + far, 0), count - 1)
     if at < 0 or to == at:
         return False

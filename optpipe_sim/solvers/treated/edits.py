@@ -100,19 +100,24 @@ def drop_offload(prog, length, costs, t, unit):
         remove(prog, length, t, d, unit | O << costs.high)
 
 
+@step
+def set_mode(mode, t, unit, new):
+    """Set the mode of a unit, and note which one it had."""
+    t.touched[t.filled[0], 0], t.touched[t.filled[0], 1] = unit, mode[unit]
+    t.filled[0] += 1
+    mode[unit] = new
+
+
 @part
 def treat(prog, length, mode, costs, t, unit, new, ahead, behind):
     """Change the mode of a unit; a new C goes `ahead` slots before its B, a new W `behind` slots after it."""
     old, high, stage = mode[unit], costs.high, unit >> costs.low
     if new == old:
         return
-    d = costs.place[stage]
-    if t.filled[0] < len(t.touched):
-        t.touched[t.filled[0], 0], t.touched[t.filled[0], 1] = unit, old
-        t.filled[0] += 1
-    else:
+    if t.filled[0] == len(t.touched):
         return
-    mode[unit] = new
+    d = costs.place[stage]
+    set_mode(mode, t, unit, new)
     now = column(unit, mode, costs)
     if is_offloaded(t, unit, high) and costs.takes[R, stage, now + costs.late] == 0:
         drop_offload(prog, length, costs, t, unit)

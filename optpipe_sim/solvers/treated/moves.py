@@ -18,6 +18,7 @@ from .edits import (
     drop_offload,
     is_offloaded,
     put,
+    set_mode,
     shift,
     treat,
 )
@@ -151,9 +152,7 @@ def _copy_neighbour(prog, length, mode, costs, t, d, other):
         unit, new = d << low | j, mode[other << low | j]
         if new == mode[unit] or t.filled[0] >= len(t.touched):
             continue
-        t.touched[t.filled[0], 0], t.touched[t.filled[0], 1] = unit, mode[unit]
-        t.filled[0] += 1
-        mode[unit] = new
+        set_mode(mode, t, unit, new)
     for at in range(length[d]):
         t.slot[prog[d, at]] = -1
     for at in range(length[other]):

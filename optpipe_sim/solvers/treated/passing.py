@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from ...codes import KINDS, B, C, F, O, R, W
 from ...compiled import part
-from .edits import drop_offload, put, slide
+from ..anneal.moves import order_of
+from .edits import drop_offload, put, set_mode, slide
 
 
 @part
@@ -21,17 +22,10 @@ def overtake(prog, length, mode, costs, t, code, far, ahead):
     """
     low, high = costs.low, costs.high
     kind, stage = code >> high, (code & ((1 << high) - 1)) >> low
-    ones, d = (1 << low) - 1, costs.place[stage]
+    d = costs.place[stage]
     # 1. the places of this kind of op at this stage, and which microbatch takes which of them
     order, old, becomes, slots, modes = t.turns[0], t.turns[1], t.turns[2], t.turns[3], t.turns[4]
-    count, at = 0, -1
-    for there in range(length[d]):
-        other = prog[d, there]
-        if other >> low == code >> low:
-            if other == code:
-                at = count
-            order[count] = other & ones
-            count += 1
+    at, count = order_of(prog, d, length[d], code, low, order)
     to = min(max(at + far, 0), count - 1)
     moved = 1 + abs(to - at)
     if at < 0 or to == at or t.filled[0] + moved * len(costs.place) > len(t.touched):
@@ -62,9 +56,7 @@ def overtake(prog, length, mode, costs, t, code, far, ahead):
             unit = here << low | becomes[turn]
             new = modes[turn] if whole else mode[unit] - mode[unit] % 2 + modes[turn] % 2
             if new != mode[unit]:
-                t.touched[t.filled[0], 0], t.touched[t.filled[0], 1] = unit, mode[unit]
-                t.filled[0] += 1
-                mode[unit] = new
+                set_mode(mode, t, unit, new)
         if not whole:
             for turn in range(moved):
                 _mend(prog, length, costs, t, d, here << low | becomes[turn], ahead)
