@@ -395,4 +395,4 @@ def _move(
         moves.toggle(programs.prog, programs.length, slot, device, unit, ahead, high)
         return True
     stop = min(size - 1, max(0, at + random.choice((-1, 1)) * random.randint(1, REACH)))
-    return bool(moves.shift(programs.prog, slot, device, at, stop, low, high) != at)
+    return moves.shift(programs.prog, slot, device, at, stop, low, high) != at

@@ -57,14 +57,16 @@ def change(prog, length, slot, costs, path, offloads, alike, passing):
 @step
 def _blocks(one, two, low, high):
     """Whether `one` must stay before `two`, its neighbour in a program."""
-    if (one ^ two) & ((1 << high) - 1) == 0:  # F, O, R, B, W of one microbatch and stage
+    if (one ^ two) & ((1 << high) - 1) == 0:  # ops of one microbatch and stage
         return True
     # one kind of a stage keeps its microbatches in order
     return one >> low == two >> low
 
 
-@compiled
-def shift(prog, slot, d, start, stop, low, high):
+@entry
+def shift(
+    prog: np.ndarray, slot: np.ndarray, d: int, start: int, stop: int, low: int, high: int
+) -> int:
     """Move the op at `start` towards `stop`, as far as dependencies allow; returns its new slot."""
     here, code = start, prog[d, start]
     while here < stop and not _blocks(code, prog[d, here + 1], low, high):

@@ -37,28 +37,6 @@ def remove(prog, length, t, d, code):
 
 
 @step
-def _blocks(one, two, low, high):
-    """Whether `one` must stay before `two`, its neighbour in a program."""
-    if (one ^ two) & ((1 << high) - 1) == 0:
-        return True
-    return one >> low == two >> low
-
-
-@part
-def shift(prog, t, d, start, stop, low, high):
-    """Move the op at `start` towards `stop`, as far as dependencies allow; returns its new slot."""
-    here, code = start, prog[d, start]
-    while here < stop and not _blocks(code, prog[d, here + 1], low, high):
-        put(prog, t, d, here, prog[d, here + 1])
-        here += 1
-    while here > stop and not _blocks(prog[d, here - 1], code, low, high):
-        put(prog, t, d, here, prog[d, here - 1])
-        here -= 1
-    put(prog, t, d, here, code)
-    return here
-
-
-@step
 def slide(prog, t, d, start, stop):
     """Move the op at `start` to `stop`, past whatever lies between."""
     code, step = prog[d, start], 1 if stop > start else -1

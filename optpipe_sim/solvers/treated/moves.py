@@ -11,6 +11,7 @@ import numpy as np
 
 from ...codes import B, F, O
 from ...compiled import part
+from ..anneal.moves import shift
 from .edits import (
     add_offload,
     copy_treatment,
@@ -19,7 +20,6 @@ from .edits import (
     is_offloaded,
     put,
     set_mode,
-    shift,
     treat,
 )
 from .passing import overtake
@@ -77,7 +77,7 @@ def change(prog, length, mode, costs, t, path, offloads, alike, per_stage, passi
         if np.random.random() < 0.3:
             move = np.random.randint(1, 3)
         to = at - move if np.random.random() < 0.5 else at + move
-        if shift(prog, t, d, at, min(max(to, 0), length[d] - 1), low, high) == at:
+        if shift(prog, t.slot, d, at, min(max(to, 0), length[d] - 1), low, high) == at:
             return -1, -1
         return d, d
     if choice < 0.90:
@@ -205,5 +205,5 @@ def _repeat(prog, length, mode, costs, t, code, offloads, per_stage):
                 at = t.slot[kind << high | one]
                 if at >= 0:
                     to = min(max(at + by, 0), length[d] - 1)
-                    shift(prog, t, d, at, to, low, high)
+                    shift(prog, t.slot, d, at, to, low, high)
     return first, last
