@@ -23,7 +23,11 @@ from .edits import (
     treat,
 )
 from .passing import overtake
+from .tightening import tighten
 
+TIGHTER = (
+    0.5  # share of the moves by which microbatches pass one another that tighten the trip of one
+)
 FAR = 12  # the most slots between an inserted op and the op it belongs to
 
 
@@ -53,6 +57,9 @@ def change(prog, length, mode, costs, t, path, offloads, alike, per_stage, passi
     choice = np.random.random()
     ahead, behind = np.random.randint(0, FAR), np.random.randint(0, FAR)
     if passing > 0 and np.random.random() < passing:
+        if np.random.random() < TIGHTER:
+            new = draw_mode(mode, costs, unit)
+            return tighten(prog, length, mode, costs, t, unit, new, offloads)
         return _let_pass(prog, length, mode, costs, t, code, per_stage)
     if choice < 0.25:
         if per_stage and np.random.random() < 0.7:
