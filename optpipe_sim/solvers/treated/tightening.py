@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...codes import B, F, O, W
+from ...codes import B, O, W
 from ...compiled import part, step
 from .edits import drop_offload, slide, treat
 from .state import duration
