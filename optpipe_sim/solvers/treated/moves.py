@@ -25,9 +25,9 @@ from .edits import (
 from .passing import overtake
 from .tightening import tighten
 
-TIGHTER = (
-    0.5  # share of the moves by which microbatches pass one another that tighten the trip of one
-)
+# of the moves in which microbatches may pass one another, the share that tightens the trip of one
+TIGHTER = 0.5
+NEARBY = 4  # it begins fewer stages than this behind the op that was drawn
 FAR = 12  # the most slots between an inserted op and the op it belongs to
 
 
@@ -58,8 +58,7 @@ def change(prog, length, mode, costs, t, path, offloads, alike, per_stage, passi
     ahead, behind = np.random.randint(0, FAR), np.random.randint(0, FAR)
     if passing > 0 and np.random.random() < passing:
         if np.random.random() < TIGHTER:
-            new = draw_mode(mode, costs, unit)
-            return tighten(prog, length, mode, costs, t, unit, new, offloads)
+            return _tighten(prog, length, mode, costs, t, unit, offloads, per_stage)
         return _let_pass(prog, length, mode, costs, t, code, per_stage)
     if choice < 0.25:
         if per_stage and np.random.random() < 0.7:
@@ -109,6 +108,20 @@ def change(prog, length, mode, costs, t, path, offloads, alike, per_stage, passi
             source = other << low | j
             copy_treatment(prog, length, mode, costs, t, source, d << low | j, ahead, behind)
     return d, d
+
+
+@part
+def _tighten(prog, length, mode, costs, t, unit, offloads, per_stage):
+    """Tighten the trip of an activation's microbatch through some stages, and perhaps change how it is treated there."""
+    low, stages = costs.low, len(costs.place)
+    top = min(stages - 1, (unit >> low) + np.random.randint(0, NEARBY))
+    base = max(0, top - np.random.randint(0, stages))
+    new = draw_mode(mode, costs, unit) if not per_stage and np.random.random() < 0.6 else -1
+    keeps = offloads and not per_stage and np.random.random() < 0.5
+    sides, micro = np.random.randint(3), unit & ((1 << low) - 1)
+    return tighten(
+        prog, length, mode, costs, t, micro, base, top, new, keeps, sides != 1, sides != 0
+    )  # fmt: skip
 
 
 @part

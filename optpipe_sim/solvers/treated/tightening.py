@@ -2,55 +2,52 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ...codes import B, O, W
 from ...compiled import part, step
 from .edits import drop_offload, slide, treat
 from .state import duration
 
-NEARBY = 4  # a trip is tightened from at most so many stages behind that of the op, less one
 LATE = 4  # an F may end a 1 / LATE of its duration later than just in time
 
 
 @part
-def tighten(prog, length, mode, costs, t, unit, new, offloads):
-    """Tighten the trip of a unit's microbatch over a run of stages, by the times of the last evaluation.
+def tighten(
+    prog, length, mode, costs, t, micro, base, top, new, keeps, forwards, backwards
+):  # fmt: skip
+    """Tighten the trip of a microbatch through stages `base` to `top`, by the times of the last evaluation.
 
-    Its F's move later, until just in time for the next stage, its B's earlier, until the message of
-    the next stage arrives, or both. Its activations may get the mode `new` there, and stay on the device.
+    Args:
+        new: the mode its activations get there, where the stage has it; -1 for the one they have.
+        keeps: whether they are no longer offloaded. `forwards`: whether its F's move later, until just in
+            time for the next stage. `backwards`: whether its B's move earlier, until the message of the next stage arrives,
+            each with its W behind it.
 
     Returns:
         (first device that may have changed, last one).
     """
-    low, high, stages = costs.low, costs.high, len(costs.place)
-    stage, micro = unit >> low, unit & ((1 << low) - 1)
-    top = min(stages - 1, stage + np.random.randint(0, NEARBY))
-    base = max(0, top - np.random.randint(0, stages))
-    sides = np.random.randint(3)
-    treats, stays = np.random.random() < 0.6, offloads and np.random.random() < 0.5
+    low, high = costs.low, costs.high
     # 1. by when the last F has to end, and from when on the first B can begin
-    if top == stages - 1:
+    if top == len(costs.place) - 1:
         backward = B << high | top << low | micro
         until = t.end[backward] - duration(backward, mode, costs, t)
         since = t.end[top << low | micro]
     else:
         after = (top + 1) << low | micro
-        until = t.end[after] - duration(after, mode, costs, t) - costs.lag
-        since = t.end[after | B << high] + costs.lag
+        until = t.end[after] - duration(after, mode, costs, t) - _hop(costs, top + 1)
+        since = t.end[after | B << high] + _hop(costs, top + 1)
     # 2. stage by stage back from there
     first, last = len(length), -1
-    for here in range(top, base - 1, -1):
-        d, one = costs.place[here], here << low | micro
+    for stage in range(top, base - 1, -1):
+        d, unit = costs.place[stage], stage << low | micro
         first, last = min(first, d), max(last, d)
-        if treats and new < costs.many[here]:
-            treat(prog, length, mode, costs, t, one, new, 1, 0)
-        if stays:
-            drop_offload(prog, length, costs, t, one)
-        if sides != 1:
-            until = _later(prog, length, mode, costs, t, d, one, until)
-        if sides != 0:
-            since = _earlier(prog, mode, costs, t, d, one, since)
+        if 0 <= new < costs.many[stage]:
+            treat(prog, length, mode, costs, t, unit, new, 1, 0)
+        if keeps:
+            drop_offload(prog, length, costs, t, unit)
+        if forwards:
+            until = _later(prog, length, mode, costs, t, d, unit, until)
+        if backwards:
+            since = _earlier(prog, mode, costs, t, d, unit, since)
     return first, last
 
 
