@@ -5,16 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from numba import njit
+from plan_by_hand import COUNT, B, F, PlanByHand
 
-from optpipe_sim import build, load_profile
-from optpipe_sim.ops import OpKind
-from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.treated import core, passing
-from optpipe_sim.solvers.treated.programs import Plan, bits, pack, unpack
-from optpipe_sim.solvers.treated.search import Workspace
-
-F, B, W, C, O, R = (int(OpKind[name]) for name in "FBWCOR")  # noqa: E741
-COUNT = 4  # stages, one per device
 
 
 @njit
@@ -22,42 +15,12 @@ def overtake(prog, length, mode, costs, t, code, far, ahead):  # type: ignore[no
     return passing.overtake(prog, length, mode, costs, t, code, far, ahead)
 
 
-def problem(microbatches: int = 6) -> Problem:
-    level = {"name": "full", "t_ns": 10, "keep_bytes": 6, "work_bytes": 30}
-    stage = {"t_f_ns": 10, "t_b_ns": 11, "t_w_ns": 9, "act_bytes": 100, "w_bytes": 50}
-    profile = load_profile(
-        {
-            "devices": COUNT,
-            "stages": {**stage, "recompute": [level]},
-            "offload": {"t_offload_ns": 24, "t_reload_ns": 24},
-        }
-    )
-    return make_problem(profile, microbatches, 600)
-
-
-class Passing:
+class Passing(PlanByHand):
     """A plan in which microbatches overtake one another, step by step."""
 
-    def __init__(self, name: str) -> None:
-        self.problem = problem()
-        self.work = Workspace(self.problem)
-        schedule = build(name, self.problem.profile, 6)
-        self.plan: Plan = pack(self.problem, schedule)
-        self.low, self.high = bits(self.problem)
-
     def let(self, kind: int, stage: int, microbatch: int, far: int, ahead: int = 0) -> bool:
-        self.work.cost_ns(self.plan)  # which also finds where each op is
-        self.work.room.filled[0] = 0
         code = kind << self.high | stage << self.low | microbatch
-        work = self.work
-        return bool(overtake(*self.plan, work.costs, work.room, code, far, ahead))
-
-    def order(self, kind: int, stage: int) -> list[int]:
-        schedule = unpack(self.problem, self.plan)
-        begin, end = schedule.offsets[stage : stage + 2]
-        rows = schedule.table[begin:end]
-        kinds = (B, int(OpKind.BW)) if kind == B else (kind,)
-        return [int(row[2]) for row in rows if row[0] in kinds]
+        return bool(self.move(overtake, code, far, ahead))
 
 
 IN_ORDER = [0, 1, 2, 3, 4, 5]
@@ -87,7 +50,14 @@ def test_at_the_end_of_the_order_there_is_nobody_to_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["1f1b", "1f1b:recompute=full", "zb-h1:recompute=full,apart=yes", "adaoffload"]
+    "name",
+    [
+        "1f1b",
+        "1f1b:recompute=full",
+        "zb-h1:recompute=full,apart=yes",
+        "adaoffload:limit=300",
+        "megatron-offload:recompute=full",
+    ],
 )
 def test_ops_of_an_activation_keep_their_order(name: str) -> None:
     """After many exchanges each activation still has its F, O, R, C, backward and W, in that order."""
@@ -100,17 +70,7 @@ def test_ops_of_an_activation_keep_their_order(name: str) -> None:
         case.let(
             kind, stage, int(draw.integers(6)), int(draw.integers(-3, 4)), int(draw.integers(8))
         )
-        schedule = unpack(case.problem, case.plan)
-        for stage in range(COUNT):
-            begin, end = schedule.offsets[stage : stage + 2]
-            for microbatch in range(6):
-                own = [int(row[0]) for row in schedule.table[begin:end] if row[2] == microbatch]
-                kinds = [kind for kind in own if kind != int(OpKind.BW)]
-                assert kinds == [kind for kind in (F, O, R, C, B, W) if kind in kinds]
-                assert own[0] == F
-                assert {B, W} <= set(own) or own[-1] == int(OpKind.BW)
-        if case.work.cost_ns(case.plan) < core.NEVER:
-            case.problem.replay(schedule, explain=False)
+        if case.replays():
             passed += case.order(B, 0) != IN_ORDER
         else:  # devices wait for each other, or for memory
             case.plan = before
