@@ -2,7 +2,7 @@
 many microbatches and devices.
 
 Within a program the ops of one activation keep the order F, O, R, C, B, W, and ops of one kind and stage the order of
-microbatches, unless those are swapped, or overtake one another (`passing`), on purpose.
+microbatches, unless those are swapped, overtake one another (`passing`), or wait less (`tightening`), on purpose.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .edits import (
 from .passing import overtake
 from .tightening import tighten
 
-# of the moves in which microbatches may pass one another, the share that tightens the trip of one
+# the share of the moves by which microbatches may pass one another that tighten the trip of one
 TIGHTER = 0.5
 NEARBY = 4  # it begins fewer stages than this behind the op that was drawn
 FAR = 12  # the most slots between an inserted op and the op it belongs to
@@ -38,7 +38,7 @@ def change(prog, length, mode, costs, t, path, offloads, alike, per_stage, passi
     Args:
         offloads: whether activations may be offloaded. `alike`: one stage per device, all with the
             same levels. `per_stage`: all activations of a stage are treated alike. `passing`: the share of
-            moves that let microbatches overtake one another.
+            moves that let microbatches overtake one another, or tighten the trip of one.
 
     Returns:
         (first device that may have changed, last one); -1 if nothing changed.

@@ -23,8 +23,8 @@ from .times import evaluate
 # path mostly makes other ops end later.
 QUICK = ((0.01, 10), (0.03, 40))
 SLOW = ((0.03, 0.5, True), (0.06, 0.5, True), (0.2, 0.2, False))
-# After each round of these one from the best, in which some moves let microbatches overtake one another: heat, share of what
-# is left, share of the moves. (In more visits it found no better plans.)
+# After each round of these one from the best, in which some moves let microbatches overtake one another, and some
+# tighten the trip of one: heat, share of what is left, share of the moves. (In more visits they found no better plans.)
 PASSING = (0.1, 0.5, 0.3)
 MOST_EFFORT = 8000  # evaluations per op of a slow visit
 WEIGHT = 0.02
