@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,13 @@ from optpipe_sim.solvers.treated.search import Workspace
 
 F, B, W, C, O, R = (int(OpKind[name]) for name in "FBWCOR")  # noqa: E741
 COUNT, MICROBATCHES = 4, 6  # one stage per device
+NAMES = (
+    "1f1b",
+    "1f1b:recompute=full",
+    "zb-h1:recompute=full,apart=yes",
+    "adaoffload:limit=300",
+    "megatron-offload:recompute=full",
+)
 
 
 def problem() -> Problem:
@@ -74,3 +82,17 @@ class PlanByHand:
             return False
         self.problem.replay(self.schedule, explain=False)
         return True
+
+    def keeps_its_order(self, change: Callable[[np.random.Generator], bool]) -> bool:
+        """Whether random changes keep the ops of each activation in order (see `replays`), of 300 more than 20 of
+        which say that they did something and still replay; the others are taken back."""
+        draw, changed = np.random.default_rng(0), 0
+        core.seed_random(0)
+        for _ in range(300):
+            before = self.plan.copy()
+            some = change(draw)
+            if self.replays():
+                changed += some
+            else:  # devices wait for each other, or for memory
+                self.plan = before
+        return changed > 20
