@@ -23,12 +23,13 @@ from typing import NamedTuple
 from ..profile import CostProfile
 from ..stage_cost import StageCost
 from . import slices
-from .chains import Chains, Drain, knapsack, least_drains, pending_w_ways
+from .chains import Chains, Drain, by_worth, filled, least_drains, pending_w_ways
 from .ends import after_last_forward, relief_of_one, wait_of_many, waits_of_one
 from .relaxed import relaxed, relaxed_cost
 from .relief import (
     Step,
     backwards,
+    by_price,
     copy_ns,
     copy_rate,
     kept_bytes,
@@ -387,9 +388,10 @@ def _least_window(
     """The least T with ``capacity T >= held - what engine time T saves - what recomputing in the
     remaining time saves``: both sides are monotone."""
     low, high = 0, max(work, -(-held // capacity))
+    savings, relief = by_worth(savings), by_price(relief)
     while low < high:
         middle = (low + high) // 2
-        saved = knapsack(savings, middle) + (
+        saved = filled(savings, middle) + (
             most_saved(relief, max(0, middle - work)) if relief else 0
         )
         if capacity * middle >= held - saved:

@@ -132,16 +132,23 @@ def least_drains(tail: int, drains: Sequence[Drain]) -> tuple[int, int]:
 def knapsack(items: Iterable[tuple[int, int]], room: int) -> int:
     """Return the largest value of divisible (value, size) items that fit; rounded down, as the
     bounded value is an integer."""
-    value = Fraction(0)
-    left = Fraction(room)
-    for worth, size in sorted(items, key=_worth_per_size, reverse=True):
-        if size <= left:
-            value += worth
-            left -= size
-        else:
-            value += Fraction(worth) * left / size
-            break
-    return int(value)
+    return filled(by_worth(items), room)
+
+
+def by_worth(items: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return (value, size) items in the order of falling value per size."""
+    return sorted(items, key=_worth_per_size, reverse=True)
+
+
+def filled(items: Iterable[tuple[int, int]], room: int) -> int:
+    """As `knapsack`, for items as of `by_worth`."""
+    value, left = 0, room
+    for worth, size in items:
+        if size > left:
+            return value + worth * left // size
+        value += worth
+        left -= size
+    return value
 
 
 def _worth_per_size(item: tuple[int, int]) -> tuple[bool, Fraction]:

@@ -60,7 +60,7 @@ def least_ns(
     if need_bytes <= 0 or rate is None:
         return Fraction(0)
     left, spent = Fraction(need_bytes), Fraction(0)
-    for step, count in sorted(relief, key=lambda one: one[0].price):
+    for step, count in by_price(relief):
         if rate and step.price * rate >= 1:
             break  # waiting for copies is cheaper
         taken = min(left, Fraction(step.saved_bytes * count))
@@ -71,16 +71,20 @@ def least_ns(
     return spent + left / rate if rate else None
 
 
+def by_price(relief: Iterable[tuple[Step, int]]) -> list[tuple[Step, int]]:
+    """Return steps, and how often each counts, in the order of their price."""
+    return sorted(relief, key=lambda one: one[0].price)
+
+
 def most_saved(relief: Iterable[tuple[Step, int]], budget_ns: int) -> Fraction:
-    """Return the most bytes that recomputing for the given time saves, if each step counts as often as given."""
-    saved, left = Fraction(0), Fraction(budget_ns)
-    for step, count in sorted(relief, key=lambda one: one[0].price):
-        taken = min(left, Fraction(step.cost_ns * count))
-        saved += step.saved_bytes * count if taken == step.cost_ns * count else taken / step.price
-        left -= taken
-        if left <= 0 and step.cost_ns:
-            break
-    return saved
+    """Return the most bytes that recomputing for the given time saves; `relief`: as of `by_price`."""
+    saved, left = 0, budget_ns
+    for step, count in relief:
+        if step.cost_ns * count > left:
+            return saved + Fraction(left * step.saved_bytes, step.cost_ns)
+        saved += step.saved_bytes * count
+        left -= step.cost_ns * count
+    return Fraction(saved)
 
 
 def kept_bytes(cost: StageCost) -> list[int]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from os import cpu_count
 
 from ..errors import OptPipeError, OutOfMemory
 from ..profile import CostProfile
@@ -111,7 +110,7 @@ def solve_shapes(
             common.recall(kept, RECALL_SHARE * options.time_limit)
         if warm_start is None and _simpler_first(common, options):
             _solve_without_copies(common, profile, memory_limit, options, given)
-        common.quick(options.time_limit, options.workers or cpu_count() or 1, options.engine)
+        common.quick(options)
         _solve_each(common, options, warm_start)
     except KeyboardInterrupt:
         whole.interrupted = True
@@ -157,7 +156,7 @@ def _solve_without_copies(
 
 def _solve_each(common: Shapes, options: SolveOptions, warm_start: Schedule | str | None) -> None:
     """Solve the shapes in turn, each from its best schedule so far."""
-    for at, seconds in common.turns(options.time_limit):
+    for at, seconds, brief in common.turns(options.time_limit):
         own = replace(
             options,
             time_limit=seconds,
@@ -170,7 +169,7 @@ def _solve_each(common: Shapes, options: SolveOptions, warm_start: Schedule | st
         try:
             found = solve_problem(
                 common.problems[at], own, warm_start or common.starts[at], hooks,
-                () if warm_start else common.races[at].starts,
+                () if warm_start else common.races[at].starts, brief,
             )  # fmt: skip
         except OptPipeError as error:  # the MILP may be too large for one shape but not for another
             common.without(at, error)

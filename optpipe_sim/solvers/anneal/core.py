@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from ...codes import O, W
-from ...compiled import compiled, entry
+from ...compiled import compiled, entry, part
+from .host import exceeds
 from .moves import change
 from .state import LOGGED, begin, fill_slots, mark, undo
 from .tails import find_tails, renew_tails
@@ -53,9 +54,26 @@ def _restore(prog, length, slot, saved, saved_length, d, begin):
     length[d] = saved_length[d]
 
 
+@part
+def _exceeds_host(prog, length, costs, host, end):
+    """Return whether evaluated programs pin more host memory than they may."""
+    high = costs.high
+    if host.limit == NEVER:
+        return False
+    for d in range(len(length)):
+        for slot in range(length[d]):
+            code = prog[d, slot]
+            if code >> high == O:
+                unit = code & (1 << high) - 1
+                stage = unit >> costs.low
+                host.begin[unit] = end[code] - costs.durations[O, stage]
+                host.size[unit] = costs.moved[stage]
+    return exceeds(prog, length, end, high, host)
+
+
 @compiled
 def anneal(
-    prog, length, costs, links, t, best_prog, best_length, best, steps, hot, cold,
+    prog, length, costs, links, host, t, best_prog, best_length, best, steps, hot, cold,
     span_counts, mean_weight, offloads, alike, goal, passing,
 ):  # fmt: skip
     """Anneal `prog` in place for `steps` evaluations, from temperature `hot` to `cold` (ns).
@@ -80,7 +98,7 @@ def anneal(
     cost = span if span_counts else makespan
     score = cost + mean_weight * total
     on_path = _critical(t.end, t.cause, prog, length, path, high)
-    if cost < best:
+    if cost < best and not _exceeds_host(prog, length, costs, host, t.end):
         best = cost
         best_prog[:] = prog
         best_length[:] = length
@@ -123,6 +141,7 @@ def anneal(
                 makespan, span = longest(prog, length, costs, t)
         new = span if span_counts else makespan
         fits = fits and new + mean_weight * new_total <= most
+        fits = fits and not _exceeds_host(prog, length, costs, host, t.end)
         if fits and not linked:
             old_tails = soonest < begun
             if not old_tails:

@@ -13,6 +13,7 @@ from ..options import SolveOptions
 from ..problem import Problem
 from ..reports import Others, Report, no_report
 from ..starts import offload_everything
+from .host import writes_behind
 from .patterns import STEPS, pattern_start
 from .search import search, shares_links
 from .stand_ins import moved_to, shared_out
@@ -77,7 +78,7 @@ def run(
     )
     if best is not None:
         report("incumbent", best)
-    if problem.host_limit is not None:
+    if writes_behind(problem):
         # if that ended the search, AdaOffload gets the remaining time
         greedy_search(problem, lambda: clock.left <= 0, runs=runs, seed=seed + 1, found=found)
 

@@ -1,7 +1,7 @@
 """Search over programs: annealing from several starts, evaluated by a compiled replay. If transfers
 share links, each evaluation follows all of them in the order of time, first come, first served,
-and is about ten times slower. Host memory is not modelled: if it may bind, each better schedule
-is replayed, and the search ends with the first that does not fit.
+and is about ten times slower. What drives write behind the copies is not modelled: there each better
+schedule is replayed under the limit on the memory in front of them (`visits`).
 
 Deterministic for a seed and a number of evaluations.
 """
@@ -21,6 +21,7 @@ from ..problem import Problem
 from ..reports import Others, no_report
 from ..starts import park_first
 from . import core, times
+from .host import make_host
 from .links import make_links
 from .state import Costs, fill_slots, make_times
 from .visits import Stop, Visit, Visits
@@ -141,11 +142,13 @@ class Workspace:
     """The working arrays of evaluations; one per process."""
 
     def __init__(self, problem: Problem) -> None:
-        codes = len(OpKind) << _bits(problem)[1]
+        low, high = _bits(problem)
+        codes = len(OpKind) << high
         self.costs = make_costs(problem)
         self.span_counts = problem.objective == "span"
         self.times = make_times(codes, problem.shape.devices)
-        self.links = make_links(problem.profile, _bits(problem), shares_links(problem))
+        self.links = make_links(problem.profile, (low, high), shares_links(problem))
+        self.host = make_host(problem, problem.shape.stages << low)
 
     def evaluate(self, programs: Programs) -> tuple[int, int, int]:
         """(makespan, longest span, sum of ends); `times.NEVER` first if the programs deadlock."""
@@ -214,7 +217,7 @@ def search(
         start: Programs, best_plan: Programs, best: int, todo: int, hot: float, cold: float, passing: float
     ) -> tuple[int, int]:  # fmt: skip
         return core.anneal(  # type: ignore[no-any-return]
-            *start, work.costs, work.links, work.times, *best_plan, best, todo, hot, cold,
+            *start, work.costs, work.links, work.host, work.times, *best_plan, best, todo, hot, cold,
             work.span_counts, search.weight, problem.may_offload, alike, goal_ns, passing,
         )  # fmt: skip
 

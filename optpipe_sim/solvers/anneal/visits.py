@@ -21,6 +21,7 @@ from .links import NEVER
 COLD = 0.01  # final temperature of visits, in typical op durations
 WEIGHT = 0.3  # weight of the mean end of an op, which gives plateaus a slope
 LEAST = 200  # evaluations between two checks of the clock
+PATIENCE = 10  # better plans in a row that the replay refuses, after which a search ends
 
 
 class Plan(Protocol):
@@ -86,7 +87,7 @@ class Visits(Generic[P]):
             if cost < NEVER and _fits_host(problem, schedule):
                 self.starts.append((cost, len(self.starts), plan))
         self.starts.sort(key=lambda entry: entry[:2])
-        self.done, self.fits = 0, True
+        self.done, self.refused = 0, 0
         if self.starts:
             self.best: int = self.starts[0][0]
             self.plan: P = self.starts[0][2].copy()
@@ -135,10 +136,12 @@ class Visits(Generic[P]):
                 if self.best == before:
                     continue
                 found = self.unpack(self.problem, self.plan)
-                self.fits = _fits_host(self.problem, found)
-                if not self.fits:
-                    self.best, self.plan = before, kept
-                elif on_incumbent is not None:
+                if not _fits_host(self.problem, found):
+                    self.refused += 1
+                    self.best, self.plan, start = before, kept, kept.copy()
+                    continue
+                self.refused = 0
+                if on_incumbent is not None:
                     on_incumbent(found, self.best)
         return self.unpack(self.problem, self.plan)
 
@@ -151,7 +154,7 @@ class Visits(Generic[P]):
 
     @property
     def _over(self) -> bool:
-        if self.best <= self.stop.goal_ns or not self.fits or self.stop.asked():
+        if self.best <= self.stop.goal_ns or self.refused == PATIENCE or self.stop.asked():
             return True
         if self.stop.evaluations is not None:
             return self.done >= self.stop.evaluations

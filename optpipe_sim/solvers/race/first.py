@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
 from ...errors import NoSolution
+from ...processes.workers import Newest, Report, Workers, shared_numbers
+from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import LEAST_RUNS, adaoffload
 from ..treated.engine import first_starts, treats
 from .portfolio import Race
@@ -31,6 +38,51 @@ def run_adaoffload(race: Race, until: float) -> None:
             race.offer(adaoffload(costs, m, limits, None, problem.objective), ADAOFFLOAD)
     except NoSolution as error:  # pinned host memory may be too scarce for the greedy
         race.failures[ADAOFFLOAD] = str(error)
+
+
+def run_adaoffloads(
+    races: Sequence[Race], order: Sequence[int], until: float, processes: int
+) -> None:
+    """Run `run_adaoffload` on several races, which are those of the numbers in `order`, at the same time;
+    together at most for about `until` seconds. With one process: in this one."""
+    began = time.monotonic()
+    each = until * min(processes, len(order)) / max(1, len(order))
+    if processes == 1 or len(order) < 2:
+        for at in order:
+            run_adaoffload(races[at], min(each, until - (time.monotonic() - began)))
+        return
+    shared = shared_numbers([0])  # the place of the next race
+    workers = Workers()
+    try:
+        own = [races[at] for at in order]
+        workers.start([partial(_work, own, each, shared)] * min(processes, len(order)))
+        for _, (place, kind, *found) in workers.messages(lambda: False, races[0].notify):
+            if kind == "starts":
+                own[place].starts, own[place].failures = found
+            else:
+                own[place].take(*found)
+    finally:
+        for how in workers.end().values():
+            races[0].failures[ADAOFFLOAD] = how
+
+
+def _work(races: Sequence[Race], seconds: float, shared: Any, report: Report, _: Newest) -> None:
+    """Take the next race until none is left."""
+    while True:
+        with shared.get_lock():
+            place = shared[0]
+            shared[0] += 1
+        if place >= len(races):
+            return
+        race = races[place]
+        race.watch = None  # the process that has asked tells what is found
+        race.on_incumbent = partial(_found, partial(report, place), race)
+        run_adaoffload(race, seconds)
+        report(place, "starts", race.starts, race.failures)
+
+
+def _found(report: Report, race: Race, schedule: Schedule, cost_ns: int) -> None:
+    report("found", schedule.replace(), cost_ns, race.engine)
 
 
 def run_published(race: Race, until: float, processes: int, engine: str) -> None:

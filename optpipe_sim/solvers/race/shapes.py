@@ -5,27 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from math import exp
+from os import cpu_count
 
 from ...bounds.bounds import Bound, lower_bound
 from ...bounds.device.best_first import NEVER
 from ...errors import Infeasible, NoSolution, OptPipeError
 from ...schedule import Schedule
 from ...units import counted
+from ..options import SolveOptions
 from ..problem import Problem
 from ..result import SolveResult, within
 from .cache import Cache, recall, remember
-from .first import SEARCHES, run_adaoffload
+from .first import SEARCHES, run_adaoffload, run_adaoffloads
 from .portfolio import Race
 from .rules import rules_of, run_rules
 
 RECALL_SHARE = 0.25  # largest share of the time for schedules from the cache
-FLOOR_SHARE = 0.5  # largest share of the time for the published schedules of all shapes
-LEAST_S = 2.0  # at least for these: their time on a busy machine
-QUICK_SHARE = 0.25  # the same of what is then left for AdaOffload with chosen levels on all shapes
-ROUNDS = (2, 1)  # shapes left in each round of the search; all rounds are equally long
+FLOOR_SHARE = 0.25  # largest share of the time for the published schedules of all shapes
+LEAST_S, LEAST_SHARE = (
+    2.0,
+    0.5,
+)  # at least for these: their time on a busy machine, within this share
+QUICK_SHARE = (
+    0.2  # the same of what is then left for AdaOffload with chosen levels on the best shapes
+)
+ROUNDS = (3, 2, 1)  # shapes left in each round of the search; all rounds are equally long
 # A search evaluates a move in about this time per device, and closes up to this share of the gap of a shape,
-# most of it in so many moves per op (measured with 8 and 16 devices).
-MOVE_S, CLOSED, ENOUGH = 0.3e-6, 0.5, 200.0
+# most of it in so many moves per op (measured with 4 to 16 devices).
+MOVE_S, CLOSED, ENOUGH = 0.3e-6, 0.6, 60.0
+# A turn of a shape among others has at least so many moves per op, and seconds: to start it takes a tenth of one.
+FEWEST, SHORTEST_S = 10.0, 0.25
 
 
 class Shapes:
@@ -103,33 +112,32 @@ class Shapes:
             if own.seconds < seconds and not self.race.proven:
                 recall(own, kept)
 
-    def quick(self, time_limit: float, processes: int, engine: str) -> None:
+    def quick(self, options: SolveOptions) -> None:
         """Try the published schedules with every value of their options on every shape, for at most
-        `FLOOR_SHARE` of the time but at least `LEAST_S`; then AdaOffload with levels chosen
-        stage by stage on every shape that could still beat the incumbent, the best shape first."""
-        whole = self.race
+        `FLOOR_SHARE` of the time but at least `LEAST_S`; then AdaOffload with levels chosen stage by
+        stage on the most promising shapes."""
+        whole, time_limit = self.race, options.time_limit
+        processes = options.workers or cpu_count() or 1
         run_adaoffload(self.races[0], 0)  # so that there is an incumbent soon
         bounds = [bound.ns for bound in self.bounds]
-        rules = rules_of(self.problems, bounds, engine in SEARCHES)
-        until = whole.seconds + max(FLOOR_SHARE * time_limit, LEAST_S)
+        rules = rules_of(self.problems, bounds, options.engine in SEARCHES)
+        left = time_limit - whole.seconds
+        floor_s = max(FLOOR_SHARE * left, min(LEAST_S, LEAST_SHARE * left))
+        until = whole.seconds + floor_s
         whole.untried = run_rules(
             self.races, rules, lambda: whole.optimal or whole.seconds > until, processes
         )
         left = time_limit - whole.seconds
-        seconds = whole.seconds + QUICK_SHARE * left
-        for at in self._by_promise(left):
-            if self._open(at, seconds):
-                run_adaoffload(self.races[at], seconds - whole.seconds)
+        order = self._by_promise(left)
+        run_adaoffloads(self.races, order[: ROUNDS[0]], QUICK_SHARE * left, processes)
+        for at in order[ROUNDS[0] :] if whole.best is None else ():
+            run_adaoffload(self.races[at], 0)
         for own in self.races:
             self.reasons += own.failures.values()
 
-    def _open(self, at: int, seconds: float) -> bool:
-        """Whether a shape may still improve the incumbent, and there is time left or no incumbent yet."""
-        in_time = self.race.seconds < seconds or self.race.best is None
-        return in_time and not self.hopeless(at)
-
-    def turns(self, time_limit: float) -> Iterator[tuple[int, float]]:
-        """Yield the shape to solve next, and for how many seconds: successive halving.
+    def turns(self, time_limit: float) -> Iterator[tuple[int, float, bool]]:
+        """Yield the shape to solve next, for how many seconds, and whether it may have another turn:
+        successive halving.
 
         In each round the most promising shapes (see `promise`) have equal parts of the round's time,
         and fewer go on to the next. Shapes whose bound rules them out are skipped, rounds too short
@@ -140,9 +148,12 @@ class Shapes:
         tried: set[int] = set()
         for rounds_left, most in zip(range(len(ROUNDS), 0, -1), ROUNDS, strict=True):
             left = time_limit - self.race.seconds
-            order = [at for at in self._by_promise(left / 2) if not self.hopeless(at)][:most]
-            if order and self._moves(order[0], left / rounds_left / most) < ENOUGH:
-                order = order[:1]
+            order = self._by_promise(left / 2)[:most]
+            while len(order) > 1:
+                each = left / rounds_left / len(order)
+                if each >= SHORTEST_S and self._moves(order[0], each) >= FEWEST:
+                    break
+                order.pop()
             alone = len(order) == 1
             until = time_limit if alone else self.race.seconds + left / rounds_left
             for place, at in enumerate(order):
@@ -151,14 +162,14 @@ class Shapes:
                     return
                 if not self.hopeless(at):
                     tried.add(at)
-                    yield at, seconds
+                    yield at, seconds, rounds_left > 1 and not alone
             if alone:
                 break
         rest = [at for at in range(len(self.problems)) if at not in tried]
         for place, at in enumerate(rest if self.race.best is None else ()):
             seconds = (time_limit - self.race.seconds) / (len(rest) - place)
             if seconds > 0 and self.race.best is None and not self.race.interrupted:
-                yield at, seconds
+                yield at, seconds, False
 
     def promise(self, at: int, seconds: float) -> float:
         """Estimate the cost that the search reaches on a shape in this time, ns: a share of the gap is
@@ -175,7 +186,15 @@ class Shapes:
         return max(0.0, seconds) / (MOVE_S * shape.devices * 3 * shape.stages * shape.units)
 
     def _by_promise(self, seconds: float) -> list[int]:
-        return sorted(range(len(self.problems)), key=lambda at: self.promise(at, seconds))
+        """Return the shapes that may improve on the incumbent, the most promising first; the one of the least bound
+        is among the first two, as it is often the best in the end, whatever the patterns that suit it."""
+        open_ones = [at for at in range(len(self.problems)) if not self.hopeless(at)]
+        order = sorted(open_ones, key=lambda at: self.promise(at, seconds))
+        least = min(order, key=lambda at: self.bounds[at].ns, default=None)
+        if least is not None and least not in order[:2]:
+            order.remove(least)
+            order.insert(1, least)
+        return order
 
     def solved(self, at: int, found: SolveResult) -> None:
         """Record the result of a shape; its schedule may have lost its useless offloads."""

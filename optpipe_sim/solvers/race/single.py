@@ -38,12 +38,14 @@ def solve_problem(
     start: Schedule | str | None = None,
     hooks: Hooks = Hooks(),  # noqa: B008  (frozen)
     chosen: Sequence[Start] = (),
+    brief: bool = False,
 ) -> SolveResult:
     """Run `solve` for one problem, whose chunks, placement and treatments are fixed.
 
     Args:
         start: a schedule, or ``none``: the engines start without one.
         chosen: the result of `run_adaoffload` on this problem, if known (`Race.starts`).
+        brief: all of the time is for better schedules: none for bounds, or to tidy up.
 
     Raises: as `solve`.
     """
@@ -69,8 +71,8 @@ def solve_problem(
             race.offer(start, "warm start")
         if kept is not None and not cold:
             recall(race, kept)
-        _run(race, options, cold)
-        if race.best is not None and engine != ADAOFFLOAD:
+        _run(race, options, cold, brief)
+        if race.best is not None and engine != ADAOFFLOAD and not brief:
             _tidy(race, options)
     except KeyboardInterrupt:
         race.interrupted = True
@@ -83,7 +85,7 @@ def solve_problem(
     return _result(race, engine)
 
 
-def _run(race: Race, options: SolveOptions, cold: bool) -> None:
+def _run(race: Race, options: SolveOptions, cold: bool, brief: bool) -> None:
     """Try the published schedules, then run the engines, until the time limit or a proof."""
     engine = options.engine
     until = options.time_limit if options.evaluations is None else float("inf")
@@ -101,7 +103,7 @@ def _run(race: Race, options: SolveOptions, cold: bool) -> None:
     # 2. the engines, for the rest of the time
     left = until - race.seconds
     if left > 0:
-        jobs = jobs_of(race, replace(options, time_limit=left), cold)
+        jobs = jobs_of(race, replace(options, time_limit=left), cold, brief)
         run_race(race, jobs, until if engine == "auto" else until + GRACE_S)
         if engine != "auto" and race.refusal is not None:
             raise race.refusal

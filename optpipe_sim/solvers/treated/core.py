@@ -6,9 +6,10 @@ import numpy as np
 
 from ...codes import F, O
 from ...compiled import compiled, part, step
+from ..anneal.host import exceeds
 from ..anneal.state import Goal, begin, undo
 from .moves import change
-from .state import FAILED, NEVER, mark_move
+from .state import FAILED, NEVER, copied, duration, mark_move
 from .tails import find_tails, renew_tails
 from .times import evaluate, last_start, longest, update
 
@@ -68,9 +69,26 @@ def _restore(prog, length, mode, saved, saved_length, t):
         mode[t.touched[which, 0]] = t.touched[which, 1]
 
 
+@part
+def _exceeds_host(prog, length, mode, costs, host, t):
+    """Return whether an evaluated plan pins more host memory than it may."""
+    high = costs.high
+    if host.limit == NEVER:
+        return False
+    for d in range(len(length)):
+        for slot in range(length[d]):
+            code = prog[d, slot]
+            if code >> high == O:
+                unit = code & (1 << high) - 1
+                host.begin[unit] = t.end[code] - duration(code, mode, costs, t)
+                how = copied(unit, mode, costs, t)
+                host.size[unit] = costs.gives[O, unit >> costs.low, how]
+    return exceeds(prog, length, t.end, high, host)
+
+
 @compiled
 def anneal(
-    prog, length, mode, costs, t, best_prog, best_length, best_mode, best, steps, hot, cold,
+    prog, length, mode, costs, host, t, best_prog, best_length, best_mode, best, steps, hot, cold,
     span_counts, mean_weight, offloads, alike, per_stage, goal, passing,
 ):  # fmt: skip
     """Anneal a plan in place for `steps` evaluations, from temperature `hot` to `cold` (ns).
@@ -91,7 +109,7 @@ def anneal(
     score = cost + mean_weight * total
     on_path = critical(length, t, path, costs.high, prog)
     taken, begun, old_tails = 0, 0, True
-    if cost < best:
+    if cost < best and not _exceeds_host(prog, length, mode, costs, host, t):
         best = cost
         best_prog[:] = prog
         best_length[:] = length
@@ -131,6 +149,7 @@ def anneal(
             makespan, span = longest(prog, length, mode, costs, t)
             new = span if span_counts else makespan
             fits = new + mean_weight * new_total <= most
+        fits = fits and not _exceeds_host(prog, length, mode, costs, host, t)
         # 4. reject it: restore the times and the plan
         if not fits:
             undo(t)

@@ -27,7 +27,9 @@ from .games import Game, games, realise
 from .search import search
 from .sliced import few_in_flight, one_at_a_time, sliced_schedules
 
-GREEDY, PLAIN = 0.12, 0.18  # shares of the time: greedy runs, then annealing with fixed levels
+# Shares of the time: AdaOffload for several choices of levels, if that has not run before; greedy runs, then
+# annealing with fixed levels.
+FIRST, GREEDY, PLAIN = 0.15, 0.12, 0.18
 MOST = 4  # number of plain problems that are annealed
 FIRST_PLAN = 0.7  # share of the time for the first stand-in of a problem with shared links
 RUNS = 200  # greedy runs on each, if evaluations are limited instead of time
@@ -103,12 +105,14 @@ def run(
     others: Others = no_report,
     chosen: Sequence[Start] = (),
     part: tuple[int, int] = (0, 1),
+    brief: bool = False,
 ) -> None:
     """Search for order and treatments.
 
     Args:
         chosen: the result of `first_starts`, if known. `part`: the number of this search and the
-            total of parallel searches, which share these starts.
+            total of parallel searches, which share these starts. `brief`: anneal from these as they
+            are.
     """
     seconds, evaluations, seed = options.time_limit, options.evaluations, options.seed
     began = time.monotonic()
@@ -117,13 +121,19 @@ def run(
         return seconds - (time.monotonic() - began)
 
     known_ns = float("inf") if start is None else problem.replay(start).cost_ns
-    chosen = chosen or first_starts(problem, best_ns=lambda: known_ns)
+    if not chosen and not (brief and start is not None):
+        chosen = first_starts(
+            problem,
+            over=lambda: evaluations is None and left() < (1 - FIRST) * seconds,
+            best_ns=lambda: known_ns,
+        )
     starts = [start] if start is not None else []
     if problem.shape.slices > 1:
         starts += _sliced_starts(problem)
     starts += [entry.schedule for entry in chosen]
     first, step = part
-    for at in range(first % max(1, len(chosen)), len(chosen), step):
+    mine = range(first % max(1, len(chosen)), len(chosen), step)
+    for at in () if brief else mine:
         entry, share = chosen[at], seconds / len(chosen)
         until = time.monotonic() + share * (GREEDY + PLAIN)
         found = _improve(problem, entry, report, until, share, evaluations, seed + at, bound_ns)

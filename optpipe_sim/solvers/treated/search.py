@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import count
 
 from ...schedule import Schedule
+from ..anneal.host import make_host
 from ..anneal.visits import Stop, Visit, Visits
 from ..problem import Problem
 from ..reports import Others, no_report
@@ -40,7 +41,9 @@ class Workspace:
         self.costs = make_costs(problem)
         self.span_counts = problem.objective == "span"
         shape = problem.shape
-        self.room = make_room(7 << high, shape.stages << low, shape.devices, self.costs.serial)
+        units = shape.stages << low
+        self.room = make_room(7 << high, units, shape.devices, self.costs.serial)
+        self.host = make_host(problem, units)
 
     def evaluate(self, plan: Plan) -> tuple[int, int, int]:
         """(makespan, longest span, sum of ends); `NEVER` first if the programs deadlock."""
@@ -92,7 +95,7 @@ def search(
         start: Plan, best_plan: Plan, best: int, todo: int, hot: float, cold: float, passing: float
     ) -> tuple[int, int]:
         return core.anneal(  # type: ignore[no-any-return]
-            *start, work.costs, work.room, *best_plan, best, todo, hot, cold,
+            *start, work.costs, work.host, work.room, *best_plan, best, todo, hot, cold,
             work.span_counts, search.weight, problem.may_offload, alike, problem.per_stage, goal_ns, passing,
         )  # fmt: skip
 
