@@ -57,9 +57,9 @@ def solve_shapes(
     shapes: Sequence[CostProfile] = (),
 ) -> SolveResult:
     """Run `solve` over all numbers of chunks, up to one layer per stage, and all placements. The
-    result is never worse than a published schedule that fits, with any options, provided that
-    half of the time is enough to build those that could be better (``info["untried"]`` of the
-    result is 0).
+    result is never worse than a published schedule that fits, with any options, provided that a
+    quarter of the time (half of it, up to two seconds) is enough to build those that could be better
+    (``info["untried"]`` of the result is 0).
 
     The published schedules are tried on every candidate shape; the most promising of those that
     their bound does not rule out are then solved in rounds, each with fewer shapes and for longer.

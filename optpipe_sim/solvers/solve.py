@@ -74,8 +74,8 @@ def solve(
             (`race.cache`). Without the cache a run depends only on its arguments.
         published: begin with AdaOffload and the published schedules, with every value of their
             options, so that none of them that fits is faster than the result, provided that half of
-            the time limit (at least one second) is enough to try those that could be;
-            ``info["untried"]`` counts the rules that were not tried. False: `warm_start` is already
+            the time limit (at least one second; for several shapes see `shapes.solve_shapes`) is
+            enough to try those that could be; ``info["untried"]`` counts the rules that were not tried. False: `warm_start` is already
             the best of them.
         treatments: the allowed treatments of an activation, out of ``keep, offload, recompute``;
             None: all that the profile has. `per_stage`: all activations of a stage get the same
