@@ -61,4 +61,4 @@ def test_ops_of_an_activation_keep_their_order(name: str) -> None:
         )
         return case.order(B, 0) != IN_ORDER
 
-    assert case.keeps_its_order(exchange)
+    assert case.changed_in_order(exchange) > 20

@@ -99,4 +99,4 @@ def test_ops_of_an_activation_keep_their_order(name: str) -> None:
         assert same[last + 1 :].all()
         return not same.all()
 
-    assert case.keeps_its_order(tighten)
+    assert case.changed_in_order(tighten) > 20
