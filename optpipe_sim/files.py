@@ -24,6 +24,7 @@ from .yaml_text import Number, parse_yaml
 MOST_BYTES = 2**29  # of a file; a larger schedule or trace takes longer to read than to recompute
 MOST_STREAM_BYTES = 2**26  # of a device or a pipe, which may have no end
 MOST_YAML_BYTES = 2**24
+_TOO_DEEP = "it is nested too deeply"
 
 
 def read_bytes(path: str | os.PathLike[str], most: int = MOST_BYTES) -> bytes:
@@ -97,6 +98,8 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", "cannot be parsed")
+        if "nesting depth" in problem:  # newer versions of libyaml have a limit of their own
+            raise OptPipeError(f"{path}: cannot be parsed: {_TOO_DEEP}") from None
         raise OptPipeError(f"{path}: not valid YAML: {problem}{place}") from None
     except (ValueError, RecursionError) as error:
         # a key given twice in JSON, a number of 5000 digits, endless nesting
@@ -108,7 +111,7 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 def _cause(error: Exception) -> str:
     if isinstance(error, RecursionError):
-        return "it is nested too deeply"
+        return _TOO_DEEP
     return "a number of too many digits" if "digits" in str(error) else str(error)
 
 
