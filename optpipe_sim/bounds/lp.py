@@ -12,7 +12,9 @@ microbatches of each stage are offloaded and how many use BW. These numbers sati
 least T that any numbers allow is a bound.
 
 - *Kinds*: F, O and R of a stage run only between its first F and its last B, B and W only after its
-  first B; from the start of the last F (B) on one F (B or BW) of the stage runs.
+  first B; from the start of the last F (B) on one F (B or BW) of the stage runs. When the first F of a later
+  stage starts, one F of the stage has ended, and when the last one does, all have; backwards likewise, from
+  later stages to earlier ones.
 - *Ops*: F takes m times its time, O and R as often as microbatches are offloaded, B, W and BW likewise.
 - *Chains*: between two events at least the chain of F's, B's and messages lies that leads from one stage to
   the other.

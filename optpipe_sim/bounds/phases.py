@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import NamedTuple
 
 from .configurations import (
@@ -94,13 +95,24 @@ class DeviceRows:
     def low(self) -> int:
         return self.device.stages[0]
 
+    @cached_property
+    def known(self) -> list[int]:
+        """The stages that have events, on any device."""
+        return sorted({s for _, _, s in self.events})
+
     def _may_run(self, kind: str, i: int, k: int) -> bool:
-        s = self.device.stages[i]
+        """Whether an op of a stage can run in a phase. Each F of the stage has ended when the last F of a
+        later one starts, each backward when the last one of an earlier stage does."""
+        s, at = self.device.stages[i], self.at
+        if kind == "F" and any(k >= at["last", "F", t] for t in self.known if t > s):
+            return False
+        if kind != "W" and any(k >= at["last", "B", t] for t in self.known if t < s):
+            return False
         if s not in self.tracked:
             return True
         if kind in ("F", "O", "R", "C"):
-            return self.at["first", "F", s] <= k < self.at["last", "B", s]
-        return k >= self.at["first", "B", s]
+            return at["first", "F", s] <= k < at["last", "B", s]
+        return k >= at["first", "B", s]
 
     def levels(self, i: int) -> range:
         """Return 0 (kept whole) and the levels of recomputation of a stage."""
@@ -225,6 +237,13 @@ class DeviceRows:
             each = [(way.apart, -apart), (way.split, -delay), (way.fused, -delay)]
             waiting.add(keep, [*each, (way.moved, delay)])
 
+    def _add_first(self) -> None:
+        """One F of each stage has ended before the first F of a later one, one backward before the first
+        backward of an earlier one."""
+        for (s, i), (t, j) in pairwise(sorted(self.tracked.items())):
+            for kinds, at, until in (("F", i, ("first", "F", t)), ("B BW", j, ("first", "B", s))):
+                self.model.at_least(self.all_done(kinds, at, self.at[until], up=True), MANY)
+
     def _add_last(self, s: int, i: int) -> None:
         """From the start of the last F (B) of a stage on one F (B or BW) of it runs."""
         cost, count = self.device.costs[i], len(self.events)
@@ -320,13 +339,16 @@ class DeviceRows:
             ]
             model.at_least(admitted + [(variable, -MANY) for variable, _ in after], 0)
         alone = [(Part("F", 0, level),) for level in self.levels(0)]
+        others = {self.at["first", "F", s] for s in self.tracked} - {0}
+        until = min({self.at["first", "B", low], *others})
         first = [
             (variable, 1)
-            for used in self.uses[: self.at["first", "B", low]]
+            for used in self.uses[:until]
             for one, variable in used
             if one.parts in alone
         ]
         model.at_least(first, device.costs[0].t_f_ns)  # there is nothing to copy during the first F
+        self._add_first()
         if len(device.stages) == 1 and self.at["first", "B", low] < self.at["last", "F", low]:
             before, final = self.at["first", "B", low], self.at["last", "F", low]
             self._add_idle(phases, self.at["first", "F", low], before, device.before_ns, ("F",))

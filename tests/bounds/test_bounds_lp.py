@@ -25,6 +25,7 @@ from optpipe_sim.bounds.device.problem import one_device
 from optpipe_sim.bounds.device.search import device_bound, layered_bound
 from optpipe_sim.bounds.linear import Linear
 from optpipe_sim.bounds.lp import early_order, orders, usual_order
+from optpipe_sim.bounds.phases import DeviceRows
 from optpipe_sim.profile import Offload
 from optpipe_sim.schedules.adaoffload.runs import Problem as Greedy
 from optpipe_sim.solvers.anneal.search import search
@@ -202,6 +203,32 @@ def test_the_orders_of_events() -> None:
         for which in ("first", "last"):
             assert at[which, "F", 2] < at[which, "F", 3] < at[which, "B", 3] < at[which, "B", 2]
         assert all(at["first", kind, s] <= at[which, kind, s] for which, kind, s in order)
+
+
+def test_ops_run_only_where_those_of_the_device_s_other_stage_let_them() -> None:
+    vee = uniform(4, 400, 24).rechunk(2, "vee")
+    low, high = (device := devices_of(vee, 8)[1]).stages
+    rows = DeviceRows(Linear(), device, usual_order([low, high]), 0)
+    assert rows.at["first", "F", high] == 1
+    assert rows.at["last", "F", low] + 1 == rows.at["last", "F", high] == 5
+    runs = {
+        (kind, i): [k for k in range(8) if rows._may_run(kind, i, k)]
+        for kind in ("F", "B", "W", "O")
+        for i in (0, 1)
+    }
+    assert runs["F", 0] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]  # its last one has ended when the last of the later stage starts
+    assert runs["F", 1] == [1, 2, 3, 4, 5]
+    assert runs["B", 1] == [2, 3, 4, 5, 6]
+    assert runs["B", 0] == runs["W", 0] == [3, 4, 5, 6, 7]
+    assert runs["W", 1] == [2, 3, 4, 5, 6, 7]
+    assert runs["O", 0] == [0, 1, 2, 3, 4, 5, 6]
+    assert runs["O", 1] == [1, 2, 3, 4, 5]
 
 
 def test_the_lp_of_a_real_profile_is_as_good_as_in_small_numbers() -> None:
