@@ -391,9 +391,7 @@ def _least_window(
     savings, relief = by_worth(savings), by_price(relief)
     while low < high:
         middle = (low + high) // 2
-        saved = filled(savings, middle) + (
-            most_saved(relief, max(0, middle - work)) if relief else 0
-        )
+        saved = filled(savings, middle) + most_saved(relief, max(0, middle - work))
         if capacity * middle >= held - saved:
             high = middle
         else:

@@ -214,7 +214,8 @@ def test_one_shape_that_fails_is_not_all(monkeypatch: Any) -> None:
         return solve_problem(problem, *rest)
 
     monkeypatch.setattr(shapes, "solve_problem", only_vee)
-    monkeypatch.setattr(races, "run_adaoffload", lambda *_: None)
+    for name in ("run_adaoffload", "run_adaoffloads"):
+        monkeypatch.setattr(races, name, lambda *_: None)
     monkeypatch.setattr(races, "run_rules", lambda *_: 0)
     found = solve(uniform(4), 6, 400, time_limit=1.5, chunks="any")
     assert found.schedule is not None

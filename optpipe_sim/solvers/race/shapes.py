@@ -22,13 +22,10 @@ from .rules import rules_of, run_rules
 
 RECALL_SHARE = 0.25  # largest share of the time for schedules from the cache
 FLOOR_SHARE = 0.25  # largest share of the time for the published schedules of all shapes
-LEAST_S, LEAST_SHARE = (
-    2.0,
-    0.5,
-)  # at least for these: their time on a busy machine, within this share
-QUICK_SHARE = (
-    0.2  # the same of what is then left for AdaOffload with chosen levels on the best shapes
-)
+# at least for these, in s: what they take on a busy machine; and the largest share of the time for that
+LEAST_S, LEAST_SHARE = 2.0, 0.5
+# largest share of the time then left, for AdaOffload with chosen levels on the best shapes
+QUICK_SHARE = 0.2
 ROUNDS = (3, 2, 1)  # shapes left in each round of the search; all rounds are equally long
 # A search evaluates a move in about this time per device, and closes up to this share of the gap of a shape,
 # most of it in so many moves per op (measured with 4 to 16 devices).
