@@ -98,7 +98,7 @@ def read_mapping(path: str | os.PathLike[str]) -> dict[str, Any]:
         mark = getattr(error, "problem_mark", None)
         place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = getattr(error, "problem", None) or getattr(error, "reason", "cannot be parsed")
-        if "nesting depth" in problem:  # newer versions of libyaml have a limit of their own
+        if "nesting depth" in str(problem):  # newer versions of libyaml have a limit of their own
             raise OptPipeError(f"{path}: cannot be parsed: {_TOO_DEEP}") from None
         raise OptPipeError(f"{path}: not valid YAML: {problem}{place}") from None
     except (ValueError, RecursionError) as error:

@@ -141,7 +141,7 @@ def fill_and_drain(
     y <= b - h; and all F's that start before b have their act within cap(d) plus what O's have
     released by then. Those O's start after the first F (of s_1) has ended; on one engine
     they release at most the fractional optimum for that time, and F's of that many bytes take at most
-    the fractional optimum for these.
+    the fractional optimum for these; stages that are alike: of whole activations (`ends`).
 
     *After the last F, one stage*: let its last F start at s, within e - s = F, and let t <= s, so that
     nothing before t is counted twice. The backward of that microbatch starts no sooner than delay D after e.

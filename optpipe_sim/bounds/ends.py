@@ -75,14 +75,53 @@ def wait_of_many(
     not fit when the first backward could start."""
     costs = [profile.stages[s] for s in stages]
     filled = first_back - head
+    moved = 0
+    rate: Fraction | None = Fraction(0)
+    copying = max(0, filled - costs[0].t_f_ns)
     if profile.offload:
         moves = [
             (cost.offloadable * microbatches, (cost.t_offload_ns or 0) * microbatches)
             for cost in costs
         ]
-        capacity += knapsack(moves, max(0, filled - costs[0].t_f_ns))
+        moved = knapsack(moves, copying)
+        rate = copy_rate(costs[0], costs[0].t_offload_ns)
     forwards = [item for cost in costs for item in _forwards(cost, microbatches)]
-    return first_back - min(filled, knapsack(forwards, capacity))
+    most = knapsack(forwards, capacity + moved)
+    if rate is not None and all(_alike(cost, costs[0]) for cost in costs):
+        room = capacity + int(rate * copying)
+        most = min(most, _whole_forwards(costs[0], microbatches * len(stages), room))
+    return first_back - min(filled, most)
+
+
+def _alike(cost: StageCost, other: StageCost) -> bool:
+    """Whether the activations of two stages are alike up to the first backward."""
+    return all(
+        getattr(cost, name) == getattr(other, name)
+        for name in ("t_f_ns", "act_bytes", "offloadable", "t_offload_ns", "recompute")
+    )
+
+
+def _whole_forwards(cost: StageCost, count: int, room: int) -> int:
+    """Return the most F time, less the time to recompute, of `count` activations of one size at most, each of which is
+    there in one piece.
+
+    Proof. When the last op before the first backward that allocates starts, an F or a C, its activation
+    holds ``cost.least_running_bytes`` at least; let it count as F with no time to recompute. Any other at level l keeps w
+    and is worth v = F - t_l. Let v1 and w1 belong to the level that is worth most per byte. One that keeps w >= w1 is worth at most
+    ``v1 + r (w - w1)``, a lighter one at most ``r w``, for the least such r, which is at most v1 / w1. So z that keep w1 or more,
+    and others, are worth at most ``z v1 + r (room - z w1)``, which grows with z, and z is at most ``room / w1``, rounded down.
+    """
+    room -= cost.least_running_bytes
+    levels = [(cost.t_f_ns, cost.act_bytes)]
+    levels += [(cost.t_f_ns - level.t_ns, level.keep_bytes) for level in cost.recompute]
+    if room < 0 or not all(size for _, size in levels):
+        return cost.t_f_ns * (count if room >= 0 else 1)
+    worth, size = max(levels, key=lambda level: Fraction(*level))
+    rates = [Fraction(v, w) for v, w in levels if w < size]
+    rates += [Fraction(v - worth, w - size) for v, w in levels if w > size]
+    whole = min(count - 1, room // size)
+    rest = max([Fraction(0), *rates]) * (room - whole * size)
+    return cost.t_f_ns + min((count - 1) * cost.t_f_ns, whole * worth + int(rest))
 
 
 def _forwards(cost: StageCost, microbatches: int) -> list[tuple[int, int]]:

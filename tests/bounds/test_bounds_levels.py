@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from strategies import SEEDS, cases, limited, that_fits
 from tiny_cases import tiny_with_levels
 
-from optpipe_sim import CostProfile, Schedule
+from optpipe_sim import CostProfile, Schedule, load_profile
 from optpipe_sim.bounds.bounds import fill_and_drain, lower_bound, naive, one_microbatch, residency
+from optpipe_sim.bounds.ends import wait_of_many
 from optpipe_sim.bounds.lp import configuration_bounds
 from optpipe_sim.bounds.relaxed import relaxed
 from optpipe_sim.bounds.relief import least_ns, most_saved, steps
@@ -121,6 +122,25 @@ def test_a_profile_without_levels_is_its_own_relaxation() -> None:
 
 
 # -- values by hand -----------------------------------------------------------------------------------
+
+
+def test_activations_of_several_chunks_fit_in_one_piece() -> None:
+    """Device 3 of a V of four: stages 3 and 4 of 10 ns, first backward at 80 + 30 = 110, so 80 ns for 8 F's. 330 bytes
+    for 100 each, or 40 with 2 ns to recompute the rest: while the last F runs, with 100, five others fit at 40, in their
+    way 8 ns each; the 30 bytes left are worth 1 ns at most, as those of one more that is kept whole."""
+    stage = {
+        "t_f_ns": 10, "t_b_ns": 10, "t_w_ns": 10, "act_bytes": 100, "w_bytes": 50,
+        "recompute": [{"name": "half", "t_ns": 2, "keep_bytes": 40}],
+    }  # fmt: skip
+    data = {"name": "vee", "devices": 4, "chunks": 2, "placement": "vee", "stages": stage}
+    vee = load_profile(data)
+    assert wait_of_many(vee, (3, 4), 20, 330, 30, 110) == 110 - (10 + 5 * 8 + 1)
+    # copies of 100 bytes in 70 ns make room for 100 in the 70 ns after the first F: two more, and 50 bytes left
+    copies = load_profile({**data, "offload": {"t_offload_ns": 70, "t_reload_ns": 70}})
+    assert wait_of_many(copies, (3, 4), 20, 330, 30, 110) == 110 - (10 + 8 * 8)
+    # stages that differ count by bytes
+    other = vee.map_stages(lambda s, cost: replace(cost, t_f_ns=cost.t_f_ns + (s == 4)))
+    assert wait_of_many(other, (3, 4), 20, 330, 30, 111) < 110 - 51
 
 
 def test_steps_are_the_convex_hull_of_the_levels() -> None:
