@@ -10,15 +10,14 @@ from ...errors import OptPipeError
 from ...schedule import Schedule
 from ...schedules.adaoffload.runs import Problem as Runs
 from ...schedules.adaoffload.runs import Setting
-from ...schedules.adaoffload.waves import wave_order
+from ...schedules.adaoffload.waves import WAVES, wave_order
 from ..problem import Problem
 
-SETTINGS: dict[
-    str, tuple[int, ...]
-] = {  # the parameters of `Setting` that matter with a given order
+# the parameters of `Setting` that matter with a given order
+SETTINGS: dict[str, tuple[int, ...]] = {
     "tolerance": (0, 300, 500, 700, 1000),
     "ahead": (500, 1000, 1500, 2000, 3000, 5000),
-    "headroom": (1, 2, 3, 4, 6),
+    "headroom": (1, 2, 3, 4, 6, 12, 24),
     "oldest": (0, 0, 0, 1),
     "keep": (0, 1),
     "reload_first": (0, 1),
@@ -28,10 +27,10 @@ PACES = (700, 1000, 1000, 1200, 1500, 1800, 2000, 2300, 2600, 3000)
 SHAPES: dict[str, tuple[int, ...]] = {
     "defer": (0, 50, 125, 250, 500, 1000, 2000),
     "window": (0, 2000, 5000, 10_000, 30_000, 10**6),
+    "late": (0, 0, 125, 250, 500, 750, 1000),
 }
-RANDOM_RUNS = (
-    20  # runs before the first change of a good one; later, CHANGES of the runs are changes
-)
+# runs before the first change of a good one; later, CHANGES of the runs are changes
+RANDOM_RUNS = 20
 CHANGES = 0.7
 POOL = 8  # good ones to change, of different costs
 
@@ -47,8 +46,8 @@ def wave_search(
 ) -> list[Schedule]:
     """Find the best few schedules of up to `runs` runs of the greedy with different waves.
 
-    Waves and settings of the greedy are drawn at random or, mostly, are one of the best with one to
-    three parameters changed. Runs that would end later than the best few are stopped early.
+    The first are AdaOffload's own. Then waves and settings of the greedy are drawn at random or, mostly, are one of the
+    best with one to three parameters changed. Runs that would end later than the best few are stopped early.
 
     Args:
         over: called before every run; tells whether to stop.
@@ -68,7 +67,9 @@ def wave_search(
         if over():
             break
         chosen = {key: random.choice(values) for key, values in choices.items()}
-        if best and run > RANDOM_RUNS and random.random() < CHANGES:
+        if run < len(WAVES):
+            chosen |= WAVES[run].parameters(problem.shape.chunks)
+        elif best and run > len(WAVES) + RANDOM_RUNS and random.random() < CHANGES:
             changed = random.sample(list(choices), random.choice((1, 1, 2, 3)))
             chosen = {**random.choice(best)[2], **{key: chosen[key] for key in changed}}
         most = best[-1][0] if len(best) == POOL and problem.objective == "flush" else 2**62

@@ -31,6 +31,7 @@ from .sliced import few_in_flight, one_at_a_time, sliced_schedules
 # annealing with fixed levels.
 FIRST, GREEDY, PLAIN = 0.15, 0.12, 0.18
 MOST = 4  # number of plain problems that are annealed
+FAR_OFF = float(__import__("os").environ.get("FAR", "1.5"))
 FIRST_PLAN = 0.7  # share of the time for the first stand-in of a problem with shared links
 RUNS = 200  # greedy runs on each, if evaluations are limited instead of time
 
@@ -131,6 +132,7 @@ def run(
     if problem.shape.slices > 1:
         starts += _sliced_starts(problem)
     starts += [entry.schedule for entry in chosen]
+    chosen = _promising(chosen, bound_ns)
     first, step = part
     mine = range(first % max(1, len(chosen)), len(chosen), step)
     for at in () if brief else mine:
@@ -190,6 +192,12 @@ def _different(found: list[Start]) -> list[Start]:
         if len(chosen) < MOST and all(entry.game.choice != other.game.choice for other in chosen):
             chosen.append(entry)
     return chosen
+
+
+def _promising(chosen: Sequence[Start], bound_ns: int) -> list[Start]:
+    """Return the starts that are not `FAR_OFF`."""
+    most = min((start.cost_ns for start in chosen), default=0) - bound_ns
+    return [start for start in chosen if start.cost_ns - bound_ns <= FAR_OFF * most]
 
 
 def _improve(

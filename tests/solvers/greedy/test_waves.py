@@ -22,7 +22,7 @@ from optpipe_sim.solvers.greedy.waves import wave_search
 from optpipe_sim.solvers.problem import Problem, make_problem
 
 FAST = {
-    "forward0": 1000, "forward1": 1000, "backward0": 1000, "backward1": 1000, "defer": 0, "window": 0
+    "forward0": 1000, "forward1": 1000, "backward0": 1000, "backward1": 1000, "defer": 0, "window": 0, "late": 0
 }  # fmt: skip
 
 
@@ -58,6 +58,21 @@ def test_waves_by_hand() -> None:
     early = followed(make_problem(profile, 2), order._replace(window_ns=10**6))
     assert compute(early, 0).startswith("F0.0 F0.1 ")
     assert simulate(early, profile).makespan_ns < trace.makespan_ns
+
+
+def test_late_weight_gradients_by_hand() -> None:
+    """The profile of `test_waves_by_hand`: the W's of the last microbatch, half of p, are due after all else."""
+    costs = {"t_f_ns": 10, "t_b_ns": 10, "t_w_ns": 10, "act_bytes": 100, "w_bytes": 50}
+    data = {"devices": 2, "chunks": 2, "placement": "vee", "stages": costs}
+    profile = load_profile(data)
+    plain, late = (wave_order(profile, 2, {**FAST, "late": part}) for part in (499, 500))
+    assert plain.due_ns.tolist() == wave_order(profile, 2, FAST).due_ns.tolist()
+    assert late.due_ns[OpKind.W, :, 0].tolist() == [80, 70, 60, 50]
+    assert late.due_ns[OpKind.W, :, 1].tolist() == [280, 270, 260, 250]
+    assert (late.due_ns[: OpKind.W] == plain.due_ns[: OpKind.W]).all()
+    schedule = followed(make_problem(profile, 2), late)
+    assert compute(schedule, 1).endswith("B1.1 W2.1 W1.1")
+    assert compute(schedule, 0).endswith("F3.1 B3.1 W3.1 B0.1 W0.1")  # device 0 waits for B0.1
 
 
 def test_an_order_that_fits_is_followed_to_the_letter() -> None:
