@@ -128,8 +128,8 @@ def fill_and_drain(
 
     *u*: when the last backward starts, its own act and the w_bytes of each W pending are held, within
     cap(d). So u is at most its own W and what W's of w_bytes that fit into cap(d) - act(s_1)
-    take: with one stage floor of that over w_bytes, at most m - 1; with more, at most the fractional
-    optimum.
+    take: where all W's are alike floor of that over w_bytes, at most all but one; else at most the
+    fractional optimum.
 
     *t - x, one stage*: if n F's run before t, ``t - x >= max(b, h + g_n) - n F``, h being the earliest
     start of d's first F and g_n the earliest end of its n-th F after it. No B has released

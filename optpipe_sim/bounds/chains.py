@@ -109,10 +109,9 @@ def pending_w_ways(
         room = None if capacity is None else capacity - way.held_bytes
         if room is None or room < 0:
             continue
-        if len(stages) == 1:
-            w = costs[0].w_bytes
-            count = min(microbatches, room // w + way.split) if w else microbatches
-            add(way, count * costs[0].t_w_ns)
+        if len({(cost.t_w_ns, cost.w_bytes) for cost in costs}) == 1:  # then they count whole
+            w, count = costs[0].w_bytes, microbatches * len(stages)
+            add(way, costs[0].t_w_ns * (min(count, room // w + way.split) if w else count))
             continue
         weights = [
             (total, cost.w_bytes * microbatches) for total, cost in zip(every, costs, strict=True)

@@ -136,7 +136,7 @@ def run(
     first, step = part
     mine = range(first % max(1, len(chosen)), len(chosen), step)
     for at in () if brief else mine:
-        entry, share = chosen[at], seconds / len(chosen)
+        entry, share = chosen[at], seconds / MOST
         until = time.monotonic() + share * (GREEDY + PLAIN)
         found = _improve(problem, entry, report, until, share, evaluations, seed + at, bound_ns)
         starts += found
