@@ -152,7 +152,7 @@ def test_without_time_shapes_are_left_out(monkeypatch: Any) -> None:
             yield pair
 
     monkeypatch.setattr(rules, "plain_schedules", slowly)
-    found = solve(uniform(4), 8, 200, time_limit=0.5, chunks="any", workers=1)
+    found = solve(uniform(4), 8, 400, time_limit=0.5, chunks="any", workers=1)
     assert found.seconds < 5
     assert len(tried) < 4
     assert found.info["untried"] > 5

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from ...bounds.bounds import naive
 from ...errors import InvalidSchedule, NoSolution
@@ -82,8 +83,10 @@ _CHUNKED = tuple(
         (1, 300, 1, 1, 1000, 3, 1, 1, 0, 700),
     )
 )
-# With several chunks waves are mostly better.
-CHUNKED: tuple[Setting | Wave, ...] = (*WAVES, *_CHUNKED)
+# With several chunks waves are mostly better: two of them after each setting.
+CHUNKED: tuple[Setting | Wave, ...] = tuple(
+    chain.from_iterable((way, *WAVES[2 * at : 2 * at + 2]) for at, way in enumerate(_CHUNKED))
+)
 # The setting that needs the least memory, tried last: one microbatch on a device at a time.
 LAST_RESORT = Setting(depth=1)
 MOST_WORK = (

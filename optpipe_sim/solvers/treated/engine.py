@@ -17,7 +17,7 @@ from ..anneal.search import search as plain_search
 from ..anneal.search import shares_links
 from ..anneal.stand_ins import moved_to, others_for, stand_ins
 from ..greedy.search import greedy_search
-from ..greedy.waves import wave_search
+from ..greedy.waves import KNOWN, wave_search
 from ..options import SolveOptions
 from ..problem import Problem
 from ..reports import Others, Report, no_report
@@ -89,6 +89,9 @@ def first_starts(
                 adaoffload(plain.profile, plain.microbatches, plain.limits, None, plain.objective),
                 "adaoffload",
             )
+        if plain.shape.chunks > 1:
+            for schedule in wave_search(plain, over, runs=len(KNOWN), keep=1):
+                take(game, schedule, "search")
         if plain.may_offload:
             for depth in (1, 2, plain.shape.stages):
                 take(game, offload_everything(plain, depth), "search")
