@@ -18,8 +18,9 @@ from optpipe_sim.schedules.adaoffload.adaoffload import CHUNKED, best_run
 from optpipe_sim.schedules.adaoffload.runs import Order, Setting
 from optpipe_sim.schedules.adaoffload.runs import Problem as Runs
 from optpipe_sim.schedules.adaoffload.waves import wave_order
-from optpipe_sim.solvers.greedy.waves import wave_search
+from optpipe_sim.solvers.greedy.waves import KNOWN, wave_search
 from optpipe_sim.solvers.problem import Problem, make_problem
+from optpipe_sim.stage_cost import StageCost
 
 FAST = {
     "forward0": 1000, "forward1": 1000, "backward0": 1000, "backward1": 1000, "defer": 0, "window": 0, "late": 0
@@ -155,6 +156,22 @@ def test_what_the_search_finds_fits(
         assert check(schedule, profile) == []
         trace = problem.replay(schedule)
         assert all(a <= b for a, b in zip(trace.peak_bytes, problem.limits or (), strict=True))
+
+
+def test_known_waves_alone_find_room_for_light_activations() -> None:
+    """Where a dozen small activations fit, copies had better begin long before memory is short, and the W's of the last
+    microbatches had better wait; AdaOffload's own waves do neither."""
+    light = uniform(8, 20).rechunk(2, "vee").map_stages(lambda _, cost: lighter(cost))
+    problem = make_problem(light, 24, 300)
+    (best,) = wave_search(problem, lambda: False, runs=len(KNOWN), keep=1)
+    plain = build("adaoffload", light, 24, limit=300)
+    assert problem.replay(best).cost_ns < problem.replay(plain).cost_ns
+
+
+def lighter(cost: StageCost) -> StageCost:
+    """A stage whose activations have 46 % of the bytes."""
+    act, w = cost.act_bytes * 46 // 100, cost.w_bytes * 46 // 100
+    return replace(cost, act_bytes=act, w_bytes=w, offload_bytes=act)
 
 
 def test_the_search_repeats_and_beats_adaoffload_where_chunks_meet_little_memory() -> None:
