@@ -31,7 +31,8 @@ from .sliced import few_in_flight, one_at_a_time, sliced_schedules
 # annealing with fixed levels.
 FIRST, GREEDY, PLAIN = 0.15, 0.12, 0.18
 MOST = 4  # number of plain problems that are annealed
-FAR_OFF = 1.5  # starts that are so many times as far above the bound as the best of them are left out
+# starts that are so many times as far above the bound as the best of them are left out
+FAR_OFF = 1.5
 FIRST_PLAN = 0.7  # share of the time for the first stand-in of a problem with shared links
 RUNS = 200  # greedy runs on each, if evaluations are limited instead of time
 
