@@ -216,13 +216,8 @@ def test_ops_run_only_where_those_of_the_device_s_other_stage_let_them() -> None
         for kind in ("F", "B", "W", "O")
         for i in (0, 1)
     }
-    assert runs["F", 0] == [
-        0,
-        1,
-        2,
-        3,
-        4,
-    ]  # its last one has ended when the last of the later stage starts
+    # the last F of the earlier stage has ended when the last one of the later stage starts
+    assert runs["F", 0] == [0, 1, 2, 3, 4]
     assert runs["F", 1] == [1, 2, 3, 4, 5]
     assert runs["B", 1] == [2, 3, 4, 5, 6]
     assert runs["B", 0] == runs["W", 0] == [3, 4, 5, 6, 7]
