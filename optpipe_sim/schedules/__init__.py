@@ -46,10 +46,9 @@ class Entry:
 COMMON: dict[str, Callable[[str], Any]] = {"recompute": str, "layers": int, "apart": parse_yes_no}
 _CHUNKS = {"chunks": int}
 _SLICES = {"slices": int}  # an option of all schedules for which `build` can cut sequences
-_GROUPED = {"chunks": int, "group": int, **_SLICES}
+_GROUPED = {"chunks": int, "group": int}
 _STRETCHED = {"early": int, "late": int}
 _PLANNED: dict[str, Callable[[str], Any]] = {"limit": parse_size, "chunks": int, "placement": str}
-_OFFLOADED = {"chunks": int, "group": int, "offloaded": int, **_SLICES}
 
 REGISTRY: dict[str, Entry] = {
     "gpipe": Entry("classic", "gpipe"),
@@ -62,11 +61,13 @@ REGISTRY: dict[str, Entry] = {
     "zb-v": Entry("zb_v", "zb_v", {"limit": parse_size}),
     "v-half": Entry("v_shape", "v_half"),
     "v-min": Entry("v_shape", "v_min"),
-    "gis": Entry("gis", "gis", {**_GROUPED, **_STRETCHED}),
+    "gis": Entry("gis", "gis", {**_GROUPED, **_STRETCHED, **_SLICES}),
     "gis-h": Entry("gis", "gis_h", {**_CHUNKS, **_SLICES}),
-    "po": Entry("pipeoffload", "pipeoffload", {**_OFFLOADED, **_STRETCHED}),
-    "po-h": Entry("pipeoffload", "po_h", _GROUPED),
-    "po-f": Entry("pipeoffload", "po_f", _GROUPED),
+    "po": Entry(
+        "pipeoffload", "pipeoffload", {**_GROUPED, "offloaded": int, **_STRETCHED, **_SLICES}
+    ),
+    "po-h": Entry("pipeoffload", "po_h", {**_GROUPED, **_SLICES}),
+    "po-f": Entry("pipeoffload", "po_f", {**_GROUPED, **_SLICES}),
     "dualpipe-v": Entry("dualpipe", "dualpipe_v"),
     "seq1f1b": Entry("sliced.seq1f1b", "seq1f1b", _SLICES, sliced=True),
     "seq1f1b-i": Entry("sliced.seq1f1b", "seq1f1b_i", {**_CHUNKS, **_SLICES}, sliced=True),
@@ -132,8 +133,8 @@ def build(name: str, profile: CostProfile, microbatches: int, **options: Any) ->
     ``recompute=LEVEL``: every activation is recomputed at that level, inside its backward or, with
     ``apart=yes``, by a separate op; with ``layers=K`` only the first K layers of every stage, by
     the level defined for them. Schedules over slices (``seq1f1b``, ``sppo``) use the profile's
-    slices, or cut sequences into equal ones with ``slices=N``, which ``gis`` and ``po`` also
-    accept; all others run whole sequences.
+    slices, or cut sequences into equal ones with ``slices=N``, which the names of ``gis`` and
+    ``po`` also accept; all others run whole sequences.
 
     Raises:
         InvalidSchedule: for unknown names and options, and for values that the schedule does not

@@ -64,6 +64,18 @@ def test_every_schedule_over_slices_runs(name: str, n: int, m: int) -> None:
     assert max(trace.peak_bytes) < max(plain.peak_bytes)
 
 
+@pytest.mark.parametrize("name", REGISTRY)
+def test_every_name_cuts_sequences_or_does_not_know_the_option(name: str) -> None:
+    profile = unit_profile(4, offload=COPIES)
+    if "slices" in REGISTRY[name].options:
+        schedule = build(f"{name}:slices=2", profile, 8)
+        assert schedule.shape.slices == 2
+        assert check(schedule, profile) == []
+    else:
+        with pytest.raises(InvalidSchedule, match="unknown option 'slices'; known are "):
+            build(f"{name}:slices=2", profile, 8)
+
+
 def test_groups_that_would_cut_microbatches_are_refused() -> None:
     with pytest.raises(InvalidSchedule, match="slices have to divide the 4 devices"):
         build("seq1f1b-i:slices=3", unit_profile(4), 8)
