@@ -35,7 +35,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" search with every seed there in {ahead}"
     )
     yield (
-        f"given that division, too, this search (median of {ours.seeds} seeds) is {span(gains, percent)} faster than those rules"
+        f"where both get that division, this search (median of {ours.seeds} seeds) is {span(gains, percent)} faster than those rules"
         f" (median {percent(median(gains))})"
     )
     yield f"it is faster than in the contest, every seed than every seed, in {better}"
