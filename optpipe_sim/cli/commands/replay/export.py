@@ -38,7 +38,11 @@ MOST_DEVICES = 16  # devices that are listed
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options of `export`."""
     add_schedule(parser)
-    add_profile(parser, nargs="?", help="profile (YAML or JSON); needed for perfetto and for names")
+    add_profile(
+        parser,
+        nargs="?",
+        help="profile (YAML or JSON); needed for names, and for every format but torch-csv",
+    )
     parser.add_argument(
         "--format",
         required=True,
