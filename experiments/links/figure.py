@@ -34,16 +34,17 @@ def draw(rows: Sequence[Row]) -> Figure:
     limits = list(dict.fromkeys(row["memory_limit"] for row in rows))
     with styled():
         figure = new_figure(9.0, 4.4)
-        axes = [
-            figure.add_axes((0.17 + 0.415 * at, 0.115, 0.395, 0.74)) for at in range(len(limits))
-        ]
+        axes: list[Axes] = []
+        for at in range(len(limits)):
+            place = (0.17 + 0.415 * at, 0.115, 0.395, 0.74)
+            axes.append(figure.add_axes(place, sharex=axes[0] if axes else None))
         for at, (ax, limit) in enumerate(zip(axes, limits, strict=True)):
             _panel(ax, [row for row in rows if row["memory_limit"] == limit])
             share = limit.split("x")[0]
             ax.set_title(f"{float(share):.0%} of 1F1B's activation memory", loc="left", fontsize=9)
             if at:
                 ax.tick_params(labelleft=False)
-        _legend(figure)
+        _legend(figure, rows)
     return figure
 
 
@@ -71,7 +72,7 @@ def _panel(ax: Axes, rows: Sequence[Row]) -> None:
     ax.set_yticks(range(len(wirings)), [TITLES[name] for name in wirings])
     ax.set_ylim(len(wirings) - 0.5, -0.5)
     ax.tick_params(axis="y", length=0)
-    ax.set_xlim(1.0, 4.9)
+    ax.margins(x=0.1)
     ax.grid(axis="x")
     ax.set_xlabel("time per iteration [s]")
 
@@ -91,12 +92,21 @@ def _times(family: Sequence[Row], here: Sequence[Row]) -> tuple[float | None, fl
     return blind.get(chosen or ""), min(true.values(), default=None)
 
 
-def _legend(figure: Figure) -> None:
-    x = 0.17
-    for (_, name), colour in zip(FAMILIES, COLOURS, strict=False):
-        text = figure.text(x, 0.955, name, color=colour, fontsize=9, weight="bold", va="center")
+def _legend(figure: Figure, rows: Sequence[Row]) -> None:
+    x = 0.02
+    for (prefix, name), colour in zip(FAMILIES, COLOURS, strict=False):
+        fits = any(row["fits"] for row in rows if row["schedule"].startswith(prefix))
+        text = figure.text(
+            x,
+            0.955,
+            name if fits else f"{name} (does not fit)",
+            color=colour,
+            fontsize=9,
+            weight="bold",
+            va="center",
+        )
         x += 0.016 + text.get_window_extent().width / figure.dpi / figure.get_size_inches()[0]
     figure.text(
-        x + 0.02, 0.955, "hollow: made for links of one's own, run on these;  filled: made for these",
+        x + 0.02, 0.955, "hollow: planned for links of one's own;  filled: for these",
         fontsize=8, color=INK, va="center",
     )  # fmt: skip
