@@ -71,7 +71,6 @@ def without(folder: Path, *names: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.slow
 def test_the_command_needs_torch_numpy_scipy_and_yaml_alone(tmp_path: Path) -> None:
     out = tmp_path / "out"
     absent = tmp_path / "absent"
