@@ -3,7 +3,9 @@ that several compiled loops use."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import json
 import os
 import sys
 import tempfile
@@ -18,18 +20,60 @@ import numpy as np
 from .errors import OptPipeError
 from .files import user_cache, write_text
 
+PACKAGE = Path(__file__).parent
 
-def _sources() -> str:
-    """Return a line per source that is compiled in, which changes with it."""
-    package = Path(__file__).parent
-    found = [
-        path
-        for path in sorted(package.rglob("*.py"))
-        # `codes` has constants that are compiled in
-        if path.name == "codes.py" or b"compiled import" in path.read_bytes()
+
+def _sources() -> list[Path]:
+    """Return the sources that are compiled in."""
+    return [
+        Path(__file__),
+        *(
+            path
+            for path in sorted(PACKAGE.rglob("*.py"))
+            # `codes` has constants that are compiled in
+            if path.name == "codes.py" or b"compiled import" in path.read_bytes()
+        ),
     ]
-    states = [(path.relative_to(package), path.stat()) for path in [Path(__file__), *found]]
+
+
+def _states(sources: list[Path]) -> str:
+    """Return a line per source, which changes with it."""
+    states = [(path.relative_to(PACKAGE), path.stat()) for path in sources]
     return "".join(f"{path} {state.st_mtime_ns} {state.st_size}\n" for path, state in states)
+
+
+def _digests(sources: list[Path]) -> dict[str, str]:
+    """Return for each source a digest of it and of all that are compiled into it: those that it imports, and
+    those that they import."""
+    texts = {path: path.read_text() for path in sources}
+    imports: dict[Path, set[Path]] = {}
+
+    def reached(path: Path, seen: set[Path]) -> set[Path]:
+        if path not in seen:
+            seen.add(path)
+            if path not in imports:
+                imports[path] = _imported(path)
+            for other in imports[path]:
+                reached(other, seen)
+        return seen
+
+    return {
+        str(path.relative_to(PACKAGE)): hashlib.sha256(
+            "\0".join(texts[one] for one in sorted(reached(path, set())) if one in texts).encode()
+        ).hexdigest()
+        for path in sources
+    }
+
+
+def _imported(path: Path) -> set[Path]:
+    """Return the files of the package that a file imports."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            room = path.parents[node.level - 1].joinpath(*(node.module or "").split("."))
+            for place in (room, *(room / alias.name for alias in node.names)):
+                found |= {place.with_suffix(".py"), place / "__init__.py"}
+    return {one for one in found if one.exists()}
 
 
 def _keeps() -> bool:
@@ -38,25 +82,46 @@ def _keeps() -> bool:
 
     Numba itself checks the source of each function only, not of the functions inlined into it.
     """
-    package, now = Path(__file__).parent, _sources()
-    kept = package / "__pycache__" / "compiled.txt"
+    sources = _sources()
+    now = _states(sources)
+    kept = PACKAGE / "__pycache__" / "compiled.json"
     if _may_write(kept.parent):
-        if not kept.exists() or kept.read_text() != now:
-            with suppress(OSError, OptPipeError):  # a full disk
-                for path in package.rglob("__pycache__/*.nb[ic]"):
-                    path.unlink(missing_ok=True)
-                write_text(kept, now)
+        with suppress(OSError, OptPipeError):  # a full disk
+            _remove_older(kept, sources, now)
         return True
     if "NUMBA_CACHE_DIR" in os.environ:
         return True
     folder = user_cache() / "optpipe_sim-compiled"
-    own = folder / hashlib.sha256(f"{package}\n{now}".encode()).hexdigest()[:16]
+    own = folder / hashlib.sha256(f"{PACKAGE}\n{now}".encode()).hexdigest()[:16]
     if not _may_write(own):
         return False
     os.environ["NUMBA_CACHE_DIR"] = str(own)
     if "numba" in sys.modules:  # it has read the environment
         vars(import_module("numba.core.config"))["CACHE_DIR"] = str(own)
     return True
+
+
+def _remove_older(kept: Path, sources: list[Path], now: str) -> None:
+    """Remove the compiled code of each source that has changed, or into which one that has changed is compiled.
+
+    Args:
+        kept: the file that says which sources the compiled code is of.
+        now: the states of the sources.
+    """
+    try:
+        before = json.loads(kept.read_text())
+        if before["states"] == now:
+            return
+        digests = before["digests"]
+    except (OSError, ValueError, KeyError, TypeError):
+        digests = {}
+    current = _digests(sources)
+    known = {str(path.relative_to(PACKAGE)) for path in sources}
+    for path in PACKAGE.rglob("__pycache__/*.nb[ic]"):
+        source = str((path.parents[1] / path.name.partition(".")[0]).relative_to(PACKAGE)) + ".py"
+        if source not in known or digests.get(source) != current[source]:
+            path.unlink(missing_ok=True)
+    write_text(kept, json.dumps({"states": now, "digests": current}, indent=1))
 
 
 def _may_write(folder: Path) -> bool:

@@ -29,9 +29,11 @@ def make_package(folder: Path) -> Path:
     return package
 
 
-def run_in(folder: Path, **environment: str) -> str:
+OUTER = "from small.outer import outer; print(outer(1), sum(outer.stats.cache_hits.values()))"
+
+
+def run_in(folder: Path, code: str = OUTER, **environment: str) -> str:
     """What the package gives in a process of its own, and how much compiled code that found."""
-    code = "from small.outer import outer; print(outer(1), sum(outer.stats.cache_hits.values()))"
     # no .pyc: the folders for them are not to be written
     own = {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", **environment}
     done = subprocess.run(
@@ -68,3 +70,23 @@ def test_nothing_runs_that_was_compiled_from_older_sources(tmp_path: Path) -> No
     assert [run(), run()] == ["11 0", "11 1"]
     (package / "codes.py").write_text("STEP = 20\n")  # constants are compiled in
     assert [run(), run()] == ["201 0", "201 1"]
+
+
+def test_only_what_a_change_is_compiled_into_is_compiled_again(tmp_path: Path) -> None:
+    package = make_package(tmp_path)
+    (package / "other.py").write_text(
+        "from .compiled import compiled\n\n@compiled\ndef other(x):\n    return x\n"
+    )
+
+    def run() -> str:
+        code = (
+            "from small.outer import outer; from small.other import other; print(outer(1), other(1),"
+            "*(sum(one.stats.cache_hits.values()) for one in (outer, other)))"
+        )
+        return run_in(tmp_path, code)
+
+    assert [run(), run()] == ["2 1 0 0", "2 1 1 1"]
+    (package / "inner.py").write_text(SOURCES["inner.py"].replace("x + STEP", "x + 10 * STEP"))
+    assert [run(), run()] == ["11 1 0 1", "11 1 1 1"]
+    (package / "__pycache__" / "compiled.json").write_text("{")  # damaged: nothing is known
+    assert run() == "11 1 0 0"
