@@ -200,6 +200,19 @@ class Trace:
         """(makespan - busy) / makespan."""
         return (self.makespan_ns - max(self.busy_ns)) / self.makespan_ns
 
+    @property
+    def imbalance(self) -> float:
+        """The share of the cost in which devices idle because they have less work than the busiest one,
+        the mean over the devices: only work moved between devices shortens it."""
+        busy = self.busy_ns
+        return (max(busy) - sum(busy) / len(busy)) / self.cost_ns
+
+    @property
+    def bubble(self) -> float:
+        """The share of the cost in which the busiest device idles: another order can shorten it. With
+        `imbalance` it adds up to the mean idle share of the devices."""
+        return (self.cost_ns - max(self.busy_ns)) / self.cost_ns
+
     @cached_property
     def messages(self) -> Messages:
         """The messages between devices; see docs/semantics.md for the kinds of links."""
@@ -320,6 +333,8 @@ class Trace:
             "cost_ns": self.cost_ns,
             "bubble_rate": self.bubble_rate,
             "bubble_rate_flush": self.bubble_rate_flush,
+            "imbalance": self.imbalance,
+            "bubble": self.bubble,
             "idle_ns": self.idle_ns,
             "peak_bytes": list(self.peak_bytes),
             "host_peak_bytes": self.host_peak_bytes,
