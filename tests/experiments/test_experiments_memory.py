@@ -87,7 +87,8 @@ def test_a_quick_part_of_each_table_comes_out_again(name: str) -> None:
             same = [
                 other
                 for other in committed
-                if all(equal(other[key], value) for key, value in row.items())
+                # a measure that is newer than the table has no column in it yet
+                if all(equal(other[key], value) for key, value in row.items() if key in other)
             ]
             assert same, f"{name} {labels}: no committed row equals {row}"
 
