@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ..errors import InvalidSchedule, OptPipeError, ProfileError
 from ..files import read_mapping
+from ..frameworks.torch_csv import load_schedule
 from ..names import build, parse_name
 from ..profile import CostProfile
 from ..profile_io import load_profile
@@ -27,7 +28,7 @@ def read_profile(arguments: argparse.Namespace) -> CostProfile:
 def read_schedule(text: str, microbatches: int | None, profile: CostProfile | None) -> Schedule:
     """Return a schedule by name or from a file."""
     if is_file(text):
-        schedule = Schedule.load(text)
+        schedule = load_schedule(text)
         m = schedule.shape.microbatches
         if microbatches not in (None, m):
             raise InvalidSchedule(
@@ -52,7 +53,7 @@ def read_trace(
     Args:
         objective: None: what the schedule was solved for, or flush.
     """
-    data = read_mapping(text) if is_file(text) else {}
+    data = read_mapping(text) if is_file(text) and not text.endswith(".csv") else {}
     if data.get("format") == TRACE_FORMAT:
         trace = Trace.from_json(data, text)
         return (trace if objective is None else replace(trace, objective=objective)), None
@@ -67,7 +68,7 @@ def read_trace(
 
 def is_file(text: str) -> bool:
     """Whether an argument is a schedule file rather than the name of a schedule."""
-    return text.endswith(".json") or Path(text).is_file()
+    return text.endswith((".json", ".csv")) or Path(text).is_file()
 
 
 def check_start(

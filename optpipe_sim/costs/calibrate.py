@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from ..errors import OptPipeError
-from ..files import plain, read_mapping
+from ..files import plain, read_mapping, write_mapping
 from ..names import build
 from ..profile import CostProfile
 from ..profile_io import load_profile
@@ -292,12 +293,8 @@ def load_measurements(path: str, machine: Machine) -> list[Measurement]:
     Raises:
         OptPipeError: one line with the file, the row and what is wrong.
     """
-    data = plain(read_mapping(path))
-    rows = data.get("rows")
-    if not isinstance(rows, list) or not rows or set(data) - {"rows"}:
-        raise OptPipeError(f"{path}: expected one key, rows, with a list of measurements")
     found: list[Measurement] = []
-    for at, row in enumerate(rows):
+    for at, row in enumerate(_rows_of(path)):
         where = f"{path}: rows[{at}]"
         if not isinstance(row, dict):
             raise OptPipeError(f"{where}: expected a mapping, got {row!r}")
@@ -306,6 +303,35 @@ def load_measurements(path: str, machine: Machine) -> list[Measurement]:
         except OptPipeError as error:
             raise OptPipeError(f"{where}: {error}") from None
     return found
+
+
+def add_row(path: str, row: Mapping[str, Any]) -> bool:
+    """Add a measurement to a file of rows, which is made where there is none. What was measured of the same run
+    goes into its row, in place of the numbers there. Returns whether there was one.
+
+    Raises:
+        OptPipeError: one line, for a file that holds anything but rows.
+    """
+    rows = _rows_of(path) if Path(path).is_file() and Path(path).stat().st_size else []
+    row = plain(dict(row))  # as it is read back
+    same = [old for old in rows if isinstance(old, dict) and _run_of(old) == _run_of(row)]
+    for old in same:
+        old.update(row)
+    write_mapping(path, {"rows": rows if same else [*rows, row]})
+    return bool(same)
+
+
+def _run_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was run, without what was measured of it."""
+    return {key: value for key, value in row.items() if key not in _MEASURED}
+
+
+def _rows_of(path: str) -> list[Any]:
+    data = plain(read_mapping(path))
+    rows = data.get("rows")
+    if not isinstance(rows, list) or not rows or set(data) - {"rows"}:
+        raise OptPipeError(f"{path}: expected one key, rows, with a list of measurements")
+    return rows
 
 
 def _row(row: dict[str, Any], machine: Machine) -> list[Measurement]:

@@ -109,6 +109,15 @@ def load_torch_csv(path: str | os.PathLike[str]) -> Schedule:
     return from_torch_csv(read_text(path), str(path))
 
 
+def load_schedule(path: str | os.PathLike[str]) -> Schedule:
+    """Read a schedule file: torch's CSV where its name ends in ``.csv``, else our own format.
+
+    Raises:
+        OptPipeError: one line that names the file and what is wrong.
+    """
+    return load_torch_csv(path) if str(path).endswith(".csv") else Schedule.load(path)
+
+
 def _ops(cell: str, where: str) -> list[Op]:
     """Return the ops of a cell: none, one, or the two of an overlapped pair."""
     if not cell or _LOWERED.fullmatch(cell):

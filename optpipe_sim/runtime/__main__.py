@@ -17,7 +17,6 @@ from datetime import timedelta
 from typing import Any
 
 from ..errors import OptPipeError, RuntimeFault
-from ..schedule import Schedule
 from ..units import format_size, format_time, parse_size
 
 BAD_INPUT, FAULT = 2, 1
@@ -83,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _task(arguments: argparse.Namespace) -> Any:
     from ..costs import load_model
+    from ..frameworks.torch_csv import load_schedule
     from ..names import build
     from ..profile_io import load_profile
     from .confirm.case import plan_of
@@ -92,7 +92,7 @@ def _task(arguments: argparse.Namespace) -> Any:
     if arguments.memory_limit is not None:
         profile = replace(profile, memory_limit=profile.limits(arguments.memory_limit))
     if os.path.exists(arguments.schedule):
-        schedule = Schedule.load(arguments.schedule)
+        schedule = load_schedule(arguments.schedule)
     elif arguments.microbatches is None:
         raise OptPipeError("-m: how many microbatches? (a schedule's file would say)")
     else:

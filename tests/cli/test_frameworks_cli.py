@@ -66,6 +66,27 @@ def test_torchtitan(cli) -> None:
     assert Path("v.csv").read_text() == Path("same.csv").read_text()
 
 
+def test_torchs_csv_is_read_wherever_a_schedule_is(cli) -> None:
+    cli("export zb-v o.yaml -m 8 --format torch-csv -o v.csv")
+    named = cli("simulate o.yaml --schedule zb-v -m 8 --json").json
+    read = cli("simulate o.yaml --schedule v.csv --json").json
+    for key in ("makespan_ns", "peak_bytes", "chunks"):
+        assert read[key] == named[key]
+    assert cli("check v.csv o.yaml --json").json["valid"]
+    assert cli("explain v.csv o.yaml --json").code == 0
+    row = cli("compare o.yaml -m 8 --schedules v.csv --json").json["rows"][0]
+    assert row["makespan_ns"] == named["makespan_ns"]
+    cli("export v.csv --format torch-csv -o again.csv")
+    assert Path("again.csv").read_text() == Path("v.csv").read_text()
+    rows = Path("v.csv").read_text().splitlines()
+    Path("short.csv").write_text("\n".join([rows[0].rpartition(",")[0], *rows[1:]]))
+    answer = cli("check short.csv o.yaml")
+    assert answer.code == 1
+    assert "is missing" in answer.out
+    Path("odd.csv").write_text("0F0,0X0\n")
+    assert "odd.csv: rank 0: '0X0' is not an action" in cli("check odd.csv o.yaml").complaint
+
+
 def test_te(cli) -> None:
     complaint = cli("export po-h o.yaml -m 8 --format te").complaint
     assert "TransformerEngine cannot express copies in both directions at once" in complaint

@@ -180,5 +180,21 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     ratio = found["measured"]["iteration_ns"] / found["iteration_ns"]
     assert found["ratio"]["iteration"] == pytest.approx(ratio, rel=1e-6)
     assert (found["dp"], found["microbatches"], found["schedule"]) == (2, 16, "1f1b")
+    # the same run goes into its row, another into a row of its own, and no row is lost
+    rows = files["m.yaml"]
+    assert len(yaml.safe_load(Path(rows).read_text())["rows"]) == 1
+    more = f"--json --save-measurement {rows}"
+    assert main(f"{line} --measured-tokens-per-s 25000 {more}".split()) == 0
+    other = line.replace("--global-batch 32", "--global-batch 64")
+    assert main(f"{other} --measured-gib 31 {more}".split()) == 0
+    capsys.readouterr()
+    first, second = yaml.safe_load(Path(rows).read_text())["rows"]
+    assert first["iteration_ms"] == pytest.approx(32 * 4096 / 25_000 * 1e3)
+    assert (first["peak_gib"], first["microbatches"]) == (30, 16)
+    assert (second["peak_gib"], second["microbatches"]) == (31, 32)
+    assert "iteration_ms" not in second
+    Path(rows).write_text("name: not rows\n")
+    assert main(f"{other} --measured-gib 31 {more}".split()) == 2
+    assert "expected one key, rows" in capsys.readouterr().err
     replayed = simulate(Schedule.load(files["s.json"]), load_profile(files["p.yaml"]))
     assert max(replayed.peak_bytes) == found["peak_bytes"]

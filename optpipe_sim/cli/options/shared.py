@@ -11,7 +11,9 @@ FAMILIES = ("megatron", "torchtitan")  # of ``--family``
 
 def add_schedule(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "schedule", metavar="SCHEDULE", help="a schedule file (.json), or a name, with -m"
+        "schedule",
+        metavar="SCHEDULE",
+        help="a schedule file (.json, or torch's .csv), or a name, with -m",
     )
 
 

@@ -95,7 +95,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save-measurement",
         metavar="F.yaml",
-        help="write the measurements, for --calibrate of advise and estimate",
+        help="write the measurements, for --calibrate of advise and estimate; a file with"
+        " measurements gets a further row, or new numbers in the row of the same run",
     )
 
 
@@ -174,11 +175,14 @@ def _write(arguments: argparse.Namespace, found: Evaluation) -> dict[str, str]:
         found.row.trace.schedule.save(arguments.save)
         files[arguments.save] = "the schedule"
     if arguments.save_measurement:
-        from ....files import write_mapping
+        from ....costs.calibrate import add_row
 
         row = {**found.measurement(), "model": arguments.model}
-        write_mapping(arguments.save_measurement, {"rows": [row]})
-        files[arguments.save_measurement] = "the measurement; give it to advise with --calibrate"
+        again = add_row(arguments.save_measurement, row)
+        files[arguments.save_measurement] = (
+            f"the measurement{', in the row of the same run' if again else ''}; give it to"
+            " advise with --calibrate"
+        )
     return files
 
 

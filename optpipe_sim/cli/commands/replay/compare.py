@@ -65,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Replay many schedules, compare them, and draw the best."""
-    from ....schedule import Schedule
+    from ....frameworks.torch_csv import load_schedule
     from ....study.compare import compare_all
     from ...inputs import is_file, read_profile
     from ...outputs.compare import show_comparison
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     wanted: list[str | Schedule] | None = None
     if arguments.schedules is not None:
         wanted = [
-            _named(Schedule.load(name), name) if is_file(name) else name
+            _named(load_schedule(name), name) if is_file(name) else name
             for name in arguments.schedules
         ]
     with out.progress("comparing") as progress:

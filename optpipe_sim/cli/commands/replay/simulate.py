@@ -25,7 +25,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--schedule",
         required=True,
         metavar="NAME_OR_FILE",
-        help="a schedule by name, options after a colon (gis:group=6), or a schedule file (.json)",
+        help="a schedule by name, options after a colon (gis:group=6), or a schedule file (.json,"
+        " or torch's .csv)",
     )
     add_schedule_problem(parser)
     add_objective(parser)

@@ -186,12 +186,12 @@ def _warm_start(
     arguments: argparse.Namespace, profile: CostProfile, any_shape: bool
 ) -> tuple[Schedule | str | None, CostProfile]:
     """Load the schedule to start from, and adapt the profile to its shape unless one is given."""
-    from ....schedule import Schedule
+    from ....frameworks.torch_csv import load_schedule
     from ...inputs import check_start
 
     if arguments.warm_start in (None, "none"):
         return arguments.warm_start, profile
-    start = Schedule.load(arguments.warm_start)
+    start = load_schedule(arguments.warm_start)
     if any_shape:
         raise OptPipeError("--chunks any: starts from many schedules; leave out --warm-start")
     if arguments.chunks is None and arguments.placement is None:
