@@ -18,7 +18,7 @@ DEMO_PROFILE := experiments/profiles/zb-14.6b-p16-m48-offload.yaml
 DEMO_LIMIT := 24GiB
 
 .DEFAULT_GOAL := help
-.PHONY: help docs demo compile test test-slow lint format bench confirm-cpu confirm-schedules confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture report-example clean
+.PHONY: help docs demo compile test test-slow lint format bench referee confirm-cpu confirm-schedules confirm-gpu confirm-gpu-long train-switch tables claims figures results-fast notebooks readme-picture report-example clean
 
 help:
 	@echo "make demo            compare every schedule on a real profile; writes out/demo-*"
@@ -27,6 +27,7 @@ help:
 	@echo "make compile         compile the loops ahead, as the first search would (a minute and a half)"
 	@echo "make lint            ruff and mypy     (make format: let ruff repair the layout)"
 	@echo "make bench           how fast the simulator is, on this machine"
+	@echo "make referee         whether the search has become any worse: some 70 cells, by evaluations"
 	@echo "make confirm-cpu     a small model profiled and run on this CPU, beside its prediction (3 minutes)"
 	@echo "make confirm-schedules  every schedule with real stages on CPU ranks, and what faults lead to (10 minutes; after Ctrl-C it goes on)"
 	@echo "make confirm-gpu     the same on a GPU, in under 9 minutes: needs no .venv but torch, numpy, scipy, yaml"
@@ -85,6 +86,9 @@ format: $(DEV)
 
 bench: $(DEV)
 	$(BIN)/python benchmarks/bench.py
+
+referee: $(DEV)
+	$(BIN)/python benchmarks/referee.py
 
 train-switch: $(DEV)
 	$(BIN)/optpipe-sim train --model experiments/models/tiny-llama.yaml --stages 2 -m 8 --steps 300 \

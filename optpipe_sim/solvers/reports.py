@@ -6,7 +6,8 @@ Every engine has one function, ``run`` in its ``engine.py``, which is called in 
     run(problem, report, start=start, options=options, bound_ns=bound_ns, others=others)
 
 with a schedule to start from (or None), options whose time limit, seed and workers are those of
-this engine, and a proven lower bound. It reports ``("incumbent", schedule)``, ``("bound", ns)``,
+this engine, and a proven lower bound. It reports ``("incumbent", (schedule, method))`` with the name
+of the method that found it, ``("bound", ns)``,
 ``("named bound", (ns, name))`` if it has several kinds of bounds, ``("infeasible", None)`` or
 ``("size", (variables, constraints))``.
 """

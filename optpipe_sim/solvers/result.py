@@ -32,14 +32,15 @@ class SolveResult:
 
     Attributes:
         status: ``optimal`` (proven), ``feasible``, ``infeasible`` (proven) or ``unknown``.
-        engine: the engine that found it.
+        engine: the requested engine; with ``auto`` the method that found it.
         schedule, trace: the schedule and its replay under the limit; None if none was found.
         lower_bound_ns, bound_name: the proven lower bound on the cost of any schedule of this
             problem, and the name of its proof.
         seconds: wall time. `variables`, `constraints`: size of the model, if there is one.
         incumbents: (seconds, objective in ns) of each incumbent.
         bounds: (seconds, ns) of each improvement of the bound.
-        info: further results of the engine, as plain data. ``untried``: how many rules of published
+        info: further results of the engine, as plain data. ``found_by``: the method that found the schedule (an engine
+            has several), or the published schedule that it is. ``untried``: how many rules of published
             schedules there was no time for; 0: no published schedule that fits is faster.
     """
 
@@ -155,11 +156,11 @@ def save_last(schedule: Schedule, path: str | os.PathLike[str], failures: dict[s
         failures["save"] = str(error)
 
 
-def report_result(report: Report, found: SolveResult) -> None:
+def report_result(report: Report, found: SolveResult, method: str) -> None:
     """Report the result of an exact engine to the race."""
     report("size", (found.variables, found.constraints))
     if found.status == INFEASIBLE:
         report("infeasible", None)
     if found.schedule is not None:
-        report("incumbent", found.schedule)
+        report("incumbent", (found.schedule, method))
     report("bound", found.lower_bound_ns)

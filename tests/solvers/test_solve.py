@@ -111,7 +111,7 @@ def _dies(problem: Problem, report: Any, **_: Any) -> None:
 
 
 def _finds(problem: Problem, report: Any, **_: Any) -> None:
-    report("incumbent", build("zb-h1", problem.profile, problem.microbatches))
+    report("incumbent", (build("zb-h1", problem.profile, problem.microbatches), "good"))
     report("bound", 1)
     report("size", (2, 3))
 

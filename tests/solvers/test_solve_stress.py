@@ -269,7 +269,7 @@ def test_from_nothing_is_without_adaoffload_for_the_milp_too() -> None:
 
     def report(what: str, value: Any) -> None:
         if what == "incumbent":
-            raise First(problem.replay(value).cost_ns)
+            raise First(problem.replay(value[0]).cost_ns)
 
     problem = make_problem(uniform(3, 16), 4, 200)
     known = solve(uniform(3, 16), 4, 200, "adaoffload")

@@ -139,7 +139,7 @@ def _reports_often(problem: Any, report: Any, **_: Any) -> None:
     """Ever better schedules, more than a pipe holds."""
     shape = problem.shape
     for depth in range(40):
-        report("incumbent", offload_everything(problem, depth % shape.stages))
+        report("incumbent", (offload_everything(problem, depth % shape.stages), "often"))
         time.sleep(0.02)
 
 

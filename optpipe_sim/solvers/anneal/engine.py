@@ -4,10 +4,11 @@ recomputed, `treated.engine` runs instead."""
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 from ...schedule import Schedule
-from ..greedy.search import greedy_search
+from ..greedy.search import counted_runs, greedy_search
 from ..greedy.waves import wave_search
 from ..options import SolveOptions
 from ..problem import Problem
@@ -22,7 +23,7 @@ from .stand_ins import moved_to, shared_out
 # chunks), then AdaOffload. Within these, each runs for twice its time to the last improvement.
 WAVES, GREEDY = (0.1, 0.4), (0.2, 0.3)
 AFTER_WAVES = (0.1, 0.2)
-RUNS = 1000  # runs of each, if evaluations are limited instead of time
+RUNS = 1000  # most runs of each, if evaluations are limited instead of time
 KEPT = 2  # schedules kept of each, if both run
 STAND_IN = 0.4  # share of the time for links of their own first, if links are shared
 PATTERNS = (0.4, 0.4)  # the same for the search of a start pattern on shared links
@@ -43,18 +44,25 @@ def run(
         start, options = _stand_in(problem, report, start, options, bound_ns)
     evaluations, seed = options.evaluations, options.seed
     clock = _Clock(options.time_limit if evaluations is None else float("inf"))
-    runs = 10**6 if evaluations is None else RUNS
+    runs = 10**6 if evaluations is None else counted_runs(problem, evaluations, RUNS)
 
-    def found(schedule: Schedule) -> None:
-        clock.gained()
-        report("incumbent", schedule)
+    def found_by(method: str) -> Callable[[Schedule], None]:
+        def found(schedule: Schedule) -> None:
+            clock.gained()
+            report("incumbent", (schedule, method))
+
+        return found
 
     waves: list[Schedule] = []
     if problem.shape.chunks > 1:
         clock.share(*WAVES)
-        waves = wave_search(problem, clock.over, runs=runs, seed=seed, keep=KEPT, found=found)
+        waves = wave_search(
+            problem, clock.over, runs=runs, seed=seed, keep=KEPT, found=found_by("waves")
+        )
     clock.share(*(AFTER_WAVES if waves else GREEDY))
-    greedy = greedy_search(problem, clock.over, runs=runs, seed=seed, found=found)
+    greedy = greedy_search(
+        problem, clock.over, runs=runs, seed=seed, found=found_by("perturbed AdaOffload")
+    )
     starts = [start] if start is not None else []
     starts += [*waves, *(greedy[:KEPT] if waves else greedy)]
     if problem.may_offload:
@@ -64,8 +72,9 @@ def run(
         clock.share(*PATTERNS)
         pattern = pattern_start(problem, starts[0], clock.over, steps=steps, seed=seed)
         if pattern is not None:
-            report("incumbent", pattern)
+            report("incumbent", (pattern, "periodic pattern"))
             starts.append(pattern)
+    annealing = "annealing on shared links" if shares_links(problem) else "annealing"
     best = search(
         problem,
         starts,
@@ -73,14 +82,20 @@ def run(
         time_limit=clock.left,
         evaluations=evaluations,
         seed=seed,
-        on_incumbent=lambda schedule, _: report("incumbent", schedule),
+        on_incumbent=lambda schedule, _: report("incumbent", (schedule, annealing)),
         others=others,
     )
     if best is not None:
-        report("incumbent", best)
+        report("incumbent", (best, annealing))
     if writes_behind(problem):
         # if that ended the search, AdaOffload gets the remaining time
-        greedy_search(problem, lambda: clock.left <= 0, runs=runs, seed=seed + 1, found=found)
+        greedy_search(
+            problem,
+            lambda: clock.left <= 0,
+            runs=runs,
+            seed=seed + 1,
+            found=found_by("perturbed AdaOffload"),
+        )
 
 
 def _stand_in(
@@ -95,12 +110,14 @@ def _stand_in(
     `start`, and the options for what is left of the time."""
     best, cost_ns = start, 2**62 if start is None else problem.replay(start).cost_ns
 
-    def take(kind: str, schedule: Schedule) -> None:
+    def take(kind: str, value: tuple[Schedule, str]) -> None:
         nonlocal best, cost_ns
-        trace = problem.keeps(moved_to(problem, [schedule])[0]) if kind == "incumbent" else None
+        assert kind == "incumbent"
+        schedule, method = value
+        trace = problem.keeps(moved_to(problem, [schedule])[0])
         if trace is not None and trace.cost_ns < cost_ns:
             best, cost_ns = trace.schedule, trace.cost_ns
-            report("incumbent", best)
+            report("incumbent", (best, f"{method}, each link of its own"))
 
     began, evaluations = time.monotonic(), options.evaluations
     some = None if evaluations is None else max(1, int(STAND_IN * evaluations))

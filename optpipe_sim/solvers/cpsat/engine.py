@@ -88,8 +88,8 @@ def run(
         workers=options.workers or 1,
         lower_bound_ns=bound_ns,
         others=others,
-        on_incumbent=lambda seconds, cost, schedule: report("incumbent", schedule),
+        on_incumbent=lambda seconds, cost, schedule: report("incumbent", (schedule, "cpsat")),
         on_bound=lambda seconds, bound: report("bound", bound),
         on_model=lambda *size: report("size", size),
     )
-    report_result(report, found)
+    report_result(report, found, "cpsat")

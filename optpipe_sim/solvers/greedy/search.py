@@ -41,6 +41,7 @@ OFF = 0.15  # largest perturbation of each kind of duration
 OFF_BY_STAGE = (0.0, 0.03, 0.1)  # and one of these in addition, stage by stage
 CLIMB = 0.5  # share of these runs that modify the costs of one of the best
 STEPS = (0.01, 0.03, 0.1)  # by at most one of these
+FORWARDS_PER_EVALUATION = 4  # that a run places in about the time of one evaluation
 
 
 class _Run(NamedTuple):
@@ -50,6 +51,13 @@ class _Run(NamedTuple):
     number: int
     setting: Setting
     off: np.ndarray | None
+
+
+def counted_runs(problem: Problem, evaluations: int, most: int) -> int:
+    """Return the number of greedy runs that take about as long as so many evaluations, which take the same
+    time for any number of microbatches; `most` at most."""
+    forwards = problem.shape.stages * problem.shape.units
+    return min(most, 1 + evaluations * FORWARDS_PER_EVALUATION // forwards)
 
 
 def greedy_search(

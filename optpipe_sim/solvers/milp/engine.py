@@ -153,10 +153,10 @@ def run(
         options=accelerations,
         gap=options.gap,
         force=options.force,
-        on_incumbent=lambda schedule, *_: report("incumbent", schedule),
+        on_incumbent=lambda schedule, *_: report("incumbent", (schedule, "milp")),
         on_bound=lambda bound: report("bound", bound),
     )
-    report_result(report, found)
+    report_result(report, found, "milp")
 
 
 def write_model(

@@ -125,7 +125,7 @@ class Race:
     def receive(self, engine: str, kind: str, value: Any) -> None:
         """Process a message of an engine; see `solvers.reports`."""
         if kind == "incumbent":
-            self.offer(value, engine)
+            self.offer(*value)
         elif kind == "bound":
             self.prove(value, engine)
         elif kind == "named bound":
@@ -183,7 +183,7 @@ def run_race(race: Race, jobs: list[tuple[str, Job, dict[str, Any]]], until: flo
     limit `until` (seconds of the race) is reached, or the gap is closed (`Race.gap`).
 
     A job is called as ``function(problem, report, others=others, **arguments)`` and reports
-    ``report("incumbent", schedule)``, ``("bound", ns)``, ``("named bound", (ns, name))`` if the
+    ``report("incumbent", (schedule, method))``, ``("bound", ns)``, ``("named bound", (ns, name))`` if the
     engine has several kinds of bounds, ``("infeasible", None)`` or ``("size", (variables,
     constraints))``. `others()` returns the incumbent if another engine has improved it since the
     last call. The death of one process does not affect the others. Ctrl-C ends the race and keeps

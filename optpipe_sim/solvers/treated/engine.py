@@ -16,7 +16,7 @@ from ...schedules.adaoffload.adaoffload import adaoffload
 from ..anneal.search import search as plain_search
 from ..anneal.search import shares_links
 from ..anneal.stand_ins import moved_to, others_for, stand_ins
-from ..greedy.search import greedy_search
+from ..greedy.search import counted_runs, greedy_search
 from ..greedy.waves import KNOWN, wave_search
 from ..options import SolveOptions
 from ..problem import Problem
@@ -34,7 +34,7 @@ MOST = 4  # number of plain problems that are annealed
 # starts that are so many times as far above the bound as the best of them are left out
 FAR_OFF = 1.5
 FIRST_PLAN = 0.7  # share of the time for the first stand-in of a problem with shared links
-RUNS = 200  # greedy runs on each, if evaluations are limited instead of time
+RUNS = 200  # most greedy runs on each, if evaluations are limited instead of time
 
 
 class Start(NamedTuple):
@@ -92,10 +92,10 @@ def first_starts(
             )
         if plain.shape.chunks > 1:
             for schedule in wave_search(plain, over, runs=len(KNOWN), keep=1):
-                take(game, schedule, "search")
+                take(game, schedule, "waves")
         if plain.may_offload:
             for depth in (1, 2, plain.shape.stages):
-                take(game, offload_everything(plain, depth), "search")
+                take(game, offload_everything(plain, depth), "offload everything")
         if over():
             break
     return _different(found)
@@ -154,7 +154,13 @@ def run(
         stands_in = plan is not problem
 
         def tell(schedule: Schedule, _: int = 0, stands_in: bool = stands_in) -> None:
-            report("incumbent", moved_to(problem, [schedule])[0] if stands_in else schedule)
+            method = "annealing with treatments"
+            if stands_in:
+                schedule, method = (
+                    moved_to(problem, [schedule])[0],
+                    f"{method}, each link of its own",
+                )
+            report("incumbent", (schedule, method))
 
         best = search(
             plan,
@@ -218,11 +224,11 @@ def _improve(
     plain = entry.game.problem
     found: list[Schedule] = []
 
-    def take(schedule: Schedule) -> None:
+    def take(schedule: Schedule, method: str) -> None:
         start = _start(problem, entry.game, schedule)
         if start is not None:
             found.append(start.schedule)
-            report("incumbent", start.schedule)
+            report("incumbent", (start.schedule, f"{method} with fixed levels"))
 
     counted = evaluations is not None
     greedy_until = until - PLAIN * seconds
@@ -230,13 +236,14 @@ def _improve(
     def over() -> bool:
         return not counted and time.monotonic() > greedy_until
 
-    runs = RUNS if counted else 10**6
-    search_runs: Callable[..., list[Schedule]] = (
-        wave_search if plain.shape.chunks > 1 else greedy_search
-    )
-    orders = [*search_runs(plain, over, runs=runs, seed=seed, keep=2), entry.plain]
+    runs = 10**6 if evaluations is None else counted_runs(plain, evaluations, RUNS)
+    several = plain.shape.chunks > 1
+    search_runs: Callable[..., list[Schedule]] = wave_search if several else greedy_search
+    orders = search_runs(plain, over, runs=runs, seed=seed, keep=2)
     for order in orders:
-        take(order)
+        take(order, "waves" if several else "perturbed AdaOffload")
+    take(entry.plain, "its start")
+    orders.append(entry.plain)
     left = until - time.monotonic()
     if counted or left > 0:
         best = plain_search(
@@ -248,5 +255,5 @@ def _improve(
             seed=seed,
         )
         if best is not None:
-            take(best)
+            take(best, "annealing")
     return found[-2:]

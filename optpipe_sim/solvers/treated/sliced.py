@@ -77,7 +77,7 @@ def one_at_a_time(problem: Problem) -> Built:
 
         plain = Schedule(shape, [program(device) for device in range(shape.devices)])
         for way in ways_of(problem):
-            yield "search", _recomputed(plain, problem, way)
+            yield "one microbatch at a time", _recomputed(plain, problem, way)
 
 
 def few_in_flight(problem: Problem) -> Built:
@@ -99,7 +99,7 @@ def few_in_flight(problem: Problem) -> Built:
             except OptPipeError:
                 continue
             for way in ways_of(problem):
-                yield "search", _recomputed(base, problem, way)
+                yield "few in flight", _recomputed(base, problem, way)
 
 
 def _recomputed(schedule: Schedule, problem: Problem, way: Way | None) -> Schedule:

@@ -52,7 +52,7 @@ def test_a_search_with_shared_links_starts_from_a_pattern() -> None:
 
     def report(what: str, value: Any) -> None:
         assert what == "incumbent"
-        names.append(value.meta.get("name", ""))
+        names.append(value[0].meta.get("name", ""))
 
     options = SolveOptions(engine="search", time_limit=10, evaluations=500)
     run(problem, report, None, options)
