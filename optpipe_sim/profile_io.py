@@ -70,7 +70,10 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
     if not 1 <= slices <= 4096:
         raise reader.fail("slices", f"must be a whole number from 1 to 4096, got {slices}")
     items = _items(reader)
-    stages = _stages(reader, devices, chunks, slices, items)
+    unknown = reader.take("memory_unknown", "")
+    if not isinstance(unknown, str) or not is_plain(unknown):
+        raise reader.fail("memory_unknown", f"expected why, a text on one line, got {unknown!r}")
+    stages = _stages(reader, devices, chunks, slices, items, sized=not unknown)
     latency_ns, occupancy_ns = _comm(reader)
     limit = _limit(reader, devices)
     offload = None
@@ -95,10 +98,11 @@ def _profile(data: Mapping[str, Any]) -> CostProfile:
         slices=slices,
         meta=plain(dict(meta)),
         items=items,
+        memory_unknown=unknown,
     )
     reader.finish(
         "name, devices, chunks, placement, stages, slices, t_comm_ms, links, offload, memory_limit_gib, items,"
-        " meta"
+        " memory_unknown, meta"
         " (times end in _s, _ms, _us or _ns; bytes in _bytes, _mib or _gib)"
     )
     return profile
@@ -136,8 +140,9 @@ def _items(reader: Reader) -> tuple[Item, ...]:
 
 
 def _stages(
-    reader: Reader, devices: int, chunks: int, slices: int, items: tuple[Item, ...]
+    reader: Reader, devices: int, chunks: int, slices: int, items: tuple[Item, ...], sized: bool
 ) -> list[StageCost]:
+    """Return the stages; those that are not `sized` may leave out what they hold."""
     data, count = reader.take("stages"), devices * chunks
     if data is None and items and slices == 1:
         borders = pairwise([0, *accumulate(even_counts(len(items), count))])
@@ -148,26 +153,26 @@ def _stages(
             "stages", "missing: one mapping for all stages, or a list with one per stage"
         )
     if isinstance(data, Mapping):
-        return [_sliced(data, "stages", slices)] * count
+        return [_sliced(data, "stages", slices, sized)] * count
     if not isinstance(data, list):
         raise reader.fail("stages", f"expected a mapping or a list of {count}, got {data!r}")
     if len(data) != count:
         raise reader.fail(
             "stages", f"lists {len(data)} stages, expected devices x chunks = {count}"
         )
-    return [_sliced(entry, f"stages[{at}]", slices) for at, entry in enumerate(data)]
+    return [_sliced(entry, f"stages[{at}]", slices, sized) for at, entry in enumerate(data)]
 
 
-def _sliced(data: Any, where: str, slices: int) -> StageCost:
+def _sliced(data: Any, where: str, slices: int, sized: bool) -> StageCost:
     """Return a stage; with slices, its numbers may be lists of one number per slice."""
     if slices == 1 or not isinstance(data, Mapping):
-        return _stage(Reader(data, where))
-    known = _stage(Reader(_of_slice(data, 0, slices, where), where))
+        return _stage(Reader(data, where), sized)
+    known = _stage(Reader(_of_slice(data, 0, slices, where), where), sized)
     try:
         return join(
             [
                 replace(
-                    _stage(Reader(_of_slice(data, at, slices, where), where)),
+                    _stage(Reader(_of_slice(data, at, slices, where), where), sized),
                     static_bytes=0,
                     layers=None,
                 )
@@ -199,7 +204,7 @@ def _of_slice(data: Mapping[str, Any], at: int, slices: int, where: str) -> dict
     return {key: value for key, value in found.items() if value is not None}
 
 
-def _stage(reader: Reader) -> StageCost:
+def _stage(reader: Reader, sized: bool = True) -> StageCost:
     values: dict[str, int | None] = {}
     for stem in _STAGE_TIMES:
         values[f"{stem}_ns"] = reader.amount(
@@ -207,8 +212,8 @@ def _stage(reader: Reader) -> StageCost:
         )
     splits = _check_backward(reader, values)
     for stem in _STAGE_BYTES:
-        amount = reader.amount(stem, BYTE_UNITS, needed=stem == "act")
-        values[f"{stem}_bytes"] = 0 if amount is None and stem in ("w", "static", "kv") else amount
+        amount = reader.amount(stem, BYTE_UNITS, needed=sized and stem == "act")
+        values[f"{stem}_bytes"] = 0 if amount is None and stem != "offload" else amount
     values["layers"] = reader.count("layers", None)
     levels = _levels(reader)
     if not splits:

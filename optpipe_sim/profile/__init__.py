@@ -52,6 +52,7 @@ class CostProfile:
         slices: into how many slices the sequence of a microbatch is cut; with more than one, every
             stage has the cost of each (`StageCost.slices`).
         meta: provenance and notes; plain data, not part of the costs. `items`: the model by layers.
+        memory_unknown: why it is not known what stages hold, in a sentence; empty: it is. Limits are then refused.
 
     Raises:
         ProfileError: names the key and what is wrong with it.
@@ -70,6 +71,7 @@ class CostProfile:
     slices: int = 1
     meta: dict[str, Any] = field(default_factory=dict, compare=False)
     items: tuple[Item, ...] = field(default=(), compare=False)
+    memory_unknown: str = ""
 
     def __post_init__(self) -> None:
         for key in ("devices", "chunks"):
@@ -237,16 +239,30 @@ class CostProfile:
         """Return the limit of each device: `memory_limit` (for all or per device), else the profile's.
 
         Raises:
-            OptPipeError: for anything but a size. ProfileError: for a list of the wrong length.
+            OptPipeError: for anything but a size. ProfileError: for a list of the wrong length, and
+                where it is not known what stages hold.
         """
         if memory_limit is None:
             return self.memory_limit
+        self.require_memory("memory limit")
         if isinstance(memory_limit, str) or not isinstance(memory_limit, Iterable):
             return (as_size("memory limit", memory_limit),) * self.devices
         limits = tuple(as_size("memory limit", limit) for limit in memory_limit)
         if len(limits) != self.devices:
             raise ProfileError(f"memory limit: {len(limits)} values for {self.devices} devices")
         return limits
+
+    def require_memory(self, what: str) -> None:
+        """Refuse `what` where it is not known what stages hold.
+
+        Raises:
+            ProfileError: says why it is not known, and what to do.
+        """
+        if self.memory_unknown:
+            raise ProfileError(
+                f"{what}: it is not known what the stages of {self.name} hold ({self.memory_unknown}); leave it"
+                " out, or give act and static of each stage in the profile, and no memory_unknown"
+            )
 
     # -- other shapes -----------------------------------------------------------------------------
 

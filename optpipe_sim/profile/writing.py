@@ -16,6 +16,8 @@ from . import CostProfile, Nvme, Offload
 def profile_to_json(profile: CostProfile) -> dict[str, Any]:
     """Return the profile as a mapping of the file format, every number exact (ns and bytes)."""
     stages = [_sliced_to_json(cost) if cost.slices else _to_json(cost) for cost in profile.stages]
+    if profile.memory_unknown:
+        stages = [_without_unknown(stage) for stage in stages]
     shape = profile.shape(1)
     data: dict[str, Any] = {
         "name": profile.name,
@@ -40,6 +42,8 @@ def profile_to_json(profile: CostProfile) -> dict[str, Any]:
     if profile.memory_limit is not None:
         limit = profile.memory_limit
         data["memory_limit_bytes"] = limit[0] if len(set(limit)) == 1 else list(limit)
+    if profile.memory_unknown:
+        data["memory_unknown"] = profile.memory_unknown
     if profile.items:
         data["items"] = _items_to_json(profile)
     if profile.meta:
@@ -50,6 +54,11 @@ def profile_to_json(profile: CostProfile) -> dict[str, Any]:
 def _alike(values: list[Any]) -> Any:
     """Return one value where all are equal, else the list."""
     return values[0] if all(value == values[0] for value in values) else values
+
+
+def _without_unknown(stage: dict[str, Any]) -> dict[str, Any]:
+    """Return the mapping of a stage without sizes of 0, which stand for those that are not known."""
+    return {key: value for key, value in stage.items() if value or not key.endswith("_bytes")}
 
 
 def _to_json(cost: StageCost) -> dict[str, Any]:

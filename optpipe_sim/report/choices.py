@@ -49,7 +49,7 @@ def comparison_views(found: Comparison) -> list[View]:
         cells = [
             _time(trace.cost_ns),
             _share(trace.bubble_rate_flush),
-            Cell(format_size(peak), peak),
+            Cell(trace.peak_text, peak),
             Cell("yes" if trace.fits else "no"),
             _share(row.gap),
             Cell(f"{row.speedup:.3f}×", row.speedup),

@@ -61,7 +61,7 @@ def measures(trace: Trace) -> str:
         (
             "peak_bytes",
             f"peak memory, device {trace.peak_bytes.index(peak)}",
-            format_size(peak),
+            trace.peak_text,
         ),
     ]
     if trace.objective == "span":
@@ -108,7 +108,8 @@ def by_device(trace: Trace, name: str) -> str:
         row.append(_time(trace.busy_ns[device]))
         row += [_time(trace.recompute_ns[device])] if again else []
         peak = trace.peak_bytes[device]
-        row.append(Cell(format_size(peak), peak))
+        unknown = trace.profile.memory_unknown
+        row.append(Cell("not known" if unknown else format_size(peak), peak))
         if limits:
             share = peak / max(limits[device], 1)
             row.append(Cell(f"{share:.1%}", share))

@@ -193,6 +193,7 @@ def device_limits(costs: CostProfile, limit: int | None, activations: int) -> li
     Raises:
         OutOfMemory: if one microbatch alone needs more; names the device and the least limit.
     """
+    costs.require_memory("memory limit")
     largest, least = [0] * costs.devices, list(costs.static_bytes)
     for device, cost in zip(costs.placement, costs.stages, strict=True):
         largest[device] = max(largest[device], cost.act_bytes)

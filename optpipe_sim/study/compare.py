@@ -17,7 +17,7 @@ from ..sim import simulate_or_report
 from ..solvers.treatments import require_alike, restrict
 from ..solvers.variants import recomputed_at
 from ..trace import Trace
-from ..units import Size, format_size, format_sizes, format_time, html_table
+from ..units import Size, format_sizes, format_time, html_table
 
 BASELINE = "1f1b"
 ANY_CHUNKS = "optpipe:chunks=any"
@@ -53,10 +53,9 @@ class Row:
 
     def __repr__(self) -> str:
         fits = "" if self.trace.fits else ", does not fit"
-        peak = format_size(max(self.trace.peak_bytes))
         return (
             f"<Row {self.schedule}: {format_time(self.trace.cost_ns)}, {self.speedup:.2f}x 1F1B,"
-            f" peak {peak}{fits}>"
+            f" peak {self.trace.peak_text}{fits}>"
         )
 
     def _repr_html_(self) -> str:

@@ -81,7 +81,7 @@ class Trace:
         fits = "" if self.fits else ", does not fit"
         return (
             f"<Trace {name}: {format_time(self.makespan_ns)}, bubble {self.bubble_rate:.4f},"
-            f" peak {format_size(max(self.peak_bytes))}{fits}>"
+            f" peak {self.peak_text}{fits}>"
         )
 
     def _repr_html_(self) -> str:
@@ -91,7 +91,7 @@ class Trace:
             "profile": self.profile.name,
             "iteration": format_time(self.makespan_ns),
             "bubble": f"{self.bubble_rate:.4f}",
-            "peak memory": format_size(max(self.peak_bytes)),
+            "peak memory": self.peak_text,
             "offloaded": f"{self.offloaded} activations",
             "recomputed": f"{self.recomputed} activations",
             "fits": "yes" if self.fits else "no",
@@ -299,6 +299,11 @@ class Trace:
         """Per device, the peak of the bytes it holds."""
         return tuple(steps.peak for steps in self.memory)
 
+    @property
+    def peak_text(self) -> str:
+        """The highest peak of a device, for people; ``not known`` where that of the stages is not."""
+        return "not known" if self.profile.memory_unknown else format_size(max(self.peak_bytes))
+
     @cached_property
     def host_memory(self) -> tuple[Steps, ...]:
         """Per node, the pinned host bytes over time: see `host.host_memory`."""
@@ -336,7 +341,7 @@ class Trace:
             "imbalance": self.imbalance,
             "bubble": self.bubble,
             "idle_ns": self.idle_ns,
-            "peak_bytes": list(self.peak_bytes),
+            "peak_bytes": None if self.profile.memory_unknown else list(self.peak_bytes),
             "host_peak_bytes": self.host_peak_bytes,
             "offloaded": self.offloaded,
             "recomputed": self.recomputed,

@@ -4,17 +4,19 @@ that comes back is right; else the log is refused."""
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optpipe_sim import build, simulate
+from optpipe_sim import build, load_profile, simulate
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.frameworks.imports.megatron_log import LogProfile, read_log
+from optpipe_sim.profile.writing import profile_to_json, save_profile
 
 ARGUMENTS = """
 ------------------------ arguments ------------------------
@@ -78,7 +80,7 @@ def test_a_log_with_the_slowest_rank(tmp_path: Path) -> None:
     text = " ".join(found.unread)
     assert "t_comm: not in a log" in text
     assert "those of the slowest rank are used for all" in text
-    assert "memory of pipeline ranks 0, 1, 2, 3" in text
+    assert "memory: the log has no lines of memory" in text
 
 
 def test_a_log_with_times_and_memory_of_each_rank(tmp_path: Path) -> None:
@@ -325,6 +327,114 @@ def test_a_batch_that_grows(tmp_path: Path) -> None:
     found = reads(tmp_path, [*small.lines(40), *grown])
     assert large.right(found)
     assert "3 iterations with other global batch sizes" in found.unread
+
+
+def in_seconds(lines: list[str]) -> list[str]:
+    """Return a log as forks of 2021 write it."""
+    found = []
+    for line in lines:
+        before, _, after = line.partition("(ms): ")
+        if "elapsed time" in before:
+            ms, _, rest = after.partition(" ")
+            line = f"{before}(s): {float(ms) / 1000:.4f} {rest}"
+        found.append(line)
+    return found
+
+
+def without(lines: list[str], part: str) -> list[str]:
+    """Return lines without a part that ends at a bar."""
+    return [re.sub(rf" {part}:[^|]*\|", "", line) for line in lines]
+
+
+def test_iterations_in_seconds(tmp_path: Path) -> None:
+    """The batch of an iteration is that of its line, not of the arguments: 16 of 2048 here."""
+    trainer = Trainer(p=12, m=1, world=192, stride=16, interval=1, option="old", first_too=False,
+                      extra=(("global_batch_size", "2048"), ("rampup_batch_size", "['16', '16', '1']")))  # fmt: skip
+    lines = in_seconds(trainer.lines(6))
+    for each in (lines, without(lines, "global batch size")):  # then as samples are consumed
+        found = reads(tmp_path, each)
+        assert trainer.right(found)
+        assert (found.microbatches, found.batch) == (1, 16)
+        assert found.iteration_ns == pytest.approx(trainer.iteration_ms * 1e6, rel=1e-3)
+        times = trainer.times_ms(trainer.world - 1)
+        assert found.replay_ns == pytest.approx(12 * sum(times) * 1e6, rel=1e-3)
+    neither = without(without(lines, "global batch size"), "consumed samples")
+    with pytest.raises(OptPipeError, match="rampup_batch_size: the global batch size grows, and"):
+        reads(tmp_path, neither)
+    other = [line.replace("iteration (s):", "iteration (min):") for line in lines]
+    with pytest.raises(OptPipeError, match=r"elapsed time per iteration \(min\): .*: not the time"):
+        reads(tmp_path, other)
+
+
+def test_a_batch_that_grew_at_the_very_end(tmp_path: Path) -> None:
+    """The steady part counts: one iteration of the next size is no measure of it."""
+    small, large = Trainer(m=4, first_too=False), Trainer(m=8, start=41, first_too=False)
+    found = reads(tmp_path, [*small.lines(40), *after_the_arguments(large.lines(10))])
+    assert small.right(found)
+    assert found.unread[-1] == "1 iterations with other global batch sizes"
+
+
+def test_layers_are_those_of_the_arguments(tmp_path: Path) -> None:
+    def layers(*extra: tuple[str, str], **sizes: int) -> list[int | None]:
+        found = reads(tmp_path, Trainer(extra=extra, **sizes).lines(40))  # type: ignore[arg-type]
+        assert any(text.startswith("layers: ") for text in found.unread) == (
+            found.profile.stages[0].layers is None
+        )
+        return [cost.layers for cost in found.profile.stages]
+
+    assert layers() == [4] * 4
+    assert layers(v=2) == [2] * 8
+    first, last = "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers"
+    assert layers((first, "3"), (last, "5")) == [3, 4, 4, 5]
+    ends = [(f"account_for_{end}_in_pipeline_split", "True") for end in ("embedding", "loss")]
+    assert layers(*ends, ("num_layers", "18")) == [4, 5, 5, 4]
+    assert layers(("num_layers", "18")) == [None] * 4
+    assert layers(("pipeline_model_parallel_layout", "Et*8|t*8L")) == [None] * 4
+
+
+def test_a_peak_that_is_not_of_activations(tmp_path: Path) -> None:
+    """Weights' copies of the optimizer's step: the same on ranks that hold 8 to 1 activations."""
+    lines = Trainer(p=8, stride=1).lines(40)
+    flat = [
+        re.sub(r"Rank (\d).*max allocated: \d+", lambda found: re.sub(
+            r"max allocated: \d+", f"max allocated: {8675 + 500 * (found[1] == '0')}", found[0]), line)
+        for line in lines
+    ]  # fmt: skip
+    found = reads(tmp_path, flat)
+    assert "the peak is 7.495 GiB above what is allocated" in found.profile.memory_unknown
+    assert "such as the optimizer's step" in found.profile.memory_unknown
+    assert [cost.static_bytes for cost in found.profile.stages] == [1000 * 2**20] * 8
+    assert "act_bytes" not in profile_to_json(found.profile)["stages"]
+    # the trainer's own lines grow with the activations: they are believed
+    assert reads(tmp_path, lines).profile.memory_unknown == ""
+    some = [line for line in lines if not re.search(r"Rank [567]\]", line)]
+    assert (
+        "no line of the memory of pipeline ranks 5, 6, 7"
+        in reads(tmp_path, some).profile.memory_unknown
+    )
+
+
+def test_memory_that_is_not_known_is_said_and_what_needs_it_refused(tmp_path: Path) -> None:
+    found = reads(tmp_path, [line for line in Trainer().lines(40) if "memory (MB)" not in line])
+    profile = found.profile
+    why = "the log has no lines of memory"
+    assert profile.memory_unknown.startswith(why)
+    assert found.to_json()["act_bytes"] is None
+    save_profile(profile, tmp_path / "p.yaml")
+    again = load_profile(tmp_path / "p.yaml")
+    assert again == profile
+    assert "_bytes" not in (tmp_path / "p.yaml").read_text()
+    trace = simulate(build("1f1b", again, 8), again)
+    assert trace.measures()["peak_bytes"] is None
+    assert "peak not known" in repr(trace)
+    refused = f"it is not known what the stages of megatron-log hold \\({why}"
+    with pytest.raises(OptPipeError, match=refused):
+        simulate(trace.schedule, again, memory_limit="40GiB")
+    with pytest.raises(OptPipeError, match=refused):
+        build("zb-v:limit=40GiB", replace(again, stages=[
+            replace(cost, t_w_ns=1, splits=True) for cost in again.stages]), 8)  # fmt: skip
+    with pytest.raises(OptPipeError, match=refused):
+        replace(again, memory_limit=2**30)
 
 
 def test_timers_beyond_the_iteration_are_refused(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def _verdict(out: Out, result: Comparison) -> None:
             f", {time} per iteration, {best.speedup:.2f}× 1F1B, at most {best.gap:.1%} above the best"
             " possible with its chunks"
         )
-        if result.memory_limit is None:
+        if result.memory_limit is None and not result.baseline.profile.memory_unknown:
             text.append(f"; it holds {_peak(best.trace)}, 1F1B {_peak(result.baseline)}")
         text.append(".")
     else:
@@ -123,6 +123,9 @@ def _verdict(out: Out, result: Comparison) -> None:
 
 def _memory(out: Out, result: Comparison) -> None:
     """Without a limit: the memory that the schedules need, before one is called the fastest."""
+    if unknown := result.baseline.profile.memory_unknown:
+        out.print(Text(f"The memory of the schedules is not known: {unknown}"), soft_wrap=True)
+        return
     ordered = sorted(result.rows, key=lambda row: max(row.trace.peak_bytes))
     least, most = ordered[0], ordered[-1]
     text = f"No memory limit was given. On the fullest device {least.schedule} holds {_peak(least.trace)}"
@@ -176,6 +179,8 @@ def _table(result: Comparison, width: int, left_out: frozenset[str]) -> Table:
     ]
     if result.memory_limit is None:
         left_out |= {"of limit", "fits"}
+    if result.baseline.profile.memory_unknown:
+        left_out |= {"peak"}
     if not any(row.levels for row in result.shown):  # there is no choice of treatments
         left_out |= {"recompute", "offload"}
     shown = [head for head in heads if head not in left_out]

@@ -148,6 +148,8 @@ def labelled(out: Out, label: str, text: str) -> None:
 
 
 def peak_text(trace: Trace) -> str:
+    if trace.profile.memory_unknown:
+        return f"not known: {trace.profile.memory_unknown}"
     peaks, limits = trace.peak_bytes, trace.memory_limit
     top = max(range(len(peaks)), key=lambda device: peaks[device])
     low = min(range(len(peaks)), key=lambda device: peaks[device])

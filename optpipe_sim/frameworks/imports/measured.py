@@ -24,6 +24,8 @@ from .idle import idle_of_run
 from .iterations import Times, by_rank, iterations_of, length, moved, shape_of, shifts_of, together
 from .kineto import RankTrace
 
+_NO_MEMORY = "not in every trace; record with profile_memory=True"
+
 
 @dataclass(frozen=True)
 class Measured:
@@ -180,7 +182,13 @@ def _profile(
             costs["w_bytes"] = min(w, act)
         stages.append(StageCost(**costs))
     return CostProfile(
-        name, shape.devices, tuple(stages), shape.chunks, shape.placement, occupancy_ns=message_ns
+        name,
+        shape.devices,
+        tuple(stages),
+        shape.chunks,
+        shape.placement,
+        occupancy_ns=message_ns,
+        memory_unknown="" if all(one.memory for one in ranks) else _NO_MEMORY,
     )
 
 
@@ -243,7 +251,7 @@ def _meta(ranks: Sequence[RankTrace], count: int, late: int) -> dict[str, Any]:
 def _unread(ranks: Sequence[RankTrace], iterations: Sequence[Sequence[Times]]) -> list[str]:
     notes = []
     if not all(one.memory for one in ranks):
-        notes.append("memory: not in every trace; record with profile_memory=True")
+        notes.append(f"memory: {_NO_MEMORY}")
     other = sum((one.unread for one in ranks), Counter())
     if other:
         kinds = ", ".join(f"{kind} ({number})" for kind, number in sorted(other.items()))

@@ -18,12 +18,14 @@ SLOWEST, LAST = -1, -2  # in place of a rank: the slowest one; the last one
 _LINES = re.compile(r"\r?\n|\r")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _BEGINS = re.compile(r"-{10,} arguments -{10,}")
-_ARGUMENT = re.compile(r"(?:^|[\s:\]])([a-z]\w+) (\.{2,}) (\S+)\s*$")
+_ARGUMENT = re.compile(r"(?:^|[\s:\]])([a-z]\w+) (\.{2,}) (\[.*\]|\S+)\s*$")
 _WIDTHS = (48, 32)  # of a name and its dots: a line that lost its beginning has another
-_ITERATION = re.compile(
-    r"iteration\s+(\d+)/\s*\d+ \|(?:(?!iteration\s+\d+/).)*?"  # another one may begin in the same line
-    r"elapsed time per iteration \(ms\): (\d+\.\d) \|(.*)"
+_ITERATION = re.compile(  # another one may begin in the same line; some forks write seconds
+    r"iteration\s+(\d+)/\s*\d+ \|((?:(?!iteration\s+\d+/).)*?)"
+    r"elapsed time per iteration \((?:ms\): (\d+\.\d)|s\): (\d+\.\d+)) \|(.*)"
 )
+_ELAPSED = re.compile(r"iteration\s+\d+/\s*\d+ \|.*(elapsed time per iteration[^|]*)")
+_CONSUMED = re.compile(r"consumed samples:\s+(\d+) \|")
 _BATCH = re.compile(r"global batch size:\s+(\d+) \|")
 _BETWEEN = re.compile(r"([a-z][\w/-]+) \.*: \((\d+\.\d\d), (\d+\.\d\d)\)")
 _MOST = re.compile(r"([a-z][\w/-]+) \.+: (\d+\.\d\d)(?![\d.])")
@@ -43,13 +45,14 @@ class Block:
 
     Attributes:
         iteration: its number. `elapsed_ms`: the mean time of an iteration since the block before.
-        batch: the global batch size.
+        batch: the global batch size. `consumed`: samples since the run began.
         timers: ms by name and rank. `names`: of all timers, in the order of the lines.
     """
 
     iteration: int | None = None
     elapsed_ms: float | None = None
     batch: int | None = None
+    consumed: int | None = None
     timers: dict[tuple[str, int], float] = field(default_factory=dict)
     names: list[str] = field(default_factory=list)
 
@@ -61,11 +64,13 @@ class Log:
     Attributes:
         arguments: by name, as written. `blocks`: by iteration.
         memory: by rank, the bytes allocated after an iteration, and the peak until then.
+        unread: the time of an iteration as a line has it that cannot be read; empty: all can.
     """
 
     arguments: Mapping[str, str] = field(default_factory=dict)
     blocks: list[Block] = field(default_factory=list)
     memory: dict[int, tuple[int, int]] = field(default_factory=dict)
+    unread: str = ""
 
     def number(self, name: str, usual: int) -> int:
         """Return an argument as a whole number."""
@@ -98,7 +103,18 @@ class Reader:
         if _HEAD.search(text):
             self._heads += 1
         if found := _ITERATION.search(text):
-            self._iteration(int(found[1]), float(found[2]), _BATCH.search(found[3]))
+            elapsed_ms = float(found[3]) if found[3] else 1000 * float(found[4])
+            consumed = _CONSUMED.search(found[2])
+            self._iteration(
+                Block(
+                    int(found[1]),
+                    elapsed_ms,
+                    int(batch[1]) if (batch := _BATCH.search(found[5])) else None,
+                    int(consumed[1]) if consumed else None,
+                )
+            )
+        elif found := _ELAPSED.search(text):
+            self.runs[-1].unread = found[1].strip()
         elif _OLD.search(text):
             for name, time in _IN_OLD.findall(text):
                 self._time(name, LAST, time)
@@ -115,8 +131,9 @@ class Reader:
             self._timer, self._rank = found[1], -1
             self._name(found[1])
 
-    def _iteration(self, number: int, elapsed_ms: float, batch: re.Match[str] | None) -> None:
+    def _iteration(self, block: Block) -> None:
         """Begin a block; a number below the last one is another run with the same arguments."""
+        number = block.iteration or 0
         self._timer, self._heads = "", 0
         run = self.runs[-1]
         last = run.blocks[-1].iteration if run.blocks else None
@@ -125,7 +142,7 @@ class Reader:
         if last is not None and number < last:
             run = Log(run.arguments)
             self.runs.append(run)
-        run.blocks.append(Block(number, elapsed_ms, int(batch[1]) if batch else None))
+        run.blocks.append(block)
 
     def _time(self, name: str, rank: int, text: str) -> None:
         blocks, time = self.runs[-1].blocks, float(text)

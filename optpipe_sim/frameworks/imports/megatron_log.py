@@ -11,14 +11,17 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from statistics import median
+from itertools import groupby, pairwise
+from statistics import fmean, median
 from typing import Any
 
 from ...errors import OptPipeError
 from ...files import read_bytes
+from ...names import build
 from ...profile import CostProfile
+from ...sim import simulate
 from ...stage_cost import StageCost
+from ...units import format_sizes
 from .megatron_lines import LAST, SLOWEST, WANTED, Block, Log, read_lines
 
 Path = str | os.PathLike[str]
@@ -35,13 +38,42 @@ _SIZES = (
 
 @dataclass(frozen=True)
 class LogProfile:
-    """A profile from a log: the number of microbatches, the median time of an iteration, and a
-    sentence for each part that is not in the log."""
+    """A profile from a log, and what it was read from.
+
+    Attributes:
+        microbatches: of each iteration of `profile`, with sequences of `batch` in all.
+        iteration_ns: the median of those that count; None: not logged. `replay_ns`: what the profile says
+            of the same run, without the optimizer's step and what else lies between pipelines; None: not
+            replayed, as for numbers of microbatches that interleaving cannot have.
+        unread: a sentence for each part that is not in the log.
+    """
 
     profile: CostProfile
     microbatches: int
+    batch: int
     iteration_ns: int | None
+    replay_ns: int | None
     unread: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the answer of ``import --json``; sizes are null where they are not known."""
+        stages, known = self.profile.stages, not self.profile.memory_unknown
+        off = self.iteration_ns and self.replay_ns and self.replay_ns / self.iteration_ns - 1
+        return {
+            "devices": self.profile.devices,
+            "chunks": self.profile.chunks,
+            "microbatches": self.microbatches,
+            "global_batch": self.batch,
+            "layers": [cost.layers for cost in stages],
+            "t_f_ns": [cost.t_f_ns for cost in stages],
+            "t_bw_ns": [cost.fused_ns for cost in stages],
+            "act_bytes": [cost.act_bytes for cost in stages] if known else None,
+            "static_bytes": [cost.static_bytes for cost in stages] if known else None,
+            "memory_unknown": self.profile.memory_unknown or None,
+            "iteration_ns": self.iteration_ns,
+            "replay_ns": self.replay_ns,
+            "replay_off": None if off is None else round(off, 6),
+        }
 
 
 def read_log(path: Path, name: str = "megatron-log") -> LogProfile:
@@ -63,23 +95,38 @@ def read_log(path: Path, name: str = "megatron-log") -> LogProfile:
     p = log.number("pipeline_model_parallel_size", 1)
     v = log.number("virtual_pipeline_model_parallel_size", 1)
     blocks, left_out = _counting(log, path)
-    m = _microbatches(log, blocks, path)
+    batch = _batch(log, blocks, path)
+    m = _microbatches(log, batch, path)
     ranks = _ranks(log, p)
     costs = [_stage(blocks, at, ranks, m * v, path) for at in range(p)]
     counts = _in_flight(log, p, v, m)
+    unknown = _memory_unknown(log, ranks, counts)
+    layers = _layers(log, p * v)
     stages = [
-        _with_memory(costs[stage % p], log, ranks[stage % p], counts[stage % p], stage < p)
-        for stage in range(p * v)
+        replace(
+            _with_memory(costs[at % p], log, ranks[at % p], counts[at % p], at < p, unknown),
+            layers=layers[at] if layers else None,
+        )
+        for at in range(p * v)
     ]
     elapsed = [block.elapsed_ms for block in blocks if block.elapsed_ms is not None]
-    profile = CostProfile(name, p, tuple(stages), v, meta=_meta(log, blocks, str(path)))
+    profile = CostProfile(
+        name,
+        p,
+        tuple(stages),
+        v,
+        meta=_meta(log, blocks, str(path), unknown),
+        memory_unknown=unknown,
+    )
     if len(runs) > 1:
         left_out.append(f"{len(runs)} runs are in this log: only the last with timers is read")
     return LogProfile(
         profile,
         m,
+        batch,
         round(median(elapsed) * 1e6) if elapsed else None,
-        (*_unread(log, blocks, ranks, v), *left_out),
+        _replay_ns(log, profile, m),
+        (*_unread(log, blocks, ranks, profile), *left_out),
     )
 
 
@@ -92,6 +139,11 @@ def _check(log: Log, path: Path) -> None:
                 f"{path}: no argument {key}; expected the arguments that Megatron-LM prints when it"
                 " starts"
             )
+    if log.unread and all(block.elapsed_ms is None for block in log.blocks):
+        raise OptPipeError(
+            f"{path}: {log.unread}: not the time of an iteration as Megatron-LM writes it, such as elapsed time"
+            " per iteration (ms): 15230.0"
+        )
     if log.arguments.get("overlap_moe_expert_parallel_comm") == "True":
         raise OptPipeError(
             f"{path}: overlap_moe_expert_parallel_comm: the timer of a forward includes the backward"
@@ -107,7 +159,7 @@ def _check(log: Log, path: Path) -> None:
 
 
 def _counting(log: Log, path: Path) -> tuple[list[Block], list[str]]:
-    """Return the blocks that count: past the warm-up, all with the last global batch size.
+    """Return the blocks that count: past the warm-up, all with the same global batch size.
 
     Every block is divided by the interval between two, also a first one that is of fewer iterations.
     Since Megatron-LM 0.16 the first iteration is logged at once, and is part of the next block, too.
@@ -124,14 +176,36 @@ def _counting(log: Log, path: Path) -> tuple[list[Block], list[str]]:
         )
     grew = all(blocks[1].timers.get(key, ms) >= ms for key, ms in blocks[0].timers.items())
     steady = blocks[2 if grew else 1 :]
-    last = steady[-1].batch
-    same = [block for block in steady if block.batch == last]
-    if len(same) < len(steady):
-        left_out.append(f"{len(steady) - len(same)} iterations with other global batch sizes")
-        same = same[1:] or same  # the first may be a mean over both
+    same = _steady(log, steady, path)
+    if others := sum(block.batch != same[-1].batch for block in steady):
+        left_out.append(f"{others} iterations with other global batch sizes")
     for block in same:
         _plausible(block, path)
     return same, left_out
+
+
+def _steady(log: Log, blocks: Sequence[Block], path: Path) -> list[Block]:
+    """Return the last blocks in a row with the same global batch size, which may grow along a log
+    (``--rampup-batch-size``); where no two are, one of an iteration of its own.
+
+    Raises:
+        OptPipeError: where every block may be a mean over iterations of several sizes.
+    """
+    runs = [list(run) for _, run in groupby(blocks, lambda block: block.batch)]
+    if len(runs) == 1:
+        return runs[0]
+    # the first block of a size may be a mean over iterations of two
+    own = [run[1:] if at else run for at, run in enumerate(runs)]
+    found = next((run for run in reversed(own) if len(run) > 1), None)
+    found = found or next((run for run in reversed(own) if run), None)
+    if found is None and log.number("log_interval", 1) == 1:
+        found = runs[-1]
+    if not found:
+        raise OptPipeError(
+            f"{path}: no two logged iterations in a row have the same global batch size; log more of them"
+            " (--log-interval 1)"
+        )
+    return found
 
 
 def _whole(log: Log, blocks: Sequence[Block]) -> list[Block]:
@@ -170,9 +244,25 @@ def _plausible(block: Block, path: Path) -> None:
             )
 
 
-def _microbatches(log: Log, blocks: Sequence[Block], path: Path) -> int:
-    # it may grow (--rampup-batch-size)
-    total = blocks[-1].batch or log.number("global_batch_size", 1)
+def _batch(log: Log, blocks: Sequence[Block], path: Path) -> int:
+    """Return the global batch size of the blocks: as logged, as consumed, or the argument's."""
+    if blocks[-1].batch:
+        return blocks[-1].batch
+    counted = [block for block in blocks if block.iteration is not None and block.consumed]
+    for before, after in pairwise(reversed(counted)):
+        samples = (before.consumed or 0) - (after.consumed or 0)
+        iterations = (before.iteration or 0) - (after.iteration or 0)
+        if iterations > 0 and samples > 0 and samples % iterations == 0:
+            return samples // iterations
+    if log.arguments.get("rampup_batch_size", "None") != "None":
+        raise OptPipeError(
+            f"{path}: rampup_batch_size: the global batch size grows, and no line of an iteration says it;"
+            " expected global batch size: N in these lines"
+        )
+    return log.number("global_batch_size", 1)
+
+
+def _microbatches(log: Log, total: int, path: Path) -> int:
     each = log.number("micro_batch_size", 1) * log.number("data_parallel_size", 1)
     each *= log.number("gtp_weight_remat_size", 1)
     if total % each:
@@ -218,23 +308,103 @@ def _in_flight(log: Log, p: int, v: int, m: int) -> list[int]:
     return [min(2 * (p - rank - 1) + (v - 1) * group + 1, m * v) for rank in range(p)]
 
 
-def _with_memory(cost: StageCost, log: Log, rank: int, count: int, first: bool) -> StageCost:
+def _memory_unknown(log: Log, ranks: Sequence[int], counts: Sequence[int]) -> str:
+    """Return why the log does not say what stages hold; empty: it does.
+
+    The peak that is logged is that of the whole iteration, the optimizer's step included. It is that of
+    activations if it grows with their number from rank to rank. First and last rank also hold embedding and
+    logits, so that those between them are compared where there are two.
+    """
+    beyond = {
+        at: log.memory[rank][1] - log.memory[rank][0]
+        for at, rank in enumerate(ranks)
+        if rank in log.memory
+    }
+    if not beyond:
+        return "the log has no lines of memory, which Megatron-LM writes after the first logged iteration"
+    silent = [at for at in range(len(ranks)) if at not in beyond]
+    if silent:
+        numbers = ", ".join(map(str, silent))
+        why = f"the log has no line of the memory of pipeline ranks {numbers}"
+    else:
+        why = ""
+    middle = [at for at in beyond if 0 < at < len(ranks) - 1]
+    alike = middle if len({counts[at] for at in middle}) > 1 else list(beyond)
+    held, peaks = [counts[at] for at in alike], [beyond[at] for at in alike]
+    if len(set(held)) < 2:
+        return why
+    each = fmean(peaks) / fmean(held)
+    around = [count - fmean(held) for count in held]
+    grows = sum(a * peak for a, peak in zip(around, peaks, strict=True)) / sum(
+        a * a for a in around
+    )
+    if grows < each / 2:
+        least, most = format_sizes(min(peaks), max(peaks))
+        above = least if least == most else f"{least} to {most}"
+        why = (
+            f"the peak is {above} above what is allocated between iterations on ranks that hold {min(held)}"
+            f" to {max(held)} activations: it does not come from these but from another part of the iteration,"
+            " such as the optimizer's step"
+        )
+    return why
+
+
+def _with_memory(
+    cost: StageCost, log: Log, rank: int, count: int, first: bool, unknown: str
+) -> StageCost:
     known = log.memory.get(rank)
     if known is None:
         return cost
     allocated, most = known
     return replace(
         cost,
-        act_bytes=max(0, most - allocated) // count,
+        act_bytes=0 if unknown else max(0, most - allocated) // count,
         offload_bytes=None,
         static_bytes=allocated if first else 0,
     )
 
 
+def _layers(log: Log, stages: int) -> list[int] | None:
+    """Return the decoder layers of each stage, as the arguments deal them; None where they do not say."""
+    layers = log.number("num_layers", 0) or log.number("encoder_num_layers", 0)
+    if log.arguments.get("pipeline_model_parallel_layout", "None") != "None":
+        return None
+    front = log.number("decoder_first_pipeline_num_layers", 0)
+    back = log.number("decoder_last_pipeline_num_layers", 0)
+    if front or back:
+        if log.number("virtual_pipeline_model_parallel_size", 1) > 1:
+            return None
+        inner = stages - bool(front) - bool(back)
+        each, over = divmod(layers - front - back, max(1, inner))
+        found = [front] * bool(front) + [each] * inner + [back] * bool(back)
+    else:
+        ends = [
+            log.arguments.get(f"account_for_{end}_in_pipeline_split") == "True"
+            for end in ("embedding", "loss")
+        ]
+        each, over = divmod(layers + sum(ends), stages)
+        found = [each] * stages
+        found[0] -= ends[0]
+        found[-1] -= ends[1]
+    return None if over or min(found) < 1 or sum(found) != layers else found
+
+
+def _replay_ns(log: Log, profile: CostProfile, m: int) -> int | None:
+    """Return the time of the run's schedule with the profile; None where it cannot be built."""
+    name = "1f1b"
+    if profile.chunks > 1:
+        group = log.number("microbatch_group_size_per_vp_stage", profile.devices)
+        name = f"1f1b-i:chunks={profile.chunks},group={group}"
+    try:
+        return simulate(build(name, profile, m), profile).makespan_ns
+    except OptPipeError:
+        return None
+
+
 # -- what is said of it ---------------------------------------------------------------------------
 
 
-def _meta(log: Log, blocks: Sequence[Block], path: str) -> dict[str, Any]:
+def _meta(log: Log, blocks: Sequence[Block], path: str, unknown: str) -> dict[str, Any]:
     layers = log.number("num_layers", 0)
     numbers = [block.iteration for block in blocks if block.iteration is not None]
     of = f", iterations {numbers[0]} to {numbers[-1]}" if numbers else ""
@@ -244,13 +414,17 @@ def _meta(log: Log, blocks: Sequence[Block], path: str) -> dict[str, Any]:
         "provenance": {
             "t_f, t_b": "measured: Megatron-LM's timers over the microbatches",
             "act": "derived: peak less what is allocated between iterations, over the activations in"
-            " flight",
+            " flight"
+            if not unknown
+            else "not known",
             "static": "measured: allocated between iterations",
         },
     }
 
 
-def _unread(log: Log, blocks: Sequence[Block], ranks: Sequence[int], v: int) -> list[str]:
+def _unread(
+    log: Log, blocks: Sequence[Block], ranks: Sequence[int], profile: CostProfile
+) -> list[str]:
     notes = [
         "t_comm: not in a log; messages take no time here",
         "w: backwards are fused in Megatron-LM",
@@ -262,13 +436,14 @@ def _unread(log: Log, blocks: Sequence[Block], ranks: Sequence[int], v: int) -> 
             f"times of each rank: those of the {whose} rank are used for all"
             " (--timing-log-option all logs each)"
         )
-    if v > 1:
+    if profile.chunks > 1:
         notes.append("times of each chunk: those of a rank are divided equally between its chunks")
-    silent = [at for at, rank in enumerate(ranks) if rank not in log.memory]
-    if silent:
-        numbers = ", ".join(map(str, silent))
+    if profile.memory_unknown:
+        notes.append(f"memory: {profile.memory_unknown}")
+    if profile.stages[0].layers is None:
         notes.append(
-            f"memory of pipeline ranks {numbers}: no line (--log-memory-to-tensorboard is none)"
+            f"layers: the arguments do not say how {log.number('num_layers', 0) or 'its'} layers are dealt to"
+            f" {len(profile.stages)} stages"
         )
     if log.arguments.get("recompute_granularity", "None") != "None":
         notes.append("recomputation: it is part of the backwards' times and of what is kept")

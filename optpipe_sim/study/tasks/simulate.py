@@ -41,7 +41,7 @@ def measures(trace: Trace) -> Row:
         "fits": found.pop("fits"),
         **found,
         "chunks": trace.schedule.shape.chunks,
-        "peak_bytes": max(peaks),
+        "peak_bytes": peaks and max(peaks),
         "peak_bytes_per_device": peaks,
         **{f"idle_{cause}_ns": ns for cause, ns in idle.items()},
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ....errors import OptPipeError
@@ -88,22 +89,42 @@ def _config(arguments: argparse.Namespace, out: Out) -> _Read:
 
 def _log(arguments: argparse.Namespace, out: Out) -> _Read:
     from ....frameworks.imports.megatron_log import read_log
-    from ....units import format_time
+    from ....units import counted, format_size, format_time
     from ...outputs.show import line
 
     found = read_log(arguments.other_files[0], arguments.name or "megatron-log")
     profile = found.profile
     files = _save_profile(arguments, profile)
+    answer = found.to_json()
+    chunks = f" of {profile.chunks} chunks" if profile.chunks > 1 else ""
+    batch = f"{counted(found.microbatches, 'microbatch', 'microbatches')} of a global batch of {found.batch}"
+    line(out, profile.name, f"{counted(profile.devices, 'rank')}{chunks}, {batch}")
     taken = "not logged" if found.iteration_ns is None else format_time(found.iteration_ns)
-    line(out, profile.name, f"{profile.devices} ranks, {found.microbatches} microbatches")
-    line(out, "iteration", taken)
-    answer = {
-        "devices": profile.devices,
-        "chunks": profile.chunks,
-        "microbatches": found.microbatches,
-        "iteration_ns": found.iteration_ns,
-    }
+    line(out, "iteration", f"{taken}, measured" if found.iteration_ns else taken)
+    if found.replay_ns is not None:
+        off = answer["replay_off"]
+        beside = "" if off is None else f" ({off:+.1%} of the measured iteration)"
+        line(
+            out,
+            "replay",
+            f"{format_time(found.replay_ns)}{beside}; the optimizer's step is not in it",
+        )
+    line(out, "F of a stage", _from_to(answer["t_f_ns"], format_time))
+    line(out, "BW of a stage", _from_to(answer["t_bw_ns"], format_time))
+    if profile.stages[0].layers is not None:
+        line(out, "layers of a stage", _from_to(answer["layers"], str))
+    if profile.memory_unknown:
+        line(out, "memory", "not known")
+    else:
+        line(out, "activation", _from_to(answer["act_bytes"], format_size))
+        line(out, "static", _from_to(profile.static_bytes, format_size))
     return answer, list(found.unread), files
+
+
+def _from_to(values: Sequence[Any], text: Callable[[Any], str]) -> str:
+    """Return the least and the largest value, or the one that all have."""
+    least, most = text(min(values)), text(max(values))
+    return least if least == most else f"{least} to {most}"
 
 
 def _traces(arguments: argparse.Namespace, out: Out) -> _Read:
