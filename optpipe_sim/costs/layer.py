@@ -128,8 +128,8 @@ def layer(model: Model, dense: bool, work: Work) -> Layer:
             elementwise_b += 2 * qkv + 2 * e * t * h // work.tp
     else:
         rotary = 2 * e * t * (model.heads + model.kv_heads) * model.qk_dim // work.tp
-        elementwise_f = n * h * (4 * e + 6 * e) + rotary * (2 if model.qk_norm else 1)
-        elementwise_b = n * h * (10 * e) + rotary * (2 if model.qk_norm else 1)
+        elementwise_f = n * h * (4 * e + 6 * e) + rotary * (2 if model.normed else 1)
+        elementwise_b = n * h * (10 * e) + rotary * (2 if model.normed else 1)
     return Layer(
         gemms=gemms + mlp_gemms,
         score_gemms=score_gemms,
@@ -197,7 +197,7 @@ def _attention(model: Model, work: Work) -> tuple[tuple[Gemm, ...], tuple[Kept, 
         Kept("queries, keys, values", e * t * columns),
         Kept("attention output", e * t * out),
     )
-    if model.qk_norm:
+    if model.normed:
         inputs = e * t * (a + kv) * model.head_dim
         kept += (Kept("query and key norm inputs", inputs),)
     return gemms, kept, e * (n * h + t * columns + t * out + n * h)

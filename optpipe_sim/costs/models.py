@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import Any
 
 from ..errors import OptPipeError
 
 STYLES = ("gpt", "llama")
+HEADS = ("vocab", "sequence", "token", "none")
+NEEDED = ("layers", "hidden", "heads", "vocab")  # of a short config
 MOST_LAYERS = 10_000  # the deepest models have a few hundred
 
 
@@ -23,7 +26,10 @@ class Model:
             no biases, a gated MLP, rotary positions).
         ffn: width of the MLP (of the dense layers, where the others have experts).
         kv_heads: heads of keys and values (GQA); equal to `heads` without grouping.
+        head: what comes after the last norm: ``vocab`` (a language model's logits), ``sequence`` (`labels` of a
+            sequence, as of a reward model), ``token`` (`labels` of each token, with a bias) or ``none``.
         tied: the head shares the embedding's weights. Across stages both keep a copy.
+        qk_norm, qk_norm_whole: norms of queries and keys, of each head alike or over all heads together.
         experts, experts_per_token, expert_ffn: routed experts; `shared_ffn` is the summed width of
             the shared ones; the first `dense_layers` layers have an MLP of width `ffn` instead, and
             so have all but every `experts_every`-th layer.
@@ -51,6 +57,9 @@ class Model:
     tied: bool = False
     qkv_bias: bool = False
     qk_norm: bool = False
+    qk_norm_whole: bool = False
+    head: str = "vocab"
+    labels: int = 0
     positions: int = 0
     context: int = 0
     experts: int = 0
@@ -84,6 +93,8 @@ class Model:
         ):
             if not getattr(self, key):
                 object.__setattr__(self, key, default)
+        if self.head != "vocab":
+            object.__setattr__(self, "tied", False)
         self._check()
 
     @property
@@ -94,6 +105,8 @@ class Model:
     def _check_types(self) -> None:
         if self.style not in STYLES:
             raise self._fail("style", f"expected gpt or llama, got {self.style!r}")
+        if self.head not in HEADS:
+            raise self._fail("head", f"expected {', '.join(HEADS)}, got {self.head!r}")
         for entry in fields(self):
             value = getattr(self, entry.name)
             if entry.type == "int" and (isinstance(value, bool) or not isinstance(value, int)):
@@ -112,6 +125,8 @@ class Model:
         for key in ("layers", "mtp"):
             if getattr(self, key) > MOST_LAYERS:
                 raise self._fail(key, f"must be at most {MOST_LAYERS}, got {getattr(self, key)}")
+        if (self.labels > 0) != (self.head in ("sequence", "token")):
+            raise self._fail("labels", f"a head {self.head} has {self.labels or 'no'} labels")
         if self.heads % self.kv_heads:
             raise self._fail("kv_heads", f"{self.kv_heads} does not divide the {self.heads} heads")
         if self.experts and not 1 <= self.experts_per_token <= self.experts:
@@ -132,6 +147,16 @@ class Model:
 
     def _fail(self, key: str, problem: str) -> ModelError:
         return ModelError(f"model {self.name}: {key}: {problem}")
+
+    @property
+    def normed(self) -> bool:
+        """Norms of queries and keys?"""
+        return self.qk_norm or self.qk_norm_whole
+
+    @property
+    def outputs(self) -> int:
+        """How many numbers the head makes of a token: logits of the vocabulary, labels, or none."""
+        return self.vocab if self.head == "vocab" else self.labels
 
     # -- shapes that several costs need -----------------------------------------------------------
 
@@ -192,7 +217,14 @@ def attention_parameters(model: Model) -> int:
         )
     weights = h * (a + 2 * kv) * d + a * d * h
     bias = (a + 2 * kv) * d if model.gpt or model.qkv_bias else 0
-    return weights + bias + (h if model.gpt else 0) + (2 * d if model.qk_norm else 0)
+    return weights + bias + (h if model.gpt else 0) + _qk_norm(model)
+
+
+def _qk_norm(model: Model) -> int:
+    """Weights of the norms of queries and keys."""
+    if model.qk_norm_whole:
+        return (model.heads + model.kv_heads) * model.head_dim
+    return 2 * model.head_dim if model.qk_norm else 0
 
 
 def mlp_parameters(model: Model, width: int) -> int:
@@ -229,7 +261,8 @@ def embedding_parameters(model: Model) -> int:
 
 def head_parameters(model: Model) -> int:
     """Weights of the last norm and the head, as the stage that holds them stores them."""
-    return norm_parameters(model) + model.vocab * model.hidden
+    bias = model.labels if model.head == "token" else 0
+    return norm_parameters(model) + model.outputs * model.hidden + bias
 
 
 def projection_parameters(model: Model) -> int:
@@ -262,3 +295,22 @@ def active_parameters(model: Model, embedding: bool = True) -> int:
     unused = (model.experts - model.experts_per_token) * expert_parameters(model) if idle else 0
     table = 0 if embedding or model.tied else embedding_parameters(model)
     return parameters(model) - idle * unused - table
+
+
+def made_of(data: dict[str, Any]) -> Model:
+    """Make a model of fields that were read.
+
+    Raises:
+        ModelError: for a field of the wrong type or size.
+    """
+    for key in ("published_parameters", "published_active"):
+        value = data.get(key, 0)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
+            raise ModelError(f"model {data['name']}: {key}: must be a number, got {value!r}")
+        data[key] = float(value)
+    try:
+        return Model(**data)
+    except (TypeError, ZeroDivisionError):
+        raise ModelError(
+            f"model {data['name']}: layers, hidden, heads and vocab must be whole numbers above 0"
+        ) from None

@@ -66,6 +66,8 @@ def gemm_seconds(
     W reads and writes the weight's gradient, of `gradient_bytes` per weight.
     """
     rows, inner, columns = gemm.rows, gemm.inner, gemm.columns
+    if not columns:  # a model without a head
+        return 0.0
     if op == "W":
         if not gemm.weights:
             return 0.0
@@ -347,7 +349,7 @@ def projection(model: Model, work: Work) -> Layer:
 
 def head_gemm(model: Model, work: Work) -> Gemm:
     """Return the head's GEMM: logits of every token over this device's part of the vocabulary."""
-    return Gemm("head", work.tokens, model.hidden, -(-model.vocab // work.tp))
+    return Gemm("head", work.tokens, model.hidden, -(-model.outputs // work.tp))
 
 
 def head_bytes(machine: Machine, model: Model, work: Work) -> tuple[int, int]:

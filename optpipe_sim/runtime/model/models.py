@@ -170,6 +170,12 @@ def check_model(model: Model, seq: int) -> Model:
         raise OptPipeError(
             f"model {model.name}: kv_lora: the runtime has no latent attention; estimate its costs"
         )
+    if model.qk_norm_whole or model.head != "vocab":
+        key = "qk_norm_whole" if model.qk_norm_whole else "head"
+        raise OptPipeError(
+            f"model {model.name}: {key}: the runtime has norms of each head and a language model's head alone;"
+            " estimate its costs"
+        )
     if not model.gpt and model.head_dim % 2:
         raise OptPipeError(
             f"model {model.name}: head_dim: must be even for rotary positions, got {model.head_dim}"

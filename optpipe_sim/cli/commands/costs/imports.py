@@ -84,6 +84,14 @@ def _config(arguments: argparse.Namespace, out: Out) -> _Read:
         write_mapping(arguments.save, data)
         files[arguments.save] = "the model; --model takes it"
     line(out, model.name, f"{parameters(model) / 1e9:.3g}B parameters, {model.layers} layers")
+    if model.head != "vocab":
+        line(
+            out,
+            "head",
+            f"{model.hidden} x {model.labels}, per {model.head}" if model.labels else "none",
+        )
+    if model.source:
+        line(out, "taken", model.source)
     return {"model": data, "parameters": parameters(model)}, unread, files
 
 

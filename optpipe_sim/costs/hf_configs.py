@@ -1,0 +1,510 @@
+"""Read a Hugging Face ``config.json`` as a `Model`: text models of known types, their heads, and in sentences what
+of the config is not in the model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..units import is_plain
+from .models import NEEDED, Model, ModelError, made_of, parameters
+
+# Hugging Face names on the left; several model types share them.
+_COMMON = {
+    "num_hidden_layers": "layers",
+    "hidden_size": "hidden",
+    "num_attention_heads": "heads",
+    "vocab_size": "vocab",
+    "num_key_value_heads": "kv_heads",
+    "head_dim": "head_dim",
+    "intermediate_size": "ffn",
+    "tie_word_embeddings": "tied",
+    "max_position_embeddings": "context",
+    "num_nextn_predict_layers": "mtp",
+}
+_EXPERTS = {
+    "num_local_experts": "experts",
+    "num_experts": "experts",
+    "n_routed_experts": "experts",
+    "num_experts_per_tok": "experts_per_token",
+    "moe_intermediate_size": "expert_ffn",
+    "shared_expert_intermediate_size": "shared_ffn",
+    "first_k_dense_replace": "dense_layers",
+    "decoder_sparse_step": "experts_every",
+    "interleave_moe_layer_step": "experts_every",
+}
+_LATENT = {
+    "q_lora_rank": "q_lora",
+    "kv_lora_rank": "kv_lora",
+    "qk_nope_head_dim": "nope_dim",
+    "qk_rope_head_dim": "rope_dim",
+    "v_head_dim": "value_dim",
+}
+_GPT2 = {
+    "n_layer": "layers",
+    "n_embd": "hidden",
+    "n_head": "heads",
+    "vocab_size": "vocab",
+    "n_inner": "ffn",
+    "n_positions": "positions",
+    "tie_word_embeddings": "tied",
+}
+# What a type implies beyond its keys.
+_TYPES: dict[str, dict[str, Any]] = {
+    "gpt2": {"style": "gpt", "tied": True},
+    "llama": {},
+    "mistral": {},
+    "ministral3": {},
+    "phi3": {},
+    "qwen2": {"qkv_bias": True},
+    "qwen2_vl": {"qkv_bias": True},
+    "qwen2_vl_text": {"qkv_bias": True},
+    "qwen2_5_vl": {"qkv_bias": True},
+    "qwen2_5_vl_text": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "qwen3_vl_text": {"qk_norm": True},
+    "mixtral": {},
+    "qwen2_moe": {"qkv_bias": True},
+    "qwen3_moe": {"qk_norm": True},
+    "qwen3_vl_moe_text": {"qk_norm": True},
+    "gpt_oss": {"qkv_bias": True},
+    "gemma": {"tied": True},
+    "gemma2": {"tied": True},
+    "gemma3_text": {"qk_norm": True, "tied": True},
+    "deepseek_v2": {},
+    "deepseek_v3": {},
+    "kimi_k2": {},
+    "llama4_text": {},
+    "olmo2": {"qk_norm_whole": True},
+    "olmo3": {"qk_norm_whole": True},
+    "glm4_moe": {},
+    "minimax_m2": {"qk_norm_whole": True},
+}
+# What transformers takes for a key that is not there: configuration classes of version 5. A config of its own has
+# always the keys of `_SHAPE`; the text_config of a multimodal model has only what differs from its type's defaults.
+_SHAPE = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "vocab_size",
+)
+
+
+def _defaults(
+    layers: int,
+    hidden: int,
+    ffn: int,
+    heads: int,
+    vocab: int,
+    kv_heads: int | None = None,
+    **more: Any,
+) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": ffn,
+        "num_attention_heads": heads,
+        "vocab_size": vocab,
+        **({"num_key_value_heads": kv_heads} if kv_heads else {}),
+        **more,
+    }
+
+
+_QWEN2_VL = _defaults(80, 8192, 29568, 64, 152_064, 8)
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": _defaults(32, 4096, 11008, 32, 32_000),
+    "mistral": _defaults(32, 4096, 14336, 32, 32_000, 8, sliding_window=4096),
+    "mixtral": _defaults(
+        32, 4096, 14336, 32, 32_000, 8, num_local_experts=8, num_experts_per_tok=2
+    ),
+    "ministral3": _defaults(34, 4096, 14336, 32, 131_072, 8, head_dim=128),
+    "phi3": _defaults(32, 3072, 8192, 32, 32_064),
+    "qwen2": _defaults(32, 4096, 22016, 32, 151_936),
+    "qwen2_vl": _QWEN2_VL,
+    "qwen2_vl_text": _QWEN2_VL,
+    "qwen2_5_vl": _QWEN2_VL,
+    "qwen2_5_vl_text": _QWEN2_VL,
+    "qwen3": _defaults(32, 4096, 22016, 32, 151_936, head_dim=128),
+    "qwen3_vl_text": _defaults(32, 4096, 22016, 32, 151_936, 32, head_dim=128),
+    "qwen2_moe": _defaults(
+        24, 2048, 5632, 16, 151_936, num_experts=60, num_experts_per_tok=4,
+        moe_intermediate_size=1408, shared_expert_intermediate_size=5632,
+    ),
+    "qwen3_moe": _defaults(
+        24, 2048, 6144, 32, 151_936, 4, num_experts=128, num_experts_per_tok=8,
+        moe_intermediate_size=768,
+    ),
+    "qwen3_vl_moe_text": _defaults(
+        24, 2048, 5632, 16, 151_936, 16, num_experts=60, num_experts_per_tok=4,
+        moe_intermediate_size=1408,
+    ),
+    "gpt_oss": _defaults(
+        36, 2880, 2880, 64, 201_088, 8, head_dim=64, sliding_window=128, num_local_experts=128,
+        num_experts_per_tok=4,
+    ),
+    "gemma": _defaults(28, 3072, 24576, 16, 256_000, 16, head_dim=256),
+    "gemma2": _defaults(26, 2304, 9216, 8, 256_000, 4, head_dim=256, sliding_window=4096),
+    "gemma3_text": _defaults(26, 2304, 9216, 8, 262_208, 4, head_dim=256, sliding_window=4096),
+    "deepseek_v3": _defaults(
+        61, 7168, 18432, 128, 129_280, n_routed_experts=256, n_shared_experts=1,
+        num_experts_per_tok=8, moe_intermediate_size=2048, first_k_dense_replace=3,
+        q_lora_rank=1536, kv_lora_rank=512, qk_nope_head_dim=128, qk_rope_head_dim=64, v_head_dim=128,
+    ),
+    "llama4_text": _defaults(
+        48, 5120, 8192, 40, 202_048, 8, head_dim=128, attention_chunk_size=8192,
+        num_local_experts=16, num_experts_per_tok=1, intermediate_size_mlp=16384,
+    ),
+    "olmo2": _defaults(32, 4096, 11008, 32, 50_304),
+    "olmo3": _defaults(32, 4096, 11008, 32, 50_304, sliding_window=4096),
+    "glm4_moe": _defaults(
+        46, 4096, 10944, 96, 151_552, 8, n_routed_experts=128, n_shared_experts=1,
+        num_experts_per_tok=8, moe_intermediate_size=1408, first_k_dense_replace=1,
+    ),
+    "minimax_m2": _defaults(
+        62, 3072, 1536, 48, 200_064, 8, head_dim=128, num_local_experts=256, num_experts_per_tok=8
+    ),
+}  # fmt: skip
+# Types that have parts without a cost model.
+_LACKING = {
+    **dict.fromkeys(
+        ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "kimi_linear"),
+        "layers of linear attention (gated delta nets)",
+    ),
+    **dict.fromkeys(
+        ("nemotron_h", "mamba", "mamba2", "jamba", "bamba", "falcon_h1", "granitemoehybrid", "zamba2"),
+        "state-space layers (Mamba)",
+    ),
+    "minimax": "layers of lightning attention",
+    "lfm2": "layers of convolutions",
+    "recurrent_gemma": "recurrent layers",
+    "rwkv": "recurrent layers",
+    "gemma3n_text": "embeddings of each layer",
+    "mllama_text_model": "layers of cross attention",
+    **dict.fromkeys(
+        ("t5", "mt5", "t5gemma", "bart", "mbart", "whisper", "pegasus"), "an encoder before its decoder"
+    ),
+    **dict.fromkeys(
+        ("bert", "roberta", "deberta-v2", "modernbert", "electra", "xlm-roberta"),
+        "attention to both sides",
+    ),
+}  # fmt: skip
+# Keys of a config that change costs but are not modelled.
+_LOST = {
+    "sliding_window": "attention is taken over the whole sequence, not over a sliding window",
+    "attention_chunk_size": "attention is taken over the whole sequence, not within chunks",
+    "quantization_config": "weights are taken in the dtype of the work, not quantized",
+    "mlp_bias": "biases of the MLP are left out",
+    "layer_types": "all layers are taken to attend over the whole sequence",
+    "num_mtp_modules": "modules that predict further tokens are left out",
+    "cross_attention_layers": "layers with cross attention are taken as plain ones",
+}
+_WITH_EXPERTS = (
+    "mixtral",
+    "gpt_oss",
+    "qwen2_moe",
+    "qwen3_moe",
+    "qwen3_vl_moe_text",
+    "deepseek_v2",
+    "deepseek_v3",
+    "kimi_k2",
+    "llama4_text",
+    "glm4_moe",
+    "minimax_m2",
+)
+_LIKE_DEEPSEEK = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+_TEXT = ("text_config", "llm_config", "language_config", "thinker_config")
+_NOT_TOWERS = ("quantization_config", "generation_config", "compression_config")
+# Heads by the end of the name of an architecture.
+_HEADS = {
+    "ForCausalLM": "vocab",
+    "LMHeadModel": "vocab",
+    "ForConditionalGeneration": "vocab",
+    "ForImageTextToText": "vocab",
+    "ForVision2Seq": "vocab",
+    "ForSequenceClassification": "sequence",
+    "ForRewardModel": "sequence",
+    "ForProcessRewardModel": "sequence",
+    "ForTokenClassification": "token",
+    "ForQuestionAnswering": "token",
+    "Model": "none",
+}
+
+
+def hugging_face(data: Mapping[str, Any], name: str) -> Model:
+    """Return the model of a ``config.json``; keys that do not change costs are ignored.
+
+    Raises:
+        ModelError: one line with the key and what would be right.
+    """
+    text = _text_config(data)
+    model = _text_model(text, name, nested=text is not data)
+    head, lost = _head(data, text)
+    if head:
+        model = replace(model, **head, mtp=0)
+    left_out = [*_left_out(data, text), *lost, *_towers(data, parameters(model))]
+    return replace(model, left_out="; ".join(left_out))
+
+
+def _text_config(data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config of the text model, with what the config around it says of all models."""
+    key = next((key for key in _TEXT if isinstance(data.get(key), Mapping)), None)
+    if key is None:
+        return data
+    outer = ("model_type", "_name_or_path", "tie_word_embeddings")
+    kept = {key: data[key] for key in outer if data.get(key) is not None}
+    return _text_config({**kept, **data[key]})
+
+
+def _name(data: Mapping[str, Any], name: str) -> str:
+    given = data.get("_name_or_path")
+    return given if isinstance(given, str) and given and is_plain(given) else name
+
+
+def _type(data: Mapping[str, Any], name: str) -> str:
+    """Return the type of a text model.
+
+    Raises:
+        ModelError: for one that has no cost model; says what that lacks.
+    """
+    kind = data.get("model_type")
+    if isinstance(kind, str) and kind in _TYPES:
+        return kind
+    problem = "missing" if kind is None else f"{kind!r} is not supported"
+    if isinstance(kind, str) and kind in _LACKING:
+        problem += f", as it has {_LACKING[kind]}, for which there is no cost model"
+    raise ModelError(
+        f"model {name}: model_type: {problem}; supported are {', '.join(_TYPES)};"
+        " or write a short config"
+    )
+
+
+def _text_model(data: Mapping[str, Any], name: str, nested: bool) -> Model:
+    kind = _type(data, name)
+    defaults = {
+        key: value
+        for key, value in _DEFAULTS.get(kind, {}).items()
+        if key not in data
+        # published configs of gemma leave their vocabulary out
+        and (nested or key not in _SHAPE or (key == "vocab_size" and kind.startswith("gemma")))
+    }
+    data = {**defaults, **data}
+    names = dict(_GPT2 if kind == "gpt2" else _COMMON)
+    if kind in _WITH_EXPERTS:
+        names |= _EXPERTS
+    if kind in _LIKE_DEEPSEEK:
+        names |= _LATENT
+    made: dict[str, Any] = {"name": _name(data, name), **_TYPES[kind]}
+    for theirs, ours in names.items():
+        if data.get(theirs) is not None:
+            made[ours] = data[theirs]
+    for ours in (*NEEDED, *(() if kind == "gpt2" else ("ffn",))):
+        if ours not in made:
+            theirs = next(key for key, value in names.items() if value == ours)
+            raise ModelError(f"model {name}: {theirs}: missing in the config.json")
+    for theirs, ours in names.items():
+        if ours != "tied" and not isinstance(value := made.get(ours, 0), int):
+            raise ModelError(f"model {name}: {theirs}: expected a whole number, got {value!r}")
+    made |= _beyond_names(data, kind, made) | _dense_layers(data, name)
+    if kind in _LIKE_DEEPSEEK:
+        made.pop("kv_heads", None)  # meaningless there: one latent serves every head
+        made.pop("head_dim", None)
+    scaling = data.get("rope_scaling") or data.get("rope_parameters")
+    if isinstance(scaling, Mapping) and "original_max_position_embeddings" in scaling:
+        made["context"] = _stretched(made.get("context"), scaling)
+    taken = [f"{key} {defaults[key]}" for key in names if key in defaults]
+    if taken:
+        made["source"] = f"defaults of {kind}, as the config does not say: {', '.join(taken)}"
+    return made_of(made)
+
+
+def _beyond_names(data: Mapping[str, Any], kind: str, made: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what keys of a config mean in models of this type."""
+    found: dict[str, Any] = {}
+    if data.get("attention_bias") is True:
+        found["qkv_bias"] = True
+    if kind == "glm4_moe" and data.get("use_qk_norm") is True:
+        found["qk_norm"] = True
+    if kind in ("mixtral", "gpt_oss", "llama4_text", "minimax_m2"):
+        found["expert_ffn"] = made["ffn"]  # there every expert has the width of the MLP
+    if kind == "llama4_text":  # except in layers without experts; one is shared by all tokens
+        found["shared_ffn"] = made["ffn"]
+        found["ffn"] = data.get("intermediate_size_mlp") or made["ffn"]
+    if kind in (*_LIKE_DEEPSEEK, "glm4_moe"):
+        found["shared_ffn"] = (data.get("n_shared_experts") or 0) * made.get("expert_ffn", 0)
+    return found
+
+
+# -- heads ----------------------------------------------------------------------------------------
+
+
+def _head(data: Mapping[str, Any], text: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of a head other than a language model's, and what is not modelled of it."""
+    known = [name for one in (data, text) for name in _architectures(one)]
+    # a base class around a text model, which the latter's own name says more of
+    known.sort(key=lambda name: "For" not in name and "LMHead" not in name)
+    if not known:
+        return {}, []
+    end = next((end for end in _HEADS if known[0].endswith(end)), None)
+    if end is None:
+        return {}, [
+            f"architectures: the head of {known[0]} is not known, a language model's is taken"
+        ]
+    head = _HEADS[end]
+    if head in ("vocab", "none"):
+        return ({} if head == "vocab" else {"head": head}), []
+    labels = 2 if end == "ForQuestionAnswering" else _labels(data, text)
+    lost = []
+    if "Reward" in end:
+        lost = [
+            f"architectures: layers of {known[0]} between the last norm and its score are left out"
+        ]
+    return {"head": head, "labels": labels}, lost
+
+
+def _architectures(data: Mapping[str, Any]) -> list[str]:
+    named = data.get("architectures")
+    named = named if isinstance(named, list) else [named]
+    return [name for name in named[:1] if isinstance(name, str)]
+
+
+def _labels(data: Mapping[str, Any], text: Mapping[str, Any]) -> int:
+    """Return how many labels a classification has, two where a config does not say.
+
+    Raises:
+        ModelError: for anything but a number of at least 1.
+    """
+    for one in (data, text):
+        names = one.get("id2label")
+        count = len(names) if isinstance(names, Mapping) else one.get("num_labels")
+        if count is None:
+            continue
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise ModelError(f"num_labels: expected a whole number of at least 1, got {count!r}")
+        return count
+    return 2
+
+
+# -- what is left out -----------------------------------------------------------------------------
+
+
+def _left_out(data: Mapping[str, Any], text: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a sentence for each key of a ``config.json`` that changes costs and is not in the model."""
+    kind = str(text.get("model_type"))
+    whole = {**_DEFAULTS.get(kind, {}), **data, **text}
+    if not whole.get("use_sliding_window", not kind.startswith("qwen")):
+        whole.pop("sliding_window", None)
+    layers = whole.get("layer_types")
+    if isinstance(layers, list) and set(map(str, layers)) <= {"full_attention"}:
+        whole.pop("layer_types")
+    yield from (f"{key}: {lost}" for key, lost in _LOST.items() if whole.get(key))
+
+
+def _towers(data: Mapping[str, Any], own: int) -> Iterator[str]:
+    """Yield a sentence for each part beside the text model, with its share of all parameters."""
+    found = dict(_sub_configs(data))
+    sizes = {key: _tower_parameters(config) for key, config in found.items()}
+    whole = own + sum(size or 0 for size in sizes.values())
+    for key, size in sizes.items():
+        share = "and not this part, whose share is not known"
+        if size is not None:
+            share = f"not this part of about {size / 1e9:.3g}B parameters ({_percent(size / whole)} of the whole)"
+        yield f"{key}: only the text model is read, {share}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share > 0.0095 else f"{share:.2%}"
+
+
+def _sub_configs(data: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the configs of other models inside one, those around its text model included."""
+    for key, value in data.items():
+        if not isinstance(value, Mapping):
+            continue
+        if key in _TEXT:
+            yield from _sub_configs(value)
+        elif key not in _NOT_TOWERS and (
+            str(key).endswith("_config") or "model_type" in value or _first(value, _DEPTHS)
+        ):
+            yield str(key), value
+
+
+# Names that towers have for their sizes, and the sizes of types that have only what differs from these.
+_DEPTHS = ("num_hidden_layers", "depth", "encoder_layers", "num_layers", "n_layers", "layers")
+_WIDTHS = ("embed_dim", "hidden_size", "d_model", "width", "hidden_dim", "dim")
+_WIDENED = ("intermediate_size", "encoder_ffn_dim", "ffn_dim", "mlp_dim", "dim_feedforward")
+_TOWERS: dict[str, dict[str, int]] = {
+    "clip_vision_model": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "patch_size": 32},
+    "siglip_vision_model": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "patch_size": 16},
+    "pixtral": {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "patch_size": 16},
+    "voxtral_encoder": {"hidden_size": 1280, "intermediate_size": 5120, "num_hidden_layers": 32, "num_mel_bins": 128},
+}  # fmt: skip
+_GATED = ("pixtral", "qwen2_5_vl", "qwen2_5_vl_vision")
+
+
+def _first(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    """Return the first of some sizes that a config has; 0: it has none."""
+    sizes = (config.get(key) for key in keys)
+    return next(
+        (size for size in sizes if isinstance(size, int) and 0 < size < 10**7 and size is not True),
+        0,
+    )
+
+
+def _tower_parameters(config: Mapping[str, Any]) -> int | None:
+    """Return about how many parameters a tower has, from its layers' widths and its inputs; None where its config
+    does not say."""
+    kind = str(config.get("model_type"))
+    if isinstance(inner := next((config[key] for key in _TEXT if key in config), None), Mapping):
+        config = inner
+    config = {**_TOWERS.get(kind, {}), **config}
+    depth, width = _first(config, _DEPTHS), _first(config, _WIDTHS)
+    if not depth or not width:
+        return None
+    ratio = config.get("mlp_ratio")
+    ratio = ratio if isinstance(ratio, int | float) and 0 < ratio < 100 else 4
+    inner_width = _first(config, _WIDENED) or round(ratio * width)
+    heads, dim = _first(config, ("num_attention_heads", "num_heads")), _first(config, ("head_dim",))
+    queries = heads * dim or width
+    keys = _first(config, ("num_key_value_heads",)) * dim or queries
+    gated = kind in _GATED or kind in _TYPES
+    layer = 2 * width * (queries + keys) + (3 if gated else 2) * width * inner_width
+    inputs = 3 * _first(config, ("patch_size",)) ** 2 * width  # of an image's colours
+    mels = _first(config, ("num_mel_bins",))  # of sound: two convolutions over three steps
+    inputs += (
+        (3 * mels + 3 * width + _first(config, ("max_source_positions",))) * width * bool(mels)
+    )
+    tokens = _first(config, ("vocab_size",)) if kind in _TYPES else 0
+    return depth * layer + inputs + 2 * tokens * width
+
+
+def _dense_layers(data: Mapping[str, Any], name: str) -> dict[str, int]:
+    """Return `dense_layers` where a config lists the layers without experts.
+
+    Raises:
+        ModelError: if these are not the first ones.
+    """
+    listed = data.get("mlp_only_layers")
+    if listed:
+        first = list(range(len(listed))) if isinstance(listed, list) else None
+        if listed != first or data.get("decoder_sparse_step", 1) != 1:
+            raise ModelError(
+                f"model {name}: mlp_only_layers: only the first layers can be without experts, got {listed}"
+            )
+        return {"dense_layers": len(listed)}
+    often = data.get("moe_layer_freq", 1)
+    if often not in (None, 1):
+        raise ModelError(
+            f"model {name}: moe_layer_freq: experts must be in every layer after the first"
+            f" first_k_dense_replace, got {often}"
+        )
+    return {}
+
+
+def _stretched(context: Any, scaling: Mapping[str, Any]) -> Any:
+    """Return the context length, extended by ``rope_scaling``."""
+    factor, before = scaling.get("factor"), scaling["original_max_position_embeddings"]
+    if not (isinstance(factor, int | float) and isinstance(before, int) and 1 <= factor <= 1e6):
+        return context
+    return max(context, int(factor * before)) if isinstance(context, int) else context
