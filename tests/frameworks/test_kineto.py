@@ -360,3 +360,16 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     cut = kineto(trace, 0, named=lambda op: f"{op}/0")
     with pytest.raises(OptPipeError, match=r"F0\.0/0: runs whose sequences are cut into slices"):
         read(tmp_path, [cut])
+
+
+@pytest.mark.parametrize("name", ["Forward 3", "aten::mm"])
+def test_a_trace_of_torchs_single_stage_schedules_says_what_to_add(
+    tmp_path: Path, name: str
+) -> None:
+    """GPipe names the microbatch alone, 1F1B nothing."""
+    event = {"ph": "X", "cat": "user_annotation", "name": name, "ts": 1.0, "dur": 2.0}
+    path = tmp_path / "rank0.json"
+    path.write_text(json.dumps({"traceEvents": [event]}))
+    with pytest.raises(OptPipeError, match="wrap forward_one_chunk and backward_one_chunk") as told:
+        read_kineto(path)
+    assert ("'Forward 3', as ScheduleGPipe has it" in str(told.value)) == (name == "Forward 3")

@@ -30,6 +30,7 @@ _TORCH = re.compile(r"PP:(\d+)([FIWB])(\d+)")
 _FROM_TORCH: Mapping[str, OpKind] = {"F": F, "I": B, "W": W, "B": BW}
 _MESSAGES = re.compile(r"(gloo|nccl|mpi|c10d)\b|record_param_comms")
 _OTHER = re.compile(r"PP:|[CORFBW]+\d+\.\d+$")
+_SINGLE = re.compile(r"(Forward|Backward) \d+")
 _SEND = re.compile(r"PP:(\d+)SEND_F")
 _KINDS = (F, B, W, BW)
 
@@ -84,10 +85,7 @@ def read_kineto(path: str | os.PathLike[str]) -> RankTrace:
     unread: Counter[str] = Counter()
     ranges = sorted(_ranges(complete, base, unread), key=lambda one: one.start_ns)
     if not ranges:
-        raise OptPipeError(
-            f"{path}: no op: expected ranges such as F3.7 (torch.profiler.record_function) or PP:3F7"
-            " (torch.distributed.pipelining)"
-        )
+        raise OptPipeError(f"{path}: no op: {_expected(complete)}")
     if cut := next((one.op for one in ranges if one.op.slice is not None), None):
         raise OptPipeError(f"{path}: {cut}: runs whose sequences are cut into slices are not read")
     info = data.get("distributedInfo")
@@ -105,6 +103,18 @@ def read_kineto(path: str | os.PathLike[str]) -> RankTrace:
         world if world and world > 0 else None,
         max(map(int, sends), default=None),
         _outside(complete, base, ranges),
+    )
+
+
+def _expected(events: list[dict[str, Any]]) -> str:
+    """Say what to add to a run whose trace has no op."""
+    text = "expected ranges such as F3.7 (torch.profiler.record_function) or PP:3F7 (torch.distributed.pipelining)"
+    single = next((e["name"] for e in events if _SINGLE.fullmatch(str(e.get("name")))), None)
+    if single is not None:
+        text += f"; {single!r}, as ScheduleGPipe has it, does not say the stage"
+    return text + (
+        "; torch's ScheduleGPipe and Schedule1F1B write none: wrap forward_one_chunk and backward_one_chunk of the"
+        " stage in record_function(f'PP:{stage}F{microbatch}') and PP:{stage}B{microbatch}"
     )
 
 
