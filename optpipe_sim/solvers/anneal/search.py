@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...ops import BW, TRANSFERS, OpKind
+from ...ops import BW, TRANSFERS, B, OpKind, W
 from ...schedule import Schedule
 from ..problem import Problem
 from ..reports import Others, no_report
@@ -116,16 +116,19 @@ def pack(problem: Problem, schedule: Schedule) -> Programs:
         + 2
     )
     prog = np.full((shape.devices, room), -1, np.int64)
-    length = np.zeros(shape.devices, np.int64)
-    for device, program in enumerate(schedule.programs):
-        for op in program:
-            if op.kind in TRANSFERS and not problem.may_offload:
-                continue
-            kinds = (OpKind.B, OpKind.W) if op.kind is BW else (op.kind,)
-            for kind in kinds:
-                prog[device, length[device]] = kind << high | op.stage << low | op.microbatch
-                length[device] += 1
-    return Programs(prog, length)
+    kinds, stages, microbatches = schedule.table.T.astype(np.int64)
+    kept = np.full(len(kinds), problem.may_offload) | ~np.isin(kinds, TRANSFERS)
+    fused = kinds == BW
+    codes = np.where(fused, B, kinds) << high | stages << low | microbatches
+    # a W follows the B of its BW
+    split = np.repeat(codes, 1 + fused)
+    split[np.flatnonzero(np.repeat(fused, 1 + fused))[1::2]] += (W - B) << high
+    kept, devices = np.repeat(kept, 1 + fused), np.repeat(schedule.devices, 1 + fused)
+    length = np.bincount(devices[kept], minlength=shape.devices)
+    codes, ends = split[kept], np.cumsum(length)
+    for device, end in enumerate(ends):
+        prog[device, : length[device]] = codes[end - length[device] : end]
+    return Programs(prog, length.astype(np.int64))
 
 
 def unpack(problem: Problem, programs: Programs, name: str = "search") -> Schedule:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import numpy as np
+
 from ...errors import OptPipeError
-from ...ops import BW, O, Op, R
+from ...ops import BW, O, R
 from ...schedule import Schedule
 from ..anneal.search import Workspace, pack
 from ..problem import Problem
@@ -35,35 +37,32 @@ def tidy(
         return schedule
     until = time.monotonic() + seconds
     trace = problem.replay(schedule)
+    shape, (kinds, stages, units) = schedule.shape, table.T
+    out = table[kinds == O].tolist()
     away = {
-        (op.stage, op.microbatch): int(
-            trace.grant_ns[schedule.row(Op(R, op.stage, op.microbatch))]
-            - trace.end_ns[schedule.row(op)]
+        (stage, unit): int(
+            trace.grant_ns[schedule.row(shape.op(R, stage, unit))]
+            - trace.end_ns[schedule.row(shape.op(O, stage, unit))]
         )
-        for program in schedule.programs
-        for op in program
-        if op.kind is O
+        for _, stage, unit in out
     }
     work, span = Workspace(problem), problem.objective == "span"
+    transfers = np.isin(kinds, (O, R))
 
-    def without(units: set[tuple[int, int]]) -> Schedule:
-        programs = [
-            [
-                op
-                for op in program
-                if op.kind not in (O, R) or (op.stage, op.microbatch) not in units
-            ]
-            for program in schedule.programs
-        ]
+    def without(dropped: set[tuple[int, int]]) -> Schedule:
+        here = np.zeros((shape.stages, shape.units), bool)
+        here[tuple(np.array(sorted(dropped)).T)] = True
+        kept = ~(transfers & here[stages, units])
+        sizes = np.bincount(schedule.devices[kept], minlength=shape.devices)
         links = {
-            key: [op for op in ops if (op.stage, op.microbatch) not in units]
+            key: tuple(op for op in ops if not here[op.stage, shape.unit(op)])
             for key, ops in schedule.link_order.items()
         }
-        return Schedule(schedule.shape, programs, links, schedule.meta)
+        return Schedule.from_table(shape, table[kept], np.cumsum([0, *sizes]), links, schedule.meta)
 
-    def fits(units: set[tuple[int, int]]) -> bool:
+    def fits(dropped: set[tuple[int, int]]) -> bool:
         # the compiled evaluation never underestimates, so what it accepts is no worse
-        return work.evaluate(pack(problem, without(units)))[span] <= trace.cost_ns
+        return work.evaluate(pack(problem, without(dropped)))[span] <= trace.cost_ns
 
     gone: set[tuple[int, int]] = set()
     order = sorted(away, key=lambda unit: (away[unit], unit))
