@@ -77,7 +77,7 @@ def from_torch_csv(text: str, source: str = "torch csv") -> Schedule:
         InvalidSchedule: names the row and the cell that is not an action, or why the rows are not a
             schedule (a stage on two ranks, stages that do not divide over the ranks).
     """
-    rows = list(csv.reader(io.StringIO(text)))
+    rows = [row for row in csv.reader(io.StringIO(text)) if row]  # empty lines are no ranks
     programs = [
         [op for cell in row for op in _ops(cell.strip(), f"{source}: rank {rank}")]
         for rank, row in enumerate(rows)

@@ -220,6 +220,10 @@ def test_dualpipe_v_is_torchs(ranks: int, microbatches: int) -> None:
     assert ours("dualpipe-v", ranks, 2, microbatches) == theirs
 
 
+def test_spaces_and_empty_lines_are_skipped() -> None:
+    assert from_torch_csv("0F0 , 0B0,,\r\n\r\n1F0,1B0\r\n") == from_torch_csv("0F0,0B0\n1F0,1B0\n")
+
+
 def test_reads_what_torch_lowers() -> None:
     text = "0UNSHARD,0F0,0SEND_F0,,0RECV_B0,0B0,0REDUCE_GRAD\n1RECV_F0,1F0,(1I0;1W0)OVERLAP_F_B"
     assert from_torch_csv(text) == Schedule(

@@ -175,7 +175,8 @@ def _show(out: Out, answer: dict[str, Any], files: dict[str, str]) -> None:
 
     line(out, "best of the family", answer["told"])
     line(out, "time", format_time(answer["objective_ns"]))
-    line(out, "peak", format_size(max(answer["peak_bytes"])))
+    peaks = answer["peak_bytes"]
+    line(out, "peak", format_size(max(peaks)) if peaks else "not known")
     line(out, "replayed", f"{answer['tried']} plans, of which {answer['fitting']} fit")
     if answer["free_ns"] is not None:
         slower = f"{answer['slower_than_free']:+.1%}"
