@@ -17,8 +17,9 @@ from itertools import chain, islice
 import numpy as np
 
 from ...errors import OptPipeError
-from ...ops import BW, B, F, O, Op, OpKind, R, dependencies
-from ...schedule import Schedule
+from ...ops import BW, TRANSFERS, B, C, F, O, Op, OpKind, R, dependencies
+from ...profile import CostProfile
+from ...schedule import Levels, Schedule
 from ..problem import Problem, schedule_from_times
 
 BLOCKS = (1, 2, 3, 4, 6, 8, 12, 16)  # microbatches repeated together
@@ -28,14 +29,21 @@ MANY_OPS = 30_000  # for larger schedules only the simplest cut is tried
 
 def adapt(problem: Problem, schedule: Schedule, seconds: float = 0.5) -> Schedule | None:
     """Adapt a schedule, which may have another m, to this problem; None if it has another placement
-    or none of its adaptations fits the limit.
+    or other slices, or none of its adaptations fits the limit. Treatments that the problem does not
+    have are dropped: those activations are kept.
 
     After `seconds` no further adaptation is tried.
     """
-    if schedule.shape.placement != problem.shape.placement:
+    shape, wanted = schedule.shape, problem.shape
+    if (shape.devices, shape.placement, shape.slices) != (
+        wanted.devices,
+        wanted.placement,
+        wanted.slices,
+    ):
         return None
     if problem.profile.offload is None:
         schedule = without_transfers(schedule)
+    schedule = _without_other_levels(schedule, problem.profile)
     began = time.monotonic()
     candidates: list[Schedule] = []
 
@@ -78,10 +86,34 @@ def _put_off(problem: Problem, candidates: Iterable[Schedule], until: float) -> 
 
 def without_transfers(schedule: Schedule) -> Schedule:
     """Return the schedule with the same compute ops and no offloads."""
-    kept = schedule.table[:, 0] < O
+    kept = ~np.isin(schedule.table[:, 0], TRANSFERS)
+    return _with_ops(schedule, kept, schedule.levels, links=False)
+
+
+def _without_other_levels(schedule: Schedule, profile: CostProfile) -> Schedule:
+    """Return the schedule without recomputation at levels that its stages do not have in a profile."""
+    names, table = schedule.levels
+    known = np.array(
+        [[True, *(cost.level(name) is not None for name in names)] for cost in profile.stages]
+    )
+    there = np.take_along_axis(known, table, axis=1)
+    if there.all():
+        return schedule
+    kinds, stages, units = schedule.table.T
+    kept = (kinds != C) | there[stages, units]
+    return _with_ops(schedule, kept, Levels(names, np.where(there, table, 0)), links=True)
+
+
+def _with_ops(schedule: Schedule, kept: np.ndarray, levels: Levels, links: bool) -> Schedule:
+    """Return a schedule with the ops that are `kept`, these levels, and with or without its link order."""
     sizes = np.bincount(schedule.devices[kept], minlength=schedule.shape.devices)
     return Schedule.from_table(
-        schedule.shape, schedule.table[kept], np.cumsum([0, *sizes]), meta=schedule.meta
+        schedule.shape,
+        schedule.table[kept],
+        np.cumsum([0, *sizes]),
+        schedule.link_order if links else None,
+        schedule.meta,
+        levels,
     )
 
 
@@ -95,10 +127,10 @@ def _of_size(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
     if m == old:
         yield schedule
         return
-    starts = _free_starts(problem, schedule)
+    starts, levels = _free_starts(problem, schedule), schedule.levels
     if m < old:
         for first in sorted({0, m // 4, m // 2, 3 * m // 4, m}):
-            yield _respaced(problem, starts, [*range(first), *range(first + old - m, old)])
+            yield _respaced(problem, starts, levels, [*range(first), *range(first + old - m, old)])
         return
     blocks = sorted({size for size in (*BLOCKS, old // 2) if 1 <= size <= old}, reverse=True)
     places: tuple[float, ...] = (0.5, 0.25, 0.75)
@@ -108,20 +140,22 @@ def _of_size(problem: Problem, schedule: Schedule) -> Iterator[Schedule]:
         for size in blocks:
             cut = size + int(place * (old - size))  # the block ends here
             repeated = [cut - size + n % size for n in range(m - old)]
-            yield _respaced(problem, starts, [*range(cut), *repeated, *range(cut, old)])
+            yield _respaced(problem, starts, levels, [*range(cut), *repeated, *range(cut, old)])
 
 
 def _free_starts(problem: Problem, schedule: Schedule) -> dict[Op, int]:
     """Return when each op starts with the problem's costs and no memory limit."""
     free = replace(problem, microbatches=schedule.shape.microbatches, limits=None)
     trace = free.replay(schedule)
-    ops = chain.from_iterable(schedule.programs)
+    ops = chain.from_iterable(trace.schedule.programs)  # backwards may have been fused
     return dict(zip(ops, trace.start_ns.tolist(), strict=True))
 
 
-def _respaced(problem: Problem, starts: dict[Op, int], sources: list[int]) -> Schedule:
-    """Make the schedule whose microbatch j is timed as `sources[j]` was, later by the duration of
-    the microbatches inserted before it (or earlier by that of those removed)."""
+def _respaced(
+    problem: Problem, starts: dict[Op, int], levels: Levels, sources: list[int]
+) -> Schedule:
+    """Make the schedule whose microbatch j is timed and treated as `sources[j]` was, later by the
+    duration of the microbatches inserted before it (or earlier by that of those removed)."""
     old = 1 + max(op.microbatch for op in starts)
     when = np.zeros(old + 1, np.int64)  # typical time of a microbatch: its ops' mean start
     count = np.zeros(old, np.int64)
@@ -142,7 +176,8 @@ def _respaced(problem: Problem, starts: dict[Op, int], sources: list[int]) -> Sc
         for op, start in by_microbatch[source]:
             timed[Op(op.kind, op.stage, j)] = start + shift
     least = min(timed.values())
-    return schedule_from_times(problem, {op: start - least for op, start in timed.items()})
+    treated = Levels(levels.names, levels.table[:, sources])
+    return schedule_from_times(problem, {op: start - least for op, start in timed.items()}, treated)
 
 
 # -- less memory ----------------------------------------------------------------------------------
@@ -155,7 +190,7 @@ def put_off(problem: Problem, schedule: Schedule) -> Schedule:
     available and its memory fits; so the result, run in that order, never deadlocks.
 
     Raises:
-        OptPipeError: if no further op can be placed.
+        OptPipeError: if no further op can be placed, or if anything is recomputed.
     """
     return _PutOff(problem, schedule).run()
 
@@ -167,14 +202,13 @@ class _PutOff:
         self.problem, self.costs = problem, problem.profile
         if problem.limits is None:
             raise OptPipeError("without a limit there is nothing to delay")
+        if schedule.levels.table.any():
+            raise OptPipeError("the memory of recomputed activations is not followed here")
         self.limits = problem.limits
-        free = replace(problem, limits=None)
+        free = replace(problem, limits=None).replay(schedule)
+        schedule = free.schedule  # backwards may have been fused
         self.when = dict(
-            zip(
-                chain.from_iterable(schedule.programs),
-                free.replay(schedule).start_ns.tolist(),
-                strict=True,
-            )
+            zip(chain.from_iterable(schedule.programs), free.start_ns.tolist(), strict=True)
         )
         self.left = [deque(program) for program in schedule.programs]
         self.all = {op for program in schedule.programs for op in program}

@@ -1,8 +1,11 @@
 """Solved schedules on disk, looked up by the identity of the problem.
 
 One file per problem: the best schedule known and the best bound. Processes may share the folder:
-files are written atomically and each holds its own checksum; an unreadable file is ignored. The
-least recently used entries are dropped when the folder grows too large.
+files are written atomically and each holds its own checksum. The least recently used entries are
+dropped when the folder grows too large.
+
+What stands in the folder is untrusted: it is read, adapted and replayed within `_or_none` alone, so
+that an entry that fails in any way is as good as none, and no solve can end with its error.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ import json
 import os
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from ...errors import OptPipeError
 from ...files import user_cache, write_bytes
@@ -28,13 +31,14 @@ from .identity import Identity, carried_bound, distance, identity
 from .portfolio import Race
 
 FORMAT = 1
-HEAD = ("problem", "bound", "bound_name", "seconds")  # the header of a file, before its schedule
 FOLDER, SIZE = "OPTPIPE_SIM_CACHE", "OPTPIPE_SIM_CACHE_MIB"
 DEFAULT_MIB = 256
 MOST_LOOKED_AT = 200  # entries of a family
 FAR = 2.0  # beyond this distance a schedule is not worth starting from
 STALE_S = 3600  # age at which the writer of a temporary file must be dead
 _ENDING = ".entry"
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Entry(NamedTuple):
@@ -65,17 +69,10 @@ class Cache:
         each other."""
         wanted = identity(problem)
         path = self._path(wanted)
-        entry = _read(path)
-        if entry is None or entry.problem.data != wanted.data:
-            return None
-        try:
-            cost = problem.replay(entry.schedule).cost_ns
-        except OptPipeError:
-            return None
-        if entry.bound * wanted.time_unit_ns > cost:
-            return None  # no schedule can cost less than a lower bound
-        _touch(path)
-        return entry._replace(problem=wanted)
+        entry = _or_none(_entry_of, path, problem, wanted)
+        if entry is not None:
+            _touch(path)
+        return entry
 
     def near(self, problem: Problem, most: int = 3) -> list[Entry]:
         """Return the entries of the most similar other problems, the nearest first; none for
@@ -84,16 +81,13 @@ class Cache:
             return []
         wanted = identity(problem)
         found = []
-        for path in self._family(wanted):
-            head = _head(path)
-            if head is None or head["problem"] == wanted.data:
-                continue
-            far = distance(Identity(head["problem"], 1), wanted)
-            if far <= FAR:
+        for path, head in self._others(wanted):
+            far = _or_none(distance, Identity(head["problem"], 1), wanted)
+            if far is not None and far <= FAR:
                 found.append((far, path.name, path))
         entries = []
         for *_, path in sorted(found)[:most]:
-            entry = _read(path)
+            entry = _or_none(_read, path)
             if entry is not None:
                 _touch(path)
                 entries.append(entry)
@@ -103,12 +97,19 @@ class Cache:
         """Return the best bound that other problems prove for this one, in ns, and its name."""
         wanted = identity(problem)
         best = (0, "")
-        for path in self._family(wanted):
-            head = _head(path)
-            if head is not None and head["problem"] != wanted.data:
-                bound = carried_bound(Identity(head["problem"], 1), head["bound"], wanted)
+        for _, head in self._others(wanted):
+            source = Identity(head["problem"], 1)
+            bound = _or_none(carried_bound, source, head["bound"], wanted)
+            if bound:
                 best = max(best, (bound, head["bound_name"]))
         return best
+
+    def _others(self, wanted: Identity) -> Iterator[tuple[Path, dict[str, Any]]]:
+        """Yield the files and headers of the other problems of a family."""
+        for path in self._family(wanted):
+            head = _or_none(_head, path)
+            if head is not None and head["problem"] != wanted.data:
+                yield path, head
 
     def put(
         self, problem: Problem, schedule: Schedule, bound_ns: int, bound_name: str, seconds: float
@@ -137,8 +138,11 @@ class Cache:
         }
         content = zlib.compress(json.dumps(schedule.to_json()).encode())
         body = json.dumps(head).encode() + b"\n" + content
+        path = self._path(wanted)
+        if os.path.lexists(path) and not path.is_file():  # to write into a pipe would take forever
+            return
         try:
-            write_bytes(self._path(wanted), _checksum(body) + b"\n" + body)
+            write_bytes(path, _checksum(body) + b"\n" + body)
             self._evict()
         except (OptPipeError, OSError):
             pass
@@ -216,7 +220,7 @@ def recall(race: Race, cache: Cache) -> Entry | None:
         race.prove(entry.bound * entry.problem.time_unit_ns, entry.bound_name)
     else:
         for near in cache.near(problem):
-            adapted = adapt(problem, near.schedule)
+            adapted = _or_none(adapt, problem, near.schedule)
             if adapted is not None:
                 race.offer(adapted, "cache, adapted")
     bound_ns, name = cache.bound_ns(problem)
@@ -234,39 +238,67 @@ def remember(race: Race, cache: Cache) -> None:
 # -- files ----------------------------------------------------------------------------------------
 
 
+def _or_none(use: Callable[P, T | None], *args: P.args, **options: P.kwargs) -> T | None:
+    """Return the result of reading or using an entry, or None if that fails.
+
+    An entry is untrusted: another program or version may have written it, for another problem. So any
+    error in `use` is the entry's; nothing else may run in here, as its errors would be hidden.
+    """
+    try:
+        return use(*args, **options)
+    except Exception:
+        return None
+
+
 def _checksum(body: bytes) -> bytes:
     return hashlib.sha256(body).hexdigest().encode()
 
 
 def _head(path: Path) -> dict[str, Any] | None:
-    """Read a file without unpacking its schedule; None if it is missing, damaged or of another version."""
-    try:
-        checksum, _, body = path.read_bytes().partition(b"\n")
-    except OSError:
+    """Read a file without unpacking its schedule; None if it is damaged, of another version or of
+    another problem than its name says.
+
+    Raises:
+        OSError, ValueError, ...: if it is missing or nothing that this package wrote.
+    """
+    if not path.is_file():  # to read a pipe would take forever
         return None
+    checksum, _, body = path.read_bytes().partition(b"\n")
     if checksum != _checksum(body):
         return None
     line, _, content = body.partition(b"\n")
-    try:
-        head = json.loads(line)
-    except ValueError:
+    head = json.loads(line)
+    if head["format"] != [FORMAT, __version__]:
         return None
-    if not isinstance(head, dict) or not head.keys() >= {"format", *HEAD}:
+    kinds = {"problem": dict, "bound": int, "bound_name": str, "seconds": int | float}
+    right = all(isinstance(head[key], kind) for key, kind in kinds.items())
+    if not right or head["bound"] < 0 or Identity(head["problem"], 1).key != path.stem:
         return None
-    return {**head, "content": content} if head["format"] == [FORMAT, __version__] else None
+    return {**head, "content": content}
 
 
 def _read(path: Path) -> Entry | None:
-    """Read a whole file; None as for `_head`."""
+    """Read a whole file; None and errors as for `_head`."""
     head = _head(path)
     if head is None:
         return None
-    try:
-        schedule = Schedule.from_json(json.loads(zlib.decompress(head["content"])))
-        problem = Identity(head["problem"], 1)
-        return Entry(problem, schedule, head["bound"], head["bound_name"], head["seconds"])
-    except (ValueError, zlib.error, OptPipeError):  # another program wrote it
+    schedule = Schedule.from_json(json.loads(zlib.decompress(head["content"])))
+    problem = Identity(head["problem"], 1)
+    return Entry(problem, schedule, head["bound"], head["bound_name"], head["seconds"])
+
+
+def _entry_of(path: Path, problem: Problem, wanted: Identity) -> Entry | None:
+    """Read the entry of a problem; None if it is another problem's, or if its schedule costs less
+    than its bound.
+
+    Raises:
+        OptPipeError: if the schedule does not fit; and as `_head`.
+    """
+    entry = _read(path)
+    if entry is None or (entry.problem.data, entry.schedule.shape) != (wanted.data, problem.shape):
         return None
+    cost = problem.replay(entry.schedule).cost_ns
+    return None if entry.bound * wanted.time_unit_ns > cost else entry._replace(problem=wanted)
 
 
 def _files_in(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

@@ -170,7 +170,7 @@ def carried_bound(source: Identity, bound: int, target: Identity) -> int:
         return 0 if scale is None else -int(-bound * scale * target.time_unit_ns // 1)
     alike = all(
         theirs.get(key) == ours.get(key)
-        for key in ("times", "sizes", "engines", "levels", "per_stage")
+        for key in ("times", "sizes", "engines", "behind", "levels", "per_stage")
     )
     if not alike or "room" not in ours or not _at_least(theirs["room"], ours["room"]):
         return 0

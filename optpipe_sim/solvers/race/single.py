@@ -67,11 +67,10 @@ def solve_problem(
     race.prove(bound.ns, bound.name)
     kept = open_cache() if options.cache else None
     try:
-        if isinstance(start, Schedule):
-            race.offer(start, "warm start")
+        given = isinstance(start, Schedule) and race.offer(start, "warm start")
         if kept is not None and not cold:
             recall(race, kept)
-        _run(race, options, cold, brief)
+        _run(race, options, cold, brief, given)
         if race.best is not None and engine != ADAOFFLOAD and not brief:
             _tidy(race, options)
     except KeyboardInterrupt:
@@ -85,12 +84,16 @@ def solve_problem(
     return _result(race, engine)
 
 
-def _run(race: Race, options: SolveOptions, cold: bool, brief: bool) -> None:
-    """Try the published schedules, then run the engines, until the time limit or a proof."""
+def _run(race: Race, options: SolveOptions, cold: bool, brief: bool, given: bool) -> None:
+    """Try the published schedules, then run the engines, until the time limit or a proof.
+
+    Args:
+        given: whether the caller gave a schedule that fits; one from the cache replaces no step.
+    """
     engine = options.engine
     until = options.time_limit if options.evaluations is None else float("inf")
     # 1. AdaOffload and the published schedules, for a share of the time
-    wanted = options.published or race.best is None or engine == ADAOFFLOAD
+    wanted = options.published or not given or engine == ADAOFFLOAD
     if wanted and not race.proven:
         run_adaoffload(race, FIXED_SHARE * until)
     if engine == ADAOFFLOAD:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 import subprocess
 import sys
 import time
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,12 +20,13 @@ from hypothesis import strategies as st
 from strategies import profiles
 from unit_profiles import unit_profile
 
-from optpipe_sim import CostProfile, Schedule, build
+from optpipe_sim import CostProfile, Schedule, build, load_profile
 from optpipe_sim.errors import OptPipeError
 from optpipe_sim.solvers.problem import Problem, make_problem
 from optpipe_sim.solvers.race.adapt import adapt, put_off
-from optpipe_sim.solvers.race.cache import Cache, open_cache
+from optpipe_sim.solvers.race.cache import Cache, open_cache, recall
 from optpipe_sim.solvers.race.identity import carried_bound, distance, identity
+from optpipe_sim.solvers.race.portfolio import Race
 from optpipe_sim.solvers.solve import solve
 
 
@@ -245,6 +250,260 @@ def test_several_processes_may_write_at_once(cache: Cache) -> None:
         assert cache.get(make_problem(offloading(), m, 250)) is not None
     assert cache.info()["problems"] == 2
     assert len(list(cache.folder.rglob("*"))) == 3  # two entries in the folder of their family
+
+
+# -- entries that are no help -----------------------------------------------------------------
+
+SELECTIVE = {"name": "sel", "t_ms": 0.2, "keep_bytes": 40}
+COPIES = {"t_offload_ms": 1, "t_reload_ms": 1}
+
+
+def with_stages(stage: dict[str, Any], **changes: Any) -> CostProfile:
+    """The unit profile with further keys of its stages."""
+    like = unit_profile(4).stages[0]
+    own = {
+        "t_f_ms": 1,
+        "t_b_ms": 1,
+        "t_w_ms": 1,
+        "act_bytes": like.act_bytes,
+        "w_bytes": like.w_bytes,
+    }
+    return load_profile({"devices": 4, "stages": {**own, **stage}, **changes})
+
+
+# problems whose solutions are something else, all but "chunks", "vee" and "slices" of one family
+KINDS: dict[str, Any] = {
+    "plain": lambda m: make_problem(unit_profile(4), m, 200),
+    "levels": lambda m: make_problem(with_stages({"recompute": [SELECTIVE]}), m, 200),
+    "other levels": lambda m: make_problem(
+        with_stages({"recompute": [{**SELECTIVE, "name": "full", "t_ms": 1, "keep_bytes": 4}]}),
+        m,
+        200,
+    ),
+    "levels, alike": lambda m: make_problem(
+        with_stages({"recompute": [SELECTIVE]}), m, 200, per_stage=True
+    ),
+    "copies": lambda m: make_problem(unit_profile(4, offload=COPIES), m, 200),
+    "copies and levels": lambda m: make_problem(
+        with_stages({"recompute": [SELECTIVE]}, offload=COPIES), m, 150
+    ),
+    "shared links": lambda m: make_problem(
+        unit_profile(4, offload={**COPIES, "host_link_groups": [[0, 1], [2, 3]]}), m, 200
+    ),
+    "little pinned memory": lambda m: make_problem(
+        unit_profile(4, offload={**COPIES, "host_limit_bytes": 300}), m, 300
+    ),
+    "blocking": lambda m: make_problem(
+        unit_profile(4, links="blocking", t_comm_ms=0.1), m, 200
+    ),
+    "sizes": lambda m: make_problem(with_stages({"act_bytes": 190, "w_bytes": 7}), m, 200),
+    "fused": lambda m: make_problem(
+        unit_profile(4).map_stages(
+            lambda _, cost: replace(cost, t_b_ns=2_000_000, t_w_ns=0, w_bytes=0, splits=False)
+        ),
+        m,
+        300,
+    ),
+    "no limit": lambda m: make_problem(unit_profile(4), m),
+    "chunks": lambda m: make_problem(unit_profile(4).rechunk(2), m, 200),
+    "vee": lambda m: make_problem(unit_profile(4).rechunk(2, "vee"), m, 200),
+    "slices": lambda m: make_problem(unit_profile(4).with_slices(2), m, 200),
+}  # fmt: skip
+
+
+def answer(problem: Problem, engine: str = "search", **options: Any) -> tuple[int, str]:
+    """The cost and the status of a short, deterministic solve."""
+    if engine == "search":
+        options = {"workers": 1, "evaluations": 300, "published": False, **options}
+    found = solve(
+        problem.profile, problem.microbatches, problem.limits, engine,
+        per_stage=problem.per_stage, **options,
+    )  # fmt: skip
+    return found.objective_ns, found.status
+
+
+def floor(problem: Problem) -> int:
+    """What a solve with a cache never exceeds. (A random search from a better start may end worse.)"""
+    return answer(problem, "search" if problem.shape.slices > 1 else "adaoffload")[0]
+
+
+def recalled(problem: Problem, cache: Cache) -> Race:
+    """A race that has used the cache; whatever it took from there is checked."""
+    race = Race(problem)
+    recall(race, cache)
+    if race.best is not None:
+        assert problem.replay(race.best).cost_ns == race.cost_ns >= race.bound_ns
+    return race
+
+
+def fill(cache: Cache, problem: Problem, **options: Any) -> Path:
+    """Solve a problem into the cache; the file of its entry."""
+    answer(problem, cache=True, **options)
+    path: Path = cache._path(identity(problem))
+    assert path.exists()
+    return path
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Cache, dict[str, Path]]:
+    """A cache with an entry of each kind of problems, and their files."""
+    cache = open_cache(tmp_path_factory.mktemp("every kind"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OPTPIPE_SIM_CACHE", str(cache.folder))
+        return cache, {
+            kind: fill(cache, KINDS[kind](4 + number % 3)) for number, kind in enumerate(KINDS)
+        }
+
+
+def forge(path: Path, head: Any, schedule: bytes) -> None:
+    """Write an entry that passes for one of this package, whatever it holds."""
+    line = head if isinstance(head, bytes) else json.dumps(head).encode()
+    body = line + b"\n" + schedule
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
+
+
+def parts(path: Path) -> tuple[dict[str, Any], bytes]:
+    """The header of an entry, and its schedule."""
+    _, _, body = path.read_bytes().partition(b"\n")
+    line, _, schedule = body.partition(b"\n")
+    return json.loads(line), schedule
+
+
+def test_the_same_costs_with_levels_are_solved_before(cache: Cache) -> None:
+    fill(cache, KINDS["levels"](8), published=True)
+    for kind, m in (("plain", 16), ("plain", 8), ("levels", 16), ("levels", 5)):
+        problem = KINDS[kind](m)
+        assert answer(problem, cache=True)[0] <= floor(problem), (kind, m)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_entries_of_every_other_kind_only_help(
+    kind: str, cache: Cache, entries: tuple[Cache, dict[str, Path]]
+) -> None:
+    shutil.copytree(entries[0].folder, cache.folder)
+    (cache.folder / entries[1][kind].relative_to(entries[0].folder)).unlink()
+    for m in (3, 9):
+        recalled(KINDS[kind](m), cache)
+    problem = KINDS[kind](5)
+    assert answer(problem, cache=True)[0] <= floor(problem)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schedule_of_another_problem_is_no_entry(
+    kind: str, cache: Cache, entries: tuple[Cache, dict[str, Path]]
+) -> None:
+    """As if written by a version with another notion of what the same problem is."""
+    near, file = KINDS[kind](7), entries[1][kind]
+    head, _ = parts(file)
+    problem = KINDS[kind](head["problem"]["m"])
+    own = cache._path(identity(problem))
+    for other in entries[1].values():
+        forge(own, {**head, "bound": 1}, parts(other)[1])
+        found = cache.get(problem)
+        assert found is None or problem.replay(found.schedule).fits
+        recalled(problem, cache)
+        recalled(near, cache)
+
+
+FORGED: dict[str, Any] = {
+    "no mapping": lambda head: [head],
+    "no JSON": lambda head: b"{",
+    "deep": lambda head: b"[" * 100_000,
+    "a problem of nothing": lambda head: {**head, "problem": {}},
+    "a problem of another kind": lambda head: {**head, "problem": [1, 2]},
+    "times of other stages": lambda head: {
+        **head,
+        "problem": {**head["problem"], "times": {"f": [1], "o": [0]}},
+    },
+    "no microbatches": lambda head: {**head, "problem": {**head["problem"], "m": 0}},
+    "a bound in words": lambda head: {**head, "bound": "high"},
+    "a negative bound": lambda head: {**head, "bound": -5},
+    "a name that is none": lambda head: {**head, "bound_name": None},
+    "seconds in words": lambda head: {**head, "seconds": "a few"},
+    "an older format": lambda head: {**head, "format": [0, "0.1"]},
+    "a future version": lambda head: {**head, "format": [head["format"][0], "99.0"]},
+    "a future format": lambda head: {**head, "format": {"number": 2}},
+    "nothing else": lambda head: {"format": head["format"]},
+}
+SCHEDULES = [b"", b"x", zlib.compress(b"[]"), zlib.compress(b"{")]
+
+
+@pytest.mark.parametrize("what", FORGED)
+def test_a_header_that_cannot_be_is_no_entry(
+    what: str, cache: Cache, entries: tuple[Cache, dict[str, Path]]
+) -> None:
+    head, schedule = parts(entries[1]["levels"])
+    problem, near = KINDS["levels"](head["problem"]["m"]), KINDS["plain"](7)
+    assert identity(problem).data == head["problem"]
+    forge(cache._path(identity(problem)), FORGED[what](head), schedule)
+    _expect_nothing(cache, problem, near)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_schedule_that_is_none_is_no_entry(
+    schedule: bytes, cache: Cache, entries: tuple[Cache, dict[str, Path]]
+) -> None:
+    head, _ = parts(entries[1]["levels"])
+    problem, near = KINDS["levels"](head["problem"]["m"]), KINDS["levels"](4)
+    forge(cache._path(identity(problem)), head, schedule)
+    assert cache.get(problem) is None
+    assert cache.near(near) == []
+    assert recalled(problem, cache).best is recalled(near, cache).best is None
+    assert answer(problem, cache=True) == answer(problem)
+
+
+def _expect_nothing(cache: Cache, problem: Problem, near: Problem) -> None:
+    """The cache, whose only entry would be of the first problem, is as good as empty."""
+    assert cache.get(problem) is None
+    assert cache.near(near) == []
+    assert cache.bound_ns(near) == (0, "")
+    for each in (problem, near):
+        race = recalled(each, cache)
+        assert (race.best, race.bound_ns) == (None, 0)
+    assert answer(problem, cache=True) == answer(problem)
+
+
+@pytest.mark.parametrize("kind", ["a folder", "a pipe", "a link to itself", "a file as folder"])
+def test_what_is_no_file_is_no_entry(kind: str, cache: Cache) -> None:
+    problem = KINDS["levels"](4)
+    cold = answer(problem)
+    path = cache._path(identity(problem))
+    if kind == "a file as folder":
+        cache.folder.mkdir(parents=True)
+        path.parent.write_text("")
+    else:
+        path.parent.mkdir(parents=True)
+        {
+            "a folder": path.mkdir,
+            "a pipe": lambda: os.mkfifo(path),
+            "a link to itself": lambda: path.symlink_to(path),
+        }[kind]()
+    assert answer(problem, cache=True) == cold
+
+
+def test_a_full_disk_ends_no_solve(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    problem = KINDS["levels"](4)
+    cold = answer(problem)
+    monkeypatch.setattr("optpipe_sim.files._write_beside", full)
+    assert answer(problem, cache=True) == cold
+    assert cache.info()["problems"] == 0
+
+
+def test_an_error_of_the_solver_is_not_hidden(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any) -> None:
+        raise ZeroDivisionError
+
+    problem = KINDS["levels"](4)
+    fill(cache, problem)
+    monkeypatch.setattr("optpipe_sim.solvers.race.cache.identity", broken)
+    with pytest.raises(ZeroDivisionError):
+        answer(problem, cache=True)
 
 
 # -- near -----------------------------------------------------------------------------------------
