@@ -39,7 +39,7 @@ class Loss:
 
 def _without_offloads(schedule: Schedule) -> Schedule:
     # link orders only concern offloads and reloads
-    return only(schedule, ~schedule.is_transfer).replace(link_order={})
+    return schedule.only(~schedule.is_transfer, link_order={})
 
 
 def _recomputed(schedule: Schedule) -> int:
@@ -51,20 +51,7 @@ def _recomputed(schedule: Schedule) -> int:
 
 
 def _without_recomputation(schedule: Schedule) -> Schedule:
-    return only(schedule, schedule.table[:, 0] != C).replace(recompute={})
-
-
-def only(schedule: Schedule, kept: np.ndarray) -> Schedule:
-    """Return the schedule with the rows of its table that are `kept` (a mask)."""
-    lengths = np.bincount(schedule.devices[kept], minlength=schedule.shape.devices)
-    return Schedule.from_table(
-        schedule.shape,
-        schedule.table[kept],
-        np.cumsum([0, *lengths]),
-        None,
-        schedule.meta,
-        schedule.levels,
-    ).replace(link_order=schedule.link_order)
+    return schedule.only(schedule.table[:, 0] != C, recompute={})
 
 
 OFFLOADS = Loss(

@@ -20,7 +20,7 @@ from ..schedule import Schedule
 from ..sim import simulate, simulate_or_report
 from ..trace import Trace
 from ..units import counted, format_size, format_time
-from .losses import OFFLOADS, only
+from .losses import OFFLOADS
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def _stripped(schedule: Schedule, nearest: Schedule) -> Iterator[tuple[str, str,
     left = schedule
     kinds = schedule.table[:, 0]
     if count := int((kinds == C).sum()):
-        left = only(left, left.table[:, 0] != C)
+        left = left.only(left.table[:, 0] != C)
         yield "apart", counted(count, "recomputation apart from its backward"), count, left
     if count := _other_levels(left, nearest):
         try:

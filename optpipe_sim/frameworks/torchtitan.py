@@ -17,7 +17,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.shape import expand_placement
 from ..schedules import build
-from .losses import OFFLOADS, only
+from .losses import OFFLOADS
 from .nearest import Nearest, compare, replay_unlimited
 from .parts import Part, parts_of
 
@@ -41,7 +41,7 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Nearest:
     if _is_vee(schedule) or shape.placement == expand_placement(
         "loop", shape.devices, shape.chunks
     ):
-        order = only(schedule, schedule.table[:, 0] != C) if C in schedule.table[:, 0] else schedule
+        order = schedule.only(schedule.table[:, 0] != C) if C in schedule.table[:, 0] else schedule
         order = OFFLOADS.strip(order)
     else:
         name = "1f1b" if shape.chunks == 1 else f"1f1b-i:chunks={shape.chunks}"

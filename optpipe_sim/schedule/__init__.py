@@ -252,7 +252,7 @@ class Schedule:
         return html_table(rows)
 
     def replace(self, **changes: Any) -> Schedule:
-        """Return a copy with other `programs`, `link_order`, `meta` or `recompute`."""
+        """Return a copy with other `programs` (or `table` and `offsets`), `link_order`, `meta` or `recompute`."""
         parts: dict[str, Any] = {
             "link_order": self.link_order,
             "meta": self.meta,
@@ -261,7 +261,25 @@ class Schedule:
         }
         if "programs" in changes:
             return Schedule(self.shape, **parts)
-        return Schedule.from_table(self.shape, self.table, self.offsets, **parts)
+        rows = {"table": self.table, "offsets": self.offsets}
+        return Schedule.from_table(self.shape, **{**rows, **parts})
+
+    def only(self, kept: np.ndarray, **changes: Any) -> Schedule:
+        """Return a copy with the rows of the table that are `kept` (a mask), and with the `changes` of `replace`."""
+        lengths = np.bincount(self.devices[kept], minlength=self.shape.devices)
+        rows = {"table": self.table[kept], "offsets": np.cumsum([0, *lengths])}
+        return self.replace(**{**rows, **changes})
+
+    def without_offloads(self, chosen: np.ndarray, **changes: Any) -> Schedule:
+        """Return a copy without the O's and R's of the `chosen` (stages, units) activations, in `link_order` too, and with
+        further `changes` of `replace`."""
+        _, stages, units = self.table.T
+        links = {
+            key: tuple(op for op in ops if not chosen[op.stage, self.shape.unit(op)])
+            for key, ops in self.link_order.items()
+        }
+        kept = ~(self.is_transfer & chosen[stages, units])
+        return self.only(kept, link_order=links, **changes)
 
     # -- files and text ---------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
-from statistics import fmean, median
+from statistics import fmean, linear_regression, median
 from typing import Any
 
 from ...errors import OptPipeError
@@ -322,23 +322,15 @@ def _memory_unknown(log: Log, ranks: Sequence[int], counts: Sequence[int]) -> st
     }
     if not beyond:
         return "the log has no lines of memory, which Megatron-LM writes after the first logged iteration"
-    silent = [at for at in range(len(ranks)) if at not in beyond]
-    if silent:
-        numbers = ", ".join(map(str, silent))
-        why = f"the log has no line of the memory of pipeline ranks {numbers}"
-    else:
-        why = ""
+    why = ""
+    if silent := [at for at in range(len(ranks)) if at not in beyond]:
+        why = f"the log has no line of the memory of pipeline ranks {', '.join(map(str, silent))}"
     middle = [at for at in beyond if 0 < at < len(ranks) - 1]
     alike = middle if len({counts[at] for at in middle}) > 1 else list(beyond)
     held, peaks = [counts[at] for at in alike], [beyond[at] for at in alike]
     if len(set(held)) < 2:
         return why
-    each = fmean(peaks) / fmean(held)
-    around = [count - fmean(held) for count in held]
-    grows = sum(a * peak for a, peak in zip(around, peaks, strict=True)) / sum(
-        a * a for a in around
-    )
-    if grows < each / 2:
+    if linear_regression(held, peaks).slope < fmean(peaks) / fmean(held) / 2:
         least, most = format_sizes(min(peaks), max(peaks))
         above = least if least == most else f"{least} to {most}"
         why = (

@@ -53,6 +53,7 @@ def run(
 
         return found
 
+    perturbed = found_by("perturbed AdaOffload")
     waves: list[Schedule] = []
     if problem.shape.chunks > 1:
         clock.share(*WAVES)
@@ -60,9 +61,7 @@ def run(
             problem, clock.over, runs=runs, seed=seed, keep=KEPT, found=found_by("waves")
         )
     clock.share(*(AFTER_WAVES if waves else GREEDY))
-    greedy = greedy_search(
-        problem, clock.over, runs=runs, seed=seed, found=found_by("perturbed AdaOffload")
-    )
+    greedy = greedy_search(problem, clock.over, runs=runs, seed=seed, found=perturbed)
     starts = [start] if start is not None else []
     starts += [*waves, *(greedy[:KEPT] if waves else greedy)]
     if problem.may_offload:
@@ -94,7 +93,7 @@ def run(
             lambda: clock.left <= 0,
             runs=runs,
             seed=seed + 1,
-            found=found_by("perturbed AdaOffload"),
+            found=perturbed,
         )
 
 

@@ -41,7 +41,7 @@ OFF = 0.15  # largest perturbation of each kind of duration
 OFF_BY_STAGE = (0.0, 0.03, 0.1)  # and one of these in addition, stage by stage
 CLIMB = 0.5  # share of these runs that modify the costs of one of the best
 STEPS = (0.01, 0.03, 0.1)  # by at most one of these
-FORWARDS_PER_EVALUATION = 4  # that a run places in about the time of one evaluation
+FORWARDS_PER_EVALUATION = 4  # that counted greedy runs may place
 
 
 class _Run(NamedTuple):
@@ -54,8 +54,8 @@ class _Run(NamedTuple):
 
 
 def counted_runs(problem: Problem, evaluations: int, most: int) -> int:
-    """Return the number of greedy runs that take about as long as so many evaluations, which take the same
-    time for any number of microbatches; `most` at most."""
+    """Return the number of greedy runs beside so many evaluations, `most` at most: fewer of large schedules, as a
+    run places every op and an evaluation times only those that a move affects."""
     forwards = problem.shape.stages * problem.shape.units
     return min(most, 1 + evaluations * FORWARDS_PER_EVALUATION // forwards)
 

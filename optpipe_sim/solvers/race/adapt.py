@@ -17,7 +17,7 @@ from itertools import chain, islice
 import numpy as np
 
 from ...errors import OptPipeError
-from ...ops import BW, TRANSFERS, B, C, F, O, Op, OpKind, R, dependencies
+from ...ops import BW, B, C, F, O, Op, OpKind, R, dependencies
 from ...profile import CostProfile
 from ...schedule import Levels, Schedule
 from ..problem import Problem, schedule_from_times
@@ -86,8 +86,7 @@ def _put_off(problem: Problem, candidates: Iterable[Schedule], until: float) -> 
 
 def without_transfers(schedule: Schedule) -> Schedule:
     """Return the schedule with the same compute ops and no offloads."""
-    kept = ~np.isin(schedule.table[:, 0], TRANSFERS)
-    return _with_ops(schedule, kept, schedule.levels, links=False)
+    return schedule.only(~schedule.is_transfer, link_order={})
 
 
 def _without_other_levels(schedule: Schedule, profile: CostProfile) -> Schedule:
@@ -101,20 +100,7 @@ def _without_other_levels(schedule: Schedule, profile: CostProfile) -> Schedule:
         return schedule
     kinds, stages, units = schedule.table.T
     kept = (kinds != C) | there[stages, units]
-    return _with_ops(schedule, kept, Levels(names, np.where(there, table, 0)), links=True)
-
-
-def _with_ops(schedule: Schedule, kept: np.ndarray, levels: Levels, links: bool) -> Schedule:
-    """Return a schedule with the ops that are `kept`, these levels, and with or without its link order."""
-    sizes = np.bincount(schedule.devices[kept], minlength=schedule.shape.devices)
-    return Schedule.from_table(
-        schedule.shape,
-        schedule.table[kept],
-        np.cumsum([0, *sizes]),
-        schedule.link_order if links else None,
-        schedule.meta,
-        levels,
-    )
+    return schedule.only(kept, recompute=Levels(names, np.where(there, table, 0)))
 
 
 # -- another number of microbatches ---------------------------------------------------------------

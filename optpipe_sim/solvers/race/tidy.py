@@ -37,8 +37,7 @@ def tidy(
         return schedule
     until = time.monotonic() + seconds
     trace = problem.replay(schedule)
-    shape, (kinds, stages, units) = schedule.shape, table.T
-    out = table[kinds == O].tolist()
+    shape, out = schedule.shape, table[table[:, 0] == O].tolist()
     away = {
         (stage, unit): int(
             trace.grant_ns[schedule.row(shape.op(R, stage, unit))]
@@ -47,18 +46,11 @@ def tidy(
         for _, stage, unit in out
     }
     work, span = Workspace(problem), problem.objective == "span"
-    transfers = np.isin(kinds, (O, R))
 
     def without(dropped: set[tuple[int, int]]) -> Schedule:
-        here = np.zeros((shape.stages, shape.units), bool)
-        here[tuple(np.array(sorted(dropped)).T)] = True
-        kept = ~(transfers & here[stages, units])
-        sizes = np.bincount(schedule.devices[kept], minlength=shape.devices)
-        links = {
-            key: tuple(op for op in ops if not here[op.stage, shape.unit(op)])
-            for key, ops in schedule.link_order.items()
-        }
-        return Schedule.from_table(shape, table[kept], np.cumsum([0, *sizes]), links, schedule.meta)
+        chosen = np.zeros((shape.stages, shape.units), bool)
+        chosen[tuple(np.array(sorted(dropped)).T)] = True
+        return schedule.without_offloads(chosen)
 
     def fits(dropped: set[tuple[int, int]]) -> bool:
         # the compiled evaluation never underestimates, so what it accepts is no worse

@@ -168,13 +168,5 @@ def realise(problem: Problem, choice: Choice, schedule: Schedule) -> Schedule:
     fused = np.array(choice.fused)[table[:, 1]]
     table[fused & (table[:, 0] == B), 0] = BW
     kept = ~(fused & (table[:, 0] == W))
-    sizes = np.bincount(schedule.devices[kept], minlength=schedule.shape.devices)
     numbers = np.repeat(np.array(choice.levels)[:, None], problem.microbatches, axis=1)
-    return Schedule.from_table(
-        schedule.shape,
-        table[kept],
-        np.cumsum([0, *sizes]),
-        schedule.link_order,
-        schedule.meta,
-        level_names(problem, numbers),
-    )
+    return schedule.replace(table=table).only(kept, recompute=level_names(problem, numbers))

@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import OptPipeError
 from ...op_costs import treatments
 from ...op_table import KEEP
-from ...ops import C, O, R
+from ...ops import C, O
 from ...schedule import Schedule
 from ..problem import Problem
 from .programs import level_names, pack
@@ -97,25 +97,10 @@ def _with(problem: Problem, schedule: Schedule, drop: Drop) -> Schedule:
     chosen = np.zeros((shape.stages, shape.units), bool)
     if drop.activations:
         chosen[tuple(np.array(drop.activations).T)] = True
-    kinds, stages, microbatches = schedule.table.T
-    here = chosen[stages, microbatches]
     levels = _levels(problem, schedule)
-    links = schedule.link_order
     if drop.level is None:
-        kept = ~(here & np.isin(kinds, (O, R)))
-        links = {
-            key: tuple(op for op in ops if not chosen[op.stage, shape.unit(op)])
-            for key, ops in links.items()
-        }
-    else:
-        kept = ~(here & (kinds == C)) if drop.level == 0 else np.ones(len(kinds), bool)
-        levels = np.where(chosen, np.minimum(levels, drop.level), levels)
-    sizes = np.bincount(schedule.devices[kept], minlength=shape.devices)
-    return Schedule.from_table(
-        schedule.shape,
-        schedule.table[kept],
-        np.cumsum([0, *sizes]),
-        links,
-        schedule.meta,
-        level_names(problem, levels),
-    )
+        return schedule.without_offloads(chosen, recompute=level_names(problem, levels))
+    kinds, stages, microbatches = schedule.table.T
+    gone = chosen[stages, microbatches] & (kinds == C) & (drop.level == 0)
+    levels = np.where(chosen, np.minimum(levels, drop.level), levels)
+    return schedule.only(~gone, recompute=level_names(problem, levels))
