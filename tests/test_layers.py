@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations, product
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from optpipe_sim import build, load_profile
 from optpipe_sim.costs import estimate
 from optpipe_sim.errors import InvalidSchedule, ProfileError
 from optpipe_sim.profile import CostProfile
-from optpipe_sim.profile.parts import divide, evenly, merge
+from optpipe_sim.profile.parts import deal, divide, evenly, merge
 from optpipe_sim.profile_io import profile_to_json, save_profile
 from optpipe_sim.stage_cost import StageCost
 
@@ -77,8 +79,8 @@ def test_rechunking_with_layers() -> None:
     # from 3 to 2 chunks: cut where the new stages begin, so that single layers serve as well
     ones = unit_profile(2, 3, stages={**UNIT, "layers": 1})
     assert ones.most_chunks == 3
-    assert [cost.layers for cost in ones.rechunk(2).stages] == [2, 1, 2, 1]
-    assert [cost.t_f_ns for cost in ones.rechunk(2).stages] == [120, 60, 120, 60]
+    assert [cost.layers for cost in ones.rechunk(2).stages] == [2, 1, 1, 2]
+    assert [cost.t_f_ns for cost in ones.rechunk(2).stages] == [120, 60, 60, 120]
     cut = unit_profile(1, 3, stages={**UNIT, "layers": 3})
     assert [cost.layers for cost in cut.rechunk(2).stages] == [5, 4]
     assert [cost.t_f_ns for cost in cut.rechunk(2).stages] == [100, 80]
@@ -87,6 +89,49 @@ def test_rechunking_with_layers() -> None:
     assert some.most_chunks == 4
     assert [cost.layers for cost in some.rechunk(4).stages] == [None, None, 1, 1]
     assert unit_profile(2).most_chunks is None
+
+
+def test_chunks_are_dealt_so_that_devices_are_as_equal_as_layers_allow() -> None:
+    """Four stages of 5 layers, halved: the first parts would get 6, 4, 6 and 4 layers per device."""
+    five = unit_profile(4, stages={**UNIT, "layers": 5})
+    loop, vee = five.rechunk(2), five.rechunk(2, "vee")
+    assert [cost.layers for cost in loop.stages] == [3, 2, 3, 2, 2, 3, 2, 3]
+    assert [cost.layers for cost in vee.stages] == [3, 2, 3, 2, 3, 2, 3, 2]
+    for dealt in (loop, vee):
+        assert _loads([cost.layers or 0 for cost in dealt.stages], dealt.placement) == [5] * 4
+
+
+@given(data=st.data(), devices=st.integers(1, 4), parts=st.integers(1, 3))
+@settings(max_examples=60, deadline=None)
+def test_no_other_deal_of_layers_is_more_equal(
+    data: st.DataObject, devices: int, parts: int
+) -> None:
+    """Against every deal in which a run's new stages differ by one layer at most."""
+    layers = data.draw(st.lists(st.integers(parts, 7), min_size=devices, max_size=devices))
+    rounds = [data.draw(st.permutations(range(devices))) for _ in range(parts)]
+    placement = [device for each in rounds for device in each]
+    runs = [[StageCost(**{**UNIT, "layers": count})] for count in layers]
+    dealt = deal(runs, parts, placement)
+    assert [sum(each or ()) for each in dealt] == layers
+
+    def spread(deals: Sequence[Sequence[int]]) -> int:
+        return sum(n * n for n in _loads([n for each in deals for n in each], placement))
+
+    ways = [
+        {
+            tuple(count // parts + (at in more) for at in range(parts))
+            for more in combinations(range(parts), count % parts)
+        }
+        for count in layers
+    ]
+    assert spread([each or () for each in dealt]) == min(map(spread, product(*ways)))
+
+
+def _loads(layers: Sequence[int], placement: Sequence[int]) -> list[int]:
+    loads = [0] * (max(placement) + 1)
+    for count, device in zip(layers, placement, strict=True):
+        loads[device] += count
+    return loads
 
 
 UNIT = {"t_f_ns": 60, "t_b_ns": 60, "t_w_ns": 60, "act_bytes": 60}

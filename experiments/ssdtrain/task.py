@@ -108,6 +108,7 @@ def _profile(
     costs = estimate(
         model, machine, setting["devices"], tp=setting["tp"], chunks=layers, microbatch=batch,
         seq=setting["seq"], dtype=setting["dtype"], recompute=recompute, sequence_parallel=False,
+        levels=False,
     )  # fmt: skip
     free = [replace(cost, layers=None) for cost in costs.stages]  # a part is less than a layer
     return replace(costs, stages=tuple(free), memory_limit=None).rechunk(PARTS * layers)

@@ -56,6 +56,26 @@ COMMANDS: dict[str, Command] = {
     "completion": completion,
     "versions": versions,
 }
+# options as Megatron-LM and others call them; each is read as ours, where the command has ours and not theirs
+ALIASES = {
+    "--tensor-model-parallel-size": "--tp",
+    "--pipeline-model-parallel-size": "--pp",
+    "--context-parallel-size": "--cp",
+    "--expert-model-parallel-size": "--ep",
+    "--expert-tensor-parallel-size": "--etp",
+    "--data-parallel-size": "--dp",
+    "--mbs": "--microbatch",
+    "--micro-batch-size": "--microbatch",
+    "--microbatch-size": "--microbatch",
+    "--gbs": "--global-batch",
+    "--global-batch-size": "--global-batch",
+    "--seq-length": "--seq",
+    "--seq-len": "--seq",
+    "--vpp": "--chunks",
+    "--virtual-stages": "--chunks",
+    "--num-microbatches": "--microbatches",
+    "--world-size": "--gpus",
+}
 EXAMPLES = {name: command.EXAMPLE for name, command in COMMANDS.items()}
 
 
@@ -84,8 +104,9 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if words[0] not in commands:
         _check_first(parser, commands, words[0])
     else:
-        # report a misspelt option before the arguments that are then missing
         chosen = commands[words[0]]
+        words = [_translated(chosen, word) for word in words]
+        # report a misspelt option before the arguments that are then missing
         for word in words[1:]:
             if (
                 word.startswith("--")
@@ -98,6 +119,15 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     arguments.parsers = commands  # for `completion`
     arguments.words = words  # for what says where it comes from
     return arguments
+
+
+def _translated(command: Parser, word: str) -> str:
+    """Return an argument with one of `ALIASES` as the option that it stands for."""
+    name, equals, value = word.partition("=")
+    if name not in ALIASES or name in command._option_string_actions:
+        return word
+    known = ALIASES[name]
+    return known + equals + value if known in command._option_string_actions else word
 
 
 def _check_first(parser: Parser, commands: dict[str, Parser], word: str) -> None:
@@ -117,6 +147,8 @@ def _refuse(parser: Parser, word: str) -> NoReturn:
         parser.error(f"{word!r} is one argument too many")
     known = [name for action in parser._actions for name in action.option_strings]
     name = word.partition("=")[0]
+    if name == "--gpus" and "--devices" in known and "--dp" in known:
+        parser.error(f"{name}: give --devices, the GPUs of one replica, and --dp, the replicas")
     parser.error(f"unknown option {name}; {hint_for(name, known)}")
 
 

@@ -78,7 +78,9 @@ class Setup:
 
     def profile(self, machine: Machine, rates: Rates) -> CostProfile:
         """Return the estimated profile at these rates."""
-        return estimate(self.model, machine, self.devices, rates=rates, **self.options)
+        return estimate(
+            self.model, machine, self.devices, rates=rates, **{"levels": False, **self.options}
+        )
 
 
 @dataclass(frozen=True)

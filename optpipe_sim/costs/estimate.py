@@ -89,7 +89,7 @@ def estimate(
     grad_reduce_in_bf16: bool = False,
     offload: bool | None = None,
     layers: Sequence[int] | None = None,
-    levels: bool = False,
+    levels: bool | None = None,
     items: bool = False,
     slices: int = 1,
     slice_by: str = "length",
@@ -111,7 +111,8 @@ def estimate(
             sequence, whether iterations run as CUDA graphs, what hides behind compute, gradients; see `work.Work`.
         offload: False for none; True to insist; None for one wherever the machine has PCIe data.
         layers: layers per stage; by default balanced, embedding and head included.
-        levels: whether stages get levels of recomputation (see `recompute.levels`); not with `recompute`.
+        levels: whether stages get levels of recomputation (see `recompute.levels`), for schedules and solvers to
+            choose from; not with `recompute`. By default they do unless `recompute` says what every run recomputes.
         slices: of each sequence (see `slices`); messages are then those of a slice, on average.
         slice_by: slices of equal ``length``, equal ``time``, or levelled by ``exchange`` of context (SlimPipe).
         items: whether the profile has the costs layer by layer, too, for other layouts.
@@ -137,7 +138,9 @@ def estimate(
     plan = _Plan(model, machine, layout, work, slices)
     lengths = plan.lengths(slice_by)
     counts = plan.counts(layout.pipeline * chunks, layers)
-    if levels and work.recompute != "none":
+    if levels is None:
+        levels = work.recompute == "none"
+    elif levels and work.recompute != "none":
         raise OptPipeError(f"levels: give them or recompute={work.recompute}, not both")
     costs, section = offloading(plan.stages(counts, chunks, levels), machine, layout, offload)
     if slices > 1:

@@ -31,7 +31,7 @@ from .items import Item
 from .offload import Nvme as Nvme
 from .offload import Offload as Offload
 from .offload import check_offload
-from .parts import change, check_slices, cut_sequence, regroup
+from .parts import change, check_slices, cut_sequence, deal, regroup
 
 
 @dataclass(frozen=True)
@@ -274,8 +274,8 @@ class CostProfile:
         """Return the same model and devices with another number of chunks per device, or placement.
 
         Adjacent stages merge (times, act, w, offload, static add up) or a stage divides equally,
-        between its layers where their number is given; see `parts.divide`. Messages do not
-        change.
+        between its layers where their number is given, so that devices have as equal numbers of
+        layers as that allows; see `parts.deal` and `parts.divide`. Messages do not change.
 
         Raises:
             ProfileError: for more chunks than `most_chunks`, a stage too short to divide, or a
@@ -290,13 +290,15 @@ class CostProfile:
         if chunks == self.chunks and placed == self.placement:
             return self
         shared = gcd(chunks, self.chunks)
-        size = self.chunks // shared
+        size, parts = self.chunks // shared, chunks // shared
+        runs = [self.stages[at : at + size] for at in range(0, len(self.stages), size)]
         stages: list[StageCost] = []
-        for at in range(0, len(self.stages), size):
+        for at, (run, dealt) in enumerate(zip(runs, deal(runs, parts, placed), strict=True)):
             try:
-                stages += regroup(self.stages[at : at + size], chunks // shared)
+                stages += regroup(run, parts, dealt)
             except ProfileError as error:
-                raise ProfileError(f"stages[{at}]: {error}{self._chunks_hint(chunks)}") from None
+                where = f"stages[{at * size}]"
+                raise ProfileError(f"{where}: {error}{self._chunks_hint(chunks)}") from None
         return replace(self, chunks=chunks, placement=placed, stages=tuple(stages))
 
     @cached_property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from ..errors import ProfileError
 from ..stage_cost import AMOUNTS, RecomputeLevel, StageCost
@@ -88,10 +88,82 @@ def evenly(count: int, parts: int) -> list[int]:
     return [low + (at < more) for at in range(parts)]
 
 
-def divide(cost: StageCost, parts: int) -> list[StageCost]:
+def deal(
+    runs: Sequence[Sequence[StageCost]], parts: int, placement: Sequence[int]
+) -> list[list[int] | None]:
+    """Return how many layers each of a run's new stages gets, for runs of stages that become `parts` stages each.
+
+    A run's new stages have equally many layers, or some have one more: those whose devices have the fewest,
+    so that devices have as equal numbers as their runs allow; the first ones otherwise. None for a run with a stage
+    that has no number of layers.
+
+    Args:
+        runs: the stages that become `parts` new ones, in model order.
+        placement: the device of each new stage, run by run.
+    """
+    counts: list[list[int] | None] = []
+    for run in runs:
+        layers = [cost.layers for cost in run if cost.layers is not None]
+        known = len(layers) == len(run)
+        counts.append([sum(layers) // parts] * parts if known else None)
+    load = [0] * (max(placement) + 1)
+    for at, device in enumerate(placement):
+        load[device] += (counts[at // parts] or [0] * parts)[at % parts]
+    for at, (run, dealt) in enumerate(zip(runs, counts, strict=True)):
+        if dealt is None:
+            continue
+        devices = placement[at * parts : (at + 1) * parts]
+        for _ in range(sum(cost.layers or 0 for cost in run) % parts):
+            least = min(dealt)
+            free = (part for part in range(parts) if dealt[part] == least)
+            part = min(free, key=lambda part: load[devices[part]])
+            dealt[part] += 1
+            load[devices[part]] += 1
+    while _even_out(counts, parts, placement, load):
+        pass
+    return counts
+
+
+def _even_out(
+    counts: Sequence[list[int] | None], parts: int, placement: Sequence[int], load: list[int]
+) -> bool:
+    """Move one layer from a device to one with at least two fewer, over others if need be; return whether one moved.
+
+    A layer moves within a run, from a part that has one more to one that has not.
+    """
+    moves: dict[int, dict[int, tuple[list[int], int, int]]] = {}
+    for at, dealt in enumerate(counts):
+        if dealt is None or min(dealt) == max(dealt):
+            continue
+        for more in range(parts):
+            for less in range(parts):
+                if dealt[more] > dealt[less]:
+                    source, target = placement[at * parts + more], placement[at * parts + less]
+                    moves.setdefault(source, {})[target] = dealt, more, less
+    for first in sorted(range(len(load)), key=lambda device: -load[device]):
+        paths = {first: [first]}
+        waiting = [first]
+        for device in waiting:
+            if load[device] <= load[first] - 2:
+                path = paths[device]
+                for source, target in pairwise(path):
+                    dealt, more, less = moves[source][target]
+                    dealt[more] -= 1
+                    dealt[less] += 1
+                load[first] -= 1
+                load[device] += 1
+                return True
+            for target in moves.get(device, {}):
+                if target not in paths:
+                    paths[target] = [*paths[device], target]
+                    waiting.append(target)
+    return False
+
+
+def divide(cost: StageCost, parts: int, layers: Sequence[int] | None = None) -> list[StageCost]:
     """Divide a stage into `parts` parts: equal ones, or whole layers where it has a number of layers.
 
-    Of L layers the first parts get one more where they do not divide equally. Every number n of a
+    Of L layers the parts get `layers`; without these the first parts get one more where they do not divide equally. Every number n of a
     stage (times, bytes) goes to a part of k layers as floor(n * k / L), and the remainder
     to the first part, so that the parts add up to the stage exactly; without layers each
     part counts as one of `parts`. Where that would give the first part more w or offload than act
@@ -107,7 +179,9 @@ def divide(cost: StageCost, parts: int) -> list[StageCost]:
             f"a stage of {counted(cost.layers, 'layer')} cannot be divided into {parts} chunks:"
             f" it divides only between layers, into at most {cost.layers}"
         )
-    return _cut(cost, [1] * parts if cost.layers is None else evenly(cost.layers, parts))
+    if cost.layers is None:
+        return _cut(cost, [1] * parts)
+    return _cut(cost, layers or evenly(cost.layers, parts))
 
 
 def _cut(cost: StageCost, weights: Sequence[int]) -> list[StageCost]:
@@ -195,17 +269,19 @@ def _whole(value: int, by: int) -> int | None:
     return value // by if value and value % by == 0 else None
 
 
-def regroup(costs: Sequence[StageCost], parts: int) -> list[StageCost]:
+def regroup(
+    costs: Sequence[StageCost], parts: int, dealt: Sequence[int] | None = None
+) -> list[StageCost]:
     """Turn adjacent stages into `parts` stages: merged, divided, or cut where the new stages begin.
 
-    If all stages have a number of layers, these are distributed: the first parts get one more. Otherwise each stage is
+    If all stages have a number of layers, the new ones get `dealt`, or the first ones get one more. Otherwise each stage is
     divided into `parts`, which then merge.
 
     Raises:
         ProfileError: see `divide`.
     """
     if len(costs) == 1:
-        return divide(costs[0], parts)
+        return divide(costs[0], parts, dealt)
     layers = [cost.layers for cost in costs if cost.layers is not None]
     if len(layers) < len(costs):
         pieces = [part for cost in costs for part in divide(cost, parts)]
@@ -215,7 +291,7 @@ def regroup(costs: Sequence[StageCost], parts: int) -> list[StageCost]:
             f"{len(costs)} stages of {counted(sum(layers), 'layer')} cannot make {parts}:"
             " stages divide only between layers"
         )
-    ends = list(accumulate(evenly(sum(layers), parts)))
+    ends = list(accumulate(dealt or evenly(sum(layers), parts)))
     groups: list[list[StageCost]] = [[] for _ in ends]
     first = 0
     for cost, count in zip(costs, layers, strict=True):

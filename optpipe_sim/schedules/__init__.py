@@ -91,6 +91,10 @@ REGISTRY: dict[str, Entry] = {
 WHOLE = tuple(name for name, entry in REGISTRY.items() if not entry.sliced)  # sequences are not cut
 
 
+# what others call a schedule
+ALIASES = {"interleaved": "1f1b-i", "interleaved-1f1b": "1f1b-i", "1f1b-interleaved": "1f1b-i"}
+
+
 def parse_name(text: str, entries: Mapping[str, Entry] = REGISTRY) -> tuple[str, dict[str, Any]]:
     """Parse the name and the options of ``gis:group=6,chunks=3``, for a registry of `entries`.
 
@@ -98,6 +102,7 @@ def parse_name(text: str, entries: Mapping[str, Entry] = REGISTRY) -> tuple[str,
         InvalidSchedule: for an unknown name or option, or a value of the wrong type.
     """
     name, _, tail = text.partition(":")
+    name = ALIASES.get(name.lower(), name)
     if name not in entries:
         raise InvalidSchedule(f"{name!r} is not a schedule; {hint_for(name, entries, 2)}")
     options: dict[str, Any] = {}

@@ -15,7 +15,10 @@ MOST_CHUNKS = 8  # in a loop, if no stage gives its number of layers
 
 def candidate_shapes(profile: CostProfile) -> list[CostProfile]:
     """Return the profile as it is; with each number of chunks in a loop, up to one layer per stage
-    (up to `MOST_CHUNKS` if stages do not give their layers); and with two chunks in a V."""
+    (up to `MOST_CHUNKS` if stages do not give their layers); and with two chunks in a V. On one device there is
+    nothing to interleave: the profile alone."""
+    if profile.devices == 1:
+        return [profile]
     most = profile.most_chunks or max(MOST_CHUNKS, profile.chunks)
     found = [profile]
     for chunks, placement in [*((v, "loop") for v in range(1, most + 1)), (2, "vee")]:

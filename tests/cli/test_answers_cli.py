@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from cli_cases import OFFLOADING
 
 from optpipe_sim import build, load_profile, simulate
@@ -144,3 +145,47 @@ def test_explain_says_what_is_forced(cli) -> None:
     assert found["text"] in answer.out
     assert found["solution"]
     assert cli(line.replace("forced.png", "forced.gif")).code == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("--vpp 2 --mbs 2 --seq-length 2048", "--chunks 2 --microbatch 2 --seq 2048"),
+        ("--tensor-model-parallel-size=2", "--tp 2"),
+        ("--recompute selective --dtype bfloat16", "--recompute core_attn --dtype bf16"),
+    ],
+)
+def test_what_others_call_an_option_is_understood(cli, typed: str, read: str) -> None:
+    line = "estimate --model llama2-7b --machine a100 --devices 8 --no-flash --json"
+    answer = cli(f"{line} {typed}")
+    assert answer.code == 0, answer.err
+    assert answer.json["profile"] == cli(f"{line} {read}").json["profile"]
+
+
+def test_an_interleaved_schedule_and_a_framework_by_their_other_names(cli) -> None:
+    both = [
+        cli(f"simulate p.yaml --schedule {name}:chunks=2 -m 8 --json").json
+        for name in ("interleaved", "1f1b-i")
+    ]
+    assert both[0]["makespan_ns"] == both[1]["makespan_ns"]
+    refused = cli("export none.json p.yaml --format megatron-lm")
+    assert "none.json" in refused.err
+
+
+def test_levels_come_with_an_estimate_unless_they_are_turned_off(cli) -> None:
+    """Or where it was said what every run recomputes."""
+    line = "estimate --model llama2-7b --machine a100 --devices 8 --json"
+    stages = {
+        more: cli(f"{line} {more}").json["profile"]["stages"][3]
+        for more in ("", "--levels", "--no-levels", "--recompute full")
+    }
+    assert stages[""] == stages["--levels"]
+    assert [level["name"] for level in stages[""]["recompute"]][-1] == "full"
+    assert "recompute" not in stages["--no-levels"]
+    assert "recompute" not in stages["--recompute full"]
+
+
+def test_gpus_of_an_estimate_are_said_by_devices_and_replicas(cli) -> None:
+    refused = cli("estimate --model llama2-7b --machine a100 --gpus 64")
+    assert refused.code == 2
+    assert "--gpus: give --devices, the GPUs of one replica, and --dp, the replicas" in refused.err

@@ -9,6 +9,21 @@ from ...errors import OptPipeError
 from ...units import parse_instant, parse_size
 
 MOST_PROCESSES = 1024
+# what people type for a framework, and for a type of numbers
+FRAMEWORKS = {
+    "megatron-lm": "megatron",
+    "megatron-core": "megatron",
+    "mcore": "megatron",
+    "torch-titan": "torchtitan",
+}
+DTYPES = {
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "half": "fp16",
+    "float8": "fp8",
+    "float32": "fp32",
+    "float": "fp32",
+}
 MOST_REPEATS = 100_000  # of one measurement
 
 
@@ -103,6 +118,16 @@ def margin(text: str) -> object:
         return as_margins(text)
     except OptPipeError as error:
         raise argparse.ArgumentTypeError(str(error).removeprefix("margin: ")) from None
+
+
+def framework(text: str) -> str:
+    """``megatron``, also as ``megatron-lm``."""
+    return FRAMEWORKS.get(text.lower(), text)
+
+
+def dtype(text: str) -> str:
+    """``bf16``, also as ``bfloat16``."""
+    return DTYPES.get(text.lower(), text)
 
 
 def size(text: str) -> int:

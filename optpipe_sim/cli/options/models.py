@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import OptPipeError
-from .kinds import names, recomputed
+from .kinds import dtype, names, recomputed
 
 if TYPE_CHECKING:
     from ...costs.calibrate import Calibration
@@ -95,7 +95,11 @@ def add_kernels(parser: argparse.ArgumentParser) -> None:
         help="between devices that share a sequence: ring (keys and values); heads (all-to-all)",
     )
     parser.add_argument(
-        "--dtype", default="bf16", metavar="TYPE", help="bf16, fp16, fp8, tf32 or fp32"
+        "--dtype",
+        type=dtype,
+        default="bf16",
+        metavar="TYPE",
+        help="bf16, fp16, fp8, tf32 or fp32",
     )
 
 

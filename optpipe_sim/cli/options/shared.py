@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from argparse import ArgumentParser
 
-from .kinds import count, instant, size, treatments, whole
+from .kinds import count, framework, instant, size, treatments, whole
 
 FAMILIES = ("megatron", "torchtitan")  # of ``--family``
 
@@ -86,7 +86,7 @@ def add_seed(parser: ArgumentParser) -> None:
 
 
 def add_family(parser: ArgumentParser, help: str) -> None:
-    parser.add_argument("--family", choices=FAMILIES, help=help)
+    parser.add_argument("--family", choices=FAMILIES, type=framework, help=help)
 
 
 def add_objective_of_schedule(parser: ArgumentParser) -> None:

@@ -260,7 +260,7 @@ def evaluate(
         **question.common,
         **choice.layout,
         layers=layers,
-        levels="recompute" in options,
+        levels=True if "recompute" in options else None,
     )
     profile = replace(profile, memory_limit=(limit,) * profile.devices)
     trace = replayed_freely(profile, microbatches, name)

@@ -366,8 +366,10 @@ def _parts(row: Row, question: Question) -> dict[str, float]:
     layout = {**choice.layout, "zero": min(choice.zero, 1)}
     common = question.common
     model, machine = question.model, question.machine
-    plain = estimate(model, machine, **{**layout, "recompute": "none"}, **common)
-    alone = estimate(model, machine, **layout, **common)
+    plain, alone = (
+        estimate(model, machine, **{**layout, "recompute": what}, **common, levels=False)
+        for what in ("none", choice.recompute)
+    )
     whole = _work(row.profile)
     again = max(0, _work(alone) - _work(plain)) / whole
     sent = max(0, whole - _work(alone)) / whole

@@ -274,9 +274,9 @@ class Search:
             if row.choice.exchanges:
                 continue
             self.report(f"solving, {self._so_far()}", at, len(rows))
+            if row.choice.pp == 1:
+                continue  # one device has nothing to order
             free = self._free(row)
-            if row.choice.pp == 1 and not free.profile.has_levels:
-                continue  # nothing to choose
             m = free.choice.microbatches
             tight = iteration_ns(free.profile, lower_bound(free.profile, m).ns)
             if tight * (1 + self.tolerance) >= row.iteration_ns:

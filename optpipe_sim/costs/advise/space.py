@@ -323,21 +323,33 @@ class Question:
 
     def shapes(self, choice: Choice) -> Iterator[tuple[Choice, tuple[str, ...]]]:
         """Yield the choice with each number of chunks and placement, and the schedules for it."""
+        if choice.pp == 1:
+            yield from self._alone(choice)
+            return
         bases = {name: parse_name(name)[0] for name in self.names}
         for chunks in self.chunks:
             for placement in ("loop", "vee"):
-                if placement == "vee" and (chunks != 2 or choice.pp == 1):
+                if placement == "vee" and chunks != 2:
                     continue
                 if choice.slices > 1:
                     known = () if placement == "vee" else _sliced(chunks, choice.exchanges)
                 else:
                     known = VEE if placement == "vee" else ONE_CHUNK if chunks == 1 else LOOP
-                if choice.pp == 1 and chunks > 1:
-                    known = ()  # nothing to interleave, but parts of an activation may be offloaded
                 free = ANY_SHAPE if choice.slices == 1 else () if choice.exchanges else SEARCHED
                 names = tuple(n for n, base in bases.items() if base in (*known, *free))
                 if names:
                     yield replace(choice, chunks=chunks, placement=placement), names
+
+    def _alone(self, choice: Choice) -> Iterator[tuple[Choice, tuple[str, ...]]]:
+        """Yield one device's choice: one chunk, and 1F1B, since it has no pipeline to order; or what was asked
+        for out of what runs there."""
+        if choice.slices > 1:
+            runs = _sliced(1, choice.exchanges)
+        else:
+            runs = ("1f1b",) if self.schedules is None else (*ONE_CHUNK, *ANY_SHAPE)
+        names = tuple(name for name in self.names if parse_name(name)[0] in runs)
+        if names and 1 in self.chunks:
+            yield replace(choice, chunks=1, placement="loop"), names
 
 
 def _sliced(chunks: int, exchanges: bool) -> tuple[str, ...]:

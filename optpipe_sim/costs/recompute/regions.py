@@ -17,6 +17,7 @@ from ...errors import OptPipeError
 from ..models import Model
 
 RECOMPUTE = ("none", "norms", "full")
+SELECTIVE = "core_attn"  # what Megatron-LM recomputes at --recompute-granularity selective
 
 
 class Region(NamedTuple):
@@ -80,7 +81,8 @@ def choice_of(given: str | Iterable[str]) -> str:
     """Return a choice as `Work` has it: one of `RECOMPUTE`, or modules in the order of `MODULES`, joined by a plus.
 
     Args:
-        given: one name, several, or a text of several with commas or pluses between them.
+        given: one name, several, or a text of several with commas or pluses between them; ``selective`` is
+            Megatron-LM's word for `SELECTIVE`.
 
     Raises:
         OptPipeError: for a name that is none, or modules beside another choice.
@@ -90,6 +92,7 @@ def choice_of(given: str | Iterable[str]) -> str:
     names = [name.strip() for name in names if name.strip()]
     if len(names) == 1 and names[0] in RECOMPUTE:
         return names[0]
+    names = [SELECTIVE if name == "selective" else name for name in names]
     wrong = [name for name in names if name not in MODULES]
     if wrong and wrong[0] in RECOMPUTE:
         raise OptPipeError(f"recompute: {wrong[0]} goes with nothing else, got {given!r}")

@@ -25,7 +25,6 @@ def closer_look(out: Out, arguments: argparse.Namespace, best: Row) -> None:
         words += ["--seq", str(arguments.seq)]
         for key, value in choice.layout.items():
             words += [f"--{key.replace('_', '-')}", str(value)]
-        words += ["--levels"] * best.profile.has_levels
         words += ["--no-flash"] * arguments.no_flash
         words += ["--no-sequence-parallel"] * arguments.no_sequence_parallel
         words += ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []

@@ -70,9 +70,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_recompute(parser)
     parser.add_argument(
         "--levels",
-        action="store_true",
+        action=argparse.BooleanOptionalAction,
         help="give the stages levels of recomputation (norms, attention, MLP, k of L layers), for"
-        " schedules and solvers to choose from",
+        " schedules and solvers to choose from (default: unless --recompute says what is recomputed)",
     )
     add_kernels(parser)
     add_overlap(parser)

@@ -68,8 +68,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--schedule",
         metavar="NAME",
-        help="by name (default: 1f1b, or 1f1b-i with --chunks); 1f1b:recompute=LEVEL for levels of"
-        " estimate --levels",
+        help="by name (default: 1f1b, or 1f1b-i with --chunks); 1f1b:recompute=LEVEL for a level of"
+        " the profile that estimate makes",
     )
     add_recompute(parser)
     add_kernels(parser)

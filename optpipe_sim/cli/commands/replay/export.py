@@ -8,6 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from ....errors import InvalidSchedule, OptPipeError
+from ...options.kinds import framework
 from ...options.models import layer_list
 from ...options.shared import add_profile, add_schedule, add_schedule_problem
 from ...status import DONE
@@ -46,6 +47,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         required=True,
+        type=framework,
         choices=tuple(FORMATS),
         help="torch-csv: compute orders for torch.distributed.pipelining; perfetto: a trace for"
         " https://ui.perfetto.dev; megatron, torchtitan: the plan in their options; te: its offloads"
