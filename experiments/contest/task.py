@@ -66,6 +66,9 @@ PLANNED_SHARES = (1, 0.75, 0.5)
 # group sizes come first, so that what is left out are sizes that no paper uses.
 GROUPED_S = 12.0
 
+# The machine files of its settings.
+MACHINES = ("a100-40gb", "a100-80gb", "b200-sxm", "gh200", "h100-sxm")
+
 MILP = "reconstructed MILP, 1 chunk"
 ONE = "this search, 1 chunk, offload"
 ONE_ALL = "this search, 1 chunk"

@@ -73,8 +73,8 @@ def _rates(machine: Machine, rates: Rates) -> list[str]:
     return [
         *lines,
         "",
-        "`overhead` is the part of an iteration in no op: the papers' own op times, replayed, are 5 to"
-        " 10 % faster than their measured throughput. One p2p rate cannot give every T_comm: it is a mean over"
+        "`overhead` is the part of an iteration in no op: the papers' own op times, replayed, are"
+        " faster than their measured throughput. One p2p rate cannot give every T_comm: it is a mean over"
         " messages within a node and between nodes, whose number and placement are not published.",
     ]
 

@@ -7,15 +7,21 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+from experiments.contest.task import MACHINES
 from experiments.costs_runs.report import NEAR_GIB, NEAR_TIME, Arm, arms
 from optpipe_sim.costs.doubt import compared
-from optpipe_sim.study.claims import Tables, percent, span
+from optpipe_sim.study.claims import Tables, percent
 
 QWEN = (
     "Megatron-Bridge's overlapped exchange of Qwen3-30B",
     "Megatron-Bridge's recomputed attention of Qwen3-30B-A3B",
 )
 LLAMA = "Megatron-Bridge's recomputed modules and layouts of LLaMA-3-70B SFT"
+FITTED = {
+    "a100-80gb": "before_error",
+    "a100-80gb-megatron": "after_error",
+}  # columns of costs_cells
+GIB = ("peak_gib", "activation_gib")
 MAIN = "DeepSeek-V3 of 14 layers, main branch"
 
 
@@ -32,7 +38,7 @@ def sentences(tables: Tables) -> Iterator[str]:
         return f"{percent(median(errors))} ({percent(max(errors))}, n = {len(errors)})"
 
     yield _held_out(rows)
-    yield _in_short(rows)
+    yield from _by_file(tables)
     yield _hiding(rows)
     yield _layouts(rows)
     yield _arms()
@@ -118,25 +124,45 @@ def _arms() -> str:
     ).replace("1% apart", "1 % apart")
 
 
-def _in_short(rows: list[dict[str, Any]]) -> str:
-    """The span of the medians of all sources on all machines, but for runs in fp16."""
-    found: dict[tuple[str, str], dict[tuple[str, str], list[float]]] = {}
-    for row in rows:
-        if row["role"] == "check" and row["dtype"] != "fp16" and row["error"] not in (None, ""):
-            group = found.setdefault((row["kind"], row["dtype"]), {})
-            group.setdefault((row["machine"], row["source"]), []).append(abs(row["error"]))
-
-    def medians(kind: str, dtype: str) -> str:
-        groups = found[kind, dtype].values()
-        return f"{span(map(median, groups), percent)} of {{}} (n = {sum(map(len, groups))})"
-
-    return (
-        "Of iterations that others published, some of models cut to few layers, by source and machine"
-        f" file (medians): {medians('dense', 'bf16').format('dense models')} and"
-        f" {medians('experts', 'bf16').format('those with experts')} in bf16,"
-        f" {medians('dense', 'fp8').format('dense models')} and"
-        f" {medians('experts', 'fp8').format('those with experts')} in fp8"
+def _by_file(tables: Tables) -> Iterator[str]:
+    """Held-out runs pooled per machine file: of dense models in half precision, which is what the contest has, of all
+    others, and peaks of both; each run once per file."""
+    rows = [row for row in tables("costs_runs") if row["role"] == "check"]
+    cells = [row for row in tables("costs_cells") if row["role"] == "check"]
+    for machine in dict.fromkeys((*MACHINES, *(row["machine"] for row in rows))):
+        mine = [row for row in rows if row["machine"] == machine]
+        dense = [row for row in mine if _like_the_contest(row)]
+        peaks = [row["memory"] for row in mine if row["memory"] is not None]
+        key = FITTED.get(machine)
+        peaks += [row[key] for row in cells if key and row["quantity"].endswith(GIB)]
+        yield (
+            f"| `{machine}` | {'yes' if machine in MACHINES else ''} | {_cell(_times(dense))} |"
+            f" {_cell(_times([row for row in mine if row not in dense]))} | {_cell(peaks)} |"
+        )
+    used = [row for row in rows if row["machine"] in MACHINES and _like_the_contest(row)]
+    errors = _times(used)
+    yield (
+        f"{percent(median(map(abs, errors)))} off in the median of {len(errors)} published runs of dense models in half precision, at the rates that the contest uses;"
+        f" {sum(error < 0 for error in errors)} of these are estimated too fast, and the worst is {percent(max(map(abs, errors)))} off"
     )
+    none = [machine for machine in MACHINES if machine not in {row["machine"] for row in rows}]
+    yield f"Of the contest's machine files {' and '.join(f'`{each}`' for each in none)} have no published run at all"
+
+
+def _like_the_contest(row: dict[str, Any]) -> bool:
+    return bool(row["kind"] == "dense" and row["dtype"] in ("bf16", "fp16"))
+
+
+def _times(rows: list[dict[str, Any]]) -> list[float]:
+    return [row["error"] for row in rows if row["error"] is not None]
+
+
+def _cell(errors: list[float]) -> str:
+    """Median, worst and number of absolute errors; empty without any."""
+    if not errors:
+        return "none"
+    sizes = [abs(error) for error in errors]
+    return f"{percent(median(sizes))} ({percent(max(sizes))}) of {len(sizes)}"
 
 
 def _held_out(rows: list[dict[str, Any]]) -> str:

@@ -34,7 +34,3 @@ def sentences(tables: Tables) -> Iterator[str]:
         f" {len(zb_gib)}, {percent(median(po))} ({percent(max(po))}) and {percent(median(po_gib))}"
         f" ({percent(max(po_gib))}) of PipeOffload's {len(po)}"
     )
-    yield (
-        f"Time of an iteration, median (worst) error after rates were fitted to other runs of the same papers: {percent(median(zb))} ({percent(max(zb))}) of the"
-        f" zero-bubble papers' and {percent(median(po))} ({percent(max(po))}) of PipeOffload's on A100s"
-    )
