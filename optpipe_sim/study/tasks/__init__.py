@@ -77,7 +77,7 @@ class Task:
     @property
     def searches(self) -> bool:
         """Whether its results depend on a seed and on how much was done in a time limit."""
-        return "seed" in self.kinds and bool({"time_limit", "times"} & set(self.kinds))
+        return "seed" in self.kinds and bool({"time_limit", "times", "seconds"} & set(self.kinds))
 
 
 def task_names() -> list[str]:

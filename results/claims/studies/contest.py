@@ -174,7 +174,7 @@ def _optpipe(cells: Cells) -> Iterator[str]:
         if (best := best_rule(methods, ("PipeOffload",)))
     ]
     yield (
-        f"The time beyond what the busiest device computes is {span(idle, percent)} of PipeOffload's where both only offload (n = {len(idle)}),"
+        f"the time beyond what the busiest device computes is {span(idle, percent)} of PipeOffload's where both only offload (n = {len(idle)}),"
         f" and {span(whole, percent)} where both may recompute (n = {len(whole)}), there at most half of it in {sum(share <= HALF for share in whole)}"
     )
     yield from _milp(cells)

@@ -1,0 +1,77 @@
+"""What README.md and results/README.md say of offloading: this search beside PipeOffload, both with offloading alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import median
+from typing import Any, NamedTuple
+
+from experiments.contest.figure import setting_of
+from optpipe_sim.study.claims import Tables, percent, span
+
+
+class Pair(NamedTuple):
+    """A setting: PipeOffload's time (None where it does not fit), that of each seed of the search, and the
+    work of the busiest device; ns."""
+
+    rule: int | None
+    seeds: list[int]
+    work: int
+
+    @property
+    def gain(self) -> float:
+        assert self.rule is not None
+        return self.rule / median(self.seeds) - 1
+
+    @property
+    def idle(self) -> float:
+        assert self.rule is not None
+        return (median(self.seeds) - self.work) / (self.rule - self.work)
+
+
+def sentences(tables: Tables) -> Iterator[str]:
+    rows = tables("offloading")
+    ways = {"one, both": _one, "as many as PipeOffload's fastest has": _same, "any number": _any}
+    for name, way in ways.items():
+        found = list(way(rows))
+        fit = [pair for pair in found if pair.rule is not None]
+        ahead = sum(time < pair.rule for pair in fit for time in pair.seeds if pair.rule)
+        yield (
+            f"| {name} | {len(fit)} and {len(found)} of {len(found)} | {ahead} of {sum(len(pair.seeds) for pair in fit)} |"
+            f" {span((pair.gain for pair in fit), percent)} (median {percent(median(pair.gain for pair in fit))}) |"
+            f" {span((pair.idle for pair in fit), percent)} |"
+        )
+    free = list(_any(rows))
+    yield f"**{percent(median(pair.gain for pair in free))}** more throughput (median of {len(free)} settings)"
+    loads = [row["load"] for row in rows]
+    seconds = span({row["seconds"] for row in rows}, "{:g}".format)
+    yield (
+        f"each search has {seconds} s, the time of the contest's search with everything, and {len(free[0].seeds)} seeds, beside other work (load {min(loads)} to {max(loads)} on"
+        f" {rows[0]['cores']} cores)"
+    )
+
+
+def _one(rows: list[dict[str, Any]]) -> Iterator[Pair]:
+    return _pairs(rows, lambda chunks: chunks == 1, lambda chunks: chunks == 1)
+
+
+def _same(rows: list[dict[str, Any]]) -> Iterator[Pair]:
+    return _pairs(rows, lambda chunks: (chunks or 0) > 1, lambda chunks: (chunks or 0) > 1)
+
+
+def _any(rows: list[dict[str, Any]]) -> Iterator[Pair]:
+    return _pairs(rows, lambda chunks: (chunks or 0) > 1, lambda chunks: chunks is None)
+
+
+def _pairs(rows: list[dict[str, Any]], rule: Any, ours: Any) -> Iterator[Pair]:
+    """The settings with the chunks that PipeOffload and the search may have."""
+    for setting in dict.fromkeys(map(setting_of, rows)):
+        mine = [row for row in rows if setting_of(row) == setting]
+        (theirs,) = (row for row in mine if row["method"] == "PipeOffload" and rule(row["chunks"]))
+        seeds = [
+            row["makespan_ns"]
+            for row in mine
+            if row["method"] == "this search" and ours(row["chunks"])
+        ]
+        assert None not in seeds
+        yield Pair(theirs["makespan_ns"], seeds, theirs["work_ns"])
