@@ -14,7 +14,7 @@ from .schedules import COMMON, REGISTRY, Entry
 from .schedules import build as build_pattern
 from .schedules import parse_name as parse_entry
 from .solvers.options import KINDS, listing, parse_option, solve_parameters
-from .units import parse_size
+from .units import Size, written_size
 
 
 def _yes(text: str) -> bool:
@@ -39,7 +39,11 @@ def _option(name: str) -> Callable[[str], Any]:
 OPTPIPE = Entry(
     __name__,
     "optpipe",
-    {"time": _option("time_limit"), "limit": parse_size, **{name: _option(name) for name in KINDS}},
+    {
+        "time": _option("time_limit"),
+        "limit": written_size,
+        **{name: _option(name) for name in KINDS},
+    },
 )
 TUNED = ("gis", "po")  # names that take ``tuned``: the best of their options
 ENTRIES: Mapping[str, Entry] = {
@@ -115,7 +119,7 @@ def optpipe(
     profile: CostProfile,
     microbatches: int,
     *,
-    limit: int | None = None,
+    limit: Size | None = None,
     time: float | None = None,
     **options: Any,
 ) -> Schedule:

@@ -16,6 +16,9 @@ Size = int | str  # bytes, or ``24GiB``
 TIME_UNITS = {"_s": 10**9, "_ms": 10**6, "_us": 10**3, "_ns": 1}
 BYTE_UNITS = {"_bytes": 1, "_mib": 2**20, "_gib": 2**30}
 MAX_SIZE = 2**62  # arrays hold 64-bit integers, and sums of sizes have to fit as well
+LEAST_PLAIN = 2**20  # a smaller memory limit of a real model is one whose unit was left out
+MOST_MEMORY = 2**44  # 16 TiB: more than any device has
+MOST_TIME_NS = 3600 * 10**9  # an hour: more than any op takes
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB|KB|MB|GB|TB)?", re.IGNORECASE)
 _TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|us|ns)?", re.IGNORECASE)
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
@@ -108,6 +111,47 @@ def as_size(key: str, value: Size) -> int:
     return index(value)
 
 
+def as_limit(key: str, value: Size, tiny: bool = False) -> int:
+    """Return the bytes of the memory limit of a device, given as for `as_size`.
+
+    Args:
+        tiny: devices hold less than 1 MiB: limits that small need no unit, and large ones stand for none.
+
+    Raises:
+        OptPipeError: names the argument, for anything but a size, a limit below 1 MiB without its unit,
+            and one that no device has; the latter two with the size that was probably meant.
+    """
+    size = as_size(key, value)
+    if 0 < size < LEAST_PLAIN and not tiny and not has_unit(value):
+        likely = f"{value}{'GiB' if size < 1024 else 'MiB'}"
+        raise OptPipeError(
+            f"{key}: {value} is {counted(size, 'byte')}; did you mean {likely}?"
+            " (if not, write the unit)"
+        )
+    if size > MOST_MEMORY and not tiny:
+        raise OptPipeError(
+            f"{key}: {value} is {format_size(size)}, more than any device has; did you mean"
+            f" {size_text(size // 1024)}? (for no limit, leave it out)"
+        )
+    return size
+
+
+def has_unit(value: Size) -> bool:
+    """Whether a size is a text with a unit."""
+    found = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
+    return found is not None and found[2] is not None
+
+
+def written_size(text: str) -> Size:
+    """Return a size as it was written, for whoever knows what is plausible; plain bytes as a number.
+
+    Raises:
+        OptPipeError: for anything but a size.
+    """
+    size = parse_size(text)
+    return text.strip() if has_unit(text) else size
+
+
 def format_size(size: int, digits: int = 4) -> str:
     """Write bytes with a unit: ``13.2 GiB``."""
     for unit, factor in (("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
@@ -142,8 +186,11 @@ def _apart(
     return None
 
 
-def size_text(size: int) -> str:
-    """Exactly these bytes, as options and files take them: ``40GiB``, ``71.8GiB``, ``200B``."""
+def size_text(size: Size) -> str:
+    """Exactly these bytes, as options and files take them: ``40GiB``, ``71.8GiB``, ``200B``; a text as it
+    is."""
+    if isinstance(size, str):
+        return size
     for unit, factor in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         for digits in (0, 1, 2):
             text = f"{size / factor:.{digits}f}{unit}"
@@ -266,9 +313,29 @@ class Reader:
         result = round_half_up(number * factor)
         if positive and result == 0:
             raise self.fail(key, f"{value} rounds to 0 ns, must be above")
-        if result > MAX_SIZE and key.endswith(tuple(BYTE_UNITS)):
-            raise self.fail(key, f"{value} is more than {MAX_SIZE // factor}, the most allowed")
+        self._plausible(key, value, result)
         return result
+
+    def _plausible(self, key: str, value: Any, amount: int) -> None:
+        """Refuse times and sizes that no op and no device has, with the key that was probably meant."""
+        if amount > MOST_MEMORY and key.endswith(tuple(BYTE_UNITS)):
+            units, usual, most, what = BYTE_UNITS, 2**30, MOST_MEMORY, "device has"
+            written = format_size(amount)
+        elif amount > MOST_TIME_NS and key.endswith(tuple(TIME_UNITS)):
+            units, usual, most, what = TIME_UNITS, 10**7, MOST_TIME_NS, "op takes"
+            written = f"{amount / 3600e9:.4g} h"
+        else:
+            return
+        stem = next(key.removesuffix(unit) for unit in units if key.endswith(unit))
+        number = exact(value)
+
+        def off(unit: str) -> Fraction:
+            meant = number * units[unit] / usual
+            return max(meant, 1 / meant)
+
+        best = min(units, key=off)
+        likely = f"; did you mean {stem}{best}?" if number * units[best] <= most else ""
+        raise self.fail(key, f"{value} is {written}, more than any {what}{likely}")
 
     def amount(
         self, stem: str, units: Mapping[str, int], positive: bool = False, needed: bool = False

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +24,11 @@ def read_profile(arguments: argparse.Namespace) -> CostProfile:
     """Read the profile; the limit of the command line replaces its own."""
     profile = load_profile(arguments.profile)
     limit = getattr(arguments, "memory_limit", None)
-    return profile if limit is None else replace(profile, memory_limit=profile.limits(limit))
+    return (
+        profile
+        if limit is None
+        else replace(profile, memory_limit=profile.limits(limit, "--memory-limit"))
+    )
 
 
 def read_schedule(text: str, microbatches: int | None, profile: CostProfile | None) -> Schedule:
@@ -64,6 +70,18 @@ def read_trace(
         schedule.meta.setdefault("name", text)
     chosen = objective or schedule.meta.get("objective", "flush")
     return simulate_or_report(schedule, profile, objective=chosen)
+
+
+@contextmanager
+def named(**options: str) -> Iterator[None]:
+    """Name the option of the command line in errors that name an argument of a function."""
+    try:
+        yield
+    except OptPipeError as error:
+        key, _, problem = str(error).partition(": ")
+        if key not in options:
+            raise
+        raise OptPipeError(f"{options[key]}: {problem}") from None
 
 
 def is_file(text: str) -> bool:

@@ -24,6 +24,7 @@ from ..schedule import Schedule
 from ..sim import simulate
 from .estimate import estimate
 from .machines import Machine, Rates
+from .measured import require_op, require_peak, require_time
 from .provenance import iteration_ns
 from .work import HOW
 
@@ -369,11 +370,22 @@ def _row(row: dict[str, Any], machine: Machine) -> list[Measurement]:
         raise OptPipeError(f"{next(iter(whole))}: needs schedule and microbatches as well")
     made = op_times(setup, machine, times)
     if whole:
-        made += run(setup, machine, whole.get("iteration_ms"), whole.get("peak_gib"))
+        replays = Replays(setup, machine)
+        made += run(
+            setup, machine, whole.get("iteration_ms"), whole.get("peak_gib"), replays=replays
+        )
     if not made:
         raise OptPipeError(f"nothing measured: give some of {', '.join(_MEASURED)}")
-    for one in made:  # report bad options here, not in the middle of the fit
-        one.predict(machine.rates)
+    # bad options and impossible values are reported here, not in the middle of the fit
+    for one in made:
+        predicted, key = one.predict(machine.rates), one.label.rpartition(" ")[2]
+        if one.kind == "time":
+            require_op(key, one.value, predicted)
+        elif one.kind == "iteration":
+            profile = replays.trace(machine.rates).profile
+            require_time(key, one.value * 1e6, predicted * 1e6, profile, setup.microbatches)
+        elif one.kind == "memory":
+            require_peak(key, one.value * _GIB, predicted * _GIB, machine)
     return made
 
 

@@ -54,6 +54,10 @@ def window_of(trace: Trace, start: Instant | None = None, end: Instant | None = 
 
 def _instant(value: Instant, whole_ns: int) -> int:
     number, is_share = parse_instant(value)
+    if not is_share and 0 < number * 10**5 < whole_ns and str(value).strip().isdigit():
+        raise OptPipeError(
+            f"{value}: is {value} ns of {format_time(whole_ns)}; did you mean {value}ms? (if not, write the unit)"
+        )
     return int(number * whole_ns) if is_share else int(number)
 
 

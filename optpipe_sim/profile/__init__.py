@@ -18,7 +18,9 @@ from ..op_table import KEEP, OpTable, make_slice_tables, make_table
 from ..schedule.shape import Shape, expand_placement
 from ..stage_cost import MAX_TIME_NS, RecomputeLevel, StageCost
 from ..units import (
+    LEAST_PLAIN,
     Size,
+    as_limit,
     as_size,
     counted,
     exact,
@@ -102,7 +104,8 @@ class CostProfile:
                     f" {format_time(getattr(self, key))}"
                 )
         if self.memory_limit is not None:
-            limit = self.limits(self.memory_limit) or ()
+            self.require_memory("memory limit")
+            limit = self._each(self.memory_limit, "memory_limit", as_size)
             if min(limit) < 0:
                 raise ProfileError(f"memory_limit: must be at least 0, got {min(limit)}")
             object.__setattr__(self, "memory_limit", limit)
@@ -235,21 +238,38 @@ class CostProfile:
         """The devices on each host link; see `Offload.links`."""
         return (self.offload or Offload()).links(self.devices)
 
-    def limits(self, memory_limit: Size | Sequence[Size] | None = None) -> tuple[int, ...] | None:
+    @property
+    def tiny(self) -> bool:
+        """Whether devices hold less than 1 MiB, as in synthetic profiles."""
+        return max(self.least_limits) < LEAST_PLAIN
+
+    def limits(
+        self, memory_limit: Size | Sequence[Size] | None = None, name: str = "memory limit"
+    ) -> tuple[int, ...] | None:
         """Return the limit of each device: `memory_limit` (for all or per device), else the profile's.
 
+        Args:
+            name: of the argument, for errors.
+
         Raises:
-            OptPipeError: for anything but a size. ProfileError: for a list of the wrong length, and
+            OptPipeError: for anything but a size; see `as_limit`. ProfileError: for a list of the wrong length, and
                 where it is not known what stages hold.
         """
-        if memory_limit is None:
+        own = isinstance(memory_limit, tuple) and memory_limit == self.memory_limit
+        if memory_limit is None or own:
             return self.memory_limit
-        self.require_memory("memory limit")
+        self.require_memory(name)
+        return self._each(memory_limit, name, partial(as_limit, tiny=self.tiny))
+
+    def _each(
+        self, memory_limit: Size | Sequence[Size], name: str, parse: Callable[[str, Size], int]
+    ) -> tuple[int, ...]:
+        """Return the limit of each device, of one for all or of one per device."""
         if isinstance(memory_limit, str) or not isinstance(memory_limit, Iterable):
-            return (as_size("memory limit", memory_limit),) * self.devices
-        limits = tuple(as_size("memory limit", limit) for limit in memory_limit)
+            return (parse(name, memory_limit),) * self.devices
+        limits = tuple(parse(name, limit) for limit in memory_limit)
         if len(limits) != self.devices:
-            raise ProfileError(f"memory limit: {len(limits)} values for {self.devices} devices")
+            raise ProfileError(f"{name}: {len(limits)} values for {self.devices} devices")
         return limits
 
     def require_memory(self, what: str) -> None:

@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import Any
 
 from ..errors import OptPipeError, RuntimeFault
-from ..units import format_size, format_time, parse_size
+from ..units import format_size, format_time, written_size
 
 BAD_INPUT, FAULT = 2, 1
 NAME = "optpipe_sim.runtime"
@@ -61,7 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("schedule", help="a name, with its options, or a file")
     parser.add_argument("profile", help="a profile (.yaml or .json)")
     parser.add_argument("-m", "--microbatches", type=int, help="with the name of a schedule")
-    parser.add_argument("--memory-limit", type=parse_size, metavar="SIZE", help="per device")
+    parser.add_argument("--memory-limit", type=written_size, metavar="SIZE", help="per device")
     parser.add_argument(
         "--mode",
         choices=("synthetic", "gradient"),
@@ -90,7 +90,9 @@ def _task(arguments: argparse.Namespace) -> Any:
 
     profile = load_profile(arguments.profile)
     if arguments.memory_limit is not None:
-        profile = replace(profile, memory_limit=profile.limits(arguments.memory_limit))
+        profile = replace(
+            profile, memory_limit=profile.limits(arguments.memory_limit, "--memory-limit")
+        )
     if os.path.exists(arguments.schedule):
         schedule = load_schedule(arguments.schedule)
     elif arguments.microbatches is None:

@@ -15,7 +15,7 @@ from ..errors import InvalidSchedule, ProfileError, hint_for
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.fused import as_split, fuse, fused_where_whole
-from ..units import parse_share, parse_size
+from ..units import parse_share, parse_size, written_size
 from .recompute import (
     Levels,
     at_levels,
@@ -48,7 +48,7 @@ _CHUNKS = {"chunks": int}
 _SLICES = {"slices": int}  # an option of all schedules for which `build` can cut sequences
 _GROUPED = {"chunks": int, "group": int}
 _STRETCHED = {"early": int, "late": int}
-_PLANNED: dict[str, Callable[[str], Any]] = {"limit": parse_size, "chunks": int, "placement": str}
+_PLANNED: dict[str, Callable[[str], Any]] = {"limit": written_size, "chunks": int, "placement": str}
 
 REGISTRY: dict[str, Entry] = {
     "gpipe": Entry("classic", "gpipe"),
@@ -56,9 +56,9 @@ REGISTRY: dict[str, Entry] = {
     "1f1b-i": Entry("classic", "interleaved_1f1b", _GROUPED),
     "zb-h1": Entry("zero_bubble", "zb_h1"),
     "zb-h2": Entry("zero_bubble", "zb_h2"),
-    "zb-1p": Entry("zb_auto", "zb_1p", {"limit": parse_size}),
-    "zb-2p": Entry("zb_auto", "zb_2p", {"limit": parse_size}),
-    "zb-v": Entry("zb_v", "zb_v", {"limit": parse_size}),
+    "zb-1p": Entry("zb_auto", "zb_1p", {"limit": written_size}),
+    "zb-2p": Entry("zb_auto", "zb_2p", {"limit": written_size}),
+    "zb-v": Entry("zb_v", "zb_v", {"limit": written_size}),
     "v-half": Entry("v_shape", "v_half"),
     "v-min": Entry("v_shape", "v_min"),
     "gis": Entry("gis", "gis", {**_GROUPED, **_STRETCHED, **_SLICES}),
@@ -80,9 +80,9 @@ REGISTRY: dict[str, Entry] = {
         "megatron_offload",
         {**_GROUPED, "fraction": parse_share, "delta": parse_size},
     ),
-    "adapipe": Entry("checkpointing.adapipe", "adapipe", {"chunks": int, "limit": parse_size}),
+    "adapipe": Entry("checkpointing.adapipe", "adapipe", {"chunks": int, "limit": written_size}),
     "mario": Entry(
-        "checkpointing.mario", "mario", {"chunks": int, "level": str, "limit": parse_size}
+        "checkpointing.mario", "mario", {"chunks": int, "level": str, "limit": written_size}
     ),
     "adaoffload": Entry("adaoffload.adaoffload", "adaoffload", _PLANNED, whole=True),
     "adaoffload-r": Entry("adaoffload.mixed", "mixed", _PLANNED, whole=True),

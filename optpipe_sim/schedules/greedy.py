@@ -18,7 +18,7 @@ from ..errors import OutOfMemory
 from ..ops import B, F, OpKind, W
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..units import format_size, size_above
+from ..units import Size, as_limit, format_size, size_above
 
 _F, _B, _W = int(F), int(B), int(W)
 
@@ -186,7 +186,7 @@ class Growing:
         return Schedule.from_table(shape, np.array(rows), offsets)
 
 
-def device_limits(costs: CostProfile, limit: int | None, activations: int) -> list[int]:
+def device_limits(costs: CostProfile, limit: Size | None, activations: int) -> list[int]:
     """Return the bytes that each device may hold: `limit` (static included), else `activations` of
     its largest stage in addition to its static bytes.
 
@@ -203,6 +203,7 @@ def device_limits(costs: CostProfile, limit: int | None, activations: int) -> li
             max(needed, static + activations * size)
             for needed, static, size in zip(least, costs.static_bytes, largest, strict=True)
         ]
+    limit = as_limit("limit", limit, costs.tiny)
     worst = max(range(costs.devices), key=least.__getitem__)
     if limit < least[worst]:
         raise OutOfMemory(

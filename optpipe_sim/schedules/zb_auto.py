@@ -13,10 +13,11 @@ from itertools import product
 from ..ops import B, F
 from ..profile import CostProfile
 from ..schedule import Schedule
+from ..units import Size
 from .greedy import Growing, LastW, device_limits
 
 
-def zb_1p(profile: CostProfile, microbatches: int, limit: int | None = None) -> Schedule:
+def zb_1p(profile: CostProfile, microbatches: int, limit: Size | None = None) -> Schedule:
     """Build the automatic zero-bubble schedule within 1F1B's memory; one chunk per device, any m.
 
     Each device holds at most p activations of its stage in addition to its static bytes (or `limit`
@@ -38,7 +39,7 @@ def zb_1p(profile: CostProfile, microbatches: int, limit: int | None = None) -> 
     return _best(profile, microbatches, limit, 1)
 
 
-def zb_2p(profile: CostProfile, microbatches: int, limit: int | None = None) -> Schedule:
+def zb_2p(profile: CostProfile, microbatches: int, limit: Size | None = None) -> Schedule:
     """Build the automatic zero-bubble schedule within twice 1F1B's memory: almost no bubble.
 
     As `zb_1p`, with 2p activations. At p = 4, m = 8::
@@ -54,7 +55,7 @@ def zb_2p(profile: CostProfile, microbatches: int, limit: int | None = None) -> 
     return _best(profile, microbatches, limit, 2)
 
 
-def _best(profile: CostProfile, microbatches: int, limit: int | None, slots: int) -> Schedule:
+def _best(profile: CostProfile, microbatches: int, limit: Size | None, slots: int) -> Schedule:
     costs = profile.rechunk(1)
     limits = device_limits(costs, limit, slots * costs.devices)
     runs = (

@@ -8,10 +8,11 @@ from itertools import product
 from ..ops import B, F
 from ..profile import CostProfile
 from ..schedule import Schedule
+from ..units import Size
 from .greedy import Growing, LastW, device_limits
 
 
-def zb_v(profile: CostProfile, microbatches: int, limit: int | None = None) -> Schedule:
+def zb_v(profile: CostProfile, microbatches: int, limit: Size | None = None) -> Schedule:
     """Build the zero-bubble schedule on the V placement; any m.
 
     The first device also has the last stage, so the first backward starts there directly, and all

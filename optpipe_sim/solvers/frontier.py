@@ -11,7 +11,7 @@ from ..profile import CostProfile
 from ..schedule import Schedule
 from ..trace import Trace
 from ..trace.picture import curve_html
-from ..units import Size, as_size, counted, format_size, format_time, html_table
+from ..units import Size, as_limit, counted, format_size, format_time, html_table, size_text
 from .covers import candidate_shapes, covers
 from .fixed import FixedPoint, best_fixed, fixed_points, published
 from .options import SolveOptions, listing, solve_parameters
@@ -168,7 +168,7 @@ def frontier(
     objective = settings.objective
     if isinstance(limits, str | int) or not limits:
         raise OptPipeError(f"limits: give a list of at least one size, got {limits!r}")
-    sizes = sorted({as_size("limits", limit) for limit in limits})
+    sizes = sorted({as_limit("limits", limit, profile.tiny) for limit in limits})
     if sizes[0] < 0:
         raise OptPipeError(f"limits: must be at least 0 bytes, got {sizes[0]}")
     points: list[Point] = []
@@ -182,7 +182,7 @@ def frontier(
             if found is not None:
                 return Point(limit, found, found.status)
         result = solve(
-            profile, microbatches, limit, **vars(settings), on_incumbent=on_incumbent,
+            profile, microbatches, size_text(limit), **vars(settings), on_incumbent=on_incumbent,
             on_wait=on_wait, warm_start=before.schedule if before and not shapes else None,
         )  # fmt: skip
         if before is not None:

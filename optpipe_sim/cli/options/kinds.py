@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 
 from ...errors import OptPipeError
-from ...units import parse_instant, parse_size
+from ...units import Size, as_limit, has_unit, parse_instant, parse_size, size_text, written_size
 
 MOST_PROCESSES = 1024
 # what people type for a framework, and for a type of numbers
@@ -130,11 +130,21 @@ def dtype(text: str) -> str:
     return DTYPES.get(text.lower(), text)
 
 
-def size(text: str) -> int:
+def size(text: str) -> Size:
+    """Parse a size; with a unit it stays as it was written."""
     try:
-        return parse_size(text)
+        return written_size(text)
     except OptPipeError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def real_size(text: str) -> Size:
+    """Parse a memory limit for a real model: below 1 MiB it needs its unit."""
+    try:
+        as_limit("", written_size(text))
+    except OptPipeError as error:
+        raise argparse.ArgumentTypeError(str(error).removeprefix(": ")) from None
+    return size(text)
 
 
 def instant(text: str) -> str:
@@ -146,19 +156,20 @@ def instant(text: str) -> str:
     return text
 
 
-def sizes(text: str) -> list[int]:
-    """``10GiB:80GiB:10GiB`` (the end included) or ``10GiB,20GiB``."""
+def sizes(text: str) -> list[Size]:
+    """``10GiB:80GiB:10GiB`` (the end included) or ``10GiB,20GiB``; with units as they were written."""
     parts = text.split(":")
     if len(parts) == 1:
         return [size(part) for part in text.split(",")]
     if len(parts) != 3:
         raise argparse.ArgumentTypeError(f"write FROM:TO:STEP or sizes with commas, got {text!r}")
-    first, last, step = map(size, parts)
+    first, last, step = (parse_size(size(part)) for part in parts)
     if step < 1 or last < first:
         raise argparse.ArgumentTypeError(f"must go up, by a step above 0, got {text!r}")
     if (last - first) // step >= 1000:
         raise argparse.ArgumentTypeError(f"makes more than 1000 limits: {text!r}")
-    return list(range(first, last + 1, step))
+    found = range(first, last + 1, step)
+    return list(map(size_text, found)) if any(map(has_unit, parts)) else list(found)
 
 
 def treatments(text: str) -> list[str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from ...units import counted, format_size, format_time, size_above, size_text
+from ...units import counted, format_size, format_time, parse_size, size_above, size_text
 from .show import Out, hint, plain_table, written
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def show_frontier(
         table.add_row(*_cells(point, len(heads)))
     out.print(table)
     if curve.interrupted:
-        total = len(set(arguments.limits))
+        total = len(set(map(parse_size, arguments.limits)))
         text = f"interrupted: {len(curve.points)} of {total} limits"
         kept = "" if arguments.no_cache else "; the same command goes on from there"
         out.print(Text(f"{text}{kept}", "yellow"))

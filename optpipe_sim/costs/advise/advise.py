@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import OptPipeError
 from ...solvers.options import TREATMENTS
-from ...units import Size, as_size, parse_size
+from ...units import Size, as_limit, parse_size
 from ..calibrate import Calibration
 from ..machine_files import load_machine
 from ..machines import Machine
@@ -113,7 +113,7 @@ def advise(
         gpus,
         global_batch,
         seq,
-        as_size("memory limit", _usable(machine, margin) if memory_limit is None else memory_limit),
+        _limit(machine, margin, memory_limit),
         recompute=levels,
         schedules=as_choices("schedules", schedules),
         flash=flash,
@@ -133,7 +133,10 @@ def advise(
     return Search(question, top, time_limit, tolerance, report, on_wait).run(calibration)
 
 
-def _usable(machine: Machine, margin: float) -> int:
-    """What the machine leaves, less `margin` of it; whole tenths of a GiB, which people can type again."""
+def _limit(machine: Machine, margin: float, given: Size | None) -> int:
+    """The limit as given, else what the machine leaves, less `margin` of it: whole tenths of a GiB, which
+    people can type again."""
+    if given is not None:
+        return as_limit("memory limit", given)
     usable = int(machine.usable_bytes * (1 - margin))
     return parse_size(f"{usable * 10 // 2**30 / 10}GiB") if usable >= 2**30 else usable

@@ -10,12 +10,13 @@ from ...bounds.bounds import lower_bound
 from ...errors import OptPipeError
 from ...names import parse_name
 from ...solvers.starts import LOOP, VEE
-from ...units import Size, as_size, format_size, format_time, html_table
+from ...units import Size, as_limit, as_size, format_size, format_time, html_table
 from ..calibrate import Calibration
 from ..doubt import kind_of, plausibility
 from ..estimate import estimate
 from ..machine_files import load_machine
 from ..machines import Machine
+from ..measured import require_peak, require_time
 from ..model_files import load_model
 from ..models import Model
 from ..provenance import iteration_ns, mfu
@@ -220,7 +221,7 @@ def evaluate(
         measured_ns: the time of an iteration. `measured_bytes`: the peak of the fullest GPU.
 
     Raises:
-        OptPipeError: one line, for what can never be.
+        OptPipeError: one line, for what can never be, measurements among it.
     """
     model = model if isinstance(model, Model) else load_model(model)
     machine = machine if isinstance(machine, Machine) else load_machine(machine)
@@ -244,7 +245,7 @@ def evaluate(
     placement = "vee" if base in VEE else "loop"
     recompute = choice_of(recompute)
     zero = (1 if dp * cp > 1 else 0) if zero is None else zero
-    limit = machine.usable_bytes if memory_limit is None else as_size("memory limit", memory_limit)
+    limit = machine.usable_bytes if memory_limit is None else as_limit("memory limit", memory_limit)
     choice = Choice(
         pp, tp, cp, dp, ep, zero, microbatch, microbatches, recompute, chunks, placement, etp=etp
     )
@@ -268,4 +269,8 @@ def evaluate(
     row = Row(choice, name, profile, trace, bound, question.global_batch * seq)
     advice = Advice(question, (row,), 1, 0, {}, 0, None, 0.0, (), calibration)
     peak = None if measured_bytes is None else as_size("measured_bytes", measured_bytes)
+    if measured_ns is not None:
+        require_time("measured_ns", measured_ns, row.iteration_ns, profile, microbatches)
+    if peak is not None:
+        require_peak("measured_bytes", peak, row.peak_bytes, machine)
     return Evaluation(advice, measured_ns, peak)

@@ -13,6 +13,7 @@ from ...schedule import Schedule
 from ...sim import require_limit, simulate
 from ...stage_cost import StageCost
 from ...trace import OBJECTIVES
+from ...units import Size
 from . import state
 from .runs import UNBOUNDED, Greedy, Problem, Setting
 from .waves import WAVES, Wave, play
@@ -99,7 +100,7 @@ PLACEMENTS = ("loop", "vee")
 def adaoffload(
     profile: CostProfile,
     microbatches: int,
-    limit: int | Sequence[int] | None = None,
+    limit: Size | Sequence[Size] | None = None,
     chunks: int | None = None,
     objective: str = "flush",
     placement: str | None = None,
@@ -145,7 +146,7 @@ def adaoffload(
             known = ", ".join(Setting._fields)
             raise InvalidSchedule(f"adaoffload: unknown parameter {key!r}; known are {known}")
     profile = rechunked(profile, chunks, placement)
-    limits = profile.limits(limit)
+    limits = profile.limits(limit, "limit")
     if limits is not None:
         require_limit(profile, limits)
     settings: Sequence[Setting | Wave] = SETTINGS if profile.chunks == 1 else CHUNKED

@@ -20,6 +20,7 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim import require_limit, simulate
 from ...trace import OBJECTIVES
+from ...units import Size
 from . import state
 from .adaoffload import CHUNKED, LEAST_RUNS, MOST_WORK, SETTINGS, adaoffload, host_holds, rechunked
 from .apart import apart_where_faster
@@ -61,7 +62,7 @@ def table_of(mix: Mix, profile: CostProfile, microbatches: int) -> np.ndarray:
 def mixed(
     profile: CostProfile,
     microbatches: int,
-    limit: int | Sequence[int] | None = None,
+    limit: Size | Sequence[Size] | None = None,
     chunks: int | None = None,
     objective: str = "flush",
     placement: str | None = None,
@@ -97,7 +98,7 @@ def mixed(
     Source: OptPipe's greedy (arXiv 2510.05186) as in `adaoffload`; recomputation is ours.
     """
     profile = rechunked(profile, chunks, placement)
-    limits = profile.limits(limit)
+    limits = profile.limits(limit, "limit")
     plain = profile.map_stages(lambda _, cost: replace(cost, recompute=()))
     if limits is None or not profile.has_levels or objective not in OBJECTIVES:
         return adaoffload(plain, microbatches, limits, None, objective)

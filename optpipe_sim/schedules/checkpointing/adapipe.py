@@ -12,7 +12,7 @@ from ...op_table import KEEP, OpTable, inside
 from ...ops import BW, F, Op, OpKind
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...units import format_size
+from ...units import Size, format_size
 from ..classic import one_f_one_b_of
 
 
@@ -37,7 +37,7 @@ def adapipe(
     profile: CostProfile,
     microbatches: int,
     chunks: int | None = None,
-    limit: int | Sequence[int] | None = None,
+    limit: Size | Sequence[Size] | None = None,
 ) -> Schedule:
     """Build 1F1B, or interleaved 1F1B on several chunks, with each stage at the fastest level of
     recomputation with which its device keeps the limit.
@@ -70,7 +70,7 @@ def adapipe(
     """
     base = one_f_one_b_of(profile, microbatches, chunks)
     costs = profile.for_shape(base.shape)
-    limits = costs.limits(limit)
+    limits = costs.limits(limit, "limit")
     if limits is None:
         return base
     recompute = {}

@@ -14,6 +14,7 @@ from ...profile import CostProfile
 from ...schedule import Schedule
 from ...sim import simulate
 from ...trace import Trace
+from ...units import Size
 from ..classic import one_f_one_b_of
 from ..recompute import Levels, everywhere
 
@@ -44,7 +45,7 @@ def mario(
     microbatches: int,
     chunks: int | None = None,
     level: str | None = None,
-    limit: int | Sequence[int] | None = None,
+    limit: Size | Sequence[Size] | None = None,
 ) -> Schedule:
     """Build 1F1B, or interleaved 1F1B on several chunks, with recomputation ops C that run while
     devices would idle.
@@ -78,7 +79,7 @@ def mario(
     """
     base = one_f_one_b_of(profile, microbatches, chunks)
     costs = profile.for_shape(base.shape)
-    limits = costs.limits(limit)
+    limits = costs.limits(limit, "limit")
     last = [cost.recompute[-1].name if cost.recompute else None for cost in costs.stages]
     if level is not None:
         return _placed(base, everywhere(costs, level), costs, limits).schedule

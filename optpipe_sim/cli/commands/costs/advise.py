@@ -7,7 +7,7 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any
 
-from ...options.kinds import count, names, seconds, size
+from ...options.kinds import count, names, real_size, seconds
 from ...options.models import (
     SPLIT,
     add_etp,
@@ -88,7 +88,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-limit",
         metavar="SIZE",
-        type=size,
+        type=real_size,
         help="per device; default: what driver and libraries leave, less 5 %%",
     )
     parser.add_argument("--top", type=count, default=5, metavar="N", help="rows of the answer (5)")

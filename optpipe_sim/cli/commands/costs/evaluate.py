@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from ....errors import OptPipeError
-from ...options.kinds import count, positive, size
+from ...options.kinds import count, positive, real_size
 from ...options.models import (
     SPLIT,
     add_etp,
@@ -76,7 +76,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_overlap(parser)
     add_whole_run(parser)
     parser.add_argument(
-        "--memory-limit", metavar="SIZE", type=size, help="per device; default: all that is left"
+        "--memory-limit",
+        metavar="SIZE",
+        type=real_size,
+        help="per device; default: all that is left",
     )
     measured = parser.add_mutually_exclusive_group()
     measured.add_argument("--measured-ms", type=positive, metavar="MS", help="time of an iteration")
@@ -103,34 +106,37 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Predict, compare, show, write."""
     from ....costs.advise.evaluate import evaluate
+    from ...inputs import named
 
     model, machine, fitted = model_and_machine(arguments)
     gib = arguments.measured_gib
-    found = evaluate(
-        model,
-        machine,
-        arguments.gpus,
-        arguments.seq,
-        microbatches=_microbatches(arguments),
-        **{name: getattr(arguments, name) for name in _SPLIT},
-        etp=arguments.etp,
-        schedule=arguments.schedule,
-        zero=arguments.zero,
-        layers=layer_list(arguments.layers),
-        recompute=arguments.recompute,
-        flash=not arguments.no_flash,
-        dtype=arguments.dtype,
-        exchange=arguments.exchange,
-        context=arguments.context,
-        sequence_parallel=not arguments.no_sequence_parallel,
-        overlap=arguments.overlap,
-        cuda_graphs=arguments.cuda_graphs,
-        grad_reduce_in_bf16=arguments.grad_reduce_in_bf16,
-        memory_limit=arguments.memory_limit,
-        calibration=fitted,
-        measured_ns=_measured_ns(arguments),
-        measured_bytes=None if gib is None else round(gib * 2**30),
-    )
+    time = "--measured-ms" if arguments.measured_ms else "--measured-tokens-per-s"
+    with named(measured_ns=time, measured_bytes="--measured-gib"):
+        found = evaluate(
+            model,
+            machine,
+            arguments.gpus,
+            arguments.seq,
+            microbatches=_microbatches(arguments),
+            **{name: getattr(arguments, name) for name in _SPLIT},
+            etp=arguments.etp,
+            schedule=arguments.schedule,
+            zero=arguments.zero,
+            layers=layer_list(arguments.layers),
+            recompute=arguments.recompute,
+            flash=not arguments.no_flash,
+            dtype=arguments.dtype,
+            exchange=arguments.exchange,
+            context=arguments.context,
+            sequence_parallel=not arguments.no_sequence_parallel,
+            overlap=arguments.overlap,
+            cuda_graphs=arguments.cuda_graphs,
+            grad_reduce_in_bf16=arguments.grad_reduce_in_bf16,
+            memory_limit=arguments.memory_limit,
+            calibration=fitted,
+            measured_ns=_measured_ns(arguments),
+            measured_bytes=None if gib is None else round(gib * 2**30),
+        )
     files = _write(arguments, found)
     out.result({**found.to_json(), "files": files})
     _show(out, found)

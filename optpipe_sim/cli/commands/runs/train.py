@@ -181,7 +181,7 @@ def _task(arguments: argparse.Namespace, out: Out) -> TrainTask:
         if arguments.profile
         else _measured(plan, levels, out, arguments.device)
     )
-    limit = profile.limits(arguments.memory_limit)
+    limit = profile.limits(arguments.memory_limit, "--memory-limit")
     profile = replace(profile, memory_limit=limit)
     schedule = build(arguments.schedule, profile, arguments.microbatches)
     schedule.meta["name"] = arguments.schedule

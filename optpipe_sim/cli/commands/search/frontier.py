@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ....errors import OptPipeError
 from ....files import write_text
-from ....units import format_size, format_time
+from ....units import format_size, format_time, parse_size
 from ...options.kinds import names, sizes
 from ...options.search import add_search, add_shape, search_options
 from ...options.shared import add_family, add_microbatches, add_profile, add_report
@@ -86,7 +86,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Solve under each limit; what is finished is kept and shown on Ctrl-C."""
     from ....solvers.frontier import frontier
-    from ...inputs import read_profile
+    from ...inputs import named, read_profile
     from ...outputs.frontier import show_frontier
 
     profile = read_profile(arguments)
@@ -95,17 +95,18 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     with out.progress("solving") as progress:
         reporter = _Reporter(arguments, progress, done)
         reporter.next()
-        curve = frontier(
-            profile,
-            arguments.microbatches,
-            arguments.limits,
-            **vars(options),
-            schedules=arguments.schedules,
-            family=family,
-            on_point=reporter.point,
-            on_incumbent=reporter.incumbent,
-            on_wait=lambda: out.wait(COMPILING),
-        )
+        with named(limits="--limits"):
+            curve = frontier(
+                profile,
+                arguments.microbatches,
+                arguments.limits,
+                **vars(options),
+                schedules=arguments.schedules,
+                family=family,
+                on_point=reporter.point,
+                on_incumbent=reporter.incumbent,
+                on_wait=lambda: out.wait(COMPILING),
+            )
     files: dict[str, str] = {}
     try:
         _write(arguments, out, curve, files)
@@ -176,7 +177,7 @@ class _Reporter:
         self, arguments: argparse.Namespace, progress: Progress, done: list[Point]
     ) -> None:
         self.arguments, self.progress, self.done = arguments, progress, done
-        self.limits = sorted(set(arguments.limits))
+        self.limits = sorted(set(map(parse_size, arguments.limits)))
 
     def next(self, more: str = "") -> None:
         at = len(self.done)
