@@ -101,17 +101,17 @@ def _tuned(
     Raises:
         InvalidSchedule: for further options. NoSolution: where none fits.
     """
-    from .solvers.fixed import best_tuned
+    from .solvers.fixed import best_rule
 
     base, rest = parse_name(name)[0], {key: v for key, v in options.items() if key != "tuned"}
     if not options["tuned"]:
         return build_pattern(base, profile, microbatches, **rest)
     if rest:
         raise InvalidSchedule(f"{name}: tuned chooses {', '.join(rest)} itself; leave it out")
-    found = best_tuned(base, profile, microbatches, profile.memory_limit)
+    found = best_rule(profile.with_slices(1), microbatches, profile.memory_limit, families=(base,))
     if found is None:
         raise NoSolution(f"{name}: no chunks, groups and offloads fit the memory limit")
-    return found[1].schedule.replace(meta={"name": found[0]})
+    return found.trace.schedule.replace(meta={"name": found.name})
 
 
 @listing(solve_parameters())

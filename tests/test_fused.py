@@ -180,7 +180,7 @@ def test_solve_gives_whole_backwards_and_proves_the_same(
     profile: CostProfile, seed: int, engine: str
 ) -> None:
     whole = whole_stages(profile, seed)
-    found = solve(whole, 2, engine=engine, time_limit=3, workers=1)
+    found = solve(whole, 2, engine=engine, time_limit=3, workers=1, chunks="own")
     assert found.schedule is not None
     assert not {"B", "W"} & kinds_at_whole_stages(found.schedule, whole)
     verify(found, whole, None)

@@ -112,7 +112,7 @@ def run(seed: int = 0, levels: bool = False, time_limit: Seconds = 5.0, cores: C
     problems: list[str] = []
     below = [limit - 1 for limit in profile.least_limits]
     try:
-        solve(profile, m, below, time_limit=1)
+        solve(profile, m, below, time_limit=1, chunks="own")
         problems.append("a limit below the least was accepted")
     except OutOfMemory as error:
         if "the least limit that works" not in str(error):
@@ -151,6 +151,7 @@ def run(seed: int = 0, levels: bool = False, time_limit: Seconds = 5.0, cores: C
             objective=problem.objective,
             per_stage=problem.per_stage,
             workers=cores,
+            chunks="own",
         ),
     )
     start = auto.schedule if auto is not None else None

@@ -120,7 +120,7 @@ def run(
     else:
         options: dict[str, Any] = {"seed": seed, "workers": cores}
         options |= {"engine": "milp"} if method == MILP else {}
-        options |= {} if "1 chunk" in method else {"chunks": "any"}
+        options |= {"chunks": "own" if "1 chunk" in method else "any"}
         seconds = time_limit * (WHOLE if method in (ALL, MILP) else 1)
         treatments = SEARCHES.get(method, ("keep", "offload"))
         rows = [_solved(method, profile, treatments, microbatches, seconds, **options)]

@@ -32,7 +32,9 @@ def run(
         if method == "rule":
             trace = _replayed(rule, profile, microbatches)
         else:
-            found = solve(profile, microbatches, time_limit=seconds, seed=seed, workers=cores)
+            found = solve(
+                profile, microbatches, time_limit=seconds, seed=seed, workers=cores, chunks="own"
+            )
             trace = found.trace
     except OptPipeError:  # beyond the limit
         return {"fits": False, "makespan_ns": None, "peak_bytes": None, "lower_bound_ns": None}

@@ -89,7 +89,7 @@ def run_long(cell: Mapping[str, Any]) -> dict[str, Any]:
     case = OTHER[cell["case"]]
     found = solve(
         case.profile, case.microbatches, case.limit, "auto", cell["seconds"], case.objective,
-        cell["seed"],
+        cell["seed"], chunks="own",
     )  # fmt: skip
     return {
         "ours": found.objective_ns,
@@ -114,6 +114,7 @@ def run(cell: Mapping[str, Any]) -> dict[str, Any]:
         cell["seconds"],
         case.objective,
         cell["seed"],
+        chunks="own",
     )
     first, best = found.incumbents[0][0], found.incumbents[-1][0]
     row: dict[str, Any] = {
@@ -268,7 +269,7 @@ def main() -> int:
         for cell in seeded(TABLES[name](), options.seeds)
         if cell["p"] <= options.largest
     ]
-    solve(uniform(2, 200, 5, "separate"), 2, time_limit=2)  # compile, or load what is
+    solve(uniform(2, 200, 5, "separate"), 2, time_limit=2, chunks="own")  # compile, or load what is
 
     def report(done: int, of: int, row: Row) -> None:
         print(

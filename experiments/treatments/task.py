@@ -84,7 +84,7 @@ def _searched(
         found = solve(
             profile, microbatches, engine="search", time_limit=time_limit, seed=seed, workers=cores,
             treatments=TREATMENTS["all" if per_stage else method], per_stage=per_stage,
-            warm_start=start, published=start is None,
+            warm_start=start, published=start is None, chunks="own",
         )  # fmt: skip
     except (OutOfMemory, NoSolution) as error:
         return {"method": method, "fits": False, "reason": str(error)}, None

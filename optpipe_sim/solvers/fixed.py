@@ -6,15 +6,19 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
+from ..bounds.bounds import lower_bound
 from ..errors import OptPipeError, OutOfMemory
 from ..profile import CostProfile
 from ..schedule import Schedule
-from ..schedules import REGISTRY, WHOLE, build
+from ..schedules import REGISTRY, WHOLE, build, parse_name
 from ..sim import simulate
 from ..trace import Trace
 from .covers import candidate_shapes
 from .problem import make_problem
+from .race.portfolio import Race
+from .race.rules import rules_of, run_rules
 from .variants import grouped_variants
 
 ENOUGH_S = 5.0  # of this process, for building, if all of them are wanted
@@ -53,6 +57,87 @@ def published(
     return built
 
 
+class Best(NamedTuple):
+    """The fastest published schedule that fits.
+
+    Attributes:
+        name: with its options, as `build` takes it. trace: its replay under the limit.
+        untried: the rules for published schedules for which the time was too short.
+    """
+
+    name: str
+    trace: Trace
+    untried: int = 0
+
+
+def best_rule(
+    profile: CostProfile,
+    microbatches: int,
+    limits: Sequence[int] | None,
+    objective: str = "flush",
+    *,
+    per_stage: bool = False,
+    families: Sequence[str] = (),
+    known: Best | None = None,
+    seconds: float = ENOUGH_S,
+    workers: int = 1,
+) -> Best | None:
+    """Return the fastest published schedule that fits, with any number of chunks up to one layer per stage, any value
+    of its options, and any one level of recomputation: the best rule. None where none that fits was found in time.
+
+    AdaOffload is not one, as it plans for the limit. On sliced costs the schedules of whole sequences run slice by slice.
+
+    Args:
+        limits: bytes per device; None: no limit.
+        per_stage: all activations of a stage get the same treatment.
+        families: only these, out of ``gis, po``; none: all.
+        known: a schedule that is known to fit, to be beaten.
+        seconds: the time for it. `workers`: processes; with 1 the rules are always tried in the same order.
+    """
+    began = time.monotonic()
+    problems = []
+    for shape in candidate_shapes(profile):
+        with suppress(OutOfMemory):  # the limit is below what these chunks need
+            problems.append(
+                make_problem(shape, microbatches, limits, objective, per_stage=per_stage)
+            )
+    races = [Race(problem) for problem in problems]
+    if known is not None:
+        for race in races:
+            if race.problem.shape == known.trace.schedule.shape:
+                race.offer(known.trace.schedule, known.name)
+
+    def over() -> bool:
+        return time.monotonic() - began > seconds
+
+    def best_ns() -> int:
+        return min((race.cost_ns for race in races), default=0)
+
+    untried = 0
+    if families:
+        for at, name, schedule in grouped_variants(problems, best_ns, over, families):
+            races[at].offer(schedule, name)
+    else:
+        bounds = [
+            lower_bound(each.profile, microbatches, objective, each.limits).ns for each in problems
+        ]
+        rules = rules_of(problems, bounds, stretched=False, ours=False)
+        untried = run_rules(races, rules, over, workers)
+    first = min(races, key=lambda race: race.cost_ns, default=None)
+    if first is None or first.best is None:
+        return None
+    return Best(_named(first.engine, first.best), first.problem.replay(first.best), untried)
+
+
+def _named(name: str, schedule: Schedule) -> str:
+    """Return a rule's name with its number of chunks, where that is an option."""
+    base, options = parse_name(name)
+    if "chunks" not in REGISTRY[base].options or "chunks" in options:
+        return name
+    first, colon, rest = name.partition(":")
+    return f"{first}:chunks={schedule.shape.chunks}{',' * bool(colon)}{rest}"
+
+
 def best_fixed(
     built: dict[str, Schedule],
     profile: CostProfile,
@@ -68,37 +153,6 @@ def best_fixed(
         except OptPipeError:
             continue
         if best is None or trace.cost_ns < best[1].cost_ns:
-            best = name, trace
-    return best
-
-
-def best_tuned(
-    family: str,
-    profile: CostProfile,
-    microbatches: int,
-    limits: Sequence[int] | None,
-    objective: str = "flush",
-    seconds: float = ENOUGH_S,
-) -> tuple[str, Trace] | None:
-    """Return the fastest of ``gis`` or ``po`` that fits, with any number of chunks up to one layer per
-    stage, any group size and any number of offloaded chunks. Returns its name with these options
-    and its replay, or None if nothing that fits is found within `seconds`."""
-    until = time.monotonic() + seconds
-    problems = []
-    for shape in candidate_shapes(profile.with_slices(1)):
-        with suppress(OutOfMemory):  # the limit is below what these chunks need
-            problems.append(make_problem(shape, microbatches, limits, objective))
-    best: tuple[str, Trace] | None = None
-
-    def best_ns() -> float:
-        return float("inf") if best is None else best[1].cost_ns
-
-    def over() -> bool:
-        return time.monotonic() > until
-
-    for at, name, schedule in grouped_variants(problems, best_ns, over, (family,)):
-        trace = problems[at].keeps(schedule)
-        if trace is not None and trace.cost_ns < best_ns():
             best = name, trace
     return best
 

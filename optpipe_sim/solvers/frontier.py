@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from os import cpu_count
 from typing import Any
 
 from ..errors import NoSolution, OptPipeError, OutOfMemory, require
@@ -13,7 +14,7 @@ from ..trace import Trace
 from ..trace.picture import curve_html
 from ..units import Size, as_limit, counted, format_size, format_time, html_table, size_text
 from .covers import candidate_shapes, covers
-from .fixed import FixedPoint, best_fixed, fixed_points, published
+from .fixed import Best, FixedPoint, best_fixed, best_rule, fixed_points, published
 from .options import SolveOptions, listing, solve_parameters
 from .problem import make_problem
 from .race.cache import open_cache
@@ -32,7 +33,8 @@ class Point:
         result: see `SolveResult`; None if no schedule was found.
         status: that of the result, else ``infeasible`` (proven) or ``unknown``.
         reason: one line that says why there is no result.
-        fixed: the fastest published schedule that fits, and its cost in ns; None if none fits.
+        fixed: the fastest published schedule that fits, over every value of its options (see `fixed.best_rule`),
+            and its cost in ns; None if none fits. `untried`: the rules for such schedules that time did not allow.
         family: the same of the fastest schedule of a framework's family; None as well if none was asked for.
     """
 
@@ -42,6 +44,7 @@ class Point:
     reason: str | None = None
     fixed: tuple[str, int] | None = None
     family: tuple[str, int] | None = None
+    untried: int = 0
 
     def __repr__(self) -> str:
         found = "no schedule" if self.result is None else format_time(self.result.objective_ns)
@@ -58,6 +61,7 @@ class Point:
             "chunks": None,
             "fixed": name,
             "fixed_cost_ns": cost,
+            "fixed_untried": self.untried,
             "family": told,
             "family_cost_ns": told_ns,
             "objective_ns": None,
@@ -118,6 +122,9 @@ class Frontier:
         return f"{counted(self.profile.chunks, 'chunk')} per device"
 
 
+COMPARING = 0.3  # of the time of each search, for the best published schedule
+
+
 @listing(solve_parameters("margin"))
 def frontier(
     profile: CostProfile,
@@ -142,7 +149,8 @@ def frontier(
     Args:
         limits: memory limits in bytes; each applies to every device.
         time_limit: seconds for each limit.
-        schedules: names of published schedules to compare with; None: all of them.
+        schedules: names of published schedules to compare with, as they are; None: all of them, with every value of
+            their options.
         family: called with the profile under each limit; returns the fastest schedule of some family, by
             name, and its replay, to compare with; None if none fits. What fits a limit fits the next.
         on_point: called with each finished point. `on_incumbent, on_wait`: as for `solve`.
@@ -150,7 +158,8 @@ def frontier(
             earlier run solved for at least as long are reused, so that an interrupted frontier
             resumes where it stopped. With ``chunks="any"`` each point is searched for over all
             shapes, on its own: it starts from the cache, not from the previous point, whose
-            schedule it keeps if it finds no better one. ``slices`` cannot be ``any``.
+            schedule it keeps if it finds no better one. ``slices`` cannot be ``any``. The best published
+            schedule is looked for within `COMPARING` of the time beside that of each search.
 
     Raises:
         OptPipeError: without limits, or for invalid options.
@@ -166,13 +175,10 @@ def frontier(
     chunks = "any" if shapes else "own"
     settings = replace(settings, chunks=chunks, placement="own", slices="own", treatments=None)
     objective = settings.objective
-    if isinstance(limits, str | int) or not limits:
-        raise OptPipeError(f"limits: give a list of at least one size, got {limits!r}")
-    sizes = sorted({as_limit("limits", limit, profile.tiny) for limit in limits})
-    if sizes[0] < 0:
-        raise OptPipeError(f"limits: must be at least 0 bytes, got {sizes[0]}")
+    sizes = _sizes(limits, profile.tiny)
     points: list[Point] = []
     known: list[FixedPoint] = []
+    best_known: Best | None = None
     before: SolveResult | None = None
     interrupted = False
 
@@ -186,7 +192,7 @@ def frontier(
             on_wait=on_wait, warm_start=before.schedule if before and not shapes else None,
         )  # fmt: skip
         if before is not None:
-            result = _with_schedule(result, before, limit, microbatches, objective)
+            result = _with_schedule(result, before.trace, before.engine, limit)
         return Point(limit, result, result.status)
 
     try:
@@ -199,13 +205,25 @@ def frontier(
             except (OutOfMemory, NoSolution) as error:
                 point = Point(limit, None, status_of(error), str(error))
             same = (limit,) * profile.devices
-            fixed = best_fixed(built, profile, same, objective)
-            point = replace(point, fixed=fixed and (fixed[0], fixed[1].cost_ns))
+            if schedules is None and not interrupted:
+                best_known = best_rule(
+                    profile,
+                    microbatches,
+                    same,
+                    objective,
+                    per_stage=settings.per_stage,
+                    known=best_known,
+                    seconds=COMPARING * time_limit,
+                    workers=1 if settings.evaluations else settings.workers or cpu_count() or 1,
+                )
+            elif schedules is not None:
+                named = best_fixed(built, profile, same, objective)
+                best_known = named and Best(*named)
+            if best_known is not None:
+                point = _beside(point, best_known, bool(shapes))
             if family is not None:
                 told = family(replace(profile, memory_limit=same))
-                found = [told and (told[0], told[1].cost_ns), *(one.family for one in points[-1:])]
-                best = min(filter(None, found), key=lambda one: one[1], default=None)
-                point = replace(point, family=best)
+                point = _with_family(point, told, points)
             before = point.result or before
             points.append(point)
             if on_point is not None:
@@ -215,9 +233,34 @@ def frontier(
     except KeyboardInterrupt:
         interrupted = True
     return Frontier(
-        profile, microbatches, objective, _levelled(points, microbatches, objective), known,
+        profile, microbatches, objective, _levelled(points), known,
         interrupted, shapes,
     )  # fmt: skip
+
+
+def _sizes(limits: Sequence[Size], tiny: bool) -> list[int]:
+    if isinstance(limits, str | int) or not limits:
+        raise OptPipeError(f"limits: give a list of at least one size, got {limits!r}")
+    sizes = sorted({as_limit("limits", limit, tiny) for limit in limits})
+    if sizes[0] < 0:
+        raise OptPipeError(f"limits: must be at least 0 bytes, got {sizes[0]}")
+    return sizes
+
+
+def _beside(point: Point, best: Best, any_shape: bool) -> Point:
+    """Return a point with the best published schedule beside it, and in the place of what a search for `any_shape`
+    found whose time was too short to try it."""
+    point = replace(point, fixed=(best.name, best.trace.cost_ns), untried=best.untried)
+    if point.result is None or not any_shape:
+        return point
+    result = _with_schedule(point.result, best.trace, best.name, point.limit_bytes)
+    return replace(point, result=result, status=result.status)
+
+
+def _with_family(point: Point, told: tuple[str, Trace] | None, before: Sequence[Point]) -> Point:
+    """Return a point with the best of a family: `told` for its limit, or that of the limit below."""
+    found = [told and (told[0], told[1].cost_ns), *(one.family for one in before[-1:])]
+    return replace(point, family=min(filter(None, found), key=lambda one: one[1], default=None))
 
 
 def _finished(
@@ -246,14 +289,14 @@ def _finished(
     return result if enough and not worse else None
 
 
-def _levelled(points: list[Point], microbatches: int, objective: str) -> list[Point]:
+def _levelled(points: list[Point]) -> list[Point]:
     """Give each point the best bound of the points above it, and the schedule of the next higher
     point if that happens to fit."""
     levelled: list[Point] = []
     for point in reversed(points):
         above = levelled[-1].result if levelled else None
         if point.result is not None and above is not None:
-            result = _with_schedule(point.result, above, point.limit_bytes, microbatches, objective)
+            result = _with_schedule(point.result, above.trace, above.engine, point.limit_bytes)
             if above.lower_bound_ns > result.lower_bound_ns:
                 bound, name = above.lower_bound_ns, above.bound_name
                 result = replace(result, lower_bound_ns=bound, bound_name=name)
@@ -264,15 +307,16 @@ def _levelled(points: list[Point], microbatches: int, objective: str) -> list[Po
 
 
 def _with_schedule(
-    result: SolveResult, other: SolveResult, limit: int, microbatches: int, objective: str
+    result: SolveResult, other: Trace | None, engine: str, limit: int
 ) -> SolveResult:
-    """Return a result with the schedule of another limit, with its own chunks, if that is better and fits."""
-    assert other.trace is not None
-    if other.objective_ns >= result.objective_ns or max(other.trace.peak_bytes) > limit:
+    """Return a result with the schedule of another limit, or of a rule, with its own chunks, if that is better and fits."""
+    assert other is not None
+    if other.cost_ns >= result.objective_ns or max(other.peak_bytes) > limit:
         return result
-    problem = make_problem(other.trace.profile, microbatches, limit, objective)
-    trace = problem.replay(other.schedule)  # type: ignore[arg-type]
-    return _judged(replace(result, schedule=other.schedule, trace=trace, engine=other.engine))
+    schedule, m = other.schedule, other.schedule.shape.microbatches
+    problem = make_problem(other.profile, m, limit, other.objective)
+    trace = problem.replay(schedule)
+    return _judged(replace(result, schedule=schedule, trace=trace, engine=engine))
 
 
 def _judged(result: SolveResult) -> SolveResult:

@@ -52,7 +52,8 @@ class SolveOptions:
         margin: how far copies, ops and memory may exceed the profile while the plan still holds, as
             ``copies=10%,ops=5%,memory=3%`` or a mapping; None: no margin (see `Margins`).
         chunks: chunks per device: ``own`` (those of the profile), a number, or ``any`` (every
-            number and placement that the profile admits).
+            number and placement that the profile admits). None becomes ``any``, and ``own`` where another option is
+            about one shape: a placement, evaluations, and the exact engines.
         placement: ``loop`` or ``vee`` (two chunks unless `chunks` says otherwise); ``own``: the
             profile's, or ``loop`` if a number of chunks is given.
         slices: slices per sequence: ``own`` (those of the profile), a number (1: whole sequences;
@@ -76,7 +77,7 @@ class SolveOptions:
     treatments: Sequence[str] | None = None
     per_stage: bool = False
     margin: Margins | Mapping[str, Any] | str | None = None
-    chunks: int | str = "own"
+    chunks: int | str | None = None
     placement: str = "own"
     slices: int | str = "own"
 
@@ -115,6 +116,10 @@ class SolveOptions:
             )
 
     def _check_shape(self) -> None:
+        if self.chunks is None:
+            one = self.placement != "own" or self.evaluations is not None
+            chosen = "own" if one or self.engine in ("milp", "cpsat") else "any"
+            object.__setattr__(self, "chunks", chosen)
         if self.chunks == "any":
             if self.placement != "own":
                 raise OptPipeError(

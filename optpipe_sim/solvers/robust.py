@@ -172,7 +172,9 @@ def solve_robust(
     Raises:
         OptPipeError: for a quantile outside 0 to 1, and as `solve` does.
     """
-    profiled, settings = _settled(profile, SolveOptions(time_limit=time_limit, **options))
+    profiled, settings = _settled(
+        profile, SolveOptions(time_limit=time_limit, **{"chunks": "own", **options})
+    )
     margins = as_margins(settings.margin) or Margins()
     profile = padded(profiled, margins)
     settings = replace(settings, margin=None)

@@ -44,7 +44,7 @@ def solve(
     treatments: Iterable[str] | None = None,
     per_stage: bool = False,
     margin: Margins | Mapping[str, Any] | str | None = None,
-    chunks: int | str = "own",
+    chunks: int | str | None = None,
     placement: str = "own",
     slices: int | str = "own",
 ) -> SolveResult:
@@ -85,7 +85,8 @@ def solve(
             memory limit and its time; ``info["margin"]`` says what that costs
             (`margins.plan.solve_with_margins`).
         chunks: chunks per device: ``own`` (those of the profile), a number, or ``any``: all numbers
-            up to one layer per stage, and two in a V (`shapes.solve_shapes`).
+            up to one layer per stage, and two in a V (`shapes.solve_shapes`). None: those of a `warm_start`; the
+            profile's own with a placement, with evaluations and with the engines ``milp`` and ``cpsat``; else any.
         placement: ``loop`` or ``vee`` (two chunks); ``own``: the profile's, or ``loop`` if a number
             of chunks is given.
         slices: slices per sequence: ``own`` (those of the profile), a number (1: whole sequences;
@@ -99,6 +100,9 @@ def solve(
             a MILP that is too large to build, or the failure of an engine that runs alone.
     """
     require("profile", profile, CostProfile, "read one with load_profile(PATH)")
+    if chunks is None and isinstance(warm_start, Schedule):
+        chunks = "own"
+        profile = profile if placement != "own" else profile.for_shape(warm_start.shape)
     options = SolveOptions(
         engine=engine, time_limit=time_limit, objective=objective, seed=seed, workers=workers,
         evaluations=evaluations, gap=gap, solver=solver, force=force, cache=cache,

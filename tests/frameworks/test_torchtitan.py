@@ -185,7 +185,7 @@ def test_the_search_moves_layers_as_well() -> None:
     for key in ("t_f_ms", "t_b_ms", "t_w_ms"):
         ends[1][key] = 3
     profile = load_profile({"devices": 2, "items": [ends[0], layer, ends[1]]})
-    options = SolveOptions(engine="adaoffload", time_limit=5)
+    options = SolveOptions(engine="adaoffload", time_limit=5, chunks="own")
     found = torchtitan_search.best(profile, 4, options)
     assert found.to_json()["moved"]
     assert found.trace.cost_ns < found.given.cost_ns

@@ -108,6 +108,7 @@ def test_a_page_that_would_be_too_large_leaves_lanes_out(
 
 def test_frontier_shows_the_curve_and_opens_its_schedules(cli: Any) -> None:
     line = "frontier p.yaml -m 6 --limits 50B,200B,400B --engine adaoffload --time-limit 1"
+    line += " --chunks profile"
     found = cli(f"{line} --no-cache --schedules 1f1b,zb-h1 --report F.html --json").json
     page = written()
     rows = page.rows("choices")

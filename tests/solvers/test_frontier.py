@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 import pytest
 from unit_profiles import unit_profile
 
-from optpipe_sim import CostProfile, simulate
+from optpipe_sim import CostProfile, build, simulate
 from optpipe_sim.errors import InvalidSchedule, OptPipeError
 from optpipe_sim.plot.frontier import frontier_chart, save_frontier
+from optpipe_sim.solvers.fixed import best_rule
 from optpipe_sim.solvers.frontier import Frontier, Point, frontier
 
 LIMITS = (400, 50, 150, 200, 300, 1000)
@@ -23,7 +25,7 @@ def profile() -> CostProfile:
 
 @pytest.fixture(scope="module")
 def curve() -> Frontier:
-    return frontier(profile(), 6, LIMITS, 10, engine="adaoffload")
+    return frontier(profile(), 6, LIMITS, 10, engine="adaoffload", chunks="own")
 
 
 def test_the_curve_and_its_bound_never_rise(curve: Frontier) -> None:
@@ -57,23 +59,69 @@ def test_published_schedules_stand_beside_it(curve: Frontier) -> None:
     assert points["zb-h1"].cost_ns < points["1f1b"].cost_ns
     last = curve.points[-1].fixed
     assert last is not None
-    assert last[1] == min(point.cost_ns for point in curve.schedules)
-    assert curve.points[0].fixed is None
+    # over all options and chunks it is no slower than any with its default ones
+    assert last[1] <= min(point.cost_ns for point in curve.schedules)
+    name, cost = last
+    assert simulate(build(name, profile(), 6), profile(), LIMITS[-1]).cost_ns == cost
+    # one chunk needs more than 50 bytes, eight small ones do not
+    assert curve.points[0].result is None
+    assert curve.points[0].fixed is not None
+
+
+def test_the_best_rule_is_the_best_of_all_options_chunks_and_levels() -> None:
+    """Each with every value of its options, replayed one by one; at each level, inside backwards and apart."""
+    level = {"name": "all", "t_ns": 900_000, "keep_bytes": 20}
+    stage = {
+        "t_f_ns": 900_000,
+        "t_b_ns": 900_000,
+        "t_w_ns": 900_000,
+        "act_bytes": 90,
+        "layers": 3,
+        "recompute": [level],
+    }
+    costs = unit_profile(3, stages=stage, offload={"t_offload_ns": 700_000, "t_reload_ns": 700_000})
+    names = ["1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "gpipe"]
+    names += [f"zb-v:limit={limit}B" for limit in range(90, 400, 15)]
+    for chunks in (1, 2, 3):
+        names.append(f"1f1b-i:chunks={chunks}")
+        for group in range(1, 7):
+            names.append(f"gis:chunks={chunks},group={group}")
+            names += [
+                f"po:chunks={chunks},group={group},offloaded={n}" for n in range(1, chunks + 1)
+            ]
+    for limit in (60, 150, 220, 400):
+        fit: dict[str, int] = {}
+        for name in names:
+            for more in ("", "recompute=all", "recompute=all,apart=yes"):
+                full = f"{name}{',' if ':' in name else ':'}{more}" if more else name
+                with suppress(OptPipeError):
+                    fit[full] = simulate(build(full, costs, 6), costs, limit).cost_ns
+        found = best_rule(costs, 6, (limit,) * 3, seconds=60)
+        assert (found is None) == (not fit)
+        if found is not None:
+            assert found.untried == 0
+            assert found.trace.cost_ns <= min(fit.values())
+            assert max(found.trace.peak_bytes) <= limit
+            assert (
+                simulate(build(found.name, costs, 6), costs, limit).cost_ns == found.trace.cost_ns
+            )
 
 
 def test_chosen_schedules_only() -> None:
-    found = frontier(profile(), 6, [400], 10, engine="adaoffload", schedules=["gpipe", "1f1b"])
+    found = frontier(
+        profile(), 6, [400], 10, engine="adaoffload", schedules=["gpipe", "1f1b"], chunks="own"
+    )
     assert {point.schedule for point in found.schedules} == {"gpipe", "1f1b"}
     assert found.points[0].fixed == ("1f1b", 27_000_000)
     with pytest.raises(InvalidSchedule, match="'2f2b' is not a schedule"):
-        frontier(profile(), 4, [400], schedules=["2f2b"])
+        frontier(profile(), 4, [400], schedules=["2f2b"], chunks="own")
     with pytest.raises(OptPipeError, match="at least one"):
-        frontier(profile(), 4, [])
+        frontier(profile(), 4, [], chunks="own")
 
 
 def test_what_is_found_above_serves_below_where_it_fits() -> None:
     """Only the highest limit is searched well; its schedule needs no more than the others have."""
-    found = frontier(unit_profile(4), 6, [600, 700, 800], 10, engine="adaoffload")
+    found = frontier(unit_profile(4), 6, [600, 700, 800], 10, engine="adaoffload", chunks="own")
     costs = {point.result.objective_ns for point in found.points if point.result}
     assert len(costs) == 1
 
@@ -83,7 +131,7 @@ def test_any_chunks_are_never_slower_than_those_of_the_profile_or_the_published(
     costs = profile()
     found = frontier(costs, 6, LIMITS[:4], 10, engine="adaoffload", chunks="any")
     assert found.chunks == "1 to 8 chunks per device in a loop, or 2 in a V"
-    own = frontier(costs, 6, LIMITS[:4], 10, engine="adaoffload")
+    own = frontier(costs, 6, LIMITS[:4], 10, engine="adaoffload", chunks="own")
     solved = [point for point in found.points if point.result]
     used = {point.to_json()["chunks"] for point in solved}
     assert len(used) > 1
@@ -98,7 +146,7 @@ def test_any_chunks_are_never_slower_than_those_of_the_profile_or_the_published(
         assert lower.result.lower_bound_ns >= higher.result.lower_bound_ns  # type: ignore[union-attr]
     assert found.least_limit_bytes <= own.least_limit_bytes
     with pytest.raises(OptPipeError, match="slices: those of a frontier are given"):
-        frontier(costs, 6, LIMITS, slices="any")
+        frontier(costs, 6, LIMITS, slices="any", chunks="own")
 
 
 def test_ctrl_c_keeps_what_is_finished_and_the_cache_goes_on(
@@ -113,10 +161,10 @@ def test_ctrl_c_keeps_what_is_finished_and_the_cache_goes_on(
             raise KeyboardInterrupt
 
     options: dict[str, Any] = {"time_limit": 1e-4, "engine": "adaoffload", "cache": True}
-    broken = frontier(profile(), 6, [150, 200, 300], on_point=interrupt, **options)
+    broken = frontier(profile(), 6, [150, 200, 300], on_point=interrupt, **options, chunks="own")
     assert broken.interrupted
     assert [point.limit_bytes for point in broken.points] == reported == [150, 200]
-    whole = frontier(profile(), 6, [150, 200, 300], **options)
+    whole = frontier(profile(), 6, [150, 200, 300], **options, chunks="own")
     assert not whole.interrupted
     assert [point.result.seconds for point in whole.points[:2] if point.result] == [0, 0]
     assert whole.points[2].result is not None

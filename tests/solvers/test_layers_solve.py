@@ -121,7 +121,7 @@ def test_no_layout_has_a_faster_schedule_where_all_are_tried(case: Any) -> None:
         with suppress(OptPipeError):
             problem = make_problem(with_layout(profile, own), m, limit)
             costs[tuple(own)] = least_cost(problem, 200_000)
-    found = solve_layers(profile, m, limit, time_limit=4, workers=1)
+    found = solve_layers(profile, m, limit, time_limit=4, workers=1, chunks="own")
     assert found.result.objective_ns == min(filter(None, costs.values()))
     assert costs[tuple(found.counts)] == found.result.objective_ns
     assert found.result.lower_bound_ns <= found.result.objective_ns <= found.given.objective_ns

@@ -98,7 +98,7 @@ EFFORT = {
 def test_a_plan_with_margins_keeps_the_limit_and_its_time() -> None:
     profile = slow_copies(330)
     margins = Margins(copies=0.25, ops=0.1, memory=0.05)
-    found = solve(profile, 5, margin=margins, **EFFORT)
+    found = solve(profile, 5, margin=margins, **EFFORT, chunks="own")
     answer = found.info["margin"]
     off = profile.scale(copy=1.25, compute=1.1, memory=1.05)
     trace = simulate(found.schedule, off)
@@ -117,18 +117,21 @@ def test_a_plan_with_margins_keeps_the_limit_and_its_time() -> None:
 
 def test_without_margins_a_plan_that_fills_the_memory_does_not_fit() -> None:
     profile = slow_copies(300)
-    found = solve(profile, 6, margin="memory=3%", **EFFORT)
+    found = solve(profile, 6, margin="memory=3%", **EFFORT, chunks="own")
     answer = found.info["margin"]
     assert answer["unguarded"] == {"fits": False, "ns": None}
     assert answer["nominal_ns"] > answer["without"]["all"]["nominal_ns"]
     assert max(found.trace.peak_bytes) <= 300 / 1.03
     with pytest.raises((Deadlock, OutOfMemory)):
-        simulate(solve(profile, 6, **EFFORT).schedule, profile.scale(memory=1.03))
+        simulate(solve(profile, 6, **EFFORT, chunks="own").schedule, profile.scale(memory=1.03))
 
 
 def test_margins_of_nothing_change_nothing() -> None:
     profile = slow_copies(300)
-    plain, nothing = solve(profile, 6, **EFFORT), solve(profile, 6, margin="copies=0%", **EFFORT)
+    plain, nothing = (
+        solve(profile, 6, **EFFORT, chunks="own"),
+        solve(profile, 6, margin="copies=0%", **EFFORT, chunks="own"),
+    )
     assert nothing.schedule == plain.schedule
     assert "margin" not in nothing.info
     assert nothing.measures().keys() == plain.measures().keys()
@@ -190,6 +193,6 @@ def test_what_is_no_margin_is_refused_in_one_line(given: object, message: str) -
 
 def test_a_margin_that_leaves_no_room_says_so() -> None:
     with pytest.raises(OutOfMemory, match="with a margin of memory 50%: device 0: the limit"):
-        solve(slow_copies(120), 4, margin="memory=50%", time_limit=1)
+        solve(slow_copies(120), 4, margin="memory=50%", time_limit=1, chunks="own")
     with pytest.raises(OptPipeError, match="margin: a frontier has none"):
-        frontier(slow_copies(300), 4, [300], margin="memory=3%")
+        frontier(slow_copies(300), 4, [300], margin="memory=3%", chunks="own")

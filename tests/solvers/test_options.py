@@ -126,14 +126,14 @@ def test_the_table_above_has_every_option() -> None:
 
 def test_solve_shows_the_options_it_takes() -> None:
     shown = inspect.signature(solve).parameters
-    default = SolveOptions()
-    assert {name: shown[name].default for name in vars(default)} == vars(default)
+    default = {field.name: field.default for field in fields(SolveOptions)}
+    assert {name: shown[name].default for name in default} == default
     assert OBJECTIVES == MEASURED
 
 
 @pytest.mark.parametrize(
     ("options", "chunks", "placement"),
-    [({"placement": "vee"}, 2, "vee"), ({"chunks": 2}, 2, "loop"), ({}, 1, "loop")],
+    [({"placement": "vee"}, 2, "vee"), ({"chunks": 2}, 2, "loop"), ({"chunks": "own"}, 1, "loop")],
 )
 def test_a_placement_is_the_same_by_name_and_by_keyword(
     options: dict[str, Any], chunks: int, placement: str

@@ -38,7 +38,7 @@ def test_any_profile_is_solved_within_its_limits(profile: CostProfile) -> None:
 def test_known_optima_are_found_and_proven(
     p: int, m: int, limit: int, copy: int, best: int
 ) -> None:
-    result = solve(uniform(p, copy), m, limit, time_limit=30)
+    result = solve(uniform(p, copy), m, limit, time_limit=30, chunks="own")
     verify(result, uniform(p, copy), limit)
     assert (result.status, result.objective_ns) == ("optimal", best)
 
@@ -91,7 +91,7 @@ def test_a_killed_solver_leaves_the_best_so_far(tmp_path: Path) -> None:
     path = tmp_path / "best.json"
     code = (
         "import sys; from background import hard; from optpipe_sim import solve;"
-        "solve(hard(), 12, 250, time_limit=120, save=sys.argv[1])"
+        "solve(hard(), 12, 250, time_limit=120, save=sys.argv[1], chunks='own')"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(path)]) as solver:
         until(path.exists)
@@ -102,7 +102,7 @@ def test_a_killed_solver_leaves_the_best_so_far(tmp_path: Path) -> None:
 
 def test_the_file_holds_the_schedule_of_the_result(tmp_path: Path) -> None:
     path = tmp_path / "best.json"
-    result = solve(uniform(4), 8, 200, "adaoffload", save=path)
+    result = solve(uniform(4), 8, 200, "adaoffload", save=path, chunks="own")
     assert Schedule.load(path) == result.schedule
 
 
@@ -198,7 +198,7 @@ def test_interrupted_it_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("optpipe_sim.solvers.race.single.run_race", interrupt)
-    result = solve(uniform(4, 16), 8, 200, time_limit=5)
+    result = solve(uniform(4, 16), 8, 200, time_limit=5, chunks="own")
     verify(result, uniform(4, 16), 200)
     assert result.info["interrupted"]
 
@@ -206,16 +206,16 @@ def test_interrupted_it_keeps_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     profile = uniform(4)
     with pytest.raises(OptPipeError, match="time limit: must be above 0 seconds, got 0"):
-        solve(profile, 8, 400, time_limit=0)
+        solve(profile, 8, 400, time_limit=0, chunks="own")
     with pytest.raises(OptPipeError, match="engine: expected one of auto, adaoffload"):
-        solve(profile, 8, 400, engine="magic")
+        solve(profile, 8, 400, engine="magic", chunks="own")
     with pytest.raises(OptPipeError, match="objective: expected flush or span"):
-        solve(profile, 8, 400, objective="speed")
+        solve(profile, 8, 400, objective="speed", chunks="own")
     with pytest.raises(OptPipeError, match="microbatches: must be a whole number"):
-        solve(profile, 0, 400)
+        solve(profile, 0, 400, chunks="own")
     with pytest.raises(OutOfMemory, match="the least limit that works is 100B"):
-        solve(profile, 8, 99)
+        solve(profile, 8, 99, chunks="own")
     # two chunks on a device with room for one: the other must go to the host, which has no room
     copies = {"t_offload_ns": 5, "t_reload_ns": 5, "host_limit_bytes": 0}
     with pytest.raises(NoSolution, match="host limit"):
-        solve(uniform(4, offload=copies).rechunk(2, "vee"), 8, 60, "adaoffload")
+        solve(uniform(4, offload=copies).rechunk(2, "vee"), 8, 60, "adaoffload", chunks="own")

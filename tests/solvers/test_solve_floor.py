@@ -33,11 +33,13 @@ SECONDS = 1.5  # enough for every option of these; most end sooner, by a proof
 def test_the_example_of_the_help_loses_to_no_published_schedule() -> None:
     """As `optpipe-sim solve --help` has it, with a number of schedules in the place of the clock; what
     a race has is never lost again."""
-    from optpipe_sim.cli.commands.search.solve import EXAMPLE, _any_shape
+    from optpipe_sim.cli.commands.search.solve import EXAMPLE
+    from optpipe_sim.cli.options.search import search_options
     from optpipe_sim.cli.parser import parse
 
     arguments = parse(EXAMPLE.split()[1:])
-    assert _any_shape(arguments)  # all of these shapes, and more options than are tried here
+    # all of these shapes, and more options than are tried here
+    assert search_options(arguments).chunks == "any"
     root = Path(__file__).parents[2]
     profile = load_profile(root / arguments.profile)
     m, limit = arguments.microbatches, arguments.memory_limit
@@ -244,7 +246,13 @@ def test_shapes_go_to_one_layer_per_stage_and_are_named() -> None:
     found = solve(three, 4, 200, time_limit=1, workers=1, chunks="any")
     assert found.info["covers"] == "1 to 3 chunks per device in a loop, or 2 in a V"
     assert found.bound_name.endswith(f"least over {found.info['covers']}")
-    assert solve(three, 4, 200, time_limit=1).info["covers"] == "1 chunk per device in a loop"
+    own = solve(three, 4, 200, time_limit=1, chunks="own")
+    assert own.info["covers"] == "1 chunk per device in a loop"
+    assert solve(three, 4, 200, time_limit=1).info["covers"] == found.info["covers"]
+    # what is about one shape keeps to the profile's
+    assert SolveOptions(placement="vee").chunks == "own"
+    assert SolveOptions(engine="cpsat").chunks == "own"
+    assert SolveOptions(engine="search", evaluations=9).chunks == "own"
 
 
 @pytest.mark.parametrize("objective", ["flush", "span"])

@@ -41,7 +41,7 @@ def test_the_search_reaches_proven_optima(limit: int, treatments: Any) -> None:
 
 
 def test_auto_proves_what_it_finds() -> None:
-    found = solve(profile(), 2, 40, time_limit=120, workers=1, treatments=("keep",))
+    found = solve(profile(), 2, 40, time_limit=120, workers=1, treatments=("keep",), chunks="own")
     assert found.status == "optimal"
     assert found.schedule is not None
     assert found.schedule.shape.slices == 2
@@ -64,7 +64,7 @@ def test_offloads_of_slices_over_a_shared_link() -> None:
     stage = {"t_f_ns": 4, "t_b_ns": 3, "t_w_ns": 2, "act_bytes": 10, "kv_bytes": 3}
     costs = load_profile({"devices": 2, "slices": 3, "stages": stage, "offload": copies})
     for engine, effort in (("search", {"evaluations": 300}), ("cpsat", {"time_limit": 5})):
-        found = solve(costs, 1, 24, engine=engine, workers=1, **effort)  # type: ignore[arg-type]
+        found = solve(costs, 1, 24, engine=engine, workers=1, **effort, chunks="own")  # type: ignore[arg-type]
         assert found.schedule is not None
         assert check(found.schedule, costs, 24) == []
         assert found.trace.offloaded
@@ -79,7 +79,7 @@ def test_what_needs_least_memory_fits_the_least_limit() -> None:
 def test_the_number_of_slices_may_be_chosen() -> None:
     costs = unit_profile(2, stages=UNIT)
     whole, cut, best = (
-        solve(costs, 2, slices=slices, time_limit=60, workers=1, engine=engine)
+        solve(costs, 2, slices=slices, time_limit=60, workers=1, engine=engine, chunks="own")
         for slices, engine in ((1, "cpsat"), (2, "cpsat"), ("any", "auto"))
     )
     assert best.objective_ns <= cut.objective_ns < whole.objective_ns
@@ -93,9 +93,9 @@ def test_the_number_of_slices_may_be_chosen() -> None:
 @pytest.mark.parametrize("engine", ["milp", "adaoffload"])
 def test_engines_of_whole_sequences_are_refused(engine: str) -> None:
     with pytest.raises(OptPipeError, match=f"{engine} orders whole sequences: give slices=1"):
-        solve(profile(), 2, engine=engine)
+        solve(profile(), 2, engine=engine, chunks="own")
     with pytest.raises(OptPipeError, match="slices: expected own, any or a number"):
-        solve(profile(), 2, slices=0)
+        solve(profile(), 2, slices=0, chunks="own")
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "po:offloaded=1,chunks=1"])

@@ -63,7 +63,7 @@ def test_a_disk_that_fills_does_not_end_the_search(tmp_path: Path, saves: list[A
     verify(found, uniform(4, 16), 200)
     saves.append(path)
     with pytest.raises(OptPipeError, match="No space left"):  # at once, before anything is lost
-        solve(uniform(4, 16), 8, 200, time_limit=5, save=path)
+        solve(uniform(4, 16), 8, 200, time_limit=5, save=path, chunks="own")
 
 
 def _dies(*_: Any, **__: Any) -> None:
@@ -73,7 +73,7 @@ def _dies(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize("engine", ["auto", "search"])
 def test_killed_engines_are_named_and_the_best_is_kept(engine: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(jobs, "run_engine", _dies)
-    found = solve(uniform(4, 16), 8, 200, engine, time_limit=20)
+    found = solve(uniform(4, 16), 8, 200, engine, time_limit=20, chunks="own")
     verify(found, uniform(4, 16), 200)
     assert found.info["failures"]["search"] == "its process was killed by SIGKILL"
     assert found.seconds < 15
@@ -94,7 +94,7 @@ def test_ctrl_c_while_it_tidies_up(monkeypatch: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(single, "tidy", interrupt)
-    found = solve(uniform(4, 16), 8, 200, time_limit=1)
+    found = solve(uniform(4, 16), 8, 200, time_limit=1, chunks="own")
     assert found.info["interrupted"]
     verify(found, uniform(4, 16), 200)
 
@@ -190,13 +190,13 @@ def test_evaluations_are_for_the_search_and_know_no_clock() -> None:
 def test_options_that_would_do_nothing_are_refused() -> None:
     for options in ({"solver": "nosuch"}, {"force": True}):
         with pytest.raises(OptPipeError, match="are for the engine 'milp', not 'auto'"):
-            solve(uniform(4), 8, 400, **options)  # type: ignore[arg-type]
+            solve(uniform(4), 8, 400, **options, chunks="own")  # type: ignore[arg-type]
     with pytest.raises(OptPipeError, match="'nosuch' is not available"):
         solve(uniform(4), 8, 10_000, "milp", solver="nosuch")  # AdaOffload would prove it
     with pytest.raises(OptPipeError, match=r"MILP would have .* constraints"):
         solve(uniform(4), 100_000, 400, "milp", time_limit=5)
     with pytest.raises(OptPipeError, match=r"gap: must be a share from 0 to below 1, as in 0\.01"):
-        solve(uniform(4), 8, 400, gap=1)
+        solve(uniform(4), 8, 400, gap=1, chunks="own")
 
 
 def test_a_bound_on_all_shapes_is_in_no_unit_of_one_of_them() -> None:
@@ -272,7 +272,7 @@ def test_from_nothing_is_without_adaoffload_for_the_milp_too() -> None:
             raise First(problem.replay(value[0]).cost_ns)
 
     problem = make_problem(uniform(3, 16), 4, 200)
-    known = solve(uniform(3, 16), 4, 200, "adaoffload")
+    known = solve(uniform(3, 16), 4, 200, "adaoffload", chunks="own")
     costs = []
     for start in (known.schedule, None):
         with pytest.raises(First) as first:
@@ -286,7 +286,7 @@ def test_what_solve_proved_is_known_later(monkeypatch: Any, tmp_path: Path) -> N
     monkeypatch.setenv("OPTPIPE_SIM_CACHE", str(tmp_path))
     profile = uniform(4, 16)
     problem = make_problem(profile, 8, 200)
-    found = solve(profile, 8, 200, "adaoffload")
+    found = solve(profile, 8, 200, "adaoffload", chunks="own")
     assert found.schedule is not None
     cost = found.objective_ns
     quick = known_bound(problem, found.schedule, cost, 0.0)
@@ -309,7 +309,7 @@ def test_the_host_may_be_too_small_for_any_schedule() -> None:
         2, offload={"t_offload_ms": 1, "t_reload_ms": 1, "host_limit_bytes": 50}
     ).rechunk(2, "loop")
     with pytest.raises(Infeasible, match=r"\(proven\); adaoffload: offload.host_limit"):
-        solve(profile, 3, 50, time_limit=20)
+        solve(profile, 3, 50, time_limit=20, chunks="own")
 
 
 def test_the_least_limit_over_all_shapes_is_named() -> None:

@@ -264,7 +264,7 @@ def test_solver_points(write, tmp_path) -> None:
     path = write(
         run="solve",
         cores=2,
-        base={**BASE, "memory_limit": "13MiB", "time_limit": 2},
+        base={**BASE, "memory_limit": "13MiB", "time_limit": 2, "chunks": "own"},
         grid={
             "engine": ["search", "cpsat"],
             "solver": ["highs"],

@@ -27,7 +27,7 @@ def show_frontier(
     heads = [*HEADS, *([f"× {arguments.family}"] if arguments.family else [])]
     table = plain_table(*heads, left=heads[7:])
     for point in curve.points:
-        table.add_row(*_cells(point, len(heads)))
+        table.add_row(*_cells(point, len(heads), "" if curve.shapes else f" for {curve.chunks}"))
     out.print(table)
     if curve.interrupted:
         total = len(set(map(parse_size, arguments.limits)))
@@ -51,7 +51,8 @@ def show_frontier(
         hint(out, "draw it with --chart frontier.png")
 
 
-def _cells(point: Point, count: int) -> list[Text]:
+def _cells(point: Point, count: int, only: str) -> list[Text]:
+    """Return the cells of a row; `only`: what a proof is restricted to."""
     limit = Text(format_size(point.limit_bytes))
     result = point.result
     if result is None or result.trace is None:
@@ -71,7 +72,7 @@ def _cells(point: Point, count: int) -> list[Text]:
         Text(str(trace.schedule.shape.chunks)),
         Text(f"{trace.bubble_rate_flush if flush else trace.bubble_rate:.1%}"),
         Text(format_time(result.lower_bound_ns)),
-        Text("optimal", "green") if optimal else Text(f"{result.gap:.2%}"),
+        Text(f"optimal{only}", "green") if optimal else Text(f"{result.gap:.2%}"),
         Text(f"{share:.0%}"),
         *others[: count - len(HEADS) + 1],
     ]

@@ -15,11 +15,12 @@ from ...units import counted, format_size, format_time, size_text
 from .show import Out, failed, headline, hint, line, peak_text, written
 
 if TYPE_CHECKING:
+    from ...solvers.fixed import Best
     from ...solvers.result import SolveResult
     from ...trace import Trace
 
 KNOWN = ("warm start", "cache", "cache, adapted")  # sources of schedules that need no search
-TUNING_S = 1.0  # seconds to find the best options of a published schedule
+COMPARING_S = 3.0  # seconds to find the best published schedule
 MANY_OPS = 200_000  # beyond this the published schedules are not built for comparison
 
 
@@ -62,7 +63,7 @@ def show_solution(
         line(out, "shape", f"{shape.chunks} chunks per device, placed {_placement(shape)}")
     if "margin" in result.info:
         _show_margin(out, result.info["margin"])
-    fixed = _fixed(profile, result) if not out.quiet else None
+    fixed = _fixed(arguments, profile, result) if not out.quiet else None
     if not out.quiet and len(trace.schedule) <= MANY_OPS:
         line(out, "against", _against(trace, fixed))
     if result.info["untried"]:
@@ -121,27 +122,28 @@ def _untried(result: SolveResult) -> Text:
     )
 
 
-def _fixed(profile: CostProfile, result: SolveResult) -> tuple[str, Trace] | None:
+def _fixed(arguments: argparse.Namespace, profile: CostProfile, result: SolveResult) -> Best | None:
     """Return the fastest published schedule that fits."""
-    from ...solvers.fixed import best_fixed, best_tuned, published
-    from ...solvers.variants import GROUPED
+    from ...solvers.fixed import best_rule
 
     trace = result.trace
     if trace is None or len(trace.schedule) > MANY_OPS:
         return None
-    m = trace.schedule.shape.microbatches
-    built = published(profile, m)
-    limits = profile.memory_limit
-    found = [best_fixed(built, profile, limits, trace.objective)]
-    found += [best_tuned(name, profile, m, limits, trace.objective, TUNING_S) for name in GROUPED]
-    return min(filter(None, found), key=lambda one: one[1].cost_ns, default=None)
+    return best_rule(
+        profile,
+        trace.schedule.shape.microbatches,
+        profile.memory_limit,
+        trace.objective,
+        per_stage=arguments.per_stage,
+        seconds=COMPARING_S,
+    )
 
 
-def _against(trace: Trace, fixed: tuple[str, Trace] | None) -> Text:
+def _against(trace: Trace, fixed: Best | None) -> Text:
     """Compare with the fastest published schedule that fits."""
     if fixed is None:
         return Text("no published schedule fits this limit", "green")
-    name, other = fixed
+    name, other, _ = fixed
     chunks = other.schedule.shape.chunks
     ratio = other.cost_ns / trace.cost_ns
     what = f"{name}, the fastest published schedule that fits ({format_time(other.cost_ns)}"
@@ -156,7 +158,7 @@ def _hints(
     arguments: argparse.Namespace,
     profile: CostProfile,
     result: SolveResult,
-    fixed: tuple[str, Trace] | None,
+    fixed: Best | None,
 ) -> None:
     """Suggest the next commands."""
     trace = result.trace
@@ -164,8 +166,8 @@ def _hints(
     path, m = shlex.quote(arguments.profile), arguments.microbatches
     limit = arguments.memory_limit
     bound = "" if limit is None else f" --memory-limit {size_text(limit)}"
-    if fixed is not None and fixed[1].cost_ns < trace.cost_ns:
-        shape = fixed[1].schedule.shape
+    if fixed is not None and fixed.trace.cost_ns < trace.cost_ns:
+        shape = fixed.trace.schedule.shape
         if shape.placement != trace.schedule.shape.placement:
             hint(out, f"optpipe-sim solve {path} -m {m}{bound} --chunks any", code=True)
     elif result.status != "optimal" and result.seconds > 0.9 * arguments.time_limit:

@@ -114,6 +114,7 @@ def _searched(
             profile,
             microbatches,
             engine="search",
+            chunks="own",
             time_limit=seconds,
             warm_start=None if start is None else start.schedule,
             published=False,

@@ -287,6 +287,7 @@ class Search:
                     free.profile,
                     m,
                     engine="search",
+                    chunks="own",
                     time_limit=min(SOLVE_SECONDS, seconds),
                     warm_start=free.trace.schedule if free.trace.fits else None,
                     published=False,

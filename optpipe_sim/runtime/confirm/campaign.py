@@ -279,7 +279,9 @@ def _schedule(
     if name != OPTIMISED:
         return build(name, limited, work.microbatches)
     # compiled here, not one of the solvers that a machine may lack
-    found = solve(limited, work.microbatches, engine="search", time_limit=work.solve_seconds)
+    found = solve(
+        limited, work.microbatches, engine="search", time_limit=work.solve_seconds, chunks="own"
+    )
     if found.schedule is None:
         raise OptPipeError("no schedule was found under the limit")
     return found.schedule

@@ -47,7 +47,8 @@ class Rule(NamedTuple):
         tier: lower tiers are cheaper to build; `STRETCHED` is not published. estimate_ns: an
             estimate of the makespan of the fastest. bound_ns: a proven lower bound on all of them. at: the number of their shape.
             built: the function of (best_ns, over) that builds them; `best_ns` is the cost that they
-            have to beat, `over` tells whether the time is up.
+            have to beat, `over` tells whether the time is up. ours: whether it is a greedy of this project, or the
+            paper's that it reconstructs, and no published rule.
     """
 
     tier: int
@@ -55,23 +56,29 @@ class Rule(NamedTuple):
     bound_ns: int
     at: int
     built: Callable[[BestNs, Callable[[], bool]], Built]
+    ours: bool = False
 
 
 def rules_of(
-    problems: Sequence[Problem], bounds_ns: Sequence[int], stretched: bool = True
+    problems: Sequence[Problem],
+    bounds_ns: Sequence[int],
+    stretched: bool = True,
+    ours: bool = True,
 ) -> list[Rule]:
     """Return all rules of some shapes, the most promising first.
 
     Args:
-        bounds_ns: the bound of each shape. stretched: whether those that are not published are among them.
+        bounds_ns: the bound of each shape. stretched: whether stretched ones, which are not published, are
+            among them. ours: whether AdaOffload and AdaOffload-R are.
     """
     rules: list[Rule] = []
     for at, (problem, bound_ns) in enumerate(zip(problems, bounds_ns, strict=True)):
         if problem.shape.slices > 1:
-            rules += _of_slices(problem, bound_ns, at)
+            rules += _of_slices(problem, bound_ns, at, stretched, ours)
             continue
         rules += [
-            Rule(tier, bound_ns, bound_ns, at, built) for tier, built in _without_levels(problem)
+            Rule(tier, bound_ns, bound_ns, at, built, of_us)
+            for tier, built, of_us in _without_levels(problem)
         ]
         for level in (None, *levels_of(problem)):
             about = max(bound_ns, _about_ns(problem, level))
@@ -79,16 +86,20 @@ def rules_of(
             rules += [
                 Rule(tier, about, least, at, built) for tier, built in _at_level(problem, level)
             ]
-    kept = (rule for rule in rules if stretched or rule.tier < STRETCHED)
+    kept = (
+        rule for rule in rules if (stretched or rule.tier < STRETCHED) and (ours or not rule.ours)
+    )
     return sorted(kept, key=lambda rule: rule[:4])
 
 
-def _of_slices(problem: Problem, bound_ns: int, at: int) -> Iterator[Rule]:
+def _of_slices(
+    problem: Problem, bound_ns: int, at: int, stretched: bool, ours: bool
+) -> Iterator[Rule]:
     """Yield the published schedules over slices, and those of whole sequences slice by slice."""
     for level in (None, *levels_of(problem)):
         about = bound_ns if level is None else max(bound_ns, work_ns(whole(problem), level))
         yield Rule(1, about, bound_ns, at, partial(_sliced, problem, level))
-    for rule in rules_of([whole(problem)], [bound_ns]):
+    for rule in rules_of([whole(problem)], [bound_ns], stretched, ours):
         cut = partial(_cut, rule.built, problem.shape.slices)
         yield rule._replace(tier=rule.tier + 1, bound_ns=bound_ns, at=at, built=cut)
 
@@ -116,12 +127,12 @@ def _about_ns(problem: Problem, level: str | None) -> int:
     )
 
 
-def _without_levels(problem: Problem) -> Iterator[tuple[int, Any]]:
-    """Yield the rules that do not depend on one level of recomputation."""
-    yield 0, partial(_adaoffload, problem)
+def _without_levels(problem: Problem) -> Iterator[tuple[int, Any, bool]]:
+    """Yield the rules that do not depend on one level of recomputation, and whether they are ours."""
+    yield 0, partial(_adaoffload, problem), True
     if problem.may_recompute and problem.shape.placement_name == "loop":
         for name in RECOMPUTING:
-            yield 2, partial(_recomputing, problem, name)
+            yield 2, partial(_recomputing, problem, name), name.startswith("adaoffload")
 
 
 def _at_level(problem: Problem, level: str | None) -> Iterator[tuple[int, Any]]:

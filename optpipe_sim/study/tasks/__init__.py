@@ -67,7 +67,7 @@ class Task:
         name, default = self.options
         own = {key: value for key, value in values.items() if key in self.parameters}
         given = {key: value for key, value in values.items() if key not in self.parameters}
-        return {**own, name: replace(default, **given)}
+        return {**own, name: replace(default, **{"chunks": None, **given})}
 
     @property
     def parameters(self) -> Collection[str]:

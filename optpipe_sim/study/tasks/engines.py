@@ -130,7 +130,7 @@ def _run(
     if engine in ("adaoffload", "auto"):
         return solve(
             problem.profile, problem.microbatches, problem.limits, engine, seconds, seed=seed,
-            workers=cores, warm_start="none" if start == "none" else None,
+            workers=cores, warm_start="none" if start == "none" else None, chunks="own",
         )  # fmt: skip
     given: Schedule | None = None
     if start == "adaoffload":

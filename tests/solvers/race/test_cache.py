@@ -43,7 +43,13 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
 
 def solved(problem: Problem) -> Schedule:
     found = solve(
-        problem.profile, problem.microbatches, problem.limits, "adaoffload", 10, problem.objective
+        problem.profile,
+        problem.microbatches,
+        problem.limits,
+        "adaoffload",
+        10,
+        problem.objective,
+        chunks="own",
     )
     assert found.schedule is not None
     return found.schedule
@@ -153,19 +159,19 @@ def test_better_schedules_and_bounds_stay(cache: Cache) -> None:
 
 
 def test_solve_starts_from_what_it_found_before(cache: Cache) -> None:
-    first = solve(offloading(), 6, 250, time_limit=2, cache=True)
-    again = solve(offloading(), 6, 250, "adaoffload", cache=True)
+    first = solve(offloading(), 6, 250, time_limit=2, cache=True, chunks="own")
+    again = solve(offloading(), 6, 250, "adaoffload", cache=True, chunks="own")
     assert again.objective_ns == first.objective_ns
     assert again.lower_bound_ns == first.lower_bound_ns
     assert again.info["found_by"] == "cache"
-    assert solve(offloading(), 6, 250, "adaoffload").info["found_by"] == "adaoffload"
+    assert solve(offloading(), 6, 250, "adaoffload", chunks="own").info["found_by"] == "adaoffload"
     assert cache.info()["problems"] == 1
 
 
 def test_a_cache_that_cannot_be_written_is_not_used(tmp_path: Path, monkeypatch: Any) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("OPTPIPE_SIM_CACHE", str(tmp_path / "file" / "cache"))
-    result = solve(offloading(), 6, 250, "adaoffload", cache=True)
+    result = solve(offloading(), 6, 250, "adaoffload", cache=True, chunks="own")
     assert result.schedule is not None
     assert open_cache().info()["problems"] == 0
 
@@ -212,7 +218,7 @@ def test_a_bound_above_what_fits_is_not_believed(cache: Cache) -> None:
     schedule = solved(problem)
     cache.put(problem, schedule, problem.replay(schedule).cost_ns + 1_000_000, "wrong", 1)
     assert cache.get(problem) is None
-    result = solve(offloading(), 6, 250, "adaoffload", cache=True)
+    result = solve(offloading(), 6, 250, "adaoffload", cache=True, chunks="own")
     assert result.lower_bound_ns <= result.objective_ns
 
 
@@ -317,8 +323,7 @@ def answer(problem: Problem, engine: str = "search", **options: Any) -> tuple[in
         options = {"workers": 1, "evaluations": 300, "published": False, **options}
     found = solve(
         problem.profile, problem.microbatches, problem.limits, engine,
-        per_stage=problem.per_stage, **options,
-    )  # fmt: skip
+        per_stage=problem.per_stage, **options, chunks="own")  # fmt: skip
     return found.objective_ns, found.status
 
 
@@ -571,6 +576,6 @@ def test_near_problems_give_a_start(cache: Cache) -> None:
     target = make_problem(offloading(copy_ms=1.01), 13, 300)
     (entry,) = cache.near(target)
     assert entry.problem.data["m"] == 12
-    result = solve(offloading(copy_ms=1.01), 13, 300, "adaoffload", cache=True)
-    cold = solve(offloading(copy_ms=1.01), 13, 300, "adaoffload")
+    result = solve(offloading(copy_ms=1.01), 13, 300, "adaoffload", cache=True, chunks="own")
+    cold = solve(offloading(copy_ms=1.01), 13, 300, "adaoffload", chunks="own")
     assert result.objective_ns <= cold.objective_ns

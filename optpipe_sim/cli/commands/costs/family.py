@@ -142,7 +142,9 @@ def _free(profile: CostProfile, m: int, own_ns: float, seed: int) -> dict[str, A
     from ....solvers.solve import solve
 
     try:
-        free = solve(profile, m, engine="search", time_limit=FREE_S, seed=seed, published=False)
+        free = solve(
+            profile, m, engine="search", time_limit=FREE_S, seed=seed, published=False, chunks="own"
+        )
     except OptPipeError:
         return {}
     bound, _ = layout_bound(profile, m, "flush", profile.memory_limit, 1.0)

@@ -69,14 +69,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     add_shape(
         parser,
-        "chunks per device; any: under each limit all numbers up to one layer per stage, and two in a V;"
-        " default: the profile's own",
+        "chunks per device; any: under each limit all numbers up to one layer per stage, and two in a V; profile:"
+        " its own; default: any; the profile's with --placement, --engine milp or cpsat",
         cut=False,
     )
     add_family(
         parser,
-        "under each limit also the best that this framework can run with these chunks (torchtitan: searched"
-        " for in half of the time)",
+        "under each limit also the best that this framework can run with the profile's chunks, or those of --chunks"
+        " (torchtitan: searched for in half of the time)",
     )
     parser.add_argument("--chart", "--gantt", metavar="F.png", help="draw the curve and its bound")
     add_report(parser, "the curve, and the lanes of each of its schedules")

@@ -46,9 +46,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         if getattr(arguments, name, None):
             raise OptPipeError(f"--{name.replace('_', '-')}: is nothing for --layers any")
     needs_profile(arguments)
-    one_shape = arguments.placement or arguments.engine in ("milp", "cpsat")
-    free = {} if arguments.chunks is not None or one_shape else {"chunks": "any"}
-    options = search_options(arguments, **free)
+    options = search_options(arguments)
     profile = restrict(read_profile(arguments), options.treatments)
     try:
         with watching(out, "solving", arguments.time_limit) as live:

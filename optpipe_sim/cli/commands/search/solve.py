@@ -117,15 +117,16 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         return family.run(arguments, out)
     if arguments.save_profile:
         raise OptPipeError("--save-profile: is for --layers any and --family")
-    any_shape = _any_shape(arguments)
-    if any_shape and arguments.placement:
+    if arguments.chunks == "any" and arguments.placement:
         raise OptPipeError("--placement: --chunks any has placements of its own; leave one out")
+    own = arguments.chunks is None and _about_one_shape(arguments)
     options = search_options(
         arguments,
         # it may be for --write-model only
         force=arguments.force and (arguments.engine == "milp" or not arguments.write_model),
-        **({"chunks": "any"} if any_shape else {}),
+        **({"chunks": "own"} if own else {}),
     )
+    any_shape = options.chunks == "any"
     profile = options.rechunked(restrict(read_profile(arguments), options.treatments))
     start, profile = _warm_start(arguments, profile, any_shape)
     if arguments.noise is None and (arguments.quantile, arguments.samples) != (None, None):
@@ -200,19 +201,10 @@ def _warm_start(
     return start, profile
 
 
-def _any_shape(arguments: argparse.Namespace) -> bool:
-    """Whether chunks and placement are free: by default, unless another option is about one shape."""
-    if arguments.chunks is not None:
-        return bool(arguments.chunks == "any")
-    one_shape = (
-        arguments.placement,
-        arguments.warm_start not in (None, "none"),
-        arguments.evaluations,
-        arguments.write_model,
-        arguments.noise,
-        arguments.engine in ("milp", "cpsat"),  # exact models, each of one shape
-    )
-    return not any(one_shape)
+def _about_one_shape(arguments: argparse.Namespace) -> bool:
+    """Whether an option other than those of `SolveOptions` is about one shape."""
+    started = arguments.warm_start not in (None, "none")
+    return bool(started or arguments.write_model or arguments.noise)
 
 
 def _all(watchers: Sequence[Callable[[Race], None]]) -> Callable[[Race], None]:
