@@ -18,6 +18,8 @@ from ..trace import OBJECTIVES, Trace
 from ..units import Size, format_size
 from .treatments import require_alike, restrict, treatments_of
 
+REPLAY_S = 2e-6  # per compute op, with the checks and measures (128 devices, 1024 microbatches)
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -74,6 +76,11 @@ class Problem:
         for device, cost in zip(self.profile.placement, self.profile.stages, strict=True):
             sizes[device // per_node] += cost.offloadable
         return limit if self.microbatches * max(sizes) > limit else None
+
+    @property
+    def replay_s(self) -> float:
+        """About how long a replay takes, in s: what ends in one has to leave time for it."""
+        return REPLAY_S * 3 * self.shape.stages * self.shape.units
 
     def replay(self, schedule: Schedule, explain: bool = True) -> Trace:
         """Replay a schedule under the problem's limits. Backwards are fused on stages that do not

@@ -40,7 +40,7 @@ class SolveResult:
         incumbents: (seconds, objective in ns) of each incumbent.
         bounds: (seconds, ns) of each improvement of the bound.
         info: further results of the engine, as plain data. ``found_by``: the method that found the schedule (an engine
-            has several), or the published schedule that it is. ``untried``: how many rules of published
+            has several), or the published schedule that it is. ``compiling_s``: what compiling the engines took, once, before the clock started. ``untried``: how many rules of published
             schedules there was no time for; 0: no published schedule that fits is faster.
     """
 
@@ -108,6 +108,7 @@ class SolveResult:
             "bound_covers": self.info.get("covers"),
             "gap": self.gap if found else None,
             "seconds": self.seconds,
+            "compiling_s": self.info.get("compiling_s", 0.0),
             "untried": self.info.get("untried", 0),
             "variables": self.variables,
             "constraints": self.constraints,

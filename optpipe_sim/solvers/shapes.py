@@ -94,14 +94,14 @@ def solve_shapes(
     problems, reasons = _problems(shapes, microbatches, memory_limit, options)
     if not problems:
         raise min(reasons, key=lambda reason: reason[0])[1]
-    for problem in problems:
-        compile_engines(problem, hooks.on_wait)
+    compiling_s = sum(compile_engines(problem, hooks.on_wait) for problem in problems)
     whole = Race(
         problems[0],
         options.gap,
         save=hooks.save,
         on_incumbent=hooks.on_incumbent,
         watch=hooks.watch,
+        compiling_s=compiling_s,
     )
     common = Shapes(problems, whole)
     kept = open_cache() if options.cache else None
@@ -156,7 +156,7 @@ def _solve_without_copies(
 
 def _solve_each(common: Shapes, options: SolveOptions, warm_start: Schedule | str | None) -> None:
     """Solve the shapes in turn, each from its best schedule so far."""
-    for at, seconds, brief in common.turns(options.time_limit):
+    for at, seconds, brief in common.turns(options.time_limit - common.replay_s):
         own = replace(
             options,
             time_limit=seconds,

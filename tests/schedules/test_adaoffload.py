@@ -223,6 +223,13 @@ def test_no_op_is_fused_and_the_setting_is_kept() -> None:
     assert again == schedule
 
 
+def test_when_the_time_is_up_the_first_run_that_fits_is_the_answer() -> None:
+    profile = uniform(4, 250, 16)
+    first = adaoffload(profile, 6, over=lambda: True)
+    assert Setting(**first.meta["setting"]) == SETTINGS[0]
+    assert first == adaoffload(profile, 6, **SETTINGS[0]._asdict())
+
+
 def test_same_input_same_schedule() -> None:
     profile = uniform(4, 250, 16, host_link_groups=[[0, 2]])
     assert build("adaoffload", profile, 7) == build("adaoffload", profile, 7)

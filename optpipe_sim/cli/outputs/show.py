@@ -123,6 +123,12 @@ def limit_text(profile: CostProfile) -> str:
     return f"{format_size(limits[0])} to {format_size(limits[-1])} per device"
 
 
+def compiled(out: Out, seconds: float) -> None:
+    """Say what compiling took, beside the time limit; nothing where nothing was compiled."""
+    if seconds > 0:
+        out.hint(Text(f"compiling took {seconds:.0f} s, once; not counted", "dim"), soft_wrap=True)
+
+
 def program() -> str:
     """Return the command for this program: its name if that is on the PATH, else as it was called."""
     called = Path(sys.argv[0])

@@ -12,7 +12,7 @@ from ...profile import CostProfile
 from ...schedule import Shape
 from ...solvers.margins.shares import ALL, Margins
 from ...units import counted, format_size, format_time, size_text
-from .show import Out, failed, headline, hint, line, peak_text, written
+from .show import Out, compiled, failed, headline, hint, line, peak_text, written
 
 if TYPE_CHECKING:
     from ...solvers.fixed import Best
@@ -66,6 +66,7 @@ def show_solution(
     fixed = _fixed(arguments, profile, result) if not out.quiet else None
     if not out.quiet and len(trace.schedule) <= MANY_OPS:
         line(out, "against", _against(trace, fixed))
+    compiled(out, result.info.get("compiling_s", 0.0))
     if result.info["untried"]:
         line(out, "not tried", _untried(result))
     failed(out, result.info["failures"])

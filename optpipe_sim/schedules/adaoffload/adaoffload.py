@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
 
@@ -104,6 +104,7 @@ def adaoffload(
     chunks: int | None = None,
     objective: str = "flush",
     placement: str | None = None,
+    over: Callable[[], bool] = lambda: False,
     **parameters: int,
 ) -> Schedule:
     """Run as many forwards as memory and copy engines permit before the first backward.
@@ -128,13 +129,15 @@ def adaoffload(
             limit: bytes per device, static included: one number, or one per device. None: the
                 profile's own; without a limit nothing is offloaded.
             chunks, placement: re-chunk the profile, see `rechunked`. objective: the criterion for
-                the best run: ``flush`` (makespan) or ``span``. parameters: run a single setting,
-                with these parameters; see `runs.Setting`.
+                the best run: ``flush`` (makespan) or ``span``. over: asked after every run; tells
+                whether the time is up. parameters: run a single setting, with these parameters; see
+                `runs.Setting`.
 
         Raises:
             OutOfMemory: if the limit is below what one microbatch needs; names the least limit.
                 NoSolution: if the pinned host memory cannot hold the offloads that the limit
-                requires, or the limit admits one microbatch only if that is recomputed.
+                requires, the limit admits one microbatch only if that is recomputed, or the time
+                is up first.
             InvalidSchedule: for an unknown objective or parameter.
 
         Source: the greedy of OptPipe (arXiv 2510.05186), reconstructed as a list scheduler.
@@ -155,8 +158,10 @@ def adaoffload(
     shape = profile.shape(microbatches)
     runs = max(LEAST_RUNS, MOST_WORK // (shape.stages * microbatches))
     for problem, some in _attempts(profile, microbatches, limits, settings[:runs]):
-        best = best_run(problem, some, objective)
+        best = best_run(problem, some, objective, over)
         if best is None:
+            if over():
+                break
             continue
         schedule = best.schedule(microbatches)
         if best.offloads and not host_holds(schedule, profile, limits):
@@ -189,13 +194,19 @@ def rechunked(profile: CostProfile, chunks: int | None, placement: str | None) -
 
 
 def best_run(
-    problem: Problem, settings: Sequence[Setting | Wave] = SETTINGS, objective: str = "flush"
+    problem: Problem,
+    settings: Sequence[Setting | Wave] = SETTINGS,
+    objective: str = "flush",
+    over: Callable[[], bool] = lambda: False,
 ) -> Greedy | None:
-    """Return the run with the least cost; of equal ones, the one with the fewest offloads."""
+    """Return the run with the least cost; of equal ones, the one with the fewest offloads. `over`:
+    asked after every run; tells whether the time is up."""
     least = naive(problem.profile, problem.microbatches, objective)
     best: Greedy | None = None
     best_key = (state.FOREVER, 0)
-    for setting in settings:
+    for number, setting in enumerate(settings):
+        if number and over():
+            break
         stop = best_key[0] if objective == "flush" else state.FOREVER
         found = play(problem, setting, stop)
         if found is None:

@@ -33,6 +33,7 @@ from .portfolio import Race
 FORMAT = 1
 FOLDER, SIZE = "OPTPIPE_SIM_CACHE", "OPTPIPE_SIM_CACHE_MIB"
 DEFAULT_MIB = 256
+LARGEST = 500_000  # ops; writing more takes seconds, and reading them again does
 MOST_LOOKED_AT = 200  # entries of a family
 FAR = 2.0  # beyond this distance a schedule is not worth starting from
 STALE_S = 3600  # age at which the writer of a temporary file must be dead
@@ -115,7 +116,9 @@ class Cache:
         self, problem: Problem, schedule: Schedule, bound_ns: int, bound_name: str, seconds: float
     ) -> None:
         """Store a schedule and a bound, unless better ones are stored. A folder that cannot be
-        written is ignored."""
+        written is ignored, and so is a schedule of more than `LARGEST` ops."""
+        if len(schedule) > LARGEST:
+            return
         wanted = identity(problem)
         bound = -(-bound_ns // wanted.time_unit_ns)
         if "engines" not in wanted.data:

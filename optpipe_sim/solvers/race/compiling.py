@@ -5,6 +5,7 @@ Numba caches compiled code on disk; from the second run on this takes a fraction
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import cache
 from itertools import product
@@ -32,9 +33,13 @@ from ..treated.engine import treats
 from ..treated.search import search as treated_search
 from .bounds import best_bound
 
+# to read what another process has compiled takes less; to compile any part takes more
+READING_S = 10.0
 
-def compile_engines(problem: Problem, on_wait: Callable[[], None] = no_report) -> None:
-    """Compile everything that `problem` needs by running it on a tiny problem of the same kind.
+
+def compile_engines(problem: Problem, on_wait: Callable[[], None] = no_report) -> float:
+    """Compile everything that `problem` needs by running it on a tiny problem of the same kind;
+    return how long that took, in s (0 where all of it had been compiled, and was only read).
 
     Args:
         on_wait: called first if nothing is compiled yet, as it then takes half a minute.
@@ -45,10 +50,13 @@ def compile_engines(problem: Problem, on_wait: Callable[[], None] = no_report) -
         problem.may_recompute,
         treats(problem),
     )
+    began = time.monotonic()
     if not _kept():
         on_wait()
         run_all(PARTS, *kind[:3])
     _compile(*kind)
+    took = time.monotonic() - began
+    return took if took >= READING_S else 0.0
 
 
 def _kept() -> bool:

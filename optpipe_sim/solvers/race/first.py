@@ -17,25 +17,25 @@ from .rules import rules_of, run_rules
 
 ADAOFFLOAD = "adaoffload"
 SEARCHES = ("auto", "search")  # engines
+GRACE = 1.5  # steps are ended by force after so many times the time that they were given
 
 
 def run_adaoffload(race: Race, until: float) -> None:
     """Run AdaOffload once for an early incumbent, then with all its settings if these take less
     than `until` seconds."""
     problem, began = race.problem, race.seconds
+
+    def over() -> bool:
+        return race.proven or race.seconds - began > until
+
     if treats(problem):
-        race.starts = first_starts(
-            problem,
-            race.offer,
-            lambda: race.proven or race.seconds - began > until,
-            lambda: race.cost_ns,
-        )
+        race.starts = first_starts(problem, race.offer, over, lambda: race.cost_ns)
         return
     costs, m, limits = problem.profile, problem.microbatches, problem.limits
     try:
         race.offer(adaoffload(costs, m, limits, None, problem.objective, prefer=0), ADAOFFLOAD)
         if not race.proven and (race.seconds - began) * LEAST_RUNS <= until:
-            race.offer(adaoffload(costs, m, limits, None, problem.objective), ADAOFFLOAD)
+            race.offer(adaoffload(costs, m, limits, None, problem.objective, over=over), ADAOFFLOAD)
     except NoSolution as error:  # pinned host memory may be too scarce for the greedy
         race.failures[ADAOFFLOAD] = str(error)
 
@@ -56,7 +56,10 @@ def run_adaoffloads(
     try:
         own = [races[at] for at in order]
         workers.start([partial(_work, own, each, shared)] * min(processes, len(order)))
-        for _, (place, kind, *found) in workers.messages(lambda: False, races[0].notify):
+        late = began + GRACE * until
+        for _, (place, kind, *found) in workers.messages(
+            lambda: time.monotonic() > late, races[0].notify
+        ):
             if kind == "starts":
                 own[place].starts, own[place].failures = found
             else:

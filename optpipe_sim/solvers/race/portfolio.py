@@ -35,6 +35,7 @@ class Race:
         variables, constraints: of the last model that an engine built.
         untried: how many rules of published schedules (see `rules`) were not tried for lack of
             time.
+        compiling_s: what compiling took before the race began.
         failures: the error that stopped an engine, by engine name; also ``save``, see `keep`.
             `refusal`: the last error that an engine reported itself.
         save: a file for the incumbent. `saved`: whether it has been written.
@@ -58,6 +59,7 @@ class Race:
     variables: int = 0
     constraints: int = 0
     untried: int = 0
+    compiling_s: float = 0.0
     failures: dict[str, str] = field(default_factory=dict)
     refusal: OptPipeError | None = None
     save: str | os.PathLike[str] | None = None
@@ -168,6 +170,7 @@ class Race:
                 "covers": covers([self.problem.profile]),
                 "untried": 0 if self.optimal else self.untried,
                 "failures": self.failures,
+                "compiling_s": self.compiling_s,
                 "interrupted": self.interrupted,
             },
         )

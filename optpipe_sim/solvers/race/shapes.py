@@ -64,6 +64,11 @@ class Shapes:
             own.prove(*bound)
         self.prove(0, 0, "none")
 
+    @property
+    def replay_s(self) -> float:
+        """About how long it takes to replay the result."""
+        return self.race.problem.replay_s
+
     def hopeless(self, at: int) -> bool:
         """Whether this shape cannot improve on the incumbent of all shapes."""
         return within(self.race.cost_ns, self.bounds[at].ns, self.race.gap)
@@ -128,7 +133,8 @@ class Shapes:
         order = self._by_promise(left)
         run_adaoffloads(self.races, order[: ROUNDS[0]], QUICK_SHARE * left, processes)
         for at in order[ROUNDS[0] :] if whole.best is None else ():
-            run_adaoffload(self.races[at], 0)
+            if whole.seconds < time_limit:
+                run_adaoffload(self.races[at], 0)
         for own in self.races:
             self.reasons += own.failures.values()
 

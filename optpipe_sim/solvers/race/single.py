@@ -25,6 +25,7 @@ from .portfolio import Race, run_race
 from .tidy import tidy
 
 TIDY_SHARE = 0.1  # share of the time limit, in addition to it, to drop useless offloads
+TIDY_REPLAYS = 4  # it begins and ends with one: with time for fewer it is left out
 TIDY_TRIES = 1000  # the same if evaluations are limited instead of time
 GRACE_S = 1.0  # grace period for a single engine to report its bound
 LEAST_S = 1.0  # at least for the published schedules
@@ -58,10 +59,10 @@ def solve_problem(
         from ..milp.engine import require_milp
 
         require_milp(problem, options.solver, force=options.force)
-    compile_engines(problem, hooks.on_wait)
+    compiling_s = compile_engines(problem, hooks.on_wait)
     race = Race(
         problem, options.gap, save=hooks.save, on_incumbent=hooks.on_incumbent, watch=hooks.watch,
-        starts=list(chosen),
+        starts=list(chosen), compiling_s=compiling_s,
     )  # fmt: skip
     bound = lower_bound(problem.profile, problem.microbatches, problem.objective, problem.limits)
     race.prove(bound.ns, bound.name)
@@ -91,7 +92,9 @@ def _run(race: Race, options: SolveOptions, cold: bool, brief: bool, given: bool
         given: whether the caller gave a schedule that fits; one from the cache replaces no step.
     """
     engine = options.engine
-    until = options.time_limit if options.evaluations is None else float("inf")
+    until = float("inf")
+    if options.evaluations is None:  # the result is replayed in the end
+        until = max(options.time_limit / 2, options.time_limit - race.problem.replay_s)
     # 1. AdaOffload and the published schedules, for a share of the time
     wanted = options.published or not given or engine == ADAOFFLOAD
     if wanted and not race.proven:
@@ -120,6 +123,8 @@ def _tidy(race: Race, options: SolveOptions) -> None:
     assert race.best is not None
     seconds = min(1.0, TIDY_SHARE * options.time_limit)
     counted = options.evaluations is not None
+    if not counted and seconds < TIDY_REPLAYS * race.problem.replay_s:
+        return
     limits = (float("inf"), TIDY_TRIES) if counted else (seconds, None)
     treated = treats(race.problem) and not shares_links(race.problem)
     if not treated and race.problem.shape.slices > 1:

@@ -87,14 +87,25 @@ def first_starts(
         with suppress(OptPipeError):
             take(
                 game,
-                adaoffload(plain.profile, plain.microbatches, plain.limits, None, plain.objective),
+                adaoffload(
+                    plain.profile,
+                    plain.microbatches,
+                    plain.limits,
+                    None,
+                    plain.objective,
+                    over=over,
+                ),
                 "adaoffload",
             )
+        if found and over():
+            break
         if plain.shape.chunks > 1:
             for schedule in wave_search(plain, over, runs=len(KNOWN), keep=1):
                 take(game, schedule, "waves")
         if plain.may_offload:
             for depth in (1, 2, plain.shape.stages):
+                if found and over():
+                    break
                 take(game, offload_everything(plain, depth), "offload everything")
         if over():
             break

@@ -579,3 +579,12 @@ def test_near_problems_give_a_start(cache: Cache) -> None:
     result = solve(offloading(copy_ms=1.01), 13, 300, "adaoffload", cache=True, chunks="own")
     cold = solve(offloading(copy_ms=1.01), 13, 300, "adaoffload", chunks="own")
     assert result.objective_ns <= cold.objective_ns
+
+
+def test_a_schedule_that_takes_seconds_to_write_is_not_kept(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = make_problem(offloading(), 6, 250)
+    monkeypatch.setattr("optpipe_sim.solvers.race.cache.LARGEST", len(solved(problem)) - 1)
+    keep(cache, problem)
+    assert cache.get(problem) is None
