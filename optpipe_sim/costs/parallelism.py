@@ -197,21 +197,16 @@ def _split_equal(layers: int, each: float, first: float, last: float, stages: in
     """`split_layers` for layers that all cost the same: both ends tried, the middle spread evenly."""
     middle = stages - 2
     most = min(layers, -(-layers // middle))
-    best: tuple[tuple[float, float], int, int] | None = None
-    for head in range(most + 1):
-        for tail in range(min(most, layers - head) + 1):
-            low, more = divmod(layers - head - tail, middle)
-            if low == 0 and more < middle:
-                continue  # a stage in the middle without a layer
-            ends = (first + head * each, last + tail * each)
-            slowest = max(*ends, (low + (more > 0)) * each)
-            squares = sum(load * load for load in ends)
-            squares += (more * (low + 1) ** 2 + (middle - more) * low**2) * each * each
-            key = (round(slowest / each, 9), squares)
-            if best is None or key < best[0]:
-                best = key, head, tail
-    assert best is not None
-    _, head, tail = best
+    heads, tails = np.divmod(np.arange((most + 1) ** 2), most + 1)
+    lows, mores = np.divmod(layers - heads - tails, middle)
+    ends = first + heads * each, last + tails * each
+    slowest = np.maximum(np.maximum(*ends), (lows + (mores > 0)) * each)
+    squares = ends[0] ** 2 + ends[1] ** 2
+    squares = squares + (mores * (lows + 1) ** 2 + (middle - mores) * lows**2) * each * each
+    # no stage in the middle is without a layer
+    key = np.where(lows > 0, np.round(slowest / each, 9), np.inf)
+    at = int(np.where(key == key.min(), squares, np.inf).argmin())
+    head, tail = int(heads[at]), int(tails[at])
     low, more = divmod(layers - head - tail, middle)
     # earlier stages hold more microbatches, so the stages with more layers come last
     return [head] + [low] * (middle - more) + [low + 1] * more + [tail]

@@ -390,3 +390,27 @@ def test_machines_all_answer() -> None:
         question = Question(load_model(MODEL), machine, 4, 16, 4096, machine.usable_bytes, pp=(2,))
         found = Search(replace(question, schedules=("1f1b",)), 1, 5.0, 0.0, lambda *_: None).run()
         assert found.rows[0].choice.pp == 2
+
+
+def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C while other limits are searched for, by then in a search of its own."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("optpipe_sim.costs.advise.memory._searched", interrupted)
+    found = advise(MODEL, "a100", **SMALL, pp=4, time_limit=1)
+    assert found.interrupted
+    assert found.memory == ()
+
+
+def test_choices_that_are_not_estimated_in_time_count_as_unsearched(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("optpipe_sim.costs.advise.search.FEWEST", 1)
+    monkeypatch.setattr("optpipe_sim.costs.advise.search.RANKING", 0.0)
+    found = advise(MODEL, "a100", **SMALL, schedules=["1f1b"], time_limit=60)
+    known = {point.choice for point in found.points}
+    assert known
+    assert found.unsearched > 0
+    assert found.hope_ns == pytest.approx(found.rows[0].iteration_ns * found.rows[0].mfu_causal)

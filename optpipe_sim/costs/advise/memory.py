@@ -17,6 +17,7 @@ from ..provenance import iteration_ns
 
 GIB = 2**30
 SHARES = (0.05, 0.1, 0.2)  # shares of the limit, added and subtracted; rounded to whole GiB
+BOUNDS_S = 1.0  # when the time is up, bounds may take so long in all
 LEAST_S = 0.2  # for one limit; with less, nothing is searched
 
 
@@ -72,7 +73,7 @@ def what_memory_buys(
     Args:
         profile: with its levels of recomputation, where these may be used.
         known: a plan for `limit_bytes`, which is not searched for again.
-        seconds: in all; with too few, only what `known` fits is known.
+        seconds: in all; with too few, only what `known` fits is known, or nothing is returned.
         per_stage: all activations of a stage are treated alike, as those of `known` are. `seed`: of the searches.
         report: called with how many limits are done, and of how many.
     """
@@ -81,8 +82,11 @@ def what_memory_buys(
     best: Trace | None = None
     times: list[float | None] = []
     bounds: list[float | None] = []
+    bounding_s = 0.0
     for at, limit in enumerate(limits):
         report(at, len(limits))
+        if time.monotonic() > until and bounding_s > BOUNDS_S:
+            return ()
         limited = replace(profile, memory_limit=(limit,) * profile.devices)
         plans = [best, known if max(known.peak_bytes) <= limit else None]
         share = (until - time.monotonic()) / (len(limits) - at)
@@ -91,7 +95,9 @@ def what_memory_buys(
         best = min(filter(None, plans), key=lambda trace: trace.makespan_ns, default=None)
         times.append(None if best is None else iteration_ns(profile, best.makespan_ns))
         fits = max(profile.least_limits) <= limit or best is not None
+        began = time.monotonic()
         least_ns = lower_bound(limited, microbatches).ns if fits else 0
+        bounding_s += time.monotonic() - began
         bounds.append(iteration_ns(profile, least_ns) if fits else None)
     for at in range(len(limits) - 2, -1, -1):
         lower, higher = bounds[at], bounds[at + 1]
@@ -123,4 +129,6 @@ def _searched(
         )
     except (OutOfMemory, NoSolution):
         return None
+    if found.info["interrupted"]:
+        raise KeyboardInterrupt
     return found.trace

@@ -179,7 +179,8 @@ class Advice:
         calibration: what the machine's rates were fitted to for this question, if anything.
         interrupted: Ctrl-C has ended the search.
         memory: the time of the best row under other limits, the question's own among them; empty if
-            no schedule is searched for.
+            no schedule is searched for, or there was no time.
+        compiling_s: what compiling took, once, beside `seconds`.
     """
 
     question: Question = field(repr=False)
@@ -194,6 +195,7 @@ class Advice:
     calibration: Calibration | None = field(default=None, repr=False)
     interrupted: bool = False
     memory: tuple[Bought, ...] = ()
+    compiling_s: float = 0.0
 
     def __repr__(self) -> str:
         question = self.question
@@ -321,6 +323,7 @@ class Advice:
             "unsearched": self.unsearched,
             "hope_ns": None if self.hope_ns is None else round(self.hope_ns),
             "seconds": self.seconds,
+            "compiling_s": self.compiling_s,
             "memory": [one.to_json() for one in self.memory],
             "interrupted": self.interrupted,
             "mfu_counts": MFU_COUNTS,

@@ -20,6 +20,7 @@ from ...errors import Deadlock, InvalidSchedule, NoSolution, OptPipeError, OutOf
 from ...names import parse_name
 from ...profile import CostProfile
 from ...schedules.recompute import with_level
+from ...solvers.race.compiling import compile_first
 from ...solvers.solve import solve
 from ...units import format_size
 from ..calibrate import Calibration
@@ -30,8 +31,11 @@ from .replay import PLANNED, UNDER_LIMIT, may_fit, profile_of, replayed, trace_o
 from .rows import Advice, Point, Row
 from .space import Choice, Question
 
-# of the time: until the published ones, the planned ones, those that are solved are done
+# of the time: until the estimates, the published ones, the planned ones, those that are solved are done
+RANKING = 0.25
+FEWEST = 100  # choices that are estimated whatever the time
 SHARES = (0.4, 0.62, 0.8)
+LATEST = 0.85  # however late the first that fits is found
 FIRST = 0.5  # of what is left to solve rows: for the first of them
 SOLVE_SECONDS = 3.0  # for one row, at most
 MANY_CELLS = 8000  # stages x microbatches: planning takes seconds beyond this
@@ -73,19 +77,22 @@ class Search:
         self.left: list[float] = []  # bounds of what time did not allow
         self.solved = 0
         self.least: tuple[int, Choice] | None = None
+        self.compiling_s = 0.0
 
     def run(self, calibration: Calibration | None = None) -> Advice:
         """Run the whole search, within the time as nearly as single steps allow.
 
         Ctrl-C ends it with the best so far; where nothing was found yet, it is raised.
         """
-        choices = self._ranked()
         interrupted = False
         bought: tuple[Bought, ...] = ()
         searches = "optpipe" in [parse_name(name)[0] for name in self.question.names]
+        self._not_counted(compile_first(self.wait))
+        later: Sequence[Choice] = self._choices()
         try:
-            candidates = self._publish(choices)
-            self._plan(candidates)
+            while later and not self.best:
+                ranked, later = self._ranked(later)
+                self._plan(self._publish(ranked))
             if searches:
                 interrupted = self._solve()
             if searches and self.best and not interrupted:
@@ -97,6 +104,8 @@ class Search:
         rows = sorted(self.best.values(), key=lambda row: row.key)[: self.top]
         if not rows:
             raise self._nothing()
+        # no choice can beat all GPUs at their peak rate
+        self.left += [rows[0].iteration_ns * rows[0].mfu_causal] * len(later)
         worst = rows[-1].iteration_ns if len(rows) == self.top else float("inf")
         hopes = [bound for bound in self.left if bound < worst]
         return Advice(
@@ -112,26 +121,39 @@ class Search:
             calibration,
             interrupted,
             bought,
+            self.compiling_s,
         )
 
     # -- steps ------------------------------------------------------------------------------------
 
-    def _ranked(self) -> list[tuple[float, Choice]]:
-        """Return every choice whose weights fit, in search order, each with a time that no chunks and no
-        schedule can beat: its work, evenly spread over the pipeline."""
-        works: dict[tuple[Any, ...], int] = {}
-        wholes: dict[Choice, CostProfile] = {}  # of uncut sequences
-        promised = []
+    def _choices(self) -> list[Choice]:
+        """Return all choices so that the first ones are from everywhere among them: if there is no time
+        for all, every split has had its turn."""
         choices = self.question.choices()
-        shapes = max(len(list(self.question.shapes(choice))) for choice in choices)
-        if not shapes:
+        if not any(True for choice in choices for _ in self.question.shapes(choice)):
             raise OptPipeError(
                 f"schedules: none of {', '.join(self.question.names)} runs with"
                 f" {'/'.join(map(str, self.question.chunks))} chunks on such a pipeline"
             )
+        steps = max(1, round(len(choices) ** 0.5))
+        return [choice for first in range(steps) for choice in choices[first::steps]]
+
+    def _ranked(
+        self, choices: Sequence[Choice]
+    ) -> tuple[list[tuple[float, Choice]], Sequence[Choice]]:
+        """Return every choice whose weights fit, in search order, each with a time that no chunks and no
+        schedule can beat: its work, evenly spread over the pipeline; and the choices for which a share of
+        the time did not suffice."""
+        works: dict[tuple[Any, ...], int] = {}
+        wholes: dict[Choice, CostProfile] = {}  # of uncut sequences
+        promised = []
+        later: Sequence[Choice] = ()
         for at, choice in enumerate(choices):
             if at % 50 == 0:
                 self.report("estimating", at, len(choices))
+            if at >= FEWEST and time.monotonic() > self.began + RANKING * self.seconds:
+                later = choices[at:]
+                break
             uncut = replace(choice, slices=1)
             if uncut not in wholes:
                 wholes[uncut] = profile_of(self.question, uncut)
@@ -139,7 +161,7 @@ class Search:
             static = sum(profile.static_bytes) // choice.pp
             # of some device, however it is chunked
             if static > self.question.limit_bytes and choice.slices == 1:
-                self.pruned["memory"] += shapes
+                self.pruned["memory"] += len(list(self.question.shapes(choice)))
                 self._note_least(static, choice)
                 continue
             key = (*choice.split[1:], choice.microbatch, choice.recompute, choice.slices)
@@ -162,7 +184,7 @@ class Search:
             turns[choice.split] += 1
             ordered.append((likely * PATIENCE ** turns[choice.split], least, choice))
         ordered.sort(key=lambda entry: entry[:2])
-        return [(least, choice) for _, least, choice in ordered]
+        return [(least, choice) for _, least, choice in ordered], later
 
     def _publish(self, ranked: Sequence[tuple[float, Choice]]) -> list[Candidate]:
         """Replay the published schedules of candidates that bounds do not exclude; return what is left to plan."""
@@ -178,16 +200,16 @@ class Search:
                     self.left.append(least)
                 else:
                     self.report(f"replaying, {self._so_far()}", at, len(ranked))
-                    left += self._try_published(choice)
+                    left += self._try_published(choice, share)
         except KeyboardInterrupt:
             self.left += [least for least, choice in ranked[at:] if self._open(least, choice)]
             self.left += [one.bound for one in left]
             raise
         return left
 
-    def _try_published(self, choice: Choice) -> list[Candidate]:
-        """Replay a choice with every shape that it may have; those that could fit and be in the
-        answer."""
+    def _try_published(self, choice: Choice, share: float) -> list[Candidate]:
+        """Replay a choice with every shape that it may have, within this share of the time; those
+        that could fit and be in the answer."""
         found = []
         for shaped, names in self.question.shapes(choice):
             candidate = self._bounded(shaped, names)
@@ -195,8 +217,12 @@ class Search:
                 continue
             found.append(candidate)
             for name in candidate.names:
-                if parse_name(name)[0] not in (*PLANNED, "optpipe"):
-                    self._try(candidate, name)
+                if parse_name(name)[0] in (*PLANNED, "optpipe"):
+                    continue
+                if self._spent(share):
+                    self.left.append(candidate.bound)
+                    return found
+                self._try(candidate, name)
         return found
 
     def _bounded(self, choice: Choice, names: tuple[str, ...]) -> Candidate | None:
@@ -261,6 +287,9 @@ class Search:
         self.report(f"planning, {self._so_far()}", at, number)
         tight = iteration_ns(one.profile, lower_bound(one.profile, one.choice.microbatches).ns)
         for name in planned:
+            if self._spent(SHARES[1]):
+                self.left.append(tight)
+                return
             if self._open(tight * slack, one.choice):
                 self._try(one._replace(bound=tight), name)
 
@@ -300,6 +329,7 @@ class Search:
             except (OutOfMemory, NoSolution, Deadlock, InvalidSchedule):
                 continue
             self.solved += 1
+            self._not_counted(found.info["compiling_s"])
             bound = iteration_ns(free.profile, found.lower_bound_ns)
             self._offer(replace(free, schedule="optpipe", trace=trace, bound_ns=bound))
             if found.info.get("interrupted"):
@@ -379,7 +409,14 @@ class Search:
 
     def _spent(self, share: float) -> bool:
         until = max(self.began, self.found - share * self.seconds / 2) + share * self.seconds
+        until = min(until, self.began + max(share, LATEST) * self.seconds)
         return bool(self.best) and time.monotonic() > until
+
+    def _not_counted(self, compiling_s: float) -> None:
+        """Take what compiling took, once per machine, out of the search's time."""
+        self.compiling_s += compiling_s
+        self.began += compiling_s
+        self.found += compiling_s
 
     def _so_far(self) -> str:
         if not self.best:

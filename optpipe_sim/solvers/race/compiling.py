@@ -51,12 +51,26 @@ def compile_engines(problem: Problem, on_wait: Callable[[], None] = no_report) -
         treats(problem),
     )
     began = time.monotonic()
-    if not _kept():
-        on_wait()
-        run_all(PARTS, *kind[:3])
+    compile_first(on_wait, *kind[:3])
     _compile(*kind)
     took = time.monotonic() - began
     return took if took >= READING_S else 0.0
+
+
+def compile_first(
+    on_wait: Callable[[], None] = no_report,
+    chunks: bool = False,
+    linked: bool = False,
+    levels: bool = True,
+) -> float:
+    """Compile what a kind of problem needs if nothing has been compiled on this machine yet; return how long
+    that took, in s."""
+    if _kept():
+        return 0.0
+    began = time.monotonic()
+    on_wait()
+    run_all(PARTS, chunks, linked, levels)
+    return time.monotonic() - began
 
 
 def _kept() -> bool:

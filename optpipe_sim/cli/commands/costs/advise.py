@@ -328,12 +328,14 @@ def _show_search(out: Out, found: Advice) -> None:
     from rich.text import Text
 
     from ....units import format_time
+    from ...outputs.show import compiled
 
     pruned = ", ".join(f"{number} by {why}" for why, number in sorted(found.pruned.items()))
     numbers = f"{found.searched} replayed, {found.solved} solved, ruled out: {pruned or 'none'}"
     if found.interrupted:
         out.print(Text("interrupted: the best so far", "yellow"))
     out.hint(Text(f"searched in {found.seconds:.1f} s: {numbers}", "dim"), soft_wrap=True)
+    compiled(out, found.compiling_s)
     if found.unsearched:
         out.hint(
             Text(
