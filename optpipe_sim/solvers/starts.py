@@ -56,6 +56,26 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
     yield from build_those(problem, variants)
 
 
+def interleaved_schedules(
+    problem: Problem, level: str | None, usual: bool
+) -> Iterator[tuple[str, Schedule]]:
+    """Build 1F1B-I in every size of group but the default one, p.
+
+    Args:
+        level: as for `plain_schedules`.
+        usual: the sizes that divide m, and 2p; otherwise all others that leave no rest, or one of at least p.
+    """
+    p, m = problem.profile.devices, problem.microbatches
+    if problem.shape.chunks == 1 or problem.shape.placement_name != "loop":
+        return
+    sizes = [size for size in range(p + 1, m + 1) if not 0 < m % size < p]
+    names = [f"1f1b-i:group={size}" for size in sizes if (m % size == 0 or size == 2 * p) is usual]
+    if level is None:
+        yield from build_those(problem, names)
+    else:
+        yield from both_ways(build_those(problem, [recomputed_at(name, level) for name in names]))
+
+
 def recomputing_schedules(
     problem: Problem, best_ns: float = float("inf"), names: Sequence[str] = RECOMPUTING
 ) -> Iterator[tuple[str, Schedule]]:

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from optpipe_sim import Schedule, check, load_profile
+from optpipe_sim import Schedule, check, load_profile, simulate
 from optpipe_sim.cli.parser import parse
+from optpipe_sim.costs.provenance import iteration_ns
+from optpipe_sim.units import format_size, format_time
 
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text()
@@ -73,3 +75,89 @@ def test_the_tutorial_runs(tmp_path: Path) -> None:
     assert check(best, profile, "60GiB") == []
     for name in ("best.png", "warm-up.png", "compare.png", "best.csv", "best.trace.json"):
         assert (work / name).stat().st_size > 1000, name
+
+
+def block_after(page: str, heading: str) -> list[str]:
+    """The lines of the first code block under a heading."""
+    text = (ROOT / page).read_text()
+    found = FENCE.search(text, text.index(heading))
+    assert found is not None
+    return found[2].strip().splitlines()
+
+
+def printed_next(text: str) -> list[list[str]]:
+    """The commands that an answer ends in."""
+    lines = [line.partition(": ")[2] for line in text.splitlines() if line.startswith("next: ")]
+    return [shlex.split(line)[1:] for line in lines if line.split()[0].endswith("optpipe-sim")]
+
+
+def test_the_five_minutes_of_readme_run_and_agree(cli, monkeypatch) -> None:
+    """Each line as it is printed, in order: a plan that advise tells is what simulate replays, m is what it says,
+    and no order that is searched for on its costs is slower."""
+    from optpipe_sim.cli.commands.costs import family
+
+    monkeypatch.setattr(family, "FREE_S", 1.0)
+    monkeypatch.setattr(sys, "argv", ["optpipe-sim"])
+    said = {}
+    for line in block_after("README.md", "### My cluster in five minutes"):
+        call = shlex.split(line, comments=True)[1:]
+        answer = cli(shlex.join(call))
+        assert answer.code == 0, f"{line}\n{answer.err}"
+        said[call[0]] = answer.out
+    assert list(said) == ["estimate", "advise", "simulate", "solve", "export"]
+    profile, plan, best = (
+        load_profile("plan.yaml"),
+        Schedule.load("plan.json"),
+        Schedule.load("best.json"),
+    )
+    planned, found = (simulate(one, profile.for_shape(one.shape)) for one in (plan, best))
+    told = iteration_ns(profile, planned.makespan_ns)
+    assert f": {format_time(round(told))}, MFU" in said["advise"]
+    assert f"{format_size(max(planned.peak_bytes))} on device" in said["simulate"]
+    assert planned.fits
+    assert found.fits
+    assert found.makespan_ns <= planned.makespan_ns
+    m = f"-m {plan.shape.microbatches}"
+    assert all(m in shlex.join(call) for call in printed_next(said["advise"]) if call[0] == "solve")
+    assert any(m in line for line in block_after("README.md", "### My cluster in five minutes"))
+
+
+ADVISE = (
+    "advise --model qwen3-0.6b --machine h100 --gpus 4 --global-batch 8 --seq 2048 --time-limit 2"
+)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        "--pp 2 --microbatch 1",
+        "--pp 2 --microbatch 1 --no-flash --treatments keep --dtype fp16",
+        "--pp 1",
+        "--pp 2 --family megatron",
+        "--pp 4 --family torchtitan --chunks 1",
+        "--pp 2 --tp 2 --recompute full --save-profile p.yaml --save s.json",
+        "--pp 2 --schedules 1f1b,optpipe",
+    ],
+)
+def test_advise_ends_in_lines_that_run_as_printed(cli, monkeypatch, more: str) -> None:
+    """And the plan that is replayed then is the plan that was told."""
+    from optpipe_sim.cli.commands.costs import family
+
+    monkeypatch.setattr(family, "FREE_S", 0.3)
+    monkeypatch.setattr(family, "LAYOUT_S", 0.5)
+    monkeypatch.setattr(sys, "argv", ["optpipe-sim"])
+    answer = cli(f"{ADVISE} {more} --json").json
+    told = answer.get("told_iteration_ns", answer["rows"][0]["iteration_ns"])
+    assert answer["next"]
+    for line in answer["next"]:
+        call = shlex.split(line)
+        if call[0] == "solve":
+            call += ["--time-limit", "1"]
+        ran = cli(f"{shlex.join(call)} --json")
+        assert ran.code == 0, f"{line}\n{ran.err}"
+        if call[0] == "simulate":
+            assert ran.json["fits"]
+            profile = load_profile(call[1])
+            assert round(iteration_ns(profile, ran.json["makespan_ns"])) == pytest.approx(
+                told, rel=1e-6
+            )

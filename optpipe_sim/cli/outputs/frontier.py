@@ -29,6 +29,10 @@ def show_frontier(
     for point in curve.points:
         table.add_row(*_cells(point, len(heads), "" if curve.shapes else f" for {curve.chunks}"))
     out.print(table)
+    short = sum(point.untried > 0 for point in curve.points)
+    if short:
+        text = f"× published: at {counted(short, 'limit')} the time was too short to try them all; raise --time-limit"
+        out.print(Text(text, "yellow"), soft_wrap=True)
     if curve.interrupted:
         total = len(set(map(parse_size, arguments.limits)))
         text = f"interrupted: {len(curve.points)} of {total} limits"

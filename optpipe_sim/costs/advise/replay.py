@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ...errors import OutOfMemory
@@ -35,10 +36,14 @@ UNDER_LIMIT = ("adaoffload", "adaoffload-r", "optpipe")
 
 
 def profile_of(
-    question: Question, choice: Choice, levels: bool = False, items: bool = False
+    question: Question,
+    choice: Choice,
+    levels: bool = False,
+    items: bool = False,
+    layers: Sequence[int] | None = None,
 ) -> CostProfile:
     """Return the estimated profile of a choice, under the question's limit and with the treatments that it
-    allows; with or without levels of recomputation.
+    allows; with or without levels of recomputation, and with the model's `layers` per stage, or balanced.
 
     Raises:
         OptPipeError: for a choice that the model or the machine does not admit.
@@ -50,6 +55,7 @@ def profile_of(
         **choice.layout,
         levels=levels,
         items=items,
+        layers=layers,
     )
     made = restrict(made, question.treatments)
     return replace(made, memory_limit=(question.limit_bytes,) * made.devices)

@@ -196,6 +196,10 @@ class Question:
             self._check_batch(dp, "dp")
         for size in self.microbatch or ():
             self._check_batch(size, "microbatch")
+        if self.schedules and {parse_name(name)[0] for name in self.schedules} == {*SEARCHED}:
+            raise OptPipeError(
+                "schedules: optpipe is searched from others; name some too, as in 1f1b,optpipe"
+            )
         for name in self.schedules or ():
             base, _ = parse_name(name)
             if base in OFFLOADING and "offload" not in self.treatments:

@@ -21,7 +21,13 @@ from ...schedule import Schedule
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...schedules.recompute import at_level
 from ..problem import Problem
-from ..starts import RECOMPUTING, megatron_offloads, plain_schedules, recomputing_schedules
+from ..starts import (
+    RECOMPUTING,
+    interleaved_schedules,
+    megatron_offloads,
+    plain_schedules,
+    recomputing_schedules,
+)
 from ..treated.sliced import in_slices, sliced_schedules, whole
 from ..variants import (
     GROUPED,
@@ -140,6 +146,9 @@ def _at_level(problem: Problem, level: str | None) -> Iterator[tuple[int, Any]]:
     yield 3, partial(_limited, problem, level)
     ways = [None] if level is None else [Way(level, False), Way(level, True)]
     if problem.shape.placement_name == "loop":
+        if problem.shape.chunks > 1:
+            yield 2, partial(_interleaved, problem, level, True)
+            yield 3, partial(_interleaved, problem, level, False)
         for way in ways:
             yield 1, partial(_grouped, problem, way, True)
             yield 3, partial(_grouped, problem, way, False)
@@ -151,6 +160,10 @@ def _at_level(problem: Problem, level: str | None) -> Iterator[tuple[int, Any]]:
 
 def _plain(problem: Problem, level: str | None, *_: Any) -> Built:
     return plain_schedules(problem, level)
+
+
+def _interleaved(problem: Problem, level: str | None, usual: bool, *_: Any) -> Built:
+    return interleaved_schedules(problem, level, usual)
 
 
 def _limited(

@@ -22,12 +22,12 @@ from ...options.shared import add_family, add_per_stage, add_report, add_seed, a
 from ...outputs.trace import write_page
 from ..search.common import COMPILING
 from . import family
-from .closer_look import closer_look
+from .closer_look import next_commands
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ....costs.advise.rows import Advice
+    from ....costs.advise.rows import Advice, Row
     from ....report.report import Report
     from ...outputs.show import Out
 
@@ -106,6 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search, show, write."""
     from ....costs.advise.advise import advise
+    from ...outputs.show import hint, program, written
 
     model, machine, fitted = model_and_machine(arguments)
     with out.progress("advising") as progress:
@@ -135,22 +136,21 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             overlap=arguments.overlap,
             slice_by=arguments.slice_by,
         )
+    if arguments.family:
+        plan, best = family.plan_in(arguments.family, found)
+    else:
+        plan, best = family.plan_over_slices(found), found.rows[0]
     files: dict[str, str] = {}
+    commands = next_commands(arguments, best)
     try:
-        _write(arguments, found, files)
+        _write(arguments, found, best, files)
     finally:  # the answer is given even if a file cannot be written
-        plan = (
-            family.plan_in(arguments.family, found)
-            if arguments.family
-            else family.plan_over_slices(found)
-        )
-        out.result({**found.to_json(), **plan, "files": files})
+        out.result({**found.to_json(), **plan, "files": files, "next": commands})
         _show(out, found)
         family.show(out, plan)
-        from ...outputs.show import written
-
         written(out, files)
-        closer_look(out, arguments, found.rows[0])
+        for command in commands:
+            hint(out, f"{program()} {command}", code=True)
     return 0
 
 
@@ -169,9 +169,8 @@ def _zeros(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(",")))
 
 
-def _write(arguments: argparse.Namespace, found: Advice, files: dict[str, str]) -> None:
-    """Write the requested files, and note each in `files`."""
-    best = found.rows[0]
+def _write(arguments: argparse.Namespace, found: Advice, best: Row, files: dict[str, str]) -> None:
+    """Write the requested files, and note each in `files`; `best`: the plan that was told."""
     if arguments.csv:
         from ....files import write_text
 
@@ -187,10 +186,10 @@ def _write(arguments: argparse.Namespace, found: Advice, files: dict[str, str]) 
         from ....profile_io import save_profile
 
         save_profile(best.profile, arguments.save_profile)
-        files[arguments.save_profile] = "the profile of the best"
+        files[arguments.save_profile] = "the profile of the plan"
     if arguments.save:
         best.trace.schedule.save(arguments.save)
-        files[arguments.save] = "the schedule of the best"
+        files[arguments.save] = "the schedule of the plan"
 
 
 def _page(found: Advice, command: tuple[str, ...]) -> Report:

@@ -1,59 +1,61 @@
-"""The commands that `advise` ends with: a closer look at its best plan."""
+"""The commands that `advise` ends with: its best plan again, and a search on its costs."""
 
 from __future__ import annotations
 
 import argparse
 import shlex
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ....costs.advise.rows import Row
-    from ...outputs.show import Out
 
 
-def closer_look(out: Out, arguments: argparse.Namespace, best: Row) -> None:
-    """Print commands for a closer look at the best plan."""
+def next_commands(arguments: argparse.Namespace, best: Row) -> list[str]:
+    """Return commands that run as they are, one after the other: the profile of the plan unless it was saved, the
+    replay of its schedule, and a search on these costs where there is a pipeline to order."""
     from ....units import size_text
-    from ...outputs.show import hint, program
 
-    choice, called = best.choice, program()
-    profile = arguments.save_profile or "P.yaml"
-    m, limit = choice.microbatches, size_text((best.profile.memory_limit or (0,))[0])
+    profile, m = arguments.save_profile or "plan.yaml", best.choice.microbatches
+    limit = f" --memory-limit {size_text((best.profile.memory_limit or (0,))[0])}"
+    where, found = shlex.quote(profile), []
     if not arguments.save_profile:
-        words = ["estimate", "--model", arguments.model, "--machine", arguments.machine]
-        words += ["--seq", str(arguments.seq)]
-        for key, value in choice.layout.items():
-            words += [f"--{key.replace('_', '-')}", str(value)]
-        words += ["--no-flash"] * arguments.no_flash
-        words += ["--no-sequence-parallel"] * arguments.no_sequence_parallel
-        words += ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []
-        words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
-        words += ["--context", arguments.context] if arguments.context != "ring" else []
-        words += ["--overlap", ",".join(arguments.overlap)] if arguments.overlap else []
-        words += ["--calibrate", arguments.calibrate] if arguments.calibrate else []
-        hint(out, f"{called} {shlex.join([*words, '--save', profile])}", code=True)
-    where = f"{shlex.quote(profile)}"
-    if best.schedule != "optpipe":
-        known = (
-            Path(arguments.save).name and shlex.quote(arguments.save) if arguments.save else None
-        )
-        what = known or f"{best.schedule} -m {m}"
-        hint(
-            out,
-            f"{called} simulate {where} --schedule {what} --memory-limit {limit} --gantt gantt.png",
-            code=True,
-        )
-    if choice.pp > 1:
-        hint(
-            out,
-            f"{called} solve {where} -m {m} --memory-limit {limit}{_allowed(arguments)} --save best.json",
-            code=True,
-        )
+        found.append(f"{_estimate(arguments, best)} --save {where}")
+    if arguments.save:
+        found.append(f"simulate {where} --schedule {shlex.quote(arguments.save)}{limit}")
+    elif best.schedule != "optpipe":
+        found.append(f"simulate {where} --schedule {best.schedule} -m {m}{limit}")
+    if found and found[-1].startswith("simulate"):
+        found[-1] += " --gantt gantt.png"
+    if best.choice.pp > 1:
+        found.append(f"solve {where} -m {m}{limit}{_allowed(arguments)} --save best.json")
+    return found
+
+
+def _estimate(arguments: argparse.Namespace, best: Row) -> str:
+    """Return the call of `estimate` that makes the profile of a plan."""
+    words = ["estimate", "--model", arguments.model, "--machine", arguments.machine]
+    words += ["--seq", str(arguments.seq)]
+    for key, value in best.choice.layout.items():
+        words += [f"--{key.replace('_', '-')}", str(value)]
+    words += ["--layers", ",".join(map(str, best.profile.meta["layers_per_stage"]))]
+    words += [] if best.profile.has_levels or best.choice.recompute != "none" else ["--no-levels"]
+    words += ["--no-flash"] * arguments.no_flash
+    words += ["--no-sequence-parallel"] * arguments.no_sequence_parallel
+    words += ["--dtype", arguments.dtype] if arguments.dtype != "bf16" else []
+    words += ["--exchange", arguments.exchange] if arguments.exchange != "plain" else []
+    words += ["--context", arguments.context] if arguments.context != "ring" else []
+    words += ["--overlap", ",".join(arguments.overlap)] if arguments.overlap else []
+    words += ["--calibrate", arguments.calibrate] if arguments.calibrate else []
+    words += ["--offload-to", arguments.offload_to] if arguments.offload_to else []
+    return shlex.join(words)
 
 
 def _allowed(arguments: argparse.Namespace) -> str:
-    """Return what restricts the treatments of activations, as options of `solve`."""
+    """Return what restricts the plans, as options of `solve`."""
     words = ["--treatments", ",".join(arguments.treatments)] if arguments.treatments else []
     words += ["--per-stage"] * arguments.per_stage
+    # a framework's best may have other layers on its stages
+    words += (
+        ["--family", arguments.family, "--save-profile", "best.yaml"] if arguments.family else []
+    )
     return "".join(f" {word}" for word in words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -9,6 +10,7 @@ from ....errors import OptPipeError
 
 if TYPE_CHECKING:
     from ....costs.advise.rows import Advice, Row
+    from ....frameworks.megatron.search import Found
     from ....profile import CostProfile
     from ....trace import Trace
     from ...outputs.show import Out
@@ -40,14 +42,15 @@ def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> di
     return {key: usual.get(key) if value is None else value for key, value in named.items()}
 
 
-def plan_in(family: str, found: Advice) -> dict[str, Any]:
-    """Return the options of the best row, and how far from the best of its split that is.
+def plan_in(family: str, found: Advice) -> tuple[dict[str, Any], Row]:
+    """Return the options of the best row or of a better plan of its split, how far from the best of the split that is,
+    and the plan as a row.
 
     Raises:
         OptPipeError: if the framework cannot express it.
     """
     if family == "torchtitan":
-        return _torchtitan(found.rows[0])
+        return _torchtitan(found.rows[0]), found.rows[0]
     return _megatron(found)
 
 
@@ -90,11 +93,10 @@ def _torchtitan(row: Row) -> dict[str, Any]:
     return {"options": config, "command": torchtitan.command(config), "notes": notes}
 
 
-def _megatron(found: Advice) -> dict[str, Any]:
+def _megatron(found: Advice) -> tuple[dict[str, Any], Row]:
     """Return the plan of the best row, or a better one of its split: with the first layers of chunks
     recomputed, activations offloaded, or other layers on the stages."""
     from ....costs.advise.replay import profile_of
-    from ....costs.provenance import iteration_ns, mfu
     from ....frameworks.megatron.family import plan_for, plan_of
     from ....frameworks.megatron.search import best
 
@@ -104,7 +106,6 @@ def _megatron(found: Advice) -> dict[str, Any]:
     answer: dict[str, Any] = {}
     whole = replace(row.choice, recompute="none")
     profile = profile_of(found.question, whole, levels=True, items=True)
-    trace, name, costs = row.trace, row.schedule, row.profile
     if row.choice.pp > 1 and len(row.trace.schedule) <= MOST_OPS:
         try:
             other = best(profile, m, chunks=[row.choice.chunks], seconds=LAYOUT_S)
@@ -112,20 +113,32 @@ def _megatron(found: Advice) -> dict[str, Any]:
             other = None
         if other is not None and _faster(other.trace, profile, row):
             plan, notes = plan_of(other.choice, other.trace.profile, m)
-            trace, name, costs = other.trace, other.choice.name, profile
-        answer |= _free(profile, m, iteration_ns(costs, trace.makespan_ns), found.question.seed)
-    time_ns = iteration_ns(costs, trace.makespan_ns)
-    return {
-        "told": name,
-        "told_iteration_ns": round(time_ns),
-        "told_mfu": mfu(costs, time_ns, m),
-        "told_peak_bytes": max(trace.peak_bytes),
+            row = _told(found, row, other, [part.layers for part in plan.parts])
+        answer |= _free(profile, m, row.iteration_ns, found.question.seed)
+    answer = {
+        "told": row.schedule,
+        "told_iteration_ns": round(row.iteration_ns),
+        "told_mfu": row.mfu,
+        "told_peak_bytes": row.peak_bytes,
         "told_layers": [part.layers for part in plan.parts],
         **answer,
         "options": plan.options(),
         "command": plan.command(),
         "notes": list(notes),
     }
+    return answer, row
+
+
+def _told(found: Advice, row: Row, other: Found, layers: Sequence[int]) -> Row:
+    """Return a plan with other layers on its stages as a row, its costs estimated for these."""
+    from ....costs.advise.replay import profile_of
+    from ....sim import simulate
+
+    choice = replace(row.choice, recompute="none")
+    profile = profile_of(found.question, choice, levels=True, items=True, layers=layers)
+    schedule = other.choice.build(profile, choice.microbatches)
+    trace = simulate(schedule, profile)
+    return replace(row, choice=choice, schedule=other.choice.name, profile=profile, trace=trace)
 
 
 def _faster(trace: Trace, profile: CostProfile, row: Row) -> bool:
