@@ -20,7 +20,6 @@ from ..trace import Trace
 from ..units import Size, format_sizes, format_time, html_table
 
 BASELINE = "1f1b"
-ANY_CHUNKS = "optpipe:chunks=any"
 # schedules that choose themselves what to recompute
 CHOOSING = ("optpipe", "adaoffload-r", "adapipe", "mario")
 # options of `optpipe` whose bounds do not hold for other rows
@@ -241,11 +240,11 @@ def _everything(profile: CostProfile, microbatches: int, family: Family | None) 
         return list(family.names(profile, microbatches))
     if family is not None:
         names = (name for name, entry in ENTRIES.items() if not entry.sliced and name != "optpipe")
-        return [*names, f"{ANY_CHUNKS},treatments=keep"]
+        return [*names, "optpipe:treatments=keep"]
     if profile.slices == 1:
-        return [*(name for name, entry in ENTRIES.items() if not entry.sliced), ANY_CHUNKS]
+        return [name for name, entry in ENTRIES.items() if not entry.sliced]
     over_slices = [f"{name}:slices={profile.slices}" for name in ("gis", "gis-h", "po")]
-    return [*ENTRIES, *over_slices, ANY_CHUNKS]
+    return [*ENTRIES, *over_slices]
 
 
 class _Run:

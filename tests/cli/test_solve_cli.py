@@ -115,8 +115,8 @@ def test_other_chunks_and_placement(cli: Any) -> None:
 
 
 def test_warm_start(cli: Any) -> None:
-    found = cli("solve p.yaml -m 6 --memory-limit 250B --time-limit 1 --save s.json --json").json
     line = "solve p.yaml -m 6 --memory-limit 250B --engine adaoffload --no-cache --json"
+    found = cli(f"{line} --save s.json").json
     again = cli(f"{line} --warm-start s.json").json
     assert again["objective_ns"] == found["objective_ns"]
     assert again["found_by"] == "warm start"
