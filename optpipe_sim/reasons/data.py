@@ -9,7 +9,8 @@ import numpy as np
 from ..errors import OptPipeError
 from ..ops import Op
 from ..trace import Trace
-from .explain import Gap, gaps, hints, path_parts
+from .explain import Gap, gaps, path_parts
+from .hints import hints
 from .reasons import Reasons, critical_path
 
 MOST_GAPS = 100  # number of listed gaps; the sums by cause include all of them
@@ -22,7 +23,8 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
         `makespan_ns`, both bubble rates; `devices`: per device `busy_ns`, `idle_ns` by cause,
         `recompute_ns`; `gaps`: the longest, each with its cause, the op that waits and the one it
         waits for; `critical_path`: its `steps`, and its `parts_ns`, which add up to the makespan;
-        `hints`: suggestions, the largest possible gain first.
+        `imbalance`, `bubble`: the two parts of idle time, as shares; `hints`: alternatives that
+        were replayed, the largest gain first.
     """
     devices = range(trace.schedule.shape.devices)
     found = gaps(trace)
@@ -56,7 +58,9 @@ def explain_data(trace: Trace, most_gaps: int = MOST_GAPS) -> dict[str, Any]:
                 for step in critical_path(trace)
             ],
         },
-        "hints": hints(trace),
+        "imbalance": trace.imbalance,
+        "bubble": trace.bubble,
+        "hints": [hint.to_json() for hint in hints(trace)],
     }
 
 

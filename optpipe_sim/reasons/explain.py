@@ -1,4 +1,4 @@
-"""Reasons in sentences: why an op starts when it does, why a device idles, and suggestions."""
+"""Reasons in sentences: why an op starts when it does, why a device idles, and what would help."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from ..errors import OptPipeError, require
 from ..ops import BW, COMPUTE, B, C, F, O, Op, R
 from ..trace import CAUSES, Trace
 from ..units import format_size, format_time
+from .hints import NONE, hints
 from .reasons import Reason, Reasons, Step, critical_path
 
 __all__ = ["Gap", "Step", "critical_path", "explain", "idle", "why"]
@@ -216,7 +217,7 @@ def _waits(reasons: Reasons, op: Op) -> list[tuple[str, int, Op | None, str]]:
 
 def explain(trace: Trace, longest: int = 5) -> str:
     """Write a short report: idle time by cause, the busiest device, the longest gaps, the parts of
-    the critical path, and suggestions that follow from the numbers."""
+    the critical path, and what would shorten it (see `hints`)."""
     require("trace", trace, Trace, "make one with simulate(schedule, profile)")
     total = trace.makespan_ns
     devices = trace.schedule.shape.devices
@@ -225,6 +226,8 @@ def explain(trace: Trace, longest: int = 5) -> str:
     lines += [
         f"One iteration takes {format_time(total)}; its bubble is {trace.bubble_rate_flush:.1%}"
         f" ({trace.bubble_rate:.1%} of the longest device span).",
+        f"Devices idle {trace.imbalance + trace.bubble:.1%} of it: {trace.imbalance:.1%} by imbalance (less work than"
+        f" the busiest device), {trace.bubble:.1%} by the order (pipeline bubble).",
         f"The busiest device is {busiest}: it computes {format_time(trace.busy_ns[busiest])}"
         f" and idles {format_time(total - trace.busy_ns[busiest])}.",
     ]
@@ -252,7 +255,8 @@ def explain(trace: Trace, longest: int = 5) -> str:
     lines += ["", "The critical path, from time 0 to the last end, is made of:"]
     for part, time in sorted(path_parts(trace).items(), key=lambda item: -item[1]):
         lines.append(f"  {part:22} {format_time(time):>9}  {time / total:6.1%}")
-    lines += ["", "What to try:", *(f"  - {hint}" for hint in hints(trace))]
+    lines += ["", "What would gain, each replayed:"]
+    lines += [f"  - {hint}" for hint in (hints(trace) or (NONE,))]
     return "\n".join(lines) + "\n"
 
 
@@ -270,82 +274,3 @@ def path_parts(trace: Trace) -> dict[str, int]:
         add(f"{kind} on device {step.device}", step.until_ns - step.start_ns)
         add("slack" if step.cause == "slack" else "messages", step.lag_ns)
     return parts
-
-
-def hints(trace: Trace) -> list[str]:
-    """Return suggestions from the numbers of a trace, the largest possible gain first."""
-    idle_ns, total = trace.idle_ns, trace.makespan_ns * trace.schedule.shape.devices
-    shape, found = trace.schedule.shape, []
-
-    def share(time: int) -> str:
-        return f"{time / total:.1%} of the devices' time"
-
-    ends = idle_ns["fill"] + idle_ns["drain"]
-    if ends > 0.02 * total:
-        found.append(
-            (
-                ends,
-                f"more microbatches than {shape.microbatches}: filling and draining cost {share(ends)}"
-                " and do not grow with their number",
-            )
-        )
-    wait = idle_ns["neighbour"]
-    if wait > 0.02 * total:
-        fused = bool((trace.schedule.table[:, 0] == BW).any())
-        advice = "W apart from B, to fill the waits" if fused else "more microbatches in flight"
-        found.append((wait, f"{advice}: waiting for other devices to compute costs {share(wait)}"))
-    wait = idle_ns["memory"]
-    if wait > 0.005 * total and trace.memory_limit is None:  # of a measured trace
-        found.append(
-            (
-                wait,
-                f"less work of the host between ops: nothing in the profile explains {share(wait)}",
-            )
-        )
-    elif wait > 0.005 * total:
-        activations = shape.stages * shape.units
-        if trace.profile.offload is None:
-            advice = "more memory, or an offload section in the profile"
-        elif trace.offloaded + trace.recomputed < activations and trace.profile.has_levels:
-            advice = "more memory, or more activations offloaded or recomputed"
-        elif trace.offloaded < activations:
-            advice = f"more memory, or more offloading ({trace.offloaded} of {activations} activations are)"
-        else:
-            advice = "more memory, or faster copies"
-        found.append((wait, f"{advice}: waiting for memory costs {share(wait)}"))
-    wait = idle_ns["reload"]
-    if wait > 0.005 * total:
-        found.append(
-            (
-                wait,
-                f"reloads earlier in the programs, or fewer of them: waiting for them costs {share(wait)}",
-            )
-        )
-    wait = idle_ns["communication"]
-    if wait > 0.005 * total:
-        found.append(
-            (wait, f"faster links or fewer messages: waiting for messages costs {share(wait)}")
-        )
-    most, least = max(trace.busy_ns), min(trace.busy_ns)
-    if most > 1.05 * least:
-        found.append(
-            (
-                most - least,
-                f"stages of more equal length: device {trace.busy_ns.index(most)} computes"
-                f" {format_time(most)}, device {trace.busy_ns.index(least)} only {format_time(least)}",
-            )
-        )
-    if trace.memory_limit is not None and trace.fits and trace.bubble_rate_flush > 0.02:
-        used = max(
-            peak / max(limit, 1)
-            for peak, limit in zip(trace.peak_bytes, trace.memory_limit, strict=True)
-        )
-        if used < 0.8:
-            found.append(
-                (
-                    0,
-                    f"a schedule with more microbatches in flight: at most {used:.0%} of the limit is in use",
-                )
-            )
-    found.sort(key=lambda item: -item[0])
-    return [hint for _, hint in found] or ["nothing: no cause of idle time is worth the trouble"]

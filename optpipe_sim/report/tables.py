@@ -9,7 +9,8 @@ import numpy as np
 
 from ..ops import OpKind
 from ..plot.style import KIND_NAMES, LIMIT, shade
-from ..reasons.explain import hints, path_parts
+from ..reasons.explain import path_parts
+from ..reasons.hints import NONE, hints
 from ..trace import CAUSES, Trace
 from ..trace.waits import MEANINGS
 from ..units import counted, format_size, format_time
@@ -156,8 +157,9 @@ def path(trace: Trace, name: str) -> str:
 
 
 def advice(trace: Trace, level: int) -> str:
-    """Return what to try, the largest possible gain first, below a heading of a level of HTML."""
-    return f"<h{level}>What to try</h{level}>{items(hints(trace))}"
+    """Return what would shorten it, the largest gain first, below a heading of a level of HTML."""
+    found = [str(hint) for hint in hints(trace)]
+    return f"<h{level}>What would gain, each replayed</h{level}>{items(found or [NONE])}"
 
 
 def legend(*traces: Trace) -> str:

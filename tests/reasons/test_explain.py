@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from strategies import cases
 from unit_profiles import unit_profile
 
-from optpipe_sim import CostProfile, Schedule, Trace, simulate
+from optpipe_sim import CostProfile, Schedule, Trace, build, simulate
 from optpipe_sim.errors import Deadlock, OptPipeError
 from optpipe_sim.ops import parse_op
-from optpipe_sim.reasons.explain import Step, critical_path, explain, hints, idle, path_parts, why
+from optpipe_sim.reasons.explain import Step, critical_path, explain, idle, path_parts, why
+from optpipe_sim.reasons.hints import hints
 from optpipe_sim.trace import CAUSES
 
 MS = 1_000_000
@@ -170,42 +171,59 @@ def test_a_plan_that_could_be_quicker_has_slack() -> None:
     )
 
 
-def test_hints_follow_from_the_numbers() -> None:
-    many = hints(two_stages())
-    assert many == [
-        "more microbatches than 2: filling and draining cost 20.0% of the devices' time and do not grow"
-        " with their number",
-        "W apart from B, to fill the waits: waiting for other devices to compute costs 17.5% of the"
-        " devices' time",
-        "faster links or fewer messages: waiting for messages costs 2.5% of the devices' time",
-    ]
-    memory = hints(one_device(100, "F0.0 O0.0 F0.1 BW0.1 R0.0 BW0.0"))
-    assert memory[0] == (
-        "more memory, or more offloading (1 of 2 activations are): waiting for memory costs 27.3% of"
-        " the devices' time"
-    )
-    assert memory[1].startswith("reloads earlier in the programs, or fewer of them")
-    alone = traced(unit_profile(1), "F0.0 BW0.0 F0.1 BW0.1")
-    assert hints(alone) == ["nothing: no cause of idle time is worth the trouble"]
+def test_a_hint_is_what_a_replay_gives() -> None:
+    """With 1F1B on 4 devices half of the forwards' and backwards' wait is filled by W's."""
+    profile = unit_profile(4)
+    found = hints(simulate(build("1f1b", profile, 8), profile))
+    assert [hint.key for hint in found] == ["schedule"]
+    name = found[0].what.removeprefix("schedule ")
+    other = simulate(build(name, profile, 8), profile.rechunk(2, "vee"))
+    assert name == "zb-v"
+    assert (found[0].time_ns, found[0].peak_bytes) == (other.makespan_ns, max(other.peak_bytes))
+    assert found[0].gain == pytest.approx(1 - other.makespan_ns / (33 * MS))
+
+
+def test_the_device_with_more_work_is_named() -> None:
+    """6 ms a microbatch on device 1, 3 on device 0: after F0.0 device 1 is always busy, then comes BW0.7; with
+    4.5 ms on each, F0.0 takes 1.5 ms and BW0.7 3."""
     stage = {"t_f_ms": 1, "t_b_ms": 1, "t_w_ms": 1, "act_bytes": 1}
-    uneven = traced(
-        unit_profile(2, stages=[stage, {**stage, "t_f_ms": 4}], memory_limit_bytes=9),
-        "F0.0 F0.1 BW0.0 BW0.1",
-        "F1.0 F1.1 BW1.0 BW1.1",
-    )
-    assert "stages of more equal length: device 1 computes 12 ms, device 0 only 6 ms" in hints(
-        uneven
-    )
-    assert (
-        "a schedule with more microbatches in flight: at most 22% of the limit is in use"
-        in hints(uneven)
-    )
+    profile = unit_profile(2, stages=[stage, {**stage, "t_f_ms": 4}])
+    uneven = simulate(build("1f1b", profile, 8), profile)
+    assert uneven.makespan_ns == (1 + 48 + 2) * MS
+    layout = next(hint for hint in hints(uneven) if hint.key == "layout")
+    assert "device 1 (it has the last stage, with the head) computes 48 ms" in layout.what
+    assert "the mean is 36 ms" in layout.what
+    assert layout.time_ns == (1.5 + 36 + 3) * MS
+    assert layout.gain == pytest.approx(1 - 40.5 / 51)
+
+
+def test_what_gains_nothing_is_no_hint() -> None:
+    alone = traced(unit_profile(1), "F0.0 BW0.0 F0.1 BW0.1")
+    assert hints(alone) == []
+    assert "  - nothing that was tried gains" in explain(alone)
+    # a fused backward that is shorter than its parts: W apart costs time
+    stage = {"t_f_ms": 2, "t_b_ms": 2, "t_w_ms": 2, "t_bw_ms": 2.1, "act_bytes": 1}
+    profile = unit_profile(2, stages=stage)
+    trace = simulate(build("1f1b", profile, 8), profile)
+    assert simulate(build("zb-h1", profile, 8), profile).makespan_ns > trace.makespan_ns
+    assert not any("zb" in hint.what for hint in hints(trace))
+
+
+def test_what_does_not_fit_is_no_hint() -> None:
+    """ZB-V needs as much memory as 1F1B, ZB-H2 twice as much: with less than either neither is one."""
+    profile = unit_profile(4)
+    tight = replace(profile, memory_limit=(350,) * 4)
+    trace = simulate(build("adaoffload", tight, 8), tight)
+    for hint in hints(trace):
+        assert hint.key == "memory" or hint.peak_bytes <= 350
 
 
 def test_the_report() -> None:
     text = explain(two_stages())
     assert text.startswith(
         "One iteration takes 10 ms; its bubble is 40.0% (40.0% of the longest device span).\n"
+        "Devices idle 40.0% of it: 0.0% by imbalance (less work than the busiest device), 40.0% by the order"
+        " (pipeline bubble).\n"
         "The busiest device is 0: it computes 6 ms and idles 4 ms.\n"
     )
     assert "  neighbour        3.5 ms   17.5% of their time\n" in text

@@ -1,0 +1,180 @@
+"""Hints: alternatives to a plan, each replayed before it is named. What gains nothing is no hint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import OptPipeError
+from ..ops import C
+from ..profile import CostProfile
+from ..schedule import Schedule
+from ..schedules import build
+from ..sim import simulate
+from ..stage_cost import StageCost
+from ..trace import Trace
+from ..units import format_size, format_time
+
+LEAST = 0.005  # shares of the time; the costs of a profile are no better known
+MANY_OPS = 200_000  # a replay of more takes half a second: nothing is tried
+SCHEDULES = ("1f1b", "zb-h1", "zb-h2", "1f1b-i", "zb-v")
+NONE = "nothing that was tried gains 0.5% or more"
+
+
+class Hint(NamedTuple):
+    """An alternative and what its replay gives.
+
+    Attributes:
+        what: the change, to be read after "with". key: what is changed; of each key one hint is given.
+        gain: the share of the time that it saves.
+        time_ns, peak_bytes: of the alternative, the peak on the fullest device.
+    """
+
+    what: str
+    key: str
+    gain: float
+    time_ns: float
+    peak_bytes: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what}: {format_time(self.time_ns)} ({-self.gain:+.1%}), peak"
+            f" {format_size(self.peak_bytes)}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; one of ``hints`` in ``explain --json`` and ``evaluate --json``."""
+        return {**self._asdict(), "time_ns": round(self.time_ns)}
+
+
+class Alternative(NamedTuple):
+    """A change and a function that replays it: its time, its peak, and whether it fits."""
+
+    what: str
+    key: str
+    replayed: Callable[[], tuple[float, int, bool]]
+
+
+def best_hints(
+    now_ns: float,
+    alternatives: Iterable[Alternative],
+    over: Callable[[], bool] = lambda: False,
+) -> list[Hint]:
+    """Replay alternatives, and return for each key the best of those that fit and gain at least `LEAST`,
+    the largest gain first.
+
+    Args:
+        now_ns: the time without any of them. over: tells whether the time is up.
+    """
+    found: dict[str, Hint] = {}
+    for what, key, replayed in alternatives:
+        if over():
+            break
+        with suppress(OptPipeError):
+            time_ns, peak, fits = replayed()
+            hint = Hint(what, key, 1 - time_ns / now_ns, time_ns, peak)
+            if fits and hint.gain >= LEAST and (key not in found or hint.gain > found[key].gain):
+                found[key] = hint
+    return sorted(found.values(), key=lambda hint: -hint.gain)
+
+
+def hints(trace: Trace) -> list[Hint]:
+    """Return what would shorten a replayed schedule: other orders, fewer recomputations and copies, and what
+    equal stages, free messages and free memory would give; none for very long schedules."""
+    if len(trace.schedule) > MANY_OPS or not trace.cost_ns:
+        return []
+    now_ns: float = trace.cost_ns
+    if trace.fits:  # of a measured trace, what its profile gives
+        with suppress(OptPipeError):
+            now_ns = _again(trace, trace.schedule)[0]
+    return best_hints(now_ns, _alternatives(trace))
+
+
+def _again(
+    trace: Trace, schedule: Schedule, profile: CostProfile | None = None, limited: bool = True
+) -> tuple[float, int, bool]:
+    """Replay another schedule, or on another profile, under the limit of a trace: its cost, its peak, and
+    whether it fits."""
+    limits = trace.memory_limit if limited else None
+    other = simulate(
+        schedule,
+        (profile or trace.profile).for_shape(schedule.shape),
+        limits,
+        enforce=limits is not None,
+        objective=trace.objective,
+        explain=False,
+    )
+    return other.cost_ns, max(other.peak_bytes), other.fits
+
+
+def _alternatives(trace: Trace) -> Iterator[Alternative]:
+    schedule, profile, shape = trace.schedule, trace.profile, trace.schedule.shape
+
+    again = partial(_again, trace)
+    busy = trace.busy_ns
+    worst, mean = int(np.argmax(busy)), sum(busy) / len(busy)
+    if busy[worst] > mean:
+        last = " (it has the last stage, with the head)" if worst == profile.placement[-1] else ""
+        yield Alternative(
+            f"layers moved so that all devices have equal work: device {worst}{last} computes"
+            f" {format_time(busy[worst])}, the mean is {format_time(round(mean))}",
+            "layout",
+            lambda: again(schedule, _balanced(profile, busy)),
+        )
+    if shape.slices == 1 and shape.devices > 1:
+        m = shape.microbatches
+        for name in SCHEDULES:
+            if name == schedule.meta.get("name"):
+                continue
+            yield Alternative(
+                f"schedule {name}",
+                "schedule",
+                partial(lambda name: again(build(name, profile, m)), name),
+            )
+    if trace.recomputed:
+        kept = schedule.table[:, 0] != C
+        yield Alternative(
+            "nothing recomputed", "recompute", lambda: again(schedule.only(kept, recompute=None))
+        )
+    if trace.offloaded:
+        every = np.ones((shape.stages, shape.units), bool)
+        yield Alternative(
+            "nothing offloaded", "offload", lambda: again(schedule.without_offloads(every))
+        )
+    idle = trace.idle_ns
+    if idle["memory"] and trace.memory_limit is not None:
+        yield Alternative(
+            "more memory, as much as it needs",
+            "memory",
+            lambda: again(schedule, limited=False),
+        )
+    if idle["communication"]:
+        free = replace(profile, latency_ns=0, occupancy_ns=0)
+        yield Alternative("messages that take no time", "messages", lambda: again(schedule, free))
+    if idle["reload"]:
+        yield Alternative(
+            "copies twice as fast", "copies", lambda: again(schedule, profile.scale(copy=0.5))
+        )
+
+
+def _balanced(profile: CostProfile, busy: tuple[int, ...]) -> CostProfile:
+    """Return the profile with the compute times of each device's stages scaled to the mean work."""
+    mean = sum(busy) / len(busy)
+
+    def scaled(stage: int, cost: StageCost) -> StageCost:
+        factor = mean / max(1, busy[profile.placement[stage]])
+        fused = cost.t_bw_ns
+        return replace(
+            cost,
+            t_f_ns=max(1, round(cost.t_f_ns * factor)),
+            t_b_ns=max(1, round(cost.t_b_ns * factor)),
+            t_w_ns=round(cost.t_w_ns * factor),
+            t_bw_ns=None if fused is None else max(1, round(fused * factor)),
+        )
+
+    return profile.map_stages(scaled)
