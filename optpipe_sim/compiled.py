@@ -142,7 +142,19 @@ _Function = TypeVar("_Function", bound=Callable[..., object])
 
 
 def _compile(function: _Function, **options: bool) -> _Function:
-    return function if njit is None else njit(**options)(function)
+    if njit is None:
+        return function
+    dispatcher = njit(**options)(function)
+    _any_value(dispatcher)
+    return dispatcher  # type: ignore[no-any-return]
+
+
+def _any_value(dispatcher: Any) -> None:
+    """Let compiled callers use one version of a function for all values: numba compiles another one for each
+    constant that is passed, and for each first value of a variable that is passed."""
+    unliteral = import_module("numba").types.unliteral
+    of_arguments = dispatcher.get_call_template
+    dispatcher.get_call_template = lambda args, kws: of_arguments(tuple(map(unliteral, args)), kws)
 
 
 def compiled(function: Any) -> Any:
@@ -174,6 +186,14 @@ def loop(function: _Function) -> _Function:
     cached."""
     options = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "forceinline": True}
     return _compile(function, _nrt=False, **options)
+
+
+@step
+def copy(into: np.ndarray, values: np.ndarray) -> None:
+    """Copy an array into one of the same shape. For `into[:] = values` numba compiles for seconds a message
+    about shapes."""
+    for at in range(values.size):
+        into.flat[at] = values.flat[at]
 
 
 @step

@@ -6,7 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 import optpipe_sim
+from optpipe_sim import compiled
 
 SOURCES = {
     "codes.py": "STEP = 1\n",
@@ -90,3 +94,25 @@ def test_only_what_a_change_is_compiled_into_is_compiled_again(tmp_path: Path) -
     assert [run(), run()] == ["11 1 0 1", "11 1 1 1"]
     (package / "__pycache__" / "compiled.json").write_text("{")  # damaged: nothing is known
     assert run() == "11 1 0 0"
+
+
+def test_constants_are_no_reason_to_compile_a_function_again() -> None:
+    def add(x, more):
+        return x + 1 if more else x
+
+    inner = compiled._compile(add)
+
+    def call(x):
+        return inner(1, True) + inner(2, False) + inner(x, x > 3)
+
+    outer = compiled._compile(call)
+    assert outer(5) == 2 + 2 + 6
+    assert len(inner.overloads) == 1
+
+
+@pytest.mark.parametrize("shape", [(4,), (2, 3), (2, 1, 3)])
+def test_an_array_is_copied_whole(shape: tuple[int, ...]) -> None:
+    values = np.arange(np.prod(shape)).reshape(shape)
+    into = np.zeros_like(values)
+    compiled.copy.py_func(into, values)
+    np.testing.assert_array_equal(into, values)

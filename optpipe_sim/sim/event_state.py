@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..codes import O, R
-from ..compiled import compiled
+from ..compiled import compiled, copy
 
 COMPUTE, GRANTS, OUT, BACK = range(4)  # queues of a device: rows in program order
 
@@ -91,7 +91,7 @@ def begin(ops, world):
     fill = np.zeros(4, np.int64)
     # 1. the queues of each device
     for device in range(devices):
-        head[:, device] = fill
+        copy(head[:, device], fill)
         last = -1
         for row in range(ops.offsets[device], ops.offsets[device + 1]):
             kind = ops.kind[row]
@@ -104,7 +104,7 @@ def begin(ops, world):
                 queue[GRANTS, fill[GRANTS]] = row
                 fill[GRANTS] += 1
                 anchor[row] = last
-        stop[:, device] = fill
+        copy(stop[:, device], fill)
     # 2. where messages go
     target = np.full(size, -1, np.int64)
     for row in range(size):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...codes import O, W
-from ...compiled import compiled, entry, part
+from ...compiled import compiled, copy, entry, part
 from .host import exceeds
 from .moves import change
 from .state import LOGGED, begin, fill_slots, mark, undo
@@ -100,8 +100,8 @@ def anneal(
     on_path = _critical(t.end, t.cause, prog, length, path, high)
     if cost < best and not _exceeds_host(prog, length, costs, host, t.end):
         best = cost
-        best_prog[:] = prog
-        best_length[:] = length
+        copy(best_prog, prog)
+        copy(best_length, length)
     begun, old_tails = 0, True
     since_path = 0  # ops evaluated in accepted moves since the critical path was computed
     for trial in range(steps):
@@ -150,7 +150,7 @@ def anneal(
         for other in range(devices):
             first = t.changed[other, 0]
             if first >= 0 and fits:
-                saved[other, first : length[other]] = prog[other, first : length[other]]
+                copy(saved[other, first : length[other]], prog[other, first : length[other]])
                 saved_length[other] = length[other]
             elif first >= 0:
                 _restore(prog, length, slot, saved, saved_length, other, first)
@@ -161,8 +161,8 @@ def anneal(
             if cost < best:
                 since_path = NEVER
                 best = cost
-                best_prog[:] = prog
-                best_length[:] = length
+                copy(best_prog, prog)
+                copy(best_length, length)
         elif not linked:
             undo(t)
     return best, steps

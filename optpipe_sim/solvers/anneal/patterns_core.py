@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...codes import B, F, O, R, W
-from ...compiled import compiled
+from ...compiled import compiled, copy
 from .times import NEVER, measure
 
 KINDS = (F, B, W, O, R)
@@ -100,10 +100,15 @@ def anneal_pattern(
             new_score <= score or np.random.random() < np.exp((score - new_score) / part[step])
         ):
             score = new_score
-            kept_times[:], kept_offloaded[:], kept_period = times, offloaded, period
+            copy(kept_times, times)
+            copy(kept_offloaded, offloaded)
+            kept_period = period
             if new < best:
                 best = new
-                best_prog[:], best_length[:] = prog, length
+                copy(best_prog, prog)
+                copy(best_length, length)
         else:
-            times[:], offloaded[:], period = kept_times, kept_offloaded, kept_period
+            copy(times, kept_times)
+            copy(offloaded, kept_offloaded)
+            period = kept_period
     return best, period

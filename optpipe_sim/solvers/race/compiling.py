@@ -138,9 +138,9 @@ def _bounds(chunks: bool, linked: bool, levels: bool) -> None:
     layered_bound(one_device(problem.profile, 3, 0, "flush", problem.limits), width=1)
 
 
-def _replay(chunks: bool, linked: bool, levels: bool) -> None:
-    problem = _tiny(chunks, linked, levels)
-    schedule = adaoffload(problem.profile, 3, problem.limits)
+def _replay(_: bool, linked: bool, levels: bool) -> None:
+    problem = _tiny(False, linked, levels)  # the same for several chunks
+    schedule = offload_everything(problem, 1)
     simulate(schedule, problem.profile, enforce=False)  # a longest path
     run_events(schedule, problem.profile, problem.limits)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ...codes import F, O
-from ...compiled import compiled, part, step
+from ...compiled import compiled, copy, part, step
 from ..anneal.host import exceeds
 from ..anneal.state import Goal, begin, undo
 from .moves import change
@@ -111,9 +111,9 @@ def anneal(
     taken, begun, old_tails = 0, 0, True
     if cost < best and not _exceeds_host(prog, length, mode, costs, host, t):
         best = cost
-        best_prog[:] = prog
-        best_length[:] = length
-        best_mode[:] = mode
+        copy(best_prog, prog)
+        copy(best_length, length)
+        copy(best_mode, mode)
     for trial in range(steps):
         if best <= goal:
             return best, trial
@@ -162,7 +162,7 @@ def anneal(
         for d in range(first, last + 1):
             since = t.changed[d, 0]
             if since >= 0:
-                saved[d, since : length[d]] = prog[d, since : length[d]]
+                copy(saved[d, since : length[d]], prog[d, since : length[d]])
                 saved_length[d] = length[d]
         cost, total = new, new_total
         score = cost + mean_weight * total
@@ -170,7 +170,7 @@ def anneal(
         if cost < best:
             taken = PATHS
             best = cost
-            best_prog[:] = prog
-            best_length[:] = length
-            best_mode[:] = mode
+            copy(best_prog, prog)
+            copy(best_length, length)
+            copy(best_mode, mode)
     return best, steps
