@@ -69,7 +69,7 @@ compile: $(DEV)
 	@$(BIN)/python -m optpipe_sim.solvers.race.compiling
 
 test: $(DEV) compile
-	@$(BIN)/python -m pytest -n auto -m "not timing and not slow"
+	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not timing and not slow"
 	@$(BIN)/python -m pytest -m timing  # alone on the machine: it measures
 
 test-slow: $(DEV) compile

@@ -16,15 +16,18 @@ from unit_profiles import unit_profile
 from optpipe_sim.cli import main
 
 # One setting for all: machines differ, so no deadline per example. Each run draws the same examples, so that a
-# failure is of the change at hand; HYPOTHESIS_RANDOM=1 draws others.
+# failure is of the change at hand; HYPOTHESIS_RANDOM=1 draws others, and --hypothesis-profile=many ten times as many
+# wherever a test does not say how many.
 settings.register_profile(
     # compiling takes its time in whichever example comes first
     "project",
+    max_examples=40,
     deadline=None,
     derandomize=not os.environ.get("HYPOTHESIS_RANDOM"),
     print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
+settings.register_profile("many", settings.get_profile("project"), max_examples=400)
 settings.load_profile("project")
 
 

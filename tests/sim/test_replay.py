@@ -24,7 +24,7 @@ from optpipe_sim.sim.links import link_keys
 from optpipe_sim.sim.lower import Lowered, lower
 from optpipe_sim.sim.noise import Noise, replay_noisy
 
-many = settings(max_examples=300)
+many = settings(max_examples=3 * settings().max_examples)
 
 
 def outcome(schedule: Schedule, profile: CostProfile, engine: str, **options: object) -> object:
