@@ -70,7 +70,7 @@ compile: $(DEV)
 
 test: $(DEV) compile
 	@$(BIN)/python -m pytest -n auto --dist worksteal -m "not timing and not slow"
-	@$(BIN)/python -m pytest -m timing  # alone on the machine: it measures
+	@$(BIN)/python -m pytest -m timing $$(grep -rl --include='test_*.py' mark.timing tests)  # alone on the machine: it measures
 
 test-slow: $(DEV) compile
 	@$(BIN)/python -m pytest -m slow

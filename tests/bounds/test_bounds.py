@@ -9,7 +9,7 @@ from random import Random
 
 import pytest
 from greedy_cases import any_setting, uniform
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import SEEDS, limited, profiles, schedules
 
@@ -149,7 +149,6 @@ def test_no_program_of_two_microbatches_beats_a_bound() -> None:
 # -- random instances ---------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=150)
 @given(profiles(), st.data(), st.sampled_from(OBJECTIVES))
 def test_no_random_schedule_beats_a_bound(
     profile: CostProfile, data: st.DataObject, objective: str
@@ -161,7 +160,6 @@ def test_no_random_schedule_beats_a_bound(
     assert_below(profile, schedule.shape.microbatches, objective, trace.cost_ns)
 
 
-@settings(deadline=None, max_examples=150)
 @given(profiles(offload=True), st.integers(1, 8), SEEDS, st.sampled_from(OBJECTIVES))
 def test_no_greedy_run_under_a_limit_beats_a_bound(
     profile: CostProfile, microbatches: int, seed: int, objective: str

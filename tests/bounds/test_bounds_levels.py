@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 from exhaustive import least_cost
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import SEEDS, cases, limited, that_fits
 from tiny_cases import tiny_with_levels
@@ -65,7 +65,6 @@ def test_no_bound_is_above_the_least_cost_of_tiny_problems_with_levels() -> None
     assert met >= solved * 0.4
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=[HealthCheck.too_slow])
 @given(cases(levels=True), SEEDS, st.sampled_from(OBJECTIVES))
 def test_no_random_schedule_with_levels_beats_a_bound(
     case: tuple[CostProfile, Schedule], seed: int, objective: str

@@ -11,7 +11,7 @@ import pytest
 from bound_cases import best_device_bound, configuration_bound, devices_of
 from exhaustive import least_cost
 from greedy_cases import any_setting, uniform
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import SEEDS, limited, profiles, schedules, that_fits
 from tiny_cases import tiny
@@ -72,7 +72,6 @@ def test_no_bound_is_above_the_least_cost_of_tiny_problems() -> None:
     assert met >= solved * 0.7  # and rarely below: on so few devices one alone tells nearly all
 
 
-@settings(deadline=None, max_examples=60)
 @given(profiles(), st.data(), st.sampled_from(OBJECTIVES))
 def test_no_random_schedule_beats_a_bound(
     profile: CostProfile, data: st.DataObject, objective: str
@@ -86,7 +85,6 @@ def test_no_random_schedule_beats_a_bound(
     assert_below(found, trace.cost_ns)
 
 
-@settings(deadline=None, max_examples=70, suppress_health_check=[HealthCheck.too_slow])
 @given(profiles(offload=True), st.integers(1, 9), SEEDS, st.sampled_from(OBJECTIVES))
 def test_no_schedule_that_was_searched_for_beats_a_bound(
     profile: CostProfile, microbatches: int, seed: int, objective: str

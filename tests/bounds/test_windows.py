@@ -12,7 +12,7 @@ import pytest
 from bound_cases import best_device_bound
 from exhaustive import least_cost
 from greedy_cases import uniform
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import SEEDS, limited, profiles, schedules, that_fits
 from tiny_cases import tiny
@@ -62,7 +62,6 @@ def assert_inside(trace: Trace, windows: Windows) -> None:
         assert (times <= latest[stage]).all(), (kind, stage, times, latest[stage])
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(profiles(max_chunks=2), st.data(), st.integers(1, 3))
 def test_every_schedule_below_the_goal_is_in_the_windows(
     profile: CostProfile, data: st.DataObject, above: int

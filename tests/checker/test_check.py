@@ -161,7 +161,6 @@ def test_host_limit() -> None:
 
 
 @given(case=cases(levels=True, slices=True))
-@settings(max_examples=60, deadline=None)
 def test_plain_replay_equals_engine_and_both_find_the_same_stuck(
     case: tuple[CostProfile, Schedule],
 ) -> None:

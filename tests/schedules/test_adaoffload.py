@@ -34,7 +34,6 @@ def tight(draw: st.DrawFn) -> CostProfile:
     return replace(profile, memory_limit=limit)
 
 
-@settings(deadline=None, max_examples=120)
 @given(tight(), st.integers(1, 6), SEEDS)
 def test_no_setting_deadlocks_and_the_replay_is_never_later(
     profile: CostProfile, microbatches: int, seed: int
@@ -94,7 +93,6 @@ def test_a_placement_alone_and_an_unknown_one() -> None:
         build("adaoffload:placement=ring", profile, 6)
 
 
-@settings(deadline=None, max_examples=60)
 @given(tight(), st.integers(1, 5), st.integers(0, 30), st.sampled_from(("flush", "span")))
 def test_host_limit_is_kept_or_refused(
     profile: CostProfile, microbatches: int, host: int, objective: str

@@ -6,7 +6,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from strategies import SEEDS, cases, that_fits
 from unit_profiles import unit_profile
@@ -49,7 +49,6 @@ def within(profile: CostProfile, margins: Margins, random: Random) -> CostProfil
     )
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases(), MARGINS, SEEDS)
 def test_a_plan_for_the_worst_holds_whatever_happens_within_it(
     case: tuple[CostProfile, Schedule], margins: Margins, seed: int

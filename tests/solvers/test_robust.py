@@ -57,7 +57,6 @@ def test_a_sample_is_the_replay_with_its_durations(case, seed) -> None:
             assert costs[sample] == trace.cost_ns
 
 
-@settings(max_examples=60, deadline=None)
 @given(cases(), st.integers(0, 99))
 def test_no_schedule_beats_the_bound_of_a_sample(case, seed) -> None:
     profile, schedule = case

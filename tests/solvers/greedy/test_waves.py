@@ -124,7 +124,6 @@ def orders(draw: st.DrawFn) -> tuple[Problem, Order, Setting]:
     return problem, order, setting
 
 
-@settings(deadline=None, max_examples=60)
 @given(orders())
 def test_no_order_deadlocks_or_exceeds_the_limit(case: tuple[Problem, Order, Setting]) -> None:
     problem, order, setting = case

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given, reject, settings
+from hypothesis import given, reject
 from search_cases import uniform
 from strategies import cases
 
@@ -18,7 +18,6 @@ def profile(slots: int, copy_ns: int = 5) -> CostProfile:
     return uniform(4, copy_ns, memory_limit_bytes=100 * slots)
 
 
-@settings(max_examples=80, deadline=None)
 @given(cases(offload=True))
 def test_it_is_never_worse_and_copies_no_more(case) -> None:
     costs, schedule = case
