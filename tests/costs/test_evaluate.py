@@ -198,3 +198,25 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "expected one key, rows" in capsys.readouterr().err
     replayed = simulate(Schedule.load(files["s.json"]), load_profile(files["p.yaml"]))
     assert max(replayed.peak_bytes) == found["peak_bytes"]
+
+
+def test_a_hint_is_the_evaluation_of_what_it_says() -> None:
+    """Recomputing every layer is dear; what is said to be gained without is what evaluating that gives."""
+    run = today(recompute="full")
+    hint = next(one for one in run.hints(60) if one.key == "recompute")
+    other = today(recompute=hint.what.removeprefix("recompute "))
+    assert hint.time_ns == other.row.iteration_ns
+    assert hint.peak_bytes == other.row.peak_bytes
+    assert hint.gain == pytest.approx(1 - other.row.iteration_ns / run.row.iteration_ns)
+    assert other.row.trace.fits
+    assert not any(one.key == "recompute" for one in other.hints(60))
+
+
+def test_experts_of_their_own_and_their_exchange_are_hinted_at() -> None:
+    run: dict[str, Any] = {"pp": 4, "tp": 2, "ep": 8, "microbatches": 16}
+    found = evaluate("qwen3-30b-a3b", "h100", 64, 4096, **run)
+    hint = next(one for one in found.hints(60) if one.key == "experts")
+    etp, _, exchange = hint.what.partition(", exchange ")
+    assert etp == "etp 1"
+    own = evaluate("qwen3-30b-a3b", "h100", 64, 4096, etp=1, exchange=exchange, **run)
+    assert hint.time_ns == own.row.iteration_ns < found.row.iteration_ns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +21,7 @@ from ..status import SCHEMA
 
 if TYPE_CHECKING:
     from ...profile import CostProfile
+    from ...reasons.hints import Hint
 
 Progress = Callable[[str, int, int], None]
 
@@ -121,6 +122,12 @@ def limit_text(profile: CostProfile) -> str:
     if len(limits) == 1:
         return f"{format_size(limits[0])} per device"
     return f"{format_size(limits[0])} to {format_size(limits[-1])} per device"
+
+
+def show_hints(out: Out, hints: Sequence[Hint]) -> None:
+    """Print what would make the configuration faster, as replayed."""
+    for at, hint in enumerate(hints):
+        labelled(out, "faster, one change each" if at == 0 else "  or", str(hint))
 
 
 def compiled(out: Out, seconds: float) -> None:

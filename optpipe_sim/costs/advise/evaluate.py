@@ -9,6 +9,7 @@ from typing import Any
 from ...bounds.bounds import lower_bound
 from ...errors import OptPipeError
 from ...names import parse_name
+from ...reasons.hints import Hint
 from ...solvers.starts import LOOP, VEE
 from ...units import Size, as_limit, as_size, format_size, format_time, html_table
 from ..calibrate import Calibration
@@ -22,6 +23,7 @@ from ..models import Model
 from ..provenance import iteration_ns, mfu
 from ..recompute.regions import choice_of
 from .advise import Source
+from .hints import SECONDS, hints_for
 from .replay import replayed_freely
 from .rows import MEMORY_ERROR, Advice, Row
 from .space import Choice, Question, require_count
@@ -150,6 +152,10 @@ class Evaluation:
             "ratio": {"iteration": self.time_ratio, "peak": self.memory_ratio},
             "findings": self.findings(),
         }
+
+    def hints(self, seconds: float = SECONDS) -> list[Hint]:
+        """Return changes that make the configuration faster, each replayed; see `hints.hints_for`."""
+        return hints_for(self.advice.question, self.row, seconds)
 
     def measurement(self) -> dict[str, Any]:
         """Return the measured numbers as a row of a calibration file.

@@ -292,9 +292,9 @@ class Advice:
             found.append("the rate of collectives is assumed")
         hides = self.question.overlap
         if parts["gradients"] > LOSS and "grad-reduce" not in hides:
-            found.append("the gradients of replicas are hidden by nothing: see --overlap")
+            found.append("the gradients of replicas are hidden by nothing")
         if choice.tp > 1 and parts["collectives"] > LOSS and "tp-comm" not in hides:
-            found.append("tensor parallelism's collectives are hidden by nothing: see --overlap")
+            found.append("tensor parallelism's collectives are hidden by nothing")
         if choice.slices > 1:
             found.append(
                 "no run over slices was compared in time: kernels of short slices are slower"
@@ -302,7 +302,7 @@ class Advice:
         if choice.ep > 1:
             found.append("experts are taken as evenly loaded")
             if self.question.exchange == "plain":
-                found.append("the exchange of tokens is hidden by nothing: see --exchange")
+                found.append("the exchange of tokens is hidden by nothing")
         if choice.pp > 1 and choice.pp * choice.tp * choice.cp > machine.devices_per_node:
             found.append("stages in different nodes, every message takes the mean over the links")
         return found

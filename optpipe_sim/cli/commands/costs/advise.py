@@ -35,6 +35,7 @@ EXAMPLE = (
     "optpipe-sim advise --model qwen3-8b --machine h100 --gpus 32 --global-batch 256 --seq 8192"
 )
 SUMMARY = "recommend how to split a model over a number of GPUs, and which schedule to run"
+HINTS_SHARE = 0.05  # of the time limit, beside it, for options that it does not search
 _DEFAULTS = {
     "cp": "; default: those with 8192 tokens of it each",
     "microbatch": "; default: 1,2,4,8",
@@ -106,7 +107,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, out: Out) -> int:
     """Search, show, write."""
     from ....costs.advise.advise import advise
-    from ...outputs.show import hint, program, written
+    from ....costs.advise.hints import hints_for
+    from ...outputs.show import hint, program, show_hints, written
 
     model, machine, fitted = model_and_machine(arguments)
     with out.progress("advising") as progress:
@@ -142,11 +144,15 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         plan, best = family.plan_over_slices(found), found.rows[0]
     files: dict[str, str] = {}
     commands = next_commands(arguments, best)
+    left_s = 0.0 if found.interrupted else HINTS_SHARE * arguments.time_limit
+    hints = hints_for(found.question, found.rows[0], left_s, searched=True)
+    hinted = {"hints": [one.to_json() for one in hints]}
     try:
         _write(arguments, found, best, files)
     finally:  # the answer is given even if a file cannot be written
-        out.result({**found.to_json(), **plan, "files": files, "next": commands})
+        out.result({**found.to_json(), **plan, **hinted, "files": files, "next": commands})
         _show(out, found)
+        show_hints(out, hints)
         family.show(out, plan)
         written(out, files)
         for command in commands:

@@ -138,10 +138,12 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             measured_bytes=None if gib is None else round(gib * 2**30),
         )
     files = _write(arguments, found)
-    out.result({**found.to_json(), "files": files})
+    hints = found.hints()
+    out.result({**found.to_json(), "hints": [one.to_json() for one in hints], "files": files})
     _show(out, found)
-    from ...outputs.show import written
+    from ...outputs.show import show_hints, written
 
+    show_hints(out, hints)
     written(out, files)
     _next(out, arguments)
     return DONE

@@ -1,0 +1,129 @@
+"""What would make a configuration faster: alternatives, each estimated and replayed as a whole."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from ...names import parse_name
+from ...profile import CostProfile
+from ...reasons.hints import MANY_OPS, SCHEDULES, Alternative, Hint, best_hints
+from ...solvers.starts import LOOP, VEE
+from ..estimate import estimate
+from ..provenance import iteration_ns
+from .replay import profile_of, replayed_freely
+from .rows import Row
+from .space import Choice, Question
+
+SECONDS = 5.0  # for all of them
+NOT_SEARCHED = ("experts", "overlap")  # keys of what `advise` does not choose
+OVERLAPS = (("grad-reduce",), ("grad-reduce", "param-gather"), ("tp-comm",))
+EXCHANGES = ("per-node", "overlapped", "per-node-overlapped")
+
+
+def hints_for(
+    question: Question, row: Row, seconds: float = SECONDS, searched: bool = False
+) -> list[Hint]:
+    """Return the changes of a configuration that make an iteration faster and fit: the kinds of each key
+    (recompute, microbatch, layers, schedule, experts, overlap, zero) are tried one by one, and the best
+    is returned, the largest gain first; none for very long schedules, and for those that are searched for.
+
+    Args:
+        seconds: wall time for all of them; the rest is not tried then. searched: only changes that `advise` does
+            not choose: of overlap, and of the exchange of experts.
+    """
+    if len(row.trace.schedule) > MANY_OPS or parse_name(row.schedule)[0] == "optpipe":
+        return []
+    until = time.monotonic() + seconds
+    tried = (
+        one
+        for one in _alternatives(question, row)
+        if not searched or one.key.startswith(NOT_SEARCHED)
+    )
+    return best_hints(row.iteration_ns, tried, lambda: time.monotonic() > until)
+
+
+def _alternatives(question: Question, row: Row) -> Iterator[Alternative]:
+    choice = row.choice
+    counts = row.profile.meta["layers_per_stage"]
+    balanced = profile_of(question, choice).meta["layers_per_stage"]
+    given = None if counts == balanced else counts  # else they are balanced for each alternative
+
+    def changed(
+        what: str, key: str, name: str = row.schedule, asked: Question = question, **changes: Any
+    ) -> Alternative:
+        same = changes.get("chunks", choice.chunks) == choice.chunks
+        layers = changes.pop("layers", given if same else None)
+        other = replace(choice, **changes)
+        return Alternative(what, key, lambda: _replayed(asked, other, name, layers))
+
+    for recompute in ("none", "core_attn", "norms", "full"):
+        if recompute != choice.recompute and "recompute=" not in row.schedule:
+            yield changed(f"recompute {recompute}", "recompute", recompute=recompute)
+    if question.model.experts:
+        ways: list[tuple[str, dict[str, Any], Question]] = []
+        layouts: list[tuple[str, dict[str, Any]]] = [("", {})] + (
+            [("etp 1", {"etp": 1})] if choice.tp > 1 and choice.etp != 1 else []
+        )
+        for text, change in layouts:
+            for exchange in (question.exchange, *EXCHANGES):
+                asked = replace(question, exchange=exchange, etp=None)
+                words = [text, f"exchange {exchange}" if exchange != question.exchange else ""]
+                if any(words):
+                    ways.append((", ".join(filter(None, words)), change, asked))
+        for text, change, asked in ways:
+            yield changed(text, "experts", asked=asked, **change)
+    for overlap in OVERLAPS:
+        more = tuple(dict.fromkeys((*question.overlap, *overlap)))
+        if more != question.overlap:
+            asked = replace(question, overlap=more)
+            yield changed(f"overlap {','.join(more)}", f"overlap {overlap[0]}", asked=asked)
+    for stage in _fuller(counts):
+        layers = list(counts)
+        layers[stage] += 1
+        layers[-1] -= 1
+        yield changed(f"layers {','.join(map(str, layers))}", "layers", layers=layers)
+    for factor in (2, 0.5):
+        size, m = choice.microbatch * factor, choice.microbatches / factor
+        if size == int(size) and m == int(m):
+            text = f"microbatches of {int(size)} sequences"
+            yield changed(text, "microbatch", microbatch=int(size), microbatches=int(m))
+    for zero in (1, 2, 3) if choice.dp * choice.cp > 1 else ():
+        if zero != choice.zero:
+            yield changed(f"zero {zero}", "zero", zero=zero)
+    for name in SCHEDULES if choice.pp > 1 else ():
+        shape = (
+            ("vee", 2) if name in VEE else ("loop", max(2, choice.chunks) if name in LOOP else 1)
+        )
+        if name != row.schedule:
+            chunks = f" with {shape[1]} chunks" if name in LOOP else ""
+            yield changed(
+                f"schedule {name}{chunks}", "schedule", name, placement=shape[0], chunks=shape[1]
+            )
+
+
+def _fuller(counts: list[int]) -> list[int]:
+    """Return the stages that may take a layer of the last one, which has the head: the emptiest in the middle
+    and the first."""
+    if len(counts) < 2 or not counts[-1]:
+        return []
+    middle = min(range(1, len(counts) - 1), key=lambda at: (counts[at], -at), default=0)
+    return sorted({0, middle})
+
+
+def _replayed(
+    question: Question, choice: Choice, name: str, layers: list[int] | None
+) -> tuple[float, int, bool]:
+    made: CostProfile = estimate(
+        question.model,
+        question.machine,
+        **question.common,
+        **choice.layout,
+        layers=layers,
+        levels=True if "recompute=" in name else None,
+    )
+    profile = replace(made, memory_limit=(question.limit_bytes,) * made.devices)
+    trace = replayed_freely(profile, choice.microbatches, name)
+    return iteration_ns(profile, trace.makespan_ns), max(trace.peak_bytes), trace.fits
