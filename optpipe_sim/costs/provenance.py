@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..profile import CostProfile
+from ..profile.iteration import iteration_ns as iteration_ns
 from .doubt import doubt, kind_of
 from .layer import layer
 from .machines import Machine
@@ -108,15 +109,6 @@ def provenance(
             for key in used
         },
     }
-
-
-def iteration_ns(profile: CostProfile, makespan_ns: float) -> float:
-    """Return the time of an iteration: the schedule, exchange of tokens that it has no other microbatch to hide
-    behind, gaps between ops, gradient sync, update."""
-    extra: Mapping[str, float] = profile.meta.get("iteration", {})
-    once = (extra.get("optimizer_ms", 0.0) + extra.get("gradient_sync_ms", 0.0)) * 1e6
-    makespan_ns += extra.get("exposed_exchange_ms", 0.0) * 1e6
-    return makespan_ns / (1 - extra.get("overhead", 0.0)) + once
 
 
 def sync_seconds(

@@ -149,7 +149,7 @@ def _fastest(found: Comparison) -> str:
     best = min(fitting, key=lambda row: row.trace.cost_ns)
     fits = " that fits" if found.memory_limit else ""
     return (
-        f"Fastest{fits}: {best.schedule}, {format_time(best.trace.cost_ns)} per iteration, at most"
+        f"Fastest{fits}: {best.schedule}, {format_time(best.trace.iteration_ns)} per iteration, at most"
         f" {best.gap:.1%} above the best possible with its chunks."
     )
 

@@ -17,6 +17,7 @@ from ..sim.lower import lower
 from ..trace import CAUSES, Trace
 from ..units import format_size, format_time
 from .markup import Cell, table
+from .tables import PIPELINE, pipeline_name
 
 NOTICED = 0.1  # of its time: a smaller difference of an op's duration is not marked
 
@@ -128,7 +129,7 @@ def time_rows(one: Trace, two: Trace) -> list[tuple[str, float, float]]:
             "computing": computing,
             "recomputing": again,
             **idle,
-            "time per iteration": trace.makespan_ns,
+            pipeline_name(trace): trace.makespan_ns,
         }
 
     first, second = parts(one), parts(two)
@@ -140,7 +141,8 @@ def verdict(one: Trace, two: Trace, names: tuple[str, str]) -> str:
     *parts, (_, first, second) = time_rows(one, two)
     longer = second - first
     if not longer:
-        return f"Both take {format_time(first)} per iteration."
+        per = "in the pipeline" if pipeline_name(one) == PIPELINE else "per iteration"
+        return f"Both take {format_time(first)} {per}."
     changed = sorted(
         ((after - before, what) for what, before, after in parts),
         key=lambda part: -part[0] * longer,

@@ -49,6 +49,14 @@ def facts(trace: Trace) -> str:
     return " · ".join(parts)
 
 
+PIPELINE = "pipeline time"
+
+
+def pipeline_name(trace: Trace) -> str:
+    """Return the name of the makespan: it is all of an iteration where the profile knows of nothing beside it."""
+    return "time per iteration" if trace.iteration_ns == trace.cost_ns else PIPELINE
+
+
 def measures(trace: Trace) -> str:
     """Return the measures that ``simulate --json`` gives, with the proven bound where the schedule has
     one."""
@@ -56,7 +64,7 @@ def measures(trace: Trace) -> str:
     activations *= trace.schedule.shape.units
     peak = max(trace.peak_bytes)
     shown = [
-        ("makespan_ns", "time per iteration", format_time(trace.makespan_ns)),
+        ("makespan_ns", pipeline_name(trace), format_time(trace.makespan_ns)),
         ("bubble_rate_flush", "bubble, of the iteration", f"{trace.bubble_rate_flush:.2%}"),
         ("bubble_rate", "bubble, of the longest device", f"{trace.bubble_rate:.2%}"),
         (
@@ -67,6 +75,8 @@ def measures(trace: Trace) -> str:
     ]
     if trace.objective == "span":
         shown.insert(1, ("cost_ns", "longest device", format_time(trace.cost_ns)))
+    if pipeline_name(trace) == PIPELINE:
+        shown.insert(0, ("iteration_ns", "time per iteration", format_time(trace.iteration_ns)))
     if trace.offloaded:
         shown += [
             ("offloaded", f"of {activations:,} activations offloaded", f"{trace.offloaded:,}"),

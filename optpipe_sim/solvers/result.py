@@ -61,7 +61,7 @@ class SolveResult:
         if self.trace is None:
             return f"<SolveResult {self.status}, {self.seconds:.1f} s>"
         return (
-            f"<SolveResult {self.status}: {format_time(self.objective_ns)} by {self.engine}, bound"
+            f"<SolveResult {self.status}: pipeline {format_time(self.objective_ns)} by {self.engine}, bound"
             f" {format_time(self.lower_bound_ns)} (gap {self.gap:.2%}), {self.seconds:.1f} s>"
         )
 
@@ -71,7 +71,7 @@ class SolveResult:
         if self.trace is None:
             return html_table({**rows, "seconds": f"{self.seconds:.1f}"})
         rows |= {
-            "iteration": format_time(self.objective_ns),
+            "pipeline time": format_time(self.objective_ns),
             "proven bound": f"{format_time(self.lower_bound_ns)} ({self.bound_name})",
             "gap": f"{self.gap:.2%}",
             "seconds": f"{self.seconds:.1f}",

@@ -53,7 +53,7 @@ class Row:
     def __repr__(self) -> str:
         fits = "" if self.trace.fits else ", does not fit"
         return (
-            f"<Row {self.schedule}: {format_time(self.trace.cost_ns)}, {self.speedup:.2f}x 1F1B,"
+            f"<Row {self.schedule}: {format_time(self.trace.iteration_ns)}, {self.speedup:.2f}x 1F1B,"
             f" peak {self.trace.peak_text}{fits}>"
         )
 
@@ -65,7 +65,7 @@ class Row:
     @property
     def speedup(self) -> float:
         """Time of 1F1B over the time of this schedule."""
-        return self.baseline.cost_ns / self.trace.cost_ns
+        return self.baseline.iteration_ns / self.trace.iteration_ns
 
     @property
     def gap(self) -> float:
@@ -128,7 +128,7 @@ class Comparison:
 
     def __repr__(self) -> str:
         best = self.rows[0]
-        return f"<Comparison of {len(self.rows)} schedules: best {best.schedule}, {format_time(best.trace.cost_ns)}>"
+        return f"<Comparison of {len(self.rows)} schedules: best {best.schedule}, {format_time(best.trace.iteration_ns)}>"
 
 
 def compare(

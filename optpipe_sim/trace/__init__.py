@@ -17,6 +17,7 @@ from ..files import read_mapping, write_text
 from ..op_costs import kept_costs, moved_bytes, op_costs
 from ..ops import COMPUTE, O, Op, R
 from ..profile import CostProfile
+from ..profile.iteration import iteration_ns
 from ..profile_io import profile_to_json
 from ..schedule import Schedule
 from ..units import format_size, format_time, html_table
@@ -80,7 +81,7 @@ class Trace:
         name = self.schedule.meta.get("name", "schedule")
         fits = "" if self.fits else ", does not fit"
         return (
-            f"<Trace {name}: {format_time(self.makespan_ns)}, bubble {self.bubble_rate:.4f},"
+            f"<Trace {name}: {format_time(self.iteration_ns)}, bubble {self.bubble:.4f},"
             f" peak {self.peak_text}{fits}>"
         )
 
@@ -89,8 +90,13 @@ class Trace:
         rows = {
             "schedule": self.schedule.meta.get("name", "schedule"),
             "profile": self.profile.name,
-            "iteration": format_time(self.makespan_ns),
-            "bubble": f"{self.bubble_rate:.4f}",
+            "time per iteration": format_time(self.iteration_ns),
+            **(
+                {"pipeline time": format_time(self.cost_ns)}
+                if self.cost_ns != self.iteration_ns
+                else {}
+            ),
+            "bubble": f"{self.bubble:.4f}",
             "peak memory": self.peak_text,
             "offloaded": f"{self.offloaded} activations",
             "recomputed": f"{self.recomputed} activations",
@@ -187,6 +193,12 @@ class Trace:
     def cost_ns(self) -> int:
         """The value of the objective: the makespan (flush) or the longest device span (span)."""
         return self.makespan_ns if self.objective == "flush" else max(self.span_ns)
+
+    @property
+    def iteration_ns(self) -> int:
+        """The time of an iteration, as the trainer's log shows it: the cost, which is the pipeline's time, and what the
+        profile knows beside it; see `profile.iteration.iteration_ns`."""
+        return round(iteration_ns(self.profile, self.cost_ns))
 
     @property
     def bubble_rate(self) -> float:
@@ -334,6 +346,7 @@ class Trace:
     def measures(self) -> dict[str, Any]:
         """Return the measures as plain data; the keys are those of ``simulate --json``."""
         return {
+            "iteration_ns": self.iteration_ns,
             "makespan_ns": self.makespan_ns,
             "cost_ns": self.cost_ns,
             "bubble_rate": self.bubble_rate,

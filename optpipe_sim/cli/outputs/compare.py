@@ -89,7 +89,7 @@ def show_comparison(
 def _verdict(out: Out, result: Comparison) -> None:
     """Return the conclusions from the table."""
     best = result.rows[0]
-    time = format_time(best.trace.cost_ns)
+    time = format_time(best.trace.iteration_ns)
     if result.memory_limit is None:
         _memory(out, result)
     if best.trace.fits:
@@ -191,7 +191,7 @@ def _table(result: Comparison, width: int, left_out: frozenset[str]) -> Table:
             head, justify="left" if left else "center" if middle else "right", no_wrap=True
         )
     most = max(sum(idle_shares(row.trace).values()) for row in result.shown)
-    time = _unit(max(row.trace.cost_ns for row in result.shown), TIME_UNITS)
+    time = _unit(max(row.trace.iteration_ns for row in result.shown), TIME_UNITS)
     size = _unit(max(max(row.trace.peak_bytes) for row in result.shown), BYTE_UNITS)
     for at, row in enumerate(result.shown):
         cells = _cells(row, width, most, time, size)
@@ -216,8 +216,8 @@ def _cells(row: Row, width: int, most: float, time: _Unit, size: _Unit) -> dict[
         "recompute": Text(_levels(row)),
         "offload": Text(percent(trace.offloaded / activations) if trace.offloaded else ""),
         "chunks": Text(str(trace.schedule.shape.chunks)),
-        "time": Text(f"{trace.cost_ns / time.factor:.3f} {time.name}"),
-        "bubble": Text(f"{trace.bubble_rate:.1%}"),
+        "time": Text(f"{trace.iteration_ns / time.factor:.3f} {time.name}"),
+        "bubble": Text(f"{trace.bubble:.1%}"),
         "idle": idle,
         "peak": Text(f"{peak / size.factor:.1f} {size.name}"),
         "of limit": Text(percent(share), "" if share <= 1 else "red"),

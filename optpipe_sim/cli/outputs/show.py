@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...trace import CAUSES, Trace
-from ...units import counted, format_size
+from ...units import counted, format_size, format_time
 from ..status import SCHEMA
 
 if TYPE_CHECKING:
@@ -158,6 +158,21 @@ def line(out: Out, name: str, value: str | Text) -> None:
 def labelled(out: Out, label: str, text: str) -> None:
     """Print a dimmed label and its text, as long as it is."""
     out.print(Text(f"{label}: ", "dim").append(text, "default"), soft_wrap=True)
+
+
+def times(out: Out, trace: Trace, more: Text | None = None) -> None:
+    """Print the time of an iteration, the pipeline's part of it where there is more, and the idle time of that."""
+    span = "" if trace.objective == "flush" else " of the longest device"
+    whole, pipeline = format_time(trace.iteration_ns), format_time(trace.cost_ns)
+    if trace.iteration_ns == trace.cost_ns:
+        line(out, "time per iteration", Text(f"{whole}{span}", "bold").append(more or Text()))
+    else:
+        line(out, "time per iteration", Text(whole, "bold").append(more or Text()))
+        line(out, "pipeline time", f"{pipeline}{span}; the rest: gradients, update, between ops")
+    text = f"{trace.bubble:.1%}"
+    if trace.imbalance >= 0.0005:
+        text += f", and {trace.imbalance:.1%} imbalance: devices with less work than the busiest"
+    line(out, "bubble", text)
 
 
 def peak_text(trace: Trace) -> str:

@@ -13,7 +13,7 @@ from ...profile import CostProfile
 from ...schedule import Shape
 from ...solvers.margins.shares import ALL, Margins
 from ...units import counted, format_size, format_time, size_text
-from .show import Out, compiled, failed, headline, hint, line, peak_text, written
+from .show import Out, compiled, failed, headline, hint, line, peak_text, times, written
 
 if TYPE_CHECKING:
     from ...solvers.fixed import Best
@@ -38,16 +38,11 @@ def show_solution(
     if result.info["interrupted"]:
         out.print(Text("interrupted: the best so far", "yellow"))
     out.print()
-    span = "" if trace.objective == "flush" else " of the longest device"
-    time = Text(f"{format_time(trace.cost_ns)}{span}", "bold")
     when = result.incumbents[-1][0] if result.incumbents else 0.0
     found_by = result.info["found_by"]
     by = f"from the {found_by}" if found_by in KNOWN else f"by {found_by}"
-    time.append(f", {by} after {when:.1f} of {result.seconds:.1f} s", "dim")
-    line(out, "time per iteration", time)
+    times(out, trace, Text(f", {by} after {when:.1f} of {result.seconds:.1f} s", "dim"))
     line(out, "proven", _proof(result))
-    flush = trace.objective == "flush"
-    line(out, "bubble", f"{trace.bubble_rate_flush if flush else trace.bubble_rate:.1%}")
     line(out, "peak memory", peak_text(trace))
     activations = trace.schedule.shape.stages * trace.schedule.shape.units
     offloaded = f"{trace.offloaded} of {activations} activations"
@@ -107,7 +102,9 @@ def _placement(shape: Shape) -> str:
 def _proof(result: SolveResult) -> Text:
     # other chunks and placements have schedules of their own, which may be faster
     name = result.bound_name.partition(", least over ")[0]
-    bound = f"{format_time(result.lower_bound_ns)} ({name})"
+    assert result.trace is not None
+    pipeline = " in the pipeline" if result.trace.iteration_ns != result.trace.cost_ns else ""
+    bound = f"{format_time(result.lower_bound_ns)}{pipeline} ({name})"
     covered = result.info["covers"]
     if result.status == "optimal":
         return Text(f"✓ optimal: no schedule with {covered} takes less than {bound}", "green")
@@ -148,13 +145,13 @@ def _against(trace: Trace, fixed: Best | None) -> Text:
         return Text("no published schedule that was tried fits this limit", "green")
     name, other, _ = fixed
     chunks = other.schedule.shape.chunks
-    ratio = other.cost_ns / trace.cost_ns
+    ratio = other.iteration_ns / trace.iteration_ns
     which = "the fastest published schedule that fits"
     if fixed.untried:
         which = (
             f"the fastest of the published schedules that fit and were tried in {COMPARING_S:g} s"
         )
-    what = f"{name}, {which} ({format_time(other.cost_ns)}"
+    what = f"{name}, {which} ({format_time(other.iteration_ns)}"
     what += ")" if chunks == trace.schedule.shape.chunks else f", with {chunks} chunks per device)"
     if ratio >= 1:
         return Text(f"{ratio:.3f}× as fast as {what}", "green")

@@ -141,7 +141,10 @@ class Evaluation:
             **self.row.to_json(self.advice),
             "fits": self.row.trace.fits,
             "peak_bytes_by_device": list(self.row.trace.peak_bytes),
+            "makespan_ns": self.row.trace.makespan_ns,
             "bubble_rate": self.row.trace.bubble_rate,
+            "bubble": self.row.trace.bubble,
+            "imbalance": self.row.trace.imbalance,
             "measured": {
                 "iteration_ns": self.measured_ns,
                 "tokens_per_s": self.measured_tokens_per_s,

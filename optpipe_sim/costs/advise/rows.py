@@ -29,7 +29,7 @@ MFU_COUNTS = (
 PLAIN = ("gpipe", "1f1b", "1f1b-i", "zb-h1", "dualpipe-v")
 LOSS = 0.05  # share of an iteration; smaller losses are not reported as its limit
 LIMITS = {  # the causes of the parts of an iteration
-    "bubble": ("bubble",),
+    "bubble": ("bubble", "imbalance"),
     "communication": ("collectives", "hops", "gradients"),
     "memory": ("recompute", "waiting for memory"),
     "copies": ("reloads",),
@@ -83,7 +83,7 @@ class Row:
         """Return a small table with a picture, for notebooks."""
         rows = {
             "split": self.choice,
-            "iteration, update included": format_time(self.iteration_ns),
+            "time per iteration": format_time(self.iteration_ns),
             "tokens/s": f"{self.tokens_per_s:,.0f}",
             "MFU": f"{self.mfu:.1%}",
         }
@@ -383,6 +383,8 @@ def _parts(row: Row, question: Question) -> dict[str, float]:
     levels = sum(trace.recompute_ns) / max(1, sum(trace.busy_ns))
     again, sent = again * (1 - levels) + levels, sent * (1 - levels)
     idle = {cause: ns / devices / total for cause, ns in trace.idle_ns.items()}
+    waiting = idle["fill"] + idle["drain"] + idle["neighbour"]
+    imbalance = min(waiting, trace.imbalance * trace.cost_ns / total)
     once = row.profile.meta["iteration"]
     keys = ("gradient_sync_ms", "optimizer_ms", "exposed_exchange_ms")
     gradients, update, exposed = (once.get(key, 0.0) * 1e6 for key in keys)
@@ -390,7 +392,8 @@ def _parts(row: Row, question: Question) -> dict[str, float]:
         "compute": max(0.0, busy * (1 - again - sent)),
         "collectives": busy * sent + exposed / total,
         "recompute": busy * again,
-        "bubble": idle["fill"] + idle["drain"] + idle["neighbour"],
+        "bubble": waiting - imbalance,
+        "imbalance": imbalance,
         "hops": idle["communication"],
         "waiting for memory": idle["memory"],
         "reloads": idle["reload"],

@@ -221,6 +221,9 @@ def _show(out: Out, found: Evaluation) -> None:
             found.measured_ns and format_time(found.measured_ns),
             time,
         ),
+        ("  pipeline time", format_time(row.trace.cost_ns), None, None),
+        ("  bubble", f"{row.trace.bubble:.1%}", None, None),
+        ("  imbalance", f"{row.trace.imbalance:.1%}", None, None),
         (
             "tokens/s",
             f"{row.tokens_per_s:,.0f}",

@@ -78,17 +78,13 @@ def _show(
     """One schedule's measures."""
     from rich.text import Text
 
-    from ....units import format_size, format_time
+    from ....units import format_size
     from ...outputs import show
 
     profile, shape = trace.profile, trace.schedule.shape
     out.print(Text(arguments.schedule, "bold"), "on", show.headline(profile, shape.microbatches))
     out.print()
-    span = "" if trace.objective == "flush" else f"; longest device {format_time(trace.cost_ns)}"
-    show.line(out, "time per iteration", Text(f"{format_time(trace.makespan_ns)}{span}", "bold"))
-    bubble, flush = f"{trace.bubble_rate:.1%}", f"{trace.bubble_rate_flush:.1%}"
-    more = "" if bubble == flush else f" of the longest device span, {flush} of the iteration"
-    show.line(out, "bubble", f"{bubble}{more}")
+    show.times(out, trace)
     total = trace.makespan_ns * shape.devices
     shares = sorted(
         ((ns / total, cause) for cause, ns in trace.idle_ns.items() if ns), reverse=True
