@@ -319,7 +319,7 @@ def test_a_limit_below_one_microbatch_says_the_least_that_works() -> None:
     with pytest.raises(OutOfMemory) as error:
         simulate(schedule, profile, 10 * 2**20 - 1)
     assert str(error.value) == (
-        "device 0: the limit of 9.999999 MiB is below what one microbatch needs; the least limit that"
+        "does not fit: device 0: the limit of 9.999999 MiB is below what one microbatch needs; the least limit that"
         " works is 10MiB, with 1 chunk per device"
     )
     one = Schedule(profile.shape(1), [["F0.0", "BW0.0"], ["F1.0", "BW1.0"]])

@@ -100,7 +100,7 @@ def require_limit(profile: CostProfile, limits: Sequence[int]) -> None:
             if profile.slices > 1 and profile.chunks > 1:
                 known = "no limit works below"  # which order of slices needs least is not known
             raise OutOfMemory(
-                f"device {device}: the limit of {stated} is below what one microbatch"
+                f"does not fit: device {device}: the limit of {stated} is below what one microbatch"
                 f" needs; {known} {size_above(least)}, with {shape}"
             )
 

@@ -28,6 +28,7 @@ from .show import (
     program,
     written,
 )
+from .verdict import verdict
 
 if TYPE_CHECKING:
     from ...profile import CostProfile
@@ -56,12 +57,14 @@ def show_comparison(
 ) -> None:
     """Print the table of `compare` and its conclusions."""
 
+    _verdict(out, result)
+    out.print()
     out.print(Text("Schedules", "bold"), "on", headline(profile, arguments.microbatches))
     out.print()
     out.print(table(result, out.console))
     out.print(legend(result))
     out.print()
-    _verdict(out, result)
+    _notes(out, result)
     if result.interrupted:
         left = f"; not compared: {', '.join(result.left_out)}" if result.left_out else ""
         out.print(Text(f"interrupted: the rows so far{left}", "yellow"), soft_wrap=True)
@@ -90,8 +93,6 @@ def _verdict(out: Out, result: Comparison) -> None:
     """Return the conclusions from the table."""
     best = result.rows[0]
     time = format_time(best.trace.iteration_ns)
-    if result.memory_limit is None:
-        _memory(out, result)
     if best.trace.fits:
         text = Text("Fastest that fits: " if best.trace.memory_limit else "Fastest: ")
         text.append(best.schedule, "bold")
@@ -105,8 +106,18 @@ def _verdict(out: Out, result: Comparison) -> None:
     else:
         text = Text("Nothing fits so far. " if result.left_out else "Nothing fits. ", "bold red")
         same = len({row.reason for row in result.rows}) == 1
-        text.append(f"{'' if same else f'{best.schedule}: '}{best.reason}", "default")
+        least = min(result.rows, key=lambda row: max(row.trace.peak_bytes))
+        told = verdict(least.schedule, least.trace).plain
+        known = best.reason or ""  # for all alike where no schedule works below a limit
+        text.append(f"{told}; {known.removeprefix('does not fit: ')}" if same else told, "default")
     out.print(text, soft_wrap=not sys.stdout.isatty())
+
+
+def _notes(out: Out, result: Comparison) -> None:
+    """Print what the marks of the table mean."""
+    best = result.rows[0]
+    if result.memory_limit is None:
+        _memory(out, result)
     if best.trace.fits and any(not row.trace.fits for row in result.rows):
         note = "✗: does not fit"
         if not result.every_level and any(row.levels for row in result.rows):

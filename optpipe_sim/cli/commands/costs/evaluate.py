@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ....errors import OptPipeError
@@ -21,7 +23,7 @@ from ...options.models import (
     layer_list,
     model_and_machine,
 )
-from ...status import DONE
+from ...status import DONE, NO
 
 if TYPE_CHECKING:
     from ....costs.advise.evaluate import Evaluation
@@ -112,7 +114,8 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     gib = arguments.measured_gib
     time = "--measured-ms" if arguments.measured_ms else "--measured-tokens-per-s"
     with named(measured_ns=time, measured_bytes="--measured-gib"):
-        found = evaluate(
+        again = partial(
+            evaluate,
             model,
             machine,
             arguments.gpus,
@@ -123,7 +126,6 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             schedule=arguments.schedule,
             zero=arguments.zero,
             layers=layer_list(arguments.layers),
-            recompute=arguments.recompute,
             flash=not arguments.no_flash,
             dtype=arguments.dtype,
             exchange=arguments.exchange,
@@ -134,19 +136,22 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             grad_reduce_in_bf16=arguments.grad_reduce_in_bf16,
             memory_limit=arguments.memory_limit,
             calibration=fitted,
+        )
+        found = again(
+            recompute=arguments.recompute,
             measured_ns=_measured_ns(arguments),
             measured_bytes=None if gib is None else round(gib * 2**30),
         )
     files = _write(arguments, found)
     hints = found.hints()
     out.result({**found.to_json(), "hints": [one.to_json() for one in hints], "files": files})
-    _show(out, found)
+    _show(out, found, [] if out.json or out.quiet else _lighter(found, again))
     from ...outputs.show import show_hints, written
 
     show_hints(out, hints)
     written(out, files)
     _next(out, arguments)
-    return DONE
+    return DONE if found.row.trace.fits else NO
 
 
 def _microbatches(arguments: argparse.Namespace) -> int:
@@ -194,14 +199,34 @@ def _write(arguments: argparse.Namespace, found: Evaluation) -> dict[str, str]:
     return files
 
 
-def _show(out: Out, found: Evaluation) -> None:
+def _lighter(found: Evaluation, again: Callable[..., Evaluation]) -> list[str]:
+    """Return the fastest recomputation of everything or of some modules with which the run fits, if any does."""
+    from ....costs.recompute.regions import RECOMPUTE
+    from ...outputs.verdict import described
+
+    rows = []
+    for name in RECOMPUTE if not found.row.trace.fits else ():
+        if name not in ("none", found.row.choice.recompute):
+            row = again(recompute=name).row
+            rows += [(row.iteration_ns, name, row.trace)] if row.trace.fits else []
+    return [
+        described(f"--recompute {name}", trace)
+        for _, name, trace in sorted(rows, key=lambda one: one[:2])[:1]
+    ]
+
+
+def _show(out: Out, found: Evaluation, lighter: list[str]) -> None:
     from rich.text import Text
 
     from ....units import format_size, format_time
-    from ...outputs.show import labelled, plain_table, warn
+    from ...outputs.show import labelled, line, plain_table, warn
+    from ...outputs.verdict import remedies, verdict
     from .advise import mfu_words, parts_text
 
     row, question, choice = found.row, found.advice.question, found.row.choice
+    out.print(verdict(row.schedule, row.trace), soft_wrap=True)
+    if not row.trace.fits and not out.json and not out.quiet:
+        line(out, "would fit", "; ".join([*remedies(None, row.trace), *lighter]))
     out.print(
         Text(f"{question.model.name} on {question.gpus} x {question.machine.title}:", "bold"),
         f"{choice}, zero {choice.zero}, {row.schedule}, {choice.microbatches} microbatches of"

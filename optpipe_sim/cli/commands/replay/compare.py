@@ -14,7 +14,7 @@ from ...options.shared import (
     add_problem,
     add_treatments,
 )
-from ...status import DONE
+from ...status import DONE, NO
 from ..examples import PROFILE
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
             }
         )
         show_comparison(out, arguments, profile, result, files)
-    return DONE
+    return DONE if result.rows[0].trace.fits else NO
 
 
 def _write(

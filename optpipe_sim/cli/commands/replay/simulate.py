@@ -79,10 +79,16 @@ def _show(
     from rich.text import Text
 
     from ....units import format_size
+    from ...inputs import is_file
     from ...outputs import show
+    from ...outputs.verdict import remedies, verdict
 
     profile, shape = trace.profile, trace.schedule.shape
-    out.print(Text(arguments.schedule, "bold"), "on", show.headline(profile, shape.microbatches))
+    out.print(verdict(arguments.schedule, trace), soft_wrap=True)
+    if not trace.fits and not out.json and not out.quiet:
+        name = None if is_file(arguments.schedule) else arguments.schedule
+        show.line(out, "would fit", "; ".join(remedies(name, trace)))
+    out.print("on", show.headline(profile, shape.microbatches))
     out.print()
     show.times(out, trace)
     total = trace.makespan_ns * shape.devices

@@ -1,0 +1,68 @@
+"""The first line of an answer: the time of an iteration and whether it fits; and what would make it fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from ...errors import OptPipeError
+from ...units import format_size, format_time, size_above
+
+if TYPE_CHECKING:
+    from ...trace import Trace
+
+
+def verdict(name: str, trace: Trace) -> Text:
+    """Return whether a schedule fits, by how much it does not, and how long an iteration takes."""
+    peaks, limits = trace.peak_bytes, trace.memory_limit or trace.profile.memory_limit
+    if limits is None or trace.profile.memory_unknown:
+        return Text(f"{name}: {format_time(trace.iteration_ns)} per iteration", "bold")
+    fullest = max(range(len(peaks)), key=lambda device: peaks[device] - limits[device])
+    peak, limit = peaks[fullest], limits[fullest]
+    if trace.fits:
+        text = (
+            f"{name} fits: {format_time(trace.iteration_ns)} per iteration, {format_size(peak)} of"
+        )
+        return Text(f"{text} {format_size(limit)}", "bold")
+    text = f"{name} does not fit"
+    if peak > limit:
+        text += f": {format_size(peak)} on device {fullest}, {format_size(peak - limit)} above the"
+        text += f" limit of {format_size(limit)}"
+    return Text(text, "bold red")
+
+
+def remedies(name: str | None, trace: Trace) -> list[str]:
+    """Return what would make a schedule fit: a limit, its cheapest level of recomputation, another schedule.
+
+    Args:
+        name: by which it can be built again; None: it is from a file.
+    """
+    from ...names import build
+    from ...sim import simulate
+    from ...solvers.fixed import best_fixed, published
+    from ...solvers.variants import recomputed_at
+
+    profile, m = trace.profile, trace.schedule.shape.microbatches
+    limits = trace.memory_limit or profile.memory_limit
+    found = [f"a limit of {size_above(max(trace.peak_bytes))}"]
+    levels = dict.fromkeys(level.name for cost in profile.stages for level in cost.recompute)
+    fitting = []
+    for level in levels if name and "recompute=" not in name else ():
+        try:
+            other = recomputed_at(str(name), level)
+            replay = simulate(build(other, profile, m), profile, limits)
+            fitting.append((replay.iteration_ns, other, replay))
+        except OptPipeError:  # it does not fit, or has no levels
+            continue
+    if fitting:
+        found.append(described(*min(fitting, key=lambda one: one[:2])[1:]))
+    best = best_fixed(published(profile, m), profile, limits, trace.objective)
+    if best is not None:
+        found.append(described(best[0], best[1]))
+    return found
+
+
+def described(name: str, trace: Trace) -> str:
+    """Return a plan with its time and its peak."""
+    return f"{name}: {format_time(trace.iteration_ns)}, {format_size(max(trace.peak_bytes))}"
