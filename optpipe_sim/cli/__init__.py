@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import NoSolution, OptPipeError, OutOfMemory, one_line
+from ..processes.signals import ctrl_c_arrives
 from .parser import COMMANDS, UsageError, parse
 from .status import BAD_INPUT, BROKEN_PIPE, INTERRUPTED, NO, SCHEMA
 
@@ -35,8 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")
     complaint = _Complaint(words)
     try:
-        code = _run(words, complaint)
-        sys.stdout.flush()
+        with ctrl_c_arrives():
+            code = _run(words, complaint)
+            sys.stdout.flush()
     except BrokenPipeError:
         return _broken_pipe()
     except KeyboardInterrupt:
