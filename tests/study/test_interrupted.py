@@ -111,7 +111,8 @@ def test_advise_stops_after_a_search_that_was_interrupted(monkeypatch) -> None:
 
     def stops(*_: Any, warm_start: Any, **__: Any) -> Any:
         calls.append(1)
-        return SimpleNamespace(schedule=warm_start, lower_bound_ns=0, info={"interrupted": True})
+        info = {"interrupted": True, "compiling_s": 0.0}
+        return SimpleNamespace(schedule=warm_start, lower_bound_ns=0, info=info)
 
     monkeypatch.setattr(advise_search, "solve", stops)
     found = _advise(schedules=["1f1b", "optpipe"], pp=(2, 4), chunks=1, tp=1)
