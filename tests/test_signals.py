@@ -32,9 +32,9 @@ def _then_wait(call: Callable[[], object], seconds: float = 5) -> None:
         time.sleep(0.01)
 
 
-@pytest.mark.parametrize("path", [enum.__file__, "/site-packages/" + LOSING[1]])
+@pytest.mark.parametrize("path", [LOSING[0], *(f"/site-packages/{path}" for path in LOSING[1:])])
 def test_ctrl_c_comes_later_where_it_would_be_dropped(path: str) -> None:
-    """The function stands for enum's and numba's, whose C callers drop what they raise."""
+    """The function stands for enum's, numba's and llvmlite's, whose C callers drop what they raise."""
     names: dict[str, object] = {"os": os, "signal": signal, "dropped": (dropped := [])}
     exec(compile(DROPPING, path, "exec"), names)
     call = names["call"]

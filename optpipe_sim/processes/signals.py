@@ -13,8 +13,12 @@ from types import FrameType
 
 POLL_S = 0.5  # between two checks that the parent is alive
 LATER_S = 0.002
-# Python code that compiled code calls: numpy looks attributes up, numba reads what it returns with
-LOSING = (enum.__file__, os.path.join("numba", "core", "serialize.py"))
+# Python code that is called from C: numpy looks attributes up, numba reads what it returns with, LLVM has compiled
+LOSING = (
+    enum.__file__,
+    os.path.join("numba", "core", "serialize.py"),
+    os.path.join("llvmlite", "binding", "executionengine.py"),
+)
 
 
 def is_running(pid: int) -> bool:
