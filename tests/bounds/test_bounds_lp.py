@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -151,8 +152,11 @@ def test_cells_with_few_slots_and_expensive_copies(
 ) -> None:
     problem = make_problem(uniform(devices, limit, copy_ns), microbatches)
     assert best_device_bound(problem.profile, microbatches, nodes=200_000) == after
-    assert before < after
-    assert configuration_bound(problem.profile, microbatches) <= after
+    assert lower_bound(problem.profile, microbatches).ns == before < after
+    between = configuration_bound(problem.profile, microbatches)
+    assert between <= after
+    row = f"| {devices}, {microbatches} | {limit} | {copy_ns} | {before} | {between} | {after} |"
+    assert row in (Path(__file__).parents[2] / "docs" / "bounds.md").read_text()
 
 
 # -- the configuration LP -----------------------------------------------------------------------------

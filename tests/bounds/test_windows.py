@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -110,6 +111,9 @@ def test_two_devices_want_the_same_moment(case, alone: int, least: int) -> None:
     # CP-SAT's model of first in, first out knows nothing of windows, and finds what they prove
     found = solve_cpsat(problem, 60.0, lower_bound_ns=least, options=CpsatOptions(order="fifo"))
     assert found.objective_ns == least
+    f, b, w, copy, held = costs
+    row = f"| {f}, {b}, {w} | {copy} | {held} | {microbatches} | {alone} | {least} |"
+    assert row in (Path(__file__).parents[2] / "docs" / "bounds.md").read_text()
 
 
 def test_overtaking_found_by_windows() -> None:
