@@ -145,6 +145,11 @@ def _by_file(tables: Tables) -> Iterator[str]:
         f"{percent(median(map(abs, errors)))} off in the median of {len(errors)} published runs of dense models in half precision, at the rates that the contest uses;"
         f" {sum(error < 0 for error in errors)} of these are estimated too fast, and the worst is {percent(max(map(abs, errors)))} off"
     )
+    yield f"**{percent(median(map(abs, errors)))}** off (median of {len(errors)} published runs)"
+    held = [
+        row["memory"] for row in rows if row["machine"] in MACHINES and row["memory"] is not None
+    ]
+    yield f"**{percent(median(map(abs, held)))}** off (median of {len(held)} published peaks)"
     none = [machine for machine in MACHINES if machine not in {row["machine"] for row in rows}]
     yield f"Of the contest's machine files {' and '.join(f'`{each}`' for each in none)} have no published run at all"
 
