@@ -16,13 +16,16 @@ from ..ops import BW, C
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.shape import expand_placement
-from ..schedules import build
+from ..schedules import INTERLEAVED, PLAIN, REGISTRY, build, those
 from .losses import OFFLOADS
 from .nearest import Nearest, compare, replay_unlimited
 from .parts import Part, parts_of
 
 # Our name, torch's schedule of the same order, and its number of chunks (None: several).
-SAME = (("gpipe", "GPipe", 1), ("1f1b", "1F1B", 1), ("1f1b-i", "Interleaved1F1B", None))
+SAME = tuple(
+    (name, REGISTRY[name].torch, 1 if "one" in REGISTRY[name].runs else None)
+    for name in those(lambda entry: entry.torch != "")
+)
 CHECKPOINTS = {None: "none", "selective": "selective", "full": "full"}
 SELECTIVE = (
     "torchtitan's selective checkpointing saves attention and every second matmul; check that the"
@@ -44,7 +47,7 @@ def nearest(schedule: Schedule, profile: CostProfile) -> Nearest:
         order = schedule.only(schedule.table[:, 0] != C) if C in schedule.table[:, 0] else schedule
         order = OFFLOADS.strip(order)
     else:
-        name = "1f1b" if shape.chunks == 1 else f"1f1b-i:chunks={shape.chunks}"
+        name = PLAIN if shape.chunks == 1 else f"{INTERLEAVED}:chunks={shape.chunks}"
         order = build(name, profile, shape.microbatches)
     found = []
     costs = profile.for_shape(order.shape)

@@ -9,14 +9,10 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 
+from ..schedules import REGISTRY
+
 FONT = 7.5  # points
-NAMES = {
-    "gpipe": "GPipe", "zb-1p": "ZB-1p", "zb-2p": "ZB-2p", "v-half": "V-Half", "v-min": "V-Min",
-    "po": "PipeOffload", "po-h": "PO-H", "po-f": "PO-F", "adaoffload": "AdaOffload",
-    "adaoffload-r": "AdaOffload, recomputing",
-    "optpipe": "this search", "dualpipe-v": "DualPipeV", "megatron-offload": "Megatron offloading",
-    "adapipe": "AdaPipe", "mario": "Mario",
-}  # fmt: skip
+SEARCH = "this search"  # what `optpipe` is called
 # Okabe and Ito's colours, which people with any kind of colour vision tell apart; black last
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#222222")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -40,7 +36,9 @@ def schedule_label(name: str) -> str:
     base, _, options = name.partition(":")
     given = dict(part.partition("=")[::2] for part in options.split(",") if part)
     chunks = f", v = {given['chunks']}" if given.get("chunks", "any") != "any" else ""
-    return f"{NAMES.get(base, base.upper())}{chunks}"
+    entry = REGISTRY.get(base)
+    title = SEARCH if base == "optpipe" else (entry.title if entry else "") or base.upper()
+    return f"{title}{chunks}"
 
 
 def apart(places: Sequence[float], gap: float) -> list[float]:

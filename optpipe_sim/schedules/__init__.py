@@ -15,7 +15,7 @@ from ..errors import InvalidSchedule, ProfileError, hint_for
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.fused import as_split, fuse, fused_where_whole
-from ..units import parse_share, parse_size, written_size
+from ..units import parse_share, written_size
 from .recompute import (
     Levels,
     at_levels,
@@ -29,17 +29,42 @@ from .recompute import (
 
 @dataclass(frozen=True)
 class Entry:
-    """How a named schedule is built: `function` in `module`; `fixed`: the arguments that the name
-    implies; `options`: the options that users may give after a colon, with their parsers;
-    `whole`: it plans by the costs of ops, and is also valid if no stage splits its backward;
-    `sliced`: it runs over slices of the sequence, the profile's own if it has any."""
+    """What the rest of the project knows of a named schedule.
+
+    Attributes:
+        module, function: what builds it. `fixed`: the arguments that the name implies.
+        options: the options that users may give after a colon, with their parsers.
+        title: its name as papers write it; empty: the name in capitals.
+        runs: on ``one`` chunk per device, several in a ``loop``, two in a ``vee``.
+        keeps: what it holds for certain: ``all`` activations of a microbatch on a device before the first backward there;
+            ``in flight``: also those of the microbatches that 1F1B has under way, on one chunk; empty: less.
+        offloads: it is nothing without a link to the host.
+        plans: it chooses treatments for a memory limit. `recomputes`: also what is recomputed.
+        ours: the paper's greedy as we reconstructed it, or our own, and no published rule.
+        slow: its place among those that take time to build, the most promising first; 0: built at once.
+        common: frameworks have it under a name. `torch`: torch's name for the same order.
+        whole: it plans by the costs of ops, and is also valid if no stage splits its backward.
+        sliced: it runs over slices of the sequence, the profile's own if it has any. `exchanges`: devices exchange
+            parts of the context; else its order is another's.
+    """
 
     module: str
     function: str
     options: Mapping[str, Callable[[str], Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    title: str = ""
+    runs: tuple[str, ...] = ("one",)
+    keeps: str = ""
+    offloads: bool = False
+    plans: bool = False
+    recomputes: bool = False
+    ours: bool = False
+    slow: int = 0
+    common: bool = False
+    torch: str = ""
     whole: bool = False
     sliced: bool = False
+    exchanges: bool = False
 
 
 # The options that every name accepts.
@@ -50,49 +75,92 @@ _GROUPED = {"chunks": int, "group": int}
 _STRETCHED = {"early": int, "late": int}
 _PLANNED: dict[str, Callable[[str], Any]] = {"limit": written_size, "chunks": int, "placement": str}
 
-REGISTRY: dict[str, Entry] = {
-    "gpipe": Entry("classic", "gpipe"),
-    "1f1b": Entry("classic", "one_f_one_b"),
-    "1f1b-i": Entry("classic", "interleaved_1f1b", _GROUPED),
-    "zb-h1": Entry("zero_bubble", "zb_h1"),
-    "zb-h2": Entry("zero_bubble", "zb_h2"),
-    "zb-1p": Entry("zb_auto", "zb_1p", {"limit": written_size}),
-    "zb-2p": Entry("zb_auto", "zb_2p", {"limit": written_size}),
-    "zb-v": Entry("zb_v", "zb_v", {"limit": written_size}),
-    "v-half": Entry("v_shape", "v_half"),
-    "v-min": Entry("v_shape", "v_min"),
-    "gis": Entry("gis", "gis", {**_GROUPED, **_STRETCHED, **_SLICES}),
-    "gis-h": Entry("gis", "gis_h", {**_CHUNKS, **_SLICES}),
-    "po": Entry(
-        "pipeoffload", "pipeoffload", {**_GROUPED, "offloaded": int, **_STRETCHED, **_SLICES}
-    ),
-    "po-h": Entry("pipeoffload", "po_h", {**_GROUPED, **_SLICES}),
-    "po-f": Entry("pipeoffload", "po_f", {**_GROUPED, **_SLICES}),
-    "dualpipe-v": Entry("dualpipe", "dualpipe_v"),
-    "seq1f1b": Entry("sliced.seq1f1b", "seq1f1b", _SLICES, sliced=True),
-    "seq1f1b-i": Entry("sliced.seq1f1b", "seq1f1b_i", {**_CHUNKS, **_SLICES}, sliced=True),
-    "seq-zb": Entry("sliced.seq1f1b", "seq_zb", _SLICES, sliced=True),
-    "mepipe": Entry("sliced.seq1f1b", "mepipe", {**_CHUNKS, **_SLICES}, sliced=True),
-    "slimpipe": Entry("sliced.seq1f1b", "slimpipe", {**_CHUNKS, **_SLICES}, sliced=True),
-    "sppo": Entry("sliced.sppo", "sppo", {"offloaded": int, **_SLICES}, sliced=True),
-    "megatron-offload": Entry(
-        "megatron_offload",
-        "megatron_offload",
-        {**_GROUPED, "fraction": parse_share, "delta": parse_size},
-    ),
-    "adapipe": Entry("checkpointing.adapipe", "adapipe", {"chunks": int, "limit": written_size}),
-    "mario": Entry(
-        "checkpointing.mario", "mario", {"chunks": int, "level": str, "limit": written_size}
-    ),
-    "adaoffload": Entry("adaoffload.adaoffload", "adaoffload", _PLANNED, whole=True),
-    "adaoffload-r": Entry("adaoffload.mixed", "mixed", _PLANNED, whole=True),
-}
+ALL, IN_FLIGHT = "all", "in flight"  # of `Entry.keeps`
+_LOOP, _VEE, _EITHER = ("loop",), ("vee",), ("one", "loop")
 
-WHOLE = tuple(name for name, entry in REGISTRY.items() if not entry.sliced)  # sequences are not cut
+REGISTRY: dict[str, Entry] = {
+    "gpipe": Entry("classic", "gpipe", title="GPipe", keeps=ALL, common=True, torch="GPipe"),
+    "1f1b": Entry("classic", "one_f_one_b", keeps=IN_FLIGHT, common=True, torch="1F1B"),
+    "1f1b-i": Entry(
+        "classic", "interleaved_1f1b", _GROUPED, runs=_LOOP, keeps=ALL, common=True,
+        torch="Interleaved1F1B",
+    ),
+    "zb-h1": Entry("zero_bubble", "zb_h1", keeps=IN_FLIGHT, common=True),
+    "zb-h2": Entry("zero_bubble", "zb_h2", keeps=IN_FLIGHT),
+    "zb-1p": Entry("zb_auto", "zb_1p", {"limit": written_size}, title="ZB-1p", keeps=ALL, slow=3),
+    "zb-2p": Entry("zb_auto", "zb_2p", {"limit": written_size}, title="ZB-2p", keeps=ALL, slow=4),
+    "zb-v": Entry("zb_v", "zb_v", {"limit": written_size}, runs=_VEE, keeps=ALL, slow=10),
+    "v-half": Entry("v_shape", "v_half", title="V-Half", runs=_VEE, keeps=ALL, slow=5),
+    "v-min": Entry("v_shape", "v_min", title="V-Min", runs=_VEE, keeps=ALL, slow=6),
+    "gis": Entry("gis", "gis", {**_GROUPED, **_STRETCHED, **_SLICES}, runs=_LOOP, keeps=ALL),
+    "gis-h": Entry("gis", "gis_h", {**_CHUNKS, **_SLICES}, runs=_LOOP, keeps=ALL),
+    "po": Entry(
+        "pipeoffload", "pipeoffload", {**_GROUPED, "offloaded": int, **_STRETCHED, **_SLICES},
+        title="PipeOffload", runs=_LOOP, offloads=True, slow=7,
+    ),
+    "po-h": Entry(
+        "pipeoffload", "po_h", {**_GROUPED, **_SLICES}, runs=_LOOP, offloads=True, slow=8
+    ),
+    "po-f": Entry(
+        "pipeoffload", "po_f", {**_GROUPED, **_SLICES}, runs=_LOOP, offloads=True, slow=9
+    ),
+    "dualpipe-v": Entry(
+        "dualpipe", "dualpipe_v", title="DualPipeV", runs=_VEE, keeps=ALL, common=True
+    ),
+    "seq1f1b": Entry("sliced.seq1f1b", "seq1f1b", _SLICES, keeps=IN_FLIGHT, sliced=True),
+    "seq1f1b-i": Entry(
+        "sliced.seq1f1b", "seq1f1b_i", {**_CHUNKS, **_SLICES}, runs=_LOOP, keeps=ALL, sliced=True
+    ),
+    "seq-zb": Entry("sliced.seq1f1b", "seq_zb", _SLICES, keeps=IN_FLIGHT, sliced=True),
+    "mepipe": Entry(
+        "sliced.seq1f1b", "mepipe", {**_CHUNKS, **_SLICES}, runs=_EITHER, keeps=IN_FLIGHT,
+        sliced=True,
+    ),
+    "slimpipe": Entry(
+        "sliced.seq1f1b", "slimpipe", {**_CHUNKS, **_SLICES}, runs=_EITHER, keeps=IN_FLIGHT,
+        sliced=True, exchanges=True,
+    ),
+    "sppo": Entry(
+        "sliced.sppo", "sppo", {"offloaded": int, **_SLICES}, offloads=True, sliced=True
+    ),
+    "megatron-offload": Entry(
+        "megatron_offload", "megatron_offload",
+        {**_GROUPED, "fraction": parse_share, "delta": written_size},
+        title="Megatron offloading", runs=_EITHER, offloads=True,
+    ),
+    "adapipe": Entry(
+        "checkpointing.adapipe", "adapipe", {"chunks": int, "limit": written_size},
+        title="AdaPipe", runs=_EITHER, plans=True, recomputes=True,
+    ),
+    "mario": Entry(
+        "checkpointing.mario", "mario", {"chunks": int, "level": str, "limit": written_size},
+        title="Mario", runs=_EITHER, plans=True, recomputes=True, slow=11,
+    ),
+    "adaoffload": Entry(
+        "adaoffload.adaoffload", "adaoffload", _PLANNED, title="AdaOffload",
+        runs=(*_EITHER, "vee"), offloads=True, plans=True, ours=True, slow=1, whole=True,
+    ),
+    "adaoffload-r": Entry(
+        "adaoffload.mixed", "mixed", _PLANNED, title="AdaOffload, recomputing",
+        runs=(*_EITHER, "vee"), plans=True, recomputes=True, ours=True, slow=2, whole=True,
+    ),
+}  # fmt: skip
+
+PLAIN, INTERLEAVED = "1f1b", "1f1b-i"  # what others are compared with, and built on
+
+
+def those(
+    wanted: Callable[[Entry], bool], entries: Mapping[str, Entry] = REGISTRY
+) -> tuple[str, ...]:
+    """Return the names whose entries are wanted, in the order of the registry."""
+    return tuple(name for name, entry in entries.items() if wanted(entry))
+
+
+WHOLE = those(lambda entry: not entry.sliced)  # sequences are not cut
 
 
 # what others call a schedule
-ALIASES = {"interleaved": "1f1b-i", "interleaved-1f1b": "1f1b-i", "1f1b-interleaved": "1f1b-i"}
+ALIASES = dict.fromkeys(("interleaved", "interleaved-1f1b", "1f1b-interleaved"), INTERLEAVED)
 
 
 def parse_name(text: str, entries: Mapping[str, Entry] = REGISTRY) -> tuple[str, dict[str, Any]]:

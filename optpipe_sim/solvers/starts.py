@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from ..errors import OptPipeError
 from ..ops import B, F, O, Op, R, W
 from ..schedule import Schedule
-from ..schedules import REGISTRY, build, parse_name
+from ..schedules import INTERLEAVED, PLAIN, REGISTRY, build, parse_name, those
 from ..sim import simulate
 from ..units import size_text
 from .problem import Problem
 from .variants import both_ways, levels_of, only_delays, recomputed_at
 
-ONE_CHUNK = ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-1p", "zb-2p")
-VEE = ("zb-v", "v-half", "v-min", "dualpipe-v")
-PLAIN_LOOP = ("1f1b-i",)
-RECOMPUTING = ("adapipe", "mario", "adaoffload-r")  # for the problem's limit
+_PATTERNS = {name: entry for name, entry in REGISTRY.items() if not (entry.plans or entry.sliced)}
+ONE_CHUNK = those(lambda entry: "one" in entry.runs and not entry.offloads, _PATTERNS)
+LOOP = those(lambda entry: "loop" in entry.runs, _PATTERNS)
+VEE = those(lambda entry: "vee" in entry.runs, _PATTERNS)
+RECOMPUTING = those(lambda entry: entry.recomputes)  # for the problem's limit
 FRACTIONS = ("0.25", "0.5", "0.75", "1")  # shares of activations that Megatron-LM's rule offloads
-LOOP = (*PLAIN_LOOP, "gis", "gis-h", "po", "po-h", "po-f", "megatron-offload")
 
 
 def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
@@ -28,7 +28,7 @@ def fixed_schedules(problem: Problem) -> Iterator[tuple[str, Schedule]]:
         yield from plain_schedules(problem, level)
     yield from recomputing_schedules(problem)
     if problem.shape.placement_name == "loop":
-        names = (*(name for name in LOOP if name not in PLAIN_LOOP), *_pipeoffloads(problem))
+        names = (*(name for name in LOOP if name != INTERLEAVED), *_pipeoffloads(problem))
         yield from build_those(problem, names)
 
 
@@ -42,7 +42,7 @@ def plain_schedules(problem: Problem, level: str | None = None) -> Iterator[tupl
     shape = problem.shape
     names: tuple[str, ...] = ()
     if shape.placement_name == "loop":
-        names = (*(ONE_CHUNK if shape.chunks == 1 else ()), *PLAIN_LOOP)
+        names = (*(ONE_CHUNK if shape.chunks == 1 else ()), INTERLEAVED)
     elif shape.placement_name == "vee":
         names = VEE
     limit = "" if problem.limits is None else f"limit={size_text(min(problem.limits))}"
@@ -69,7 +69,9 @@ def interleaved_schedules(
     if problem.shape.chunks == 1 or problem.shape.placement_name != "loop":
         return
     sizes = [size for size in range(p + 1, m + 1) if not 0 < m % size < p]
-    names = [f"1f1b-i:group={size}" for size in sizes if (m % size == 0 or size == 2 * p) is usual]
+    names = [
+        f"{INTERLEAVED}:group={size}" for size in sizes if (m % size == 0 or size == 2 * p) is usual
+    ]
     if level is None:
         yield from build_those(problem, names)
     else:
@@ -85,7 +87,7 @@ def recomputing_schedules(
     if not (problem.may_recompute and limits and problem.shape.placement_name == "loop"):
         return
     for name in names:
-        mixes = name == "adaoffload-r"
+        mixes = REGISTRY[name].ours
         if (mixes and problem.per_stage) or (not mixes and _one_f_one_b_ns(problem) >= best_ns):
             continue
         yield from build_those(problem, [f"{name}:limit={size_text(min(limits))}"])
@@ -114,7 +116,7 @@ def _one_f_one_b_ns(problem: Problem, level: str | None = None) -> int:
     `level`: its makespan without a limit, recomputation by separate ops; 0 if unknown."""
     if not only_delays(problem):
         return 0
-    name = "1f1b" if problem.shape.chunks == 1 else "1f1b-i"
+    name = PLAIN if problem.shape.chunks == 1 else INTERLEAVED
     if level is not None:
         name = f"{name}:recompute={level},apart=yes"
     for _, schedule in build_those(problem, [name]):

@@ -13,15 +13,15 @@ from ..frameworks.nearest import replay_unlimited
 from ..names import ENTRIES, build, parse_name
 from ..profile import CostProfile
 from ..schedule import Schedule
+from ..schedules import PLAIN, those
 from ..sim import simulate_or_report
 from ..solvers.treatments import require_alike, restrict
 from ..solvers.variants import recomputed_at
 from ..trace import Trace
 from ..units import Size, format_sizes, format_time, html_table
 
-BASELINE = "1f1b"
 # schedules that choose themselves what to recompute
-CHOOSING = ("optpipe", "adaoffload-r", "adapipe", "mario")
+CHOOSING = ("optpipe", *those(lambda entry: entry.recomputes))
 # options of `optpipe` whose bounds do not hold for other rows
 RESTRICTING = {"limit", "treatments", "per_stage", "margin"}
 
@@ -203,7 +203,7 @@ def compare_all(
         if isinstance(name, str):
             parse_name(name)
     run = _Run(profile, microbatches, objective, time_limit, own, per_stage)
-    baseline, _ = run.replay(build(BASELINE, profile, microbatches))
+    baseline, _ = run.replay(build(PLAIN, profile, microbatches))
     names = list(dict.fromkeys(map(_name_of, wanted)))
     interrupted = False
     try:
@@ -243,7 +243,10 @@ def _everything(profile: CostProfile, microbatches: int, family: Family | None) 
         return [*names, "optpipe:treatments=keep"]
     if profile.slices == 1:
         return [name for name, entry in ENTRIES.items() if not entry.sliced]
-    over_slices = [f"{name}:slices={profile.slices}" for name in ("gis", "gis-h", "po")]
+    over_slices = [
+        f"{name}:slices={profile.slices}"
+        for name in those(lambda entry: "slices" in entry.options and not entry.sliced)
+    ]
     return [*ENTRIES, *over_slices]
 
 

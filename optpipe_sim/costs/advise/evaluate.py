@@ -8,8 +8,9 @@ from typing import Any
 
 from ...bounds.bounds import lower_bound
 from ...errors import OptPipeError
-from ...names import parse_name
+from ...names import ENTRIES, parse_name
 from ...reasons.hints import Hint
+from ...schedules import INTERLEAVED, PLAIN
 from ...solvers.starts import LOOP, VEE
 from ...units import Size, as_limit, as_size, format_size, format_time, html_table
 from ..calibrate import Calibration
@@ -240,13 +241,13 @@ def evaluate(
     counts |= {"microbatch": microbatch, "microbatches": microbatches}
     for key, value in counts.items():
         require_count(key, value)
-    name = schedule or ("1f1b" if chunks == 1 else "1f1b-i")
+    name = schedule or (PLAIN if chunks == 1 else INTERLEAVED)
     base, options = parse_name(name)
     if base == "optpipe":
         raise OptPipeError("schedule: optpipe is searched for; evaluate what is run today")
     if base in VEE or (base in LOOP and chunks == 1):
         chunks = options.get("chunks", 2)
-    if chunks > 1 and base not in (*VEE, *LOOP, "adaoffload", "adaoffload-r"):
+    if chunks > 1 and not {"loop", "vee"} & {*ENTRIES[base].runs}:
         raise OptPipeError(f"chunks: {base} runs one chunk per device, not {chunks}; try 1f1b-i")
     dp, rest = divmod(gpus, pp * tp * cp)
     if rest or not dp:

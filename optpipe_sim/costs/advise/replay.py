@@ -9,6 +9,7 @@ from ...errors import OutOfMemory
 from ...names import build, parse_name
 from ...profile import CostProfile
 from ...schedule import Schedule
+from ...schedules import REGISTRY, those
 from ...sim import simulate
 from ...solvers.starts import LOOP
 from ...solvers.treatments import require_alike, restrict
@@ -18,21 +19,9 @@ from ..estimate import estimate
 from .space import IN_FLIGHT, KEEPING, Choice, Question
 
 # these take longer to build than to bound; in the order in which they are tried
-PLANNED = (
-    "adaoffload",
-    "adaoffload-r",
-    "zb-1p",
-    "zb-2p",
-    "v-half",
-    "v-min",
-    "po",
-    "po-h",
-    "po-f",
-    "zb-v",
-    "mario",
-)
+PLANNED = tuple(sorted(those(lambda entry: entry.slow > 0), key=lambda name: REGISTRY[name].slow))
 # their programs rely on the limit being kept
-UNDER_LIMIT = ("adaoffload", "adaoffload-r", "optpipe")
+UNDER_LIMIT = (*those(lambda entry: entry.ours), "optpipe")
 
 
 def profile_of(

@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from ...profile import CostProfile
+from ...schedules import those
 from ...trace import Trace
 from ...units import format_size, format_time, html_table
 from ..calibrate import Calibration
@@ -26,7 +27,7 @@ MFU_COUNTS = (
     "model FLOPs over the peak of the format; every attention score counts (mfu) or the causal half"
     " (mfu_causal); recomputation does not"
 )
-PLAIN = ("gpipe", "1f1b", "1f1b-i", "zb-h1", "dualpipe-v")
+COMMON = those(lambda entry: entry.common)
 LOSS = 0.05  # share of an iteration; smaller losses are not reported as its limit
 LIMITS = {  # the causes of the parts of an iteration
     "bubble": ("bubble", "imbalance"),
@@ -225,7 +226,7 @@ class Advice:
     def plainest(self) -> Point | None:
         """The fastest that fits under a published schedule that frameworks have, neither planned nor
         searched for; None if none fits."""
-        plain = [p for p in self.points if p.fits and p.schedule in PLAIN]
+        plain = [p for p in self.points if p.fits and p.schedule in COMMON]
         return min(plain, key=lambda point: point[:2], default=None)
 
     @property

@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from ... import schedules
 from ...errors import InvalidSchedule, OptPipeError
 from ...names import ENTRIES, parse_name
+from ...schedules import those
 from ...solvers.options import TREATMENTS
 from ...solvers.starts import LOOP, ONE_CHUNK, VEE
 from ..machines import Machine, MachineError
@@ -18,22 +20,21 @@ from ..recompute.regions import RECOMPUTE
 from ..slices import require_slice_by, slice_length
 from ..work import HOW, Work
 
-OFFLOADING = ("po", "po-h", "po-f", "adaoffload", "sppo")  # useless without a link to the host
+OFFLOADING = those(lambda entry: entry.offloads)  # useless without a link to the host
 SEARCHED = ("optpipe",)
-ANY_SHAPE = ("adaoffload", "adaoffload-r", *SEARCHED)
+ANY_SHAPE = (*those(lambda entry: entry.ours), *SEARCHED)
 # 1f1b does what gpipe does in less memory
 SCHEDULES = tuple(name for name, entry in ENTRIES.items() if name != "gpipe" and not entry.sliced)
 SLICED = tuple(name for name, entry in ENTRIES.items() if entry.sliced)
 # these keep every activation: a device holds all of a microbatch before its first backward there
-KEEPING = (
-    "1f1b", "1f1b-i", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-half", "v-min", "dualpipe-v",
-    "gis", "gis-h", "seq1f1b", "seq1f1b-i", "seq-zb", "mepipe", "slimpipe",
-)  # fmt: skip
+KEEPING = those(lambda entry: entry.keeps != "")
 # and these in 1F1B's order, unless there are several chunks
-IN_FLIGHT = ("1f1b", "zb-h1", "zb-h2", "seq1f1b", "seq-zb", "mepipe", "slimpipe")
-EXCHANGING = ("slimpipe",)  # without context exchange its order is that of seq1f1b
+IN_FLIGHT = those(lambda entry: entry.keeps == schedules.IN_FLIGHT)
+EXCHANGING = those(lambda entry: entry.exchanges)
 EXCHANGE = "exchange"
-SLICED_LOOP = ("seq1f1b-i", "mepipe", "gis", "gis-h", "po", "po-h", "po-f")
+_CUT = {n: entry for n, entry in ENTRIES.items() if "slices" in entry.options and n not in SEARCHED}
+SLICED_LOOP = those(lambda entry: "loop" in entry.runs and not entry.exchanges, _CUT)
+SLICED_ONE = those(lambda entry: entry.sliced and "one" in entry.runs and not entry.exchanges)
 MICROBATCHES = (1, 2, 4, 8)
 CHUNKS = (1, 2, 3, 4)
 SLICES = (1, 4, 8, 16, 32)
@@ -239,7 +240,7 @@ class Question:
         known = (*SCHEDULES, *(() if self.slices == (1,) else SLICED))
         if self.machine.pcie is not None and "offload" in self.treatments:
             return known
-        return tuple(name for name in known if not name.startswith(("po", "sppo")))
+        return tuple(name for name in known if name not in OFFLOADING or ENTRIES[name].plans)
 
     def choices(self) -> list[Choice]:
         """Yield every split with every microbatch size and recomputation, with 1 chunk.
@@ -350,7 +351,7 @@ class Question:
         if choice.slices > 1:
             runs = _sliced(1, choice.exchanges)
         else:
-            runs = ("1f1b",) if self.schedules is None else (*ONE_CHUNK, *ANY_SHAPE)
+            runs = (schedules.PLAIN,) if self.schedules is None else (*ONE_CHUNK, *ANY_SHAPE)
         names = tuple(name for name in self.names if parse_name(name)[0] in runs)
         if names and 1 in self.chunks:
             yield replace(choice, chunks=1, placement="loop"), names
@@ -362,7 +363,7 @@ def _sliced(chunks: int, exchanges: bool) -> tuple[str, ...]:
         return EXCHANGING
     if chunks > 1:
         return SLICED_LOOP
-    return tuple(name for name in SLICED if name not in ("seq1f1b-i", *EXCHANGING))
+    return SLICED_ONE
 
 
 def divisors(number: int) -> list[int]:

@@ -18,7 +18,7 @@ from ...errors import InvalidSchedule, OptPipeError
 from ...ops import COMPUTE, F
 from ...profile import CostProfile
 from ...schedule import Schedule
-from ...schedules import build, parse_name
+from ...schedules import INTERLEAVED, PLAIN, build, parse_name
 from ...schedules.recompute import first_layers
 from ..nearest import Nearest, compare, replay_unlimited
 from ..parts import Part, parts_of
@@ -57,7 +57,7 @@ class Choice:
     @property
     def name(self) -> str:
         """Its name in the registry of schedules."""
-        base = "1f1b" if self.chunks == 1 else "1f1b-i"
+        base = PLAIN if self.chunks == 1 else INTERLEAVED
         options: dict[str, Any] = {"chunks": self.chunks} if self.chunks > 1 else {}
         if self.fraction is not None:
             base = "megatron-offload"
@@ -84,10 +84,10 @@ def choice_of(name: str) -> Choice | None:
         base, options = parse_name(name)
     except OptPipeError:
         return None
-    if base not in ("1f1b", "1f1b-i", "megatron-offload") or options.pop("apart", False):
+    if base not in (PLAIN, INTERLEAVED, "megatron-offload") or options.pop("apart", False):
         return None
     options["level"] = options.pop("recompute", None)
-    chunks = options.pop("chunks", 1 if base == "1f1b" else 0)
+    chunks = options.pop("chunks", 1 if base == PLAIN else 0)
     if base == "megatron-offload":
         options.setdefault("fraction", Fraction(1))
     return Choice(chunks, **options)

@@ -18,6 +18,7 @@ from ...bounds.bounds import fill_and_drain, naive, residency
 from ...errors import OptPipeError
 from ...processes.workers import Newest, Report, Workers, shared_numbers
 from ...schedule import Schedule
+from ...schedules import REGISTRY
 from ...schedules.adaoffload.adaoffload import adaoffload
 from ...schedules.recompute import at_level
 from ..problem import Problem
@@ -138,7 +139,7 @@ def _without_levels(problem: Problem) -> Iterator[tuple[int, Any, bool]]:
     yield 0, partial(_adaoffload, problem), True
     if problem.may_recompute and problem.shape.placement_name == "loop":
         for name in RECOMPUTING:
-            yield 2, partial(_recomputing, problem, name), name.startswith("adaoffload")
+            yield 2, partial(_recomputing, problem, name), REGISTRY[name].ours
 
 
 def _at_level(problem: Problem, level: str | None) -> Iterator[tuple[int, Any]]:

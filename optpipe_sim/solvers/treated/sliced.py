@@ -11,6 +11,7 @@ import numpy as np
 from ...errors import OptPipeError
 from ...ops import BW, B, F, O, Op, OpKind, R, W
 from ...schedule import Levels, Schedule
+from ...schedules import REGISTRY, those
 from ...schedules.classic import one_by_one
 from ...schedules.copies import with_copies
 from ...schedules.recompute import with_level
@@ -19,8 +20,13 @@ from ..problem import Problem
 from ..starts import build_those
 from ..variants import Way, both_ways, recomputed_at, ways_of
 
-ONE_CHUNK = ("seq1f1b", "seq-zb", "mepipe")
-CHUNKS = ("seq1f1b-i", "mepipe", "gis", "gis-h")
+_PLAIN = {
+    name: entry
+    for name, entry in REGISTRY.items()
+    if "slices" in entry.options and not (entry.offloads or entry.exchanges)
+}
+ONE_CHUNK = those(lambda entry: "one" in entry.runs, _PLAIN)
+CHUNKS = those(lambda entry: "loop" in entry.runs, _PLAIN)
 
 Built = Iterator[tuple[str, Schedule]]
 

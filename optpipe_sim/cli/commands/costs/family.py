@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 FREE_S = 8.0  # to search the same split without the family
 LAYOUT_S = 6.0  # for other layouts of layers
 MOST_OPS = 200_000  # rows with more ops are reported as they are
-# orders that a CSV holds, or that torch has by name
-TORCH = ("1f1b", "1f1b-i", "zb-h1", "zb-h2", "zb-v", "v-half", "v-min", "zb-1p")
 
 
 def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> dict[str, Any]:
@@ -29,15 +27,19 @@ def restrictions(family: str | None, given: dict[str, Any], experts: bool) -> di
     Raises:
         OptPipeError: for slices of sequences, which neither family has.
     """
+    from ....schedules import INTERLEAVED, PLAIN, those
+
     if family is not None and given.get("slices", 1) != 1:
         raise OptPipeError(f"slices: {family} runs whole sequences; leave out --slices or --family")
     usual: dict[str, Any] = {}
     if family == "megatron":  # its distributed optimizer is ZeRO 1
-        usual = {"schedules": ("1f1b", "1f1b-i"), "zero": (1,)}
+        usual = {"schedules": (PLAIN, INTERLEAVED), "zero": (1,)}
         if not experts:  # it has no module for the level norms then
             usual["recompute"] = ("none", "full")
     elif family == "torchtitan":
-        usual = {"schedules": TORCH, "recompute": ("none", "full")}
+        # orders that a CSV holds, or that torch has by name
+        orders = those(lambda entry: entry.keeps != "" and not entry.sliced)
+        usual = {"schedules": orders, "recompute": ("none", "full")}
     named = {key: given[key] for key in ("recompute", "schedules", "zero", "slices")}
     return {key: usual.get(key) if value is None else value for key, value in named.items()}
 
