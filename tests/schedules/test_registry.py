@@ -88,7 +88,7 @@ NAMED = {
     "names.py", "costs/published.py", "costs/advise/replay.py", "frameworks/megatron/family.py",
     "frameworks/seq1f1b.py", "frameworks/imports/megatron_log.py", "study/tasks/engines.py",
     "study/tasks/frontier.py", "runtime/confirm/campaign.py", "cli/commands/runs/train.py",
-    "cli/commands/replay/compare.py", "costs/advise/space.py",
+    "cli/commands/replay/compare.py", "costs/advise/space.py", "reasons/hints.py",
 }  # fmt: skip
 
 
