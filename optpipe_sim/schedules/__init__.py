@@ -15,7 +15,7 @@ from ..errors import InvalidSchedule, ProfileError, hint_for
 from ..profile import CostProfile
 from ..schedule import Schedule
 from ..schedule.fused import as_split, fuse, fused_where_whole
-from ..units import parse_share, written_size
+from ..units import parse_share, parse_size, written_size
 from .recompute import (
     Levels,
     at_levels,
@@ -125,7 +125,7 @@ REGISTRY: dict[str, Entry] = {
     ),
     "megatron-offload": Entry(
         "megatron_offload", "megatron_offload",
-        {**_GROUPED, "fraction": parse_share, "delta": written_size},
+        {**_GROUPED, "fraction": parse_share, "delta": parse_size},
         title="Megatron offloading", runs=_EITHER, offloads=True,
     ),
     "adapipe": Entry(

@@ -191,7 +191,9 @@ def test_what_is_no_margin_is_refused_in_one_line(given: object, message: str) -
 
 
 def test_a_margin_that_leaves_no_room_says_so() -> None:
-    with pytest.raises(OutOfMemory, match="with a margin of memory 50%: device 0: the limit"):
+    with pytest.raises(
+        OutOfMemory, match="with a margin of memory 50%: does not fit: device 0: the limit"
+    ):
         solve(slow_copies(120), 4, margin="memory=50%", time_limit=1, chunks="own")
     with pytest.raises(OptPipeError, match="margin: a frontier has none"):
         frontier(slow_copies(300), 4, [300], margin="memory=3%", chunks="own")

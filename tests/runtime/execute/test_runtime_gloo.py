@@ -137,7 +137,7 @@ def test_every_schedule_gives_the_gradients_of_one_process(p: int, request: pyte
 def test_a_schedule_found_under_a_limit(two: Ranks):
     profile = profile_of(GPT, 2)
     limit = 5 * profile.stages[0].act_bytes // 4
-    schedule = build("optpipe", profile, 4, limit=limit, time=1, workers=1)
+    schedule = build("optpipe", profile, 4, limit=limit, time=1, workers=1, chunks="own")
     assert any(op.kind is O for program in schedule.programs for op in program)
     lowered = lower(schedule, profile, limit)
     results, gradients = run(two, lowered, GPT)

@@ -101,7 +101,7 @@ def test_a_solved_schedule_and_some_with_offloads_and_levels():
     profile = profile_of(4, 4)
     most = max(simulate(build("1f1b", profile, 8), profile).peak_bytes)
     limit = most - 3 * profile.stages[0].act_bytes // 2
-    solved = solve(profile, 8, memory_limit=limit, time_limit=1, workers=1).schedule
+    solved = solve(profile, 8, memory_limit=limit, time_limit=1, workers=1, chunks="own").schedule
     base = with_offloads(build("zb-h1", profile, 8))
     for schedule in (
         solved,
