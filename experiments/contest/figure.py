@@ -34,7 +34,7 @@ WITHOUT = {
     "the fastest rule instead": "", "one chunk per device": ONE_ALL, "no offloading": RECOMPUTE,
     "no recomputation": OFFLOAD,
 }  # fmt: skip
-COLOURS = ("#CC79A7", "#0072B2", "#009E73", "#D55E00")  # of these
+SHAPES = ("o", "x", "D", "^")  # of these; colours are of families
 OVER_MEMORY = {  # families whose time over memory is drawn
     "1F1B-I": ("1F1B", "1F1B-I", "AdaPipe, up to 4 chunks", "Mario"),
     "V-Half, V-Min": ("ZB-H1, ZB-1p, ZB-2p", "ZB-V", "V-Half, V-Min"),
@@ -275,14 +275,14 @@ def _ingredients(ax: Any, down: int, methods: Methods) -> None:
         return
     ax.axvspan(1, 1, color=INK)
     ax.vlines([1], down - 0.36, down + 0.36, color=INK, linewidth=1.2)
-    for at, (method, colour) in enumerate(zip(WITHOUT.values(), COLOURS, strict=True)):
+    for at, (method, shape) in enumerate(zip(WITHOUT.values(), SHAPES, strict=True)):
         cell = without(methods, method)
         y = down + 0.18 * (at - 1.5)
         if cell is None or cell.time is None:
             continue
-        ax.hlines(y, cell.time.least / ours.ns, cell.time.most / ours.ns, color=colour)
-        ax.plot(cell.ns / ours.ns, y, "o", color=colour, markersize=3.2)
-        ax.hlines(y, 1, cell.ns / ours.ns, color=colour, linewidth=0.4, alpha=0.6)
+        ax.hlines(y, cell.time.least / ours.ns, cell.time.most / ours.ns, color=INK, linewidth=0.9)
+        ax.plot(cell.ns / ours.ns, y, shape, color=INK, markersize=3.6)
+        ax.hlines(y, 1, cell.ns / ours.ns, color=MUTED, linewidth=0.4)
 
 
 def _over_memory(ax: Any, found: Mapping[int, Methods], cells: Mapping[Setting, Methods]) -> None:
@@ -342,6 +342,6 @@ def _key() -> tuple[list[Any], list[str]]:
 
 def _ingredients_key() -> tuple[list[Any], list[str]]:
     handles = [
-        Line2D([], [], color=colour, marker="o", markersize=3.5, linewidth=1) for colour in COLOURS
+        Line2D([], [], color=INK, marker=shape, markersize=3.8, linewidth=0.6) for shape in SHAPES
     ]
     return handles, list(WITHOUT)

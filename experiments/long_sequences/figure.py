@@ -8,13 +8,17 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from optpipe_sim.plot.labels import line_styles
+from optpipe_sim.plot.labels import COLOURS
 from optpipe_sim.plot.style import MUTED, new_figure, styled
 
-WAYS = (
-    "nothing", "recompute", "offload", "slices", "slices+recompute", "slices+offload", "context",
-    "context+recompute", "slices+context", "slices+context+recompute",
-)  # fmt: skip
+# the colour says what bears the length, the marker what becomes of activations
+BEARS = {"": COLOURS[6], "slices": COLOURS[1], "context": COLOURS[0], "slices+context": COLOURS[2]}
+TREATED = {
+    "": ("o", "-"),
+    "recompute": ("s", "--"),
+    "offload": ("^", "-."),
+    "drives": ("D", ":"),
+}
 LIMITS = (75.6, 40)  # GiB: what an H100 of 80 GB leaves, and the smaller limit
 
 
@@ -26,10 +30,11 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
         mine = [row for row in rows if row["devices"] == 64]
         models = list(dict.fromkeys(row["model"] for row in mine))
         axes = figure.subplots(2, len(models), sharex=True, sharey="row", squeeze=False)
-        ways = [way for way in WAYS if any(row["way"] == way for row in mine)]
+        ways = list(dict.fromkeys(row["way"] for row in mine))
         for model, (above, below) in zip(models, axes.T, strict=True):
             above.set_title(model)
-            for way, look in zip(ways, line_styles(len(ways)), strict=True):
+            for way in ways:
+                look = _look(way)
                 line = sorted(
                     (row for row in mine if (row["model"], row["way"]) == (model, way)),
                     key=lambda row: row["seq"],
@@ -58,3 +63,12 @@ def draw(rows: Sequence[Mapping[str, Any]]) -> Figure:
         axes[0, -1].legend(loc="upper left", bbox_to_anchor=(1.02, 1))
         figure.tight_layout()
     return figure
+
+
+def _look(way: str) -> dict[str, Any]:
+    """Return the style of a way's line."""
+    parts = [] if way == "nothing" else way.split("+")
+    treated = next((part for part in parts if part in TREATED), "")
+    marker, dash = TREATED[treated]
+    colour = BEARS["+".join(part for part in parts if part != treated)]
+    return {"color": colour, "marker": marker, "linestyle": dash, "markersize": 4}
