@@ -189,3 +189,24 @@ def test_gpus_of_an_estimate_are_said_by_devices_and_replicas(cli) -> None:
     refused = cli("estimate --model llama2-7b --machine a100 --gpus 64")
     assert refused.code == 2
     assert "--gpus: give --devices, the GPUs of one replica, and --dp, the replicas" in refused.err
+
+
+def test_the_first_line_of_an_estimate_says_that_nothing_fits(cli) -> None:
+    """70 billion parameters on 8 devices: with each of them 165 GiB."""
+    line = "estimate --model llama3-70b --machine h100 --seq 8192 --devices"
+    answer = cli(f"{line} 8")
+    assert answer.code == 1
+    first = answer.out.splitlines()[0]
+    assert first.startswith("does not fit under any schedule with 1 chunk per device: device ")
+    assert cli(f"{line} 8 --json").json["fits"] is False
+    fits = cli(f"{line} 32 --json")
+    assert (fits.code, fits.json["fits"]) == (0, True)
+
+
+def test_the_first_lines_of_solve_and_advise_are_their_answers(cli) -> None:
+    found = cli("solve p.yaml -m 4 --engine adaoffload --chunks profile --no-cache").out
+    assert found.startswith(("the best found fits: ", "the best found: "))
+    assert "ms per iteration" in found.splitlines()[0]
+    line = "advise --model qwen3-0.6b --machine h100 --gpus 2 --global-batch 4 --seq 2048"
+    first = cli(f"{line} --pp 2 --schedules 1f1b --time-limit 1").out.splitlines()[0]
+    assert "per iteration with pp 2 tp 1 dp 1, 1f1b: " in first

@@ -14,6 +14,7 @@ from ...schedule import Shape
 from ...solvers.margins.shares import ALL, Margins
 from ...units import counted, format_size, format_time, size_text
 from .show import Out, compiled, failed, headline, hint, line, peak_text, times, written
+from .verdict import verdict
 
 if TYPE_CHECKING:
     from ...solvers.fixed import Best
@@ -34,7 +35,8 @@ def show_solution(
 ) -> None:
     trace = result.trace
     assert trace is not None
-    out.print(Text("optpipe", "bold"), "on", headline(profile, arguments.microbatches))
+    out.print(verdict("the best found", trace).append(f", {_apart(result)}", "not bold"))
+    out.print("on", headline(profile, arguments.microbatches))
     if result.info["interrupted"]:
         out.print(Text("interrupted: the best so far", "yellow"))
     out.print()
@@ -97,6 +99,13 @@ def _show_margin(out: Out, margin: dict[str, Any]) -> None:
 def _placement(shape: Shape) -> str:
     name = shape.placement_name
     return name if isinstance(name, str) else "as listed"
+
+
+def _apart(result: SolveResult) -> str:
+    """Return how far the result may be from the best possible."""
+    if result.status == "optimal":
+        return f"optimal with {result.info['covers']}"
+    return f"at most {result.gap:.2%} above the best possible"
 
 
 def _proof(result: SolveResult) -> Text:

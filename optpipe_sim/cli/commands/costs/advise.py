@@ -151,7 +151,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
         _write(arguments, found, best, files)
     finally:  # the answer is given even if a file cannot be written
         out.result({**found.to_json(), **plan, **hinted, "files": files, "next": commands})
-        _show(out, found)
+        _show(out, found, best)
         show_hints(out, hints)
         family.show(out, plan)
         written(out, files)
@@ -259,13 +259,20 @@ def _table(found: Advice) -> Table:
     return table
 
 
-def _show(out: Out, found: Advice) -> None:
+def _show(out: Out, found: Advice, best: Row) -> None:
     from rich.text import Text
 
-    from ....units import format_size
+    from ....units import format_size, format_time
     from ...outputs.show import warn
 
     question = found.question
+    told = f"{format_time(round(best.iteration_ns))} per iteration with {best.choice}, {best.schedule}:"
+    out.print(
+        Text(
+            f"{told} {format_size(best.peak_bytes)} of {format_size(question.limit_bytes)}", "bold"
+        ),
+        soft_wrap=True,
+    )
     out.print(
         Text(f"{question.model.name} on {question.gpus} x {question.machine.title}:", "bold"),
         f"{question.global_batch} sequences of {question.seq} tokens per iteration,"

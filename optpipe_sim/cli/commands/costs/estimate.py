@@ -19,6 +19,7 @@ from ...options.models import (
     layer_list,
     model_and_machine,
 )
+from ...status import DONE, NO
 
 if TYPE_CHECKING:
     from ....profile import CostProfile
@@ -138,8 +139,10 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     plausible = plausibility(
         machine, kind_of(model), arguments.dtype, mfu_ceiling(profile, causal=True)
     )
+    refused = bool(_refusal(profile))
     out.result(
         {
+            "fits": not refused,
             **_facts(profile, model),
             "mfu_ceiling": mfu_ceiling(profile),
             "mfu_ceiling_causal": mfu_ceiling(profile, causal=True),
@@ -152,7 +155,7 @@ def run(arguments: argparse.Namespace, out: Out) -> int:
     )
     _show(out, profile, model, fitted, arguments.save)
     _show_doubt(out, profile, plausible)
-    return 0
+    return NO if refused else DONE
 
 
 def _facts(profile: CostProfile, model: Any) -> dict[str, Any]:
@@ -200,6 +203,9 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
     total, active = parameters(model), active_parameters(model)
     used = f" ({active / 1e9:.3g}B per token)" if active != total else ""
     used += f", {mtp_parameters(model) / 1e9:.3g}B for further tokens," if model.mtp else ""
+    refusal = _refusal(profile)
+    if refusal:
+        out.print(Text(refusal, "bold red"), soft_wrap=True)
     out.print(
         Text(model.name, "bold"),
         f"{total / 1e9:.4g}B parameters{used} on {meta['machine']['title']}",
@@ -231,15 +237,6 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         )
     shares = ", ".join(f"{key} {share:.0%}" for key, share in meta["time_spent"].items() if share)
     out.print(f"compute time: {shares}")
-    if max(profile.least_limits) > limit:
-        device = max(range(profile.devices), key=lambda d: profile.least_limits[d])
-        out.print(
-            Text(
-                f"✗ fits under no schedule: device {device} needs at least"
-                f" {format_size(profile.least_limits[device])}",
-                "red",
-            )
-        )
     if fitted is not None:
         names = ", ".join(f"{name} {getattr(fitted.rates, name):.3g}" for name in fitted.names)
         errors = [abs(one.error) for one in fitted.after]
@@ -253,6 +250,25 @@ def _show(out: Out, profile: CostProfile, model: Any, fitted: Any, saved: str | 
         )
     if saved:
         out.hint(Text(f"{saved}: the profile", "dim"))
+
+
+def _refusal(profile: CostProfile) -> str:
+    """Return why no schedule fits this profile, and with how many chunks one may; empty if one may with these."""
+    from ....solvers.covers import candidate_shapes
+    from ....units import counted, format_size
+
+    limits = profile.memory_limit or profile.least_limits
+    over = [least - limit for least, limit in zip(profile.least_limits, limits, strict=True)]
+    worst = max(range(profile.devices), key=lambda device: over[device])
+    if over[worst] <= 0:
+        return ""
+    chunks = counted(profile.chunks, "chunk")
+    text = (
+        f"does not fit under any schedule with {chunks} per device: device {worst} needs at least"
+        f" {format_size(profile.least_limits[worst])} of {format_size(limits[worst])}"
+    )
+    others = [one for one in candidate_shapes(profile) if max(one.least_limits) <= min(limits)]
+    return text + (f"; with {others[0].chunks} it may" if others else "")
 
 
 def _show_doubt(out: Out, profile: CostProfile, plausible: tuple[bool | None, str]) -> None:
