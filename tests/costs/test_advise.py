@@ -20,7 +20,7 @@ from optpipe_sim.costs.advise import search as advise_search
 from optpipe_sim.costs.advise.advise import advise
 from optpipe_sim.costs.advise.memory import limits_around
 from optpipe_sim.costs.advise.replay import profile_of, replayed
-from optpipe_sim.costs.advise.rows import LIMITS, MEMORY_ERROR, PLAIN, Row, limited_by
+from optpipe_sim.costs.advise.rows import COMMON, LIMITS, MEMORY_ERROR, Row, limited_by
 from optpipe_sim.costs.advise.search import Search
 from optpipe_sim.costs.advise.space import OFFLOADING, Question
 from optpipe_sim.costs.doubt import best_published, compared
@@ -131,9 +131,9 @@ def test_nothing_replayed_that_fits_beats_the_answer(found) -> None:
 
 def test_plainest_is_the_fastest_that_frameworks_have(found) -> None:
     plain = found.plainest
-    assert plain.schedule in PLAIN
+    assert plain.schedule in COMMON
     assert plain.iteration_ns >= found.rows[0].iteration_ns
-    rivals = [point for point in found.points if point.fits and point.schedule in PLAIN]
+    rivals = [point for point in found.points if point.fits and point.schedule in COMMON]
     assert plain.iteration_ns == min(point.iteration_ns for point in rivals)
 
 

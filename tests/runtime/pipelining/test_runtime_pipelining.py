@@ -103,7 +103,9 @@ def test_it_holds_what_our_own_step_holds_before_each_op(two: Ranks, name: str):
 def test_a_solved_schedule_with_offloads_and_recomputation(two: Ranks):
     profile = profile_of(GPT, 2)
     limit = 5 * profile.stages[0].act_bytes // 4
-    solved = lower(build("optpipe", profile, 4, limit=limit, time=1, workers=1), profile, limit)
+    solved = lower(
+        build("optpipe", profile, 4, limit=limit, time=1, workers=1, chunks="own"), profile, limit
+    )
     assert offloads(solved)
     check(two, solved, own=False, exact=False)
     profile = profile_of(GPT, 2, levels=("norms+mlp", "full"))
