@@ -212,7 +212,9 @@ def test_nothing_means_nothing() -> None:
     alone = engines.run(profile, 8, "adaoffload", [5.0], 250)[0]
     cold = engines.run(profile, 8, "cpsat", [1.0], 250, "none")[0]
     warm = engines.run(profile, 8, "cpsat", [1.0], 250)[0]
-    assert warm["first_ns"] == alone["objective_ns"] <= cold["first_ns"]
+    assert warm["first_ns"] == alone["objective_ns"]
+    # on a busy machine a second may be too short for a first schedule
+    assert cold["first_ns"] is None or cold["first_ns"] >= alone["objective_ns"]
     assert warm["objective_ns"] <= alone["objective_ns"]
 
 
